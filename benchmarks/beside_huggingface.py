@@ -141,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("\n".join(text(name, found) for name, found in results.items()))
     facts = {"benchmark": "beside_huggingface", "config": line.preset, "matrix_rate": rate}
     facts |= {"rounds": line.options.rounds}
-    print(json.dumps(facts | {name: asdict(found) for name, found in results.items()}))
+    print(json.dumps(facts | {name: asdict(comparison) for name, comparison in results.items()}))
 
 
 def _measured(kind: str, given: Sequence[str], line: CommandLine, rate: float) -> Comparison:

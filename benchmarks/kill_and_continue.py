@@ -242,13 +242,13 @@ def _wait_for_half_a_step(run: Path, process: subprocess.Popen[str]) -> None:
 
 
 def _bytes_in(folder: Path) -> int:
-    found = 0
+    nbytes = 0
     for path in folder.rglob("*"):
         try:
-            found += path.stat().st_size
+            nbytes += path.stat().st_size
         except OSError:  # renamed meanwhile
             continue
-    return found
+    return nbytes
 
 
 @entry_point(alone=True)

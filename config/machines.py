@@ -139,7 +139,7 @@ def machine(name: str) -> Machine:
 
 def machine_of_kind(kind: str) -> Machine | None:
     """The machine whose device a platform calls `kind`."""
-    return next((found for found in machines().values() if found.is_kind(kind)), None)
+    return next((known for known in machines().values() if known.is_kind(kind)), None)
 
 
 def _described(path: Path) -> Machine:

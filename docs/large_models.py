@@ -199,7 +199,7 @@ def rewritten(text: str, rows: Sequence[Row]) -> str:
 def _models(rows: Sequence[Row]) -> str:
     head = ("Model", "Billion parameters", "Samples a step", "Tokens a sample", "Micro-batch")
     of_each = ([row for row in rows if row.model == model] for model in MODELS)
-    return markdown(head, (_model(found) for found in of_each if found))
+    return markdown(head, (_model(own) for own in of_each if own))
 
 
 def _model(rows: Sequence[Row]) -> tuple[str, ...]:

@@ -141,9 +141,9 @@ def choose(
     tried = [best]
     left = _worthwhile(*candidates.get()) if config.execution.activations == "auto" else []
     while left:
-        found = [trial(best.kinds | {kind}) for kind in left]
-        tried += found
-        fastest = min(found, key=lambda one: (not one.fits, one.seconds))
+        trials = [trial(best.kinds | {kind}) for kind in left]
+        tried += trials
+        fastest = min(trials, key=lambda one: (not one.fits, one.seconds))
         if not fastest.fits or fastest.seconds > (1 - _MIN_GAIN) * best.seconds:
             break
         best = fastest

@@ -164,7 +164,7 @@ def _simulated(report: Report) -> list[str]:
     timeline = report.timeline
     if timeline is None:
         return []
-    dispatch = sum(found.dispatch for found in timeline.exposed.values())
+    dispatch = sum(phase.dispatch for phase in timeline.exposed.values())
     return [
         f"simulated    {timeline.seconds:,.3f} s a run, "
         f"{report.needs.samples / timeline.seconds:,.1f} samples/s: matrix units busy "

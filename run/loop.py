@@ -214,9 +214,9 @@ class _Run:
             checkpoints.begin()
             runs = profiled_runs(options.profile, config, self.start.step)
             profile = stack.enter_context(Profile(runs, self.model, options.name, self.folder))
-            disk = lambda: self.model.session.disk_traffic.waiting  # noqa: E731
-            stalls = stack.enter_context(Stalls(options.stall, disk, lambda: stop.received))
-            last = self._loop(records, checkpoints, profile, stop, stalls)
+            disk = self.model.session.disk_silence()
+            with Stalls(options.stall, disk, lambda: stop.received) as stalls:
+                last = self._loop(records, checkpoints, profile, stop, stalls)
             if options.save_hf is not None and not stop.requested:
                 step, weights = self._to_export(last)
                 record = RunRecord(config.to_dict(), step, self.folder)

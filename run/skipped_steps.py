@@ -47,5 +47,5 @@ class SkippedSteps:
         return UserError(
             f"{steps} skipped, since loss or gradients are not finite (loss {self._last.loss:.4g}, "
             f"gradient norm {self._last.gradient_norm:.4g}): {kept}; lower the learning rate, or "
-            "--loss_scaling"
+            "--loss_scaling; with POPXL_CHECK=inf in its environment, a run names the op behind it"
         )

@@ -6,7 +6,6 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from signal import Signals
 from typing import NamedTuple, Self
@@ -22,6 +21,7 @@ USUAL = 3.0
 _LOOK = 1.0  # seconds
 _COUNTS = Path("/proc/self/io")
 _MUCH = 2**20  # bytes: more than a log takes
+_IDLE = ", where files do not answer"
 _NAMED = 3  # other processes in a line
 
 
@@ -84,17 +84,23 @@ class Stalls:
             work, silence, now = self._work, self._disk(), time.monotonic()
             passed, idle = now - work.since, files.idle()
             told = f"{work.what} for {passed:.0f} s"
-            if hangs := silence > self._limit:
+            hangs = silence > self._limit
+            waits = work.is_storage and min(idle, passed) > self._limit
+            if hangs:
                 told += f", since the disk of --execution.disk has not answered for {silence:.0f} s"
-            elif work.is_storage and min(idle, passed) > self._limit:
-                hangs, told = True, f"{told}, where files do not answer"
-            popdist.tell(told)
+            elif waits:
+                told += _IDLE
+            # Soon enough for the line of process 0, and nothing where nothing stalls.
+            popdist.tell(told if hangs or passed > self._limit / 2 else "")
             if not hangs and passed <= max(self._limit, USUAL * self._longest[work.kind]):
                 continue
+            others = _others()
             if work is not at or now - said >= AGAIN:
                 said, at = now, work
                 if is_first_process():
-                    say(f"warning: the run is at {told}{_others(work.what)}")
+                    say(f"warning: the run is at {told}{_differing(others, work.what)}")
+            # While one process writes, the others of a save wait.
+            hangs = hangs or (waits and all(text.endswith(_IDLE) for text in others.values()))
             if hangs and (name := self._received()) is not None:
                 popdist.fail(
                     f"ended by {name}, at {told}: what was saved before is intact",
@@ -121,12 +127,21 @@ class _Files:
         return now - self._since
 
 
-def _others(what: str) -> str:
-    """What other processes are at, if it is something else."""
-    works: dict[str, str] = {}
-    with suppress(Exception):  # a service that hangs is told of by who watches it
-        works = popdist.others_work()
-    differ = [f"{who} is at {work}" for who, work in works.items()
-              if not work.startswith(f"{what} for") or "has not answered" in work]  # fmt: skip
+def _others() -> dict[str, str]:
+    """What each other process is at; "": nothing that stalls."""
+    try:
+        return popdist.others_work()
+    except Exception:  # a service that hangs is told of by who watches it
+        return {}
+
+
+def _differing(works: dict[str, str], what: str) -> str:
+    """Other processes that are at something else than this one, in words."""
+    same = f"{what} for"
+    differ = [
+        f"{who} is at {work}"
+        for who, work in works.items()
+        if work and (not work.startswith(same) or "has not answered" in work)
+    ]
     more = f"; and {len(differ) - _NAMED} more" if len(differ) > _NAMED else ""
     return "".join(f"; {text}" for text in differ[:_NAMED]) + more

@@ -20,8 +20,10 @@ _XLA = "from jaxlib import xla_client; xla_client.CompileOptions()"
 _JAX = "import jax"
 _SECONDS = 60
 _FLAGS = re.compile(
-    r"(\s*--xla_(force_host_platform_device_count=\d{1,4}|backend_optimization_level=[0-3]))*\s*"
+    r"(\s*--xla_(force_host_platform_device_count=\d{1,4}|backend_optimization_level=[0-3]"
+    r"|cpu_collective_call_terminate_timeout_seconds=\d{1,4}))*\s*"  # which popxl adds
 )
+_SWITCH = re.compile(r"JAX_(DISABLE_MOST_OPTIMIZATIONS|ENABLE_X64)=([01]|[Tt]rue|[Ff]alse)")
 _LOGGED = re.compile(r"[EF]\d{4} .*?\] (.*)")
 _PLATFORMS = ("cpu", "cuda", "gpu", "rocm", "tpu")
 _PLUGINS = "jax_plugins"
@@ -39,7 +41,13 @@ def check_environment() -> None:
     flags = os.environ.get("XLA_FLAGS", "")
     if not _FLAGS.fullmatch(flags):
         _try("XLA_FLAGS", flags, _XLA)
-    names = [n for n in os.environ if n.startswith("JAX_") and n not in {*_GOOD, "JAX_PLATFORMS"}]
+    names = [
+        name
+        for name, value in os.environ.items()
+        if name.startswith("JAX_")
+        and name not in {*_GOOD, "JAX_PLATFORMS"}
+        and not _SWITCH.fullmatch(f"{name}={value}")
+    ]
     if names and _failure(_JAX, os.environ) is not None:
         rest = {name: value for name, value in os.environ.items() if name not in names}
         for name in names:

@@ -17,8 +17,28 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["WANDB_MODE"] = "offline"
+# Workers of pytest share the processors; OpenMP's threads of torch would spin for them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+ROOT = Path(__file__).parent
 for cache in ("POPXL_CACHE_DIR", "POPART_CACHE_DIR"):
     os.environ.pop(cache, None)
+
+# What is compiled as for users everywhere: the engine, and what documents show.
+OPTIMISED = {"popxl", "popxl_addons", "popart", "popdist", "properties", "examples"}
+COMPILE_QUICKLY = "jax_disable_most_optimizations"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Choose what XLA optimises. The application's tests judge its programs, which are the same
+    when LLVM takes a third of the time; some of them, marked `optimised`, run what users run."""
+    import jax
+
+    room = item.path.relative_to(ROOT).parts[0]
+    marks = {mark.name for mark in item.iter_markers()}
+    quickly = room not in OPTIMISED and not marks & {"optimised", "slow"}
+    jax.config.update(COMPILE_QUICKLY, quickly)
+    os.environ[COMPILE_QUICKLY.upper()] = str(int(quickly))  # for processes that a test starts
 
 
 @pytest.fixture(autouse=True)

@@ -458,6 +458,7 @@ def test_divergence_ends_a_run_and_saves_its_last_good_state(mistake, copy):
     assert re.match(r"3 steps in a row were skipped, since loss .* gradient norm (nan|inf)\)", said)
     assert f"the state before is saved as step 12 in {copy}" in said
     assert "lower the learning rate" in said
+    assert "POPXL_CHECK=inf" in said
     checkpoint = load_checkpoint(copy)
     assert (checkpoint.step, checkpoint.metadata["skipped_steps"]) == (12, 3)
     counters = {n for n in checkpoint.tensors if n.startswith("optimizer/step/")}

@@ -51,9 +51,14 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    return list(ast.walk(tree_of(path)))
+
+
 def imports(path: Path) -> Iterator[tuple[str, int]]:
     """Dotted names that a file imports, with their lines; `from a import b` gives `a.b`."""
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
@@ -81,7 +86,7 @@ def test_functions_fit_a_screen():
     long = [
         f"{place(path, node.lineno)} {node.name}: {length} lines"
         for path in PRODUCT
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (length := (node.end_lineno or 0) - node.lineno + 1) > LONGEST_FUNCTION
     ]
@@ -126,7 +131,7 @@ def test_imports_of_the_application_find_their_modules():
     for path in [*EVERYTHING, *files_under(ROOT / "imgs")]:
         if "toy_family" in path.parts:  # which a test copies into the tree
             continue
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.ImportFrom) and node.module:
                 place_of = ROOT.joinpath(*node.module.split("."))
                 if place_of.relative_to(ROOT).parts[0] in APPLICATION_FOLDERS and not (
@@ -140,14 +145,14 @@ def test_one_file_knows_the_layout_of_a_run():
     """What is in a run's folder is asked of `files.run_folder`; texts for people may name it."""
     names = {
         value.value
-        for value in ast.walk(tree_of(ROOT / "files" / "run_folder.py"))
+        for value in nodes_of(ROOT / "files" / "run_folder.py")
         if isinstance(value, ast.Constant) and re.fullmatch(r"\w+\.\w+", str(value.value))
     }
     assert {"config.yml", "metrics.jsonl", "validation.json"} <= names
     found = [
         place(path, node.lineno)
         for path in APPLICATION
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if isinstance(node, ast.Constant) and node.value in names
     ]
     # A model folder of Hugging Face has a picture of the same name.
@@ -181,13 +186,8 @@ def test_the_application_leaves_private_attributes_alone():
     """`x._y` belongs to the class that defines `_y`, which calls it `self`, `cls` or `super()`."""
     found = []
     for path in APPLICATION:
-        own = {
-            name
-            for node in ast.walk(tree_of(path))
-            for name in _defined_names(node)
-            if is_private(name)
-        }
-        for node in ast.walk(tree_of(path)):
+        own = {name for node in nodes_of(path) for name in _defined_names(node) if is_private(name)}
+        for node in nodes_of(path):
             if isinstance(node, ast.Attribute) and is_private(node.attr) and node.attr not in own:
                 base = node.value
                 if not (isinstance(base, ast.Name) and base.id in ("self", "cls")):
@@ -212,7 +212,7 @@ def _defined_names(node: ast.AST) -> list[str]:
 def test_no_code_from_data():
     found = imports_of(PRODUCT, UNPICKLERS)
     for path in PRODUCT:
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             match node:
                 case ast.Call(func=ast.Name(id="eval" | "exec" as name)):
                     found.append(f"{place(path, node.lineno)} calls {name}")

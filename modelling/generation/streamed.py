@@ -244,9 +244,9 @@ class _Program:
 
         zero = popxl.constant(0, popxl.int32)
         with popxl.plan.part("search/token"):
-            found = popxl.constant(0, popxl.int32)
-            graph = popxl.gir().create_graph(add, zero, found)
-            return ops.repeat(graph, self.settings.micro_batches, zero, found)[1]
+            any_so_far = popxl.constant(0, popxl.int32)
+            graph = popxl.gir().create_graph(add, zero, any_so_far)
+            return ops.repeat(graph, self.settings.micro_batches, zero, any_so_far)[1]
 
     def _over_batches(self, body: Callable[[Tensor], object]) -> None:
         def one(step: Tensor) -> list[Tensor]:

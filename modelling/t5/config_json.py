@@ -56,7 +56,7 @@ def to_config_json(config: T5Config) -> dict[str, Any]:
 def _feed_forward(model: T5Model) -> str:
     """The first of Hugging Face's names of the model's feed-forward layers."""
     ours = (model.gated, model.activation)
-    return next(name for name, found in FEED_FORWARDS.items() if found == ours)
+    return next(name for name, maps in FEED_FORWARDS.items() if maps == ours)
 
 
 # ---- from config.json ---------------------------------------------------------------------------

@@ -113,9 +113,9 @@ class Partner:
 
         self._start, tokens = self._start.load_with_fallback(generated)
         warn_truncated(tokens, self._data.tokenizer)
-        (found,) = self._data.tokenizer.texts(tokens)
-        self._said.append(said("assistant", found.strip()))
-        return found.strip()
+        answer = self._data.tokenizer.texts(tokens)[0].strip()
+        self._said.append(said("assistant", answer))
+        return answer
 
     def _fitting(self) -> tuple[RunConfig, np.ndarray, int]:
         """A configuration for the prompt, its tokens, [1, room], and how many they are."""

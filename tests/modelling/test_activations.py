@@ -30,6 +30,8 @@ from tests.modelling.llama.hf import hf_config
 from tests.modelling.llama.hf import our_config as llama_config
 from tests.modelling.sessions import fine_tuning
 
+pytestmark = pytest.mark.optimised  # what is compiled decides the bits
+
 STEPS = 3
 PART = 0.6  # of the buffers has room in device memory, for some entries and not for all
 

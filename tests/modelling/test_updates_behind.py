@@ -24,6 +24,8 @@ from tests.modelling.llama.hf import hf_config
 from tests.modelling.llama.hf import our_config as llama_config
 from tests.modelling.sessions import fine_tuning
 
+pytestmark = pytest.mark.optimised  # what is compiled decides the bits
+
 STEPS, SKIPPED, RATES = 5, 3, (1e-2, 7e-3, 5e-3, 9e-3, 3e-3)
 
 Found = tuple[list[tuple[float, float]], dict[str, bytes], dict[str, bytes]]

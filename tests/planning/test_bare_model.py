@@ -23,31 +23,37 @@ LLAMA_3_1_8B = {
     "rope_theta": 500000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
     "transformers_version": "4.43.0.dev0", "use_cache": True, "vocab_size": 128256,
 }  # fmt: skip
-PARAMETERS = 8_030_261_248
+LAYER, REST = 218_112_000, 1_050_677_248
+"""Parameters; in all 8,030,261,248 in 32 layers."""
 
 
 @pytest.mark.parametrize(
-    ("machine", "fits", "precision"),
+    ("layers", "machine", "fits", "precision"),
     [
-        pytest.param("h200", True, "bfloat16", marks=pytest.mark.slow),
-        ("rtx4090", False, "bfloat16"),  # a host of 128 GB is too small for state and activations
-        pytest.param("laptop_64", False, "float32", marks=pytest.mark.slow),
+        (4, "rtx4090", True, "bfloat16"),
+        pytest.param(32, "h200", True, "bfloat16", marks=pytest.mark.slow),
+        # a host of 128 GB is too small for state and activations
+        pytest.param(32, "rtx4090", False, "bfloat16", marks=pytest.mark.slow),
+        (4, "laptop", False, "float32"),
+        pytest.param(32, "laptop_64", False, "float32", marks=pytest.mark.slow),
     ],
 )
 def test_llama_3_1_8b(
+    layers: int,
     machine: str,
     fits: bool,
     precision: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA_3_1_8B))
+    sizes, parameters = LLAMA_3_1_8B | {"num_hidden_layers": layers}, layers * LAYER + REST
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
     plan = tmp_path / "plan.json"
     command = ["--model", str(tmp_path), "--plan", "--plan-json", str(plan), "--machine", machine]
     assert run_finetuning.main(command) == 0
     out = capsys.readouterr().out
     size = {"bfloat16": 14, "float32": 16}[precision]
-    assert f"{PARAMETERS / 1e6:,.1f} M parameters in {precision}" in out
-    assert f"state        {PARAMETERS * size / 1e9:.2f} GB = parameters × {size} bytes" in out
+    assert f"{parameters / 1e6:,.1f} M parameters in {precision}" in out
+    assert f"state        {parameters * size / 1e9:.2f} GB = parameters × {size} bytes" in out
     assert f"fits         {'yes' if fits else 'NO'}: " in out
-    assert json.loads(plan.read_text())["parameters"] == PARAMETERS
+    assert json.loads(plan.read_text())["parameters"] == parameters

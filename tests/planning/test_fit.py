@@ -21,7 +21,9 @@ ONE = replace(machine("t4"), memory=1 * GB, host_memory=1 * GB, devices=2)
 
 
 def tiny(**execution: object) -> RunConfig:
-    return preset("tiny", training={"global_batch_size": 64}, execution=execution)
+    return preset(
+        "tiny", model={"layers": 1}, training={"global_batch_size": 64}, execution=execution
+    )
 
 
 def found(on: Machine, devices: int = 1) -> tuple[object, ...]:
@@ -37,7 +39,7 @@ def test_a_smaller_micro_batch_where_device_memory_is_small() -> None:
     assert isinstance(micro, int)
     assert 1 <= micro < 64
     assert disk == [False, False]
-    two = preset("tiny", training={"global_batch_size": 2}, execution={"micro_batch_size": 2})
+    two = replace(tiny(micro_batch_size=2), training=replace(tiny().training, global_batch_size=2))
     none = best_training("tiny", two, replace(ONE, memory=1e6), 1)
     assert (none.fits, none.needs.config.execution.micro_batch_size) == (False, 1)
 
@@ -51,7 +53,7 @@ def test_the_disk_where_host_memory_is_small() -> None:
     assert made.timeline is None
     large_one = preset(
         "tiny",
-        model={"hidden_size": 512, "d_ff": 2048},
+        model={"layers": 1, "hidden_size": 512, "d_ff": 2048},
         training={"global_batch_size": 1},
         execution={"micro_batch_size": 1},
     )

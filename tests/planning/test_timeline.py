@@ -136,11 +136,14 @@ def test_updates_behind_the_forward_pass_wait_less() -> None:
     assert runs[1].exposed_transfers < 0.7 * runs[0].exposed_transfers
 
 
-@pytest.mark.parametrize("name", ["xl_gpu", "gptj_6B_gpu"])
-def test_a_run_in_bulk_takes_as_long_as_the_simulation_says(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [("xl_gpu", 24), ("gptj_6B_gpu", 8), pytest.param("gptj_6B_gpu", 28, marks=pytest.mark.slow)],
+)
+def test_a_run_in_bulk_takes_as_long_as_the_simulation_says(name: str, layers: int) -> None:
     """With all entries in host memory, and with one kind on the device."""
     target = machine("h200")
-    program = finetuning_needs(preset(name), target.platform).traced
+    program = finetuning_needs(preset(name, model={"layers": layers}), target.platform).traced
     rates = target.rates("bfloat16", 1)
     for kind in ("none", "weights", "moments", "gradients", "activations between layers"):
         flow = program.flow(rates, window_of(program.schedule))

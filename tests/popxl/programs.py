@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -71,3 +72,23 @@ def run_ir(ir: popxl.Ir, results: Sequence[popxl.DeviceToHostStream] = ()) -> li
     with popxl.Session(ir) as session:
         found = session.run()
     return [found[s] for s in results]
+
+
+def together(*tasks: Callable[[], None]) -> None:
+    """Do things at the same time, each in a thread; raises what one of them raises."""
+    start, failed = threading.Barrier(len(tasks)), list[BaseException]()
+
+    def do(task: Callable[[], None]) -> None:
+        try:
+            start.wait()
+            task()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=do, args=(task,)) for task in tasks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]

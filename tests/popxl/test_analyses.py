@@ -11,7 +11,7 @@ import torch
 
 import popxl
 from popxl import ops
-from popxl._analysis import effects
+from popxl._analysis import effects, infer, known
 from popxl._analysis.effects import graph_effects, program_effects
 from popxl._analysis.functional import _GraphPass
 from popxl._ir.op import Op
@@ -229,3 +229,12 @@ def test_a_program_that_was_changed_is_not_compiled_again_unseen(monkeypatch):
     with pytest.raises(popart_exception, match="changed after this session was made"):
         session.__enter__()
     assert session.get_tensor_data(v).tolist() == [1, 1]
+
+
+def test_what_is_known_of_ops_is_forgotten_some_time(monkeypatch, ir):
+    monkeypatch.setattr(known, "_KEPT", 3)
+    monkeypatch.setattr(infer, "_CACHE", {})
+    x = popxl.variable(1.0)
+    for size in range(1, 9):
+        assert ops.reduction.broadcast_to(x, (size,)).shape == (size,)
+    assert len(infer._CACHE) <= 3

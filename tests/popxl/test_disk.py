@@ -15,6 +15,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -567,14 +568,15 @@ def test_a_session_says_for_how_long_the_disk_has_not_answered(tmp_path, monkeyp
 
     with popxl.Session(ir, "cpu", disk=tmp_path) as session:
         session._state.traffic.settle()
-        assert session.disk_traffic.waiting == 0
+        silence = session.disk_silence()
+        assert silence() == 0
         monkeypatch.setattr(os, "pwritev", hangs)
         session.run()
         time.sleep(0.2)
-        assert 0.1 < session.disk_traffic.waiting < 100
+        assert 0.1 < silence() < 100
         answers.set()
         session._state.traffic.settle()
-        assert session.disk_traffic.waiting == 0
+        assert silence() == 0
 
 
 def test_a_disk_that_stays_busy_is_an_error(tmp_path, monkeypatch):
@@ -711,3 +713,36 @@ def test_no_flipped_bit_passes(tmp_path):
                 found += 1
     print(f"{found} of {flips} flipped bits were found; the others changed nothing that was read")
     assert found > flips / 4
+
+
+@pytest.mark.parametrize("on_disk", [0, ROWS])
+def test_weights_from_host_take_the_place_of_what_is_there(tmp_path, on_disk):
+    """The state is there once: in memory, and on disk."""
+    ir, rows = program(on_disk, size=2**18)
+    session, held = popxl.Session(ir, "cpu", disk=tmp_path), []
+
+    def last() -> np.ndarray:
+        gc.collect()
+        memory = sum(x.nbytes for x in jax.live_arrays())  # with a disk also what is used again
+        held.append(_bytes_in(tmp_path) if on_disk else memory)
+        return np.full(2**18, 5, np.float32)
+
+    session.write_variable_data(rows[-1], last)
+    with session:
+        session.run()
+        session.weights_from_host()
+        expected = np.arange(2**18) % 100  # of the first row
+        np.testing.assert_array_equal(session.read_variable_data(rows[0]), expected)
+        np.testing.assert_array_equal(session.read_variable_data(rows[-1]), 5)
+        assert held[1] < held[0] + 2**20
+    assert not list(tmp_path.iterdir())
+
+
+def _bytes_in(folder: Path) -> int:
+    """Bytes of files of a folder that this process has open, also of such without a name."""
+    found = 0
+    for entry in os.scandir("/proc/self/fd"):
+        with suppress(OSError):
+            if os.readlink(entry.path).startswith(f"{folder}/"):
+                found += os.stat(entry.path).st_size
+    return found

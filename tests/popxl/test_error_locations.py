@@ -11,6 +11,7 @@ import pytest
 
 import popxl
 from popxl import ops
+from popxl._compile import platforms
 from popxl._ir.opdef import OpDef
 from popxl.errors import SpecError, popart_exception
 from popxl.ops._emit import emit
@@ -121,6 +122,96 @@ def test_mistakes_in_shapes_can_be_caught_under_each_of_their_names():
     for kind in (SpecError, ValueError, TypeError, popart_exception):
         with pytest.raises(kind, match="matmul"):
             popxl.Ir().create_graph(build_product, A, B)
+
+
+def slice_it(a):
+    return ops.slice(a, 0, 1, 0, axis=5)
+
+
+def reshape_it(a):
+    return a.reshape((4, 4))
+
+
+def gather_it(a):
+    return ops.gather(a, a)
+
+
+def drop_it(a):
+    return ops.dropout(a, popxl.constant([1, 2], popxl.uint32), 2.0)
+
+
+def index_it(a):
+    return a[9]
+
+
+def lower_it(a):
+    return ops.call(popxl.gir().create_graph(reshape_it, a), a)
+
+
+@pytest.mark.parametrize(
+    ("build", "function", "line"),
+    [
+        (slice_it, slice_it, "ops.slice("),
+        (reshape_it, reshape_it, "reshape("),
+        (gather_it, gather_it, "gather("),
+        (drop_it, drop_it, "dropout("),
+        (index_it, index_it, "a[9]"),
+        (lower_it, reshape_it, "reshape("),
+    ],
+)
+def test_an_error_before_there_is_an_op_names_the_line_once(build, function, line):
+    with pytest.raises((ValueError, IndexError)) as caught:
+        popxl.Ir().create_graph(build, A)
+    assert str(caught.value).count(_line_of(function, line)) == 1
+    assert str(caught.value).count(__file__) == 1
+
+
+def test_an_error_of_the_program_stays_as_it_is():
+    def fails(a):
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match=r"\Amine\Z"):
+        popxl.Ir().create_graph(fails, A)
+
+
+# ---- running it ---------------------------------------------------------------------------------
+def load_past_the_end(buffer, at):
+    return ops.remote_load(buffer, at)
+
+
+def store_past_the_end(buffer, at):
+    ops.remote_store(buffer, at, popxl.constant(np.ones(2, np.float32)))
+
+
+@pytest.mark.parametrize("move", [load_past_the_end, store_past_the_end])
+@pytest.mark.parametrize("memory", ["device", "pinned_host"])
+def test_an_entry_that_is_not_there_names_the_line(move, memory, monkeypatch):
+    monkeypatch.setattr(platforms.Cpu, "host_memory", memory)
+    ir = popxl.Ir()
+    with ir.main_graph, popxl.in_sequence():
+        buffer = popxl.remote_buffer((2,), popxl.float32, 3)
+        at = ops.host_load(popxl.h2d_stream((), popxl.int32, "at"))
+        move(buffer, at)
+    with popxl.Session(ir) as session, pytest.raises(IndexError) as caught:
+        session.run({session.expected_inputs()[0]: np.int32(7)})
+    assert str(caught.value).endswith(f"({_line_of(move, 'ops.remote_')})")
+
+
+def choose_by_replica(buffer, flag):
+    graphs = [popxl.gir().create_graph(lambda b=b: ops.remote_load(b, 0)) for b in (buffer, buffer)]
+    return ops.conditional(flag, *graphs)
+
+
+def test_a_condition_that_differs_between_replicas_names_the_line():
+    ir = popxl.Ir(replication=2)
+    with ir.main_graph, popxl.in_sequence():
+        buffer = popxl.remote_buffer((2,), popxl.float32, 3)
+        flag = ops.host_load(popxl.h2d_stream((), popxl.bool, "flag"))
+        choose_by_replica(buffer, flag)
+    with popxl.Session(ir) as session, pytest.raises(popart_exception, match="differs") as caught:
+        session.run({session.expected_inputs()[0]: np.array([True, False])})
+    assert str(caught.value).endswith(f"({_line_of(choose_by_replica, 'ops.conditional')})")
+    assert any("main" in note for note in caught.value.__notes__)
 
 
 # ---- compiling it -------------------------------------------------------------------------------

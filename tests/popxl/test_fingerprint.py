@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+import jax
 import numpy as np
 import pytest
 
@@ -123,7 +126,25 @@ def test_flags_of_xla_and_switches_change_the_key(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
     with_flags = _keys(program)
     monkeypatch.setitem(fingerprint.__dict__, "_processor", lambda: "another processor")
-    assert len({before, with_flags, _keys(program)}) == 3
+    with_processor = _keys(program)
+    assert len({before, with_flags, with_processor}) == 3
+
+
+@pytest.mark.parametrize("name", fingerprint._JAX_SETTINGS)
+def test_settings_of_jax_change_the_key(name):
+    former, others = jax.config.values[name], [True, False, "highest", "rbg", "strict"]
+    program = _program(_ir(_base, 4))
+    before = _keys(program)
+    try:
+        for other in others:
+            with suppress(ValueError, TypeError):
+                jax.config.update(name, other)
+                if jax.config.values[name] != former:
+                    assert _keys(program) != before
+                    return
+        pytest.fail(f"{name} took none of {others}")
+    finally:
+        jax.config.update(name, former)
 
 
 def test_what_a_differentiated_loop_repeats_is_in_the_key():
@@ -252,8 +273,8 @@ def test_an_attribute_that_cannot_be_written_down_makes_a_program_uncacheable(va
 
 
 def _attribute_key(value) -> str:
-    text = fingerprint._Text("cpu").attribute(value)
-    assert text == fingerprint._Text("cpu").attribute(value)
+    text = fingerprint._Text("cpu", {}).attribute(value)
+    assert text == fingerprint._Text("cpu", {}).attribute(value)
     return text
 
 

@@ -27,6 +27,10 @@ SEEDS = [*range(6), *(pytest.param(i, marks=pytest.mark.slow) for i in range(6, 
 MORE = range(300, 1500, 100)  # hundreds of programs in one slow test
 
 
+class Stop(BaseException):
+    """What ends the making of a graph; no `Exception`, as an interrupt is none."""
+
+
 # ---- values -------------------------------------------------------------------------------------
 @dataclass
 class Pair:
@@ -74,8 +78,9 @@ class Writer:
 
     def write(self, count: int) -> None:
         kinds: list[Callable[[], None]] = [self.new, self.view, self.in_place, self.overwrite]
+        kinds += [self.look]
         if self.depth:
-            kinds += [self.call, self.loop, self.branch]
+            kinds += [self.call, self.loop, self.branch, self.broken]
         if self.entries:
             kinds += [self.load, self.load_in_place, self.store]
         for _ in range(count):
@@ -141,12 +146,18 @@ class Writer:
         return [inner.any(), inner.draw.choice(inner.owners)]
 
     def _graph(
-        self, seed: int, by_ref: list[bool], args: list[Pair], more: bool = False
+        self,
+        seed: int,
+        by_ref: list[bool],
+        args: list[Pair],
+        more: bool = False,
+        stop: Stop | None = None,
     ) -> popxl.Graph:
         """The graph of `_inner(seed)`; its numpy side works on throw-away arrays.
 
         Args:
             more: return the output twice, and the second value, which may be an input.
+            stop: raised in the end.
         """
 
         def fn(*tensors):
@@ -157,6 +168,8 @@ class Writer:
             )
             first, second = self._inner(seed, pairs, scratch_entries)
             output = ops.tanh(first.here)
+            if stop is not None:
+                raise stop
             return [output, output, second.here] if more else output
 
         graph = popxl.gir().create_graph(fn, *(a.here for a in args))
@@ -215,6 +228,18 @@ class Writer:
         for _ in range(count):
             there = self._replay(seed, by_ref, [there, args[1].there])[0]
         self.owners.append(Pair(here, there))
+
+    def broken(self) -> None:
+        """A graph whose making raises is none of the program."""
+        args, by_ref, seed = self._arguments()
+        before, inner = len(popxl.gir()._graphs), Stop(seed)
+        with pytest.raises(Stop, match=str(seed)):
+            self._graph(seed, by_ref, args, stop=inner)
+        assert all(graph.outputs for graph in popxl.gir()._graphs[before:])
+
+    def look(self) -> None:
+        """Looking at a program that is being written changes nothing."""
+        assert str(popxl.gcg().functional)
 
     def branch(self) -> None:
         taken = self.draw.random() < 0.5

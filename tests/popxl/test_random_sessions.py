@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import pytest
 import popxl
 from popxl import ops
 from popxl.errors import popart_exception
-from tests.popxl.programs import store
+from tests.popxl.programs import store, together
 
 SEEDS = [*range(5), *(pytest.param(i, marks=pytest.mark.slow) for i in range(5, 400))]
 ACTIONS = 25
@@ -328,3 +329,22 @@ def test_sessions_do_what_the_model_does(seed):
             while both.model.depth:
                 both.leave(draw)
             both.read(draw)
+
+
+@pytest.mark.parametrize("seed", [*range(2), *SEEDS[5:]])
+def test_sessions_in_threads_do_what_their_models_do(seed):
+    """Each thread has one of the sessions of a program, and they begin with the same values."""
+    draw = random.Random(seed)
+    program = Program(draw)
+    sessions = [_new(program, dict(program.initial), draw) for _ in range(2)]
+
+    def act(both: Both, draw: random.Random) -> None:
+        names = ["enter", "leave", "run", "read", "write", "stop", "to_host", "from_host"]
+        for _ in range(ACTIONS):
+            getattr(both, draw.choice(names))(draw)
+        while both.model.depth:
+            both.leave(draw)
+        both.read(draw)
+
+    each = zip(sessions, draw.sample(range(2**30), 2), strict=True)
+    together(*(partial(act, both, random.Random(own)) for both, own in each))

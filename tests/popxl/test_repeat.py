@@ -189,3 +189,21 @@ def test_a_fraction_of_an_iteration_is_refused():
         x = popxl.variable(1.0)
         with pytest.raises(TypeError, match="float"):
             ops.repeat(ir.create_graph(lambda t: t + 1, x), 1.5, x)
+
+
+def test_a_carried_reference_holds_what_is_carried(ir):
+    """Which a call, that carries nothing, leaves as the graph has changed it."""
+
+    def body(x: popxl.TensorByRef) -> popxl.Tensor:
+        ops.add_(x, popxl.constant(1.0))
+        return x * 10.0
+
+    v = [popxl.variable(np.full(2, 3, np.float32)) for _ in range(4)]
+    graph = ir.create_graph(body, v[0])
+    ops.call(graph, v[0])
+    for count in range(3):
+        ops.repeat(graph, count, v[1 + count])
+    with popxl.Session(ir) as session:
+        session.run()
+    left = [session.get_tensor_data(each)[0] for each in v]
+    assert left == [4, 3, 40, 410]

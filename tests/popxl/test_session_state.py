@@ -384,3 +384,22 @@ def test_stopped_while_a_value_goes_to_the_devices():
 
 def _raise_interrupt(*_: object) -> None:
     raise KeyboardInterrupt
+
+
+def test_weights_that_do_not_come_from_the_host_can_come_again(ir):
+    v, w = (popxl.variable(np.zeros(3, np.float32)) for _ in range(2))
+    ops.add_(v, popxl.constant(1.0))
+    values = [np.ones(3, np.float32)]
+    with popxl.Session(ir) as session:
+        session.run()
+        session.write_variable_data(w, lambda: values[0])
+        values.clear()
+        with pytest.raises(IndexError):
+            session.weights_from_host()
+        with pytest.raises(popart_exception, match="call weights_from_host"):
+            session.run()
+        values.append(np.full(3, 2, np.float32))
+        session.weights_from_host()
+        session.run()
+        np.testing.assert_array_equal(session.read_variable_data(v), np.ones(3))
+        np.testing.assert_array_equal(session.read_variable_data(w), np.full(3, 2))

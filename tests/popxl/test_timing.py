@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 
 import popxl
 from popxl import ops
+from popxl._schedule.segment import Segment
+from popxl.errors import popart_exception
+from tests.popxl.programs import store
 
 LAYERS, RUNS = 3, 2
 
@@ -87,3 +93,38 @@ def test_apart_a_segment_has_the_time_of_its_work():
             assert seconds > flops / 20e12  # no CPU is faster
             shares.append(seconds / timing.seconds)
     assert max(shares) > 0.5
+
+
+def test_a_session_is_measured_once_at_a_time(ir):
+    store(ops.identity(popxl.variable(1.0)))
+    with popxl.Session(ir) as session, session.timing() as timing:
+        with pytest.raises(popart_exception, match="measured already"), session.timing():
+            pass
+        session.run()
+    assert timing.programs == 1
+
+
+def test_steps_are_logged_before_they_are_done_when_asked(monkeypatch, capfd):
+    """So the last line is what a run that hangs waits for."""
+    session, _ = program()
+    with session:
+        session.run()
+        assert "popxl:" not in capfd.readouterr().err
+        monkeypatch.setenv("POPXL_STEPS", "1")
+        seen: list[str] = []
+        call = session._program._call
+
+        def hangs(segment: Segment, arguments: Sequence[Any]) -> Sequence[Any]:
+            seen.append(capfd.readouterr().err)
+            return call(segment, arguments)
+
+        monkeypatch.setattr(session._program, "_call", hangs)
+        session.run()
+    lines = [line.partition(" s: ")[2] for line in "".join(seen).splitlines()]
+    loads = [line for line in lines if " load " in line]
+    assert [line.split("[")[1].split("]")[0] for line in loads] == ["0", "1", "2"]
+    assert all("# layer/forward" in line for line in loads)
+    assert any(f"{LAYERS} times " in line for line in lines)
+    for text in seen:
+        assert " run " in text.splitlines()[-1]
+    assert "waits for the devices" in capfd.readouterr().err.splitlines()[-1]

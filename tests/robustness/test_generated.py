@@ -48,7 +48,7 @@ def number(quick: int, thorough: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("cases", [quick, pytest.param(thorough, marks=pytest.mark.slow)])
 
 
-dear, middling, cheap = number(20, 300), number(25, 400), number(50, 1500)
+dear, middling, cheap = number(10, 300), number(12, 400), number(25, 1500)
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +169,7 @@ def test_configurations_in_yaml(cases, forks, tmp_path):
     examine(cases, files(), check)
 
 
-@number(6, 200)
+@number(4, 200)
 def test_environment_variables(cases, forks, tmp_path):
     """What JAX and XLA read is tried in a process of its own, which takes longer."""
     arguments = ["--config", "tiny", "--run-dir", str(tmp_path / "run")]

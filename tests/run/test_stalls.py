@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 from run import stalls
 from run.stalls import Stalls
+from tests.small_runs import GPTJ, finetuning
 
 ROOT = Path(__file__).parents[2]
 WHERE = "the disk of --execution.disk has not answered"
@@ -82,7 +84,21 @@ def test_others_that_are_at_something_else_are_named(capsys, monkeypatch):
         "; process 4 is at the samples of step 3 for 9 s; process 5 is at step 3 for 5 s, since "
         f"{WHERE}; process 6 is at step 2 for 9 s; and 1 more"
     )
-    assert told[-1] == "step 3 for 0 s"
+    assert set(told) == {"", "step 3 for 0 s"}
+
+
+@pytest.mark.parametrize(
+    "other", ["", "the save for 9 s", "the save for 9 s, where files do not answer"]
+)
+def test_who_waits_for_another_that_writes_does_not_give_up(capsys, monkeypatch, other):
+    ended = []
+    monkeypatch.setattr("popdist.others_work", lambda: {"process 1": other})
+    monkeypatch.setattr("popdist.fail", lambda *given: ended.append(given))
+    with watched(received=lambda: "SIGTERM") as watch:
+        watch.at("save", "the save", is_storage=True)
+        time.sleep(0.4)
+    assert bool(ended) == other.endswith("do not answer")
+    assert all(code == 143 for _, code in ended)
 
 
 PROGRAM = """
@@ -140,3 +156,28 @@ def test_a_signal_ends_a_process_whose_files_do_not_answer(tmp_path, where):
     assert "SIGTERM" in last
     assert ("the save of step 2" in last) == (where == "training")
     assert load_checkpoint(tmp_path).step == 1
+
+
+HANGS = """
+import time
+import popdist
+from data.batches import Loader
+usual, calls = Loader.next_batch, []
+
+def next_batch(self):
+    calls.append(None)
+    if len(calls) == 3 and popdist.getInstanceIndex():
+        time.sleep(8)
+    return usual(self)
+
+Loader.next_batch = next_batch
+"""
+
+
+@pytest.mark.slow
+def test_a_run_names_the_process_that_it_waits_for(tmp_path):
+    runs = finetuning(2, tmp_path, *GPTJ, "--steps", "3", "--stall", "2", first=HANGS)
+    said = [run.communicate(timeout=300)[1] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], said
+    line = r"run is at step 3 for \d s; process 1 \(pid .*\) is at the samples of step 3 for \d s"
+    assert re.search(f"warning: the {line}", said[0]), said[0]

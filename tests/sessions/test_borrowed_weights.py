@@ -20,6 +20,8 @@ from sessions.training import FineTuning
 from tests.modelling.gptj.hf import small_config as gptj_config
 from tests.modelling.harness import small_config as t5_config
 
+pytestmark = pytest.mark.optimised  # what is compiled decides the bits
+
 
 @contextmanager
 def trained(config: RunConfig) -> Iterator[FineTuning]:

@@ -116,7 +116,7 @@ def tell(work: str) -> None:
 
 
 def others_work() -> dict[str, str]:
-    """What each of the others does, as far as it tells; by the process in words, with its host."""
+    """What each of the others tells that it does; by the process in words, with its host."""
     return {} if _joined is None else _joined.others_work()
 
 

@@ -214,7 +214,7 @@ class Group:
 
     # ---- who is there ---------------------------------------------------------------------------
     def others_work(self) -> dict[str, str]:
-        """What each other process does, as far as it says; by the process in words.
+        """What each other process says that it does; by the process in words.
 
         The service may be busy, or hang: to be called by a thread that may.
         """

@@ -51,9 +51,9 @@ class Board:
         return {int(key.rpartition("/")[2]): word for key, word in found}
 
     def work(self) -> dict[int, str]:
-        """What the main thread of each process does; of those that live and have said it."""
+        """What each process that lives says that it does."""
         words = {index: word.partition(" ") for index, word in self.told().items()}
-        return {index: work for index, (beat, _, work) in words.items() if beat.isdigit() and work}
+        return {index: work for index, (beat, _, work) in words.items() if beat.isdigit()}
 
     def comes_first(self) -> bool:
         """Whether no process has asked this before. Who ends because of another asks once."""
@@ -110,7 +110,7 @@ class Watcher:
         closed = self._find_closed()
         self._closed |= closed
         self._beat += 1
-        self._board.tell(f"{self._beat} {self._work()}")
+        self._board.tell(f"{self._beat} {self._work()}".rstrip())
         # All that read all are the square of the processes: of many, each reads less often.
         if not closed and self._beat % (1 + len(self._heard) // _READERS):
             return None

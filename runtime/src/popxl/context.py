@@ -15,6 +15,8 @@ from contextlib import ContextDecorator, contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from popxl._ir.op import Op
     from popxl.graph import Graph
     from popxl.ir import Ir
@@ -217,6 +219,18 @@ def op_debug_context(name: Any) -> Any:
 # By folder, not by name: a user's own folder may be called popxl as well.
 _PACKAGE = os.path.dirname(__file__)
 _LIBRARY = (_PACKAGE + os.sep, _PACKAGE + "_addons" + os.sep, contextlib.__file__)
+
+
+def add_location(error: Exception, trace: TracebackType) -> None:
+    """Name in the message of an error that this library raised the line that called it."""
+    at, is_ours = "", False
+    for frame, line in traceback.walk_tb(trace):
+        path = frame.f_code.co_filename
+        is_ours = path.startswith(_LIBRARY)
+        at = at if is_ours else f"{path}:{line}"
+    if is_ours and len(error.args) == 1 and isinstance(error.args[0], str):
+        text = error.args[0]
+        error.args = (text if at in text else f"{text} ({at})",)
 
 
 def get_source_location(offset: int = 0) -> str:

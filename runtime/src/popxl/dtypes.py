@@ -166,6 +166,7 @@ float32 = _make("float32", "f", np.float32, python=builtins.float)
 float64 = _make("float64", "f", np.float64)
 complex64 = _make("complex64", "c", np.complex64)
 complex128 = _make("complex128", "c", np.complex128)
+_BY_TORCH_NAME.update({"torch.float8_e4m3fnuz": float8_143, "torch.float8_e5m2fnuz": float8_152})
 _BY_NAME.update(half=float16, float=float32, double=float64)
 
 half = float16

@@ -5,6 +5,19 @@ from __future__ import annotations
 import builtins
 
 
+def locate(error: BaseException, what: str, location: str) -> None:
+    """Tell an error where it arose: the message the innermost place, notes all of them.
+
+    Args:
+        what: was done there.
+        location: `file:line` of the user's program; "": unknown.
+    """
+    innermost = not getattr(error, "__notes__", ())
+    if innermost and location and len(error.args) == 1 and isinstance(error.args[0], str):
+        error.args = (f"{error.args[0]} ({location})",)
+    error.add_note(f"{location or 'no line'}: {what}")
+
+
 class UndefinedValue(Exception):
     """A property was asked for that the tensor does not have yet, such as `ipu` of a variable."""
 

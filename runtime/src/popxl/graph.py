@@ -13,6 +13,8 @@ from popxl.errors import SpecError
 from popxl.tensor import Constant, Shard, Tensor, TensorSpec, Variable
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from popxl._ir.op import Op
     from popxl.ir import Ir
 
@@ -236,8 +238,10 @@ class Graph:
         current.push_graph(self)
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: object, error: object, trace: TracebackType | None) -> None:
         context.get_current_context().pop_graph()
+        if isinstance(error, Exception) and trace is not None:
+            context.add_location(error, trace)
 
     def __repr__(self) -> str:
         return f"Graph[id={self.id} name={self.name}]"

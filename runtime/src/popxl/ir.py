@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
 
@@ -48,6 +49,7 @@ class Ir:
         self._streams: dict[str, Stream] = {}
         self._buffers: list[RemoteBuffer] = []
         self._host_values: WeakSet[Any] = WeakSet()  # `HostValues` of its sessions
+        self._host_lock = RLock()  # of these, and of the arrays that they share
         self._changes = 0  # of graphs, so far
         self._num_host_transfers = 1
         if replication == "popdist":

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import count
+from threading import Lock
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
@@ -25,8 +26,10 @@ from popxl._analysis.verify import (
 from popxl._compat.handles import DeviceInfo, SessionHandle
 from popxl._compile.cache import Startup as Startup
 from popxl._compile.cache import Stopwatch
+from popxl._devices import forks
 from popxl._devices.cpu import backend_epoch
 from popxl._devices.mesh import replica_mesh, replicated
+from popxl._ir.switches import STEPWISE, is_on
 from popxl._run import device_variables
 from popxl._run.exchange import of_all_processes
 from popxl._run.program import Program, State
@@ -58,11 +61,10 @@ _ROUNDING = 0x726F756E64696E67  # "rounding": what the seeds of rounding are mad
 
 
 class DiskTraffic(NamedTuple):
-    """Bytes of entries on disk; seconds for which the oldest request has been under way."""
+    """Bytes of entries on disk."""
 
     read: int
     written: int
-    waiting: float = 0.0
 
 
 class Session:
@@ -101,7 +103,8 @@ class Session:
         self._was_attached_stack: list[bool] = []
         self._set_device(DeviceInfo())
         self._pb_session = SessionHandle(self)
-        self._state: State | None = None
+        self._held: State | None = None
+        self._turn = Lock()  # of the thread that runs the program
         self._values = HostValues(ir)
         self._changes = ir._changes
         self._seed_random_numbers(0)
@@ -143,6 +146,17 @@ class Session:
         return self.ir.replication_factor
 
     @property
+    def _state(self) -> State | None:
+        """What the program holds on the devices, in the process that brought it there."""
+        if self._held is not None:
+            forks.check_not_forked()
+        return self._held
+
+    @_state.setter
+    def _state(self, state: State | None) -> None:
+        self._held = state
+
+    @property
     def is_attached(self) -> bool:
         """Whether the variables are on the devices."""
         return self._state is not None
@@ -174,6 +188,17 @@ class Session:
         if self._state is None:
             raise ValueError("the session is not attached: use `with session:` around remote_bytes")
         return sum(entries.nbytes for entries in self._state.entries.values())
+
+    def code(self, segment: str, stage: Literal["stablehlo", "hlo"] = "hlo") -> str:
+        """A segment as XLA is given it (StableHLO) or has compiled it (HLO). Not of PopXL.
+
+        Args:
+            segment: its name in the schedule, such as "main.0".
+
+        Raises:
+            ValueError: there is no such segment.
+        """
+        return self._program.code(segment, stage)
 
     def plan(self) -> Plan:
         """What a run needs and does; see `popxl.plan.plan_of_program`."""
@@ -214,10 +239,17 @@ class Session:
         Raises:
             ValueError: also if an output array is missing or has the wrong shape or dtype.
         """
-        self._check_attached("run")
-        timing = self._program.timing
-        with nullcontext() if timing is None else timing.program():
-            self._run(inputs, outputs, downcast_inputs)
+        if not self._turn.acquire(blocking=False):
+            raise popart_exception(
+                "run: the session runs already, in another thread: give each thread a session"
+            )
+        try:
+            self._check_attached("run")
+            timing = self._program.timing
+            with nullcontext() if timing is None else timing.program():
+                self._run(inputs, outputs, downcast_inputs)
+        finally:
+            self._turn.release()
 
     def _run(
         self,
@@ -259,8 +291,13 @@ class Session:
             apart: wait for each step of the schedule before the next is asked for. Then what is
                 seen is each step's own time, while nothing overlaps; else it is the host's time
                 for asking and waiting, as the program runs.
+
+        Raises:
+            popart_exception: the session is measured already.
         """
-        timing = Timing(apart)
+        if self._program.timing is not None:
+            raise popart_exception("timing: the session is measured already: leave that one first")
+        timing = Timing(apart or is_on(STEPWISE))
         self._program.timing = timing
         try:
             yield timing
@@ -294,7 +331,7 @@ class Session:
 
     # ---- variables: host <-> device -------------------------------------------------------------
     def weights_from_host(self) -> None:
-        """Load the variables from the host to the devices.
+        """Load the variables from the host to the devices, in the place of what these hold.
 
         Raises:
             ValueError: the session is not attached.
@@ -328,14 +365,17 @@ class Session:
         self._values.check_complete(what)
         if self._state is None:
             raise popart_exception(
-                f"{what}: a run stopped in the middle, and took the program's state along: call "
-                "weights_from_host, which begins anew with the host's values"
+                f"{what}: a run or weights_from_host stopped in the middle, and took the program's "
+                "state along: call weights_from_host, which begins anew with the host's values"
             )
 
     def _upload(self, what: str) -> None:
         self._values.check_complete(what)
-        self._state = device_variables.upload(self._program, self._values, self._disk)
+        traffic = device_variables.disk_traffic(self._program, self._disk)
+        self._program.settle()
         self._values.stale.clear()
+        self._state = None  # before what takes its place; the folder stays open meanwhile
+        self._state = device_variables.upload(self._program, self._values, traffic)
 
     def _download(self, variables: Iterable[Variable]) -> None:
         """Update the host arrays of `variables` from the devices."""
@@ -480,8 +520,8 @@ class Session:
 
     @property
     def disk_traffic(self) -> DiskTraffic:
-        """Bytes of entries that went to files and came from there, since the session was entered,
-        and how long the disk has not answered. Not of PopXL.
+        """Bytes of entries that went to files and came from there, since the session was entered.
+        Not of PopXL.
 
         Raises:
             ValueError: the session is not attached.
@@ -491,8 +531,19 @@ class Session:
         traffic = self._state.traffic
         if traffic is None:
             return DiskTraffic(0, 0)
-        scratch = traffic.scratch
-        return DiskTraffic(scratch.read, scratch.written, scratch.waiting)
+        return DiskTraffic(traffic.scratch.read, traffic.scratch.written)
+
+    def disk_silence(self) -> Callable[[], float]:
+        """A function that gives the seconds for which the disk has not answered; any thread may
+        call it while the program runs, until the session is left. Not of PopXL.
+
+        Raises:
+            ValueError: the session is not attached.
+        """
+        self._check_attached("disk_silence")
+        assert self._state is not None
+        scratch = None if self._state.traffic is None else self._state.traffic.scratch
+        return lambda: 0.0 if scratch is None else scratch.waiting
 
     # ---- context manager ------------------------------------------------------------------------
     def __enter__(self) -> Session:
@@ -503,6 +554,7 @@ class Session:
 
     def _attach(self) -> None:
         if not self.is_attached:
+            forks.check_not_forked()
             self._ensure_compiled()
             self._upload("the session cannot be entered")
 
@@ -512,7 +564,7 @@ class Session:
         device._sessions.add(self)
 
     def __exit__(self, exc_type: Any, exc_value: Any, exc_tb: Any) -> None:
-        if self._was_attached_stack.pop():
+        if self._was_attached_stack.pop() or forks.is_forked():
             return
         brings_back = self.weights_to_host_on_exit and self._values.read_only is None
         try:

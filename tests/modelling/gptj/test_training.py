@@ -20,7 +20,7 @@ from tests.modelling.torch_training import (
     worst,
 )
 
-LAYOUTS = [(1, 1), (1, 2), (2, 2), (1, 4)]
+LAYOUTS = [(1, 1), (1, 2), pytest.param(2, 2, marks=pytest.mark.optimised), (1, 4)]
 TRANSPOSED = (2, 2)
 
 

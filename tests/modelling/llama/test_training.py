@@ -33,7 +33,7 @@ LAYOUTS = {
     "granite": (1, 1, 1),
 }
 TRANSPOSED = ("qwen2", "smollm3", "olmo2")
-IN_BRIEF = ("llama", "qwen3", "phi3", "gemma3_text", "olmo2")
+IN_BRIEF = ("qwen3", "phi3", "gemma3_text", "olmo2")
 """The others' features are drawn in `test_random`."""
 
 
@@ -44,7 +44,16 @@ def given_of(kind: str) -> Batches:
 
 
 @pytest.mark.parametrize(
-    "kind", [k if k in IN_BRIEF else pytest.param(k, marks=pytest.mark.slow) for k in SETTINGS]
+    "kind",
+    [
+        pytest.param("llama", marks=pytest.mark.optimised),
+        *IN_BRIEF,
+        *(
+            pytest.param(kind, marks=pytest.mark.slow)
+            for kind in SETTINGS
+            if kind not in ("llama", *IN_BRIEF)
+        ),
+    ],
 )
 def test_loss_every_gradient_and_three_steps_of_adamw(kind: str) -> None:
     dp, tp, slices = LAYOUTS[kind]

@@ -35,7 +35,7 @@ from tests.modelling.torch_training import (
 SLOW = pytest.mark.slow
 TRANSPOSED = (1, 2, 4)
 SPLITS = [
-    *((1, 1, 2), TRANSPOSED, (2, 2, 2)),
+    *((1, 1, 2), TRANSPOSED, pytest.param(2, 2, 2, marks=pytest.mark.optimised)),
     *(pytest.param(*split, marks=SLOW) for split in ((1, 1, 16), (2, 1, 4), (2, 4, 8))),
 ]
 

@@ -6,12 +6,13 @@ lowering threads exactly this state through loops and branches.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from popxl._analysis.known import found_once
 from popxl._ir.attached import attach
-from popxl._ir.regions import regions
+from popxl._ir.regions import G, Region, regions
 
 if TYPE_CHECKING:
     from popxl._ir.op import Op
@@ -44,31 +45,30 @@ class Effects:
         return bool(self.reads or self.writes or self.loads or self.stores or self.impure)
 
 
-def own_effects(op: Op) -> Effects:
-    """State touched by one op itself."""
+def effects_of(
+    ops: Iterable[tuple[Op, Iterable[Region[G]]]], of_graph: Callable[[G], Effects]
+) -> Effects:
+    """State touched by ops, each given with what it runs."""
     found = Effects()
-    if op.defn.effects is not None:
-        found.add(op.defn.effects(op))
-    if op.defn.check is not None:
-        found.checks[op] = None
+    for op, inside in ops:
+        if op.defn.effects is not None:
+            found.add(op.defn.effects(op))
+        if op.defn.check is not None:
+            found.checks[op] = None
+        for region in inside:
+            found.add(of_graph(region.graph))
     return found
 
 
 def op_effects(op: Op) -> Effects:
     """State touched by one op, called graphs included."""
-    found = own_effects(op)
-    for region in regions(op):
-        found.add(graph_effects(region.graph))
-    return found
+    return effects_of([(op, regions(op))], graph_effects)
 
 
 @found_once
 def graph_effects(graph: Graph) -> Effects:
     """State touched by running `graph` once."""
-    found = Effects()
-    for op in graph._ops:
-        found.add(op_effects(op))
-    return found
+    return effects_of(((op, regions(op)) for op in graph._ops), graph_effects)
 
 
 @attach

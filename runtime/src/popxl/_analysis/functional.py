@@ -21,7 +21,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from popxl._analysis.aliases import Views
-from popxl._analysis.effects import Effects, own_effects
+from popxl._analysis.effects import Effects, effects_of
 from popxl._analysis.known import found_once
 from popxl._analysis.picking import picked
 from popxl._ir.attached import analyses, attach
@@ -61,27 +61,6 @@ _DEEP = 16
 """Views of views that are computed one by one: XLA recurses along them, and dies of hundreds."""
 
 
-@dataclass(frozen=True, eq=False)
-class PureRegion:
-    """A graph that a node runs.
-
-    Attributes:
-        graph: its functional form.
-        inputs: for each of its inputs, the position among the node's inputs; None: the node makes
-            the value itself.
-        outputs: for each of its outputs, the position among the node's outputs; None: dropped.
-        carried: pairs of an output and the input that it is in the next iteration.
-        count, kind: as in `Region`.
-    """
-
-    graph: Functional
-    inputs: tuple[int | None, ...]
-    outputs: tuple[int | None, ...]
-    carried: tuple[tuple[int, int], ...] = ()
-    count: int = 1
-    kind: Literal["always", "branch", "derivative"] = "always"
-
-
 class Node:
     """A step of a functional graph.
 
@@ -102,7 +81,7 @@ class Node:
         op: Op | None,
         inputs: Iterable[Value],
         outputs: Iterable[Value],
-        regions: tuple[PureRegion, ...] = (),
+        regions: tuple[Region[Functional], ...] = (),
         part: str | None = None,
     ) -> None:
         self.kind, self.op, self.regions = kind, op, regions
@@ -169,7 +148,7 @@ class Functional:
     @cached_property
     def effects(self) -> Effects:
         """State touched by running it once, graphs that it runs included."""
-        return effects_of(self.nodes)
+        return effects_of_nodes(self.nodes)
 
     @cached_property
     def has_host_nodes(self) -> bool:
@@ -242,16 +221,10 @@ class Copy:
 
 
 # ---- what nodes do ------------------------------------------------------------------------------
-def effects_of(nodes: Iterable[Node]) -> Effects:
+def effects_of_nodes(nodes: Iterable[Node]) -> Effects:
     """State touched by nodes, graphs that they run included."""
-    found = Effects()
-    for node in nodes:
-        if node.op is None or node.kind != "op":
-            continue
-        found.add(own_effects(node.op))
-        for region in node.regions:
-            found.add(region.graph.effects)
-    return found
+    ops = ((node.op, node.regions) for node in nodes if node.op is not None and node.kind == "op")
+    return effects_of(ops, lambda graph: graph.effects)
 
 
 def count_updates(node: Node) -> int:
@@ -378,7 +351,7 @@ class _GraphPass(_Writer):
     def _zeros(self, t: Tensor, op: Op | None = None) -> None:
         (self.current[t],) = self.add("zeros", op, (), [self.new(t)]).outputs
 
-    def _simple(self, op: Op, found: Sequence[Region]) -> None:
+    def _simple(self, op: Op, found: Sequence[Region[Graph]]) -> None:
         inputs = [self.read(t) for t in op.inputs]
         derived = tuple(self._derivative(region) for region in found)
         node = self.add("op", op, inputs, map(self.new, op.outputs), derived)
@@ -387,14 +360,14 @@ class _GraphPass(_Writer):
             self.write(op.outputs[0], node.outputs[0])
         self.current.update(zip(op.outputs[first:], node.outputs[first:], strict=True))
 
-    def _derivative(self, region: Region) -> PureRegion:
+    def _derivative(self, region: Region[Graph]) -> Region[Functional]:
         form = functionalise(region.graph, *region.also)
-        return PureRegion(
+        return Region(
             form, region.inputs, (None,) * len(form.outputs), (), region.count, "derivative"
         )
 
     # ---- loops, of which calls are one of one iteration -----------------------------------------
-    def _loop(self, op: Op, region: Region) -> None:
+    def _loop(self, op: Op, region: Region[Graph]) -> None:
         form = functionalise(region.graph)
         if region.count == 0:
             self._no_iterations(op, region)
@@ -402,14 +375,15 @@ class _GraphPass(_Writer):
         inputs = [self.read(t) for t in op.inputs]
         own = len(region.outputs)
         reaching = [(own + k, i) for k, i in enumerate(form.changed) if region.reaches(op, i)]
-        by_ref = [(k, i) for k, i in reaching if i >= region.carried]
+        carried = {i: k for k, i in region.carried}
+        by_ref = [(k, i) for k, i in reaching if i not in carried]
         results = [*op.outputs, *(op.inputs[region.position(i)] for _, i in by_ref)]
         at = {k: len(op.outputs) + n for n, (k, _) in enumerate(by_ref)}
-        pure = PureRegion(
+        pure = Region(
             form,
             region.inputs,
             (*region.outputs, *(at.get(k) for k in range(own, len(form.outputs)))),
-            (*((k, k) for k in range(region.carried)), *by_ref),
+            (*region.carried, *by_ref),
             region.count,
         )
         node = self.add("op", op, inputs, map(self.new, results), (pure,))
@@ -418,18 +392,19 @@ class _GraphPass(_Writer):
         for (_, i), value in zip(by_ref, values, strict=True):
             self.write(op.inputs[region.position(i)], value)
         for _, i in reaching:  # a reference that is carried ends with the last iteration's output
-            if i < region.carried:
-                self.write(op.inputs[region.position(i)], self.current[op.outputs[i]])
+            if i in carried:
+                self.write(op.inputs[region.position(i)], self.current[op.outputs[carried[i]]])
 
-    def _no_iterations(self, op: Op, region: Region) -> None:
+    def _no_iterations(self, op: Op, region: Region[Graph]) -> None:
+        carried = dict(region.carried)
         for k, at in enumerate(region.outputs):
-            if at is not None and k < region.carried:
-                self.current[op.outputs[at]] = self.read(op.inputs[region.position(k)])
+            if at is not None and k in carried:
+                self.current[op.outputs[at]] = self.read(op.inputs[region.position(carried[k])])
             elif at is not None:
                 self._zeros(op.outputs[at])
 
     # ---- branches -------------------------------------------------------------------------------
-    def _branches(self, op: Op, found: Sequence[Region]) -> None:
+    def _branches(self, op: Op, found: Sequence[Region[Graph]]) -> None:
         forms = [functionalise(region.graph) for region in found]
         changed: dict[Tensor, None] = {}
         for region, form in zip(found, forms, strict=True):
@@ -441,7 +416,7 @@ class _GraphPass(_Writer):
         inputs = [self.read(t) for t in (*op.inputs, *owners)]
         first, last = len(op.inputs), len(op.outputs)
         pure = [
-            PureRegion(
+            Region(
                 self._branch(op, region, form, owners),
                 (*region.inputs, *range(first, first + len(owners))),
                 (*region.outputs, *range(last, last + len(owners))),
@@ -453,7 +428,7 @@ class _GraphPass(_Writer):
         self.current.update(zip((*op.outputs, *owners), node.outputs, strict=True))
 
     def _branch(
-        self, op: Op, region: Region, form: Functional, owners: Sequence[Tensor]
+        self, op: Op, region: Region[Graph], form: Functional, owners: Sequence[Tensor]
     ) -> Functional:
         """A branch that is also given the caller's owners, and returns them."""
         given = [Value(t) for t in owners]

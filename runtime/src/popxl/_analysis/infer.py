@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from popxl import dtypes
+from popxl._analysis.known import recent
 from popxl._analysis.text import first_line
 from popxl._ir.sharding import common
 from popxl.errors import SpecError
@@ -60,9 +61,12 @@ def from_lowering(op: Op) -> Any:
 
     def rule(*specs: TensorSpec, **attrs: Any) -> list[TensorSpec]:
         key = (op.defn.name, tuple((s.shape, s.dtype) for s in specs), freeze(attrs))
-        if key not in _CACHE:
-            _CACHE[key] = tuple((s.shape, s.dtype) for s in abstract_outputs(op.defn, specs, attrs))
-        return [_spec(shape, dt, specs, op) for shape, dt in _CACHE[key]]
+        found = recent(
+            _CACHE,
+            key,
+            lambda: tuple((s.shape, s.dtype) for s in abstract_outputs(op.defn, specs, attrs)),
+        )
+        return [_spec(shape, dt, specs, op) for shape, dt in found]
 
     return rule
 

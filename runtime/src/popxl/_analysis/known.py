@@ -24,3 +24,18 @@ def found_once(analysis: Callable[..., T]) -> Callable[..., T]:
         return known[key] if key in known else known.setdefault(key, analysis(graph, *about))
 
     return remembered
+
+
+_KEPT = 2**14
+
+
+def recent(cache: dict[Any, T], key: Any, make: Callable[[], T]) -> T:
+    """What `make` gives for `key`, once while the cache, which begins anew when full, has it."""
+    known = cache.get(key)
+    if known is not None:
+        return known
+    made = make()
+    if len(cache) >= _KEPT:
+        cache.clear()
+    cache[key] = made
+    return made

@@ -14,18 +14,19 @@ from popxl._ir.regions import Region, regions
 
 if TYPE_CHECKING:
     from popxl._ir.op import Op
+    from popxl.graph import Graph
     from popxl.tensor import Tensor
 
 
 @attach
-def changed_inputs(op: Op, region: Region) -> set[int]:
+def changed_inputs(op: Op, region: Region[Graph]) -> set[int]:
     """Indices of the inputs of the region's graph that it changes, and whose changes reach what
     `op` passes."""
     found = _references(op, region)
     return found and found.intersection(functionalise(region.graph).changed)
 
 
-def _references(op: Op, region: Region) -> set[int]:
+def _references(op: Op, region: Region[Graph]) -> set[int]:
     """Indices of the inputs of the region's graph whose changes reach what `op` passes."""
     if region.kind == "derivative":
         return set()
@@ -43,7 +44,7 @@ def check_references(op: Op) -> None:
             _check_disjoint(op, region, changed)
 
 
-def _check_disjoint(op: Op, region: Region, changed: set[int]) -> None:
+def _check_disjoint(op: Op, region: Region[Graph], changed: set[int]) -> None:
     graph, views = region.graph, Views()
     holders: dict[Tensor, list[int]] = {}
     for i, inner in enumerate(graph._inputs):

@@ -1,9 +1,8 @@
-"""The checker of graphs: run after each transform in tests, and when POPXL_VERIFY is set."""
+"""The checker of graphs: run after each transform in tests, and by sessions with POPXL_VERIFY=1."""
 
 from __future__ import annotations
 
 import math
-import os
 from typing import TYPE_CHECKING, Any
 
 from popxl._analysis.functional import functionalise
@@ -11,6 +10,7 @@ from popxl._analysis.infer import infer_specs
 from popxl._analysis.references import check_references
 from popxl._ir.regions import Region, regions
 from popxl._ir.sharding import shard_elements
+from popxl._ir.switches import VERIFY, is_on
 from popxl.errors import popart_exception
 from popxl.replica_grouping import ReplicaGrouping
 
@@ -29,8 +29,8 @@ _WIDE = ("int64", "uint64", "float64", "complex128")
 
 
 def verify_if_asked(ir: Ir) -> None:
-    """Verify when the environment variable POPXL_VERIFY is set and not 0."""
-    if os.environ.get("POPXL_VERIFY", "0") not in ("", "0"):
+    """Verify if a person wants it."""
+    if is_on(VERIFY):
         verify_ir(ir)
 
 
@@ -170,7 +170,7 @@ def _inferred(op: Op) -> list[Any]:
     return [(s.shape, s.dtype) for s in infer_specs(op)]
 
 
-def _check_region(op: Op, region: Region) -> None:
+def _check_region(op: Op, region: Region[Graph]) -> None:
     called, last = region.graph, max((at for at in region.inputs if at is not None), default=-1)
     _check(last < len(op.inputs), op, f"passes too little to @{called.id}")
     _check_same(op, called, "passes", "takes", called._inputs,

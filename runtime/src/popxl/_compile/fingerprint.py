@@ -12,7 +12,7 @@ import hashlib
 import os
 import platform
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from functools import cache, partial
 from pathlib import Path
@@ -25,7 +25,7 @@ import numpy as np
 from popxl import dtypes
 from popxl._compat.options import MEANINGFUL
 from popxl._ir.opdef import registry
-from popxl._schedule.segment import Segment, facts_of
+from popxl._schedule.segment import Segment, donated, facts_of
 from popxl.graph import Graph
 from popxl.replica_grouping import ReplicaGrouping
 from popxl.streams import Stream
@@ -42,6 +42,7 @@ _ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 _JAX_SETTINGS = (
     "jax_default_matmul_precision",
     "jax_default_prng_impl",
+    "jax_disable_most_optimizations",
     "jax_enable_x64",
     "jax_numpy_dtype_promotion",
     "jax_threefry_partitionable",
@@ -83,7 +84,7 @@ def _machine(program: Target) -> Iterator[str]:
     yield f"processor {_processor()}"
     yield f"switches {sorted(program.platform.switches.items())}"
     yield from (f"{name}={os.environ.get(name, '')}" for name in _ENVIRONMENT)
-    yield from (f"{name}={getattr(jax.config, name, None)}" for name in _JAX_SETTINGS)
+    yield from (f"{name}={jax.config.values.get(name)}" for name in _JAX_SETTINGS)
 
 
 @cache
@@ -117,7 +118,8 @@ def segment_lines(program: Target, segment: Segment) -> Iterator[str]:
     """The segment as lines of text; equal lines mean equal segments on one machine."""
     if segment.effects.impure:
         raise Uncacheable("it calls back to Python (print_tensor)")
-    ir, facts, text = program.ir, facts_of(segment), _Text(program.platform.name)
+    ir, facts = program.ir, facts_of(segment)
+    text = _Text(program.platform.name, facts.watched)
     options = ir._pb_ir.getSessionOptions()
     yield f"replicas={facts.replicas} transfers={facts.transfers}"
     for name in sorted(MEANINGFUL - _PATH_OPTIONS):
@@ -130,15 +132,15 @@ def segment_lines(program: Target, segment: Segment) -> Iterator[str]:
     yield from map(text.node, segment.nodes)
     yield f"checks {[facts.checks[op] for op in segment.effects.checks if op in facts.checks]}"
     yield f"return {text.values(segment.results)}"
-    yield f"donated {segment.donated}"
+    yield f"donated {donated(segment)} infinite {facts.infinite}"
     yield from text.graphs()
 
 
 class _Text:
     """Writes down nodes, with names that are the same in all equal segments."""
 
-    def __init__(self, target: str) -> None:
-        self._target = target
+    def __init__(self, target: str, watched: Mapping[Op, int]) -> None:
+        self._target, self._watched = target, watched
         self._numbers: dict[Any, int] = {}
         self._graphs: dict[Functional, int] = {}
 
@@ -149,8 +151,9 @@ class _Text:
         return self._numbers.setdefault((kind, thing), len(self._numbers))
 
     def tensor(self, t: Tensor) -> str:
-        shared = isinstance(t, Constant) and t._is_argument
-        return f"%{self._number('tensor', t._content if shared else t)}"
+        if isinstance(t, Constant) and t._is_argument:
+            return f"%{self._number('content', t._content)}"
+        return f"%{self._number('tensor', t)}"
 
     def value(self, v: Value) -> str:
         t = v.tensor
@@ -172,7 +175,8 @@ class _Text:
             for r in node.regions
         ]
         meaning = "" if node.op is None else self._meaning(node.op)
-        return f"{node.kind} {meaning} {ins} -> {outs} {runs}"
+        watched = "" if node.op is None else self._watched.get(node.op, "")
+        return f"{node.kind} {meaning} {ins} -> {outs} {runs} {watched}"
 
     def _meaning(self, op: Op) -> str:
         try:

@@ -21,8 +21,9 @@ from popxl._ir.host_array import device_view
 from popxl.errors import popart_exception
 
 if TYPE_CHECKING:
-    from popxl._analysis.functional import Functional, Node, PureRegion, Value
+    from popxl._analysis.functional import Functional, Node, Value
     from popxl._ir.op import Op
+    from popxl._ir.regions import Region
     from popxl.streams import Stream
     from popxl.tensor import TensorSpec
 
@@ -39,6 +40,8 @@ class Machine:
         positions: the next transfer of each stream.
         constants: values of the constants that are arguments of the segment, by `_content`.
         checks: ops whose rules on values are checked, with a number from 1 for each.
+        watched: ops whose results must be finite, with a number for each.
+        infinite: whether infinities are no finite values either; NaN never is.
         fault: number of the first op that broke its rule; 0: none did.
         seed: of the random numbers that updates of 16-bit variables are rounded with, uint32 (2,);
             None: they are rounded to nearest.
@@ -49,6 +52,8 @@ class Machine:
     positions: dict[Stream, Any] = field(default_factory=dict)
     constants: dict[int, jax.Array] = field(default_factory=dict)
     checks: Mapping[Op, int] = field(default_factory=dict)
+    watched: Mapping[Op, int] = field(default_factory=dict)
+    infinite: bool = False
     fault: Any = 0
     seed: Any = None
     updates: Any = 0
@@ -74,16 +79,35 @@ class Machine:
         """Note a fault if `op` has a rule on values and `inputs` break it."""
         if op in self.checks and op.defn.check is not None:
             broken = jnp.reshape(op.defn.check.broken(*inputs, **op.attrs), ())
-            self.fault = jnp.where(broken & (self.fault == 0), self.checks[op], self.fault)
+            self._note_fault(broken, self.checks[op])
+
+    def watch(self, node: Node, inputs: Sequence[jax.Array], results: Sequence[jax.Array]) -> None:
+        """Note a fault if an op makes what is not finite of inputs that are. What an op runs by its
+        regions is watched itself."""
+        op = node.op
+        if op is None or node.kind != "op" or op not in self.watched:
+            return
+        if not node.regions or op.defn.execute is not None:
+            made = self._is_broken(results) & ~self._is_broken(inputs)
+            self._note_fault(made, self.watched[op])
+
+    def _is_broken(self, arrays: Sequence[jax.Array]) -> jax.Array:
+        floats = [x for x in arrays if jnp.issubdtype(x.dtype, jnp.inexact)]
+        broken = [~jnp.isfinite(x) if self.infinite else jnp.isnan(x) for x in floats]
+        return jnp.any(jnp.asarray([jnp.any(x) for x in broken], bool))
+
+    def _note_fault(self, broken: jax.Array, number: int) -> None:
+        self.fault = jnp.where(broken & (self.fault == 0), number, self.fault)
 
     @contextmanager
     def unchecked(self) -> Iterator[None]:
-        """Check nothing inside."""
-        checks, self.checks = self.checks, {}
+        """Check and watch nothing inside."""
+        kept = self.checks, self.watched
+        self.checks, self.watched = {}, {}
         try:
             yield
         finally:
-            self.checks = checks
+            self.checks, self.watched = kept
 
     # ---- rounding -------------------------------------------------------------------------------
     def rounding(self, op: Op) -> dict[str, Any]:
@@ -132,6 +156,7 @@ class Machine:
                     f"graph {op.graph.id!r}: `{op}` ({op.location}) cannot be lowered to XLA: "
                     f"{type(error).__name__}: {first_line(error)}"
                 ) from error
+        self.watch(node, arrays, results)
         values.update(zip(node.outputs, results, strict=True))
 
     def _results(self, node: Node, arrays: list[jax.Array]) -> Sequence[jax.Array]:
@@ -163,7 +188,9 @@ class Machine:
         results: dict[int | None, jax.Array] = dict(zip(region.outputs, outs, strict=True))
         return [results[i] for i in range(len(node.outputs))]
 
-    def _loop(self, region: PureRegion, given: list[jax.Array]) -> Sequence[jax.Array | None]:
+    def _loop(
+        self, region: Region[Functional], given: list[jax.Array]
+    ) -> Sequence[jax.Array | None]:
         """A call, or a `lax.fori_loop` that carries exactly what the graph changes."""
         graph = region.graph
         if region.count == 1:
@@ -187,12 +214,12 @@ class Machine:
         return [outs.get(k) for k in range(len(graph.outputs))]
 
     def _branch(
-        self, branches: Sequence[PureRegion], arrays: list[jax.Array]
+        self, branches: Sequence[Region[Functional]], arrays: list[jax.Array]
     ) -> Sequence[jax.Array]:
         """`lax.cond` between two graphs."""
         state = LoopState(self, [region.graph for region in branches])
 
-        def branch(region: PureRegion) -> Any:
+        def branch(region: Region[Functional]) -> Any:
             def run(saved: Any, arrays: Any) -> Any:
                 given = [arrays[at] for at in region.inputs if at is not None]
                 with state.entered(saved):
@@ -221,7 +248,8 @@ class LoopState:
         self._machine = machine
         self._stores = list(effects.stores)
         self._streams = [*effects.loads, *effects.stores]
-        self._checks = not machine.checks.keys().isdisjoint(effects.checks)
+        checked = not machine.checks.keys().isdisjoint(effects.checks)
+        self._checks = checked or bool(machine.watched)
         self._updates, self._count = machine.updates, count
         self._step = 0 if machine.seed is None else max(graph.updates for graph in graphs)
 

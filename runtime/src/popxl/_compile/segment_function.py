@@ -28,7 +28,8 @@ def replica_function(segment: Segment) -> Any:
             return taken
 
         arguments = take(len(segment.args))
-        machine = Machine(checks=facts_of(segment).checks)
+        facts = facts_of(segment)
+        machine = Machine(checks=facts.checks, watched=facts.watched, infinite=facts.infinite)
         machine.streams.update(zip(segment.streams, take(len(segment.streams)), strict=True))
         machine.positions.update(zip(segment.streams, take(len(segment.streams)), strict=True))
         contents = [c._content for c in segment.constants]

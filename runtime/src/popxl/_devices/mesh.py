@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import popdist
-from popxl._devices import cpu
+from popxl._devices import cpu, forks
 from popxl.errors import DeviceError
 from popxl.ops._collective import AXIS
 
@@ -45,6 +45,7 @@ def replica_mesh(device_desc: str, replicas: int, instances: int = 1) -> Mesh:
         DeviceError: a process has fewer devices than its replicas, or none of the platform.
         DistributedError: there are not so many processes.
     """
+    forks.check_not_forked()
     prepare_environment()
     if instances > 1:
         return _mesh_over_processes(device_desc, replicas, instances)
@@ -55,7 +56,7 @@ def replica_mesh(device_desc: str, replicas: int, instances: int = 1) -> Mesh:
         devices = cpu.restart(replicas)
     if len(devices) < replicas:
         raise _too_few(devices, replicas, "there are")
-    return Mesh(np.asarray(devices[:replicas]), (AXIS,))
+    return _mesh(devices[:replicas])
 
 
 def _mesh_over_processes(device_desc: str, replicas: int, instances: int) -> Mesh:
@@ -75,7 +76,12 @@ def _mesh_over_processes(device_desc: str, replicas: int, instances: int) -> Mes
         if len(own) < each:
             raise _too_few(own, each, f"for process {process} of {instances} there are")
         chosen += own[:each]
-    return Mesh(np.asarray(chosen), (AXIS,))
+    return _mesh(chosen)
+
+
+def _mesh(devices: Sequence[Any]) -> Mesh:
+    forks.has_devices(devices)
+    return Mesh(np.asarray(devices), (AXIS,))
 
 
 def _devices(device_desc: str, replicas: int, find: Callable[..., list[Any]]) -> list[Any]:

@@ -21,11 +21,31 @@ def host_array(x: Any) -> np.ndarray:
         ValueError: an empty list, which has no dtype.
     """
     if type(x).__module__.startswith("torch"):
-        x = x.detach().cpu().numpy()
+        x = _of_torch(x.detach().cpu())
     array = np.asarray(x)
     if not array.size and isinstance(x, (list, tuple)):
         raise ValueError("an empty list is no host data: pass a numpy array, which has a dtype")
     return array
+
+
+def _of_torch(x: Any) -> np.ndarray:
+    """A tensor of PyTorch; of bfloat16 and float8, which NumPy itself lacks, the bits."""
+    import torch
+
+    if not x.dtype.is_floating_point or x.dtype.itemsize > 2:
+        return x.numpy()
+    bits = x.view(torch.uint8 if x.dtype.itemsize == 1 else torch.int16)
+    return bits.numpy().view(dtypes.dtype.as_dtype(x.dtype).as_numpy())
+
+
+def rounded_to_odd(x: np.ndarray) -> np.ndarray:
+    """float64 numbers as float32, so that these round to narrower types as those do: of the two
+    neighbours of a number that float32 lacks, the one whose last bit is 1."""
+    with np.errstate(over="ignore"):
+        near = x.astype(np.float32)
+    is_even = near.view(np.uint32) & 1 == 0
+    other = np.nextafter(near, np.where(x > near, np.float32(np.inf), np.float32(-np.inf)))
+    return np.where((near != x) & is_even & ~np.isnan(x), other, near)
 
 
 def device_view(x: np.ndarray) -> np.ndarray:
@@ -40,7 +60,7 @@ def held_once(array: np.ndarray) -> np.ndarray:
         return array
     if array.nbytes <= INLINE_BYTES:
         return array.copy()
-    digest = hashlib.blake2b(array.reshape(-1).view(np.uint8)).digest()
+    digest = hashlib.blake2b(array.reshape(-1).view(np.uint8).data).digest()
     key = array.dtype, array.shape, digest
     held = _HELD.get(key)
     if held is None:

@@ -83,7 +83,7 @@ class OpDef:
     execute: Callable[..., Sequence[Any]] | None = None
     view_write: Callable[..., Any] | None = None
     dtypes: Literal["same", "any"] = "any"
-    regions: Callable[[Op], Iterable[Region]] | None = None
+    regions: Callable[[Op], Iterable[Region[Any]]] | None = None
     same: Callable[[Op], bool] | None = None
     effects: Callable[[Op], Any] | None = None
     check: RuntimeCheck | None = None

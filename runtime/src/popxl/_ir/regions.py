@@ -1,4 +1,4 @@
-"""What an op that runs graphs runs, as data.
+"""What an op that runs graphs runs, as data: of a program, and of its functional form.
 
 Everything that walks a program (effects, the functional form, plans, the verifier) walks regions;
 nothing else has to know which ops run graphs, or how they name them.
@@ -7,24 +7,26 @@ nothing else has to know which ops run graphs, or how they name them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 if TYPE_CHECKING:
     from popxl._ir.op import Op
     from popxl.graph import Graph
     from popxl.tensor import Tensor
 
+G = TypeVar("G")  # a `Graph`, or a `Functional`
 
-@dataclass(frozen=True)
-class Region:
-    """A graph that an op runs.
+
+@dataclass(frozen=True, eq=False)
+class Region(Generic[G]):
+    """A graph that an op runs, or a functional graph that a node does.
 
     Attributes:
         graph: the graph.
         inputs: for each input of the graph, the position among the op's inputs of the tensor that
             it is given; None: the op makes the value itself.
-        outputs: for each output of the graph, its position among the op's outputs, or None.
-        carried: how many outputs become the first inputs of the next iteration.
+        outputs: for each output of the graph, its position among the op's outputs; None: dropped.
+        carried: pairs of an output and the input that it is in the next iteration.
         count: how often it runs.
         kind: "always"; "branch": of all regions of this kind one runs, the first if the op's first
             input is true; "derivative": values reach the graph in ways that only the op knows, and
@@ -32,10 +34,10 @@ class Region:
         also: tensors of the graph whose values the op wants besides its outputs.
     """
 
-    graph: Graph
+    graph: G
     inputs: tuple[int | None, ...]
     outputs: tuple[int | None, ...] = ()
-    carried: int = 0
+    carried: tuple[tuple[int, int], ...] = ()
     count: int = 1
     kind: Literal["always", "branch", "derivative"] = "always"
     also: tuple[Tensor, ...] = ()
@@ -46,12 +48,12 @@ class Region:
         assert at is not None, f"input {index} of {self.graph!r} is given by the op itself"
         return at
 
-    def reaches(self, op: Op, index: int) -> bool:
+    def reaches(self: Region[Graph], op: Op, index: int) -> bool:
         """Whether changes of input `index` of the graph reach the tensor that `op` gives it."""
         at = self.inputs[index]
         return at is not None and (self.graph._inputs[index]._by_ref or at in op.site_modified)
 
 
-def regions(op: Op) -> tuple[Region, ...]:
+def regions(op: Op) -> tuple[Region[Graph], ...]:
     """The regions of `op`, in the order in which they run."""
     return () if op.defn.regions is None else tuple(op.defn.regions(op))

@@ -22,19 +22,15 @@ from popxl._storage.variable_values import Borrowed, HostValues, Source
 from popxl.tensor import Shard, Variable
 
 
-def upload(
-    program: Program, values: HostValues, disk: str | os.PathLike[str] | None = None
-) -> State:
+def upload(program: Program, values: HostValues, traffic: Traffic | None) -> State:
     """The host's values of all variables, on the devices.
 
     Args:
-        disk: the folder for entries on disk.
+        traffic: see `disk_traffic`; the state closes it.
 
     Raises:
-        DiskError: it cannot be used, or has no room for them.
-        ValueError: there are some, and no folder.
+        DiskError: the folder has no room for the entries on disk.
     """
-    traffic = _traffic(program, disk)
     try:
         memory = program.platform.host_memory
         entries = {b: Entries(b, program.mesh, memory, traffic) for b in program.buffers}
@@ -53,7 +49,13 @@ def upload(
     return state
 
 
-def _traffic(program: Program, disk: str | os.PathLike[str] | None) -> Traffic | None:
+def disk_traffic(program: Program, disk: str | os.PathLike[str] | None) -> Traffic | None:
+    """That of the folder for entries on disk; None if there are none.
+
+    Raises:
+        DiskError: it cannot be used.
+        ValueError: there are some, and no folder.
+    """
     wanted = [buffer for buffer in program.buffers if buffer.on_disk]
     if not wanted:
         return None

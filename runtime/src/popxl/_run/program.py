@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import finalize
 
 import jax
@@ -27,10 +27,13 @@ import popdist
 from popxl._analysis.effects import Effects, program_effects
 from popxl._compile.cache import SegmentCache
 from popxl._compile.platforms import platform_named
+from popxl._compile.segment_function import lower_segment
 from popxl._devices.mesh import global_shape, per_replica, replicated
 from popxl._ir.host_array import device_view
+from popxl._ir.switches import STEPS, STEPWISE, checked_values, is_on
 from popxl._run.exchange import numbers
-from popxl._run.timing import TimedWalker, Timing
+from popxl._run.step_log import logged
+from popxl._run.timing import Timer, Timing
 from popxl._run.walker import Globals, Walker
 from popxl._schedule.build import build_schedule
 from popxl._schedule.donation import is_exclusive
@@ -46,6 +49,7 @@ from popxl.errors import poplar_application_runtime_error
 if TYPE_CHECKING:
     from popxl._ir.op import Op
     from popxl._schedule.schedule import Routine, Schedule
+    from popxl._schedule.walk import Observer
     from popxl.ir import Ir
     from popxl.remote_buffer import RemoteBuffer
     from popxl.streams import DeviceToHostStream, HostToDeviceStream, Stream
@@ -53,6 +57,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("popxl")
 
+_FINITE = (
+    "its result has NaN, and none of its inputs has",
+    "its result has NaN or infinity, and none of its inputs has",
+)
 _NUMBERS_KEPT = 2**14
 _IN_FLIGHT = 64 * 2**20  # bytes, where a load is no copy
 
@@ -83,25 +91,32 @@ class State:
 
     def running(self, main: Routine, fetched: Fetched) -> AbstractContextManager[None]:
         """A context for a run of the program."""
-        if self.traffic is None:
+        if self.traffic is None or is_on(STEPWISE):
             return nullcontext()
         return self.traffic.run(upcoming(main, fetched.followed()), self.entries)
 
 
-def facts_of_program(schedule: Schedule, ir: Ir, platform: str) -> Facts:
-    """What the program of `ir` says to its segments on `platform`."""
+def facts_of_program(schedule: Schedule, ir: Ir, platform: str, watched: str = "") -> Facts:
+    """What the program of `ir` says to its segments on `platform`.
+
+    Args:
+        watched: what no op may make: see `popxl._ir.switches.CHECK`.
+    """
     options = ir._pb_ir.getSessionOptions()
     checked = [
         op
         for op in schedule.graph.effects.checks
         if op.defn.check is not None and getattr(options, op.defn.check.option)
     ]
+    every = dict.fromkeys(op for graph in ir._graphs for op in graph._ops) if watched else ()
     return Facts(
         checks={op: i for i, op in enumerate(checked, 1)},
         rounding=options.enableStochasticRounding and schedule.graph.updates > 0,
         replicas=ir.replication_factor,
         transfers=ir.num_host_transfers,
         platform=platform,
+        watched={op: i for i, op in enumerate(every, len(checked) + 1)},
+        infinite=watched == "inf",
     )
 
 
@@ -114,7 +129,7 @@ class Program:
         self.effects: Effects = program_effects(ir)
         self.schedule: Schedule = build_schedule(ir)
         self.platform.look_at(self.schedule)
-        self.facts = facts_of_program(self.schedule, ir, self.platform.name)
+        self.facts = facts_of_program(self.schedule, ir, self.platform.name, checked_values())
         for segment in self.schedule.segments:
             segment.facts = self.facts
         self.variables: list[Any] = [v.tensor for v in self.schedule.graph.inputs]
@@ -122,6 +137,7 @@ class Program:
         self._numbers: dict[Any, jax.Array] = {}
         self._in_flight = InFlight(_IN_FLIGHT)
         self._moving: Direct | Transit | None = None  # of the last run, without its entries
+        self._is_stepwise = is_on(STEPWISE)
         self.timing: Timing | None = None
 
     @property
@@ -135,9 +151,10 @@ class Program:
         return self.facts.rounding
 
     @property
-    def checked(self) -> list[Op]:
-        """Ops whose rules on values are checked; number n of a fault is the n-th."""
-        return list(self.facts.checks)
+    def _rules(self) -> list[tuple[Op, str]]:
+        """Ops whose values are checked, each with its rule; number n of a fault is the n-th."""
+        rules = [(op, op.defn.check.rule) for op in self.facts.checks if op.defn.check is not None]
+        return [*rules, *((op, _FINITE[self.facts.infinite]) for op in self.facts.watched)]
 
     @cached_property
     def h2d(self) -> list[HostToDeviceStream]:
@@ -192,6 +209,16 @@ class Program:
         arguments = [struct(spec, private) for spec, private in argument_specs(segment)]
         return arguments, [struct(spec, True) for spec in result_specs(segment)]
 
+    def code(self, name: str, stage: Literal["stablehlo", "hlo"]) -> str:
+        """What a segment is to XLA: see `popxl.Session.code`."""
+        segments = {segment.name: segment for segment in self.schedule.segments}
+        if name not in segments:
+            raise ValueError(f"there is no segment {name!r}; there are {', '.join(segments)}")
+        segment = segments[name]
+        if stage == "hlo":
+            return str(self.executables[segment].as_text())
+        return str(lower_segment(segment, self.mesh, self.specs_of(segment)[0]).as_text())
+
     # ---- running --------------------------------------------------------------------------------
     @cached_property
     def _constants(self) -> Mapping[int, jax.Array]:
@@ -211,6 +238,8 @@ class Program:
 
     def _call(self, segment: Segment, arguments: Sequence[jax.Array]) -> Sequence[jax.Array]:
         results = self._launcher(self.executables[segment], arguments, segment.nbytes)
+        if self._is_apart:
+            jax.block_until_ready(results)
         if segment.effects.impure:
             jax.block_until_ready(results)
             jax.effects_barrier()  # what it prints comes before what later segments print
@@ -233,13 +262,14 @@ class Program:
         shared = self._globals(inputs, seed)
         fetched, main = Fetched(), self.schedule.main
         moving = self._mover(state, fetched)
-        walker = self._walker(moving, shared, fetched)
+        observer = self._observer(moving)
+        walker = Walker(self._call, self._number, jnp.copy, moving, shared, fetched, observer)
         given = [state.variables.pop(v) for v in self.variables]
         changed = self.schedule.graph.changed
         kept = {v: x for i, (v, x) in enumerate(zip(self.variables, given, strict=True))
                 if i not in changed}  # fmt: skip
         with state.running(main, fetched):
-            slots = walker.routine(main, given)
+            slots = walker.run(main, given)
             moving.finish()
         self._moving = moving
         state.variables.update(kept)
@@ -253,13 +283,18 @@ class Program:
 
     def _mover(self, state: State, fetched: Fetched) -> Direct | Transit:
         window, main = self.schedule.window, self.schedule.main
-        if self.timing is not None and self.timing.apart and window is not None:
+        if self._is_apart and window is not None:
             window = 0
         return self.platform.moving(window, main, fetched, state.entries, self._in_flight)
 
-    def _walker(self, moving: Direct | Transit, shared: Globals, fetched: Fetched) -> Walker:
-        given = self._call, self._number, jnp.copy, moving, shared, fetched
-        return Walker(*given) if self.timing is None else TimedWalker(self.timing, *given)
+    def _observer(self, moving: Direct | Transit) -> Observer:
+        timing = Timing(apart=True) if self._is_stepwise and self.timing is None else self.timing
+        timer = iter if timing is None else Timer(timing, moving)
+        return (lambda steps: timer(logged(steps))) if is_on(STEPS) else timer
+
+    @property
+    def _is_apart(self) -> bool:
+        return self._is_stepwise or (self.timing is not None and self.timing.apart)
 
     def settle(self) -> None:
         """Wait until the devices have done what runs have asked for."""
@@ -278,16 +313,15 @@ class Program:
             s: zeros((self.ir.num_host_transfers, *s.shape), s.dtype.as_jax()) for s in self.d2h
         }
         positions = {s: zeros((), np.int32) for s in (*self.h2d, *self.d2h)}
-        fault = zeros((), np.int32) if self.facts.checks else None
+        fault = zeros((), np.int32) if self._rules else None
         streams: dict[Stream, jax.Array] = {**inputs, **sinks}  # type: ignore[dict-item]
         return Globals(streams, positions, self._constants, fault, seed)
 
     def _check_faults(self, faults: jax.Array) -> None:
-        for replica, number in enumerate(numbers(faults)):
-            if number:
-                op = self.checked[int(number) - 1]
-                assert op.defn.check is not None
-                raise poplar_application_runtime_error(
-                    f"graph {op.graph.id!r}, replica {replica}: `{op}` ({op.location}): "
-                    f"{op.defn.check.rule}"
-                )
+        rules = self._rules
+        broken = [(i, *rules[int(n) - 1]) for i, n in enumerate(numbers(faults)) if n]
+        if broken:  # what one replica made, collectives bring to others
+            replica, op, rule = min(broken, key=lambda b: "collective" in b[1].defn.tags)
+            raise poplar_application_runtime_error(
+                f"graph {op.graph.id!r}, replica {replica}: `{op}` ({op.location}): {rule}"
+            )

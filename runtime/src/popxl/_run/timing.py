@@ -9,16 +9,19 @@ nothing overlaps. `Timing.apart` chooses.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
-from popxl._run.walker import Walker
 from popxl._schedule.schedule import Branch, Fetch, Load, Loop, Run, Step, Store
-from popxl._schedule.segment import Segment
+
+if TYPE_CHECKING:
+    from popxl._schedule.walk import Steps
+    from popxl._storage.moving import Direct
+    from popxl._storage.transit import Transit
 
 
 @dataclass
@@ -100,62 +103,27 @@ class Timing:
         self.programs += 1
 
 
-Do = Callable[[Any, list[Any], int], None]
+class Timer:
+    """Measures the steps of a walk, and names their parts in a profiler's trace."""
 
+    def __init__(self, timing: Timing, moving: Direct | Transit) -> None:
+        self._timing, self._moving = timing, moving
 
-class LabelledWalker(Walker):
-    """A walker that knows which part of the program a step belongs to."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._part = ""
-        self._do = {
-            kind: self._nested(do) if kind in (Loop, Branch) else self._observed(kind, do)
-            for kind, do in self._do.items()
-        }
-
-    def _observed(self, kind: type[Step], do: Do) -> Do:
-        """What is done for a step of a kind that runs no other steps."""
-        return do
-
-    def _nested(self, do: Do) -> Do:
-        def run(step: Step, slots: list[Any], updates: int) -> None:
-            outer, self._part = self._part, step.part or self._part
-            do(step, slots, updates)
-            self._part = outer
-
-        return run
-
-    def _label(self, step: Step) -> str:
-        """The part of a step; a segment may hold ops of several."""
-        if isinstance(step, Run) and not step.part:
-            found = [node.part for node in step.segment.nodes if node.part]
-            return " + ".join(dict.fromkeys(found)) or self._part
-        return step.part or self._part
-
-
-class TimedWalker(LabelledWalker):
-    """A walker that measures, and names the parts in a profiler's trace."""
-
-    def __init__(self, timing: Timing, *args: Any) -> None:
-        self._timing = timing
-        super().__init__(*args)
-        if timing.apart:
-            self._call = self._completing(self._call)
-
-    def _observed(self, kind: type[Step], do: Do) -> Do:
-        def run(step: Any, slots: list[Any], updates: int) -> None:
-            label = self._label(step)
+    def __call__(self, steps: Steps) -> Steps:
+        """See `popxl._schedule.walk`."""
+        for step, at in steps:
+            if isinstance(step, (Loop, Branch)):
+                yield step, at
+                continue
+            label = at.part_of(step)
             waited, start = self._moving.waited, time.perf_counter()
             with jax.profiler.TraceAnnotation(label or "no part"):
-                do(step, slots, updates)
+                yield step, at
                 if self._timing.apart:
-                    self._complete(step, slots)
+                    self._complete(step, at.slots)
             seconds = time.perf_counter() - start
-            waiting = seconds if kind is Fetch else self._moving.waited - waited
+            waiting = seconds if isinstance(step, Fetch) else self._moving.waited - waited
             self._note(step, label, seconds - waiting, waiting)
-
-        return run
 
     def _note(self, step: Step, label: str, seconds: float, waiting: float) -> None:
         part = self._timing.parts.setdefault(label, PartTimes())
@@ -171,20 +139,10 @@ class TimedWalker(LabelledWalker):
             case _:
                 part.rest.add(seconds, waiting)
 
-    # ---- one after the other ------------------------------------------------------------------
     def _complete(self, step: Step, slots: list[Any]) -> None:
-        """Wait for a transfer; for segments `_completing` does, since results may have no slot."""
+        """Wait for a transfer; for segments the program does, since results may have no slot."""
         match step:
             case Load():
                 jax.block_until_ready(slots[step.out])
             case Store():
                 self._moving.complete(step, slots[step.at])
-
-    @staticmethod
-    def _completing(
-        call: Callable[[Segment, Sequence[jax.Array]], Sequence[jax.Array]],
-    ) -> Callable[[Segment, Sequence[jax.Array]], Sequence[jax.Array]]:
-        def run(segment: Segment, arguments: Sequence[jax.Array]) -> Sequence[jax.Array]:
-            return jax.block_until_ready(call(segment, arguments))
-
-        return run

@@ -24,18 +24,20 @@ from popxl._schedule.schedule import (
     Fetch,
     Load,
     Loop,
-    Passed,
     Routine,
     Run,
     Step,
     Store,
 )
 from popxl._schedule.segment import COUNT
-from popxl.errors import popart_exception
+from popxl._schedule.walk import Activation, compute, walk
+from popxl.errors import locate, popart_exception
 
 if TYPE_CHECKING:
     from popxl._schedule.lookahead import Fetched
+    from popxl._schedule.schedule import Index
     from popxl._schedule.segment import Segment
+    from popxl._schedule.walk import Observer
     from popxl._storage.moving import Direct
     from popxl._storage.transit import Transit
     from popxl.streams import Stream
@@ -60,6 +62,12 @@ class Globals:
     seed: jax.Array | None = None
 
 
+def fetched_number(array: jax.Array) -> Index:
+    """The number that an array holds, once it is there; one for each replica where they differ."""
+    found = tuple(int(x.item()) for x in numbers(array))
+    return found[0] if len(set(found)) == 1 else found
+
+
 class Walker:
     """One run of a program.
 
@@ -68,6 +76,8 @@ class Walker:
         number: brings a number to the devices: `number(value, spec) -> array`.
         copy: an array of its own memory with the same values.
         fetched: is told the numbers that are fetched.
+        observer: passes the steps on, see `popxl._schedule.walk`.
+        fetch: waits for a number: `fetch(array) -> number`.
     """
 
     def __init__(
@@ -78,55 +88,58 @@ class Walker:
         moving: Direct | Transit,
         shared: Globals,
         fetched: Fetched,
+        observer: Observer = iter,
+        fetch: Callable[[jax.Array], Index] = fetched_number,
     ) -> None:
-        self._call, self._number, self._copy = call, number, copy
+        self._call, self._number, self._copy, self._fetch_number = call, number, copy, fetch
         self._moving, self._shared, self._fetched = moving, shared, fetched
-        self._do: dict[type[Step], Callable[[Any, list[Any], int], None]] = {
+        self._observer = observer
+        self._do: dict[type[Step], Callable[[Any, Activation], None]] = {
             Load: self._load,
             Store: self._store,
-            Compute: self._compute,
+            Compute: compute,
             Fetch: self._fetch,
             Run: self._run,
-            Loop: self._loop,
-            Branch: self._branch,
+            Loop: lambda *_: None,  # the steps inside follow
+            Branch: self._check_condition,
         }
 
-    def routine(self, routine: Routine, inputs: list[Any], updates: int = 0) -> list[Any]:
-        """Run an activation; returns its slots. `inputs` is emptied."""
-        slots: list[Any] = [None] * routine.size
-        for slot, number in routine.start.items():
-            slots[slot] = number
-        for at, value in zip(routine.inputs, inputs, strict=True):
-            slots[at] = value
-        inputs.clear()
-        do = self._do
-        for step in routine.steps:
-            do[type(step)](step, slots, updates)
-            for slot in step.last:
-                slots[slot] = None
-        return slots
+    def run(self, main: Routine, inputs: list[Any]) -> list[Any]:
+        """Run the program; returns the slots of its main routine. `inputs` is emptied."""
+        activation, do = Activation(main, inputs), self._do
+        step, at = None, activation
+        try:
+            for step, at in self._observer(walk(activation, self._copy)):
+                do[type(step)](step, at)
+        except BaseException as error:
+            if step is not None:
+                locate(error, f"{at.text_of(step)}, of {at.routine.title}", step.location)
+            raise
+        return activation.slots
 
-    # ---- transfers ------------------------------------------------------------------------------
-    def _load(self, step: Load, slots: list[Any], updates: int) -> None:
-        slots[step.out] = self._moving.load(step, slots[step.at])
+    # ---- steps ----------------------------------------------------------------------------------
+    def _load(self, step: Load, at: Activation) -> None:
+        at.slots[step.out] = self._moving.load(step, at.slots[step.at])
 
-    def _store(self, step: Store, slots: list[Any], updates: int) -> None:
-        self._moving.store(step, slots[step.at], slots[step.value])
+    def _store(self, step: Store, at: Activation) -> None:
+        self._moving.store(step, at.slots[step.at], at.slots[step.value])
 
-    def _compute(self, step: Compute, slots: list[Any], updates: int) -> None:
-        results = step.rule(*(slots[s] for s in step.ins))
-        for slot, number in zip(step.outs, results, strict=True):
-            slots[slot] = number
+    def _fetch(self, step: Fetch, at: Activation) -> None:
+        number = self._fetch_number(at.slots[step.value])
+        at.slots[step.out] = number
+        self._fetched.append(number)
 
-    def _fetch(self, step: Fetch, slots: list[Any], updates: int) -> None:
-        found = tuple(int(x.item()) for x in numbers(slots[step.value]))
-        slots[step.out] = found[0] if len(set(found)) == 1 else found
-        self._fetched.append(slots[step.out])
+    def _check_condition(self, step: Branch, at: Activation) -> None:
+        condition = at.slots[step.condition]
+        if isinstance(condition, tuple):
+            raise popart_exception(
+                "the condition of a conditional whose branches move entries of remote buffers "
+                f"differs between replicas: {condition}; it must be the same on all of them"
+            )
 
-    # ---- segments -------------------------------------------------------------------------------
-    def _run(self, step: Run, slots: list[Any], updates: int) -> None:
+    def _run(self, step: Run, at: Activation) -> None:
         self._moving.run(step)
-        segment, shared = step.segment, self._shared
+        segment, shared, slots = step.segment, self._shared, at.slots
         arguments = [slots[s] for s in step.args]
         for i in segment.numbers:
             arguments[i] = self._number(arguments[i], segment.args[i].spec)
@@ -136,7 +149,7 @@ class Walker:
         if segment.is_checked:
             arguments.append(shared.fault)
         if segment.is_rounded:
-            arguments += [shared.seed, self._number(updates + step.updates, COUNT)]
+            arguments += [shared.seed, self._number(at.updates + step.updates, COUNT)]
         for slot in step.last:
             slots[slot] = None
         results = self._call(segment, arguments)
@@ -152,53 +165,3 @@ class Walker:
         if segment.is_checked:
             shared.fault = next(rest)
         self._moving.ran(step, results)
-
-    # ---- routines -------------------------------------------------------------------------------
-    def _loop(self, step: Loop, slots: list[Any], updates: int) -> None:
-        body, routine = step.body, step.body.routine
-        current = [slots[s] for s in body.args]
-        for i in body.copies:
-            current[i] = self._copy(current[i])
-        for slot in body.donated:
-            slots[slot] = None
-        base, each = step.updates
-        outs: list[Any] = []
-        into = {i for _, i in step.carried}
-        for iteration in range(step.count):
-            given = list(current)
-            if iteration == step.count - 1:
-                current.clear()
-            else:
-                for i in routine.consumed:
-                    if i in into:
-                        current[i] = None
-                    else:  # the next iteration is given the same
-                        given[i] = self._copy(given[i])
-            inner = self.routine(routine, given, updates + base + iteration * each)
-            outs = [inner[s] for s in routine.outputs]
-            inner.clear()
-            if iteration < step.count - 1:
-                for k, i in step.carried:
-                    current[i] = outs[k]
-                for i in step.copies:
-                    current[i] = self._copy(current[i])
-                outs.clear()
-        for out, value in zip(body.outs, outs, strict=True):
-            if out is not None:
-                slots[out] = value
-
-    def _branch(self, step: Branch, slots: list[Any], updates: int) -> None:
-        condition = slots[step.condition]
-        if isinstance(condition, tuple):
-            raise popart_exception(
-                "the condition of a conditional whose branches move entries of remote buffers "
-                f"differs between replicas: {condition}; it must be the same on all of them"
-            )
-        taken = 0 if condition else 1
-        passed: Passed = step.branches[taken]
-        inner = self.routine(
-            passed.routine, [slots[s] for s in passed.args], updates + step.updates
-        )
-        for slot, at in zip(step.outs, passed.routine.outputs, strict=True):
-            if slot is not None:
-                slots[slot] = inner[at]

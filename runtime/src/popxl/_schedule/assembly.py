@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from popxl._schedule.index_arithmetic import host_constant
 from popxl._schedule.schedule import Fetch, Run, Slot, Step, Store
@@ -19,6 +19,9 @@ from popxl.tensor import Constant, TensorSpec
 
 if TYPE_CHECKING:
     from popxl._analysis.functional import Node, Value
+
+
+Labelled = TypeVar("Labelled", bound=Step)
 
 
 class Slots:
@@ -79,6 +82,13 @@ class _Piece:
     run: Run | None = None
 
 
+def labelled(step: Labelled, node: Node) -> Labelled:
+    """Give a step the part and the location of the op of a node."""
+    step.part = node.part
+    step.location = "" if node.op is None else node.op.location
+    return step
+
+
 class Assembly:
     """The steps of one routine, while they are made.
 
@@ -103,8 +113,7 @@ class Assembly:
 
     def step(self, step: Step, node: Node) -> None:
         """Add what the host does for a node."""
-        step.part = node.part
-        self.steps.append(step)
+        self.steps.append(labelled(step, node))
 
     # ---- where values are -----------------------------------------------------------------------
     def place(self, value: Value, slot: Slot) -> None:
@@ -198,6 +207,8 @@ class Assembly:
             piece.run = Run(segment=piece.segment, args=(), updates=piece.updates)
             parts = {node.part for node in piece.segment.nodes if node.kind == "op"}
             piece.run.part = parts.pop() if len(parts) == 1 else ""
+            ops = (node.op for node in piece.segment.nodes if node.op is not None)
+            piece.run.location = next((op.location for op in ops), "")
             self._closed.append(piece)
             self.steps.append(piece.run)
         self.open = self._new_piece()

@@ -8,17 +8,18 @@ a buffer is loaded from after it was stored to, or where `_BYTES` or `_ENTRIES` 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from popxl._analysis.functional import count_updates, functionalise
 from popxl._ir.regions import regions
-from popxl._schedule.assembly import Assembly
+from popxl._schedule.assembly import Assembly, labelled
 from popxl._schedule.donation import copy_borrowed_entries, donate
 from popxl._schedule.flatten import Flattener
 from popxl._schedule.index_arithmetic import host_rule, is_host_kind
 from popxl._schedule.nested import Nested
-from popxl._schedule.schedule import Compute, Load, Routine, Run, Schedule, Slot, Store, calls
+from popxl._schedule.schedule import Compute, Load, Routine, Run, Schedule, Slot, Store
+from popxl._schedule.walk import routines_by_part
 from popxl.ops.remote import REMOTE_LOAD, REMOTE_STORE
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def build_schedule(ir: Ir) -> Schedule:
     _check_inputs(ir)
     graph = functionalise(ir.main_graph)
     main = _Program().routine(graph, frozenset(), range(len(graph.outputs)))
-    routines = list(_reached(main))
+    routines = list(dict.fromkeys(routine for routine, _ in routines_by_part(main)))
     copy_borrowed_entries(routines)
     runs = [step for r in routines for step in r.steps if isinstance(step, Run)]
     return Schedule(graph, main, routines, [run.segment for run in runs])
@@ -54,17 +55,6 @@ def _check_inputs(ir: Ir) -> None:
                 f"the program reads {t.id!r}, an input of the main graph, which nothing calls, so "
                 "it has no value: make it a variable, a constant or a host_load"
             )
-
-
-def _reached(routine: Routine, seen: set[Routine] | None = None) -> Iterator[Routine]:
-    """`routine` and all that it calls, these first, each once."""
-    seen = set() if seen is None else seen
-    for step in routine.steps:
-        for passed in calls(step):
-            if passed.routine not in seen:
-                yield from _reached(passed.routine, seen)
-    seen.add(routine)
-    yield routine
 
 
 class _Program:
@@ -215,8 +205,7 @@ class _Builder:
         buffer = node.attrs["buffer"]
         at = self._index(node, 1)
         slot = self._assembly.array(node.inputs[0])
-        store = Store(value=slot, buffer=buffer, at=at)
-        store.part = node.part
+        store = labelled(Store(value=slot, buffer=buffer, at=at), node)
         piece = self._assembly.open
         if slot in piece.results.values() or self._waits(buffer):
             piece.waiting.append(store)
@@ -239,6 +228,6 @@ def _candidates(graph: Functional) -> set[int]:
     for site in graph.graph._call_sites:
         for region in regions(site):
             if region.graph is graph.graph and region.kind == "always":
-                found |= set(range(region.carried))
+                found |= {i for _, i in region.carried}
                 found |= {i for i, at in enumerate(region.inputs) if at in site.site_modified}
     return found

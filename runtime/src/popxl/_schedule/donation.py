@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from popxl._ir.switches import STEPWISE, is_on
 from popxl._schedule.schedule import (
     Branch,
     Load,
@@ -140,7 +141,7 @@ class _Donor:
         segment, uses = step.segment, Counter(step.args)
         room = Counter((s.shape, s.dtype) for s in segment.result_specs)
         donated = []
-        for i in _changed_first(segment):
+        for i in () if is_on(STEPWISE) else _changed_first(segment):
             slot = step.args[i]
             if i in segment.numbers:
                 continue

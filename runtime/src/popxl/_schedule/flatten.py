@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from popxl._analysis.functional import Copy, Functional, Node, PureRegion, Value
+from popxl._analysis.functional import Copy, Functional, Node, Value
+from popxl._ir.regions import Region
 from popxl._schedule.index_arithmetic import host_rule
 from popxl.ops.remote import REMOTE_LOAD, REMOTE_STORE
 
@@ -118,7 +119,7 @@ class Flattener:
     def _call(copy: Copy, node: Node, half: Functional, known: dict[Value, Value]) -> None:
         ins, outs = range(len(half.inputs)), range(len(half.outputs))
         outputs = [Value(v.tensor, v.version) for v in half.outputs]
-        region = PureRegion(half, tuple(ins), tuple(outs))
+        region = Region(half, tuple(ins), tuple(outs))
         inputs = [known[v] for v in half.inputs]
         copy.nodes.append(Node("op", node.op, inputs, outputs, (region,), node.part))
         known.update(zip(half.outputs, outputs, strict=True))

@@ -11,7 +11,7 @@ import math
 import operator
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -60,9 +60,12 @@ def host_rule(op: Op) -> Rule | None:
         return None
     (out,) = op.outputs
     dtype = np.dtype(out.dtype.as_jax())
-    return None if dtype.kind == "b" else partial(_wrapped, meaning, np.iinfo(dtype))
+    if dtype.kind == "b":
+        return None
+    limits = np.iinfo(dtype)
+    return partial(_wrapped, meaning, int(limits.min), 2**limits.bits)
 
 
-def _wrapped(meaning: Callable[..., int], of: Any, *numbers: int) -> tuple[int, ...]:
-    """`meaning`, in the integers that there are."""
-    return ((meaning(*numbers) - of.min) % 2**of.bits + of.min,)
+def _wrapped(meaning: Callable[..., int], low: int, count: int, *numbers: int) -> tuple[int, ...]:
+    """`meaning`, in the `count` integers that there are from `low` on."""
+    return ((meaning(*numbers) - low) % count + low,)

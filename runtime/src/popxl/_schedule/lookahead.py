@@ -8,7 +8,7 @@ where a number is needed that only the devices know, and goes on once it was fet
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from popxl._schedule.schedule import (
@@ -24,11 +24,10 @@ from popxl._schedule.schedule import (
     Store,
     calls,
 )
+from popxl._schedule.walk import Activation, compute, routines_by_part, walk
 
 if TYPE_CHECKING:
     from popxl._schedule.schedule import Index
-
-Numbers = list[Any]  # by position; None: no number that the host knows
 
 
 class Event(NamedTuple):
@@ -42,64 +41,32 @@ class Event(NamedTuple):
     entry: Index = 0
 
 
-def upcoming(
-    routine: Routine, fetched: deque[Any], given: Iterable[Any] = ()
-) -> Generator[Event | None, None, Numbers]:
-    """The events of an activation in the order in which the walker does them.
+def upcoming(main: Routine, fetched: deque[Any] | None = None) -> Iterator[Event | None]:
+    """The events of a run in the order in which the walker does them.
 
     Args:
         fetched: numbers that the walker has fetched from the devices, in order; they are taken.
-        given: numbers among the routine's inputs.
+            None: they are 0.
 
     Yields:
         Events; None as long as a number is missing.
-
-    Returns:
-        Numbers among the routine's outputs.
     """
-    numbers: dict[int, Any] = dict(routine.start)
-    numbers.update(
-        (slot, value)
-        for slot, value in zip(routine.inputs, given, strict=False)
-        if value is not None
-    )
-    for step in routine.steps:
+    arrays = [None] * len(main.inputs)
+    for step, at in walk(Activation(main, arrays)):
         match step:
             case Load() | Store():
-                yield Event(step, numbers[step.at])
+                yield Event(step, at.slots[step.at])
             case Run():
                 yield Event(step)
             case Compute():
-                found = step.rule(*(numbers[s] for s in step.ins))
-                numbers.update(zip(step.outs, found, strict=True))
+                compute(step, at)
             case Fetch():
-                while not fetched:
+                while fetched is not None and not fetched:
                     yield None
-                numbers[step.out] = fetched.popleft()
-            case Loop():
-                yield from _iterations(step, numbers, fetched)
+                at.slots[step.out] = fetched.popleft() if fetched else 0
             case Branch():
-                condition = numbers[step.condition]
-                while isinstance(condition, tuple):  # the walker will raise
+                while isinstance(at.slots[step.condition], tuple):  # the walker will raise
                     yield None
-                yield from upcoming(step.branches[0 if condition else 1].routine, fetched)
-    return [numbers.get(slot) for slot in routine.outputs]
-
-
-def _iterations(
-    step: Loop, numbers: dict[int, Any], fetched: deque[Any]
-) -> Generator[Event | None, None, None]:
-    current = [numbers.get(slot) for slot in step.body.args]
-    outs: Numbers = []
-    for _ in range(step.count):
-        outs = yield from upcoming(step.body.routine, fetched, current)
-        for k, i in step.carried:
-            current[i] = outs[k]
-    numbers.update(
-        (slot, value)
-        for slot, value in zip(step.body.outs, outs, strict=False)
-        if slot is not None and value is not None
-    )
 
 
 class Fetched:
@@ -119,29 +86,9 @@ class Fetched:
             waiting.append(number)
 
 
-class _Zeros(deque[Any]):
-    """Stands for numbers that nobody has fetched: zeros."""
-
-    def __bool__(self) -> bool:
-        return True
-
-    def popleft(self) -> int:
-        return 0
-
-
 def expected(schedule: Schedule) -> Iterator[Event]:
     """The events of a run. Numbers that only devices know are taken to be 0."""
-    return filter(None, upcoming(schedule.main, _Zeros()))
-
-
-def accesses(schedule: Schedule) -> Counter[tuple[Load | Store, int]]:
-    """How often each load and store of an `expected` run is of which entry; replicas are taken to
-    be alike."""
-    found: Counter[tuple[Load | Store, int]] = Counter()
-    for step, entry in expected(schedule):
-        if not isinstance(step, Run):
-            found[step, entry[0] if isinstance(entry, tuple) else entry] += 1
-    return found
+    return filter(None, upcoming(schedule.main))
 
 
 # ---- the window ---------------------------------------------------------------------------------
@@ -152,59 +99,33 @@ def window_of(schedule: Schedule) -> int:
     (a micro-batch); a loop around such loops is an optimizer step. What is loaded outside of loops
     counts by parts of the program. The largest counts.
     """
-    found = _Layers()
-    found.add(schedule.main, "")
-    return 2 * found.largest
+    loaded: dict[Routine, int] = {}  # bytes that an activation loads, each loop inside it run once
+    depth: dict[Routine, int] = {}  # how deep loops that load are nested
+    for routine in schedule.routines:
+        inner = [(step, passed.routine) for step in routine.steps for passed in calls(step)]
+        depth[routine] = max((depth[r] + _repeats(s) for s, r in inner if loaded[r]), default=0)
+        loaded[routine] = sum(_nbytes(step, loaded) for step in routine.steps)
 
+    def is_layer(step: Step) -> bool:
+        return _repeats(step) and depth[calls(step)[0].routine] < 2
 
-class _Layers:
-    """The largest layer of a schedule; each routine is looked at once."""
-
-    def __init__(self) -> None:
-        self.largest = 0
-        self._seen: set[tuple[Routine, str]] = set()
-        self._loaded: dict[Routine, int] = {}
-        self._depth: dict[Routine, int] = {}
-
-    def add(self, routine: Routine, part: str) -> None:
-        """Look at an activation that belongs to a part of the program."""
-        if (routine, part) in self._seen:
-            return
-        self._seen.add((routine, part))
+    largest = 0
+    for routine, part in routines_by_part(schedule.main, is_layer):
         alone: Counter[str] = Counter()
         for step in routine.steps:
-            label = step.part or part
             if isinstance(step, Load):
-                alone[label] += step.nbytes
-            elif _repeats(step) and self.depth(calls(step)[0].routine) < 2:
-                self.largest = max(self.largest, self.loaded(calls(step)[0].routine))
-            else:
-                for passed in calls(step):
-                    self.add(passed.routine, label)
-        self.largest = max(self.largest, *alone.values(), 0)
+                alone[step.part or part] += step.nbytes
+            elif is_layer(step):
+                largest = max(largest, _nbytes(step, loaded))
+        largest = max(largest, *alone.values(), 0)
+    return 2 * largest
 
-    def depth(self, routine: Routine) -> int:
-        """How deep loops that load are nested in a routine."""
-        if routine not in self._depth:
-            inner = [
-                self.depth(passed.routine) + _repeats(step)
-                for step in routine.steps
-                for passed in calls(step)
-                if self.loaded(passed.routine)
-            ]
-            self._depth[routine] = max(inner, default=0)
-        return self._depth[routine]
 
-    def loaded(self, routine: Routine) -> int:
-        """Bytes of entries that an activation loads, each loop inside it run once."""
-        if routine not in self._loaded:
-            self._loaded[routine] = sum(map(self._by, routine.steps))
-        return self._loaded[routine]
-
-    def _by(self, step: Step) -> int:
-        if isinstance(step, Load):
-            return step.nbytes
-        return max((self.loaded(passed.routine) for passed in calls(step)), default=0)
+def _nbytes(step: Step, loaded: Mapping[Routine, int]) -> int:
+    """Bytes that a step loads, given what routines do."""
+    if isinstance(step, Load):
+        return step.nbytes
+    return max((loaded[passed.routine] for passed in calls(step)), default=0)
 
 
 def _repeats(step: Step) -> bool:

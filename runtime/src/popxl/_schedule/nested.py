@@ -9,7 +9,8 @@ from popxl._schedule.assembly import Assembly
 from popxl._schedule.schedule import Branch, Loop, Passed, Routine, Slot
 
 if TYPE_CHECKING:
-    from popxl._analysis.functional import Node, PureRegion
+    from popxl._analysis.functional import Functional, Node
+    from popxl._ir.regions import Region
 
 
 class Nested:
@@ -41,7 +42,7 @@ class Nested:
     def _iterate(
         self,
         node: Node,
-        region: PureRegion,
+        region: Region[Functional],
         args: dict[int, Slot],
         known: frozenset[int],
         zeros: Sequence[int],
@@ -95,14 +96,14 @@ class Nested:
             args[i] = slot
         return found
 
-    def _zeros(self, node: Node, region: PureRegion) -> tuple[int, ...]:
+    def _zeros(self, node: Node, region: Region[Functional]) -> tuple[int, ...]:
         """Inputs of the graph that are zeros at first, and that it changes."""
         changed = {i for k, i in region.carried if k >= len(region.graph.graph._outputs)}
         return tuple(
             i for i in sorted(changed) if self._assembly.is_zeros(node.inputs[_at(region, i)])
         )
 
-    def _known(self, node: Node, region: PureRegion) -> frozenset[int]:
+    def _known(self, node: Node, region: Region[Functional]) -> frozenset[int]:
         """Inputs of the graph that are numbers in all iterations."""
         own = len(region.graph.graph._outputs)
         changed = {i for k, i in region.carried if k >= own}
@@ -123,7 +124,7 @@ class Nested:
             known -= lost
         return frozenset(known)
 
-    def _argument(self, node: Node, region: PureRegion, index: int, known: bool) -> Slot:
+    def _argument(self, node: Node, region: Region[Functional], index: int, known: bool) -> Slot:
         value = node.inputs[_at(region, index)]
         slot = self._assembly.number(value) if known else self._assembly.array(value)
         assert slot is not None
@@ -165,7 +166,7 @@ def _passed_on(passed: Passed, output: int) -> Slot | None:
     return passed.args[routine.inputs.index(slot)] if slot in routine.inputs else None
 
 
-def _at(region: PureRegion, index: int) -> int:
+def _at(region: Region[Functional], index: int) -> int:
     at = region.inputs[index]
     assert at is not None
     return at

@@ -33,10 +33,12 @@ class Step:
     Attributes:
         last: slots whose value nothing needs after this step, and that it does not give away.
         part: label of the part of the program it belongs to (see `popxl.plan.part`).
+        location: `file:line` of the user's code; of a run, that of its first op.
     """
 
     last: tuple[Slot, ...] = ()
     part: str = ""
+    location: str = ""
 
     def reads(self) -> Iterator[Slot]:
         """Slots whose values it takes."""
@@ -304,7 +306,7 @@ def _routine_lines(routine: Routine, ahead: Mapping[Run, str]) -> Iterator[str]:
             yield f"  # {part or 'no part'}"
         if isinstance(step, Run) and step in ahead:
             yield f"  # {ahead[step]}"
-        yield f"  {_step_text(step, routine)}{_last_text(step)}"
+        yield f"  {step_text(step, routine.start)}{_last_text(step)}"
 
 
 def _last_text(step: Step) -> str:
@@ -315,9 +317,11 @@ def _slots(slots: Any) -> str:
     return ", ".join(f"%{s}" for s in slots if s is not None)
 
 
-def _step_text(step: Step, routine: Routine) -> str:
+def step_text(step: Step, known: Mapping[Slot, Index]) -> str:
+    """A step as text, with the numbers of slots where they are known."""
+
     def number(slot: Slot) -> str:
-        return str(routine.start[slot]) if slot in routine.start else f"%{slot}"
+        return str(known[slot]) if slot in known else f"%{slot}"
 
     match step:
         case Load():

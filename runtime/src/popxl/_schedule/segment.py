@@ -8,14 +8,15 @@ part (`popxl._compile.segment_function`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from popxl import dtypes
 from popxl._analysis.effects import Effects
-from popxl._analysis.functional import count_updates, effects_of
+from popxl._analysis.functional import count_updates, effects_of_nodes
+from popxl._ir.switches import STEPWISE, is_on
 from popxl.tensor import Constant, TensorSpec
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ class Facts:
         replicas: number of replicas.
         transfers: transfers of each stream in a run.
         platform: where the segments run.
+        watched: ops whose results must be finite, with a number for each, after those of checks.
+        infinite: whether infinities are no finite values either; NaN never is.
     """
 
     checks: dict[Op, int]
@@ -43,6 +46,8 @@ class Facts:
     replicas: int
     transfers: int
     platform: str
+    watched: Mapping[Op, int] = field(default_factory=dict)
+    infinite: bool = False
 
 
 @dataclass(eq=False)
@@ -69,7 +74,7 @@ class Segment:
     @cached_property
     def effects(self) -> Effects:
         """Streams it uses, checks, and whether it acts on the outside world."""
-        return effects_of(self.nodes)
+        return effects_of_nodes(self.nodes)
 
     @cached_property
     def streams(self) -> list[Stream]:
@@ -106,8 +111,9 @@ class Segment:
 
     @cached_property
     def is_checked(self) -> bool:
-        """Whether it has ops whose rules on values are checked."""
-        return not facts_of(self).checks.keys().isdisjoint(self.effects.checks)
+        """Whether it has ops whose rules on values are checked, or whose results are watched."""
+        facts = facts_of(self)
+        return bool(facts.watched) or not facts.checks.keys().isdisjoint(self.effects.checks)
 
     @cached_property
     def is_rounded(self) -> bool:
@@ -182,5 +188,6 @@ def result_specs(segment: Segment) -> list[TensorSpec]:
 def donated(segment: Segment) -> tuple[int, ...]:
     """The arguments that are donated: those that the schedule gives, and streams stored to."""
     first = len(segment.args)
-    sinks = [first + i for i, s in enumerate(segment.streams) if s in segment.sinks]
+    streams = () if is_on(STEPWISE) else segment.streams
+    sinks = [first + i for i, s in enumerate(streams) if s in segment.sinks]
     return (*segment.donated, *sinks)

@@ -125,7 +125,7 @@ class Scratch:
 
     _opened: ClassVar[dict[tuple[Path, int], Scratch]] = {}
     _opening: ClassVar[threading.RLock] = threading.RLock()
-    """Held while one is opened or closed; the garbage collector may close one meanwhile."""
+    """Of these, and of how many use each; the garbage collector may close one meanwhile."""
 
     def __init__(self, folder: Path, process: int = 0, kept: int = 2**28) -> None:
         """Make the folder if it is not there, and throw away what the last run left in it: its host
@@ -138,14 +138,14 @@ class Scratch:
         Raises:
             DiskError: another process uses the folder, or it cannot be written.
         """
-        self.place = folder
+        self.place, self._process = folder, process
         self.folder = folder / f"{_NAME}-{process}"
         self.read = self.written = 0
         self.memory = Memory(kept)
         self.pool = ThreadPoolExecutor(THREADS, _POOL)
         self._count, self._users, self._local = 0, 0, threading.local()
         self._begun: dict[int, float] = {}  # requests under way: thread to monotonic time
-        self._counting = threading.Lock()
+        self._counting, self._closing, self._closed = threading.Lock(), False, threading.Event()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._locked = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
@@ -158,12 +158,16 @@ class Scratch:
             raise DiskError(
                 f"the disk folder {folder} is in use by another run: give each run its own"
             ) from error
-        for left in self.folder.iterdir():
-            if left.name != _LOCK:
-                with suppress(OSError):
-                    left.unlink()
-        raise_descriptors()  # each buffer on disk takes one
-        self.direct = self._allows_direct()
+        try:
+            for left in self.folder.iterdir():
+                if left.name != _LOCK:
+                    with suppress(OSError):
+                        left.unlink()
+            raise_descriptors()  # each buffer on disk takes one
+            self.direct = self._allows_direct()
+        except OSError as error:
+            os.close(self._locked)
+            raise _error(f"the disk folder {folder} cannot be cleared", error) from error
 
     def _allows_direct(self) -> bool:
         flag = getattr(os, "O_DIRECT", 0)
@@ -189,24 +193,31 @@ class Scratch:
     def opened(cls, folder: str | os.PathLike[str], process: int = 0) -> Scratch:
         """The folder, which several programs of a process share. Each closes it once."""
         key = Path(folder).absolute(), process
-        with cls._opening:
-            found = cls._opened.get(key)
-            if found is None:
-                found = cls._opened[key] = cls(*key)
-            found._users += 1
-            return found
+        while True:
+            with cls._opening:
+                scratch = cls._opened.get(key)
+                if scratch is None:
+                    scratch = cls._opened[key] = cls(*key)
+                if not scratch._closing:
+                    scratch._users += 1
+                    return scratch
+            scratch._closed.wait()
 
     def close(self) -> None:
         """Remove the files, when nobody uses the folder any more."""
         with self._opening:
             self._users -= 1
-            if self._users > 0:
+            if self._users > 0 or self._closing:
                 return
-            for key in [key for key, scratch in self._opened.items() if scratch is self]:
-                del self._opened[key]
+            self._closing = True
+        try:
             self.pool.shutdown(wait=True, cancel_futures=True)
+        finally:
             shutil.rmtree(self.folder, ignore_errors=True)
             os.close(self._locked)
+            with self._opening:
+                self._opened.pop((self.place, self._process), None)
+            self._closed.set()
 
     @property
     def is_own_thread(self) -> bool:

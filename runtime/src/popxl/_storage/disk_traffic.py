@@ -4,9 +4,9 @@ A store hands an array to a thread, and a load of what is not written yet takes 
 read what comes next (`popxl._schedule.lookahead`), within a number of bytes. The memory of what is
 written takes what is read (`popxl._storage.entry_memory`).
 
-The thread that walks owns what is read ahead and the order of events. It shares what waits to be
-written with the folder's threads, under `Traffic.changed`. After a run nothing is read ahead; what
-waits to be written stays until it is.
+The thread that walks owns the order of events; of several that share a folder one walks at a time.
+They and the folder's threads share what waits to be written and what is read ahead, under
+`Traffic.changed`. After a run nothing is read ahead; what waits to be written stays until it is.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 import jax
 import numpy as np
 
+from popxl._devices import forks
 from popxl._devices.cpu import Recycled
+from popxl._ir.switches import STEPWISE, is_on
 from popxl._schedule.schedule import Load, Run, Store
 from popxl._storage.disk import Scratch, requests_of, slot_of
 
@@ -75,6 +77,7 @@ class Traffic:
     """
 
     _of: ClassVar[weakref.WeakValueDictionary[Scratch, Traffic]] = weakref.WeakValueDictionary()
+    _finding = threading.RLock()
 
     def __init__(self, scratch: Scratch) -> None:
         self.scratch, self.recycled = scratch, Recycled(DISK_WINDOW)
@@ -85,6 +88,7 @@ class Traffic:
         self._reading_bytes = 0
         self.waiting = 0
         self.changed = threading.Condition()
+        self._walking = threading.Lock()
 
     @classmethod
     def opened(cls, folder: str | os.PathLike[str], process: int) -> Traffic:
@@ -94,7 +98,8 @@ class Traffic:
             DiskError: see `Scratch`.
         """
         scratch = Scratch.opened(folder, process)
-        return cls._of.get(scratch) or cls._of.setdefault(scratch, cls(scratch))
+        with cls._finding:
+            return cls._of.get(scratch) or cls._of.setdefault(scratch, cls(scratch))
 
     def close(self) -> None:
         """The folder is used no more.
@@ -102,6 +107,8 @@ class Traffic:
         The garbage collector may find that out in a thread of the disk, which cannot wait for
         itself: then another does.
         """
+        if forks.is_forked():  # it is that of the process that goes on
+            return
         if self.scratch.is_own_thread:
             threading.Thread(target=self.close, name="popxl-close").start()
             return
@@ -117,14 +124,15 @@ class Traffic:
         Args:
             coming: what it does, from `popxl._schedule.lookahead.upcoming`.
         """
-        self._coming = coming
-        self._filed = {buffer: e for buffer, e in entries.items() if e.may_be_filed}
-        self._ahead()
-        try:
-            yield
-        finally:
-            self._coming, self._undone, self._filed = iter(()), [], {}
-            self._forget()
+        with self._walking:
+            self._coming = coming
+            self._filed = {buffer: e for buffer, e in entries.items() if e.may_be_filed}
+            self._ahead()
+            try:
+                yield
+            finally:
+                self._coming, self._undone, self._filed = iter(()), [], {}
+                self._forget()
 
     def done(self, kind: type[Load | Store], buffer: RemoteBuffer, index: Index) -> None:
         """An entry is about to be loaded, or was stored."""
@@ -152,10 +160,11 @@ class Traffic:
 
     def taken(self, file: EntryFile, index: int) -> Future[jax.Array] | None:
         """What was read ahead of an entry, if it was; nobody has it any more."""
-        found = self._reading.pop((file, index), None)
-        if found is not None:
-            self._reading_bytes -= file.nbytes
-        return found
+        with self.changed:
+            found = self._reading.pop((file, index), None)
+            if found is not None:
+                self._reading_bytes -= file.nbytes
+            return found
 
     def _ahead(self) -> None:
         """Read what is loaded next, but not past a store to the same entry."""
@@ -181,8 +190,9 @@ class Traffic:
             if file.traffic is self and file.is_written(at):
                 if not has_room(self._reading_bytes, file.nbytes, AHEAD):
                     return False
-                self._reading[place] = file.begin(at, step.donates)
-                self._reading_bytes += file.nbytes
+                with self.changed:
+                    self._reading[place] = file.begin(at, step.donates)
+                    self._reading_bytes += file.nbytes
         return True
 
     def settle(self) -> None:
@@ -192,10 +202,11 @@ class Traffic:
             self.changed.wait_for(lambda: not self.waiting)
 
     def _forget(self) -> None:
-        for (file, _), future in self._reading.items():
-            future.cancel()
-            self._reading_bytes -= file.nbytes
-        self._reading.clear()
+        with self.changed:
+            for future in self._reading.values():
+                future.cancel()
+            self._reading.clear()
+            self._reading_bytes = 0
 
 
 @dataclass(eq=False)
@@ -263,7 +274,8 @@ class EntryFile:
 
     def close(self) -> None:
         """Remove the file."""
-        self._file.close()
+        if not forks.is_forked():
+            self._file.close()
 
     def is_written(self, index: int) -> bool:
         """Whether the file has the entry's newest value."""
@@ -284,6 +296,9 @@ class EntryFile:
             self._waiting[index] = waiting
         traffic.taken(self, index)  # and nobody reads ahead what the file still has
         traffic.scratch.pool.submit(self._write, index, waiting)
+        if is_on(STEPWISE):
+            traffic.settle()
+            self._check()
 
     def forget(self, index: int) -> None:
         """Let an entry be one that was never stored."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from popxl._schedule.schedule import Load, Run, Store
 from popxl._storage.moving import EntriesOf, is_there, wait_for
+from popxl.errors import locate
 
 if TYPE_CHECKING:
     from popxl._schedule.lookahead import Event
@@ -53,7 +54,7 @@ class Transit:
         self._loads: deque[tuple[Load, Any]] = deque()
         self._loads_nbytes = 0
         self._unstored: Counter[tuple[RemoteBuffer, int]] = Counter()  # stores not done
-        self._leaving: list[tuple[Store, int, Any]] = []  # consecutive stores
+        self._leaving: list[tuple[Store, int, Any, Any]] = []  # consecutive stores
         self._stores: deque[tuple[Any, int]] = deque()
         self._stores_nbytes = 0
 
@@ -83,7 +84,8 @@ class Transit:
             self.send()
             self._entries[step.buffer].store(index, value, step.copies)
         else:
-            self._leaving.append((step, index, value))
+            to = self._entries[step.buffer].arriving(index)
+            self._leaving.append((step, index, value, to))
 
     def run(self, step: Run) -> None:
         """Dispatch what `step`, which is dispatched next, can hide."""
@@ -171,9 +173,16 @@ class Transit:
     def _bring(self, batch: Sequence[tuple[Load, int]]) -> None:
         if not batch:
             return
-        found = [self._entries[step.buffer].departing(i, step.donates) for step, i in batch]
+        found = [self._departing(step, index) for step, index in batch]
         arrays = self._put([array for array, _ in found], [to for _, to in found])
         self._loads.extend((step, a) for (step, _), a in zip(batch, arrays, strict=True))
+
+    def _departing(self, step: Load, index: int) -> tuple[Any, Any]:
+        try:
+            return self._entries[step.buffer].departing(index, step.donates)
+        except Exception as error:  # the walker is not there yet
+            locate(error, f"load entry {index}", step.location)
+            raise
 
     def _has_room(self, nbytes: int) -> bool:
         """Whether the window takes another load. Loads may always have half of it; stores that
@@ -193,9 +202,8 @@ class Transit:
         if not self._leaving:
             return
         leaving, self._leaving = self._leaving, []
-        to = [self._entries[step.buffer].arriving(i) for step, i, _ in leaving]
-        arrays = self._put([value for _, _, value in leaving], to)
-        for (step, index, _), array in zip(leaving, arrays, strict=True):
+        arrays = self._put([value for *_, value, _ in leaving], [to for *_, to in leaving])
+        for (step, index, *_), array in zip(leaving, arrays, strict=True):
             self._entries[step.buffer].arrived(index, array)
             self._stores.append((array, step.nbytes))
             self._stores_nbytes += step.nbytes

@@ -4,6 +4,10 @@ A session begins with the data of the program's variables. Whatever it is given 
 host from then on is its own: two sessions of one program do not see each other's values. Arrays
 are shared until one of the sessions changes or shows its own, which is live: the user may hold it.
 A session that begins later begins with what any session brought to the host last.
+
+Each session may have a thread of its own. Only the owner of an array writes to it, under the Ir's
+lock. What sessions share and nobody owns is never written; what another session owns is copied
+under the lock where it is read. A memory map is one for all: its users take turns.
 """
 
 from __future__ import annotations
@@ -75,12 +79,13 @@ class HostValues:
         self.ir = ir
         self.stale: set[Variable] = set()
         self.lost: set[Variable] = set()
-        self._arrays = {v: v._data for v in ir.main_graph.variables}
         self._own: set[Variable] = set()  # whose array is this session's
         self._sources: dict[Variable, Source] = {}  # what makes a value that is in no array yet
         self.concurrent: set[Variable] = set()
         self._of_all_replicas: dict[Variable, np.ndarray] = {}
-        ir._host_values.add(self)
+        with ir._host_lock:
+            self._arrays = {v: v._data for v in ir.main_graph.variables}
+            ir._host_values.add(self)
 
     @property
     def variables(self) -> list[Variable]:
@@ -157,7 +162,12 @@ class HostValues:
     # ---- reading --------------------------------------------------------------------------------
     def value(self, var: Variable) -> np.ndarray:
         """The value; what has a source is made anew, and kept by nobody."""
-        return self._sources[var]() if var in self._sources else self._arrays[var]
+        if var in self._sources:
+            return self._sources[var]()
+        with self.ir._host_lock:
+            array = self._arrays[var]
+            owned = any(var in other._own for other in self._sharing(var, array))
+            return np.array(array) if owned else array
 
     def on_demand(self, var: Variable) -> OnDemand | None:
         """What makes the value, or a part of it, if it was given so."""
@@ -184,9 +194,10 @@ class HostValues:
                 values = host_value(t, lambda replica: self.on_replica(t, replica))
                 self._of_all_replicas[t] = np.array(values)
             return self._of_all_replicas[t]
-        if self._arrays[t].flags.writeable:
-            self._make_own(t)
-        return self._arrays[t]
+        with self.ir._host_lock:
+            if self._arrays[t].flags.writeable:
+                self._make_own(t)
+            return self._arrays[t]
 
     # ---- writing --------------------------------------------------------------------------------
     def write(self, var: Variable, data: np.ndarray | Source, concurrent: bool = False) -> None:
@@ -217,15 +228,15 @@ class HostValues:
 
     def fill(self, var: Variable, value: np.ndarray) -> None:
         """Copy a value into the session's array, which new sessions then begin with."""
-        self._make_own(var)
-        array = self._arrays[var]
+        with self.ir._host_lock:
+            self._make_own(var)
+            array = self._arrays[var]
+            if not isinstance(array, np.memmap):
+                self._leave_to_others(var, array)
+            np.copyto(array, value)
+            var._data = array
         if isinstance(array, np.memmap):
-            np.copyto(array, value)
             array.flush()
-        else:
-            self._leave_to_others(var, array)
-            np.copyto(array, value)
-        var._data = array
         self._sources.pop(var, None)
         self.concurrent.discard(var)
 
@@ -240,8 +251,7 @@ class HostValues:
         array = self._arrays[var]
         if var in self._own or isinstance(array, np.memmap):
             return
-        owned = any(var in other._own for other in self._sharing(var, array))
-        if owned or not array.flags.writeable:
+        if self._sharing(var, array) or not array.flags.writeable:
             self._arrays[var] = np.array(array)
         self._own.add(var)
 

@@ -23,10 +23,11 @@ def outputs_as_called(*specs: TensorSpec, graph: Graph, **_: Any) -> list[Tensor
     return [t.spec for t in graph._outputs]
 
 
-def regions_of_call(op: Op) -> list[Region]:
+def regions_of_call(op: Op) -> list[Region[Graph]]:
     """What a call or a repeat runs."""
-    graph, carried = op.attrs["graph"], op.attrs.get("carried", 0)
+    graph = op.attrs["graph"]
     ins, outs = range(len(graph._inputs)), range(len(graph._outputs))
+    carried = tuple((k, k) for k in range(op.attrs.get("carried", 0)))
     return [Region(graph, tuple(ins), tuple(outs), carried, op.attrs.get("count", 1))]
 
 

@@ -38,7 +38,7 @@ def _infer(*specs: TensorSpec, then: Graph, otherwise: Graph) -> list[TensorSpec
     return [t.spec for t in then._outputs]
 
 
-def _regions(op: Op) -> list[Region]:
+def _regions(op: Op) -> list[Region[Graph]]:
     graphs = {True: op.attrs["then"], False: op.attrs["otherwise"]}
     return [
         Region(g, tuple(_branch_inputs(op, then)), tuple(range(len(g._outputs))), kind="branch")

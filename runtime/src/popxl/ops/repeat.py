@@ -47,6 +47,10 @@ def repeat(
     first they are the outputs of the one before. The other inputs keep their values, unless they
     are by-reference and the graph changes them.
 
+    A by-reference input that is carried, and that the graph changes, is what it stands for: after
+    each iteration, also the last or only one, that holds the output. A `call` leaves there what the
+    graph made of it.
+
     Raises:
         TypeError: `repeat_count` is no integer.
         ValueError: `repeat_count` is negative, or wrong number of inputs.

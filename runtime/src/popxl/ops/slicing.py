@@ -22,12 +22,12 @@ from popxl.tensor import Tensor
 INT_MIN = -(2**31)
 INT_MAX = 2**31 - 1
 
-Region = tuple[tuple[int, int, int], ...]
+Slices = tuple[tuple[int, int, int], ...]
 _Bound = int | Sequence[int | None] | None
 
 
 # ---- meaning ------------------------------------------------------------------------------------
-def _ascending(region: Region) -> tuple[list[tuple[int, int, int]], list[int]]:
+def _ascending(region: Slices) -> tuple[list[tuple[int, int, int]], list[int]]:
     """The region with positive steps, and the axes that have to be reversed."""
     reverse = [i for i, (_, _, step) in enumerate(region) if step < 0]
     up = [
@@ -38,7 +38,7 @@ def _ascending(region: Region) -> tuple[list[tuple[int, int, int]], list[int]]:
     return up, reverse
 
 
-def _read(x: Any, region: Region) -> Any:
+def _read(x: Any, region: Slices) -> Any:
     up, reverse = _ascending(region)
     starts = [first for first, _, _ in up]
     stops = [first + (count - 1) * step + 1 if count else first for first, count, step in up]
@@ -46,7 +46,7 @@ def _read(x: Any, region: Region) -> Any:
     return lax.rev(part, reverse) if reverse else part
 
 
-def _write(inputs: tuple[Any, ...], value: Any, region: Region) -> tuple[Any]:
+def _write(inputs: tuple[Any, ...], value: Any, region: Slices) -> tuple[Any]:
     x = inputs[0]
     up, reverse = _ascending(region)
     part = lax.rev(value, reverse) if reverse else value
@@ -59,7 +59,7 @@ def _write(inputs: tuple[Any, ...], value: Any, region: Region) -> tuple[Any]:
     return (x.at[at].set(part),)
 
 
-def _pad(dy: Any, region: Region, shape: tuple[int, ...]) -> Any:
+def _pad(dy: Any, region: Slices, shape: tuple[int, ...]) -> Any:
     up, reverse = _ascending(region)
     part = lax.rev(dy, reverse) if reverse else dy
     padding = [
@@ -127,7 +127,7 @@ def process_args(
     return starts, stops, steps, axes
 
 
-def _region(t: Tensor, args: Iterable[list[int]]) -> Region:
+def _region(t: Tensor, args: Iterable[list[int]]) -> Slices:
     region = [(0, n, 1) for n in t.shape]
     for start, stop, step, given in zip(*args, strict=True):
         axis = axis_of("slice", t, given)

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
-from popxl._schedule.schedule import Routine, Transfer, calls
+from popxl._schedule.schedule import Routine, Transfer
+from popxl._schedule.walk import routines_by_part
 from popxl.plan.flow import Entry, Flow
 from popxl.plan.rates import Rates
 from popxl.plan.timeline import Timeline
@@ -159,15 +160,10 @@ def _groups(traced: Traced, flow: Flow) -> Iterator[_Group]:
 def _parts_of(main: Routine) -> dict[RemoteBuffer, set[str]]:
     """The parts of the program that move entries of each buffer."""
     found: dict[RemoteBuffer, set[str]] = defaultdict(set)
-    waiting, seen = [(main, "")], set[tuple[Routine, str]]()
-    while waiting:
-        routine, part = waiting.pop()
-        seen.add((routine, part))
+    for routine, part in routines_by_part(main):
         for step in routine.steps:
             if isinstance(step, Transfer):
                 found[step.buffer].add(step.part or part)
-            inner = [(passed.routine, step.part or part) for passed in calls(step)]
-            waiting += [each for each in inner if each not in seen]
     return found
 
 

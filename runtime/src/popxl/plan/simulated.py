@@ -23,10 +23,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from popxl._run.timing import Do, LabelledWalker
-from popxl._run.walker import Globals
+from popxl._run.walker import Globals, Walker
 from popxl._schedule.lookahead import Fetched, upcoming
-from popxl._schedule.schedule import Fetch, Schedule, Step, Transfer
+from popxl._schedule.schedule import Branch, Loop, Schedule, Transfer
 from popxl._schedule.segment import nbytes_of, result_specs
 from popxl._storage.disk_traffic import AHEAD, BEHIND, has_room
 from popxl._storage.transit import Transit
@@ -35,6 +34,7 @@ from popxl.plan.rates import Rates
 if TYPE_CHECKING:
     from popxl._schedule.schedule import Index
     from popxl._schedule.segment import Segment
+    from popxl._schedule.walk import Steps
     from popxl.remote_buffer import RemoteBuffer
 
 Stream = Literal["compute", "copies in", "copies out", "disk", "host"]
@@ -362,26 +362,6 @@ def _first(index: Index) -> int:
     return index[0] if isinstance(index, tuple) else index
 
 
-class _Walker(LabelledWalker):
-    """Tells the device which part of the program it is at."""
-
-    def __init__(self, device: Driven, *args: Any) -> None:
-        self._device = device
-        super().__init__(*args)
-
-    def _observed(self, kind: type[Step], do: Do) -> Do:
-        def run(step: Step, slots: list[Any], updates: int) -> None:
-            self._device.part = self._label(step)
-            do(step, slots, updates)
-
-        return run
-
-    def _fetch(self, step: Fetch, slots: list[Any], updates: int) -> None:
-        slots[step.value].block_until_ready()
-        slots[step.out] = 0  # what it will be nobody knows
-        self._fetched.append(0)
-
-
 def drive(schedule: Schedule, device: Driven, window: int) -> None:
     """Walk through a run of a program on a device without arrays."""
     steps = [step for routine in schedule.routines for step in routine.steps]
@@ -390,15 +370,26 @@ def drive(schedule: Schedule, device: Driven, window: int) -> None:
     fetched = Fetched()
     coming = upcoming(schedule.main, fetched.followed())
     transit = Transit(coming, entries, device.put, window)
-    walker = _Walker(
-        *(device, device.call, device.number, device.copy, transit, _Nothing(), fetched),
+
+    def telling_part(steps: Steps) -> Steps:
+        for step, at in steps:
+            if not isinstance(step, (Loop, Branch)):
+                device.part = at.part_of(step)
+            yield step, at
+
+    def fetch(array: Any) -> int:
+        array.block_until_ready()
+        return 0  # what it will be nobody knows
+
+    walker = Walker(
+        device.call, device.number, device.copy, transit, _Nothing(), fetched, telling_part, fetch
     )
     main = schedule.main
     inputs = [
         None if slot is None else device.array(nbytes_of([main.specs[slot]]), True)
         for slot in main.inputs
     ]
-    walker.routine(main, inputs)
+    walker.run(main, inputs)
     transit.finish()
 
 

@@ -6,9 +6,10 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING
 
-from popxl._schedule.lookahead import accesses
+from popxl._schedule.lookahead import expected
 from popxl._schedule.schedule import (
     Branch,
     Load,
@@ -21,6 +22,7 @@ from popxl._schedule.schedule import (
     Store,
     calls,
 )
+from popxl._schedule.walk import routines_by_part
 from popxl.plan.records import Collective, Part
 from popxl.plan.work import SegmentWork, Work
 
@@ -87,9 +89,13 @@ class Walk:
     def run(self, schedule: Schedule) -> int:
         """Walk; returns the most bytes of intermediate values that are live at a time."""
         main, self._schedule = schedule.main, schedule
-        found = self._routine(main, "", {*main.inputs, *main.outputs})
-        self._sums = found.sums
-        return found.most
+        for routine, part in routines_by_part(main):
+            borrowed = {*routine.inputs} - {routine.inputs[i] for i in routine.consumed}
+            if routine is main:
+                borrowed = {*main.inputs, *main.outputs}
+            self._visits[routine, part] = visit = self._routine(routine, part, borrowed)
+        self._sums = visit.sums
+        return visit.most
 
     # ---- memory ---------------------------------------------------------------------------------
     def _routine(self, routine: Routine, part: str, borrowed: set[Slot]) -> _Visit:
@@ -136,19 +142,11 @@ class Walk:
             routine = passed.routine
             handed = [i for i in routine.consumed if i not in passed.copies]
             moved = sum(live.get(passed.args[i], 0) for i in handed)
-            visit = self._visited(routine, part)
+            visit = self._visits[routine, part]
             for label, inner in visit.sums.items():
                 sums[label].add(inner, times, total - moved)
             most = max(most, visit.most - moved)
         return most
-
-    def _visited(self, routine: Routine, part: str) -> _Visit:
-        """A routine that is called, walked once."""
-        key = routine, part
-        if key not in self._visits:
-            consumed = {routine.inputs[i] for i in routine.consumed}
-            self._visits[key] = self._routine(routine, part, {*routine.inputs} - consumed)
-        return self._visits[key]
 
     # ---- sums -----------------------------------------------------------------------------------
     def _count_run(self, segment: Segment, part: str, sums: dict[str, _Sums]) -> None:
@@ -224,13 +222,14 @@ class _Places:
     @classmethod
     def of(cls, schedule: Schedule) -> _Places:
         """Those of a run."""
-        found = cls()
-        for (step, entry), count in accesses(schedule).items():
-            found.all[step] += count
-            if entry in step.buffer.residents:
-                found.resident[step] += count
-            elif entry >= step.buffer.entries - step.buffer.on_disk:
-                found.on_disk[step] += count
+        found, residents = cls(), cache(lambda buffer: buffer.residents)
+        for step, index in expected(schedule):
+            if isinstance(step, Run):
+                continue
+            entry = index[0] if isinstance(index, tuple) else index  # replicas are alike
+            found.all[step] += 1
+            found.resident[step] += entry in residents(step.buffer)
+            found.on_disk[step] += entry >= step.buffer.entries - step.buffer.on_disk
         return found
 
     def fractions(self, step: Load | Store) -> tuple[float, float]:

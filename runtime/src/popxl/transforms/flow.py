@@ -142,7 +142,7 @@ def _execute_loop(machine: Machine, node: Node, values: Sequence[Any]) -> Sequen
     return [everything[i] if i in everything else jnp.zeros_like(start[i]) for i in wanted]
 
 
-def _regions_of_loop(op: Op) -> list[Region]:
+def _regions_of_loop(op: Op) -> list[Region[Graph]]:
     count = op.attrs["count"]
     return [
         _derivative(op.attrs["forward"], count, _kept(op)),
@@ -150,7 +150,7 @@ def _regions_of_loop(op: Op) -> list[Region]:
     ]
 
 
-def _derivative(graph: Graph, count: int = 1, also: tuple[Tensor, ...] = ()) -> Region:
+def _derivative(graph: Graph, count: int = 1, also: tuple[Tensor, ...] = ()) -> Region[Graph]:
     return Region(graph, (None,) * len(graph._inputs), count=count, kind="derivative", also=also)
 
 
@@ -240,7 +240,7 @@ def _tensors(feed: _Feed | None) -> tuple[Tensor, ...]:
     return tuple(t for t in feed or () if isinstance(t, Tensor))
 
 
-def _regions_of_branch(op: Op) -> list[Region]:
+def _regions_of_branch(op: Op) -> list[Region[Graph]]:
     forward = zip(op.attrs["branches"], op.attrs["feed"], strict=True)
     return [
         *(_derivative(graph, also=_tensors(feed)) for graph, feed in forward),

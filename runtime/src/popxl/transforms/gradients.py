@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from popxl._analysis.infer import freeze
+from popxl._analysis.known import recent
 from popxl._ir.op import Op
 from popxl._ir.opdef import NoGrad, OpDef, define, registry
 from popxl._ir.regions import regions
@@ -131,10 +132,7 @@ _USED: dict[Any, tuple[int, ...]] = {}
 
 def _inputs_used(*about: Any) -> tuple[int, ...]:
     """Inputs of an op on which cotangents depend: see `_find_inputs_used`."""
-    key = freeze(about)
-    if key not in _USED:
-        _USED[key] = _find_inputs_used(*about)
-    return _USED[key]
+    return recent(_USED, freeze(about), lambda: _find_inputs_used(*about))
 
 
 def _find_inputs_used(

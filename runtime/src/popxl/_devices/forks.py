@@ -1,0 +1,47 @@
+"""Processes that are forked from one that has devices: they get its memory, but not XLA's threads.
+
+There nothing runs, and nothing may be cleaned up: a client of devices waits for its threads when it
+is destroyed, and files belong to the process that goes on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterable
+from typing import Any
+from weakref import WeakSet
+
+from popxl.errors import popart_exception
+
+_clients: WeakSet[Any] = WeakSet()
+_is_forked = False
+
+
+def has_devices(devices: Iterable[Any]) -> None:
+    """This process has devices from now on."""
+    _clients.update(device.client for device in devices)
+
+
+def is_forked() -> bool:
+    """Whether this process was forked from one that had devices."""
+    return _is_forked
+
+
+def check_not_forked() -> None:
+    """Raise popart_exception if this process was."""
+    if _is_forked:
+        raise popart_exception(
+            "this process was forked from one that has devices, which a fork loses: start it anew, "
+            "with multiprocessing.get_context('spawn')"
+        )
+
+
+def _forked() -> None:
+    global _is_forked
+    for client in _clients:
+        _is_forked = True
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))  # never destroyed
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,25 @@
+"""The steps of a run on standard error, with POPXL_STEPS=1: each before it is done, so the
+last line is what a run that hangs waits for."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from popxl._schedule.walk import Steps
+
+
+def logged(steps: Steps) -> Steps:
+    """Write each step, with the numbers that the host knows, and the seconds since the first."""
+    start = time.perf_counter()
+
+    def write(text: str) -> None:
+        print(f"popxl: {time.perf_counter() - start:.3f} s: {text}", file=sys.stderr, flush=True)
+
+    for step, at in steps:
+        part = f"  # {at.part_of(step)}" if at.part_of(step) else ""
+        write(f"{at.routine.title}: {at.text_of(step)}{part} ({step.location})")
+        yield step, at
+    write("all steps are dispatched: the host waits for the devices")
