@@ -100,7 +100,7 @@ def test_a_run_goes_on_where_its_disk_is_gone(tmp_path, address, executables, mo
     train("--steps", "8", "--save", "uninterrupted")
     wanted = step_folders(tmp_path / "uninterrupted")[0].path
     assert digests(step_folders(first.parent)[0].path) == digests(wanted)
-    assert [step.step for step in RemoteRun(address).steps()] == [8, 6, 4, 2]
+    assert RemoteRun(address).steps()[0].step == 8
 
     train("--steps", "10", "--load", address, "--save", "further")
     assert "starting from step 8 in" in capsys.readouterr().err
