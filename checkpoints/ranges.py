@@ -11,7 +11,7 @@ import numpy as np
 from checkpoints.parts import Part, by_box, in_box
 
 
-class Span(NamedTuple):
+class StoredParts(NamedTuple):
     """What one stored tensor holds of a tensor.
 
     Attributes:
@@ -24,7 +24,9 @@ class Span(NamedTuple):
 
 
 @lru_cache(maxsize=1024)  # layers that are alike ask alike
-def chunks_needed(wanted: tuple[Part, ...], spans: tuple[Span, ...]) -> tuple[tuple[int, ...], ...]:
+def chunks_needed(
+    wanted: tuple[Part, ...], spans: tuple[StoredParts, ...]
+) -> tuple[tuple[int, ...], ...]:
     """The chunks of each stored tensor that hold an element of the wanted parts, in order."""
     (shape,) = {part.shape for span in spans for _, part in span.parts}
     is_wanted = _marked(shape, wanted)

@@ -17,7 +17,7 @@ import numpy as np
 from checkpoints.digests import Digests
 from checkpoints.errors import CheckpointError, DamagedError
 from checkpoints.parts import Layout, Part, assembled, with_starts
-from checkpoints.ranges import Span, chunks_needed
+from checkpoints.ranges import StoredParts, chunks_needed
 from checkpoints.stored import Stored, TensorSpec
 from checkpoints.tables import Records, Table, stored_name
 from checkpoints.tensor_files import TensorFiles
@@ -113,7 +113,7 @@ class ShardedTensorFiles(TensorFiles):
         key = id(cut.layout), id(cut.owners), cut.dtype, wanted
         if key not in self._chunks:
             spans = tuple(
-                Span(self._elements(stored_name(name, process)), tuple(with_starts(parts)))
+                StoredParts(self._elements(stored_name(name, process)), tuple(with_starts(parts)))
                 for process, parts in self._by(name).items()
             )
             needed = zip(self._by(name), chunks_needed(wanted, spans), strict=True)

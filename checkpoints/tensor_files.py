@@ -14,7 +14,7 @@ import numpy as np
 from checkpoints.digests import Digests, chunk_bytes, digest_of_bytes
 from checkpoints.errors import CheckpointError, DamagedError
 from checkpoints.parts import Part
-from checkpoints.ranges import Span, chunks_needed
+from checkpoints.ranges import StoredParts, chunks_needed
 from checkpoints.stored import Stored, TensorSpec, tensors_in
 from files.lazy import Lazy
 
@@ -78,7 +78,7 @@ class TensorFiles(Lazy[np.ndarray]):
         Raises:
             KeyError, DamagedError: as when all of it is read.
         """
-        span = Span(self._elements(name), ((0, _whole(self.spec(name))),))
+        span = StoredParts(self._elements(name), ((0, _whole(self.spec(name))),))
         (chunks,) = chunks_needed(tuple(wanted), (span,))
         return self._read(name, chunks)
 

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from config.errors import ConfigError
 from data.conversations import WEIGHT, Conversation, Message, said
 from data.rendering import render
-from data.texts import MAX_CHARACTERS, Example, Span
-from files.place import Place
+from data.texts import MAX_CHARACTERS, Example, TextSpan
+from files.location import FileLocation
 from files.shown import shown, shown_name
 from files.text import read_text
 
@@ -120,7 +120,7 @@ class ChatTemplate:
         """
         return self._text(conversation, self._messages(conversation), True)
 
-    def read(self, place: Place, conversation: Conversation) -> Example | None:
+    def read(self, place: FileLocation, conversation: Conversation) -> Example | None:
         """The example that a conversation is; None, and noted, if it is refused."""
         try:
             return self.example(conversation, place)
@@ -128,7 +128,7 @@ class ChatTemplate:
             self.refused.append(f"{place}: {error}")
             return None
 
-    def example(self, conversation: Conversation, place: Place | None = None) -> Example:
+    def example(self, conversation: Conversation, place: FileLocation | None = None) -> Example:
         """The text of a conversation, of which the assistant's turns are learned.
 
         Raises:
@@ -244,7 +244,11 @@ class ChatTemplate:
 
     # ---- what is learned --------------------------------------------------------------------
     def _ranges(
-        self, written: Turns, turns: Sequence[int], blocks: Sequence[Range], place: Place | None
+        self,
+        written: Turns,
+        turns: Sequence[int],
+        blocks: Sequence[Range],
+        place: FileLocation | None,
     ) -> list[Range]:
         """What the assistant wrote in these turns, in order."""
         if not blocks:
@@ -400,13 +404,13 @@ def _with_day(source: str) -> str:
     return f"{{% macro strftime_now(form) %}}{{{{ {told} }}}}{{% endmacro %}}\n{source}"
 
 
-def _spans(text: str, learned: Sequence[Range]) -> tuple[Span, ...]:
+def _spans(text: str, learned: Sequence[Range]) -> tuple[TextSpan, ...]:
     """A text in spans of which every other one is learned."""
-    spans, at = list[Span](), 0
+    spans, at = list[TextSpan](), 0
     for start, end in learned:
-        spans += [Span(text[at:start], False), Span(text[start:end], True)]
+        spans += [TextSpan(text[at:start], False), TextSpan(text[start:end], True)]
         at = end
-    spans.append(Span(text[at:], False))
+    spans.append(TextSpan(text[at:], False))
     return tuple(span for span in spans if span.text)
 
 

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, cast
 from config.errors import UserError
 from files.errors import FileError
 from files.json_files import LONGEST_LINE, json_lines, parse_json
-from files.place import Place
+from files.location import FileLocation
 from files.shown import shown, shown_name, shown_path
 from files.text import check_regular, decoded
 
@@ -45,7 +45,7 @@ def is_file_of_rows(path: Path) -> bool:
     return kind in READERS and not (compressed and kind == ".parquet")
 
 
-def read_rows(path: Path) -> Iterator[tuple[Place, Row]]:
+def read_rows(path: Path) -> Iterator[tuple[FileLocation, Row]]:
     """Each row of a file, after its place in it.
 
     Raises:
@@ -73,13 +73,13 @@ def read_rows(path: Path) -> Iterator[tuple[Place, Row]]:
         raise DataError(f"{name} is not UTF-8 text: save it in that encoding") from error
 
 
-def _json_lines(path: Path, file: BinaryIO) -> Iterator[tuple[Place, Row]]:
+def _json_lines(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]:
     lines = iter(lambda: file.readline(LONGEST_LINE + 1), b"")
     for number, row in json_lines(path, lines):
-        yield _object(row, Place(path, number))
+        yield _object(row, FileLocation(path, number))
 
 
-def _json_array(path: Path, file: BinaryIO) -> Iterator[tuple[Place, Row]]:
+def _json_array(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]:
     content = file.read(MAX_JSON + 1)
     if len(content) > MAX_JSON:
         raise DataError(
@@ -99,24 +99,24 @@ def _json_array(path: Path, file: BinaryIO) -> Iterator[tuple[Place, Row]]:
     if not isinstance(rows, list):
         raise DataError(f"{shown_path(path)} is {shown(rows)}, but must be an array of objects")
     for number, row in enumerate(rows):
-        yield _object(row, Place(path, number, "row"))
+        yield _object(row, FileLocation(path, number, "row"))
 
 
-def _object(row: Any, place: Place) -> tuple[Place, Row]:
+def _object(row: Any, place: FileLocation) -> tuple[FileLocation, Row]:
     if not isinstance(row, dict):
         raise DataError(f"{place} is {shown(row)}, but must be an object")
     return place, row
 
 
-def _csv(path: Path, file: BinaryIO) -> Iterator[tuple[Place, Row]]:
+def _csv(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]:
     return _separated(path, file, SEPARATORS)
 
 
-def _tsv(path: Path, file: BinaryIO) -> Iterator[tuple[Place, Row]]:
+def _tsv(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]:
     return _separated(path, file, "\t")
 
 
-def _separated(path: Path, file: BinaryIO, separators: str) -> Iterator[tuple[Place, Row]]:
+def _separated(path: Path, file: BinaryIO, separators: str) -> Iterator[tuple[FileLocation, Row]]:
     with io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
         lines = _lines(path, text)
         header, number = next(lines, ""), 1
@@ -129,28 +129,28 @@ def _separated(path: Path, file: BinaryIO, separators: str) -> Iterator[tuple[Pl
                 number = reader.line_num + 1
                 if None in row or None in row.values():
                     raise DataError(
-                        f"{Place(path, number)}: the header has {len(columns)} columns, but this "
-                        "row has another number"
+                        f"{FileLocation(path, number)}: the header has {len(columns)} columns, but "
+                        "this row has another number"
                     )
-                yield Place(path, number), row
+                yield FileLocation(path, number), row
         except csv.Error as error:
-            raise DataError(f"{Place(path, number)}: {error}") from None
+            raise DataError(f"{FileLocation(path, number)}: {error}") from None
 
 
 def _lines(path: Path, text: io.TextIOWrapper) -> Iterator[str]:
     for number, line in enumerate(iter(lambda: text.readline(LONGEST_LINE + 1), ""), 1):
         if len(line) > LONGEST_LINE:
-            raise DataError(f"{Place(path, number)} has more than {LONGEST_LINE} bytes")
+            raise DataError(f"{FileLocation(path, number)} has more than {LONGEST_LINE} bytes")
         yield line
 
 
 def _check_header(path: Path, columns: Sequence[str]) -> None:
     twice = next((name for name in columns if columns.count(name) > 1), None)
     if twice is not None:
-        raise DataError(f"{Place(path, 1)}: the column {shown(twice)} stands twice")
+        raise DataError(f"{FileLocation(path, 1)}: the column {shown(twice)} stands twice")
 
 
-def _parquet(path: Path, file: BinaryIO) -> Iterator[tuple[Place, Row]]:
+def _parquet(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]:
     import pyarrow
     from pyarrow import parquet
 
@@ -160,14 +160,14 @@ def _parquet(path: Path, file: BinaryIO) -> Iterator[tuple[Place, Row]]:
             for batch in opened.iter_batches():
                 for row in batch.to_pylist():
                     number += 1
-                    yield Place(path, number, "row"), row
+                    yield FileLocation(path, number, "row"), row
     except pyarrow.ArrowException as error:
         raise DataError(
             f"{shown_path(path)} is not a Parquet file: {shown_name(str(error))}"
         ) from None
 
 
-READERS: dict[str, Callable[[Path, BinaryIO], Iterator[tuple[Place, Row]]]] = {
+READERS: dict[str, Callable[[Path, BinaryIO], Iterator[tuple[FileLocation, Row]]]] = {
     ".jsonl": _json_lines,
     ".json": _json_array,
     ".csv": _csv,

@@ -12,7 +12,7 @@ from typing import Protocol
 from data.readers import READERS, is_file_of_rows, read_rows
 from data.readers import DataError as DataError
 from data.readers import Row as Row
-from files.place import Place
+from files.location import FileLocation
 from files.shown import shown_path
 from huggingface import hub
 
@@ -27,7 +27,7 @@ class Source(Protocol):
     @property
     def name(self) -> str: ...
 
-    def rows(self) -> Iterator[tuple[Place, Row]]:
+    def rows(self) -> Iterator[tuple[FileLocation, Row]]:
         """Each row after its place.
 
         Raises:
@@ -42,7 +42,7 @@ class File:
 
     name: str
 
-    def rows(self) -> Iterator[tuple[Place, Row]]:
+    def rows(self) -> Iterator[tuple[FileLocation, Row]]:
         return read_rows(Path(self.name))
 
 
@@ -53,7 +53,7 @@ class Files:
     name: str
     files: Sequence[File]
 
-    def rows(self) -> Iterator[tuple[Place, Row]]:
+    def rows(self) -> Iterator[tuple[FileLocation, Row]]:
         for file in self.files:
             yield from file.rows()
 
@@ -70,10 +70,10 @@ class HubDataset:
     def name(self) -> str:
         return f"{self.path}{f':{self.subset}' if self.subset else ''} ({self.split})"
 
-    def rows(self) -> Iterator[tuple[Place, Row]]:
+    def rows(self) -> Iterator[tuple[FileLocation, Row]]:
         dataset: Iterable[Row] = hub.load_split(self.path, self.subset, self.split)
         for index, row in enumerate(dataset):
-            yield Place(self.name, index, "row"), row
+            yield FileLocation(self.name, index, "row"), row
 
 
 def source_of(given: str, split: str) -> Source:

@@ -21,7 +21,7 @@ from data.conversations import (
 from data.rows import DataError, File, HubDataset, Row, Source, source_of
 from data.template import ColumnError, Instruction, NullError, Template
 from data.texts import MAX_CHARACTERS, Corpus, Example
-from files.place import Place
+from files.location import FileLocation
 from files.shown import shown, shown_name
 from terminal.screen import is_first_process
 
@@ -39,7 +39,7 @@ NULL = -2
 class Reader(Protocol):
     """How a conversation becomes an example."""
 
-    def read(self, place: Place, conversation: Conversation) -> Example | None:
+    def read(self, place: FileLocation, conversation: Conversation) -> Example | None:
         """None: it is left out, which the reader notes."""
         ...
 
@@ -134,7 +134,7 @@ class Task:
             raise DataError(f"{source.name} holds no examples: give data that has some")
         return self._splits(examples, split, *left_out)
 
-    def _conversations(self, source: Source) -> Iterator[tuple[Place, Conversation]]:
+    def _conversations(self, source: Source) -> Iterator[tuple[FileLocation, Conversation]]:
         forms: tuple[Form, Form] | None = None
         for place, row in source.rows():
             try:
@@ -233,7 +233,7 @@ class Task:
                 return _bounded(form.render(row))
         return _bounded((self.prompt or forms[0]).render(row))
 
-    def _forms(self, place: Place, row: Row) -> tuple[Form, Form]:
+    def _forms(self, place: FileLocation, row: Row) -> tuple[Form, Form]:
         """The task's forms, or, if it has none, those that fit the row's columns."""
         if self.prompt is not None and self.target is not None:
             return self.prompt, self.target

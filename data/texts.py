@@ -10,7 +10,7 @@ MAX_CHARACTERS = 1_000_000
 busy for minutes and gigabytes."""
 
 
-class Span(NamedTuple):
+class TextSpan(NamedTuple):
     """Consecutive text, and whether a model learns to write it."""
 
     text: str
@@ -29,14 +29,14 @@ class Example(NamedTuple):
 
     prompt: str
     target: str
-    whole: tuple[Span, ...] = ()
+    whole: tuple[TextSpan, ...] = ()
 
-    def spans(self) -> tuple[Span, ...]:
+    def spans(self) -> tuple[TextSpan, ...]:
         """The whole text, for a model that reads and writes one stream.
 
         A space goes between prompt and target unless one of them has white space there.
         """
-        return self.whole or (Span(self.prompt, False), Span(self.answer(), True))
+        return self.whole or (TextSpan(self.prompt, False), TextSpan(self.answer(), True))
 
     def answer(self) -> str:
         """The target in the form that continues the prompt."""

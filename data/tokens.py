@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
-from data.texts import Span
+from data.texts import TextSpan
 from files.run_folder import RunFolder
 from files.writing import sync, writing
 from terminal.screen import say
@@ -97,7 +97,7 @@ class Tokenizer:
             encoded = self.base(chunk, add_special_tokens=special, verbose=False)["input_ids"]
             yield from (np.asarray(ids, np.int32) for ids in encoded)
 
-    def marked(self, texts: Iterable[Sequence[Span]]) -> Iterator[Tokens]:
+    def marked(self, texts: Iterable[Sequence[TextSpan]]) -> Iterator[Tokens]:
         """The tokens of each text with the end token, and which of them are learned.
 
         A text is tokenised as a whole. A token is learned if any of its characters is; the end
@@ -201,7 +201,7 @@ def warn_truncated(answers: np.ndarray, tokenizer: Tokenizer, stops: Sequence[st
         )
 
 
-def _learned(spans: Sequence[Span], offsets: np.ndarray) -> list[bool]:
+def _learned(spans: Sequence[TextSpan], offsets: np.ndarray) -> list[bool]:
     """Whether each token is learned. `offsets`: int64 [n, 2], where its characters begin and one
     past their last; 0 and 0 for special tokens that are not in the text."""
     marks = np.repeat([span.learned for span in spans], [len(span.text) for span in spans])

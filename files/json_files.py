@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from files.errors import FileError
-from files.place import Place
+from files.location import FileLocation
 from files.shown import shown, shown_name, shown_path
 from files.text import MEBIBYTE, decoded, read_text
 
@@ -48,7 +48,7 @@ def json_lines(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
     """
     for number, line in enumerate(lines, 1):
         if len(line) > LONGEST_LINE:
-            raise FileError(f"{Place(path, number)} has more than {LONGEST_LINE} bytes")
+            raise FileError(f"{FileLocation(path, number)} has more than {LONGEST_LINE} bytes")
         text = decoded(line, path, number)
         if text.strip():
             yield number, parse_json(text.rstrip(), path, number)
@@ -63,7 +63,7 @@ def parse_json(text: str, path: Path, first_line: int = 1) -> Any:
     Raises:
         FileError: with file and line.
     """
-    place = Place(path, first_line)
+    place = FileLocation(path, first_line)
     try:
         data = json.loads(
             text, object_pairs_hook=_unique, parse_float=_finite, parse_constant=_no_constant
@@ -72,7 +72,7 @@ def parse_json(text: str, path: Path, first_line: int = 1) -> Any:
             json.dumps(data, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         line = first_line + error.lineno - 1
-        raise FileError(f"{Place(path, line)} is not JSON: {error.msg}") from None
+        raise FileError(f"{FileLocation(path, line)} is not JSON: {error.msg}") from None
     except UnicodeEncodeError:
         raise FileError(f"{place}: a text has half a character (a lone surrogate)") from None
     except RecursionError:

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 from files.errors import FileError
-from files.place import Place
+from files.location import FileLocation
 from files.shown import shown_path
 
 MEBIBYTE = 2**20
@@ -84,4 +84,4 @@ def decoded(data: bytes, path: Path, first_line: int = 1) -> str:
 
 def _at(path: Path, first_line: int, before: bytes, what: str) -> FileError:
     line = first_line + before.count(b"\n")
-    return FileError(f"{Place(path, line)}: {what}")
+    return FileError(f"{FileLocation(path, line)}: {what}")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from files.errors import FileError
-from files.place import Place
+from files.location import FileLocation
 from files.shown import shown, shown_name, shown_path
 from files.text import read_text
 
@@ -36,7 +36,9 @@ class Located(dict[str, Any]):
         places: by key, as far as they come from a file.
     """
 
-    def __init__(self, values: Mapping[str, Any] = {}, places: Mapping[str, Place] = {}) -> None:
+    def __init__(
+        self, values: Mapping[str, Any] = {}, places: Mapping[str, FileLocation] = {}
+    ) -> None:
         super().__init__(values)
         self.places = dict(places)
 
@@ -62,7 +64,7 @@ def read_yaml(path: Path) -> Located:
         mark = error.problem_mark  # at the end of the text, libyaml counts a line that is not there
         line = min(mark.line, text.rstrip().count("\n")) + 1 if mark else 1
         problem = shown_name(error.problem or "is not YAML")
-        raise FileError(f"{Place(path, line)}: {problem}") from None
+        raise FileError(f"{FileLocation(path, line)}: {problem}") from None
     except (yaml.YAMLError, RecursionError) as error:
         reason = shown_name(str(error).partition("\n")[0])
         raise FileError(f"{shown_path(path)} is not YAML: {reason}") from None
@@ -126,7 +128,7 @@ def _add(parent: _Open, event: Any, path: Path, container: list[Any] | Located |
         key = event.value
         if key in parent.into.places:
             raise _error(path, event.start_mark, f"the key {shown(key)} stands twice")
-        parent.into.places[key] = Place(path, event.start_mark.line + 1)
+        parent.into.places[key] = FileLocation(path, event.start_mark.line + 1)
         parent.keys.append(key)
 
 
@@ -159,4 +161,4 @@ def _check_tag(event: Any, kinds: tuple[str, ...], path: Path) -> None:
 
 
 def _error(path: Path, mark: Any, what: str) -> FileError:
-    return FileError(f"{Place(path, mark.line + 1)}: {what}")
+    return FileError(f"{FileLocation(path, mark.line + 1)}: {what}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from modelling.weights import Row, Weight, WeightTable
+from modelling.weights import Weight, WeightRow, WeightTable
 
 EMBEDDINGS = "embeddings"
 HEAD = "head"
@@ -18,8 +18,8 @@ def layer_name(index: int) -> str:
 
 def decoder_table(
     words: Weight,
-    layers: Sequence[Sequence[Row]],
-    head: Sequence[Row],
+    layers: Sequence[Sequence[WeightRow]],
+    head: Sequence[WeightRow],
     tensor_parallel: int,
     **names: Any,
 ) -> WeightTable:
@@ -32,7 +32,7 @@ def decoder_table(
         names: further fields of the table, on names in files.
     """
     rows = {
-        EMBEDDINGS: (Row("tokens.weight", (words,), axis=0),),
+        EMBEDDINGS: (WeightRow("tokens.weight", (words,), axis=0),),
         **{layer_name(i): tuple(layer) for i, layer in enumerate(layers)},
         HEAD: tuple(head),
     }

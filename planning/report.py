@@ -17,7 +17,7 @@ REST = "the rest"
 
 
 @dataclass(frozen=True)
-class Row:
+class ReportRow:
     """A phase in one direction, such as forward, on one device.
 
     Attributes:
@@ -43,7 +43,7 @@ class Report:
     preset: str
     needs: Needs
     machine: Machine
-    rows: Sequence[Row]
+    rows: Sequence[ReportRow]
     timeline: popxl.plan.Timeline | None = None
 
     @property
@@ -124,7 +124,7 @@ class Report:
     def _utilisation(self, seconds: float) -> float:
         return sum(row.times.compute for row in self.rows) / seconds if seconds else 0.0
 
-    def exposed(self, row: Row) -> popxl.plan.Exposed:
+    def exposed(self, row: ReportRow) -> popxl.plan.Exposed:
         """Seconds of the simulated run in which nothing is computed in a phase."""
         by_label = {} if self.timeline is None else self.timeline.exposed
         return by_label.get(row.part.name, popxl.plan.Exposed())
@@ -180,7 +180,7 @@ def _report(preset: str, needs: Needs, machine: Machine) -> Report:
     rows = []
     for part in needs.plan.parts:
         phase, _, direction = part.name.partition("/")
-        row = Row(phase or REST, direction, part, times(part, rates))
+        row = ReportRow(phase or REST, direction, part, times(part, rates))
         rows.append(row)
     timeline = None
     if needs.placement is not None and not needs.plan.disk:
@@ -215,7 +215,7 @@ def _simulated(report: Report, timeline: popxl.plan.Timeline) -> dict[str, Any]:
     }
 
 
-def _row(row: Row) -> dict[str, Any]:
+def _row(row: ReportRow) -> dict[str, Any]:
     collectives = [asdict(c) | {"sent": c.sent} for c in row.part.collectives]
     facts = asdict(row.part) | {"collectives": collectives, "code_loads": row.part.code_loads}
     del facts["name"]

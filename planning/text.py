@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planning.report import REST, Report, Row
+from planning.report import REST, Report, ReportRow
 
 _LEGEND = """\
 One device, one run. device: bytes read and written in its memory; from host, to host: bytes between
@@ -198,7 +198,7 @@ def _head(units: _Units) -> tuple[str, ...]:
             f"sent {name}", "live MB", "ms", "bound by", "waits ms")  # fmt: skip
 
 
-def _cells(row: Row, report: Report, units: _Units) -> tuple[str, ...]:
+def _cells(row: ReportRow, report: Report, units: _Units) -> tuple[str, ...]:
     part = row.part
     sent = sum(c.sent for c in part.collectives)
     per_flop, per_byte = units.flops[1], units.bytes[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from config.gptj import GPTJConfig, GPTJModel
 from modelling.decoder_weights import decoder_table
-from modelling.weights import Row, Weight, WeightTable
+from modelling.weights import Weight, WeightRow, WeightTable
 
 
 def weight_table(config: GPTJConfig) -> WeightTable:
@@ -17,15 +17,15 @@ def weight_table(config: GPTJConfig) -> WeightTable:
     layers = [_layer(model, f"transformer.h.{i}") for i in indices]
     head = (
         *_norm("norm", "transformer.ln_f", hidden),
-        Row.linear("lm_head", logits, cut="out"),
-        Row("lm_head.bias", (_bias("lm_head", vocabulary),), axis=0),
+        WeightRow.linear("lm_head", logits, cut="out"),
+        WeightRow("lm_head.bias", (_bias("lm_head", vocabulary),), axis=0),
     )
     # Files of older versions of transformers hold the causal masks.
     masks = {f"transformer.h.{i}.attn.{name}" for i in indices for name in ("bias", "masked_bias")}
     return decoder_table(words, layers, head, config.execution.tensor_parallel, ignored=masks)
 
 
-def _layer(model: GPTJModel, theirs: str) -> tuple[Row, ...]:
+def _layer(model: GPTJModel, theirs: str) -> tuple[WeightRow, ...]:
     hidden, inner = model.hidden_size, model.inner_size
     attention, mlp = f"{theirs}.attn", f"{theirs}.mlp"
     square = (hidden, hidden)
@@ -33,18 +33,22 @@ def _layer(model: GPTJModel, theirs: str) -> tuple[Row, ...]:
     fc_in, fc_out = f"{mlp}.fc_in", f"{mlp}.fc_out"
     return (
         *_norm("norm", f"{theirs}.ln_1", hidden),
-        Row.linear("attention.qkv", *projections, cut="out"),
-        Row.linear("attention.output", _normal(f"{attention}.out_proj", square, model), cut="in"),
-        Row.linear("feed_forward.wi", _normal(fc_in, (inner, hidden), model), cut="out"),
-        Row("feed_forward.wi.bias", (_bias(fc_in, inner),), axis=0),
-        Row.linear("feed_forward.wo", _normal(fc_out, (hidden, inner), model), cut="in"),
-        Row("feed_forward_bias", (_bias(fc_out, hidden),)),
+        WeightRow.linear("attention.qkv", *projections, cut="out"),
+        WeightRow.linear(
+            "attention.output", _normal(f"{attention}.out_proj", square, model), cut="in"
+        ),
+        WeightRow.linear("feed_forward.wi", _normal(fc_in, (inner, hidden), model), cut="out"),
+        WeightRow("feed_forward.wi.bias", (_bias(fc_in, inner),), axis=0),
+        WeightRow.linear("feed_forward.wo", _normal(fc_out, (hidden, inner), model), cut="in"),
+        WeightRow("feed_forward_bias", (_bias(fc_out, hidden),)),
     )
 
 
-def _norm(path: str, theirs: str, features: int) -> tuple[Row, Row]:
+def _norm(path: str, theirs: str, features: int) -> tuple[WeightRow, WeightRow]:
     scale = Weight(f"{theirs}.weight", (features,))
-    return Row(f"{path}.weight", (scale,)), Row(f"{path}.bias", (_bias(theirs, features),))
+    return WeightRow(f"{path}.weight", (scale,)), WeightRow(
+        f"{path}.bias", (_bias(theirs, features),)
+    )
 
 
 def _normal(module: str, shape: tuple[int, ...], model: GPTJModel) -> Weight:

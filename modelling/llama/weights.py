@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from config.llama import LlamaConfig, LlamaModel
 from modelling.decoder_weights import decoder_table
-from modelling.weights import Row, Weight, WeightTable
+from modelling.weights import Weight, WeightRow, WeightTable
 
 NORMS = {
     "before": {"attention": "input_layernorm", "feed_forward": "post_attention_layernorm"},
@@ -62,7 +62,7 @@ class _Rows:
         self.attention = model.attention
         self.holders = max(tensor_parallel // model.attention.key_value_heads, 1)
 
-    def layer(self, theirs: str) -> tuple[Row, ...]:
+    def layer(self, theirs: str) -> tuple[WeightRow, ...]:
         names = NORMS[self.model.norms]
         norms = [
             self.norm(f"{path}_norm", f"{theirs}.{name}", self.hidden)
@@ -70,7 +70,7 @@ class _Rows:
         ]
         return (*norms, *self.self_attention(theirs), *self.feed_forward(theirs))
 
-    def self_attention(self, layer: str) -> list[Row]:
+    def self_attention(self, layer: str) -> list[WeightRow]:
         a, theirs, holders = self.attention, f"{layer}.self_attn", self.holders
         queries, keys = a.heads * a.head_size, a.key_value_heads * a.head_size
         kv = [f"{theirs}.{kind}_proj" for kind in "kv"]
@@ -78,49 +78,49 @@ class _Rows:
         q, o = f"{theirs}.q_proj", f"{theirs}.o_proj"
         rows = [
             _linear("attention.q", self.normal(q, queries, self.hidden)),
-            Row.linear("attention.kv", *projections, cut="out", holders=holders),
-            Row.linear("attention.output", self.normal(o, self.hidden, queries), cut="in"),
+            WeightRow.linear("attention.kv", *projections, cut="out", holders=holders),
+            WeightRow.linear("attention.output", self.normal(o, self.hidden, queries), cut="in"),
         ]
         if a.input_bias:
             biases = tuple(_bias(name, keys) for name in kv)
-            rows.append(Row("attention.q.bias", (_bias(q, queries),), axis=0))
-            rows.append(Row("attention.kv.bias", biases, axis=0, holders=holders))
+            rows.append(WeightRow("attention.q.bias", (_bias(q, queries),), axis=0))
+            rows.append(WeightRow("attention.kv.bias", biases, axis=0, holders=holders))
         if a.output_bias:
-            rows.append(Row("attention_bias", (_bias(o, self.hidden),)))
+            rows.append(WeightRow("attention_bias", (_bias(o, self.hidden),)))
         if a.norms == "heads":
             for n in "qk":
                 rows.append(self.norm(f"attention.{n}_norm", f"{theirs}.{n}_norm", a.head_size))
         if a.norms == "projections":
             for n, size, by in (("q", queries, 1), ("k", keys, holders)):
                 row = self.norm(f"attention.{n}_norm", f"{theirs}.{n}_norm", size)
-                rows.append(Row(row.path, row.weights, axis=0, holders=by))
+                rows.append(WeightRow(row.path, row.weights, axis=0, holders=by))
         return rows
 
-    def feed_forward(self, layer: str) -> list[Row]:
+    def feed_forward(self, layer: str) -> list[WeightRow]:
         into = [f"{layer}.mlp.{name}_proj" for name in ("gate", "up")]
         down = f"{layer}.mlp.down_proj"
         maps = [self.normal(name, self.inner, self.hidden) for name in into]
         out = self.normal(down, self.hidden, self.inner)
         rows = [
             _linear("feed_forward.wi", *maps),
-            Row.linear("feed_forward.wo", out, cut="in"),
+            WeightRow.linear("feed_forward.wo", out, cut="in"),
         ]
         if self.model.feed_forward_bias:
             biases = tuple(_bias(name, self.inner) for name in into)
-            rows.append(Row("feed_forward.wi.bias", biases, axis=0))
-            rows.append(Row("feed_forward_bias", (_bias(down, self.hidden),)))
+            rows.append(WeightRow("feed_forward.wi.bias", biases, axis=0))
+            rows.append(WeightRow("feed_forward_bias", (_bias(down, self.hidden),)))
         return rows
 
-    def norm(self, path: str, theirs: str, features: int) -> Row:
+    def norm(self, path: str, theirs: str, features: int) -> WeightRow:
         std = 0.0 if self.model.norms_from_one else None
-        return Row(f"{path}.weight", (Weight(f"{theirs}.weight", (features,), std),))
+        return WeightRow(f"{path}.weight", (Weight(f"{theirs}.weight", (features,), std),))
 
     def normal(self, module: str, *shape: int) -> Weight:
         return Weight(f"{module}.weight", shape, self.model.initializer_range)
 
 
-def _linear(path: str, *weights: Weight) -> Row:
-    return Row.linear(path, *weights, cut="out")
+def _linear(path: str, *weights: Weight) -> WeightRow:
+    return WeightRow.linear(path, *weights, cut="out")
 
 
 def _bias(module: str, features: int) -> Weight:

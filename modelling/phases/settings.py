@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import popxl
 from config.sections import RunConfig
 from modelling.layers.parallel import Groups
-from modelling.weights import Row, WeightTable
+from modelling.weights import WeightRow, WeightTable
 from popxl_addons.optimizers.adafactor import Whole
 
 
@@ -65,7 +65,7 @@ class Settings:
         """Whether a variable of the layers of a phase is trained."""
         return self.table is None or self.row(phase, variable).trained
 
-    def row(self, phase: str, variable: str) -> Row:
+    def row(self, phase: str, variable: str) -> WeightRow:
         """The table's row for a variable of the layers of a phase."""
         assert self.table is not None, "Adafactor needs the table of weights"
         layer = self.table.phases[phase][0]

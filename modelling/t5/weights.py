@@ -7,7 +7,7 @@ TensorFlow.
 from __future__ import annotations
 
 from config.t5 import T5Config, T5Model
-from modelling.weights import Row, Weight, WeightTable
+from modelling.weights import Weight, WeightRow, WeightTable
 
 EMBEDDINGS = "embeddings"
 ENCODER_HEAD = "encoder_head"
@@ -47,12 +47,12 @@ def weight_table(config: T5Config) -> WeightTable:
     return WeightTable(_layers(config.model), phases, config.execution.tensor_parallel, aliases)
 
 
-def _layers(model: T5Model) -> dict[str, tuple[Row, ...]]:
+def _layers(model: T5Model) -> dict[str, tuple[WeightRow, ...]]:
     rows, indices = _Rows(model), range(model.layers)
     vocabulary = (model.embedding.vocab_size, model.hidden_size)
-    logits = Row.linear("lm_head", Weight(LOGITS, vocabulary, 1.0), cut="out")
+    logits = WeightRow.linear("lm_head", Weight(LOGITS, vocabulary, 1.0), cut="out")
     return {
-        EMBEDDINGS: (Row("tokens.weight", (Weight(WORDS, vocabulary, 1.0),), axis=0),),
+        EMBEDDINGS: (WeightRow("tokens.weight", (Weight(WORDS, vocabulary, 1.0),), axis=0),),
         **{encoder_layer(i): rows.encoder_layer(i) for i in indices},
         ENCODER_HEAD: (rows.norm("norm", "encoder.final_layer_norm"),),
         **{decoder_layer(i): rows.decoder_layer(i) for i in indices},
@@ -74,11 +74,11 @@ class _Rows:
         self.inner = model.attention.heads * model.attention.d_kv
 
     # ---- layers ---------------------------------------------------------------------------------
-    def encoder_layer(self, index: int) -> tuple[Row, ...]:
+    def encoder_layer(self, index: int) -> tuple[WeightRow, ...]:
         theirs = f"encoder.block.{index}.layer"
         return self.self_attention(f"{theirs}.0", index) + self.feed_forward(f"{theirs}.1")
 
-    def decoder_layer(self, index: int) -> tuple[Row, ...]:
+    def decoder_layer(self, index: int) -> tuple[WeightRow, ...]:
         theirs = f"decoder.block.{index}.layer"
         return (
             self.self_attention(f"{theirs}.0", index)
@@ -87,26 +87,26 @@ class _Rows:
         )
 
     # ---- sub-layers -----------------------------------------------------------------------------
-    def self_attention(self, theirs: str, index: int) -> tuple[Row, ...]:
+    def self_attention(self, theirs: str, index: int) -> tuple[WeightRow, ...]:
         path, attention = "self_attention", f"{theirs}.SelfAttention"
         rows = [
             self.norm(f"{path}.norm", f"{theirs}.layer_norm"),
-            Row.linear(f"{path}.qkv", *self.projections(attention, "q", "k", "v"), cut="out"),
+            WeightRow.linear(f"{path}.qkv", *self.projections(attention, "q", "k", "v"), cut="out"),
         ]
         if index == 0:
             rows.append(self.relative_position(path, attention))
         return (*rows, self.output(path, attention))
 
-    def cross_attention(self, theirs: str) -> tuple[Row, ...]:
+    def cross_attention(self, theirs: str) -> tuple[WeightRow, ...]:
         path, attention = "cross_attention", f"{theirs}.EncDecAttention"
         return (
             self.norm(f"{path}.norm", f"{theirs}.layer_norm"),
-            Row.linear(f"{path}.q", *self.projections(attention, "q"), cut="out"),
-            Row.linear(f"{path}.kv", *self.projections(attention, "k", "v"), cut="out"),
+            WeightRow.linear(f"{path}.q", *self.projections(attention, "q"), cut="out"),
+            WeightRow.linear(f"{path}.kv", *self.projections(attention, "k", "v"), cut="out"),
             self.output(path, attention),
         )
 
-    def feed_forward(self, theirs: str) -> tuple[Row, ...]:
+    def feed_forward(self, theirs: str) -> tuple[WeightRow, ...]:
         path, dense = "feed_forward", f"{theirs}.DenseReluDense"
         shape, std = (self.d_ff, self.hidden), self.hidden**-0.5
         names = ("wi_0", "wi_1") if self.gated else ("wi",)
@@ -114,13 +114,13 @@ class _Rows:
         wo = Weight(f"{dense}.wo.weight", (self.hidden, self.d_ff), self.d_ff**-0.5)
         return (
             self.norm(f"{path}.norm", f"{theirs}.layer_norm"),
-            Row.linear(f"{path}.maps.wi", *wi, cut="out"),
-            Row.linear(f"{path}.maps.wo", wo, cut="in"),
+            WeightRow.linear(f"{path}.maps.wi", *wi, cut="out"),
+            WeightRow.linear(f"{path}.maps.wo", wo, cut="in"),
         )
 
     # ---- parts ----------------------------------------------------------------------------------
-    def norm(self, path: str, theirs: str) -> Row:
-        return Row(f"{path}.weight", (Weight(f"{theirs}.weight", (self.hidden,)),))
+    def norm(self, path: str, theirs: str) -> WeightRow:
+        return WeightRow(f"{path}.weight", (Weight(f"{theirs}.weight", (self.hidden,)),))
 
     def projections(self, attention: str, *kinds: str) -> tuple[Weight, ...]:
         """Weights of queries, keys, values. Initial queries make up for scores without a scale."""
@@ -129,12 +129,12 @@ class _Rows:
         shape = (self.inner, self.hidden)
         return tuple(Weight(f"{attention}.{k}.weight", shape, fan_in[k] ** -0.5) for k in kinds)
 
-    def output(self, path: str, attention: str) -> Row:
+    def output(self, path: str, attention: str) -> WeightRow:
         weight = Weight(f"{attention}.o.weight", (self.hidden, self.inner), self.inner**-0.5)
-        return Row.linear(f"{path}.output", weight, cut="in")
+        return WeightRow.linear(f"{path}.output", weight, cut="in")
 
-    def relative_position(self, path: str, attention: str) -> Row:
+    def relative_position(self, path: str, attention: str) -> WeightRow:
         shape = (self.attention.relative_attention_num_buckets, self.attention.heads)
         name = f"{attention}.relative_attention_bias.weight"
         weight = Weight(name, shape, self.hidden**-0.5)
-        return Row(f"{path}.relative_position.weight", (weight,), axis=1)
+        return WeightRow(f"{path}.relative_position.weight", (weight,), axis=1)

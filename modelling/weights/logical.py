@@ -12,7 +12,7 @@ import numpy as np
 from checkpoints.parts import CutTensor, Layout
 from files.lazy import Lazy
 from modelling.weights.computed import Arrays, Computed
-from modelling.weights.row import Row, Weight
+from modelling.weights.row import Weight, WeightRow
 from modelling.weights.row_parts import RowPart, parts_in_row
 from popxl import Variable
 from popxl.session import VariablePart
@@ -21,10 +21,10 @@ OPTIMIZER = "optimizer"
 """First part of the names of optimizer state: `optimizer/first_order/<weight>`."""
 
 
-class Place(NamedTuple):
+class VariableRow(NamedTuple):
     """A variable, and the row that says which logical tensors make it up."""
 
-    row: Row
+    row: WeightRow
     variable: Any
     """For a weight in 4 bits, which is written only, the tree of its parts."""
 
@@ -50,7 +50,7 @@ class LogicalTensors(Lazy[np.ndarray]):
 
     def __init__(
         self,
-        places: Sequence[Place],
+        places: Sequence[VariableRow],
         read: Callable[[Variable], np.ndarray],
         tensor_parallel: int,
         held: HeldParts | None,
@@ -66,7 +66,7 @@ class LogicalTensors(Lazy[np.ndarray]):
         assert self._held is not None
         for row, variable, prefix, common in self._all:
             dtype = variable.dtype.as_numpy()
-            cuts = cuts_of(Form.of(row, variable, common), self._held.of(variable))
+            cuts = cuts_of(VariableLayout.of(row, variable, common), self._held.of(variable))
             for weight, cut in zip(row.weights, cuts, strict=True):
                 read = partial(_read_part, cut.sources, variable, self._held.read)
                 yield CutTensor(prefix + weight.name, dtype, cut.layout, cut.holders, read)
@@ -97,7 +97,7 @@ class LogicalTensors(Lazy[np.ndarray]):
         return self._made.pop(name)
 
 
-class Form(NamedTuple):
+class VariableLayout(NamedTuple):
     """What decides where the elements of a row's weights are in its variable."""
 
     shapes: tuple[tuple[int, ...], ...]
@@ -110,7 +110,7 @@ class Form(NamedTuple):
     """Its shape on a replica."""
 
     @classmethod
-    def of(cls, row: Row, variable: Variable, common: bool) -> Form:
+    def of(cls, row: WeightRow, variable: Variable, common: bool) -> VariableLayout:
         """The form of a place's variable."""
         shapes = tuple(w.shape for w in row.weights)
         return cls(shapes, row.transpose, row.axis, common, variable.shape)
@@ -125,12 +125,14 @@ class _Cut(NamedTuple):
 
 
 @cache
-def cuts_of(form: Form, held: tuple[VariablePart, ...]) -> tuple[_Cut, ...]:
+def cuts_of(form: VariableLayout, held: tuple[VariablePart, ...]) -> tuple[_Cut, ...]:
     """How each weight of a row is cut. Layers that are alike share what this returns."""
     if form.common:
-        alone = Form((form.variable,), False, None, False, form.variable)
+        alone = VariableLayout((form.variable,), False, None, False, form.variable)
         return cuts_of(alone, held) * len(form.shapes)
-    row = Row("", tuple(Weight("", shape) for shape in form.shapes), form.transpose, form.axis)
+    row = WeightRow(
+        "", tuple(Weight("", shape) for shape in form.shapes), form.transpose, form.axis
+    )
     sources: list[list[tuple[VariablePart, RowPart]]] = [[] for _ in form.shapes]
     for part in held:
         for row_part in parts_in_row(row, form.variable, part.group, part.start, part.size):

@@ -45,7 +45,7 @@ class Weight:
 
 
 @dataclass(frozen=True)
-class Row:
+class WeightRow:
     """How a variable is made of logical weights.
 
     Attributes:
@@ -71,7 +71,7 @@ class Row:
     @classmethod
     def linear(
         cls, path: str, *weights: Weight, cut: Literal["in", "out"], holders: int = 1
-    ) -> Row:
+    ) -> WeightRow:
         """The weight of the linear map in `path`: the "in" or the "out" features are cut."""
         axis = 0 if cut == "in" else 1
         return cls(f"{path}.weight", weights, transpose=True, axis=axis, holders=holders)
@@ -118,11 +118,11 @@ class Row:
             out[prefix + weight.name] = self._turned(whole[tuple(map(slice, shape))])
         return out
 
-    def means(self, axis: int) -> Row:
+    def means(self, axis: int) -> WeightRow:
         """The row of a vector along `axis` of this row's variable, a matrix for each weight."""
         size = 1 - axis if self.transpose else axis
         weights = tuple(replace(w, shape=(w.shape[size],)) for w in self.weights)
-        return Row(self.path, weights, axis=0, cut=axis == self.axis, holders=self.holders)
+        return WeightRow(self.path, weights, axis=0, cut=axis == self.axis, holders=self.holders)
 
     def _turned(self, array: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(array.T if self.transpose else array)

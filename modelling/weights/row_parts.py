@@ -12,7 +12,7 @@ import numpy as np
 from checkpoints.parts import Part
 
 if TYPE_CHECKING:
-    from modelling.weights.row import Row
+    from modelling.weights.row import WeightRow
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class RowPart:
 
 
 def parts_in_row(
-    row: Row, shape: tuple[int, ...], group: int, start: int, size: int
+    row: WeightRow, shape: tuple[int, ...], group: int, start: int, size: int
 ) -> Iterator[RowPart]:
     """The elements of a row's weights among consecutive elements of its variable.
 

@@ -19,8 +19,15 @@ from config.optimizer_state import MASTER, SLOTS
 from modelling.quantisation import QuantisedParts
 from modelling.weights.computed import Arrays, Computed
 from modelling.weights.in_files import InFiles
-from modelling.weights.logical import OPTIMIZER, Form, HeldParts, LogicalTensors, Place, cuts_of
-from modelling.weights.row import Row, Weight, check_presence
+from modelling.weights.logical import (
+    OPTIMIZER,
+    HeldParts,
+    LogicalTensors,
+    VariableLayout,
+    VariableRow,
+    cuts_of,
+)
+from modelling.weights.row import Weight, WeightRow, check_presence
 from popxl import Variable
 from popxl.session import OnDemand, VariablePart
 from popxl_addons import NamedTensors
@@ -47,7 +54,7 @@ class WeightTable:
         fused: logical weights that files have as one, joined along the first axis, by its name.
     """
 
-    layers: Mapping[str, tuple[Row, ...]]
+    layers: Mapping[str, tuple[WeightRow, ...]]
     phases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     tensor_parallel: int = 1
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -115,7 +122,7 @@ class WeightTable:
                 out[place.variable] = self._source(place, tensors)
         return out
 
-    def _source(self, place: Place, tensors: Arrays) -> Callable[[], np.ndarray]:
+    def _source(self, place: VariableRow, tensors: Arrays) -> Callable[[], np.ndarray]:
         """What makes the data of a variable; of what some elements can be had, a part of it."""
         whole = partial(self._typed_data, place, tensors)
         if not isinstance(tensors, PartialReader):
@@ -123,18 +130,19 @@ class WeightTable:
         row, variable, prefix, common = place
 
         def some(held: tuple[VariablePart, ...]) -> np.ndarray:
-            cuts = zip(row.weights, cuts_of(Form.of(row, variable, common), held), strict=True)
+            layout = VariableLayout.of(row, variable, common)
+            cuts = zip(row.weights, cuts_of(layout, held), strict=True)
             wanted = {prefix + w.name: partial(tensors.some, prefix + w.name, cut.layout)
                       for w, cut in cuts}  # fmt: skip
             return self._typed_data(place, Computed(wanted))
 
         return OnDemand(whole, some)
 
-    def _typed_data(self, place: Place, tensors: Arrays) -> np.ndarray:
+    def _typed_data(self, place: VariableRow, tensors: Arrays) -> np.ndarray:
         data = self._host_data(place, tensors)
         return data.astype(place.variable.dtype.as_numpy(), copy=False)
 
-    def _host_data(self, place: Place, tensors: Arrays) -> np.ndarray:
+    def _host_data(self, place: VariableRow, tensors: Arrays) -> np.ndarray:
         row, variable, prefix, common = place
         if common:
             return _fitted(np.asarray(tensors[prefix + row.weights[0].name]), variable.shape)
@@ -166,13 +174,13 @@ class WeightTable:
     def gradients(self, read: Callable[[Variable], np.ndarray], variables: Variables) -> Arrays:
         """Gradients by the weight's name, from the variables in the `grad` trees."""
         trained = [(row, tree) for row, tree in self._rows(variables) if row.trained]
-        places = [Place(row, tree.grad.get(row.path), "") for row, tree in trained]
+        places = [VariableRow(row, tree.grad.get(row.path), "") for row, tree in trained]
         return LogicalTensors(places, read, self.tensor_parallel, None)
 
-    def _rows(self, variables: Variables) -> list[tuple[Row, NamedTensors]]:
+    def _rows(self, variables: Variables) -> list[tuple[WeightRow, NamedTensors]]:
         """Each row, and the trees of its layer. Rows of a phase's layers that share a remote buffer
         follow each other."""
-        pairs: list[tuple[Row, NamedTensors]] = []
+        pairs: list[tuple[WeightRow, NamedTensors]] = []
         for name, trees in variables.items():
             if isinstance(trees, NamedTensors):
                 layers = [(name, trees)] if name in self.layers else []
@@ -182,11 +190,11 @@ class WeightTable:
             pairs += sorted(rows, key=lambda pair: pair[0].path)
         return pairs
 
-    def _places(self, variables: Variables, optimizer: bool, fp8: bool = True) -> list[Place]:
+    def _places(self, variables: Variables, optimizer: bool, fp8: bool = True) -> list[VariableRow]:
         """Weights, then optimizer state and FP8 state; entries of a remote buffer follow each
         other."""
         rows = self._rows(variables)
-        places = [Place(row, tree.fwd.get(row.path), "") for row, tree in rows]
+        places = [VariableRow(row, tree.fwd.get(row.path), "") for row, tree in rows]
         if optimizer:
             state = [
                 _state_place(row, slot, variable)
@@ -197,37 +205,37 @@ class WeightTable:
         return places + (self._fp8_places(rows) if optimizer and fp8 else [])
 
     @staticmethod
-    def _fp8_places(rows: Sequence[tuple[Row, NamedTensors]]) -> list[Place]:
+    def _fp8_places(rows: Sequence[tuple[WeightRow, NamedTensors]]) -> list[VariableRow]:
         """The state of the FP8 products of linear layers, under the names of their weights."""
         places = []
         for row, tree in rows:
             layer, _, name = row.path.rpartition(".")
             if name == "weight" and f"{layer}.product" in tree.fwd:
                 state = tree.fwd.get(f"{layer}.product").to_dict().items()
-                places += [Place(row, v, f"{FP8}/{slot}/", common=True) for slot, v in state]
+                places += [VariableRow(row, v, f"{FP8}/{slot}/", common=True) for slot, v in state]
         return sorted(places, key=lambda place: place.prefix)
 
 
-def _optimizer_state(row: Row, tree: NamedTensors) -> Mapping[str, Variable]:
+def _optimizer_state(row: WeightRow, tree: NamedTensors) -> Mapping[str, Variable]:
     """What an optimizer keeps for a row, as far as the program has it."""
     there = row.trained and "optim" in tree
     return tree.optim.get(row.path).to_dict() if there else {}
 
 
-def _state_place(row: Row, name: str, variable: Variable) -> Place:
+def _state_place(row: WeightRow, name: str, variable: Variable) -> VariableRow:
     """Optimizer state, under the name that it has for a weight as Hugging Face turns it."""
     slot = SLOTS[name]
     own = row if slot.over in ("elements", "weight") else row.means(slot.over == "columns")
     theirs = slot.turned if row.transpose else slot
-    return Place(own, variable, f"{OPTIMIZER}/{theirs.name}/", slot.over == "weight")
+    return VariableRow(own, variable, f"{OPTIMIZER}/{theirs.name}/", slot.over == "weight")
 
 
-def _master_places(rows: Sequence[tuple[Row, NamedTensors]]) -> list[Place]:
+def _master_places(rows: Sequence[tuple[WeightRow, NamedTensors]]) -> list[VariableRow]:
     """The masters of weights, with the names of the weights."""
     places = []
     for row, tree in rows:
         state = _optimizer_state(row, tree)
-        places += [Place(row, state[MASTER.name], "")] if MASTER.name in state else []
+        places += [VariableRow(row, state[MASTER.name], "")] if MASTER.name in state else []
     return places
 
 

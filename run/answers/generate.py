@@ -25,7 +25,7 @@ from data.rows import DataError, File, Row
 from data.task import task_of
 from data.template import ColumnError
 from data.tokens import warn_truncated
-from files.place import Place
+from files.location import FileLocation
 from files.shown import shown_path
 from files.writing import write_text
 from huggingface.models import model_description
@@ -161,10 +161,10 @@ def asked_rows(config: RunConfig, file: str, raw: bool, loaded: Loaded) -> list[
 
 def _asked_file(config: RunConfig, file: str, loaded: Loaded) -> list[Asked]:
     task = task_of(config.data)
-    placed: list[tuple[Place | str, Row]] = list(File(file).rows())
+    placed: list[tuple[FileLocation | str, Row]] = list(File(file).rows())
     if placed and all(is_message(row) for _, row in placed):
         placed = [(shown_path(file), {"messages": [row for _, row in placed]})]
-    talks = list[tuple[Place | str, Conversation]]()
+    talks = list[tuple[FileLocation | str, Conversation]]()
     for place, row in placed:
         try:
             talks.append((place, task.asked(row)))
@@ -175,7 +175,7 @@ def _asked_file(config: RunConfig, file: str, loaded: Loaded) -> list[Asked]:
 
 def _asked_talks(
     config: RunConfig,
-    talks: Sequence[tuple[Place | str, Conversation]],
+    talks: Sequence[tuple[FileLocation | str, Conversation]],
     rows: Sequence[Mapping[str, Any]],
     loaded: Loaded,
 ) -> list[Asked]:

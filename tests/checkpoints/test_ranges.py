@@ -10,7 +10,7 @@ import pytest
 from checkpoints import CheckpointError, CheckpointStore, digests
 from checkpoints.digests import Digests, chunk_bytes, digest
 from checkpoints.parts import Part
-from checkpoints.ranges import Span, chunks_needed
+from checkpoints.ranges import StoredParts, chunks_needed
 from checkpoints.stored import Stored
 
 CHUNK = 64  # bytes, of these tests
@@ -92,7 +92,7 @@ def test_what_is_needed_has_all_that_is_wanted():
                 held = enumerate(elements(one), start)
                 chunks |= {i // each for i, element in held if element in marked}
                 start += one.size
-            spans.append(Span(each, tuple(parts)))
+            spans.append(StoredParts(each, tuple(parts)))
             expected.append(tuple(sorted(chunks)))
         assert chunks_needed(wanted, tuple(spans)) == tuple(expected)
 

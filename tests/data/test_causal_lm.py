@@ -16,7 +16,7 @@ from config.presets import load_config
 from data.causal_lm import CAUSAL_LM, PackedTexts, PackedTokens, joined, tokenised
 from data.pipeline import Pipeline
 from data.sample import train_gptj_tokenizer
-from data.texts import Example, Span
+from data.texts import Example, TextSpan
 from data.tokens import Tokenizer as RunTokenizer
 from huggingface import hub
 from tests.data.corpora import SEED_DOCUMENT_EXAMPLE, run_tokenizer, sample_examples
@@ -148,8 +148,13 @@ def test_texts_that_share_a_sample_are_told_apart(tokenizer: RunTokenizer) -> No
 
 # ---- what is learned ----------------------------------------------------------------------------
 def test_earlier_answers_are_learned_too(tokenizer: RunTokenizer) -> None:
-    whole = (Span("Anna took the lamp.", False), Span(" entailment", True), Span(" Paul", False),
-             Span(" neutral", True))  # fmt: skip
+    spans = (
+        ("Anna took the lamp.", False),
+        (" entailment", True),
+        (" Paul", False),
+        (" neutral", True),
+    )
+    whole = tuple(TextSpan(*span) for span in spans)
     example = Example("Anna took the lamp. entailment Paul", "neutral", whole)
     stream = tokenised([example], tokenizer, answers_only=True)
     learned = tokenizer.base.decode(stream.targets[stream.targets >= 0])
@@ -160,7 +165,7 @@ def test_a_token_over_a_border_is_learned_if_a_character_of_it_is() -> None:
     words = Tokenizer(models.WordLevel({"ab": 0, "c": 1, "</s>": 2}, unk_token="c"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     base = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>")
-    (found,) = RunTokenizer(base).marked([[Span("c a", False), Span("b c", True)]])
+    (found,) = RunTokenizer(base).marked([[TextSpan("c a", False), TextSpan("b c", True)]])
     assert (found.ids.tolist(), found.learned.tolist()) == ([1, 0, 1, 2], [False, True, True, True])
 
 

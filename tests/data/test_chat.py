@@ -25,7 +25,7 @@ from data.rows import DataError
 from data.seq2seq import SEQ2SEQ, encode
 from data.texts import Example
 from data.tokens import Tokenizer
-from files.place import Place
+from files.location import FileLocation
 from tests.data.chat_templates import DATED, ENDS, TEMPLATES, chat_tokenizer, marked, plain
 
 # ---- random conversations -----------------------------------------------------------------------
@@ -281,7 +281,7 @@ def test_a_conversation_that_takes_too_long_ends_the_reading(monkeypatch):
     monkeypatch.setattr(rendering, "SECONDS", 0.1)
     chat = ChatTemplate(chat_tokenizer(LATER))
     with pytest.raises(ConfigError, match="takes more than"):
-        chat.read(Place("rows", 1), talk("a", "b"))
+        chat.read(FileLocation("rows", 1), talk("a", "b"))
 
 
 def test_what_only_looks_like_a_power_is_none():

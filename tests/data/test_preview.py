@@ -15,11 +15,11 @@ from data.pipeline import Pipeline
 from data.preview import preview, shown
 from data.seq2seq import SEQ2SEQ, PackedExamples, encode
 from data.task import SAMPLE_FOLDER
-from data.texts import Example, Span
+from data.texts import Example, TextSpan
 from tests.data.corpora import run_tokenizer
 from tests.pages import ROOT, blocks
 
-WHOLE = (Span("Anna:\n", False), Span("the lamp", True), Span(" ☃", False))
+WHOLE = (TextSpan("Anna:\n", False), TextSpan("the lamp", True), TextSpan(" ☃", False))
 
 
 def lines_of(samples, shape, tokenizer, indices=(0,), coloured=False):

@@ -19,7 +19,7 @@ import torch
 import popxl
 import popxl_addons as addons
 from config.t5 import T5Config
-from modelling.weights import Row
+from modelling.weights import WeightRow
 from popxl_addons.patterns import apply_pre_alias_patterns
 
 TENSOR_PARALLEL = (1, 2, 4)
@@ -43,7 +43,7 @@ class Case:
     make: Callable[[int], addons.Module]
     reference: Callable[..., torch.Tensor]
     inputs: Sequence[np.ndarray]
-    rows: Sequence[Row]
+    rows: Sequence[WeightRow]
     parameters: Mapping[str, torch.Tensor]
     grad: np.ndarray
 

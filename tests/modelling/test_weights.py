@@ -11,7 +11,7 @@ import torch
 import popxl
 from modelling.t5 import DecoderHead, EncoderBlock
 from modelling.t5.weights import HEAD, encoder_layer, weight_table
-from modelling.weights import Row, Weight
+from modelling.weights import Weight, WeightRow
 from popxl_addons import NamedTensors
 from tests.modelling.harness import TENSOR_PARALLEL, small_config
 from tests.modelling.t5.hf import hf_model
@@ -44,7 +44,7 @@ def test_every_weight_is_used_once_and_comes_back(theirs, tensor_parallel):
 
 def test_a_fused_row_holds_each_shards_parts_side_by_side():
     q, k = (np.arange(12.0).reshape(4, 3) + 100 * i for i in range(2))
-    row = Row("qk", (Weight("q", (4, 3)), Weight("k", (4, 3))), transpose=True, axis=1)
+    row = WeightRow("qk", (Weight("q", (4, 3)), Weight("k", (4, 3))), transpose=True, axis=1)
     data = row.to_host({"q": q, "k": k}, 2)
     assert data.shape == (2, 3, 4)
     np.testing.assert_array_equal(data[1], np.concatenate([q[2:], k[2:]]).T)
@@ -52,7 +52,7 @@ def test_a_fused_row_holds_each_shards_parts_side_by_side():
 
 def test_padding_is_added_and_dropped():
     embedding = np.arange(1.0, 11.0).reshape(5, 2)
-    row = Row("weight", (Weight("w", (5, 2)),), axis=0)
+    row = WeightRow("weight", (Weight("w", (5, 2)),), axis=0)
     data = row.to_host({"w": embedding}, 4)
     assert data.shape == (4, 2, 2)
     np.testing.assert_array_equal(data[2:], [[[9, 10], [0, 0]], [[0, 0], [0, 0]]])
@@ -60,7 +60,7 @@ def test_padding_is_added_and_dropped():
 
 
 def test_prefixes_name_what_has_the_shape_of_weights():
-    row = Row("w", (Weight("w", (2,)),))
+    row = WeightRow("w", (Weight("w", (2,)),))
     data = row.to_host({"optimizer/first_order/w": np.ones(2)}, 1, "optimizer/first_order/")
     assert row.to_logical(data, 1, "x/").keys() == {"x/w"}
 
@@ -170,7 +170,7 @@ def test_a_programs_variables_and_optimizer_state(theirs, tensor_parallel):
     assert table.to_logical(read, variables, optimizer=False).keys() == logical.keys()
 
 
-def _trees(rows: tuple[Row, ...], tensor_parallel: int, ir: popxl.Ir) -> NamedTensors:
+def _trees(rows: tuple[WeightRow, ...], tensor_parallel: int, ir: popxl.Ir) -> NamedTensors:
     """Variables of a layer as the optimizer's program has them."""
     fwd: dict[str, popxl.Tensor] = {}
     optim: dict[str, popxl.Tensor] = {}

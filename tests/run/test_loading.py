@@ -10,7 +10,7 @@ import pytest
 
 import run_finetuning
 from data.rows import File, Row
-from files.place import Place
+from files.location import FileLocation
 from huggingface import hub
 from tests.huggingface.hub_folders import save
 from tests.planning.test_choices import write_rows
@@ -26,7 +26,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         counts["tokenizer"] += 1
         return load(name)
 
-    def rows(file: File) -> Iterator[tuple[Place, Row]]:
+    def rows(file: File) -> Iterator[tuple[FileLocation, Row]]:
         yield from rows_of(file)
         counts[Path(file.name).name] += 1
 

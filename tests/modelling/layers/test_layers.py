@@ -23,7 +23,7 @@ from modelling.layers import (
     padding_bias,
 )
 from modelling.objectives import CrossEntropy
-from modelling.weights import Row, Weight
+from modelling.weights import Weight, WeightRow
 from popxl import Tensor
 from tests.modelling.harness import TENSOR_PARALLEL, Case, check_cases
 from tests.modelling.layers.whole import WholeFeedForward
@@ -64,7 +64,7 @@ def norm_case() -> Case:
     def reference(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.rms_norm(x, (HIDDEN,), p["w"], 1e-3)
 
-    rows = [Row("weight", (Weight("w", (HIDDEN,)),))]
+    rows = [WeightRow("weight", (Weight("w", (HIDDEN,)),))]
     return Case(with_groups(lambda _: RMSNorm(1e-3)), reference, [rand(3, HIDDEN)], rows, p,
                 rand(3, HIDDEN))  # fmt: skip
 
@@ -78,8 +78,8 @@ def feed_forward_case() -> Case:
 
     wi = tuple(Weight(f"wi_{i}", (INNER, HIDDEN)) for i in range(2))
     rows = [
-        Row("gated.wi.weight", wi, transpose=True, axis=1),
-        Row("gated.wo.weight", (Weight("wo", (HIDDEN, INNER)),), transpose=True, axis=0),
+        WeightRow("gated.wi.weight", wi, transpose=True, axis=1),
+        WeightRow("gated.wo.weight", (Weight("wo", (HIDDEN, INNER)),), transpose=True, axis=0),
     ]
     make = with_groups(lambda g: WholeFeedForward(g, HIDDEN, INNER, scale=8.0))
     return Case(make, reference, [rand(2, 3, HIDDEN)], rows, p, rand(2, 3, HIDDEN))
@@ -89,7 +89,7 @@ def embedding_case() -> Case:
     p = parameters(w=rand(VOCABULARY, HIDDEN))
     tokens = np.array([[0, 40, 11], [10, 11, 21]], np.int32)  # ends and borders of the shards
     make = with_groups(lambda g: VocabularyEmbedding(VOCABULARY, HIDDEN, popxl.float32, g))
-    rows = [Row("weight", (Weight("w", (VOCABULARY, HIDDEN)),), axis=0)]
+    rows = [WeightRow("weight", (Weight("w", (VOCABULARY, HIDDEN)),), axis=0)]
     return Case(make, lambda t: p["w"][t], [tokens], rows, p, rand(2, 3, HIDDEN))
 
 
@@ -100,7 +100,7 @@ def lm_head_case() -> Case:
     def reference(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.cross_entropy(x @ p["w"].T, labels.long(), reduction="sum")
 
-    rows = [Row("weight", (Weight("w", (VOCABULARY, HIDDEN)),), transpose=True, axis=1)]
+    rows = [WeightRow("weight", (Weight("w", (VOCABULARY, HIDDEN)),), transpose=True, axis=1)]
     make = with_groups(lambda g: TokenLoss(VOCABULARY, g))
     return Case(make, reference, [rand(5, HIDDEN), labels], rows, p, np.float32(0.7))
 

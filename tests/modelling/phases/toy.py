@@ -16,7 +16,7 @@ from modelling.phases import (
     Phase,
     Settings,
 )
-from modelling.weights import Row, Weight, WeightTable
+from modelling.weights import Weight, WeightRow, WeightTable
 from popxl import ops
 
 WIDTH = 12
@@ -62,8 +62,8 @@ def toy_layout(settings: Settings) -> Layout:
 def toy_table(*frozen: str) -> WeightTable:
     """The weights of three layers, of which some are frozen: w0, w1, w2, scale."""
 
-    def row(path: str, name: str, *shape: int) -> Row:
-        return Row(path, (Weight(name, shape),), trained=name not in frozen)
+    def row(path: str, name: str, *shape: int) -> WeightRow:
+        return WeightRow(path, (Weight(name, shape),), trained=name not in frozen)
 
     layers = {str(i): (row("w", f"w{i}", WIDTH, WIDTH),) for i in range(3)}
     layers["0"] += (row("scale", "scale", WIDTH),)

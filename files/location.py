@@ -8,7 +8,7 @@ from typing import NamedTuple
 from files.shown import shown_path
 
 
-class Place(NamedTuple):
+class FileLocation(NamedTuple):
     """A line or row of a file. It is put into words where a message is printed: there is one for
     each row that is read, and hardly ever a message."""
 
