@@ -74,17 +74,17 @@ class Views:
         Args:
             own: an owner's numbers, int32 of its shape.
         """
-        found: dict[Tensor, np.ndarray] = {}
+        numbers: dict[Tensor, np.ndarray] = {}
         with jax.ensure_compile_time_eval():
             for part in self.chain(t):
                 op = self.op(part)
                 if op is None:
-                    found[part] = own(part)
+                    numbers[part] = own(part)
                 else:
                     assert op.defn.lower is not None
-                    inputs = [found[p] for p in self.parents(part)]
-                    found[part] = np.asarray(op.defn.lower(*inputs, **op.attrs))
-        return found[t]
+                    inputs = [numbers[p] for p in self.parents(part)]
+                    numbers[part] = np.asarray(op.defn.lower(*inputs, **op.attrs))
+        return numbers[t]
 
 
 def numbered(t: Tensor, first: int = 0) -> np.ndarray:

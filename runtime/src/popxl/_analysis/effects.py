@@ -49,15 +49,15 @@ def effects_of(
     ops: Iterable[tuple[Op, Iterable[Region[G]]]], of_graph: Callable[[G], Effects]
 ) -> Effects:
     """State touched by ops, each given with what it runs."""
-    found = Effects()
+    effects = Effects()
     for op, inside in ops:
         if op.defn.effects is not None:
-            found.add(op.defn.effects(op))
+            effects.add(op.defn.effects(op))
         if op.defn.check is not None:
-            found.checks[op] = None
+            effects.checks[op] = None
         for region in inside:
-            found.add(of_graph(region.graph))
-    return found
+            effects.add(of_graph(region.graph))
+    return effects
 
 
 def op_effects(op: Op) -> Effects:

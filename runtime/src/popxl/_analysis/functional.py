@@ -274,17 +274,17 @@ class _Writer:
     def read(self, t: Tensor) -> Value:
         """The value of `t` now."""
         t = self.views.root(t)
-        found: dict[Tensor, Value] = {}
+        values: dict[Tensor, Value] = {}
         for part in self.views.chain(t):
-            parents = tuple(found[p] for p in self.views.parents(part))
+            parents = tuple(values[p] for p in self.views.parents(part))
             if not parents:
-                found[part] = self.current.setdefault(part, Value(part))
+                values[part] = self.current.setdefault(part, Value(part))
                 continue
             if (part, parents) not in self._shown:
                 self._shown[part, parents] = self.new(part)
                 self.add("view", self.views.op(part), parents, [self._shown[part, parents]])
-            found[part] = self._shown[part, parents]
-        return found[t]
+            values[part] = self._shown[part, parents]
+        return values[t]
 
     def write(self, t: Tensor, value: Value) -> None:
         """Let `t` hold `value`; views write through to their owners."""
@@ -335,25 +335,25 @@ class _GraphPass(_Writer):
 
     # ---- ops ------------------------------------------------------------------------------------
     def _op(self, op: Op) -> None:
-        found = regions(op)
-        if any(region.kind == "branch" for region in found):
-            self._branches(op, found)
-        elif any(region.kind == "always" for region in found):
-            (region,) = found
+        op_regions = regions(op)
+        if any(region.kind == "branch" for region in op_regions):
+            self._branches(op, op_regions)
+        elif any(region.kind == "always" for region in op_regions):
+            (region,) = op_regions
             self._loop(op, region)
         elif op.inplace is None and op.defn.same is not None and op.defn.same(op):
             self.current[op.outputs[0]] = self.read(op.inputs[0])
         elif "zeros" in op.defn.tags:
             self._zeros(op.outputs[0], op)
         else:
-            self._simple(op, found)
+            self._simple(op, op_regions)
 
     def _zeros(self, t: Tensor, op: Op | None = None) -> None:
         (self.current[t],) = self.add("zeros", op, (), [self.new(t)]).outputs
 
-    def _simple(self, op: Op, found: Sequence[Region[Graph]]) -> None:
+    def _simple(self, op: Op, op_regions: Sequence[Region[Graph]]) -> None:
         inputs = [self.read(t) for t in op.inputs]
-        derived = tuple(self._derivative(region) for region in found)
+        derived = tuple(self._derivative(region) for region in op_regions)
         node = self.add("op", op, inputs, map(self.new, op.outputs), derived)
         first = 0 if op.inplace is None else 1
         if first:
@@ -404,10 +404,10 @@ class _GraphPass(_Writer):
                 self._zeros(op.outputs[at])
 
     # ---- branches -------------------------------------------------------------------------------
-    def _branches(self, op: Op, found: Sequence[Region[Graph]]) -> None:
-        forms = [functionalise(region.graph) for region in found]
+    def _branches(self, op: Op, op_regions: Sequence[Region[Graph]]) -> None:
+        forms = [functionalise(region.graph) for region in op_regions]
         changed: dict[Tensor, None] = {}
-        for region, form in zip(found, forms, strict=True):
+        for region, form in zip(op_regions, forms, strict=True):
             for i in form.changed:
                 if region.reaches(op, i):
                     owned = self.views.owners(op.inputs[region.position(i)])
@@ -422,7 +422,7 @@ class _GraphPass(_Writer):
                 (*region.outputs, *range(last, last + len(owners))),
                 kind="branch",
             )
-            for region, form in zip(found, forms, strict=True)
+            for region, form in zip(op_regions, forms, strict=True)
         ]
         node = self.add("op", op, inputs, map(self.new, (*op.outputs, *owners)), tuple(pure))
         self.current.update(zip((*op.outputs, *owners), node.outputs, strict=True))

@@ -61,12 +61,12 @@ def from_lowering(op: Op) -> Any:
 
     def rule(*specs: TensorSpec, **attrs: Any) -> list[TensorSpec]:
         key = (op.defn.name, tuple((s.shape, s.dtype) for s in specs), freeze(attrs))
-        found = recent(
+        outputs = recent(
             _CACHE,
             key,
             lambda: tuple((s.shape, s.dtype) for s in abstract_outputs(op.defn, specs, attrs)),
         )
-        return [_spec(shape, dt, specs, op) for shape, dt in found]
+        return [_spec(shape, dt, specs, op) for shape, dt in outputs]
 
     return rule
 

@@ -39,8 +39,8 @@ def picked(t: Tensor, views: Views) -> Op:
     """An op that does what a chain of views does: `t` picks elements of its owners."""
     owners = views.owners(t)
     first = dict(zip(owners, accumulate((o.nelms for o in owners), initial=0), strict=False))
-    found = copy(views.op(t))
-    assert found is not None
+    pick = copy(views.op(t))
+    assert pick is not None
     elements = views.shown(t, lambda owner: numbered(owner, first[owner]))
-    found.defn, found.inputs, found.attrs = _PICK, owners, {"elements": elements}
-    return found
+    pick.defn, pick.inputs, pick.attrs = _PICK, owners, {"elements": elements}
+    return pick

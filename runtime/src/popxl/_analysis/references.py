@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 def changed_inputs(op: Op, region: Region[Graph]) -> set[int]:
     """Indices of the inputs of the region's graph that it changes, and whose changes reach what
     `op` passes."""
-    found = _references(op, region)
-    return found and found.intersection(functionalise(region.graph).changed)
+    references = _references(op, region)
+    return references and references.intersection(functionalise(region.graph).changed)
 
 
 def _references(op: Op, region: Region[Graph]) -> set[int]:
@@ -51,8 +51,8 @@ def _check_disjoint(op: Op, region: Region[Graph], changed: set[int]) -> None:
         if inner._by_ref or i in changed:
             for owner in views.owners(op.inputs[region.position(i)]):
                 holders.setdefault(owner, []).append(i)
-    for owner, found in holders.items():
-        for i, k in combinations(found, 2):
+    for owner, indices in holders.items():
+        for i, k in combinations(indices, 2):
             parts = [op.inputs[region.position(j)] for j in (i, k)]
             if not changed.isdisjoint((i, k)) and _overlap(views, owner, parts):
                 names = f"{graph._inputs[i].name!r} and {graph._inputs[k].name!r}"

@@ -23,9 +23,9 @@ def serialize(specs: Specs, compiled: Any) -> bytes:
         ValueError: its arguments are not those of the segment.
     """
     executable = compiled.runtime_executable()
-    found, known = len(executable.get_parameter_layouts()), len(specs[0])
-    if found != known:
-        raise ValueError(f"it takes {found} arguments, but the segment has {known}")
+    parameters, known = len(executable.get_parameter_layouts()), len(specs[0])
+    if parameters != known:
+        raise ValueError(f"it takes {parameters} arguments, but the segment has {known}")
     return executable.serialize()
 
 
@@ -70,10 +70,10 @@ class LoadedSegment:
             TypeError: an argument has another shape, dtype or sharding.
         """
         self._check(arrays)
-        found: list[jax.Array] = self._executable.execute_sharded(arrays).consume_with_handlers(
+        results: list[jax.Array] = self._executable.execute_sharded(arrays).consume_with_handlers(
             self._handlers
         )
-        return found
+        return results
 
     def _check(self, arrays: Sequence[jax.Array]) -> None:
         # XLA trusts its caller: a wrong buffer would be read as if it were the right one.

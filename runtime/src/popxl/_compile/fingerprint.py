@@ -97,8 +97,8 @@ def _processor() -> str:
         return f"{platform.machine()} {platform.processor()}"
     first = text.partition("\n\n")[0]
     pairs = (line.partition(":") for line in first.splitlines())
-    found = {name.strip(): value.strip() for name, _, value in pairs}
-    return f"{platform.machine()} {[found.get(name, '') for name in names]}"
+    fields = {name.strip(): value.strip() for name, _, value in pairs}
+    return f"{platform.machine()} {[fields.get(name, '') for name in names]}"
 
 
 @cache

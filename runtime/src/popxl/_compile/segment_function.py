@@ -38,10 +38,10 @@ def replica_function(segment: Segment) -> Any:
             (machine.fault,) = take(1)
         if segment.is_rounded:
             machine.seed, machine.updates = take(2)
-        found = dict(zip(segment.args, arguments, strict=True))
+        env = dict(zip(segment.args, arguments, strict=True))
         for node in segment.nodes:
-            machine.execute(node, found)
-        results = [machine.read(v, found) for v in segment.results]
+            machine.execute(node, env)
+        results = [machine.read(v, env) for v in segment.results]
         results += [machine.streams[s] for s in segment.sinks]
         results += [jnp.asarray(machine.positions[s], jnp.int32) for s in segment.streams]
         if segment.is_checked:

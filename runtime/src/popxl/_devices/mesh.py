@@ -69,10 +69,10 @@ def _mesh_over_processes(device_desc: str, replicas: int, instances: int) -> Mes
         )
     each = replicas // instances
     cpu.make_devices(max(each, popdist.getNumLocalReplicas()))
-    found = _devices(device_desc, replicas, jax.devices)
+    devices = _devices(device_desc, replicas, jax.devices)
     chosen: list[Any] = []
     for process in range(instances):
-        own = [d for d in found if d.process_index == process]
+        own = [d for d in devices if d.process_index == process]
         if len(own) < each:
             raise _too_few(own, each, f"for process {process} of {instances} there are")
         chosen += own[:each]

@@ -79,15 +79,15 @@ class Op:
 
     def modified_inputs(self) -> set[int]:
         """Indices of the inputs whose value this op changes."""
-        found = set() if self.inplace is None else {self.inplace}
+        modified = set() if self.inplace is None else {self.inplace}
         for region in regions(self):
-            found.update(map(region.position, analyses.changed_inputs(self, region)))
-        return found
+            modified.update(map(region.position, analyses.changed_inputs(self, region)))
+        return modified
 
     def called_graphs(self) -> tuple[Graph, ...]:
         """Graphs this op runs."""
-        found = (r.graph for r in regions(self) if r.kind != "derivative")
-        return tuple(dict.fromkeys(found))
+        graphs = (r.graph for r in regions(self) if r.kind != "derivative")
+        return tuple(dict.fromkeys(graphs))
 
     def __str__(self) -> str:
         return analyses.op_text(self)

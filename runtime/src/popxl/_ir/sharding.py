@@ -69,8 +69,8 @@ def shard_count(whole: Iterable[int], elements: int, group_size: int) -> int:
 
 def common(metas: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
     """The meta shape that tensors share, or (); preferably one that knows the number of shards."""
-    found = [m for m in metas if m]
-    known = [m for m in found if getattr(m, "shards", None) is not None]
-    if len(set(found)) != 1 or len({m.shards for m in known}) > 1:  # type: ignore[attr-defined]
+    shapes = [m for m in metas if m]
+    known = [m for m in shapes if getattr(m, "shards", None) is not None]
+    if len(set(shapes)) != 1 or len({m.shards for m in known}) > 1:  # type: ignore[attr-defined]
         return ()
-    return (known or found)[0]
+    return (known or shapes)[0]

@@ -109,17 +109,17 @@ def _borrowed(entries: Entries, index: int, lender: Borrowed | None) -> bool:
 
 def may_change(program: Program) -> set[Variable]:
     """The variables that a run may change."""
-    found = {_variable(t) for t in program.changed}
-    return found.union(*(b._variables.values() for b in program.effects.writes))
+    changed = {_variable(t) for t in program.changed}
+    return changed.union(*(b._variables.values() for b in program.effects.writes))
 
 
 def changes(program: Program, state: State) -> set[Variable]:
     """What runs have changed since this was asked last."""
-    found = {_variable(t) for t in program.changed}
+    changed = {_variable(t) for t in program.changed}
     for buffer, entries in state.entries.items():
-        found.update(v for i, v in buffer._variables.items() if i in entries.stored)
+        changed.update(v for i, v in buffer._variables.items() if i in entries.stored)
         entries.stored.clear()
-    return found
+    return changed
 
 
 def fetched(program: Program, state: State, var: Variable) -> np.ndarray:

@@ -65,11 +65,11 @@ def of_all_processes(own: np.ndarray, mesh: Mesh) -> np.ndarray:
 def _slots(owners: Sequence[int]) -> list[tuple[int, int]]:
     """Each part's owner, and its place among the owner's parts."""
     seen: dict[int, int] = {}
-    found = []
+    slots = []
     for owner in owners:
-        found.append((owner, seen.setdefault(owner, 0)))
+        slots.append((owner, seen.setdefault(owner, 0)))
         seen[owner] += 1
-    return found
+    return slots
 
 
 def _one_device_each(mesh: Mesh) -> Mesh:

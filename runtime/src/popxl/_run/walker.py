@@ -64,8 +64,8 @@ class Globals:
 
 def fetched_number(array: jax.Array) -> Index:
     """The number that an array holds, once it is there; one for each replica where they differ."""
-    found = tuple(int(x.item()) for x in numbers(array))
-    return found[0] if len(set(found)) == 1 else found
+    values = tuple(int(x.item()) for x in numbers(array))
+    return values[0] if len(set(values)) == 1 else values
 
 
 class Walker:

@@ -122,19 +122,19 @@ class Assembly:
 
     def number(self, value: Value) -> Slot | None:
         """The slot of a number that the host knows."""
-        found = self._where.get(value)
-        if isinstance(found, int):
-            return found if found in self.slots.numbers else None
-        constant = None if found or value.node else host_constant(value.tensor)
+        place = self._where.get(value)
+        if isinstance(place, int):
+            return place if place in self.slots.numbers else None
+        constant = None if place or value.node else host_constant(value.tensor)
         return None if constant is None else self.slots.constant(constant)
 
     def array(self, value: Value) -> Slot:
         """A slot with the array of a value; it may be given it when the open segment has run."""
-        found = self._where.get(value)
-        if isinstance(found, _Piece):
-            return self._result(found, value)
-        if found is not None and found not in self.slots.numbers:
-            return found
+        place = self._where.get(value)
+        if isinstance(place, _Piece):
+            return self._result(place, value)
+        if place is not None and place not in self.slots.numbers:
+            return place
         self.read(value)
         return self._result(self.open, value)
 
@@ -163,9 +163,9 @@ class Assembly:
             value, is_ready = waiting.pop()
             if value in self.open.made or value in self.open.args:
                 continue
-            found = self._where.get(value)
-            if found is not None:
-                slot = self._result(found, value) if isinstance(found, _Piece) else found
+            place = self._where.get(value)
+            if place is not None:
+                slot = self._result(place, value) if isinstance(place, _Piece) else place
                 self.open.args[value] = slot
                 continue
             node = value.node

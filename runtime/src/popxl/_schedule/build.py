@@ -224,10 +224,10 @@ def _candidates(graph: Functional) -> set[int]:
     """Inputs that callers donate: those that change, and those that are carried on."""
     if graph.is_branch:
         return set()
-    found = set(graph.changed)
+    candidates = set(graph.changed)
     for site in graph.graph._call_sites:
         for region in regions(site):
             if region.graph is graph.graph and region.kind == "always":
-                found |= {i for _, i in region.carried}
-                found |= {i for i, at in enumerate(region.inputs) if at in site.site_modified}
-    return found
+                candidates |= {i for _, i in region.carried}
+                candidates |= {i for i, at in enumerate(region.inputs) if at in site.site_modified}
+    return candidates

@@ -134,8 +134,8 @@ class _Donor:
             case Branch():
                 for k, out in enumerate(step.outs):
                     if out is not None:
-                        found = (self._returned(p, k) for p in step.branches)
-                        self._place(out, set().union(*found))
+                        memories = (self._returned(p, k) for p in step.branches)
+                        self._place(out, set().union(*memories))
 
     def _run(self, index: int, step: Run, updating: dict[Slot, Load]) -> None:
         segment, uses = step.segment, Counter(step.args)
@@ -188,19 +188,19 @@ class _Donor:
         Args:
             carried: for inputs of a loop, the output that they are in the next iteration.
         """
-        found: set[Memory] = set()
+        memory: set[Memory] = set()
         waiting, seen = [output], set[int]()
         while waiting:
             k = waiting.pop()
             seen.add(k)
             for kind, which in passed.routine.memory[k]:
                 if kind != "input":
-                    found.add((kind, (id(passed), kind, which)))
+                    memory.add((kind, (id(passed), kind, which)))
                     continue
-                found |= self.memory.get(passed.args[which], frozenset())
+                memory |= self.memory.get(passed.args[which], frozenset())
                 if which in carried and carried[which] not in seen:
                     waiting.append(carried[which])
-        return found
+        return memory
 
     # ---- the end --------------------------------------------------------------------------------
     def _share(self) -> None:
@@ -248,7 +248,7 @@ def _changed_first(segment: Segment) -> list[int]:
 # ---- entries ------------------------------------------------------------------------------------
 def _updating_loads(routine: Routine) -> dict[Slot, Load]:
     """Loads whose entry is stored to before anything else touches the buffer, by their slot."""
-    found: dict[Slot, Load] = {}
+    loads: dict[Slot, Load] = {}
     pending: dict[RemoteBuffer, Load] = {}
     for step in routine.steps:
         if isinstance(step, Load):
@@ -256,11 +256,11 @@ def _updating_loads(routine: Routine) -> dict[Slot, Load]:
         elif isinstance(step, Store):
             load = pending.pop(step.buffer, None)
             if load is not None and load.at == step.at:
-                found[load.out] = load
+                loads[load.out] = load
         for passed in calls(step):
             for buffer in passed.routine.touched:
                 pending.pop(buffer, None)
-    return found
+    return loads
 
 
 def copy_borrowed_entries(routines: Sequence[Routine]) -> None:
@@ -301,7 +301,7 @@ def _shared(
         return [] if step.donates else [(step.out, step)]
     if isinstance(step, Store):
         return [(step.value, step)]
-    found = []
+    shared = []
     for passed in calls(step):
         outs = step.outs if isinstance(step, Branch) else passed.outs
         for k, moved in returned[passed.routine]:
@@ -309,8 +309,8 @@ def _shared(
             if isinstance(step, Loop) and step.count > 1:
                 moved.copies = True  # a later iteration may donate it, and is given it
             elif slot is not None:
-                found.append((slot, moved))
-    return found
+                shared.append((slot, moved))
+    return shared
 
 
 def _donated_by(step: Step) -> Set[RemoteBuffer]:

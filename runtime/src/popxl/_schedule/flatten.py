@@ -155,7 +155,7 @@ def _halves(graph: Functional) -> tuple[Functional, Functional]:
 
 def _behind(values: Iterable[Value]) -> set[Value]:
     """The values that have to be there for these to be read: views and zeros are made anew."""
-    found: set[Value] = set()
+    sources: set[Value] = set()
     waiting, seen = list(values), set()
     while waiting:
         v = waiting.pop()
@@ -165,8 +165,8 @@ def _behind(values: Iterable[Value]) -> set[Value]:
         if v.node is not None and v.node.is_rematerialised:
             waiting += v.node.inputs
         else:
-            found.add(v)
-    return found
+            sources.add(v)
+    return sources
 
 
 def _part(

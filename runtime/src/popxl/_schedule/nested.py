@@ -89,12 +89,12 @@ class Nested:
             updates=(self._assembly.updates + iterations.start * each, each),
         )
         self._assembly.step(step, node)
-        found = [slot for slot, _ in places]
+        outputs = [slot for slot, _ in places]
         for k, i in region.carried:
-            slot = found[k]
+            slot = outputs[k]
             assert slot is not None
             args[i] = slot
-        return found
+        return outputs
 
     def _zeros(self, node: Node, region: Region[Functional]) -> tuple[int, ...]:
         """Inputs of the graph that are zeros at first, and that it changes."""

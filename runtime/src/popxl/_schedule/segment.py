@@ -89,10 +89,10 @@ class Segment:
     @cached_property
     def constants(self) -> list[Constant]:
         """The constants that it takes as arguments, each content once."""
-        found: dict[int, Constant] = {}
-        _collect_constants(self.nodes, found, set())
-        _note_constants(self.results, found)
-        return list(found.values())
+        constants: dict[int, Constant] = {}
+        _collect_constants(self.nodes, constants, set())
+        _note_constants(self.results, constants)
+        return list(constants.values())
 
     @cached_property
     def updates(self) -> int:
@@ -141,23 +141,23 @@ def facts_of(segment: Segment) -> Facts:
     return segment.facts
 
 
-def _note_constants(values: Iterable[Value], found: dict[int, Constant]) -> None:
+def _note_constants(values: Iterable[Value], constants: dict[int, Constant]) -> None:
     for t in (v.tensor for v in values if v.node is None):
         if isinstance(t, Constant) and t._is_argument:
-            found.setdefault(t._content, t)
+            constants.setdefault(t._content, t)
 
 
 def _collect_constants(
-    nodes: Iterable[Node], found: dict[int, Constant], seen: set[Functional]
+    nodes: Iterable[Node], constants: dict[int, Constant], seen: set[Functional]
 ) -> None:
     """Note the constants that nodes read, and the graphs that they run."""
     for node in nodes:
-        _note_constants(node.inputs, found)
+        _note_constants(node.inputs, constants)
         for graph in (region.graph for region in node.regions):
             if graph not in seen:
                 seen.add(graph)
-                _note_constants(graph.outputs, found)
-                _collect_constants(graph.nodes, found, seen)
+                _note_constants(graph.outputs, constants)
+                _collect_constants(graph.nodes, constants, seen)
 
 
 # ---- its function, as data -----------------------------------------------------------------------

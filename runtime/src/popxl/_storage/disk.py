@@ -323,7 +323,7 @@ class ScratchFile:
             raise self._error("be read for", data.size, error) from error
         for staged, part in copies:
             part[...] = staged
-        if self._sums.get(offset + start, (found := _sum(data, start))) != found:
+        if self._sums.get(offset + start, (checksum := _sum(data, start))) != checksum:
             folder, nbytes = self._scratch.place, min(REQUEST, data.size)
             raise DiskError(
                 f"the disk folder {folder} returns other bytes than were written there (somewhere "

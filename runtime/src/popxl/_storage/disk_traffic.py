@@ -161,10 +161,10 @@ class Traffic:
     def taken(self, file: EntryFile, index: int) -> Future[jax.Array] | None:
         """What was read ahead of an entry, if it was; nobody has it any more."""
         with self.changed:
-            found = self._reading.pop((file, index), None)
-            if found is not None:
+            future = self._reading.pop((file, index), None)
+            if future is not None:
                 self._reading_bytes -= file.nbytes
-            return found
+            return future
 
     def _ahead(self) -> None:
         """Read what is loaded next, but not past a store to the same entry."""
@@ -220,18 +220,18 @@ class _Reading:
     """An entry on its way from a file.
 
     Args:
-        found: is told the array, or what went wrong.
+        future: is told the array, or what went wrong.
         array: makes the array when all `requests` are done.
     """
 
     def __init__(
         self,
-        found: Future[jax.Array],
+        future: Future[jax.Array],
         array: Callable[[], jax.Array],
         requests: list[Callable[[], None]],
     ) -> None:
         self.requests = requests
-        self._found, self._array = found, array
+        self._future, self._array = future, array
         self._left = len(requests)
         self._failed: BaseException | None = None
         self._lock = threading.Lock()
@@ -250,9 +250,9 @@ class _Reading:
         try:
             if self._failed is not None:
                 raise self._failed
-            self._found.set_result(self._array())
+            self._future.set_result(self._array())
         except BaseException as error:  # whoever waits must hear of it
-            self._found.set_exception(error)
+            self._future.set_exception(error)
 
 
 class EntryFile:
@@ -329,21 +329,21 @@ class EntryFile:
     def begin(self, index: int, donates: bool) -> Future[jax.Array]:
         """Let the folder's threads read an entry that is in the file, all of them together: it is
         wanted before those after it."""
-        found, pool = Future[jax.Array](), self.traffic.scratch.pool
+        future, pool = Future[jax.Array](), self.traffic.scratch.pool
 
         def requests() -> None:
-            if found.set_running_or_notify_cancel():
+            if future.set_running_or_notify_cancel():
                 try:
                     views, array = self._memory.room(donates)
                 except BaseException as error:
-                    found.set_exception(error)
+                    future.set_exception(error)
                     return
-                reading = _Reading(found, array, self._requests(index, views))
+                reading = _Reading(future, array, self._requests(index, views))
                 for request in reading.requests:
                     pool.submit(reading.do, request)
 
         pool.submit(requests)
-        return found
+        return future
 
     def read(self, index: int, donates: bool) -> jax.Array:
         """An entry that is in the file."""
@@ -353,11 +353,11 @@ class EntryFile:
         return array()
 
     def _requests(self, index: int, views: Iterable[np.ndarray]) -> list[Callable[[], None]]:
-        at, found = index * self.nbytes, list[Callable[[], None]]()
+        at, requests = index * self.nbytes, list[Callable[[], None]]()
         for view in views:
-            found += [partial(self._file.read_one, at, view, i) for i in requests_of(view.size)]
+            requests += [partial(self._file.read_one, at, view, i) for i in requests_of(view.size)]
             at += slot_of(view.size)
-        return found
+        return requests
 
     def _check(self) -> None:
         if self._failed is not None:

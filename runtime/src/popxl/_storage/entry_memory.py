@@ -45,8 +45,8 @@ class EntryMemory:
         self._whole, self._part = shape, (rows, *shape[1:])
         self._rows, self._dtype, self._sharding = max(rows, 1), dtype, sharding
         self._scratch, self._recycled = scratch, recycled
-        found = sharding.addressable_devices_indices_map(shape)
-        at = {self._replica(index): device for device, index in found.items() if index is not None}
+        slices = sharding.addressable_devices_indices_map(shape)
+        at = {self._replica(index): device for device, index in slices.items() if index is not None}
         self._replicas = sorted(at)
         self._devices = [at[replica] for replica in self._replicas]
         self._is_shared = sharding.memory_kind == "device"  # by host and device

@@ -33,11 +33,11 @@ def loads_ahead(schedule: Schedule) -> Mapping[Run, str]:
                 transit.run(step)
                 times[step] += 1
                 before[step].update(load.part or title[load] for load in transit.moved)
-    return {run: _text(found, times[run]) for run, found in before.items() if found}
+    return {run: _text(loads, times[run]) for run, loads in before.items() if loads}
 
 
-def _text(found: Counter[str], times: int) -> str:
-    each = (f"{count / times:.2g} for {name}" for name, count in found.items())
+def _text(loads: Counter[str], times: int) -> str:
+    each = (f"{count / times:.2g} for {name}" for name, count in loads.items())
     return f"loads ahead: {', '.join(each)}"
 
 

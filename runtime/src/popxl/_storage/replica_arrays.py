@@ -49,11 +49,11 @@ def put_parts(
         return put(np.zeros(whole, spec.dtype), sharding)
     rows = whole[0] // replicas
 
-    def found(index: tuple[slice, ...]) -> np.ndarray:
+    def part_at(index: tuple[slice, ...]) -> np.ndarray:
         value = part((index[0].start or 0) // rows)
         return not_adopted(value if value.ndim else value[None])
 
-    return jax.make_array_from_callback(whole, sharding, found).block_until_ready()
+    return jax.make_array_from_callback(whole, sharding, part_at).block_until_ready()
 
 
 def own_part(x: jax.Array) -> np.ndarray:
@@ -195,7 +195,7 @@ def _parts(
 ) -> Shared[VariablePart]:
     place = {replica: i for members in sharers for i, replica in enumerate(members)}
     each = max(-(-size // shards), 1)
-    found = []
+    parts = []
     for group, members in enumerate(groups):
         holders: list[list[int]] = [[] for _ in range(shards)]
         for replica in members:
@@ -203,8 +203,8 @@ def _parts(
         for held, start in zip(holders, range(0, max(size, 1), each), strict=False):
             processes = tuple(sorted({owners[r] for r in held}))
             part = VariablePart(group, start, min(each, size - start), processes, tuple(held))
-            found.append(part)
-    return Shared(found)
+            parts.append(part)
+    return Shared(parts)
 
 
 def _whole(var: Variable, replica: int, per_replica: Any) -> np.ndarray:

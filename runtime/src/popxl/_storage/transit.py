@@ -173,8 +173,8 @@ class Transit:
     def _bring(self, batch: Sequence[tuple[Load, int]]) -> None:
         if not batch:
             return
-        found = [self._departing(step, index) for step, index in batch]
-        arrays = self._put([array for array, _ in found], [to for _, to in found])
+        departing = [self._departing(step, index) for step, index in batch]
+        arrays = self._put([array for array, _ in departing], [to for _, to in departing])
         self._loads.extend((step, a) for (step, _), a in zip(batch, arrays, strict=True))
 
     def _departing(self, step: Load, index: int) -> tuple[Any, Any]:

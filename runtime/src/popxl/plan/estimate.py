@@ -49,7 +49,7 @@ class Memory:
         """What each node reads from memory: values that are computed where they are used read
         their operands there. Nodes that make no value in memory read nothing by themselves."""
         through: dict[Any, set[Any]] = {}
-        found = []
+        reads = []
         for node in self._flat.nodes:
             read: set[Any] = set()
             for v in map(self.name, node.inputs):
@@ -58,8 +58,8 @@ class Memory:
             if not makes and not self._is_kernel(node):
                 through.update(dict.fromkeys(node.outputs, read))
                 read = set()
-            found.append(read)
-        return found
+            reads.append(read)
+        return reads
 
     def peak(self) -> int:
         """Most bytes that are live at a time besides arguments and results."""

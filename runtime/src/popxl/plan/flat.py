@@ -125,10 +125,10 @@ def _append(jaxpr: Any, given: list[Any], part: str, nodes: list[Node]) -> list[
     Returns:
         What it returns.
     """
-    found = dict(zip([*jaxpr.constvars, *jaxpr.invars], given, strict=True))
+    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], given, strict=True))
 
     def read(variables: list[Any]) -> list[Any]:
-        return [v if isinstance(v, Literal) else found[v] for v in variables]
+        return [v if isinstance(v, Literal) else env[v] for v in variables]
 
     for eqn in jaxpr.eqns:
         label, name, atoms = _part_of(eqn) or part, eqn.primitive.name, read(eqn.invars)
@@ -144,7 +144,7 @@ def _append(jaxpr: Any, given: list[Any], part: str, nodes: list[Node]) -> list[
                 body = flatten(_function(eqn.params, "jaxpr", "body_jaxpr"), label)
                 node.bodies = [(body, eqn.params.get("length", 1))]
             nodes.append(node)
-        found.update(zip(eqn.outvars, results, strict=True))
+        env.update(zip(eqn.outvars, results, strict=True))
     return read(jaxpr.outvars)
 
 

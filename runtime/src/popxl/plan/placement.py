@@ -146,35 +146,35 @@ def _groups(traced: Traced, flow: Flow) -> Iterator[_Group]:
     """All entries that a run moves, by kind of their buffer and the parts of the program that use
     it; those that many loads read apart."""
     parts = _parts_of(traced.schedule.main)
-    found: dict[tuple[str, frozenset[str]], list[Entry]] = defaultdict(list)
+    grouped: dict[tuple[str, frozenset[str]], list[Entry]] = defaultdict(list)
     for (buffer, index), crossings in flow.crossings.items():
         if index >= buffer.entries - buffer.on_disk:
             continue
         label = buffer.kind or f"buffer {buffer.remote_buffer_id}"
         often = len(crossings.loads) + len(crossings.stores) > _HOT
         label += " that many layers read" if often else ""
-        found[label, frozenset(parts[buffer])].append((buffer, index))
-    return (_Group(label, entries, flow) for (label, _), entries in found.items())
+        grouped[label, frozenset(parts[buffer])].append((buffer, index))
+    return (_Group(label, entries, flow) for (label, _), entries in grouped.items())
 
 
 def _parts_of(main: Routine) -> dict[RemoteBuffer, set[str]]:
     """The parts of the program that move entries of each buffer."""
-    found: dict[RemoteBuffer, set[str]] = defaultdict(set)
+    parts: dict[RemoteBuffer, set[str]] = defaultdict(set)
     for routine, part in routines_by_part(main):
         for step in routine.steps:
             if isinstance(step, Transfer):
-                found[step.buffer].add(step.part or part)
-    return found
+                parts[step.buffer].add(step.part or part)
+    return parts
 
 
 def _alone(groups: Sequence[_Group], flow: Flow) -> dict[str, float]:
     """Seconds that each kind would save by staying, and no other."""
-    before, found = flow.seconds(), {}
+    before, savings = flow.seconds(), {}
     for label in {group.label: None for group in groups}:
         entries = [e for group in groups if group.label == label for e in group.entries()]
         with flow.without(entries):
-            found[label] = before - flow.seconds()
-    return found
+            savings[label] = before - flow.seconds()
+    return savings
 
 
 def _choose(groups: Sequence[_Group], flow: Flow, room: int) -> None:

@@ -23,8 +23,8 @@ def device_memory(device_desc: str, replicas: int, instances: int = 1) -> int | 
     devices = replica_mesh(device_desc, replicas, instances).local_devices
     if devices[0].platform == "cpu":
         return None
-    found = [(d.memory_stats() or {}).get("bytes_limit") for d in devices]
-    return min((limit for limit in found if limit), default=None)
+    limits = [(d.memory_stats() or {}).get("bytes_limit") for d in devices]
+    return min((limit for limit in limits if limit), default=None)
 
 
 @contextmanager

@@ -58,7 +58,7 @@ class Timeline:
     @property
     def exposed_transfers(self) -> float:
         """Seconds in which the device waits for transfers."""
-        return sum(found.transfers for found in self.exposed.values())
+        return sum(exposed.transfers for exposed in self.exposed.values())
 
     def trace(self) -> dict[str, Any]:
         """The streams in the format of Chrome's trace viewer, which Perfetto reads."""
@@ -106,10 +106,10 @@ def timeline(
     """
     if works is None:
         works = {segment: work_of(segment) for segment in schedule.segments}
-    found = works
+    segment_works = works
     seconds = {segment: work.seconds(rates) for segment, work in works.items()}
     if temporaries is None:
-        temporaries = lambda segment: found[segment].temporaries  # noqa: E731
+        temporaries = lambda segment: segment_works[segment].temporaries  # noqa: E731
     if window is None:
         window = window_of(schedule)
     device = Device(rates, seconds.__getitem__, temporaries)
@@ -134,7 +134,7 @@ def no_collection() -> Iterator[None]:
 
 def _timeline(device: Device, window: int) -> Timeline:
     computing = [span for span in device.spans if span.stream == "compute"]
-    exposed = {part: Exposed(*found) for part, found in device.exposed.items()}
+    exposed = {part: Exposed(*seconds) for part, seconds in device.exposed.items()}
     last = max((span.end for span in computing), default=0.0)
     before = exposed.get(device.part, Exposed())
     exposed[device.part] = Exposed(before.transfers + device.end - last, before.dispatch)

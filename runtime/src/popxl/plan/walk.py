@@ -160,11 +160,11 @@ class Walk:
         op = node.op
         if op is None or node.kind in ("view", "write"):
             return
-        found = sums[part]
-        found.ops[op.defn.name] += times
+        part_sums = sums[part]
+        part_sums.ops[op.defn.name] += times
         if "stream" in op.attrs:
             nbytes = times * math.prod(op.attrs["stream"].shape) * op.attrs["stream"].dtype.itemsize
-            found.moved["host_to_device" if op.outputs else "device_to_host"] += nbytes
+            part_sums.moved["host_to_device" if op.outputs else "device_to_host"] += nbytes
         for region in node.regions:
             for inner in region.graph.nodes:
                 self._count_node(inner, inner.part or part, times * region.count, sums)
@@ -198,8 +198,8 @@ class Walk:
                 round(sums.moved["host_to_device"]),
                 round(sums.moved["device_to_host"]),
                 tuple(
-                    Collective(*key, found["count"], found["nbytes"])
-                    for key, found in sorted(sums.work.collectives.items())
+                    Collective(*key, counts["count"], counts["nbytes"])
+                    for key, counts in sorted(sums.work.collectives.items())
                 ),
                 dict(sorted(sums.ops.items())),
                 sums.device_bytes or 0,
@@ -222,15 +222,15 @@ class _Places:
     @classmethod
     def of(cls, schedule: Schedule) -> _Places:
         """Those of a run."""
-        found, residents = cls(), cache(lambda buffer: buffer.residents)
+        places, residents = cls(), cache(lambda buffer: buffer.residents)
         for step, index in expected(schedule):
             if isinstance(step, Run):
                 continue
             entry = index[0] if isinstance(index, tuple) else index  # replicas are alike
-            found.all[step] += 1
-            found.resident[step] += entry in residents(step.buffer)
-            found.on_disk[step] += entry >= step.buffer.entries - step.buffer.on_disk
-        return found
+            places.all[step] += 1
+            places.resident[step] += entry in residents(step.buffer)
+            places.on_disk[step] += entry >= step.buffer.entries - step.buffer.on_disk
+        return places
 
     def fractions(self, step: Load | Store) -> tuple[float, float]:
         """Of a step's executions, those for entries on the device, and on disk."""

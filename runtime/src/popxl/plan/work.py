@@ -45,17 +45,17 @@ class Work:
         self.float8_flops += times * other.float8_flops
         self.arithmetic += times * other.arithmetic
         self.traffic += times * other.traffic
-        for key, found in other.collectives.items():
+        for key, counts in other.collectives.items():
             mine = self.collectives.setdefault(key, Counter())
-            for what, n in found.items():
+            for what, n in counts.items():
                 mine[what] += times * n
 
     def seconds(self, rates: Rates) -> float:
         """Lower bound on its time: the largest of what it takes of each resource
         (Williams, Waterman and Patterson, "Roofline", 2009)."""
         collectives = (
-            Collective(*key, found["count"], found["nbytes"])
-            for key, found in self.collectives.items()
+            Collective(*key, counts["count"], counts["nbytes"])
+            for key, counts in self.collectives.items()
         )
         return max(
             rates.compute(self.flops, self.float8_flops),
