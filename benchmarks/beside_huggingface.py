@@ -138,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     results = {
         kind: _measured(kind, given, line, rate) for kind in (WORK if work == "both" else [work])
     }
-    print("\n".join(text(name, found) for name, found in results.items()))
+    print("\n".join(text(name, comparison) for name, comparison in results.items()))
     facts = {"benchmark": "beside_huggingface", "config": line.preset, "matrix_rate": rate}
     facts |= {"rounds": line.options.rounds}
     print(json.dumps(facts | {name: asdict(comparison) for name, comparison in results.items()}))

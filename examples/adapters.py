@@ -121,9 +121,9 @@ class Magma:
             self.grads.update(zip(names, rest, strict=True))
         grad = addons.autodiff(prefix, grads_required=prefix.args.values_flat())
         d_prefix = ops.slice(dx, stop=IMAGE, axis=1)
-        found = grad.call(d_prefix, args=grad.grad_graph_info.inputs_dict(prefix_info))
+        grads = grad.call(d_prefix, args=grad.grad_graph_info.inputs_dict(prefix_info))
         names = (f"prefix.{n}" for n in prefix.args.keys_flat())
-        self.grads.update(zip(names, found, strict=True))
+        self.grads.update(zip(names, grads, strict=True))
 
     def optimise(self, loss: popxl.Tensor) -> None:
         self.loss_stream = addons.host_store(loss)

@@ -48,12 +48,12 @@ def stack(config: Config, inputs: addons.InputStreams):
         "head": Predictions(config).create_graph(hidden, inputs.positions.spec, table),
     }
     wanted = {"embeddings": [], "layer": [0], "head": [0, 2]}
-    found = {}
+    layers = {}
     for name, (facts, fwd) in graphs.items():
         required = [fwd.graph.inputs[i] for i in wanted[name]]
         accum, grad = addons.autodiff_with_accumulation(fwd, fwd.args.tensors, None, required)
-        found[name] = facts, fwd, accum, grad
-    return found
+        layers[name] = facts, fwd, accum, grad
+    return layers
 
 
 class MaskedLM:

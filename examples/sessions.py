@@ -43,8 +43,8 @@ def train_and_evaluate(rounds: int, steps: int) -> list[float]:
         to_test = train_variables.to_mapping(test_variables)
         test_session.write_variables_data({to_test[t]: data for t, data in weights.items()})
         with test_session:
-            found = test_session.run({test_images: new_images})[classes]
-        accuracies.append(float((found == new_labels).mean()))
+            predicted = test_session.run({test_images: new_images})[classes]
+        accuracies.append(float((predicted == new_labels).mean()))
     return accuracies
 
 

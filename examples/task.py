@@ -117,15 +117,15 @@ def evaluation_session() -> addons.TaskSession:
 
 def train(session: addons.TaskSession, steps: int) -> list[tuple[float, float]]:
     """Run so many steps. (Loss, norm of the gradients) of each."""
-    found = []
+    history = []
     with session:
         for _ in range(steps):
             image, label = next(session.dataloader)
             lr = np.float32(learning_rate(session.session_state["steps"]))
             s = session.inputs
             out = session.run({s.image: image, s.label: label, s.lr: lr})
-            found.append(tuple(float(out[stream]) for stream in session.outputs))
-    return found
+            history.append(tuple(float(out[stream]) for stream in session.outputs))
+    return history
 
 
 def accuracy(source: addons.TaskSession, loader: Loader, batches: int) -> float:

@@ -33,12 +33,12 @@ def records(path: Path = RECORDS) -> list[dict[str, float]]:
 
 
 def draw() -> Canvas:
-    found = records()
+    entries = records()
     canvas = Canvas(TOP + HEIGHT + 112)
     panels = (
-        ("seconds", _seconds(found), ("0.001", "0.01", "0.1", "1", "10", "100")),
-        ("messages of a step", _messages(found), ("1", "10", "100", "1,000", "10,000")),
-        ("bytes", _bytes(found), ("100", "10 kB", "1 MB", "100 MB", "10 GB")),
+        ("seconds", _seconds(entries), ("0.001", "0.01", "0.1", "1", "10", "100")),
+        ("messages of a step", _messages(entries), ("1", "10", "100", "1,000", "10,000")),
+        ("bytes", _bytes(entries), ("100", "10 kB", "1 MB", "100 MB", "10 GB")),
     )
     for i, (title, series, ticks) in enumerate(panels):
         _panel(canvas, LEFT + i * APART, title, series, ticks)
@@ -47,38 +47,38 @@ def draw() -> Canvas:
     return canvas
 
 
-def _seconds(found: Sequence[Mapping[str, float]]) -> list[Series]:
+def _seconds(entries: Sequence[Mapping[str, float]]) -> list[Series]:
     return [
-        Series("start: all have met", WEIGHT, _measured(found, "meet_s")),
-        Series("save", MOMENT, _measured(found, "save_s")),
-        Series("exchanges of a step", COMPUTE, _measured(found, "step_s")),
+        Series("start: all have met", WEIGHT, _measured(entries, "meet_s")),
+        Series("save", MOMENT, _measured(entries, "save_s")),
+        Series("exchanges of a step", COMPUTE, _measured(entries, "step_s")),
     ]
 
 
-def _messages(found: Sequence[Mapping[str, float]]) -> list[Series]:
-    return [_step(found, "messages", "exchanges of a step")]
+def _messages(entries: Sequence[Mapping[str, float]]) -> list[Series]:
+    return [_step(entries, "messages", "exchanges of a step")]
 
 
-def _bytes(found: Sequence[Mapping[str, float]]) -> list[Series]:
-    listed = [row for row in found if "hosts" in row]
+def _bytes(entries: Sequence[Mapping[str, float]]) -> list[Series]:
+    listed = [row for row in entries if "hosts" in row]
     needed = [(r["hosts"], r["table_bytes"] * r["tables_needed"] + r["manifest_bytes"])
               for r in listed]  # fmt: skip
     return [
-        _step(found, "bytes", "exchanges of a step"),
+        _step(entries, "bytes", "exchanges of a step"),
         Series("all tables of xxl_pod64", ACTIVATION, (),
                [(row["hosts"], row["tables_bytes"]) for row in listed]),
         Series("what a host loads of them", GRADIENT, (), needed),
     ]  # fmt: skip
 
 
-def _step(found: Sequence[Mapping[str, float]], name: str, meaning: str) -> Series:
-    measured = _measured(found, name)
-    (last,) = (row[name] for row in found if row.get("processes") == LAST)
+def _step(entries: Sequence[Mapping[str, float]], name: str, meaning: str) -> Series:
+    measured = _measured(entries, name)
+    (last,) = (row[name] for row in entries if row.get("processes") == LAST)
     return Series(meaning, COMPUTE, measured, [measured[-1], (LAST, last)])
 
 
-def _measured(found: Sequence[Mapping[str, float]], name: str) -> list[tuple[float, float]]:
-    rows = [row for row in found if 1 < row.get("processes", 0) < LAST and name in row]
+def _measured(entries: Sequence[Mapping[str, float]], name: str) -> list[tuple[float, float]]:
+    rows = [row for row in entries if 1 < row.get("processes", 0) < LAST and name in row]
     return [(row["processes"], row[name]) for row in rows]
 
 

@@ -68,11 +68,11 @@ class Group:
         self._board = Board(watching, self.index)
         self._counted = {"exchange": self._client, "watch": watching}
         mine = [socket.gethostname(), os.getpid(), visible_gpus(), reached]
-        found = self.gather(mine, "members")
-        self.members: list[Any] = [one[:3] for one in found]
+        gathered = self.gather(mine, "members")
+        self.members: list[Any] = [one[:3] for one in gathered]
         self.neighbours = sum(host == mine[0] for host, _, _ in self.members)
         self._choose_devices()
-        _let_gloo_use(client, address_among(self.index, [one[3] for one in found]))
+        _let_gloo_use(client, address_among(self.index, [one[3] for one in gathered]))
         self._output = QuietOutput()
         self._watcher = threading.Thread(target=self._watch, name="popdist", daemon=True)
         self._watcher.start()
@@ -94,9 +94,9 @@ class Group:
         coordinator = place.coordinator
         if coordinator is None:
             find = clusters.ClusterEnv.auto_detect_unset_distributed_params
-            found = find(None, place.count, place.index, [], None, MEETING)[0]
+            detected = find(None, place.count, place.index, [], None, MEETING)[0]
             # JAX's port is that of the job, in which several runs may meet.
-            coordinator = found and f"{found.rpartition(':')[0]}:{place.port}"
+            coordinator = detected and f"{detected.rpartition(':')[0]}:{place.port}"
         if coordinator is None:
             raise DistributedError(
                 "nobody says where the processes meet: give --coordinator HOST:PORT, or set "
@@ -166,17 +166,17 @@ class Group:
             self._words += self._lifeline.recv(self.count * _service.WORD)
         whole = len(self._words) // _service.WORD * _service.WORD
         words, self._words = self._words[:whole], self._words[whole:]
-        found = {
+        ended = {
             int.from_bytes(words[i : i + _service.WORD]) for i in range(0, whole, _service.WORD)
         }
-        return found & set(range(self.count))
+        return ended & set(range(self.count))
 
     def _choose_devices(self) -> None:
         import jax
 
         given = os.environ.get("JAX_LOCAL_DEVICE_IDS")
-        found = devices_of(self.index, [(host, gpus) for host, _, gpus in self.members])
-        chosen = given or ",".join(map(str, found or ()))
+        devices = devices_of(self.index, [(host, gpus) for host, _, gpus in self.members])
+        chosen = given or ",".join(map(str, devices or ()))
         if chosen:
             jax.config.update("jax_cuda_visible_devices", chosen)
 
@@ -205,8 +205,8 @@ class Group:
                 text = f"[{','.join(v for _, v in sorted(client.key_value_dir_get(here)))}]"
                 client.key_value_set(f"{_ALL}/{channel}/{turn}", text)
                 client.key_value_delete(f"{_ALL}/{channel}/{turn - 1}")  # all have read it
-        found: list[Any] = json.loads(text)
-        return found
+        values: list[Any] = json.loads(text)
+        return values
 
     def traffic(self) -> dict[str, Traffic]:
         """What this process has asked of the service, for exchange and to watch the others."""
@@ -310,8 +310,8 @@ class Group:
             self._client.key_value_set(f"{_SAID}/{self.index:06d}", json.dumps(text))
             end = time.monotonic() + _AGREEING
             while len(said) < self.count and time.monotonic() < end:
-                found = self._client.key_value_dir_get(_SAID)
-                said = {int(k.rpartition("/")[2]): json.loads(t) for k, t in found}
+                entries = self._client.key_value_dir_get(_SAID)
+                said = {int(k.rpartition("/")[2]): json.loads(t) for k, t in entries}
                 time.sleep(0.05)
         if all(said.get(i) != text for i in range(self.index)):
             with suppress(OSError):

@@ -76,8 +76,8 @@ def place_given(processes: int, process: int, coordinator: str) -> Place:
     Raises:
         DistributedError: they do not fit.
     """
-    found = _ADDRESS.fullmatch(coordinator)
-    if found is None or not 0 < int(found[1]) < 2**16:
+    match = _ADDRESS.fullmatch(coordinator)
+    if match is None or not 0 < int(match[1]) < 2**16:
         raise DistributedError(
             f"the coordinator {coordinator[:100]!r} is no HOST:PORT: name the host of process 0 "
             "and a free port of it"
@@ -155,6 +155,6 @@ def _run() -> str:
     """
     env = os.environ
     named = (RUN, "OMPI_MCA_orte_hnp_uri", "PMIX_NAMESPACE")
-    found = next((env[name] for name in named if env.get(name)), None)
+    run_id = next((env[name] for name in named if env.get(name)), None)
     slurm = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
-    return found or "slurm " + ".".join(env.get(name, "") for name in slurm)
+    return run_id or "slurm " + ".".join(env.get(name, "") for name in slurm)

@@ -45,5 +45,5 @@ class Relay:
 
 def _is_ours(line: socket.socket) -> bool:
     """Whether the other end is of this process, as the system says."""
-    found = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return bool(struct.unpack("3i", found)[0] == os.getpid())
+    credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return bool(struct.unpack("3i", credentials)[0] == os.getpid())

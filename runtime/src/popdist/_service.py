@@ -235,8 +235,8 @@ def _addresses(host: str) -> Iterator[str]:
     All of the machine's come last: for a name that is this machine's loopback in its own list of
     hosts, as on a Debian, but not in those of the others; and behind a translation of addresses.
     """
-    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    each = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    each = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
     own = [a for a in each if not ipaddress.ip_address(a.partition("%")[0]).is_loopback]
     if not own and (host == "localhost" or host in each):
         own = each

@@ -35,15 +35,15 @@ class Counted:
 
     def key_value_dir_get(self, key: str) -> list[tuple[str, str]]:
         """All keys that begin so, with their values."""
-        found: list[tuple[str, str]] = self._client.key_value_dir_get(key)
-        self._count(len(key), sum(len(name) + len(value) for name, value in found))
-        return found
+        entries: list[tuple[str, str]] = self._client.key_value_dir_get(key)
+        self._count(len(key), sum(len(name) + len(value) for name, value in entries))
+        return entries
 
     def blocking_key_value_get(self, key: str, milliseconds: int) -> str:
         """A value, as soon as there is one."""
-        found: str = self._client.blocking_key_value_get(key, milliseconds)
-        self._count(len(key), len(found))
-        return found
+        value: str = self._client.blocking_key_value_get(key, milliseconds)
+        self._count(len(key), len(value))
+        return value
 
     def key_value_delete(self, key: str) -> None:
         """Forget a value, if there is one."""

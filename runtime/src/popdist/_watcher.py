@@ -47,8 +47,8 @@ class Board:
 
     def told(self) -> dict[int, str]:
         """What each process has told last."""
-        found = self._client.key_value_dir_get(_STATUS)
-        return {int(key.rpartition("/")[2]): word for key, word in found}
+        entries = self._client.key_value_dir_get(_STATUS)
+        return {int(key.rpartition("/")[2]): word for key, word in entries}
 
     def work(self) -> dict[int, str]:
         """What each process that lives says that it does."""

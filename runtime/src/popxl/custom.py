@@ -92,10 +92,10 @@ def _definition(
 
 def _free_name(name: str) -> str:
     """`name`, numbered if it is taken: a cell of a notebook runs more than once."""
-    taken, found, number = registry(), name, 2
-    while found in taken:
-        found, number = f"{name}_{number}", number + 1
-    return found
+    taken, candidate, number = registry(), name, 2
+    while candidate in taken:
+        candidate, number = f"{name}_{number}", number + 1
+    return candidate
 
 
 def _with_gradient(function: JaxFunction, grad: JaxGradient) -> JaxFunction:
@@ -111,8 +111,8 @@ def _with_gradient(function: JaxFunction, grad: JaxGradient) -> JaxFunction:
 
         def backward(kept: Any, dys: Any) -> tuple[Any, ...]:
             xs, ys = kept
-            found = grad(xs, _as_tuple(ys), _as_tuple(dys), **attributes)
-            return _as_tuple(found)
+            dxs = grad(xs, _as_tuple(ys), _as_tuple(dys), **attributes)
+            return _as_tuple(dxs)
 
         with_rule.defvjp(forward, backward)
         return with_rule(*inputs)

@@ -95,9 +95,9 @@ class dtype:  # noqa: N801 - PopXL's name
         if isinstance(type_value, type) and type_value in _PY_TO_POPXL:
             return _PY_TO_POPXL[type_value]
         if type(type_value).__module__ == "torch":
-            found = _BY_TORCH_NAME.get(str(type_value))
-            if found is not None:
-                return found
+            converted = _BY_TORCH_NAME.get(str(type_value))
+            if converted is not None:
+                return converted
         try:
             return _NP_TO_POPXL[np.dtype(type_value)]
         except (TypeError, KeyError):
@@ -111,10 +111,10 @@ class dtype:  # noqa: N801 - PopXL's name
         """The torch dtype. Raises ValueError for types that torch lacks."""
         import torch
 
-        found = getattr(torch, self._name, None)
-        if found is None:
+        torch_dtype = getattr(torch, self._name, None)
+        if torch_dtype is None:
             raise ValueError(f"{self!r} has no torch equivalent")
-        return found
+        return torch_dtype
 
     def as_jax(self) -> np.dtype:
         """The numpy/ml_dtypes dtype of arrays on the device."""

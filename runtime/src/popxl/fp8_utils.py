@@ -54,12 +54,12 @@ def find_exponential_range(fp_def: FpDef) -> tuple[int, int]:
 def _check(
     dtype: dtypes.dtype | None, log2_scale: int = 0, error: type[Exception] = ValueError
 ) -> dtypes.dtype:
-    found = dtypes.float8_143 if dtype is None else dtype
-    if found not in _FLOAT8:
-        raise error(f"{found!r} is no float8 dtype: use popxl.float8_143 or float8_152")
+    float8 = dtypes.float8_143 if dtype is None else dtype
+    if float8 not in _FLOAT8:
+        raise error(f"{float8!r} is no float8 dtype: use popxl.float8_143 or float8_152")
     if not -32 <= log2_scale < 32:
         raise ValueError(f"log2_scale must be in [-32, 32), but is {log2_scale}")
-    return found
+    return float8
 
 
 # ---- conversion ---------------------------------------------------------------------------------

@@ -52,8 +52,8 @@ def peak_device_bytes(device_desc: str, replicas: int, instances: int = 1) -> in
     None where the platform does not tell, as on CPU.
     """
     devices = replica_mesh(device_desc, replicas, instances).local_devices
-    found = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in devices]
-    return max((n for n in found if n), default=None)
+    peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in devices]
+    return max((n for n in peaks if n), default=None)
 
 
 def profiled(folder: str | Path) -> AbstractContextManager[Any]:

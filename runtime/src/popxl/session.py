@@ -461,10 +461,10 @@ class Session:
         """
         self._check_readable(variable)
         if self._state is not None and variable in self._values.stale:
-            found = device_variables.part_here(self._program, self._state, variable, part.replicas)
+            array = device_variables.part_here(self._program, self._state, variable, part.replicas)
         else:
-            found = self._values.on_replica(variable, part.replicas[0])
-        return np.array(found.reshape(-1)[: part.size]).view(variable.dtype.as_numpy())
+            array = self._values.on_replica(variable, part.replicas[0])
+        return np.array(array.reshape(-1)[: part.size]).view(variable.dtype.as_numpy())
 
     def write_variable_data(self, tensor: Variable, data: VariableData) -> None:
         """Write host data to a variable, and to the devices if attached.

@@ -199,10 +199,10 @@ class Tensor(operators.Operators["Tensor"]):
         Raises:
             UndefinedValue: there is none.
         """
-        found = self._known_ipu()
-        if found is None:
+        ipu = self._known_ipu()
+        if ipu is None:
             raise UndefinedValue(f"the IPU of {self.id!r} is not known: no op has placed it yet")
-        return found
+        return ipu
 
     def _known_ipu(self) -> int | None:
         if self._ipu is not None or self._producer is not None:

@@ -65,11 +65,11 @@ class DelayedScaling(Recipe):
         The first step scales by 1, as Transformer Engine's.
         """
         n = len(OPERANDS)
-        found: dict[str, Any] = {
+        values: dict[str, Any] = {
             SCALE: np.ones(n, np.float32),
             HISTORY: np.zeros((n, self.history), np.float32),
         }
-        return found | ({STEP: np.zeros((), np.int32)} if self.interval > 1 else {})
+        return values | ({STEP: np.zeros((), np.int32)} if self.interval > 1 else {})
 
     def update(self, state: NamedTensors, amax: popxl.Tensor) -> NamedTensors:
         """New values of a product's variables, after a weight update.

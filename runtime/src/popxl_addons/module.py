@@ -265,10 +265,10 @@ class Module(popxl.Module):
             yield from module._collect(f"{prefix}{name}.")
 
     def _collect_grad_infos(self) -> dict[popxl.Graph, GradGraphInfo]:
-        found = dict(self.called_graphs_grad_info)
+        infos = dict(self.called_graphs_grad_info)
         for module in self._submodules.values():
-            found.update(module._collect_grad_infos())
-        return found
+            infos.update(module._collect_grad_infos())
+        return infos
 
     # ---- graphs ---------------------------------------------------------------------------------
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -317,9 +317,9 @@ class Module(popxl.Module):
         """Take what the build left: variables in the order of the graph's inputs."""
         position: dict[Tensor | None, int] = {t: i for i, t in enumerate(graph.inputs)}
         position[None] = len(position)  # variables that are no inputs come last
-        found = sorted(self._collect(), key=lambda item: position[item[1]])
-        args = NamedTensors.from_dict({name: t for name, t, _ in found if t is not None})
-        factories = NamedVariableFactories.from_dict({name: f for name, _, f in found})
+        variables = sorted(self._collect(), key=lambda item: position[item[1]])
+        args = NamedTensors.from_dict({name: t for name, t, _ in variables if t is not None})
+        factories = NamedVariableFactories.from_dict({name: f for name, _, f in variables})
         graph._gradient_is_written = self.implements_grad_graph
         infos = self._collect_grad_infos()
         for called in _reachable(graph):
@@ -443,25 +443,25 @@ class Module(popxl.Module):
 
 def _reachable(graph: popxl.Graph) -> dict[popxl.Graph, None]:
     """The graphs that running `graph` may run, besides itself."""
-    found: dict[popxl.Graph, None] = {}
+    reachable: dict[popxl.Graph, None] = {}
     todo = list(graph.called_graphs)
     while todo:
         called = todo.pop()
-        if called not in found:
-            found[called] = None
+        if called not in reachable:
+            reachable[called] = None
             todo += called.called_graphs
-    return found
+    return reachable
 
 
 def _tensors(values: Iterable[Any]) -> list[Any]:
     """The tensors among arguments, in order; lists are flattened."""
-    found: list[Any] = []
+    tensors: list[Any] = []
     for value in values:
         if isinstance(value, Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, (list, tuple)):
-            found.extend(_tensors(value))
-    return found
+            tensors.extend(_tensors(value))
+    return tensors
 
 
 def create_grad_graph_info(

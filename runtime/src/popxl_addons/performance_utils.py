@@ -55,7 +55,7 @@ def evaluate_FLOPs(graph: popxl.Graph) -> dict[str, Any]:  # noqa: N802 - PopXL'
         "TOT". Under the kinds of a called graph stands such a dict by the calling op, `call_3`,
         with the operations of all its runs; of a conditional's branches the dearer counts.
     """
-    found: dict[str, Any] = {}
+    flops_by_kind: dict[str, Any] = {}
     total = 0
     for number, op in enumerate(graph.ops):
         name = op.defn.name
@@ -65,13 +65,13 @@ def evaluate_FLOPs(graph: popxl.Graph) -> dict[str, Any]:  # noqa: N802 - PopXL'
             runs = _times(dearest, op.attrs.get("count", 1))
             total += runs.pop(TOTAL)
             for kind, flops in runs.items():
-                found.setdefault(kind, {})[f"{name}_{number}"] = flops
+                flops_by_kind.setdefault(kind, {})[f"{name}_{number}"] = flops
         elif name in _KINDS:
             kind = _KINDS[name]
             flops = FLOPS_FNS.get(kind, elementwise_binary_flops)(op)
-            found.setdefault(kind, {})[number] = flops
+            flops_by_kind.setdefault(kind, {})[number] = flops
             total += flops
-    return {**found, TOTAL: total}
+    return {**flops_by_kind, TOTAL: total}
 
 
 def _times(flops: Any, count: int) -> Any:

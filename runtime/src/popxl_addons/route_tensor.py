@@ -12,14 +12,14 @@ __all__ = ["is_subgraph", "route_tensor_into_graph"]
 
 def is_subgraph(parent: Graph, subgraph: Graph) -> bool:
     """Whether running `parent` may run `subgraph`. A graph is no subgraph of itself."""
-    found: set[Graph] = set()
+    reachable: set[Graph] = set()
     waiting = list(parent.called_graphs)
     while waiting:
         graph = waiting.pop()
-        if graph not in found:
-            found.add(graph)
+        if graph not in reachable:
+            reachable.add(graph)
             waiting += graph.called_graphs
-    return subgraph in found
+    return subgraph in reachable
 
 
 def route_tensor_into_graph(

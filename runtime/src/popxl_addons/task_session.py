@@ -194,13 +194,13 @@ class TaskSession(Session):
         files = {n: folder / _MODEL / f"{n}.npz" for n in current if n not in maps}
         files |= {n: folder / _MODEL / _file_of(a).name for n, a in maps.items()}
         files |= {p.stem: p for p in (folder / _MODEL).glob("*.npz") if p.stem not in current}
-        found = {n: p for n, p in files.items() if p.exists()}
-        _report(current, found, report_missing, str(folder))
+        saved = {n: p for n, p in files.items() if p.exists()}
+        _report(current, saved, report_missing, str(folder))
         _report(self.session_state, info, report_missing, str(folder), "entries of session state")
-        wanted = [n for n in current if n in found and not (skip_memmap and n in maps)]
+        wanted = [n for n in current if n in saved and not (skip_memmap and n in maps)]
         variables = self.state.to_dict()
         self.write_variables_data(
-            {variables[n]: _load_array(found[n], n, current[n]) for n in wanted}  # type: ignore[misc]
+            {variables[n]: _load_array(saved[n], n, current[n]) for n in wanted}  # type: ignore[misc]
         )
         self.session_state = info
         if self._dataloader is not None:
@@ -262,16 +262,16 @@ def _load_array(path: Path, name: str, current: np.ndarray) -> np.ndarray:
 
 def _report(
     wanted: Iterable[str],
-    found: Iterable[str],
+    saved: Iterable[str],
     method: ReportMissingMethods,
     source: str,
     what: str = "variables",
 ) -> None:
     """Tell of names that are wanted and not found, and the other way round."""
-    wanted, found = set(wanted), set(found)
-    if missing := sorted(wanted - found):
+    wanted, saved = set(wanted), set(saved)
+    if missing := sorted(wanted - saved):
         _tell(f"{source} has no data for the {what} {missing}; they keep their values", method)
-    if unknown := sorted(found - wanted):
+    if unknown := sorted(saved - wanted):
         _tell(f"{source} has data for {unknown}, which are no {what} of this session", method)
 
 

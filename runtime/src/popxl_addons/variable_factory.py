@@ -272,8 +272,8 @@ class NamedVariableFactories(DotTree[VariableFactory]):
 
     def of_kind(self, kind: Kind) -> NamedVariableFactories:
         """The factories of one kind."""
-        found = {n: f for n, f in self.to_dict().items() if f.kind == kind}
-        return NamedVariableFactories.from_dict(found)
+        factories = {n: f for n, f in self.to_dict().items() if f.kind == kind}
+        return NamedVariableFactories.from_dict(factories)
 
     @property
     def inputs(self) -> NamedVariableFactories:

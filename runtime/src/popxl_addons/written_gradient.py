@@ -33,17 +33,17 @@ def written_gradient(
         values = _ForwardValues(fwd_graph._aux)
         with module._differentiating(values, VarGrad(fwd_graph.args)) as var_grad:
             results = _as_list(module.build_grad(*grads))
-        found = _checked(module, inputs, results, all_wanted=grads_required is None)
+        gradients = _checked(module, inputs, results, all_wanted=grads_required is None)
         missing = [name for name in variables if name not in var_grad]
         if grads_required is not None:
-            missing += [t.name for t in inputs if t not in found]
+            missing += [t.name for t in inputs if t not in gradients]
         if missing:
             raise ValueError(f"build_grad of {_name(module)} gives no gradient of {missing}")
-        found.update({t: var_grad[name] for name, t in variables.items()})
-        for gradient in found.values():
+        gradients.update({t: var_grad[name] for name, t in variables.items()})
+        for gradient in gradients.values():
             popxl.graph_output(gradient)
     expected = [*map(fwd_grad, provided), *values._connections]
-    info = make_grad_graph_info(graph, forward, expected, map(fwd_grad, found))
+    info = make_grad_graph_info(graph, forward, expected, map(fwd_grad, gradients))
     return GraphWithNamedArgs.from_grad_graph(info)
 
 
@@ -185,10 +185,10 @@ def _checked(
             f"build_grad of {_name(module)} returns {len(results)} gradients, but those of "
             f"{len(inputs)} inputs that are no variables are required"
         )
-    found = {t: g for t, g in zip(inputs, results, strict=False) if g is not None}
-    for t, g in found.items():
+    gradients = {t: g for t, g in zip(inputs, results, strict=False) if g is not None}
+    for t, g in gradients.items():
         check_like(f"the gradient that build_grad of {_name(module)} returns for {t.name!r}", g, t)
-    return found
+    return gradients
 
 
 def _input_like(t: Tensor, prefix: str) -> Tensor:

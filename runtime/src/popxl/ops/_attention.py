@@ -65,8 +65,8 @@ def sorted_inputs(rest: Sequence[Any], settings: Settings) -> Others:
     left = list(rest)
 
     def take(n: int) -> list[Any]:
-        found, left[:] = left[:n], left[n:]
-        return found
+        taken, left[:] = left[:n], left[n:]
+        return taken
 
     counts = settings.biases, 2 * settings.positions, 2 * settings.segments, int(settings.lengths)
     biases, positions, segments, lengths = map(take, counts)

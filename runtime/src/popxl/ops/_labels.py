@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 def _picked(t: Any, shift: Any, indices: Any) -> Any:
     at = jnp.clip(indices, 0, t.shape[1] - 1)
-    found = (jnp.take_along_axis(t, at[:, None], 1) - shift)[:, 0]
-    return jnp.where(indices == at, found, 0)
+    picked = (jnp.take_along_axis(t, at[:, None], 1) - shift)[:, 0]
+    return jnp.where(indices == at, picked, 0)
 
 
 def _picked_grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:

@@ -31,9 +31,9 @@ def _attention_grad(ctx: Any, op: Op, dy: Tensor, *_: Any) -> list[Tensor | None
     others = sorted_inputs(rest, Settings(**op.attrs))
     kept = [ctx.fwd(t) for t in (q, k, v, *op.outputs, *others.seed)]
     attrs = {name: op.attrs[name] for name in ("scale", "p", "cap")}
-    *found, ds = emit(_GRADS, [dy, *kept], attrs)
+    *grads, ds = emit(_GRADS, [dy, *kept], attrs)
     return [
-        *(g if ctx.needs(op, i) else None for i, g in enumerate(found)),
+        *(g if ctx.needs(op, i) else None for i, g in enumerate(grads)),
         *(sum_to_like(ds, b) if ctx.needs(op, i) else None for i, b in enumerate(others.biases, 3)),
         *(None for _ in rest[len(others.biases) :]),
     ]

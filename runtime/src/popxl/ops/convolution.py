@@ -200,8 +200,8 @@ def _infer_transpose(
     ]
     if min(sizes) > 0:
         defn = _TRANSPOSE_SCALED if rest else _TRANSPOSE
-        (found,) = abstract_outputs(defn, (x, w, *rest), attrs)
-        return [TensorSpec(found.shape, dtypes.dtype.as_dtype(found.dtype))]
+        (output,) = abstract_outputs(defn, (x, w, *rest), attrs)
+        return [TensorSpec(output.shape, dtypes.dtype.as_dtype(output.dtype))]
     dtype = dtypes.float16 if rest else x.dtype
     return [TensorSpec._unchecked((x.shape[0], w.shape[1] * groups, *sizes), dtype)]
 

@@ -199,11 +199,11 @@ def _linear_grad(ctx: Any, op: Op, dy: Tensor, *_: Any) -> list[Tensor | None]:
     bias = [rest.pop()] if op.attrs["biased"] else []
     kept = [ctx.fwd(t) for t in (*op.outputs[1:], *rest)]
     attrs = {k: v for k, v in op.attrs.items() if k not in ("result", "biased")}
-    found: list[Tensor | None] = list(
+    grads: list[Tensor | None] = list(
         emit(_LINEAR_GRADS, [dy, *kept], attrs | {"results": (x.dtype, w.dtype)})
     )
-    found += [sum_to_like(dy, b) if ctx.needs(op, len(op.inputs) - 1) else None for b in bias]
-    return [g if ctx.needs(op, i) else None for i, g in enumerate(found)]
+    grads += [sum_to_like(dy, b) if ctx.needs(op, len(op.inputs) - 1) else None for b in bias]
+    return [g if ctx.needs(op, i) else None for i, g in enumerate(grads)]
 
 
 _LINEAR = define("fp8_linear", _linear, grad=_linear_grad, maxima=(2,))

@@ -83,10 +83,10 @@ class _Tiles:
         """The inputs after q, k and v of attention in a tile."""
         cut, others = iter(biases), self.others
         pairs = zip(self.moving, others.biases, strict=True)
-        found = [next(cut) if moves else bias for moves, bias in pairs]
+        inputs = [next(cut) if moves else bias for moves, bias in pairs]
         for of_queries, of_keys in zip(places, self._places[1::2], strict=True):
-            found += [of_queries, of_keys]
-        return [*found, *others.lengths, *(_own_seed(seed, number) for seed in others.seed)]
+            inputs += [of_queries, of_keys]
+        return [*inputs, *others.lengths, *(_own_seed(seed, number) for seed in others.seed)]
 
 
 def _own_seed(seed: Any, number: Any) -> Any:
@@ -130,9 +130,9 @@ def _grads_by_tiles(
     (dk, dv, whole), (dq, cut) = lax.scan(tile, start, (tiles.xs, *outer))
     queries = q.shape[_QUERIES]
     of_cut, of_whole = (_joined(c, _QUERIES, queries) for c in cut), iter(whole)
-    found = [next(of_cut) if moves else next(of_whole) for moves in tiles.moving]
-    found = [d.astype(b.dtype) for d, b in zip(found, biases, strict=True)]
-    return _joined(dq, _QUERIES, queries), dk.astype(k.dtype), dv.astype(v.dtype), *found
+    d_biases = [next(of_cut) if moves else next(of_whole) for moves in tiles.moving]
+    d_biases = [d.astype(b.dtype) for d, b in zip(d_biases, biases, strict=True)]
+    return _joined(dq, _QUERIES, queries), dk.astype(k.dtype), dv.astype(v.dtype), *d_biases
 
 
 def _sum_to(ds: Any, shape: tuple[int, ...]) -> Any:
@@ -280,9 +280,9 @@ _GRADS = define(
 
 def _grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
     q, k, v, *rest = map(ctx.fwd, op.inputs)
-    found = emit(_GRADS, [dy, q, k, v, ctx.fwd(op.outputs[0]), *rest], dict(op.attrs))
-    needed = [g if ctx.needs(op, i) else None for i, g in enumerate(found)]
-    return needed + [None] * (len(op.inputs) - len(found))
+    grads = emit(_GRADS, [dy, q, k, v, ctx.fwd(op.outputs[0]), *rest], dict(op.attrs))
+    needed = [g if ctx.needs(op, i) else None for i, g in enumerate(grads)]
+    return needed + [None] * (len(op.inputs) - len(grads))
 
 
 FUSED_ATTENTION = define(

@@ -88,10 +88,10 @@ def _listed(values: _Bound) -> list[int | None] | None:
 
 def _for_each(values: _Bound, count: int) -> list[int | None]:
     """One bound for each axis sliced, as Python integers."""
-    found = _listed(values)
-    if found is None:
-        found = [values] * count  # type: ignore[list-item]
-    return [None if v is None else int(v) for v in found]
+    bounds = _listed(values)
+    if bounds is None:
+        bounds = [values] * count  # type: ignore[list-item]
+    return [None if v is None else int(v) for v in bounds]
 
 
 def process_args(

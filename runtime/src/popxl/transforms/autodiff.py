@@ -136,11 +136,11 @@ def _check_nothing_modified(graph: Graph) -> None:
 
 def dependents(graph: Graph, required: Iterable[Tensor]) -> set[Tensor]:
     """Tensors that depend on a required one in a differentiable way."""
-    found = set(required)
+    dependent = set(required)
     for op in graph._ops:
-        if not isinstance(op.defn.grad, NoGrad) and not found.isdisjoint(op.inputs):
-            found.update(t for t in op.outputs if t.dtype.is_floating_point)
-    return found
+        if not isinstance(op.defn.grad, NoGrad) and not dependent.isdisjoint(op.inputs):
+            dependent.update(t for t in op.outputs if t.dtype.is_floating_point)
+    return dependent
 
 
 class GradContext:
@@ -194,8 +194,8 @@ class GradContext:
             with self._graph:
                 names = [f"fwd_{out.name}" for out in op.outputs]
                 inputs = [self._known[i] for i in op.inputs]
-                found = emit(op.defn, inputs, op.attrs, names=names)
-                self._known.update(zip(op.outputs, found, strict=True))
+                outputs = emit(op.defn, inputs, op.attrs, names=names)
+                self._known.update(zip(op.outputs, outputs, strict=True))
         else:
             self._known[t] = self._graph._add_input(t.spec, f"fwd_{t.name}")
             self.expected.append(ExpectedConnection._make(t, ExpectedConnectionType.Fwd))
@@ -215,8 +215,8 @@ class GradContext:
             else:  # of several inputs for one tensor, the first gets it all
                 inputs.append(total(given.pop(t)) if t in given else init(t.shape, t.dtype))
         outs = emit(CALL, inputs, {"graph": info.graph})
-        found = {c.fwd_tensor: g for c, g in zip(info.expected_outputs, outs, strict=True)}
-        return [found.get(t) for t in called._inputs]
+        grad_of = {c.fwd_tensor: g for c, g in zip(info.expected_outputs, outs, strict=True)}
+        return [grad_of.get(t) for t in called._inputs]
 
     def loop_grad(self, op: Op, grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         """Gradient of a repeat."""
@@ -235,8 +235,8 @@ class GradContext:
     @staticmethod
     def outputs_reached(graph: Graph, required: Iterable[Tensor]) -> set[int]:
         """Indices of the outputs of `graph` that depend on a required tensor."""
-        found = dependents(graph, required)
-        return {i for i, t in enumerate(graph._outputs) if t in found}
+        dependent = dependents(graph, required)
+        return {i for i, t in enumerate(graph._outputs) if t in dependent}
 
     # ---- construction ---------------------------------------------------------------------------
     def provide(self, tensors: list[Tensor]) -> None:
@@ -257,8 +257,8 @@ class GradContext:
             if self._grads.keys().isdisjoint(op.outputs):
                 continue
             with context.ipu(op.ipu):
-                found = self._apply_rule(op, [self._total(t) for t in op.outputs])
-            for t, g in zip(op.inputs, found, strict=True):
+                grads = self._apply_rule(op, [self._total(t) for t in op.outputs])
+            for t, g in zip(op.inputs, grads, strict=True):
                 if g is not None:
                     self._receive(t, g)
 

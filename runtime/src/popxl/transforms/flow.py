@@ -122,13 +122,12 @@ def _execute_loop(machine: Machine, node: Node, values: Sequence[Any]) -> Sequen
     def backward(carry: Any, saved: Any) -> Any:
         grads, totals = carry
         at_hand = {**constant, **dict(zip(kept, saved, strict=True))}
-        found = _backward(machine, reverse, op.attrs["feed"], op.attrs["targets"], at_hand, grads)
+        dxs = _backward(machine, reverse, op.attrs["feed"], op.attrs["targets"], at_hand, grads)
         # An output that is not carried counts in the last iteration alone, which runs first here.
         passed = {
-            i: found[i] if i < carried and i in found else jnp.zeros_like(g)
-            for i, g in grads.items()
+            i: dxs[i] if i < carried and i in dxs else jnp.zeros_like(g) for i, g in grads.items()
         }
-        sums = {i: combined(i, total, found[i]) for i, total in totals.items() if i in found}
+        sums = {i: combined(i, total, dxs[i]) for i, total in totals.items() if i in dxs}
         return (passed, sums), None
 
     _, saved = lax.scan(forward, list(start[:carried]), None, length=count)
@@ -219,14 +218,14 @@ def _execute_branch(machine: Machine, node: Node, values: Sequence[Any]) -> Sequ
         gradient, feed, targets = (backward[k], op.attrs["feed"][k], op.attrs["targets"][k])
 
         def run(values: Any, given: Any) -> Any:
-            found: dict[int, Any] = {}
+            dxs: dict[int, Any] = {}
             if gradient is not None:
                 outs = machine.run(graph, values[first : first + len(graph.inputs)])
                 kept = _tensors(feed)
                 at_hand = dict(zip(kept, outs[len(outs) - len(kept) :], strict=True))
-                found = _backward(machine, gradient, feed, targets, at_hand, given)
+                dxs = _backward(machine, gradient, feed, targets, at_hand, given)
             return [
-                found[i - first] if i - first in found else jnp.zeros_like(values[i])
+                dxs[i - first] if i - first in dxs else jnp.zeros_like(values[i])
                 for i in op.attrs["wanted"]
             ]
 

@@ -81,11 +81,11 @@ def _entered(op: Op, index: int) -> list[Tensor]:
 
 def by_output(graph: Graph, grads: Sequence[Tensor | None]) -> dict[Tensor, list[Tensor]]:
     """The gradients of a graph's results by output tensor: one may be returned several times."""
-    found: dict[Tensor, list[Tensor]] = {}
+    by_tensor: dict[Tensor, list[Tensor]] = {}
     for t, g in zip(graph._outputs, grads, strict=True):
         if g is not None:
-            found.setdefault(t, []).append(g)
-    return found
+            by_tensor.setdefault(t, []).append(g)
+    return by_tensor
 
 
 # ---- generic gradient of a pure op --------------------------------------------------------------
@@ -170,21 +170,21 @@ def generic_grad(ctx: Any, op: Op, grads: Sequence[Tensor | None]) -> Sequence[T
     outs = tuple(t.spec for t in op.outputs)
     uses = _inputs_used(op.defn.name, attrs, specs, outs, wrt, given)
     inputs = [*(ctx.fwd(op.inputs[i]) for i in uses), *(grads[i] for i in given)]
-    found = emit(
+    dxs = emit(
         VJP,
         inputs,
         {"of": op.defn.name, "base_attrs": attrs, "specs": specs, "uses": uses, "wrt": wrt,
          "given": given},
     )  # fmt: skip
-    return of_inputs(op, wrt, found)
+    return of_inputs(op, wrt, dxs)
 
 
 def of_inputs(op: Op, wanted: Sequence[int], grads: Sequence[Tensor]) -> list[Tensor | None]:
     """The gradients of all inputs of `op`, of which those at `wanted` have one."""
-    found: list[Tensor | None] = [None] * len(op.inputs)
+    dxs: list[Tensor | None] = [None] * len(op.inputs)
     for i, g in zip(wanted, grads, strict=True):
-        found[i] = g
-    return found
+        dxs[i] = g
+    return dxs
 
 
 def rule_of(defn: OpDef) -> Any:

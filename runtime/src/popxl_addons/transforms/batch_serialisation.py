@@ -429,7 +429,7 @@ class _Connections:
         Returns:
             The gradient graph's named inputs, and those that get the step's seed.
         """
-        found: dict[popxl.Tensor, popxl.Tensor] = {}
+        inputs: dict[popxl.Tensor, popxl.Tensor] = {}
         expected = gradient.grad_graph_info.expected_inputs
         for t, connection in zip(gradient.graph.inputs, expected, strict=False):
             source = connection.fwd_tensor
@@ -441,12 +441,12 @@ class _Connections:
                     f"{t.id!r} is not among them"
                 )
             if source in names:
-                found[source] = t
+                inputs[source] = t
             else:
                 loads[t] = self.handle_of(source)
-        named = {name: found[source] for source, name in names.items() if source in found}
+        named = {name: inputs[source] for source, name in names.items() if source in inputs}
         named.update(gradient.args.to_dict())
-        seeds = [found[seed]] if seed is not None and seed in found else []
+        seeds = [inputs[seed]] if seed is not None and seed in inputs else []
         return NamedTensors.from_dict(named), seeds
 
     def handle_of(self, t: popxl.Tensor) -> RemoteHandle:

@@ -94,13 +94,13 @@ class StageContext:
             Tensors by input of the gradient graph, for `inputs_dict`. Variables, and what this
             stage makes itself, need no stash.
         """
-        found = {}
+        arguments = {}
         for t, expected in zip(grad_info.graph.inputs, grad_info.expected_inputs, strict=False):
             if is_fwd(expected):
                 value = call_info.graph_to_parent(expected.fwd_tensor)
                 stashed = self._stage_of(value) not in (None, *self._stages[-1:])
-                found[t] = self.stash_and_restore_tensor(value) if stashed else value
-        return found
+                arguments[t] = self.stash_and_restore_tensor(value) if stashed else value
+        return arguments
 
 
 @contextmanager

@@ -16,10 +16,10 @@ def handle_ipus(ts: list[Tensor], ipus: Iterable[int] | None) -> list[int]:
     Raises:
         ValueError: another number of IPUs than tensors.
     """
-    found = [t.ipu for t in ts] if ipus is None else list(ipus)
-    if len(found) != len(ts):
-        raise ValueError(f"{len(ts)} tensors are on as many IPUs, but {len(found)} are given")
-    return found
+    ipu_ids = [t.ipu for t in ts] if ipus is None else list(ipus)
+    if len(ipu_ids) != len(ts):
+        raise ValueError(f"{len(ts)} tensors are on as many IPUs, but {len(ipu_ids)} are given")
+    return ipu_ids
 
 
 def cross_entropy_sharded_wr_loss(
