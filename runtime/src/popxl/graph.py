@@ -13,8 +13,6 @@ from popxl.errors import SpecError
 from popxl.tensor import Constant, Shard, Tensor, TensorSpec, Variable
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from popxl._ir.op import Op
     from popxl.ir import Ir
 
@@ -238,8 +236,9 @@ class Graph:
         current.push_graph(self)
         return self
 
-    def __exit__(self, kind: object, error: object, trace: TracebackType | None) -> None:
+    def __exit__(self, *exc: Any) -> None:
         context.get_current_context().pop_graph()
+        _, error, trace = exc
         if isinstance(error, Exception) and trace is not None:
             context.add_location(error, trace)
 
