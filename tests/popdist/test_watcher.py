@@ -9,7 +9,7 @@ import pytest
 from jax.errors import JaxRuntimeError
 
 from popdist._group import _comes_of_jax
-from popdist._watcher import ENDED, LEFT, Watcher, gone
+from popdist._watcher import ENDED, LEFT, Board, Watcher, gone
 
 VICTIM = 2
 
@@ -204,3 +204,26 @@ def test_many_processes_read_the_board_less_often():
     found = [watcher.look(1.0) for _ in range(34)]
     assert (board.beats, board.reads) == (34, 2)
     assert found.index(5) <= 20  # seconds: silence of 30 and these are less than a minute
+
+
+class Service:
+    """A coordination service that refuses to change a key, unless it is asked to, as JAX's does."""
+
+    def __init__(self) -> None:
+        self.words: dict[str, str] = {}
+
+    def key_value_set(self, key: str, word: str, allow_overwrite: bool = False) -> None:
+        if key in self.words and not allow_overwrite:
+            raise JaxRuntimeError(f"ALREADY_EXISTS: {key}")
+        self.words[key] = word
+
+    def key_value_dir_get(self, folder: str) -> list[tuple[str, str]]:
+        return [(key, word) for key, word in self.words.items() if key.startswith(f"{folder}/")]
+
+
+def test_a_word_on_the_board_replaces_the_one_before():
+    service = Service()
+    for index, words in ((0, "123"), (11, "4")):
+        for word in words:
+            Board(service, index).tell(word)
+    assert Board(service, 5).told() == {0: "3", 11: "4"}
