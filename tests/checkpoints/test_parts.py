@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from checkpoints.parts import assembled, check_whole
-from modelling.weights import Row, Weight
+from modelling.weights import Weight, WeightRow
 from modelling.weights.row_parts import parts_in_row
 
 JOINED = [(axis, cut, count) for axis in (0, 1) for cut in (True, False) for count in (1, 3)]
@@ -22,7 +22,7 @@ def test_any_cut_of_any_row_is_put_together(axis, cut, count, transpose):
     rng = np.random.default_rng(0)
     for shape, parallel, shards in itertools.product([(7, 5), (6, 6)], (1, 2, 3), (1, 2, 5)):
         weights = tuple(Weight(f"w{i}", shape) for i in range(count))
-        row = Row("path", weights, transpose, axis, cut)
+        row = WeightRow("path", weights, transpose, axis, cut)
         logical = {w.name: rng.standard_normal(shape) for w in weights}
         host = row.to_host(logical, parallel)
         parts: dict[str, dict] = {w.name: {} for w in weights}

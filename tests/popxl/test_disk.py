@@ -491,7 +491,8 @@ def test_an_error_in_one_of_two_processes_leaves_no_files(tmp_path):
     program.write_text(PAIR)
     command = [sys.executable, "-m", "popdist.run", "--processes", "2", sys.executable,
                str(program), str(tmp_path / "disk")]  # fmt: skip
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert ended.returncode, ended.stderr
     assert "the second fails" in ended.stderr
     assert ended.stdout.count("has files") == 2
