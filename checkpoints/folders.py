@@ -124,7 +124,7 @@ def new_step_folder(directory: Path, step: int) -> Iterator[Path]:
 
 @contextmanager
 def named_draft(directory: Path, name: str) -> Iterator[Path]:
-    """As `new_step_folder`, for a step whose name is known."""
+    """Like `new_step_folder`, for a step whose name is known."""
     draft = directory / f"{DRAFT}{name}"
     draft.mkdir()
     try:

@@ -95,7 +95,7 @@ class RemoteRun:
         return self._fetch_newest(directory, newer_than)  # last: what is brought half is not there
 
     def fetch_step(self, directory: Path) -> Path | None:
-        """As `fetch`, where the address may also be that of one step."""
+        """Like `fetch`, where the address may also be that of one step."""
         step = step_folder(self._root)
         if step is None or not self._exists(self._root / FILE_NAME):
             return self.fetch(directory)
