@@ -91,7 +91,7 @@ class State:
 
     def running(self, main: Routine, fetched: Fetched) -> AbstractContextManager[None]:
         """A context for a run of the program."""
-        if self.traffic is None or is_on(STEPWISE):
+        if self.traffic is None:
             return nullcontext()
         return self.traffic.run(upcoming(main, fetched.followed()), self.entries)
 
@@ -268,7 +268,7 @@ class Program:
         changed = self.schedule.graph.changed
         kept = {v: x for i, (v, x) in enumerate(zip(self.variables, given, strict=True))
                 if i not in changed}  # fmt: skip
-        with state.running(main, fetched):
+        with nullcontext() if self._is_stepwise else state.running(main, fetched):
             slots = walker.run(main, given)
             moving.finish()
         self._moving = moving
