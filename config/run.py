@@ -14,7 +14,7 @@ from typing import Literal
 from config.base import Section
 from config.errors import ConfigError, nearest
 from config.metrics import METRICS, MetricName
-from config.optimizer_state import OPTIMIZERS, Adafactor, OptimizerRecord, Slot
+from config.optimizer_state import OPTIMIZERS, RESIDUALS, Adafactor, OptimizerRecord, Slot
 from config.values import (
     Address,
     BeamCount,
@@ -71,6 +71,11 @@ class Optimizer(Section):
     name: Literal["adamw", "adafactor"] = "adamw"
     """adafactor: second moments take a row and a column of each weight."""
 
+    state: Literal["float32", "bfloat16", "compact", "compact16"] = "float32"
+    """What is kept between steps. bfloat16: adamw's moments, rounded stochastically. compact: adamw's
+    moments of matrices in 8 bits, and 8 more bits of a 16-bit weight, in place of stochastic
+    rounding; compact16: 16 more."""
+
     learning_rate: LearningRate = field(default_factory=LearningRate)
 
     beta1: Probability = 0.9
@@ -95,6 +100,11 @@ class Optimizer(Section):
         """The registry's entry for this optimizer."""
         return OPTIMIZERS[self.name]
 
+    @property
+    def packs(self) -> bool:
+        """Whether state is kept in few bits."""
+        return self.state in RESIDUALS
+
     def slots(self, rank: int) -> tuple[Slot, ...]:
         """What it keeps for a weight of so many axes, besides the step's number."""
         return self.record.keeps(self, rank)
@@ -115,8 +125,12 @@ class Training(Section):
     """Samples of one optimizer step, over all devices."""
 
     stochastic_rounding: bool | None = None
-    """Round updated 16-bit weights up or down at random, so that small updates are not lost. null:
-    unless execution.master_weights."""
+    """Round updated 16-bit weights and state up or down at random, so that small updates are not
+    lost. null: where nothing is kept of what rounding takes."""
+
+    gradients: Literal["float32", "bfloat16"] = "float32"
+    """Type of gradients between the backward pass and the update; they add up in float32. bfloat16:
+    rounded stochastically."""
 
     max_skipped_steps: NonNegativeInt = 10
     """Steps in a row that may be skipped because loss or gradients are not finite; one more ends

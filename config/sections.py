@@ -11,7 +11,7 @@ from config.least import ITEM_BYTES, check_any_memory
 from config.model import Embedding as Embedding
 from config.model import Model as Model
 from config.model import TiedEmbedding as TiedEmbedding
-from config.optimizer_state import MASTER, Slot
+from config.optimizer_state import MASTER, RESIDUALS, Slot
 from config.optimizer_state import Adafactor as Adafactor
 from config.run import FP8 as FP8
 from config.run import Checkpoint as Checkpoint
@@ -63,22 +63,32 @@ class RunConfig(Section):
 
     @property
     def rounds_stochastically(self) -> bool:
-        """Whether updated weights are rounded at random: null is true for weights of 16 bits that
-        have no master."""
+        """Whether what is stored in 16 bits is rounded at random: null is true unless more is kept
+        of it."""
         wanted = self.training.stochastic_rounding
         if wanted is None:
-            return self.model.precision != "float32" and not self.has_masters
+            return self.kept_of_weight is None and self.model.precision != "float32" or self._halves
         return wanted
 
     @property
-    def has_masters(self) -> bool:
-        """Whether the optimizer keeps a float32 copy of each weight."""
-        return self.execution.master_weights and self.model.precision != "float32"
+    def _halves(self) -> bool:
+        """Whether moments or gradients are kept in 16 bits, where rounding to nearest would lose
+        them."""
+        return "bfloat16" in (self.training.optimizer.state, self.training.gradients)
+
+    @property
+    def kept_of_weight(self) -> Slot | None:
+        """What is kept of a 16-bit weight besides itself; None: nothing, or weights are float32."""
+        if self.model.precision == "float32":
+            return None
+        if self.execution.master_weights:
+            return MASTER
+        return RESIDUALS.get(self.training.optimizer.state)
 
     def optimizer_slots(self, rank: int) -> tuple[Slot, ...]:
         """What is kept for a weight of so many axes, besides the step's number."""
-        slots = self.training.optimizer.slots(rank)
-        return (*slots, MASTER) if self.has_masters else slots
+        slots, more = self.training.optimizer.slots(rank), self.kept_of_weight
+        return slots if more is None else (*slots, more)
 
     @property
     def tied(self) -> bool:
@@ -126,9 +136,10 @@ class RunConfig(Section):
         }
 
     def _least_state(self) -> int:
-        """Bytes of a weight's float32 gradient and of moments as large as the weights."""
+        """Bytes of a weight's gradient and of state as large as the weights."""
         slots = self.optimizer_slots(2)
-        return 4 + sum(slot.itemsize for slot in slots if slot.over == "elements")
+        state = sum(slot.itemsize for slot in slots if slot.over == "elements")
+        return ITEM_BYTES[self.training.gradients] + state
 
     def min_weights(self) -> int:
         """Weights of the model at the least; a family counts its own."""
@@ -148,11 +159,7 @@ class RunConfig(Section):
                 f"execution.data_parallel {self.execution.data_parallel} × tensor_parallel "
                 f"{self.execution.tensor_parallel} must be at most {MAX_REPLICAS:,} devices"
             )
-        if self.has_masters and self.training.stochastic_rounding:
-            raise ConfigError(
-                "execution.master_weights and training.stochastic_rounding are two ways to keep "
-                "small updates of 16-bit weights: choose one of them"
-            )
+        self._check_rounding()
         if self.execution.update == "behind" and not self.rounds_behind:
             raise ConfigError(
                 "execution.update behind with stochastic rounding needs execution.device_iterations"
@@ -185,6 +192,30 @@ class RunConfig(Section):
             self.require_multiple(name, value, "tensor_parallel")
         if self.model.quantisation is not None:
             self._check_quantisation()
+
+    def _check_rounding(self) -> None:
+        optimizer, random = self.training.optimizer, self.training.stochastic_rounding
+        ways = {
+            "execution.master_weights": self.execution.master_weights,
+            f"training.optimizer.state {optimizer.state}": optimizer.packs,
+            "training.stochastic_rounding": random,
+        }
+        chosen = [way for way, on in ways.items() if on]
+        if len(chosen) > 1 and self.model.precision != "float32":
+            raise ConfigError(
+                f"{chosen[0]} and {chosen[1]} are two ways to keep small updates of 16-bit weights: "
+                "choose one of them"
+            )
+        if self._halves and random is False:
+            raise ConfigError(
+                "moments and gradients in bfloat16 need training.stochastic_rounding: without it, "
+                "small changes are lost"
+            )
+        if optimizer.name == "adafactor" and optimizer.state == "bfloat16":
+            raise ConfigError(
+                "training.optimizer.state bfloat16 is for adamw's moments: leave it float32 for "
+                "adafactor, whose second moments are a row and a column"
+            )
 
     def tensor_parallel_sizes(self) -> dict[str, int]:
         """Sizes that tensor parallelism splits, by dotted name; a family adds its own."""

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, replace
 
 import popxl
+from config.least import ITEM_BYTES
 from config.machines import Machine
-from config.optimizer_state import MASTER
 from config.sections import RunConfig
 from machine.placement import spill
 from modelling.generation import build_generation, build_streamed
@@ -22,8 +22,6 @@ from planning.residence import (
     is_automatic,
     on_platform,
 )
-
-FLOAT32 = 4  # bytes of an element of a gradient
 
 
 @dataclass(frozen=True)
@@ -93,9 +91,10 @@ def finetuning_needs(config: RunConfig, platform: str = "cpu") -> Needs:
     _, traced = candidates.get()
     count, shapes = _parameters(table), [weight.shape for weight in table.trained]
     kept = [(slot, shape) for shape in shapes for slot in config.optimizer_slots(len(shape))]
-    moments = sum(slot.nbytes(shape) for slot, shape in kept if slot != MASTER)
-    masters = sum(slot.nbytes(shape) for slot, shape in kept if slot == MASTER)
-    gradients = FLOAT32 * sum(map(math.prod, shapes))
+    more = config.kept_of_weight
+    moments = sum(slot.nbytes(shape) for slot, shape in kept if slot != more)
+    masters = sum(slot.nbytes(shape) for slot, shape in kept if slot == more)
+    gradients = ITEM_BYTES[config.training.gradients] * sum(map(math.prod, shapes))
     state = count * _itemsize(config) + gradients + moments + masters
     samples = config.training.global_batch_size * config.execution.device_iterations
     tokens = samples * tokens_of_sample(config)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from config.least import ITEM_BYTES
 from planning.report import REST, Report, ReportRow
 
 _LEGEND = """\
@@ -59,8 +60,7 @@ def _facts(report: Report) -> list[str]:
             f"batch        {c.training.global_batch_size} = {e.micro_batch_size} micro × "
             f"{c.gradient_accumulation} accumulation × {e.data_parallel} dp",
             f"state        {gigabytes(needs.state)} = parameters × "
-            f"{needs.state / needs.parameters:.4g} bytes (weight, gradient 4, moments "
-            f"{needs.moments / needs.parameters:.2g}{', master 4' * c.has_masters})",
+            f"{needs.state / needs.parameters:.4g} bytes ({_state(report)})",
             f"buffers      {gigabytes(stored)}: the state and {gigabytes(activations)} of "
             "activations and inputs",
             f"host memory  {gigabytes(plan.host)} of them; "
@@ -86,6 +86,15 @@ def _facts(report: Report) -> list[str]:
         f"samples/s at best: matrix units busy {report.utilisation:.0%}",
     ]
     return [*lines, *_simulated(report), *_activations(report), *_placement(report)]
+
+
+def _state(report: Report) -> str:
+    """What is kept for each parameter, in bytes."""
+    needs, c = report.needs, report.needs.config
+    kept = c.kept_of_weight
+    more = "" if kept is None else f", {kept.name} {kept.itemsize}"
+    gradient = ITEM_BYTES[c.training.gradients]
+    return f"weight, gradient {gradient}, moments {needs.moments / needs.parameters:.2g}{more}"
 
 
 def _weights(report: Report) -> str:

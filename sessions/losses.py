@@ -56,7 +56,7 @@ class Losses(RunningModel):
         )
         self._sharding = BatchSharding.of(config)
         self._family, self.objective = family, objective_of(config)
-        self.program = build_loss(config, family.layout)
+        self.program = build_loss(config, family.layout, family.weights(config))
         variables = self.program.variables
         super().__init__(config, self.program.ir, family.weights(config), variables, lender)
 

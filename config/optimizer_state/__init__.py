@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from config.optimizer_state.adafactor import ADAFACTOR, Adafactor
 from config.optimizer_state.adamw import ADAMW
-from config.optimizer_state.slots import MASTER, STEP, OptimizerRecord, Slot
+from config.optimizer_state.slots import MASTER, RESIDUALS, STEP, OptimizerRecord, Slot
 
-__all__ = ["MASTER", "OPTIMIZERS", "SLOTS", "Adafactor", "OptimizerRecord", "Slot"]
+__all__ = ["MASTER", "OPTIMIZERS", "RESIDUALS", "SLOTS", "Adafactor", "OptimizerRecord", "Slot"]
 
 OPTIMIZERS: dict[str, OptimizerRecord] = {
     "adamw": ADAMW,
@@ -15,6 +15,9 @@ OPTIMIZERS: dict[str, OptimizerRecord] = {
 
 SLOTS = {
     slot.name: slot
-    for slot in (STEP, MASTER, *(slot for record in OPTIMIZERS.values() for slot in record.slots))
+    for slot in (
+        *(STEP, MASTER, RESIDUALS["compact"]),
+        *(slot for record in OPTIMIZERS.values() for slot in record.slots),
+    )
 }
 """All that optimizers may keep, by name."""

@@ -47,7 +47,9 @@ def _keeps(optimizer: Optimizer, rank: int) -> tuple[Slot, ...]:
     return mean + (FACTORS if rank == 2 else (SECOND,))
 
 
-def _step(optimizer: Optimizer, whole: Callable[[], Whole]) -> tuple[type[Module], dict[str, Any]]:
+def _step(
+    optimizer: Optimizer, rank: int, whole: Callable[[], Whole]
+) -> tuple[type[Module], dict[str, Any]]:
     """Each weight of a variable counts as a matrix of its own, whether it is sharded or not."""
     from popxl_addons.optimizers.adafactor import AdafactorOptimizerStep
 

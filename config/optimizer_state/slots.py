@@ -19,13 +19,18 @@ class Slot:
 
     Attributes:
         of: what it is, such as a moment.
-        over: an element for each of the weight's, for each of its rows or columns, or one for all.
+        over: an element for each of the weight's, for each of its rows or columns, for each group
+            of 32 neighbours, or one for all.
     """
 
     of: str
-    over: Literal["elements", "rows", "columns", "weight"] = "elements"
-    dtype: Literal["float32"] = "float32"
-    itemsize: int = 4
+    over: Literal["elements", "rows", "columns", "groups", "weight"] = "elements"
+    dtype: Literal["float32", "bfloat16", "int16", "int8", "uint8"] = "float32"
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return {"float32": 4, "bfloat16": 2, "int16": 2, "int8": 1, "uint8": 1}[self.dtype]
 
     @property
     def name(self) -> str:
@@ -38,8 +43,12 @@ class Slot:
         axes: dict[str, Any] = {"rows": "columns", "columns": "rows"}
         return replace(self, over=axes.get(self.over, self.over))
 
-    def shape(self, weight: tuple[int, ...]) -> tuple[int, ...]:
-        """For a weight of a shape."""
+    def shape(self, weight: tuple[int, ...], axis: int = -1) -> tuple[int, ...]:
+        """For a weight of a shape, whose groups are along an axis."""
+        if self.over == "groups":
+            from popxl_addons.optimizers.packed import scales_shape
+
+            return scales_shape(weight, axis % len(weight))
         of = {"elements": weight, "rows": weight[:1], "columns": weight[1:], "weight": ()}
         return of[self.over]
 
@@ -55,6 +64,9 @@ STEP = Slot("step", "weight")
 MASTER = Slot("master")
 """The float32 copy of a 16-bit weight (execution.master_weights), which any optimizer may keep."""
 
+RESIDUALS = {"compact": Slot("residual", dtype="int8"), "compact16": Slot("residual", dtype="int16")}
+"""What rounding to 16 bits took from a weight, which any optimizer may keep, by its `state`."""
+
 
 @dataclass(frozen=True)
 class OptimizerRecord:
@@ -66,13 +78,13 @@ class OptimizerRecord:
     Attributes:
         slots: what it may keep for a weight, besides `STEP`.
         keeps: which of them it keeps for a weight of so many axes.
-        step: the module that updates a variable, and its settings that other optimizers do not
-            have. `Whole` says which matrices the variable belongs to.
+        step: the module that updates a variable of so many axes, and its settings that other
+            optimizers do not have. `Whole` says which matrices the variable belongs to.
         shared_parts: whether replicas of a tensor-parallel group may hold the same part of a
             weight.
     """
 
     slots: tuple[Slot, ...]
     keeps: Callable[[Optimizer, int], tuple[Slot, ...]]
-    step: Callable[[Optimizer, Callable[[], Whole]], tuple[type[Module], dict[str, Any]]]
+    step: Callable[[Optimizer, int, Callable[[], Whole]], tuple[type[Module], dict[str, Any]]]
     shared_parts: bool = True

@@ -119,7 +119,8 @@ class PhaseWeights:
         new = {n: f for n, f in facts.to_dict().items() if n not in known}
         if new:
             named = NamedVariableFactories.from_dict(new)
-            self._stores.append(VariableStore.create(named, self.entries, self._settings))
+            store = VariableStore.create(named, self.name, self.entries, self._settings)
+            self._stores.append(store)
 
     @property
     def variables(self) -> list[NamedTensors]:

@@ -13,6 +13,7 @@ from modelling.layers.parallel import Groups
 from modelling.phases.layout import Layout
 from modelling.phases.settings import Settings
 from modelling.phases.step import StepInputs
+from modelling.weights import WeightTable
 from popxl_addons.patterns import apply_pre_alias_patterns
 
 
@@ -32,7 +33,9 @@ class LossProgram:
     variables: Mapping[str, list[addons.NamedTensors]]
 
 
-def build_loss(config: RunConfig, layout_of: Callable[[Settings], Layout]) -> LossProgram:
+def build_loss(
+    config: RunConfig, layout_of: Callable[[Settings], Layout], table: WeightTable
+) -> LossProgram:
     """Build the program of a configuration, whose `model.eval` must be set.
 
     Layers visit the device one after the other, as in training, so that a model which can be
@@ -41,7 +44,8 @@ def build_loss(config: RunConfig, layout_of: Callable[[Settings], Layout]) -> Lo
     ir = new_ir(config)
     ir.num_host_transfers = config.gradient_accumulation
     with ir.main_graph:
-        layout = layout_of(Settings(config, Groups.current(config.execution.tensor_parallel)))
+        groups = Groups.current(config.execution.tensor_parallel)
+        layout = layout_of(Settings(config, groups, table))
         variables = {phase.name: phase.init_variables() for phase in layout.phases}
         layout.inputs.load()
         layout.forward(StepInputs())

@@ -8,7 +8,7 @@ from functools import partial
 
 import popxl
 import popxl_addons as addons
-from modelling.phases.masters import on_master
+from modelling.phases.masters import keeping
 from modelling.phases.settings import Settings
 from modelling.phases.state import VariableStore, name_kind
 from modelling.phases.step import Update
@@ -115,18 +115,19 @@ def _graph(
 ) -> tuple[NamedVariableFactories, addons.GraphWithNamedArgs]:
     """The update of a variable, of which a replica has a part of `spec`."""
     optimizer = settings.config.training.optimizer
-    step, own = optimizer.record.step(optimizer, whole)
-    module = on_master(step)() if settings.config.has_masters else step()
+    rank, kept = len(factory.shape_on_replica), settings.config.kept_of_weight
+    step, own = optimizer.record.step(optimizer, rank, whole)
+    module = step() if kept is None else keeping(step, kept)()
     clipping = {}
     if optimizer.gradient_clipping is not None:
         clipping = {"global_norm": _SCALAR, "global_norm_max": optimizer.gradient_clipping}
-    grad = popxl.TensorSpec(spec.shape, popxl.float32, spec.meta_shape)
+    grad = popxl.TensorSpec(spec.shape, settings.gradient_dtype, spec.meta_shape)
     return module.create_graph(
         spec,
         grad,
         replica_grouping=factory.replica_grouping,
         lr=_SCALAR,
-        weight_decay=optimizer.weight_decay if len(factory.shape_on_replica) > 1 else 0.0,
+        weight_decay=optimizer.weight_decay if rank > 1 else 0.0,
         loss_scaling=settings.config.gradient_scaling,
         **own,
         **clipping,

@@ -185,7 +185,7 @@ class Phase:
         facts = NamedVariableFactories.from_dict(own)
         trained = [name for name in self.trained if name in own]
         self.variables = (
-            VariableStore.create(facts, self.entries, settings, trained) if own else None
+            VariableStore.create(facts, self.name, self.entries, settings, trained) if own else None
         )
         self.optimizer = (
             OptimizerStore.create(self.variables, self.name, self.entries, settings)
@@ -343,7 +343,7 @@ class Phase:
             if borrowers[0]._begins(name):
                 continue
             buffer = self._store_of(name).grads.get(name)
-            zero = ops.init(buffer.tensor_shape, popxl.float32, meta_shape=buffer.meta_shape)
+            zero = ops.init(buffer.tensor_shape, buffer.tensor_dtype, meta_shape=buffer.meta_shape)
             ops.remote_store(buffer, 0, zero)
 
     def forward(self, row: popxl.Tensor, step: StepInputs) -> None:
@@ -385,8 +385,8 @@ class Phase:
             buffer = self._store_of(name).grads.get(name)
             at = popxl.constant(0, popxl.int32) if foreign else row
             if name in self._lent or (foreign and not self._begins(name)):
-                grad = grad + ops.remote_load(buffer, at)
-            ops.remote_store(buffer, at, grad)
+                grad = grad + ops.cast(ops.remote_load(buffer, at), grad.dtype)
+            ops.remote_store(buffer, at, _rounded(grad, buffer.tensor_dtype))
             if not foreign:
                 complete[name] = grad
         if not self.variables:
@@ -404,6 +404,14 @@ class Phase:
         with self._part("update"):
             new = ops.call(self._optim, row, *update.tensors)
         return dict(zip(self._updated, new, strict=True))
+
+
+def _rounded(grad: popxl.Tensor, dtype: popxl.dtype) -> popxl.Tensor:
+    """A gradient as it is stored: in 16 bits, rounded at random as an updated variable is."""
+    if grad.dtype == dtype:
+        return grad
+    old = ops.cast(grad, dtype)
+    return ops.var_updates.accumulate_moving_average_(old, grad, 0.0)
 
 
 def _gradient_input(grad: addons.GraphWithNamedArgs) -> popxl.Tensor:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import popxl
 from config.sections import RunConfig
 from modelling.layers.parallel import Groups
 from modelling.weights import WeightRow, WeightTable
+from popxl_addons.optimizers import packed
 from popxl_addons.optimizers.adafactor import Whole
 
 
@@ -18,8 +20,8 @@ class Settings:
     Attributes:
         config: the run's configuration.
         groups: replica groups of data and tensor parallelism.
-        table: the model's weights: which are trained (None: all), and what Adafactor treats one
-            by one.
+        table: the model's weights: which are trained (None: all), and what optimizers treat one by
+            one, or pack together.
         keeping: phases that keep their activations, where the configuration leaves it open.
     """
 
@@ -49,6 +51,11 @@ class Settings:
         return popxl.dtype.from_name(self.config.model.precision)
 
     @property
+    def gradient_dtype(self) -> popxl.dtype:
+        """Type of stored gradients of weights."""
+        return popxl.dtype.from_name(self.config.training.gradients)
+
+    @property
     def activation_shards(self) -> popxl.ReplicaGrouping | None:
         """Replicas over which activations between phases are cut; None: not cut."""
         wanted = self.config.execution.rts_activations and self.groups.tensor_parallel > 1
@@ -67,7 +74,7 @@ class Settings:
 
     def row(self, phase: str, variable: str) -> WeightRow:
         """The table's row for a variable of the layers of a phase."""
-        assert self.table is not None, "Adafactor needs the table of weights"
+        assert self.table is not None, "this needs the table of weights"
         layer = self.table.phases[phase][0]
         return next(row for row in self.table.layers[layer] if row.path == variable)
 
@@ -76,7 +83,16 @@ class Settings:
         row = self.row(phase, variable)
         return Whole(len(row.weights), row.axis, self.groups.identical)
 
-    def shards(self, nelms: int, grouping: popxl.ReplicaGrouping) -> int:
-        """Over how many replicas a variable of `nelms` elements is sharded: of a group, or 1."""
+    def shards(
+        self, phase: str, variable: str, shape: tuple[int, ...], grouping: popxl.ReplicaGrouping
+    ) -> int:
+        """Over how many replicas a variable is sharded, which has a shape on each: of a group, or
+        1, also where the parts would cut what the optimizer packs together."""
+        nelms, count = math.prod(shape), grouping.group_size
         small = nelms < self.config.execution.rts_weights_threshold
-        return 1 if small or nelms % grouping.group_size else grouping.group_size
+        if small or nelms % count:
+            return 1
+        if self.config.training.optimizer.packs and len(shape) == 2:
+            axis = self.whole(phase, variable).uncut_axis
+            return count if packed.Groups.along(axis, shape, count) else 1
+        return count

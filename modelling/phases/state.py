@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -24,7 +23,7 @@ class VariableStore:
     Attributes:
         facts: the variables' factories.
         buffers: their remote buffers; one entry for each layer of the phase.
-        grads: buffers of float32 gradients of those that are trained, sharded as the variables are.
+        grads: buffers of gradients of those that are trained, sharded as the variables are.
         shard_groups: for each variable, the replicas it is sharded over (a group of 1: not).
         names: of what `load` and `gather` give.
         load: graph that loads the entry of a layer.
@@ -43,17 +42,19 @@ class VariableStore:
     def create(
         cls,
         facts: NamedVariableFactories,
+        phase: str,
         entries: int,
         settings: Settings,
         trained: Sequence[str] = (),
     ) -> VariableStore:
-        """Buffers and graphs for `entries` layers' worth of the variables of `facts`."""
+        """Buffers and graphs for the variables of `facts`, of `entries` layers of a phase."""
         groupings = _cut_over(facts)
         shapes = {name: f.shape_on_replica for name, f in facts.to_dict().items()}
-        over = {n: settings.shards(math.prod(shapes[n]), groupings[n]) for n in shapes}
+        over = {n: settings.shards(phase, n, shapes[n], groupings[n]) for n in shapes}
         alone = popxl.gir().replica_grouping(group_size=1)
         buffers = named_variable_buffers(facts, entries, over)
-        grads = buffers.filter_keys(trained).map(lambda buffer: _float32_buffer(buffer, entries))
+        dtype = settings.gradient_dtype
+        grads = buffers.filter_keys(trained).map(lambda b: _gradient_buffer(b, entries, dtype))
         name_kind(buffers, "weights")
         name_kind(grads, "gradients")
         load, names, gather = _loading(buffers, groupings)
@@ -120,7 +121,7 @@ class VariableStore:
                 else popxl.remote_variable
             )
             variables[name] = create(
-                np.zeros(shape, np.float32),
+                np.zeros(shape, buffer.tensor_dtype.as_numpy()),
                 buffer,
                 row,
                 name=f"{prefix}.{name}",
@@ -153,6 +154,8 @@ def _loading(
     return load, names, gather
 
 
-def _float32_buffer(buffer: popxl.RemoteBuffer, entries: int) -> popxl.RemoteBuffer:
-    spec = popxl.TensorSpec(buffer.tensor_shape, popxl.float32, buffer.meta_shape)
+def _gradient_buffer(
+    buffer: popxl.RemoteBuffer, entries: int, dtype: popxl.dtype
+) -> popxl.RemoteBuffer:
+    spec = popxl.TensorSpec(buffer.tensor_shape, dtype, buffer.meta_shape)
     return create_remote_buffer(spec, entries, shard_over=1)

@@ -11,6 +11,8 @@ import numpy as np
 from config.errors import UserError
 from modelling.weights.computed import Arrays
 from popxl_addons.array_munging import pad_axis, shard
+from popxl_addons.optimizers.adafactor import Whole
+from popxl_addons.optimizers.packed import scales_shape
 
 
 class WeightsError(UserError, ValueError):
@@ -123,6 +125,17 @@ class WeightRow:
         size = 1 - axis if self.transpose else axis
         weights = tuple(replace(w, shape=(w.shape[size],)) for w in self.weights)
         return WeightRow(self.path, weights, axis=0, cut=axis == self.axis, holders=self.holders)
+
+    def grouped(self, axis: int) -> WeightRow:
+        """The row of the scales of groups along an axis of this row's variable."""
+        size = 1 - axis if self.transpose else axis
+        weights = tuple(replace(w, shape=scales_shape(w.shape, size)) for w in self.weights)
+        return replace(self, weights=weights)
+
+    @property
+    def uncut_axis(self) -> int:
+        """An axis of this row's matrix that is not cut, nor are weights joined along it."""
+        return Whole(len(self.weights), self.axis).uncut_axis
 
     def _turned(self, array: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(array.T if self.transpose else array)

@@ -225,7 +225,11 @@ def _optimizer_state(row: WeightRow, tree: NamedTensors) -> Mapping[str, Variabl
 def _state_place(row: WeightRow, name: str, variable: Variable) -> VariableRow:
     """Optimizer state, under the name that it has for a weight as Hugging Face turns it."""
     slot = SLOTS[name]
-    own = row if slot.over in ("elements", "weight") else row.means(slot.over == "columns")
+    own = row
+    if slot.over == "groups":
+        own = row.grouped(row.uncut_axis)
+    elif slot.over in ("rows", "columns"):
+        own = row.means(slot.over == "columns")
     theirs = slot.turned if row.transpose else slot
     return VariableRow(own, variable, f"{OPTIMIZER}/{theirs.name}/", slot.over == "weight")
 

@@ -17,7 +17,7 @@ BETA1 = [None, 0.9]
 
 def taken(optimizer: Optimizer, shape: tuple[int, ...], master: bool) -> dict[str, object]:
     """Shapes and types of the state that an update takes, by name."""
-    step, own = optimizer.record.step(optimizer, Whole)
+    step, own = optimizer.record.step(optimizer, 2, Whole)
     module = on_master(step)() if master else step()
     with popxl.Ir().main_graph:
         var = popxl.TensorSpec(shape, popxl.bfloat16 if master else popxl.float32)

@@ -2,3 +2,4 @@
 
 from popxl_addons.optimizers.adafactor import AdafactorOptimizerStep as AdafactorOptimizerStep
 from popxl_addons.optimizers.adam import AdamOptimizerStep as AdamOptimizerStep
+from popxl_addons.optimizers.packed_adam import PackedAdamOptimizerStep as PackedAdamOptimizerStep

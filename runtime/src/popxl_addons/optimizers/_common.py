@@ -61,15 +61,21 @@ class OptimizerStep(Module):
         return gradient
 
     def state_like(
-        self, name: str, var: popxl.Tensor, dtype: popxl.dtype, group: ReplicaGrouping | None
+        self,
+        name: str,
+        var: popxl.Tensor,
+        dtype: popxl.dtype,
+        group: ReplicaGrouping | None,
+        shape: tuple[int, ...] | None = None,
     ) -> popxl.Tensor:
-        """State of zeros like `var`, which may be a replica's part."""
+        """State of zeros like `var`, which may be a replica's part, or of another whole `shape`."""
+        shape = tuple(var.meta_shape or var.shape) if shape is None else shape
         if not var.meta_shape:
-            return self.add_variable_input(name, zeros(var.shape), dtype, True, group)
+            return self.add_variable_input(name, zeros(shape), dtype, True, group)
         whole = popxl.gcg().ir.replica_grouping() if group is None else group
         shards = shards_of(var.spec, whole.group_size)
         return self.add_replica_sharded_variable_input(
-            name, zeros(var.meta_shape), dtype, True, whole, shards
+            name, zeros(shape), dtype, True, whole, shards
         )
 
     def next_step(self) -> popxl.Tensor:

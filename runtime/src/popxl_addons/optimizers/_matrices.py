@@ -30,6 +30,11 @@ class Whole:
     axis: int | None = None
     across: ReplicaGrouping | None = None
 
+    @property
+    def uncut_axis(self) -> int:
+        """An axis along which matrices are neither cut nor side by side."""
+        return 0 if self.axis == 1 or (self.axis is None and self.count > 1) else 1
+
 
 class Matrices:
     """A replica's elements of a variable as `count` blocks of the rows that they lie in.

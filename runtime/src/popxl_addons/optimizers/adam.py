@@ -14,9 +14,9 @@ __all__ = ["AdamOptimizerStep"]
 class AdamOptimizerStep(OptimizerStep):
     """One step of AdamW (Loshchilov and Hutter, 2019) for one variable, in place.
 
-    Variables: `first_order` (of `first_order_dtype`), `second_order` (float32), both of the shape
-    of the variable, and, with bias correction, `step` (float32 scalar). For a replica's part of a
-    variable they are parts too.
+    Variables: `first_order` (of `first_order_dtype`), `second_order` (of `second_order_dtype`), both
+    of the shape of the variable, and, with bias correction, `step` (float32 scalar). For a replica's
+    part of a variable they are parts too.
 
     Arithmetic is float32; each value is rounded once, when it is stored.
 
@@ -39,6 +39,7 @@ class AdamOptimizerStep(OptimizerStep):
         eps: Number = 1e-5,
         weight_decay: Number = 0.01,
         first_order_dtype: popxl.dtype = popxl.float16,
+        second_order_dtype: popxl.dtype = popxl.float32,
         bias_correction: bool = True,
         loss_scaling: Number = 1,
         global_norm: popxl.Tensor | None = None,
@@ -62,36 +63,34 @@ class AdamOptimizerStep(OptimizerStep):
             ValueError: shapes differ, or only one of the norms is given.
         """
         gradient = self.unscaled(var, grad, loss_scaling, global_norm, global_norm_max)
-        update = self._moments(
-            var, gradient, replica_grouping, beta1, beta2, eps, first_order_dtype, bias_correction
-        )
+        dtypes = first_order_dtype, second_order_dtype
+        mean, square = self._averages(var, gradient, replica_grouping, beta1, beta2, dtypes)
+        if bias_correction:
+            step = self.next_step()
+            mean = mean / (1 - ops.pow(as_tensor(beta1), step))
+            square = square / (1 - ops.pow(as_tensor(beta2), step))
+        update = mean / (ops.sqrt(square) + as_tensor(eps))
         if is_on(weight_decay, 0):
             update = update + wide(var) * as_tensor(weight_decay)
         step_size = ops.negate(wide(lr)) if isinstance(lr, popxl.Tensor) else -lr
         ops.var_updates.accumulate_(var, update, step_size)
 
-    def _moments(
+    def _averages(
         self,
         var: popxl.Tensor,
         gradient: popxl.Tensor,
         group: ReplicaGrouping | None,
         beta1: Number,
         beta2: Number,
-        eps: Number,
-        first_order_dtype: popxl.dtype,
-        bias_correction: bool,
-    ) -> popxl.Tensor:
-        """Update the moments; returns the direction of the step in float32."""
+        dtypes: tuple[popxl.dtype, popxl.dtype],
+    ) -> tuple[popxl.Tensor, popxl.Tensor]:
+        """Update the moving averages of gradients and of their squares; returns them in float32."""
         updates = ops.var_updates
-        first = self.state_like("first_order", var, first_order_dtype, group)
-        second = self.state_like("second_order", var, popxl.float32, group)
-        mean = wide(updates.accumulate_moving_average_(first, gradient, _scalar(beta1)))
+        first = self.state_like("first_order", var, dtypes[0], group)
+        second = self.state_like("second_order", var, dtypes[1], group)
+        mean = updates.accumulate_moving_average_(first, gradient, _scalar(beta1))
         square = updates.accumulate_moving_average_square_(second, gradient, _scalar(beta2))
-        if bias_correction:
-            step = self.next_step()
-            mean = mean / (1 - ops.pow(as_tensor(beta1), step))
-            square = square / (1 - ops.pow(as_tensor(beta2), step))
-        return mean / (ops.sqrt(square) + as_tensor(eps))
+        return wide(mean), wide(square)
 
 
 def _scalar(x: Number) -> Number:

@@ -1,0 +1,166 @@
+"""Optimizer state in few bits: the formulas, for arrays of NumPy and of JAX.
+
+FlashOptim (Gonzalez Ortiz et al., 2026, arXiv:2602.23349) packs moments into 8 bits, with a scale
+for each group of 32 elements, and keeps what rounding took from a 16-bit weight in 8 or 16 bits.
+Two things differ here. Scales are bfloat16, not float16, where the roots of second moments below
+6e-8 would be zeros. And a second moment that is not zero never gets the code of zero, which would
+make the next step of a weight as long as the first moment is large.
+
+Arithmetic is float32, and each code is rounded once, to nearest.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+GROUP = 32
+"""Elements that share a scale."""
+
+_FIRST_MAX, _SECOND_MAX = 127.0, 255.0
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Elements in C order, as (outer, length, inner): neighbours along the middle axis share a
+    scale, `GROUP` of them; the last group of a line is shorter if need be."""
+
+    outer: int
+    length: int
+    inner: int
+
+    @classmethod
+    def along(cls, axis: int, shape: tuple[int, ...], shards: int = 1) -> Groups | None:
+        """The groups along an axis of a tensor, or in each of its flat parts.
+
+        Returns:
+            None if the parts would cut a group.
+        """
+        outer, length = math.prod(shape[:axis]), shape[axis]
+        inner = math.prod(shape[axis + 1 :])
+        if outer % shards == 0:
+            return cls(outer // shards, length, inner)
+        if outer == 1 and length % (GROUP * shards) == 0:
+            return cls(1, length // shards, inner)
+        if inner == 1 and length % GROUP == 0 and outer * length % (GROUP * shards) == 0:
+            return cls(1, outer * length // shards, 1)
+        return None
+
+    @property
+    def count(self) -> int:
+        """Groups in a line."""
+        return -(-self.length // GROUP)
+
+    def lines(self, x: Any) -> Any:
+        """-> (outer, count, GROUP, inner), zeros behind the end of a line."""
+        x = x.reshape(self.outer, self.length, self.inner)
+        missing = self.count * GROUP - self.length
+        if missing:
+            x = x.__array_namespace__().pad(x, ((0, 0), (0, missing), (0, 0)))
+        return x.reshape(self.outer, self.count, GROUP, self.inner)
+
+    def elements(self, lines: Any) -> Any:
+        """The inverse of `lines`, flat."""
+        lines = lines.reshape(self.outer, self.count * GROUP, self.inner)
+        return lines[:, : self.length].reshape(-1)
+
+
+def scales_shape(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    """Shape of the scales of a tensor in groups along an axis."""
+    return tuple(-(-n // GROUP) if i == axis else n for i, n in enumerate(shape))
+
+
+# ---- moments ------------------------------------------------------------------------------------
+def pack_first(moment: Any, groups: Groups) -> tuple[Any, Any]:
+    """A first moment -> codes, int8 like it, and scales, bfloat16 and flat.
+
+    The codes are finest near zero: those of x in [-1, 1] stand at 2x / (1 + |x|).
+    """
+    xp = moment.__array_namespace__()
+    ratio, scales = _over_largest(xp, groups.lines(moment), xp.abs)
+    codes = xp.round(2 * ratio / (1 + xp.abs(ratio)) * _FIRST_MAX)
+    return _codes(groups, codes, xp.int8, moment.shape), scales
+
+
+def unpack_first(codes: Any, scales: Any, groups: Groups) -> Any:
+    """The inverse of `pack_first`, float32."""
+    xp = codes.__array_namespace__()
+    z = groups.lines(codes.astype(xp.float32)) / _FIRST_MAX
+    values = z / (2 - xp.abs(z)) * _spread(scales, groups)
+    return groups.elements(values).reshape(codes.shape)
+
+
+def pack_second(moment: Any, groups: Groups) -> tuple[Any, Any]:
+    """A second moment, at least 0 -> codes of its root, uint8 like it, and scales, bfloat16 and
+    flat. Only zeros have the code 0."""
+    xp = moment.__array_namespace__()
+    lines = groups.lines(moment)
+    ratio, scales = _over_largest(xp, xp.sqrt(lines), xp.abs)
+    codes = xp.where(lines > 0, xp.maximum(xp.round(ratio * _SECOND_MAX), 1), 0)
+    return _codes(groups, codes, xp.uint8, moment.shape), scales
+
+
+def unpack_second(codes: Any, scales: Any, groups: Groups) -> Any:
+    """The inverse of `pack_second`, float32."""
+    xp = codes.__array_namespace__()
+    root = groups.lines(codes.astype(xp.float32)) / _SECOND_MAX * _spread(scales, groups)
+    return groups.elements(root * root).reshape(codes.shape)
+
+
+def _over_largest(xp: Any, lines: Any, size: Any) -> tuple[Any, Any]:
+    """Elements divided by the scale of their group, in [-1, 1], and the scales."""
+    scales = size(lines).max(axis=2).astype(ml_dtypes.bfloat16)
+    divisor = scales.astype(xp.float32)[:, :, None]
+    divisor = xp.where(divisor > 0, divisor, 1)  # of a group of zeros
+    return xp.clip(lines / divisor, -1, 1), scales.reshape(-1)
+
+
+def _spread(scales: Any, groups: Groups) -> Any:
+    """Scales in float32, as `Groups.lines` divides."""
+    xp = scales.__array_namespace__()
+    return scales.astype(xp.float32).reshape(groups.outer, groups.count, 1, groups.inner)
+
+
+def _codes(groups: Groups, codes: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
+    return groups.elements(codes).astype(dtype).reshape(shape)
+
+
+# ---- weights ------------------------------------------------------------------------------------
+_SIGNIFICANT = {"bfloat16": 8, "float16": 11}  # bits, the hidden one among them
+_LEAST_HALF_STEP = {"bfloat16": 2.0**-126, "float16": 2.0**-25}  # as far as float32 is normal
+
+
+def split(weight: Any, dtype: Any, bits: int) -> tuple[Any, Any]:
+    """A float32 weight -> the weight rounded to a 16-bit `dtype`, and what that took, in units of
+    its largest value: int8 or int16, by `bits`."""
+    xp = weight.__array_namespace__()
+    low = weight.astype(dtype)
+    rest = (weight - low.astype(xp.float32)) / _half_step(low)
+    rest = xp.where(xp.isfinite(rest), xp.clip(rest, -1, 1), 0)
+    code = xp.int8 if bits == 8 else xp.int16
+    return low, xp.round(rest * float(2 ** (bits - 1) - 1)).astype(code)
+
+
+def rest_of(low: Any, residual: Any) -> Any:
+    """What rounding took from a weight, float32: to be added to it."""
+    xp = low.__array_namespace__()
+    largest = float(xp.iinfo(residual.dtype).max)
+    return residual.astype(xp.float32) / largest * _half_step(low)
+
+
+def join(low: Any, residual: Any) -> Any:
+    """The inverse of `split`, float32."""
+    xp = low.__array_namespace__()
+    return low.astype(xp.float32) + rest_of(low, residual)
+
+
+def _half_step(low: Any) -> Any:
+    """Half the distance from a 16-bit value to the next larger one."""
+    xp, name = low.__array_namespace__(), np.dtype(low.dtype).name
+    exponent = low.astype(xp.float32).view(xp.uint32) & xp.uint32(0x7F800000)
+    step = exponent.view(xp.float32) * xp.float32(2.0 ** -_SIGNIFICANT[name])
+    return xp.maximum(step, xp.float32(_LEAST_HALF_STEP[name]))
