@@ -62,6 +62,7 @@ class Run:
 
 
 ADAFACTOR = {"training": {"optimizer": {"name": "adafactor"}}}
+COMPACT = {"training": {"optimizer": {"state": "compact"}, "gradients": "bfloat16"}}
 RUNS: Mapping[str, Run] = {
     "base_adamw": Run("base", 2.5, 4, {}),
     "base_validation": Run("base", 1.8, 4, {}, "validation"),
@@ -69,8 +70,10 @@ RUNS: Mapping[str, Run] = {
     "large_adamw": Run("large", 6.0, 8, {}),
     "xl_adamw": Run("xl_gpu", 9.0, 4, {}),
     "xl_adamw_of_one": Run("xl_gpu", 9.0, 1, {}),  # the disk has the least to hide behind
+    "xl_compact_of_one": Run("xl_gpu", 9.0, 1, COMPACT),
     "xl_validation": Run("xl_gpu", 3.75, 4, {}, "validation"),
     "xl_generation": Run("xl_gpu", 3.75, 4, {}, "generation"),
+    "gptj_6b_adamw": Run("gptj_6B_gpu", 15.0, 1, COMPACT, steps=1),
     "gptj_6b_adafactor": Run("gptj_6B_gpu", 15.0, 1, ADAFACTOR, steps=1),
 }
 

@@ -1,5 +1,4 @@
-"""What is lost of small updates with 16-bit weights: rounded to nearest, stochastically, or with
-float32 masters.
+"""What is lost of updates with weights, moments and gradients of fewer bits.
 
     python3 -m benchmarks.half_weights
     python3 -m benchmarks.half_weights --config gptj_tiny --rate 1e-5 --steps 100
@@ -26,16 +25,22 @@ from data.batches import Loader
 from data.pipeline import Pipeline
 from modelling.spec import family_of
 from modelling.weights import OPTIMIZER
+from modelling.weights.state_forms import whole_weight
 from sessions.running import compiled
 from sessions.training import FineTuning
 from terminal.entry_point import entry_point
 from terminal.parser import count_option
 
+COMPACT = {"training": {"optimizer": {"state": "compact"}, "gradients": "bfloat16"}}
 WAYS: Mapping[str, Mapping[str, Any]] = {
     "float32": {},
     "bfloat16, to nearest": {"training": {"stochastic_rounding": False}},
     "bfloat16, stochastically": {"training": {"stochastic_rounding": True}},
     "bfloat16, float32 masters": {"execution": {"master_weights": True}},
+    "float32, moments in bfloat16": {"training": {"optimizer": {"state": "bfloat16"}}},
+    "float32, compact": {"training": {"optimizer": {"state": "compact"}}},
+    "bfloat16, compact": COMPACT,
+    "bfloat16, compact16": merge(COMPACT, {"training": {"optimizer": {"state": "compact16"}}}),
 }
 LAST = 30
 """Steps whose loss is averaged."""
@@ -71,10 +76,10 @@ class Result:
         return float(np.sqrt(wrong / way))
 
 
-def config_of(preset: str, way: str, batch: int) -> RunConfig:
+def config_of(preset: str, way: str, batch: int, seed: int) -> RunConfig:
     """A preset that trains in one of the `WAYS`, on one device."""
     common = {
-        "model": {"precision": way.partition(",")[0]},
+        "model": {"precision": way.partition(",")[0], "seed": seed},
         "training": {"global_batch_size": batch},
         "execution": {"micro_batch_size": batch, "data_parallel": 1, "tensor_parallel": 1},
     }
@@ -96,12 +101,10 @@ def train(config: RunConfig, steps: int, rate: float) -> Result:
 
 
 def _weights(model: FineTuning) -> dict[str, np.ndarray]:
-    """Weights in float32: the masters, where there are any."""
+    """Weights in float32, with what is kept of them besides."""
     tensors = model.tensors()
     names = [name for name in tensors if not name.startswith(f"{OPTIMIZER}/")]
-    masters = {name: f"{OPTIMIZER}/master/{name}" for name in names}
-    best = {name: masters[name] if masters[name] in tensors else name for name in names}
-    return {name: tensors[best[name]].astype(np.float32) for name in names}
+    return {name: whole_weight(tensors, name) for name in names}
 
 
 def table(results: Mapping[str, Result]) -> str:
@@ -122,8 +125,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=count_option, default=150)
     parser.add_argument("--batch", type=count_option, default=32, help="samples of a step")
     parser.add_argument("--rate", type=float, default=1e-5, help="learning rate")
+    parser.add_argument("--seed", type=int, default=42, help="of the initial weights")
     given = parser.parse_args(arguments)
-    configs = {way: config_of(given.config, way, given.batch) for way in WAYS}
+    configs = {way: config_of(given.config, way, given.batch, given.seed) for way in WAYS}
     print(table({way: train(c, given.steps, given.rate) for way, c in configs.items()}))
 
 

@@ -72,9 +72,9 @@ class Optimizer(Section):
     """adafactor: second moments take a row and a column of each weight."""
 
     state: Literal["float32", "bfloat16", "compact", "compact16"] = "float32"
-    """What is kept between steps. bfloat16: adamw's moments, rounded stochastically. compact: adamw's
-    moments of matrices in 8 bits, and 8 more bits of a 16-bit weight, in place of stochastic
-    rounding; compact16: 16 more."""
+    """What is kept between steps. bfloat16: adamw's moments, rounded stochastically. compact:
+    adamw's moments of matrices in 8 bits, and 8 more bits of a 16-bit weight, in place of its
+    stochastic rounding; compact16: 16 more."""
 
     learning_rate: LearningRate = field(default_factory=LearningRate)
 

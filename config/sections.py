@@ -67,7 +67,8 @@ class RunConfig(Section):
         of it."""
         wanted = self.training.stochastic_rounding
         if wanted is None:
-            return self.kept_of_weight is None and self.model.precision != "float32" or self._halves
+            loses = self.model.precision != "float32" and self.kept_of_weight is None
+            return loses or self._halves
         return wanted
 
     @property
@@ -203,8 +204,8 @@ class RunConfig(Section):
         chosen = [way for way, on in ways.items() if on]
         if len(chosen) > 1 and self.model.precision != "float32":
             raise ConfigError(
-                f"{chosen[0]} and {chosen[1]} are two ways to keep small updates of 16-bit weights: "
-                "choose one of them"
+                f"{chosen[0]} and {chosen[1]} are two ways to keep small updates of 16-bit "
+                "weights: choose one of them"
             )
         if self._halves and random is False:
             raise ConfigError(

@@ -15,7 +15,6 @@ from checkpoints import (
     CheckpointError,
     DamagedError,
     TensorFiles,
-    TensorSpec,
     has_checkpoint,
     load_checkpoint,
 )
@@ -31,6 +30,7 @@ from huggingface.folders import hf_description, read_hf_directory
 from huggingface.models import RANDOM, local_model
 from modelling.spec import family_of
 from modelling.weights import FP8, OPTIMIZER, WeightTable
+from modelling.weights.state_forms import in_form, kept_state
 
 Tensors = Mapping[str, np.ndarray]
 Used = TypeVar("Used")
@@ -185,13 +185,15 @@ def _continued(
         raise CheckpointError(
             f"the checkpoint in {folder} has no optimizer state to continue with: {advice}"
         )
-    _check_state(config, checkpoint.tensors, table, folder)
+    tensors = _Finite(config, checkpoint.tensors, folder)
+    state = _in_form(config, tensors, checkpoint.tensors, table, folder)
+    changed = ", its optimizer state in another form from now on" if state is not tensors else ""
     metadata = _metadata(checkpoint)
     return Start(
-        _Finite(config, checkpoint.tensors, folder),
+        state,
         checkpoint.step,
         _mapping(metadata, "data"),
-        f"step {checkpoint.step} in {folder}",
+        f"step {checkpoint.step} in {folder}{changed}",
         metadata.count("skipped_steps") if "skipped_steps" in metadata else 0,
         _mapping(metadata, "best"),
         checkpoint.sha256,
@@ -199,26 +201,23 @@ def _continued(
     )
 
 
-def _check_state(config: RunConfig, tensors: TensorFiles, table: WeightTable, folder: str) -> None:
-    """Raise CheckpointError if a checkpoint has the state of another optimizer."""
-    optimizer = config.training.optimizer
-    needed = {
-        f"{OPTIMIZER}/{slot.name}/{weight.name}": slot.shape(weight.shape)
-        for weight in table.trained
-        for slot in config.optimizer_slots(len(weight.shape))
-    }
-    for name, shape in needed.items():
-        if name in tensors and _is_state(tensors.spec(name), shape):
-            continue
-        raise CheckpointError(
-            f"the checkpoint in {shown_path(folder)} has no {name} of shape {shape}, which "
-            f"{optimizer.name} as configured needs: continue with that run's optimizer, or give "
-            "--checkpoint.load_optimizer false"
-        )
+def _in_form(
+    config: RunConfig, tensors: Tensors, files: TensorFiles, table: WeightTable, folder: str
+) -> Tensors:
+    """The tensors of a checkpoint with optimizer state as the run keeps it.
 
-
-def _is_state(spec: TensorSpec, shape: tuple[int, ...]) -> bool:
-    return spec.shape == shape and spec.dtype.name in _FLOATS
+    Raises:
+        CheckpointError: it is the state of another optimizer.
+    """
+    kept = kept_state(config, table)
+    state = in_form(tensors, {name: files.spec(name) for name in files}, kept, config)
+    if not isinstance(state, str):
+        return state
+    raise CheckpointError(
+        f"the checkpoint in {shown_path(folder)} has no {state} of shape {kept[state].shape}, "
+        f"which {config.training.optimizer.name} as configured needs: continue with that run's "
+        "optimizer, or give --checkpoint.load_optimizer false"
+    )
 
 
 def _metadata(checkpoint: Checkpoint) -> Fields:

@@ -34,6 +34,9 @@ class VariableRow(NamedTuple):
     common: bool = False
     """Whether all weights of the row share the data, as they share a step counter."""
 
+    rest_of: np.dtype | None = None
+    """The data are what rounding to this type takes from the weights."""
+
 
 class HeldParts(NamedTuple):
     """Access to the parts of variables that the replicas hold; see `popxl.Session`."""
@@ -64,7 +67,7 @@ class LogicalTensors(Lazy[np.ndarray]):
     def parts(self) -> Iterator[CutTensor]:
         """Like `ShardSource`: what the variables' parts hold of each tensor."""
         assert self._held is not None
-        for row, variable, prefix, common in self._all:
+        for row, variable, prefix, common, _ in self._all:
             dtype = variable.dtype.as_numpy()
             cuts = cuts_of(VariableLayout.of(row, variable, common), self._held.of(variable))
             for weight, cut in zip(row.weights, cuts, strict=True):
@@ -88,7 +91,7 @@ class LogicalTensors(Lazy[np.ndarray]):
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self._made:
-            row, variable, prefix, common = self._places[name]
+            row, variable, prefix, common, _ = self._places[name]
             data = self._read(variable)
             if common:
                 self._made = {prefix + w.name: data for w in row.weights}

@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 
 from checkpoints.parts import PartialReader
-from config.optimizer_state import MASTER, SLOTS
+from config.optimizer_state import MASTER, RESIDUALS, SLOTS
 from modelling.quantisation import QuantisedParts
 from modelling.weights.computed import Arrays, Computed
 from modelling.weights.in_files import InFiles
@@ -31,10 +31,13 @@ from modelling.weights.row import Weight, WeightRow, check_presence
 from popxl import Variable
 from popxl.session import OnDemand, VariablePart
 from popxl_addons import NamedTensors
+from popxl_addons.optimizers.packed import split
 
 Variables = Mapping[str, NamedTensors | Sequence[NamedTensors]]
 """A program's variables: by layer, or by phase for each of its layers, the trees `fwd` (variables),
 `optim` (their optimizer state, by variable) and `grad` (their gradients), as far as there are."""
+
+_RESIDUAL = RESIDUALS["compact"].name
 
 FP8 = "fp8"
 """First part of the names of the FP8 state of linear layers: `fp8/scale/<weight>`."""
@@ -100,8 +103,8 @@ class WeightTable:
 
         Args:
             tensors: weights by name; if there is optimizer state among them (see `OPTIMIZER`), or
-                FP8 state, and in the program, it is converted too. Without optimizer state, the
-                masters of weights begin with the weights.
+                FP8 state, and in the program, it is converted too. Without optimizer state,
+                masters and residuals of weights begin with the weights.
 
         Raises:
             ValueError: a tensor is missing.
@@ -110,7 +113,7 @@ class WeightTable:
         out: dict[Variable, Callable[[], np.ndarray]] = {}
         rows = self._rows(variables)
         places = self._places(variables, with_state, fp8=False)
-        places += [] if with_state else _master_places(rows)
+        places += [] if with_state else _kept_places(rows)
         places += [p for p in self._fp8_places(rows) if p.prefix + p.row.weights[0].name in tensors]
         for place in places:
             for weight in place.row.weights:
@@ -127,7 +130,7 @@ class WeightTable:
         whole = partial(self._typed_data, place, tensors)
         if not isinstance(tensors, PartialReader):
             return whole
-        row, variable, prefix, common = place
+        row, variable, prefix, common, _ = place
 
         def some(held: tuple[VariablePart, ...]) -> np.ndarray:
             layout = VariableLayout.of(row, variable, common)
@@ -139,11 +142,15 @@ class WeightTable:
         return OnDemand(whole, some)
 
     def _typed_data(self, place: VariableRow, tensors: Arrays) -> np.ndarray:
-        data = self._host_data(place, tensors)
-        return data.astype(place.variable.dtype.as_numpy(), copy=False)
+        data, own = self._host_data(place, tensors), place.variable.dtype.as_numpy()
+        if place.rest_of is not None:
+            bits = 8 * own.itemsize
+            rest: np.ndarray = split(data.astype(np.float32, copy=False), place.rest_of, bits)[1]
+            return rest
+        return data.astype(own, copy=False)
 
     def _host_data(self, place: VariableRow, tensors: Arrays) -> np.ndarray:
-        row, variable, prefix, common = place
+        row, variable, prefix, common, _ = place
         if common:
             return _fitted(np.asarray(tensors[prefix + row.weights[0].name]), variable.shape)
         return row.to_host(tensors, self.tensor_parallel, prefix)
@@ -234,12 +241,16 @@ def _state_place(row: WeightRow, name: str, variable: Variable) -> VariableRow:
     return VariableRow(own, variable, f"{OPTIMIZER}/{theirs.name}/", slot.over == "weight")
 
 
-def _master_places(rows: Sequence[tuple[WeightRow, NamedTensors]]) -> list[VariableRow]:
-    """The masters of weights, with the names of the weights."""
+def _kept_places(rows: Sequence[tuple[WeightRow, NamedTensors]]) -> list[VariableRow]:
+    """Masters and residuals of weights, with the names of the weights."""
     places = []
     for row, tree in rows:
         state = _optimizer_state(row, tree)
-        places += [VariableRow(row, state[MASTER.name], "")] if MASTER.name in state else []
+        if MASTER.name in state:
+            places.append(VariableRow(row, state[MASTER.name], ""))
+        if _RESIDUAL in state:
+            weight = tree.fwd.get(row.path).dtype.as_numpy()
+            places.append(VariableRow(row, state[_RESIDUAL], "", rest_of=weight))
     return places
 
 

@@ -7,20 +7,20 @@ from typing import get_type_hints
 import pytest
 
 import popxl
-from config.optimizer_state import MASTER, OPTIMIZERS, SLOTS, Adafactor
+from config.optimizer_state import MASTER, OPTIMIZERS, RESIDUALS, SLOTS, Adafactor, Slot
 from config.run import Optimizer
-from modelling.phases.masters import on_master
+from modelling.phases.masters import keeping
 from popxl_addons.optimizers.adafactor import Whole
 
 BETA1 = [None, 0.9]
 
 
-def taken(optimizer: Optimizer, shape: tuple[int, ...], master: bool) -> dict[str, object]:
+def taken(optimizer: Optimizer, shape: tuple[int, ...], kept: Slot | None) -> dict[str, object]:
     """Shapes and types of the state that an update takes, by name."""
-    step, own = optimizer.record.step(optimizer, 2, Whole)
-    module = on_master(step)() if master else step()
+    step, own = optimizer.record.step(optimizer, len(shape), Whole)
+    module = step() if kept is None else keeping(step, kept)()
     with popxl.Ir().main_graph:
-        var = popxl.TensorSpec(shape, popxl.bfloat16 if master else popxl.float32)
+        var = popxl.TensorSpec(shape, popxl.float32 if kept is None else popxl.bfloat16)
         rate, grad = popxl.TensorSpec((), popxl.float32), popxl.TensorSpec(shape, popxl.float32)
         facts, _ = module.create_graph(var, grad, lr=rate, weight_decay=0.0, **own)
     return {name: (f.shape, f.dtype.name) for name, f in facts.to_dict().items()}
@@ -30,15 +30,16 @@ def test_the_registry_has_every_choice_of_the_configuration() -> None:
     assert set(get_type_hints(Optimizer)["name"].__args__) == set(OPTIMIZERS)
 
 
-@pytest.mark.parametrize("master", [False, True])
-@pytest.mark.parametrize("shape", [(4, 6), (5,)])
+@pytest.mark.parametrize("kept", [None, MASTER, *RESIDUALS.values()])
+@pytest.mark.parametrize("shape", [(4, 6), (5,), (2, 70)])
 @pytest.mark.parametrize("beta1", BETA1)
+@pytest.mark.parametrize("state", ["float32", "bfloat16", "compact"])
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
-def test_an_update_takes_what_the_record_keeps(name, beta1, shape, master) -> None:
-    optimizer = Optimizer(name=name, adafactor=Adafactor(beta1=beta1))
-    slots = [*optimizer.slots(len(shape)), SLOTS["step"], *([MASTER] if master else [])]
-    assert taken(optimizer, shape, master) == {s.name: (s.shape(shape), s.dtype) for s in slots}
-    assert set(slots) <= set(SLOTS.values())
+def test_an_update_takes_what_the_record_keeps(name, state, beta1, shape, kept) -> None:
+    optimizer = Optimizer(name=name, state=state, adafactor=Adafactor(beta1=beta1))
+    slots = [*optimizer.slots(len(shape)), SLOTS["step"], *([] if kept is None else [kept])]
+    assert taken(optimizer, shape, kept) == {s.name: (s.shape(shape), s.dtype) for s in slots}
+    assert {slot.name for slot in slots} <= set(SLOTS)
 
 
 def test_a_matrix_turned_swaps_what_is_kept_of_rows_and_columns() -> None:

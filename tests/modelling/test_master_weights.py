@@ -97,8 +97,8 @@ def test_a_continued_run_is_the_one_that_was_not_stopped() -> None:
     assert any((half[MASTER + n] != half[n].astype(np.float32)).any() for n in initial())
 
 
-def test_a_run_without_masters_is_not_continued_with_them(tmp_path) -> None:
-    """A new run from its weights is: the masters begin with them."""
+def test_a_run_without_masters_is_continued_with_them(tmp_path) -> None:
+    """The masters begin with the weights; moments of another optimizer are refused."""
     config, weights = config_of(), dict(initial())
     table = family_of(config).weights(config)
     moments = {
@@ -109,9 +109,16 @@ def test_a_run_without_masters_is_not_continued_with_them(tmp_path) -> None:
     with CheckpointStore(tmp_path) as store:
         store.save(3, weights | moments, {}, wait=True)
     loading = replace(config, checkpoint=replace(config.checkpoint, load=str(tmp_path)))
-    with pytest.raises(UserError, match=r"has no optimizer/master/.* --checkpoint.load_optimizer"):
-        starting_point(loading, table)
-    starting_point(with_masters(loading, False), table)
+    start = starting_point(loading, table)
+    assert "in another form" in start.source
+    for name, weight in weights.items():
+        np.testing.assert_array_equal(start.tensors[MASTER + name], weight)
+    assert "in another form" not in starting_point(with_masters(loading, False), table).source
+    training = replace(
+        config.training, optimizer=replace(config.training.optimizer, name="adafactor")
+    )
+    with pytest.raises(UserError, match=r"has no optimizer/second_.* --checkpoint.load_optimizer"):
+        starting_point(replace(loading, training=training), table)
 
 
 def test_masters_are_planned() -> None:

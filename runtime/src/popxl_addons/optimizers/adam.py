@@ -14,9 +14,9 @@ __all__ = ["AdamOptimizerStep"]
 class AdamOptimizerStep(OptimizerStep):
     """One step of AdamW (Loshchilov and Hutter, 2019) for one variable, in place.
 
-    Variables: `first_order` (of `first_order_dtype`), `second_order` (of `second_order_dtype`), both
-    of the shape of the variable, and, with bias correction, `step` (float32 scalar). For a replica's
-    part of a variable they are parts too.
+    Variables: `first_order` and `second_order`, of the dtypes that are given and the shape of the
+    variable, and, with bias correction, `step` (float32 scalar). For a replica's part of a variable
+    they are parts too.
 
     Arithmetic is float32; each value is rounded once, when it is stored.
 

@@ -1,0 +1,268 @@
+"""Training with optimizer state in few bits, and gradients in bfloat16."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tests.modelling.gptj.training as gptj
+import tests.modelling.llama.training as llama
+import tests.modelling.t5.training as t5
+from checkpoints import CheckpointStore
+from config.errors import ConfigError
+from config.sections import RunConfig
+from modelling.spec import family_of
+from modelling.weights.state_forms import kept_state
+from planning.needs import finetuning_needs
+from popxl_addons.optimizers import packed
+from run.start import starting_point
+from sessions.losses import Losses
+from sessions.training import FineTuning
+from tests.modelling.gptj.hf import small_config
+from tests.modelling.llama.hf import hf_config
+from tests.modelling.llama.hf import our_config as llama_config
+from tests.modelling.sessions import check_continuing, fine_tuning
+from tests.modelling.test_updates_behind import differences
+
+pytestmark = pytest.mark.optimised  # what is compiled decides the bits
+
+RATE = 1e-3
+
+
+def with_state(config: RunConfig, state: str, gradients: str = "float32") -> RunConfig:
+    optimizer = replace(config.training.optimizer, state=state)
+    training = replace(config.training, optimizer=optimizer, gradients=gradients)
+    return replace(config, training=training)
+
+
+def config_of(state: str, dp: int = 2, tp: int = 2, precision: str = "float32") -> RunConfig:
+    return with_state(small_config(dp, tp, layers=2, precision=precision), state)
+
+
+def initial(config: RunConfig) -> Mapping[str, np.ndarray]:
+    return family_of(config).weights(config).initial(seed=0)
+
+
+def train(model: FineTuning, first: int, last: int) -> list[float]:
+    losses = []
+    for step in range(first, last):
+        losses += [r.loss for r in model.run([gptj.batches(last)[step]], [RATE], step)]
+    return losses
+
+
+@cache
+def trained(state: str, dp: int, tp: int, precision: str) -> tuple[list[float], dict[str, Any]]:
+    """Losses of four steps, and the state after them."""
+    config = config_of(state, dp, tp, precision)
+    model = fine_tuning(config)
+    model.write(initial(config))
+    with model:
+        return train(model, 0, 4), dict(model.read())
+
+
+# ---- training -----------------------------------------------------------------------------------
+@pytest.mark.parametrize("split", [(1, 1), (2, 2)])
+def test_losses_are_near_those_of_float32_state(split) -> None:
+    exact, _ = trained("float32", 1, 1, "float32")
+    found, _ = trained("compact", *split, "float32")
+    assert found[:2] == pytest.approx(exact[:2], rel=1e-6)  # the first update is of exact moments
+    assert found == pytest.approx(exact, rel=1e-4)
+    assert found != exact
+
+
+def test_every_split_packs_the_same_groups() -> None:
+    """Scales and codes have the same shapes, and but for rounding the same values."""
+    _, one = trained("compact", 1, 1, "float32")
+    _, four = trained("compact", 2, 2, "float32")
+    assert one.keys() == four.keys()
+    for name, ours in four.items():
+        assert (ours.shape, ours.dtype) == (one[name].shape, one[name].dtype)
+        if "_codes/" in name:
+            off = np.abs(ours.astype(np.int32) - one[name])
+            assert (off > 0).mean() < 0.02, name
+        elif "_scales/" in name:
+            np.testing.assert_allclose(
+                ours.astype(np.float32), one[name].astype(np.float32), rtol=0.01, err_msg=name
+            )
+
+
+@pytest.mark.parametrize("state", ["compact", "compact16"])
+def test_weights_of_16_bits_have_residuals(state) -> None:
+    """They add up to what float32 weights would be, to the bits that are kept."""
+    _, exact = trained("float32", 1, 1, "float32")
+    _, found = trained(state, 1, 2, "bfloat16")
+    start = initial(config_of(state))
+    for name in ("transformer.h.0.attn.q_proj.weight", "lm_head.bias"):
+        rest = found[f"optimizer/residual/{name}"]
+        assert rest.dtype == (np.int8 if state == "compact" else np.int16)
+        whole = packed.join(found[name], rest)
+        moved = np.abs(exact[name] - start[name]).mean()
+        assert np.abs(whole - exact[name]).mean() < 0.15 * moved  # gradients are of 16-bit weights
+        assert (whole != found[name].astype(np.float32)).any()
+
+
+def test_a_continued_run_is_the_one_that_was_not_stopped() -> None:
+    config = with_state(config_of("compact", precision="bfloat16"), "compact", "bfloat16")
+    half = check_continuing(fine_tuning(config), initial(config), train)
+    assert {a.dtype.name for a in half.values()} == {"bfloat16", "int8", "uint8", "float32"}
+
+
+@pytest.mark.parametrize("state", ["compact", "bfloat16"])
+def test_updates_behind_change_no_bit(state) -> None:
+    """With a tied embedding, dropout, a step that is left out, and a restart."""
+    config = with_state(llama_config(hf_config("gemma2")), state, "bfloat16")
+    changes = {"model": {"precision": "bfloat16", "dropout_prob": 0.2}}
+    assert differences(config, llama.batches(5), changes, restart=True) == []
+
+
+@pytest.mark.slow  # the ways that the test above leaves out
+@pytest.mark.parametrize("family", ["t5", "gptj"])
+@pytest.mark.parametrize("split", [{"dp": 2, "tp": 2}, {"tp": 2}])
+@pytest.mark.parametrize("activations", ["keep", "recompute"])
+@pytest.mark.parametrize("gradients", ["float32", "bfloat16"])
+def test_all_ways(family, split, activations, gradients) -> None:
+    made, batches = {"t5": (t5.our_config, t5.batches), "gptj": (small_config, gptj.batches)}[
+        family
+    ]
+    config = with_state(made(**split), "compact", gradients)
+    assert differences(config, batches(5), {"execution": {"activations": activations}}) == []
+
+
+def test_resident_layers_change_no_bit() -> None:
+    """Phased and resident, kept and recomputed: what is packed is the same."""
+
+    def bits(**execution: object) -> dict[str, bytes]:
+        config = with_state(small_config(1, 2, layers=2), "compact", "bfloat16")
+        config = replace(config, execution=replace(config.execution, **execution))
+        model = fine_tuning(config)
+        model.write(initial(config))
+        with model:
+            train(model, 0, 2)
+            return {n: np.asarray(a).tobytes() for n, a in model.read().items()}
+
+    expected = bits()
+    assert bits(resident_layers=2, activations="keep") == expected
+
+
+def test_evaluation_reads_the_training_state() -> None:
+    """Its program cuts weights as training does."""
+    config = config_of("compact")
+    model = fine_tuning(config)
+    model.write(initial(config))
+    with model:
+        train(model, 0, 1)
+        losses = Losses(config, family_of(config), lender=model)
+        with model.lent_to(losses) if hasattr(model, "lent_to") else losses:
+            assert losses.program.variables.keys() == model.variables.keys()
+
+
+# ---- checkpoints --------------------------------------------------------------------------------
+def saved(folder, state: str, precision: str) -> tuple[dict[str, Any], int]:
+    _, tensors = trained(state, 1, 1, precision)
+    with CheckpointStore(folder) as store:
+        store.save(4, tensors, {}, wait=True)
+    return tensors, sum(p.stat().st_size for p in folder.rglob("*.safetensors"))
+
+
+def started(folder, state: str, precision: str) -> tuple[str, Mapping[str, np.ndarray]]:
+    config = config_of(state, 1, 1, precision)
+    config = replace(config, checkpoint=replace(config.checkpoint, load=str(folder)))
+    table = family_of(config).weights(config)
+    start = starting_point(config, table)
+    kept = kept_state(config, table)
+    for name, tensor in kept.items():
+        assert start.tensors[name].shape == tensor.shape, name
+    fine_tuning(config).write(start.tensors)
+    return start.source, start.tensors
+
+
+def test_a_checkpoint_holds_what_is_kept(tmp_path) -> None:
+    _, wide = saved(tmp_path / "wide", "float32", "bfloat16")
+    _, narrow = saved(tmp_path / "narrow", "compact", "bfloat16")
+    assert narrow < 0.75 * wide  # half of these small weights are vectors and scales
+    source, _ = started(tmp_path / "narrow", "compact", "bfloat16")
+    assert "another form" not in source
+
+
+@pytest.mark.parametrize("state", ["float32", "bfloat16", "compact16"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_compact_state_becomes_any_other_and_is_made_of_it(tmp_path, state, precision) -> None:
+    there, _ = saved(tmp_path / "compact", "compact", precision)
+    source, found = started(tmp_path / "compact", state, precision)
+    assert "its optimizer state in another form" in source
+    name = "transformer.h.1.mlp.fc_in.weight"
+    codes, scales = (
+        there[f"optimizer/second_order_{part}/{name}"] for part in ("codes", "scales")
+    )
+    groups = packed.Groups.along(1, codes.shape)
+    exact = packed.unpack_second(codes, scales.reshape(-1), groups)
+    if state != "compact16":
+        np.testing.assert_array_equal(found[f"optimizer/second_order/{name}"], exact)
+    elif precision == "bfloat16":
+        rest = found[f"optimizer/residual/{name}"]
+        whole = packed.join(there[name], there[f"optimizer/residual/{name}"])
+        np.testing.assert_allclose(packed.join(there[name], rest), whole, rtol=1e-6)
+    back, _ = saved(tmp_path / "other", state, precision)
+    _, again = started(tmp_path / "other", "compact", precision)
+    assert again[f"optimizer/second_order_codes/{name}"].dtype == np.uint8
+    assert back.keys() != again.keys() or state == "compact16"
+
+
+def test_residuals_of_a_new_run_are_what_rounding_takes() -> None:
+    config = config_of("compact", precision="bfloat16")
+    model, start = fine_tuning(config), initial(config)
+    model.write(start)
+    with model:
+        found = dict(model.read())
+    for name, weight in start.items():
+        whole = packed.join(found[name], found[f"optimizer/residual/{name}"])
+        np.testing.assert_allclose(whole, weight, rtol=2.0**-16, atol=1e-38, err_msg=name)
+
+
+# ---- plans and settings -------------------------------------------------------------------------
+def test_plans_count_what_is_kept() -> None:
+    wide, narrow = (
+        finetuning_needs(with_state(small_config(1, 1, precision="bfloat16"), state, gradients))
+        for state, gradients in (("float32", "float32"), ("compact", "bfloat16"))
+    )
+    assert wide.state == 14 * wide.parameters
+    vectors = sum(
+        np.prod(w.shape)
+        for w in family_of(narrow.config).weights(narrow.config).weights
+        if len(w.shape) == 1
+    )
+    matrices = narrow.parameters - vectors
+    assert narrow.state == pytest.approx(matrices * (7 + 1 / 8) + vectors * 13, rel=0.01)
+    assert narrow.plan.remote < wide.plan.remote
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"execution": {"master_weights": True}}, "master_weights and .* compact are two ways"),
+        ({"training": {"stochastic_rounding": True}}, "compact and .* are two ways"),
+        (
+            {"training": {"gradients": "bfloat16", "stochastic_rounding": False}},
+            "need training.stochastic_rounding",
+        ),
+        (
+            {"training": {"optimizer": {"name": "adafactor", "state": "bfloat16"}}},
+            "for adamw's moments",
+        ),
+    ],
+)
+def test_what_contradicts_is_told(changes, message) -> None:
+    found = config_of("compact", precision="bfloat16").to_dict()
+    for section, fields in changes.items():
+        for name, value in fields.items():
+            if isinstance(value, dict):
+                found[section][name] |= value
+            else:
+                found[section][name] = value
+    with pytest.raises(ConfigError, match=message):
+        type(small_config()).from_dict(found)

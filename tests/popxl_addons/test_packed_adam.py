@@ -1,0 +1,231 @@
+"""AdamW with moments in 8 bits and weights in 16 + 8, against formulas in float64.
+
+The formulas of FlashOptim (arXiv:2602.23349), written out again: what `packed` computes in float32
+must give their codes, except where a value lies between two codes to within float32's rounding.
+"""
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+import popxl
+from popxl import ops
+from popxl_addons import NamedTensors
+from popxl_addons.optimizers import PackedAdamOptimizerStep, packed
+from popxl_addons.optimizers.residual import joined, keep_split
+from popxl_addons.remote import load_remote, named_variable_buffers, store_remote
+from popxl_addons.variable_factory import NamedVariableFactories, VariableFactory
+
+BFLOAT16 = ml_dtypes.bfloat16
+SHAPES = [((64, 96), 0), ((64, 96), 1), ((3, 70), 1), ((33, 5), 0), ((1, 1), 1), ((2, 3, 40), 2)]
+
+
+def values(shape, seed=0):
+    """Numbers of very different sizes, zeros among them."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=shape) * np.exp(3 * rng.normal(size=shape) - 12)
+    return np.where(rng.random(shape) < 0.05, 0, x).astype(np.float32)
+
+
+def in_float64(x, axis, first):
+    """Exact codes before rounding, the scale of each element, and what codes stand for."""
+    x = np.moveaxis(np.asarray(x, np.float64), axis, -1)
+    groups = [x[..., i : i + 32] for i in range(0, x.shape[-1], 32)]
+    codes, scales = [], []
+    for g in groups:
+        size = np.abs(g) if first else np.sqrt(g)
+        s = size.max(-1, keepdims=True).astype(np.float32).astype(BFLOAT16).astype(np.float64)
+        ratio = np.clip((g if first else size) / np.where(s > 0, s, 1), -1, 1)
+        codes.append(2 * ratio / (1 + np.abs(ratio)) * 127 if first else ratio * 255)
+        scales.append(np.broadcast_to(s, g.shape))
+    return [np.moveaxis(np.concatenate(part, -1), -1, axis) for part in (codes, scales)]
+
+
+@pytest.mark.parametrize(("shape", "axis"), SHAPES)
+@pytest.mark.parametrize("seed", range(3))
+def test_codes_are_those_of_the_formulas(shape, axis, seed) -> None:
+    groups = packed.Groups.along(axis, shape)
+    m = values(shape, seed)
+    for first, x in ((True, m), (False, m * m)):
+        pack, unpack = (
+            (packed.pack_first, packed.unpack_first)
+            if first
+            else (packed.pack_second, packed.unpack_second)
+        )
+        codes, scales = pack(x, groups)
+        exact, scale = in_float64(x, axis, first)
+        sure = np.abs(exact - np.floor(exact) - 0.5) > 1e-4
+        assert sure.mean() > 0.99 or sure.size < 100
+        wanted = np.round(exact)
+        if not first:
+            wanted = np.where((x > 0) & (wanted == 0), 1, wanted)
+        np.testing.assert_array_equal(codes[sure], wanted[sure])
+        assert scales.dtype == BFLOAT16
+        assert scales.size == np.prod(packed.scales_shape(shape, axis))
+        z = codes.astype(np.float64) / (127 if first else 255)
+        expected = z / (2 - np.abs(z)) * scale if first else (z * scale) ** 2
+        np.testing.assert_allclose(unpack(codes, scales, groups), expected, rtol=1e-6)
+
+
+def test_a_second_moment_is_zero_only_where_it_was() -> None:
+    """An element far below the largest of its group would make a step as long as it likes."""
+    v = np.zeros((1, 32), np.float32)
+    v[0, :3] = [1.0, 1e-12, 1e-30]
+    groups = packed.Groups.along(1, v.shape)
+    codes, scales = packed.pack_second(v, groups)
+    assert codes[0].tolist() == [255, 1, 1] + 29 * [0]
+    found = packed.unpack_second(codes, scales, groups)
+    assert (found[v > 0] > 0).all()
+    assert (found[0, 1:3] >= v[0, 1:3]).all()  # so the steps are shorter, never longer
+
+
+def test_small_scales_are_no_zeros() -> None:
+    """float16, which the paper has, ends at 6e-8; roots of second moments are often smaller."""
+    m = np.full((1, 32), 1e-12, np.float32)
+    groups = packed.Groups.along(1, m.shape)
+    np.testing.assert_allclose(
+        packed.unpack_first(*packed.pack_first(m, groups), groups), m, rtol=4e-3
+    )
+    square = packed.unpack_second(*packed.pack_second(m * m, groups), groups)
+    np.testing.assert_allclose(np.sqrt(square), m, rtol=4e-3)
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("dtype", [BFLOAT16, np.float16])
+def test_a_weight_is_its_rounding_and_what_that_took(dtype, bits) -> None:
+    info = ml_dtypes.finfo(dtype)
+    special = [0.0, -0.0, 1.0, -1.0, float(info.max), -float(info.max), float(info.smallest_normal),
+               float(info.smallest_subnormal) if dtype is np.float16 else 2.0**-120,
+               1 + float(info.eps) / 2, 2 - float(info.eps) / 4]  # fmt: skip
+    random = np.clip(values((5000,)) * 1e3, -6e4, 6e4)
+    weight = np.concatenate([special, random]).astype(np.float32)
+    low, rest = packed.split(weight, dtype, bits)
+    np.testing.assert_array_equal(low, weight.astype(dtype))
+    found = packed.join(low, rest)
+    # Half a step of the residual, which counts half a step of the type; float32 rounds the sum.
+    step = np.maximum(
+        2.0 ** np.floor(np.log2(np.maximum(np.abs(low.astype(np.float64)), 1e-38)))
+        * float(info.eps),
+        2.0**-24 if dtype is np.float16 else 2.0**-125,
+    )
+    bound = step / 2 / (2 ** (bits - 1) - 1) / 2 + np.abs(weight) * 2.0**-24
+    assert (np.abs(found.astype(np.float64) - weight) <= bound).all()
+    # Packed once more, nothing changes: an update of zero leaves the weight.
+    np.testing.assert_array_equal(packed.join(*packed.split(found, dtype, bits)), found)
+
+
+def test_what_is_not_finite_stays_so() -> None:
+    weight = np.array([np.inf, -np.inf, np.nan, 3.4e38], np.float32)
+    with np.errstate(invalid="ignore", over="ignore"):
+        low, rest = packed.split(weight, BFLOAT16, 8)
+        found = packed.join(low, rest)
+    assert rest.tolist() == [0, 0, 0, 0]
+    assert not np.isfinite(found).any()
+
+
+def test_groups_that_parts_would_cut_are_refused() -> None:
+    along = packed.Groups.along
+    assert along(0, (64, 5), 2) == packed.Groups(1, 32, 5)
+    assert along(0, (64, 5), 4) is None
+    assert along(1, (64, 5), 4) == packed.Groups(16, 5, 1)
+    assert along(1, (6, 64), 4) == packed.Groups(1, 96, 1)
+    assert along(1, (6, 65), 4) is None
+    ir = popxl.Ir(replication=4)
+    with ir.main_graph:
+        spec = popxl.TensorSpec((80,), popxl.float32, (64, 5))
+        with pytest.raises(ValueError, match="4 parts .* cut groups of 32 along axis 0"):
+            PackedAdamOptimizerStep().create_graph(spec, spec, lr=0.1, axis=0)
+
+
+# ---- steps --------------------------------------------------------------------------------------
+STEPS, SHAPE = 6, (64, 40)
+W = np.random.default_rng(1).normal(size=SHAPE).astype(np.float32)
+GRADS = [
+    (np.random.default_rng(10 + i).normal(size=SHAPE) * 1e-6).astype(np.float32)
+    for i in range(STEPS)
+]
+SETTINGS = {"lr": 0.01, "beta1": 0.8, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
+
+
+def by_numpy(axis):
+    """AdamW in float64 whose moments go through the packed form after each step."""
+    w, groups = W.astype(np.float64), packed.Groups.along(axis, SHAPE)
+    m, v = np.zeros(SHAPE), np.zeros(SHAPE)
+    b1, b2, s = SETTINGS["beta1"], SETTINGS["beta2"], SETTINGS
+    for t, g in enumerate(GRADS, 1):
+        m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * np.square(g, dtype=np.float64)
+        up = m / (1 - b1**t) / (np.sqrt(v / (1 - b2**t)) + s["eps"])
+        w = w - s["lr"] * (up + s["weight_decay"] * w)
+        m = packed.unpack_first(*packed.pack_first(m.astype(np.float32), groups), groups)
+        v = packed.unpack_second(*packed.pack_second(v.astype(np.float32), groups), groups)
+        m, v = m.astype(np.float64), v.astype(np.float64)
+    return w
+
+
+def by_torch():
+    p = torch.nn.Parameter(torch.tensor(W))
+    s = SETTINGS
+    adam = torch.optim.AdamW([p], s["lr"], (s["beta1"], s["beta2"]), s["eps"], s["weight_decay"])
+    for g in GRADS:
+        p.grad = torch.tensor(g)
+        adam.step()
+    return p.detach().numpy()
+
+
+def run(axis, replicas=1):
+    """Steps on replicas that each keep a part of everything."""
+    ir = popxl.Ir(replication=replicas)
+    with ir.main_graph:
+        stream = popxl.h2d_stream(SHAPE, popxl.float32)
+        grad, group = ops.host_load(stream), ir.replica_grouping()
+        weight = NamedVariableFactories(w=VariableFactory(W, name="w"))
+        buffers = named_variable_buffers(weight)
+        variables = weight.init_remote(buffers)
+        part = load_remote(buffers)
+        grad_part = grad if replicas == 1 else ops.collectives.replica_sharded_slice(grad, group)
+        facts, step = PackedAdamOptimizerStep().create_graph(
+            part.w, grad_part, group, axis=axis, **SETTINGS
+        )
+        state_buffers = named_variable_buffers(facts)
+        facts.init_remote(state_buffers)
+        state = load_remote(state_buffers)
+        step.bind(state).call(part.w, grad_part)
+        store_remote(buffers, NamedTensors(w=part.w))
+        store_remote(state_buffers, state)
+    with popxl.Session(ir) as session:
+        for g in GRADS:
+            session.run({stream: g if replicas == 1 else np.repeat(g[None], replicas, 0)})
+    return session.get_tensor_data(variables.w)
+
+
+@pytest.mark.parametrize(("axis", "replicas"), [(0, 1), (1, 1), (0, 2), (1, 4)])
+def test_steps_are_those_of_adamw_with_packed_moments(axis, replicas) -> None:
+    """However many replicas share the weight; and they stay near those of moments in float32."""
+    found = run(axis, replicas)
+    moved = np.abs(W - by_torch()).mean()
+    assert np.abs(found - by_numpy(axis)).mean() < 1e-4 * moved
+    assert np.abs(found - by_torch()).mean() < 0.01 * moved
+
+
+@pytest.mark.parametrize("dtype", [popxl.int8, popxl.int16])
+def test_residuals_add_up_updates_that_16_bits_lose(dtype) -> None:
+    """1,000 updates of a thousandth of a step of bfloat16, each lost without a residual."""
+    start = np.linspace(1, 2, 33, dtype=np.float32)[:-1].astype(BFLOAT16)
+    small = np.float32(2.0**-7 / (100 if dtype == popxl.int8 else 1000))
+    ir = popxl.Ir()
+    ir.num_host_transfers = 1
+    with ir.main_graph:
+        var = popxl.variable(start, popxl.bfloat16, name="w")
+        rest = popxl.variable(np.zeros(32, np.int8), dtype, name="rest")
+
+        def update(var: popxl.TensorByRef, rest: popxl.TensorByRef) -> None:
+            keep_split(var, rest, joined(var, rest) + small)
+
+        ops.repeat(ir.create_graph(update, var, rest), 1000, var, rest)
+    with popxl.Session(ir) as session:
+        session.run()
+    low, residual = session.get_tensor_data(var), session.get_tensor_data(rest)
+    found = packed.join(low, residual).astype(np.float64) - start.astype(np.float64)
+    np.testing.assert_allclose(found, 1000 * small, rtol=0.3 if dtype == popxl.int8 else 0.02)
+    assert (low != start).all()
