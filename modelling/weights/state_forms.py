@@ -140,8 +140,8 @@ class _Forms:
         return whole_weight(self._tensors, name)
 
     def _residual(self, weight: str, bits: int) -> np.ndarray:
-        low = dtype.from_name(self._precision).as_numpy()
-        residual: np.ndarray = packed.split(self.weight(weight), low, bits)[1]
+        low = self._tensors[weight].astype(dtype.from_name(self._precision).as_numpy())
+        residual: np.ndarray = packed.residual(self.weight(weight), low, bits)
         return residual
 
     def _has(self, moment: str, state: KeptState) -> bool:

@@ -221,7 +221,7 @@ def test_residuals_of_a_new_run_are_what_rounding_takes() -> None:
         found = dict(model.read())
     for name, weight in start.items():
         whole = packed.join(found[name], found[f"optimizer/residual/{name}"])
-        np.testing.assert_allclose(whole, weight, rtol=2.0**-16, atol=1e-38, err_msg=name)
+        np.testing.assert_allclose(whole, weight, rtol=2.0**-8 / 127 / 2 * 1.01, atol=1e-38, err_msg=name)
 
 
 # ---- plans and settings -------------------------------------------------------------------------

@@ -137,12 +137,17 @@ _LEAST_HALF_STEP = {"bfloat16": 2.0**-126, "float16": 2.0**-25}  # as far as flo
 def split(weight: Any, dtype: Any, bits: int) -> tuple[Any, Any]:
     """A float32 weight -> the weight rounded to a 16-bit `dtype`, and what that took, in units of
     its largest value: int8 or int16, by `bits`."""
-    xp = weight.__array_namespace__()
     low = weight.astype(dtype)
+    return low, residual(weight, low, bits)
+
+
+def residual(weight: Any, low: Any, bits: int) -> Any:
+    """What `low`, a float32 weight rounded to 16 bits, lacks of it, int8 or int16."""
+    xp = weight.__array_namespace__()
     rest = (weight - low.astype(xp.float32)) / _half_step(low)
     rest = xp.where(xp.isfinite(rest), xp.clip(rest, -1, 1), 0)
     code = xp.int8 if bits == 8 else xp.int16
-    return low, xp.round(rest * float(2 ** (bits - 1) - 1)).astype(code)
+    return xp.round(rest * float(2 ** (bits - 1) - 1)).astype(code)
 
 
 def rest_of(low: Any, residual: Any) -> Any:
