@@ -31,16 +31,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from planning.choices import with_choices
     from planning.needs import finetuning_needs
     from run.loop import finetune
-    from run.mirror import restore_from_mirror
 
     given, loaded = line.options, Loaded()
-    if not (given.fresh or is_planned(given)):
-        restore_from_mirror(line.config)
     line = with_choices(
         line,
         ("train",),
         trains=True,
-        fresh=given.fresh,
         only_plans=is_planned(given),
         machine=planned_machine(given),
         loaded=loaded,

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from checkpoints.errors import CheckpointError
 from checkpoints.folders import step_folders
 from checkpoints.manifest import FILE_NAME, Manifest
-from checkpoints.remote import fetched, local_save
+from checkpoints.remote import fetched, local_save, restore_from_mirror
 from checkpoints.store import has_checkpoint
-from config.base import Section, field_annotations, is_section
-from config.errors import ConfigError, UserError
-from config.families import FAMILIES, kinds
+from config.errors import ConfigError
+from config.families import kinds
 from config.presets import merge, preset_data
-from config.sections import RunConfig
+from config.run import Checkpoint
 from config.values import is_address
 from data.tokens import kept_tokenizer
 from files.json_files import Fields
@@ -33,7 +31,7 @@ that loads it does not inherit them."""
 
 
 class SavedOrModel:
-    """See `terminal.command_line.Origins`."""
+    """See `terminal.below_flags.Origins`."""
 
     def saved(self, load: str) -> Mapping[str, Any] | None:
         """The configuration of the newest intact step, with the tokenizer that the run keeps;
@@ -48,21 +46,30 @@ class SavedOrModel:
             local_model(load, [MODEL_CONFIG])
         return self.run(load)
 
-    def placed(self, config: RunConfig) -> RunConfig:
+    def placed(self, checkpoint: Checkpoint) -> Mapping[str, Any]:
         """`--load` of an address becomes a folder with what is there, and `--save` a folder whose
         mirror it is."""
-        given = config.checkpoint
-        load = None if given.load is None else fetched(given.load)
-        if given.save is None or not is_address(given.save):
-            return replace(config, checkpoint=replace(given, load=load))
-        if given.mirror is not None:
-            raise ConfigError("--save is an address, to which --checkpoint.mirror adds another one")
-        to = replace(given, load=load, save=local_save(given.save), mirror=given.save)
-        return replace(config, checkpoint=to)
+        load, save, mirror = checkpoint.load, checkpoint.save, checkpoint.mirror
+        places: dict[str, Any] = {}
+        if load is not None and is_address(load):
+            places["checkpoint.load"] = fetched(load)
+        if save is not None and is_address(save):
+            if mirror not in (None, save):
+                raise ConfigError("--save is an address, to which --checkpoint.mirror adds another")
+            places |= {"checkpoint.save": local_save(save), "checkpoint.mirror": save}
+        return places
 
-    def run(self, folder: str) -> Mapping[str, Any] | None:
-        """Like `saved`, for a folder that need not be there."""
+    def begun(self, save: str, mirror: str | None, plans: bool) -> Mapping[str, Any] | None:
+        """The configuration of the newest intact step."""
+        folder = local_save(save)
+        if not plans:
+            restore_from_mirror(folder, save if is_address(save) else mirror)
         step, saved = self._newest(folder)
+        return None if step is None else saved
+
+    def run(self, load: str) -> Mapping[str, Any] | None:
+        """Like `saved`, for what need not be there."""
+        step, saved = self._newest(fetched(load))
         if step is None:
             return None
         inherited = {name: saved[name] for name in saved if name not in OF_ONE_RUN}
@@ -87,26 +94,9 @@ class SavedOrModel:
                 return step, preset_data("finetuning", str(step / CONFIG))
         return None, {}
 
-    def with_model(
-        self, name: str, data: Mapping[str, Any] | None, save: str | None = None
-    ) -> Mapping[str, Any]:
-        """The model's sizes, weights and tokenizer, laid over how to run it."""
-        model = self._described(name, save)
-        family = model["family"]
-        data = {"family": family} if data is None else data
-        if data.get("family") != family:  # settings of the other family do not apply
-            data = _known(FAMILIES[family].config, data)
-        return merge(data, model)
-
-    def _described(self, name: str, save: str | None) -> Mapping[str, Any]:
-        """What is known of a model: from its folder, or from the run that began with it."""
-        try:
-            description = model_description(name)
-        except UserError:
-            begun = None if save is None or os.path.exists(name) else self._begun(name, save)
-            if begun is None:
-                raise
-            return begun
+    def described(self, name: str) -> Mapping[str, Any]:
+        """The model's sizes, weights and tokenizer."""
+        description = model_description(name)
         kind = description.text("model_type")
         known = kinds()
         if kind not in known:
@@ -125,16 +115,6 @@ class SavedOrModel:
             "data": {"tokenizer": _whole(name)} | exported_task(description),
         }
 
-    def _begun(self, name: str, folder: str) -> Mapping[str, Any] | None:
-        """What the run in a folder knows of the model that it began with; None if that is another
-        one."""
-        _, begun = self._newest(local_save(folder))
-        if begun.get("checkpoint", {}).get("load") != name:
-            return None
-        task = {n: begun["data"][n] for n in ("tokenizer", *TASK_FIELDS) if n in begun["data"]}
-        known = {"family": begun["family"], "model": begun["model"], "data": task}
-        return known | {"checkpoint": {"load": name}}
-
 
 def _whole(name: str) -> str:
     """A folder as it is named anywhere; other names as they are."""
@@ -150,14 +130,3 @@ def exported_task(description: Fields) -> dict[str, str]:
 
 
 ORIGINS = SavedOrModel()
-
-
-def _known(section: type[Section], data: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of some data that a section has fields for."""
-    known_fields: dict[str, Any] = {}
-    for name, annotation in field_annotations(section).items():
-        if name in data:
-            value = data[name]
-            nested = is_section(annotation) and isinstance(value, Mapping)
-            known_fields[name] = _known(annotation, value) if nested else value
-    return known_fields

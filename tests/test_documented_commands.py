@@ -70,10 +70,8 @@ class OfPresets(SavedOrModel):
     def saved(self, load: str) -> Mapping[str, Any] | None:
         return None
 
-    def with_model(
-        self, name: str, data: Mapping[str, Any] | None, save: str | None = None
-    ) -> Mapping[str, Any]:
-        return data or preset_data("finetuning", "small")
+    def described(self, name: str) -> Mapping[str, Any]:
+        return preset_data("finetuning", "qwen3_tiny" if "qwen3" in name else "small")
 
 
 def check_script(script: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,7 +169,8 @@ def test_one_line_says_what_was_chosen(chosen, capsys):
     assert line == (
         f"chosen: float32, sequence_length {m.sequence_length}, decoder_sequence_length "
         f"{m.decoder_sequence_length}, batch {t.global_batch_size} = {e.micro_batch_size} micro × "
-        "1 accumulation × 1 dp, learning rate 0.0003, 3 epochs (flags change it)"
+        "1 accumulation × 1 dp, learning rate 0.0003, warm-up of 0.1 of the steps, 3 epochs (flags "
+        "change it)"
     )
 
 
@@ -227,7 +228,8 @@ def test_three_commands(kind, models, executables, tmp_path, monkeypatch, capsys
     shutil.rmtree(here / kind)
     assert run_finetuning.main([*train, "--epochs", "0.6"]) == 0
     said = capsys.readouterr().err
-    assert "(as the run in --save)" in said
+    assert "training.epochs: 0.5 -> 0.6\n" in said
+    assert "chosen" not in said.partition("training.epochs: ")[2]
     assert f"starting from step {saved['steps']} in" in said
     monkeypatch.chdir(tmp_path)
     some = ["--evaluation.metrics", "loss"] if kind == "t5" else []

@@ -268,5 +268,5 @@ def test_an_exported_model_keeps_its_template_and_separator(preset, tmp_path):
     family = family_of(config)
     weights = dict(family.weights(config).initial(1))
     export(config, family, weights, tmp_path / "out")
-    found = ORIGINS.with_model(str(tmp_path / "out"), None)["data"]
+    found = ORIGINS.described(str(tmp_path / "out"))["data"]
     assert {name: found[name] for name in small["data"]} == small["data"]
