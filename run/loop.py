@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -44,7 +44,7 @@ from run.records.record_files import check_records
 from run.records.recorder import Recorder, Silence
 from run.records.wandb_log import check_mode
 from run.saving import Checkpoints
-from run.schedule import Schedule, check_iterations, with_steps
+from run.schedule import Schedule, changed_rate, check_iterations, with_steps
 from run.signals import StopSignal
 from run.skipped_steps import SkippedSteps
 from run.stalls import Stalls
@@ -148,11 +148,23 @@ def _finetune(
         start, _ = start.load_with_fallback(partial(_enter, stack, model))
         _continue(loader, start)
         say(f"starting from {start.source}")
+        _say_new_rate(config, start)
         run = _Run(
             config, family, options, loader, start, model, evaluator, Best(config, start.best),
             SkippedSteps(config.training.max_skipped_steps, start.skipped_steps), folder, loaded,
         )  # fmt: skip
         return run.train(data.tokenizer)
+
+
+def _say_new_rate(config: RunConfig, start: Start) -> None:
+    """Say it where a run that is continued has another learning rate than before."""
+    saved = None if start.checkpoint is None else start.checkpoint.metadata.get("config")
+    if saved is None or not start.step:
+        return
+    with suppress(ConfigError, LookupError, TypeError):  # of an older version
+        before = type(config.training).from_dict(saved["training"])
+        if text := changed_rate(before, config.training, start.step):
+            say(text)
 
 
 def _verify(start: Start) -> None:
