@@ -8,9 +8,9 @@ from typing import Any
 
 import popxl
 from config.machines import Machine
-from machine.placement import PROCESS, WINDOWS
+from machine.placement import PROCESS, windows
 from planning.estimate import Times, times
-from planning.needs import Needs, placed, streamed_instead
+from planning.needs import Needs, host_room, placed, streamed_instead
 from planning.residence import Chosen
 
 REST = "the rest"
@@ -72,16 +72,19 @@ class Report:
 
     @property
     def shares(self) -> dict[str, tuple[float, float]]:
-        """Bytes needed and bytes there are, of each kind of memory of the machine."""
+        """Bytes needed and bytes there are, of each kind of memory of the machine; of the host's,
+        those that `execution.host_memory` allows."""
         machine, plan = self.machine, self.plan
-        with_disk = PROCESS + WINDOWS if plan.disk else 0
+        host = host_room(self.needs.config, machine)
+        limited = plan.disk or host < machine.host_memory  # which holds the program, too
+        besides = (PROCESS if limited else 0) + (windows(self.needs.config) if plan.disk else 0)
         disk = {"disk": (float(self.disk_per_host), machine.disk)} if plan.disk else {}
         if machine.devices is None:  # virtual devices are in the host's memory
-            needed = plan.host + plan.device * plan.replicas + with_disk
-            return {"memory": (needed, machine.host_memory)} | disk
+            needed = plan.host + plan.device * plan.replicas + besides
+            return {"memory": (needed, host)} | disk
         return {
             "device memory": (self.device_bytes, machine.memory),
-            "host memory": (self.bytes_per_host + with_disk, machine.host_memory),
+            "host memory": (self.bytes_per_host + besides, host),
         } | disk
 
     @property
