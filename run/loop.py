@@ -43,6 +43,7 @@ from run.records.prometheus_page import PrometheusPage
 from run.records.record_files import check_records
 from run.records.recorder import Recorder, Silence
 from run.records.wandb_log import check_mode
+from run.sample_notes import length_note, sample_notes
 from run.saving import Checkpoints
 from run.schedule import Schedule, changed_rate, check_iterations, with_steps
 from run.signals import StopSignal
@@ -130,6 +131,8 @@ def _finetune(
         first = loader.first(options.preview).tolist()
         say("\n".join(preview(samples, first, family.sample_format, data.tokenizer, is_coloured())))
     config = with_steps(data.config, loader.samples)
+    for note in (*length_note(config), *sample_notes(config, samples)):
+        say(note)
     start = starting_point(config, family.weights(config), options.fresh)
     agree({"training.steps": config.training.steps, "step to start from": start.step,
            "digest of the state to start from": start.sha256})  # fmt: skip
