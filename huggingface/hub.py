@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from config.errors import UserError
 from files.json_files import read_object
-from files.shown import shown_name, shown_path
+from files.shown import shown, shown_name, shown_path
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -99,7 +99,14 @@ def _check_tokenizer_files(folder: Path) -> None:
     for name in TOKENIZER_FILES:
         if not (folder / name).exists():
             continue
-        if "auto_map" in read_object(folder / name):
+        given = read_object(folder / name)
+        kind = given.data.get("tokenizer_class")
+        if not isinstance(kind, str | None):
+            raise DataUnavailable(
+                f"{shown_path(folder / name)} has the tokenizer_class {shown(kind)}, but it must "
+                "be the name of a class of transformers, or left out"
+            )
+        if "auto_map" in given:
             raise DataUnavailable(
                 f"{shown_path(folder / name)} asks to run code of its own (auto_map), which is "
                 "never done: give a tokenizer of a class that transformers has"

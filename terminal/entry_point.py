@@ -13,6 +13,7 @@ A script is a short main:
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import sys
@@ -20,7 +21,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from signal import SIGINT
-from typing import Protocol
+from typing import Protocol, TextIO
 
 import popdist
 from config.errors import ConfigError, Notice, UserError
@@ -43,6 +44,7 @@ _HELP = {"-h", "--help"}
 LONGEST = 300
 """Characters of a message; in a longer one, paths and other long words are shortened."""
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 NOBODY_READS = 141  # 128 + SIGPIPE, as shells count
 
 
@@ -91,7 +93,7 @@ def entry_point(
             except expected as error:
                 return _say(f"error: {shown_sentence(str(error), LONGEST)}", USER_ERROR)
             except BrokenPipeError:  # such as `| head`
-                sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - Python flushes it at its end
+                _drop_output()
                 if popdist.getNumInstances() > 1:  # the others must not wait for this one
                     popdist.end(NOBODY_READS)
                 return NOBODY_READS
@@ -123,6 +125,22 @@ def _run(main: Main, arguments: Sequence[str] | None) -> None:
     sys.stdout.flush()
 
 
+def _drop_output() -> None:
+    """Let nothing take the place of standard output, which is broken: Python flushes it at its end,
+    and would end with a code of its own."""
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process
+
+
+def _is_full(stream: TextIO) -> bool:
+    """Whether a stream that may have failed takes nothing more: no file is named then."""
+    try:
+        stream.write("\n")
+        stream.flush()
+    except OSError:
+        return True
+    return False
+
+
 def _say(text: str, code: int) -> int:
     """Print the last line on stderr, if it can be, and return the exit code.
 
@@ -139,6 +157,9 @@ def _say(text: str, code: int) -> int:
 def _failure(error: OSError) -> str:
     """One sentence about a file, disk or connection that failed unexpectedly."""
     reason = error.strerror or " ".join(str(error).split()) or type(error).__name__
+    if error.filename is None and error.errno in _FULL and _is_full(sys.stdout):
+        _drop_output()
+        return f"standard output: {reason}"
     return f"{shown_path(error.filename)}: {reason}" if error.filename else reason
 
 
