@@ -162,8 +162,11 @@ def field_overrides(parsed: Mapping[str, str], config_class: type[Section]) -> d
         target = nested
         for section in sections:
             target = target.setdefault(section, {})
+        text = parsed[leaf.dotted]
+        if not isinstance(text, str):  # argparse takes the value `--` away
+            text = "--"
         try:
-            target[name] = leaf.type.parse(parsed[leaf.dotted], leaf.dotted)
+            target[name] = leaf.type.parse(text, leaf.dotted)
         except ValueError as error:
             raise ConfigError(str(error)) from None
     return nested

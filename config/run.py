@@ -199,8 +199,8 @@ class Execution(Section):
     """Folder on a local disk, of no other run, for state that exceeds host memory. null: none."""
 
     host_memory: PositiveFloat | None = None
-    """Gigabytes of host memory that a process may take; more state goes to `disk`. null: what is
-    free."""
+    """Gigabytes of host memory that a process may take; more state goes to `disk`. What cannot be
+    kept is refused. null: what is free."""
 
     code_load: bool = False
     """Load each layer's code from host memory when it is needed. A scheduling hint."""

@@ -167,6 +167,7 @@ def main(arguments=None):
             "--checkpoint.load_optimizer or --checkpoint.nonfinite",
         ),
         ("--layers x", "model.layers is 'x', but must be an integer from 1 to 1024"),
+        ("--layers=--", "model.layers is '--', but must be an integer from 1 to 1024"),
         ("--layers", "argument --layers: expected one argument; see --help"),
         ("--model.eval maybe", "model.eval is 'maybe', but must be true or false"),
         ("--dataset imdb", "data.dataset is 'imdb', but must be one of sample, mnli"),
