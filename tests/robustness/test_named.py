@@ -672,6 +672,14 @@ def test_numbers_of_processes_in_the_environment_that_cannot_be(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("given", ["x", "-1", "nan", "1e999", "\udcff"])
+def test_a_limit_of_the_cache_that_is_none(given, refused, monkeypatch):
+    monkeypatch.setenv("POPXL_CACHE_GB", given)
+    said = refused(run_finetuning.main)
+    assert "the environment variable POPXL_CACHE_GB is '" in said
+    assert "must be a number, 0 or more: correct or unset it" in said
+
+
 @pytest.mark.parametrize("mode", ["foo", "Online", "\udcff", "x" * 10_000])
 def test_a_mode_of_wandb_that_there_is_not(mode, refused, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", mode)
