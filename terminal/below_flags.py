@@ -151,12 +151,13 @@ def _continued(first: FirstReading, origins: Origins) -> Below | None:
         over = [Layer(str(first.config), first.said)] if first.said else []
     if values is None or folder is None:
         return None
+    section = config_class_of(values, folder)
     _check_family(folder, values, str(first.config), first.said)
     if first.model is not None and not _is_same(first.model, flattened(values)):
         described = origins.described(first.model)
         _check_family(folder, values, first.model, described)
         over.append(Layer(first.model, {"model": described["model"]}))
-    settings = Settings(config_class_of(values, folder), (Layer(folder, values, True), *over))
+    settings = Settings(section, (Layer(folder, values, True), *over))
     return Below(first.config or first.model or folder, settings, folder, besides)
 
 
