@@ -36,6 +36,11 @@ def is_hf_directory(path: str | Path) -> bool:
     return any(next(path.glob(pattern), None) for pattern in patterns)
 
 
+def is_complete(path: Path) -> bool:
+    """Whether a folder has weights that `read_hf_directory` reads."""
+    return (path / WEIGHTS).is_file() or (path / INDEX).is_file()
+
+
 def read_hf_directory(path: str | Path) -> TensorFiles:
     """The weights of a model by their Hugging Face names; each access reads one from disk.
 

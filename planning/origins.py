@@ -25,7 +25,7 @@ from files.run_folder import CONFIG, RunFolder
 from files.shown import shown, shown_name, shown_names
 from huggingface.folders import CONFIG as MODEL_CONFIG
 from huggingface.folders import PARAMS, TASK, TASK_FIELDS
-from huggingface.models import RANDOM, local_model, model_description
+from huggingface.models import RANDOM, local_model, published
 
 OF_ONE_RUN = ("checkpoint", "evaluation")
 """Sections that say where a run started, what it saved and what it was evaluated on: another one
@@ -101,28 +101,30 @@ class SavedOrModel:
     def _described(self, name: str, save: str | None) -> Mapping[str, Any]:
         """What is known of a model: from its folder, or from the run that began with it."""
         try:
-            description = model_description(name)
+            found = published(name)
         except UserError:
             begun = None if save is None or os.path.exists(name) else self._begun(name, save)
             if begun is None:
                 raise
             return begun
-        kind = description.text("model_type")
-        known = kinds()
+        kind, known = found.description.text("model_type"), kinds()
         if kind not in known:
             raise ConfigError(
                 f"{shown_name(name)} is of the kind {shown(kind)}, but there are: "
                 f"{shown_names(known, 120)}"
             )
-        family = known[kind]
         # It imports JAX, which takes seconds: mistakes in the command line come first.
         from modelling.spec import family_named
 
+        family = family_named(known[kind])
+        model = family.from_config_json(found.description)
+        if family.head_in_files and found.has_head is False:
+            model["embedding"]["tied"] = True
         return {
-            "family": family,
-            "model": family_named(family).from_config_json(description),
+            "family": known[kind],
+            "model": model | ({"part_of": _whole(name)} if found.wrapper else {}),
             "checkpoint": {"load": name},
-            "data": {"tokenizer": _whole(name)} | exported_task(description),
+            "data": {"tokenizer": _whole(name)} | exported_task(found.description),
         }
 
     def _begun(self, name: str, folder: str) -> Mapping[str, Any] | None:

@@ -165,7 +165,7 @@ def _of_model(config: RunConfig, table: WeightTable, name: str) -> Start:
 
 def _check_head(config: RunConfig, table: WeightTable, tensors: Tensors, name: str) -> None:
     """Raise CheckpointError if the head of a Hugging Face model is its embedding, against the
-    configuration: the config.json of an mT5 does not say it."""
+    configuration: the config.json of a T5 does not say it."""
     head = "lm_head.weight"
     if head in tensors or all(weight.name != head for weight in table.weights):
         return

@@ -28,7 +28,7 @@ from data.tokens import warn_truncated
 from files.location import FileLocation
 from files.shown import shown_path
 from files.writing import write_text
-from huggingface.models import model_description
+from huggingface.models import published
 from machine.devices import announce_devices
 from machine.memory import check_least
 from modelling.generation.strategies import strategy_of
@@ -227,7 +227,7 @@ def is_raw(config: RunConfig) -> bool:
     load = config.checkpoint.load
     if load is None or has_checkpoint(load):
         return load is None
-    return not exported_task(model_description(load))
+    return not exported_task(published(load).description)
 
 
 def _read(config: RunConfig, prompt: str, raw: bool) -> str:

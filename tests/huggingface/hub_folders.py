@@ -29,7 +29,9 @@ KINDS = {
     # model, and whose tokenizer it has; "2019" is the T5 of that year
     "t5": ("T5", T5, "t5"),
     "2019": ("T5", {**T5, "feed_forward_proj": "relu", "tie_word_embeddings": True}, "t5"),
+    "v1.1, tied": ("T5", T5, "t5"),
     "mt5": ("MT5", T5, "t5"),
+    "mt5, tied": ("MT5", T5, "t5"),
     "gptj": ("GPTJ", GPTJ, "gptj"),
     "qwen3": ("Qwen3", QWEN3, "gptj"),
 }

@@ -28,6 +28,7 @@ from modelling.t5.config_json import from_config_json
 from modelling.t5.weights import weight_table
 from planning.origins import ORIGINS
 from run.export import export
+from run.start import starting_point
 from terminal.command_line import read_command_line
 from tests.data.corpora import sample_tokenizer
 from tests.huggingface.hub_folders import GPTJ, KINDS, T5, save, save_bin
@@ -64,6 +65,21 @@ def test_a_folder_of_transformers_trains_and_comes_back(kind, tmp_path, capsys):
     again = ["--load", str(tmp_path / "run"), "--save-hf", str(tmp_path / "again")]
     assert run_export.main(again) == 0
     assert load_checkpoint(tmp_path / "run").step == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "tied"), [("t5", False), ("2019", True), ("v1.1, tied", True), ("mt5, tied", True)]
+)
+def test_files_say_whether_the_head_is_the_embedding(kind, tied, tmp_path):
+    """transformers 5 ties the head of each T5 it makes, and writes the same config.json as of one
+    whose head is its own."""
+    save(kind, tmp_path)
+    found = ORIGINS.with_model(str(tmp_path), None)
+    assert found["model"]["embedding"]["tied"] is tied
+    assert found["model"]["scaled_head"] is (kind == "2019")
+    config = read_command_line("", "finetuning", "tiny", ["--model", str(tmp_path)], None, ORIGINS)
+    start = starting_point(config.config, weight_table(config.config))
+    assert ("lm_head.weight" in start.tensors) is not tied
 
 
 @pytest.mark.slow
