@@ -19,6 +19,7 @@ from config.values import (
     LayerCount,
     NonNegativeInt,
     Number,
+    PathText,
     PositiveFloat,
     PositiveInt,
     Proportion,
@@ -201,6 +202,10 @@ class LlamaModel(Model):
 
     architecture: Architecture = "llama"
     """Class of the model on the hub. HF: model_type."""
+
+    part_of: PathText | None = None
+    """Folder or hub name of a model of texts and images that this is the text part of; an export
+    takes over its other weights. null: none."""
 
     layers: LayerCount = 32
     hidden_size: PositiveInt = 4096

@@ -7,16 +7,19 @@ import os
 import re
 import shutil
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from checkpoints.shards import write_json
 from data.texts import TextSpan
 from files.run_folder import RunFolder
 from files.writing import sync, writing
+from huggingface.generation_config import GENERATION
 from terminal.screen import say
 
 if TYPE_CHECKING:
@@ -160,8 +163,13 @@ class Tokenizer:
         return decoded
 
 
-def keep_tokenizer(tokenizer: Tokenizer, run: RunFolder) -> None:
+def keep_tokenizer(
+    tokenizer: Tokenizer, run: RunFolder, settings: Mapping[str, Any] = MappingProxyType({})
+) -> None:
     """Put a tokenizer next to the checkpoints of a run, unless one is there.
+
+    Args:
+        settings: of the model's generation_config.json, which lies with its tokenizer.
 
     Raises:
         WriteError: it cannot be written.
@@ -173,6 +181,8 @@ def keep_tokenizer(tokenizer: Tokenizer, run: RunFolder) -> None:
     with writing("the tokenizer", path):
         shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed
         tokenizer.base.save_pretrained(draft)
+        if settings:
+            write_json(draft / GENERATION, settings)
         sync(draft)
         os.rename(draft, path)
 

@@ -29,7 +29,8 @@ def exported_settings(base: Mapping[str, Any], description: Mapping[str, Any]) -
         description: the config.json of the export.
     """
     own = {name: description[name] for name in TOKENS if name in description}
-    ends = list(dict.fromkeys([*_listed(own.get("eos_token_id")), *_listed(base.get("eos_token_id"))]))
+    listed = (_listed(settings.get("eos_token_id")) for settings in (own, base))
+    ends = list(dict.fromkeys(token for tokens in listed for token in tokens))
     if ends:
         own["eos_token_id"] = ends if len(ends) > 1 else ends[0]
     return {**base, **own}

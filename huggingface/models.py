@@ -13,7 +13,7 @@ from files.shown import shown_path
 from huggingface.folders import CONFIG, is_complete, is_hf_directory, read_hf_directory
 from huggingface.generation_config import GENERATION, generation_settings
 from huggingface.hub import is_reachable
-from huggingface.wrappers import HEAD, WRAPPERS, text_name, text_part
+from huggingface.wrappers import HEADS, text_part, wrapper_of
 
 WEIGHTS = ("*.safetensors", "*.json")
 ADAPTER = "adapter_config.json"
@@ -71,13 +71,12 @@ def published(name: str) -> Published:
         names = None if not is_complete(folder) else set(read_hf_directory(folder))
     except CheckpointError:  # of damaged ones, which reading them will tell
         names = None
-    kind = whole.data.get("model_type")
     description = text_part(whole, names)
     ends = generation_settings(folder).get("eos_token_id")
     if ends is not None:
         description = description.replaced({**description.data, "eos_token_id": ends})
-    has_head = None if names is None else bool({HEAD} & {*names, *map(text_name, names)})
-    return Published(description, has_head, kind if kind in WRAPPERS else None)
+    has_head = None if names is None else not HEADS.isdisjoint(names)
+    return Published(description, has_head, wrapper_of(whole.data))
 
 
 def _downloaded(name: str, files: Sequence[str]) -> Path:

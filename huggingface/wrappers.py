@@ -17,7 +17,7 @@ from files.lazy import Lazy
 
 WRAPPERS = {"gemma3": "gemma3_text", "mistral3": "mistral"}
 """Kinds of such models, and the kind of the text part where it is not said."""
-HEAD = "lm_head.weight"
+HEADS = {"lm_head.weight", "language_model.lm_head.weight"}
 
 _OF_THE_WHOLE = ("bos_token_id", "eos_token_id", "pad_token_id", "task_specific_params")
 _TEXT = re.compile(
@@ -26,20 +26,25 @@ _TEXT = re.compile(
 """Weights of the text part, by their names before transformers 5 and since."""
 
 
+def wrapper_of(description: Mapping[str, Any]) -> str | None:
+    """The kind of the model that a config.json describes, if it is such a model."""
+    kind = description.get("model_type")
+    return kind if kind in WRAPPERS else None
+
+
 def text_part(description: Fields, names: Collection[str] | None) -> Fields:
     """The config.json of the language model in one, if it is such a model; else itself.
 
     Args:
         names: of the weights, which say whether the head is the embedding; None: they are not here.
     """
-    data = description.data
-    usual = WRAPPERS.get(str(data.get("model_type")))
-    if usual is None:
+    data, kind = description.data, wrapper_of(description.data)
+    if kind is None:
         return description
-    text = {"model_type": usual} | description.mapping("text_config")
+    text = {"model_type": WRAPPERS[kind]} | description.mapping("text_config")
     text |= {name: data[name] for name in _OF_THE_WHOLE if data.get(name) is not None}
     tied = data.get("tie_word_embeddings", True)
-    text["tie_word_embeddings"] = tied if names is None else HEAD not in map(text_name, names)
+    text["tie_word_embeddings"] = tied if names is None else HEADS.isdisjoint(names)
     return description.replaced(text)
 
 
@@ -79,15 +84,19 @@ class TextTensors(Lazy[np.ndarray]):
 
 
 class Whole(Lazy[np.ndarray]):
-    """All weights of such a model: the text part's anew, the others as the files have them."""
+    """All weights of such a model: the text part's anew, the others as the files have them.
+
+    Attributes:
+        text: the names of those that are anew.
+    """
 
     def __init__(self, files: TensorFiles, text: Mapping[str, np.ndarray]) -> None:
-        self._files, self._text = files, text
-        super().__init__([n for n in files if (t := text_name(n)) is None or t in text])
+        self._files, self._new = files, text
+        self.text = {name for name in files if text_name(name) in text}
+        super().__init__([n for n in files if n in self.text or text_name(n) is None])
 
     def __getitem__(self, name: str) -> np.ndarray:
-        text = text_name(name)
-        return self._files[name] if text is None else self._text[text]
+        return self._new[text_name(name) or ""] if name in self.text else self._files[name]
 
 
 def whole_description(base: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:
