@@ -18,6 +18,7 @@ import numpy as np
 from checkpoints.shards import write_json
 from data.texts import TextSpan
 from files.run_folder import RunFolder
+from files.shown import shown
 from files.writing import sync, writing
 from huggingface.generation_config import GENERATION
 from terminal.screen import say
@@ -73,6 +74,8 @@ class Tokenizer:
         if base.pad_token_id is None:
             there = PADDING in base.get_vocab() or _rows(base) < (vocab_size or 0)
             base.add_special_tokens({"pad_token": PADDING if there else base.eos_token})
+            own = "a token of its own" if there else "the end token"
+            say(f"the tokenizer has no padding token: {shown(base.pad_token)}, {own}, becomes it")
         self.base, self.chat = base, chat
         self.end = int(base.eos_token_id) if end is None else end
         self.pad = int(base.pad_token_id)
