@@ -12,6 +12,7 @@ import popdist
 import popxl
 from config.agreement import agree_on_run
 from config.base import flattened
+from config.chosen import CHOSEN
 from config.errors import ConfigError
 from config.machines import Machine, machine, machine_of_kind
 from config.sections import RunConfig
@@ -327,21 +328,6 @@ def _as_before(choices: Choices) -> Choices | None:
     values = flattened(saved)
     chosen_before = {name: values[name] for name in CHOSEN if name in values}
     return choices.with_(**{name.replace(".", "__"): v for name, v in chosen_before.items()})
-
-
-CHOSEN = (
-    "model.precision",
-    "model.sequence_length",
-    "model.output_length",
-    "model.decoder_sequence_length",
-    "training.global_batch_size",
-    "training.optimizer.learning_rate.maximum",
-    "training.optimizer.learning_rate.warmup_proportion",
-    "execution.micro_batch_size",
-    "execution.data_parallel",
-    "data.loss",
-)
-"""The fields that may be chosen."""
 
 
 def _why(made: Choices) -> str:

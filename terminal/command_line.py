@@ -11,10 +11,17 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from config.base import flattened
+from config.chosen import CHOSEN
 from config.errors import ConfigError
 from config.families import config_class_of
-from config.flags import add_field_flags, field_overrides, spell_flags, with_search
-from config.help import field_help, formatter
+from config.flags import (
+    add_field_flags,
+    field_overrides,
+    section_groups,
+    spell_flags,
+    with_search,
+)
+from config.help import RARE, field_help, formatter
 from config.presets import (
     merge,
     placed,
@@ -104,19 +111,24 @@ def read_command_line(
     parser = Parser(
         description=description,
         usage="%(prog)s [--config NAME] [--FIELD VALUE ...]",
-        epilog=f"In brackets: values of {preset}. Presets: {', '.join(preset_names(presets))}",
+        epilog=_epilog(preset, presets, is_open),
         allow_abbrev=False,
         formatter_class=formatter,
     )
     _add_config_options(parser, origins)
     parser.add_argument("--help-all", action="help", help="show all fields, in full")
+    groups = section_groups(parser)
     if add_options:
         add_options(parser)
     names = parser.names()
     add_process_options(parser)
     flags = parser.flags()
     all_fields = any(a.replace("_", "-") == "--help-all" for a in given)
-    add_field_flags(parser, config_class, field_help(config_class, data, str(presets), all_fields))
+    chosen = CHOSEN if is_open else ()
+    if not all_fields:
+        parser.shorten(RARE)
+    help_of = field_help(config_class, data, str(presets), all_fields, chosen)
+    add_field_flags(groups, config_class, help_of)
     parsed = vars(parser.parse_args(spell_flags(given, config_class, flags)))
     overrides = placed(with_search(field_overrides(parsed, config_class), data))
     whole = merge(with_length(data), overrides)
@@ -161,7 +173,17 @@ def _start(
             "nothing says which model: give --model with a Hugging Face folder or name, --load "
             "with the folder of a run, or --config with a preset, such as tiny; see --help"
         )
-    return default_preset, preset_data(presets, default_preset), False
+    return default_preset, {"family": "t5", **evaluating}, True
+
+
+def _epilog(preset: str, presets: str | Path, is_open: bool) -> str:
+    """The end of a help text."""
+    used = (
+        "what is used where no flag says it; the program chooses by model, data and machine"
+        if is_open
+        else f"the values of {preset}"
+    )
+    return f"In brackets: {used}. Presets for --config: {', '.join(preset_names(presets))}"
 
 
 def _model_of(load: str | None, data: str | None) -> str | None:
