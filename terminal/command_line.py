@@ -21,6 +21,7 @@ from config.flags import (
     spell_flags,
     with_search,
 )
+from config.flags_of_others import check_flags
 from config.help import RARE, field_help, formatter
 from config.presets import (
     merge,
@@ -106,6 +107,7 @@ def read_command_line(
         ConfigError: if anything given is unknown, ambiguous, or of the wrong type.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    check_flags(given)
     preset, data, is_open = _start(given, presets, default_preset, origins)
     config_class = config_class_of(data, preset)
     parser = Parser(
