@@ -129,7 +129,7 @@ def check_flags(arguments: Sequence[str]) -> None:
 
 def _answers(arguments: Sequence[str]) -> Iterator[str]:
     """A clause for each of them."""
-    for argument, following in zip(arguments, [*arguments[1:], "--"], strict=True):
+    for argument, following in zip(arguments, [*arguments[1:], "--"], strict=False):
         typed, equals, value = argument.partition("=")
         flag = _BY_NAME.get(typed[2:].replace("-", "_")) if typed.startswith("--") else None
         if flag is not None:

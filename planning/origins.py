@@ -16,16 +16,18 @@ from checkpoints.store import has_checkpoint
 from config.base import Section, field_annotations, is_section
 from config.errors import ConfigError, UserError
 from config.families import FAMILIES, kinds
+from config.missing_models import reason_of
 from config.presets import merge, preset_data
 from config.sections import RunConfig
 from config.values import is_address
 from data.tokens import kept_tokenizer
 from files.json_files import Fields
 from files.run_folder import CONFIG, RunFolder
-from files.shown import shown, shown_name, shown_names
+from files.shown import shown, shown_name
 from huggingface.folders import CONFIG as MODEL_CONFIG
 from huggingface.folders import PARAMS, TASK, TASK_FIELDS
 from huggingface.models import RANDOM, local_model, published
+from huggingface.wrappers import WRAPPERS
 
 OF_ONE_RUN = ("checkpoint", "evaluation")
 """Sections that say where a run started, what it saved and what it was evaluated on: another one
@@ -110,8 +112,8 @@ class SavedOrModel:
         kind, known = found.description.text("model_type"), kinds()
         if kind not in known:
             raise ConfigError(
-                f"{shown_name(name)} is of the kind {shown(kind)}, but there are: "
-                f"{shown_names(known, 120)}"
+                f"{shown_name(name)} is of the kind {shown(kind)}, {_missing(kind)}; there are: "
+                f"{', '.join([*known, *WRAPPERS])}"
             )
         # It imports JAX, which takes seconds: mistakes in the command line come first.
         from modelling.spec import family_named
@@ -136,6 +138,12 @@ class SavedOrModel:
         task = {n: begun["data"][n] for n in ("tokenizer", *TASK_FIELDS) if n in begun["data"]}
         known = {"family": begun["family"], "model": begun["model"], "data": task}
         return known | {"checkpoint": {"load": name}}
+
+
+def _missing(kind: str) -> str:
+    """The middle of a sentence on a kind of models that is not there."""
+    reason = reason_of(kind)
+    return "which is not known" if reason is None else f"{reason}, which is not there"
 
 
 def _whole(name: str) -> str:

@@ -18,11 +18,14 @@ import run_finetuning
 import run_generation
 import run_validation
 from checkpoints import CheckpointStore, load_checkpoint
+from config.families import kinds
+from config.missing_models import MISSING
 from config.presets import load_config
 from config.t5 import T5Config
 from files.json_files import read_object
 from files.yaml_files import yaml_text
 from huggingface.folders import read_hf_directory
+from huggingface.wrappers import WRAPPERS
 from modelling.spec import family_of
 from modelling.t5.config_json import from_config_json
 from modelling.t5.weights import weight_table
@@ -115,7 +118,14 @@ def test_a_folder_goes_through_all_scripts(kind, where, tmp_path, capsys):
     [
         ("t5", {"feed_forward_proj": "gelu"}, "has feed_forward_proj 'gelu', but must have one of"),
         ("t5", {"num_decoder_layers": 2}, "has num_decoder_layers 2, but must have 1"),
-        ("t5", {"model_type": "bart"}, "is of the kind 'bart', but there are: t5, mt5, gptj"),
+        (
+            "t5",
+            {"model_type": "bart"},
+            "is of the kind 'bart', another encoder-decoder, which is not there; there are: t5, mt5, "
+            f"{', '.join([*list(kinds())[2:], 'gemma3, mistral3'])}\n",
+        ),
+        ("t5", {"model_type": "qwen3_moe"}, "'qwen3_moe', a mixture of experts, which is not"),
+        ("t5", {"model_type": "foo"}, "is of the kind 'foo', which is not known; there are: t5"),
         ("t5", {"d_model": "many"}, "d_model is 'many', but must be an integer"),
         ("t5", {"num_layers": "1"}, "num_layers is '1', but must be an integer"),
         ("gptj", {"activation_function": "relu"}, "has activation_function 'relu'"),
@@ -128,6 +138,13 @@ def test_models_of_another_kind_are_refused(kind, change, said, tmp_path, capsys
     (tmp_path / "config.json").write_text(json.dumps(data))
     assert run_finetuning.main(["--model", str(tmp_path), *SAMPLE]) == 2
     assert re.search(said, capsys.readouterr().err)
+
+
+def test_no_kind_is_there_and_missing():
+    listed = [kind for group in MISSING.values() for kind in group.split()]
+    assert len(set(listed)) == len(listed)
+    assert not set(listed) & {*kinds(), *WRAPPERS}
+    assert set(listed) <= {*transformers.CONFIG_MAPPING}
 
 
 def test_an_adapter_is_no_model(tmp_path, capsys):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import re
+from pathlib import Path
 
 import pytest
+import transformers
 
 import run_finetuning
 import run_generation
@@ -222,6 +225,19 @@ def test_help_begins_with_what_people_look_for_and_ends_its_sentences(script, ca
     assert "--precision {float32,float16,bfloat16}" in shown
     flag = shown[shown.index("  --sequence_length") :].split("\n  --")[0]
     assert flag.endswith("[chosen]"), "of which no preset tells"
+
+
+def test_transformers_keeps_its_advice_on_pytorch_alone_to_itself(caplog, monkeypatch):
+    """It is given when transformers is imported without PyTorch, which users need not have."""
+    assert main([]) == 0  # as every script begins
+    logger = logging.getLogger("transformers")
+    monkeypatch.setattr(logger, "propagate", True)
+    source = Path(transformers.__file__).read_text(encoding="utf-8")
+    (advice,) = re.findall(r'logger.warning_advice\(\s*"(PyTorch[^"]*)"', source)
+    with caplog.at_level(logging.WARNING, "transformers"):
+        logger.warning(advice)
+        logger.warning("something else")
+    assert set(caplog.messages) == {"something else"}
 
 
 def test_other_endings(capsys):
