@@ -81,6 +81,9 @@ class CommandLine:
     """Dotted names of the fields that flags give, where no preset or run says the others, which
     `planning.choices` chooses; None: nothing is open."""
 
+    over_run: frozenset[str] | None = None
+    """The same over a saved run's configuration; None: there is none."""
+
 
 def read_command_line(
     description: str | None,
@@ -135,11 +138,13 @@ def read_command_line(
     overrides = placed(with_search(field_overrides(parsed, config_class), data))
     whole = merge(with_length(data), overrides)
     config = config_class.from_dict(with_some_batch(whole, overrides) if is_open else whole)
+    flagged = frozenset(flattened(overrides))
     return CommandLine(
         config=config if origins is None else origins.placed(config),
         preset=preset,
         options=argparse.Namespace(**{name: parsed[name] for name in names if name in parsed}),
-        given=frozenset(flattened(overrides)) if is_open else None,
+        given=flagged if is_open else None,
+        over_run=flagged if origins and not is_open and parsed["config"] is None else None,
     )
 
 

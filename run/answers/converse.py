@@ -16,6 +16,7 @@ from data.pipeline import Pipeline
 from data.rows import DataError
 from data.tokens import warn_truncated
 from modelling.generation.strategies import strategy_of
+from modelling.spec import family_of
 from run.answers.generate import ready
 from run.start import Start
 from sessions.generating import Inference
@@ -79,7 +80,7 @@ class Partner:
     def __init__(self, config: RunConfig) -> None:
         execution = replace(config.execution, micro_batch_size=1, device_iterations=1)
         self._config = replace(config, execution=execution)
-        self._family, self._start = ready(self._config)
+        self._family, self._start = family_of(self._config), ready(self._config)
         self._data = Pipeline(self._config, self._family.sample_format)
         self._model: Inference | None = None
         self._room = 0

@@ -121,7 +121,7 @@ def test_a_folder_goes_through_all_scripts(kind, where, tmp_path, capsys):
         (
             "t5",
             {"model_type": "bart"},
-            "is of the kind 'bart', another encoder-decoder, which is not there; there are: t5, mt5, "
+            "the kind 'bart', another encoder-decoder, which is not there; there are: t5, mt5, "
             f"{', '.join([*list(kinds())[2:], 'gemma3, mistral3'])}\n",
         ),
         ("t5", {"model_type": "qwen3_moe"}, "'qwen3_moe', a mixture of experts, which is not"),
