@@ -95,14 +95,15 @@ def declared(
     """The streams and variables of a program, in its main graph, before there is anything else."""
     prompts, length = (batch, generator.prompt_length), generator.output_length
     count = batch * generator.prompts_per_sample
+    words, mask = (popxl.h2d_stream(prompts, popxl.int32, name) for name in ("words", "mask"))
     inputs = {
         name: popxl.h2d_stream(spec.shape, spec.dtype, name)
         for name, spec in strategy.inputs(count, length).items()
     }
     return GenerationProgram(
         ir,
-        popxl.h2d_stream(prompts, popxl.int32, "words"),
-        popxl.h2d_stream(prompts, popxl.int32, "mask"),
+        words,
+        mask,
         inputs,
         popxl.d2h_stream((count, length), popxl.int32, "tokens"),
         model.facts.inputs.init(empty=True),
