@@ -29,14 +29,14 @@ def exported_settings(base: Mapping[str, Any], description: Mapping[str, Any]) -
         description: the config.json of the export.
     """
     own = {name: description[name] for name in TOKENS if name in description}
-    listed = (_listed(settings.get("eos_token_id")) for settings in (own, base))
-    ends = list(dict.fromkeys(token for tokens in listed for token in tokens))
+    ends = list(dict.fromkeys([*end_tokens(own), *end_tokens(base)]))
     if ends:
         own["eos_token_id"] = ends if len(ends) > 1 else ends[0]
     return {**base, **own}
 
 
-def _listed(tokens: Any) -> list[Any]:
-    if tokens is None:
-        return []
-    return tokens if isinstance(tokens, list) else [tokens]
+def end_tokens(settings: Mapping[str, Any]) -> list[int]:
+    """The tokens that end a text, as far as they are tokens."""
+    named = settings.get("eos_token_id")
+    listed = named if isinstance(named, list) else [named]
+    return [token for token in listed if type(token) is int and token >= 0]

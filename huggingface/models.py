@@ -11,7 +11,7 @@ from config.errors import UserError
 from files.json_files import Fields, read_object
 from files.shown import shown_path
 from huggingface.folders import CONFIG, is_complete, is_hf_directory, read_hf_directory
-from huggingface.generation_config import GENERATION, generation_settings
+from huggingface.generation_config import GENERATION, end_tokens, generation_settings
 from huggingface.hub import is_reachable
 from huggingface.wrappers import HEADS, text_part, wrapper_of
 
@@ -72,9 +72,11 @@ def published(name: str) -> Published:
     except CheckpointError:  # of damaged ones, which reading them will tell
         names = None
     description = text_part(whole, names)
-    ends = generation_settings(folder).get("eos_token_id")
-    if ends is not None:
-        description = description.replaced({**description.data, "eos_token_id": ends})
+    ends = end_tokens(generation_settings(folder))
+    if ends:
+        description = description.replaced(
+            {**description.data, "eos_token_id": ends if len(ends) > 1 else ends[0]}
+        )
     has_head = None if names is None else not HEADS.isdisjoint(names)
     return Published(description, has_head, wrapper_of(whole.data))
 

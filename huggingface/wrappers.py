@@ -29,7 +29,7 @@ _TEXT = re.compile(
 def wrapper_of(description: Mapping[str, Any]) -> str | None:
     """The kind of the model that a config.json describes, if it is such a model."""
     kind = description.get("model_type")
-    return kind if kind in WRAPPERS else None
+    return kind if isinstance(kind, str) and kind in WRAPPERS else None
 
 
 def text_part(description: Fields, names: Collection[str] | None) -> Fields:

@@ -113,7 +113,12 @@ def test_the_weights_are_split_above_the_size(tmp_path):
 
 def test_an_export_says_the_type_of_its_weights_and_keeps_how_the_base_writes(tmp_path):
     """vLLM and `from_pretrained(dtype="auto")` go by the first, `generate` by the second."""
-    base = {"do_sample": True, "top_p": 0.8, "eos_token_id": [5, 3], "_from_model_config": True}
+    base = {
+        "do_sample": True,
+        "top_p": 0.8,
+        "eos_token_id": [5, {}, "x", 3],
+        "_from_model_config": True,
+    }
     half = {"w": np.zeros((4, 4), ml_dtypes.bfloat16), "norm": np.zeros(4, np.float32)}
     write(tmp_path / "model", half, {"eos_token_id": 7, "pad_token_id": 0}, generation=base)
     assert json.loads((tmp_path / "model" / "config.json").read_text())["dtype"] == "bfloat16"

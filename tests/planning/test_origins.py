@@ -126,6 +126,8 @@ def test_a_folder_goes_through_all_scripts(kind, where, tmp_path, capsys):
         ),
         ("t5", {"model_type": "qwen3_moe"}, "'qwen3_moe', a mixture of experts, which is not"),
         ("t5", {"model_type": "foo"}, "is of the kind 'foo', which is not known; there are: t5"),
+        ("t5", {"model_type": ["t5"]}, r"model_type is \['t5'\], but must be text"),
+        ("t5", {"model_type": "gemma3"}, "text_config is missing"),
         ("t5", {"d_model": "many"}, "d_model is 'many', but must be an integer"),
         ("t5", {"num_layers": "1"}, "num_layers is '1', but must be an integer"),
         ("gptj", {"activation_function": "relu"}, "has activation_function 'relu'"),
