@@ -14,6 +14,8 @@ from planning.origins import ORIGINS
 from run.options import RunOptions
 from terminal.command_line import read_command_line, typed
 from terminal.entry_point import entry_point
+from terminal.screen import is_first_process
+from terminal.wandb_environment import check_wandb
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +26,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line and train."""
+    if "--wandb" in (sys.argv if arguments is None else arguments) and is_first_process():
+        check_wandb()
     line = read_command_line(__doc__, "finetuning", "tiny", arguments, _add_options, ORIGINS)
     # These take seconds: mistakes in the command line are said before.
     from data.loaded import Loaded

@@ -50,6 +50,9 @@ class GPTJModel(Model):
     output_length: PositiveInt = 5
     """Most tokens to generate, the end token included."""
 
+    max_length: PositiveInt = 2048
+    """Tokens that the model was made for. HF: n_positions."""
+
     layer_norm_epsilon: PositiveFloat = 1e-5
     """Added to the variance in a layer norm."""
 

@@ -347,8 +347,8 @@ class Generation(Section):
     max_tokens: PositiveInt | None = None
     """Most tokens to write, the end token included. null: what the model's length allows."""
 
-    temperature: PositiveFloat = 1.0
-    """sample: divisor of the logits; below 1 likely tokens become likelier."""
+    temperature: NonNegativeFloat = 1.0
+    """sample: divisor of the logits; below 1 likely tokens become likelier. 0: greedy."""
 
     top_k: PositiveInt | None = None
     """sample: draw from so many of the likeliest tokens. null: from all."""

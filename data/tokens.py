@@ -7,16 +7,20 @@ import os
 import re
 import shutil
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from checkpoints.shards import write_json
 from data.texts import TextSpan
 from files.run_folder import RunFolder
+from files.shown import shown
 from files.writing import sync, writing
+from huggingface.generation_config import GENERATION
 from terminal.screen import say
 
 if TYPE_CHECKING:
@@ -70,6 +74,8 @@ class Tokenizer:
         if base.pad_token_id is None:
             there = PADDING in base.get_vocab() or _rows(base) < (vocab_size or 0)
             base.add_special_tokens({"pad_token": PADDING if there else base.eos_token})
+            own = "a token of its own" if there else "the end token"
+            say(f"the tokenizer has no padding token: {shown(base.pad_token)}, {own}, becomes it")
         self.base, self.chat = base, chat
         self.end = int(base.eos_token_id) if end is None else end
         self.pad = int(base.pad_token_id)
@@ -160,8 +166,13 @@ class Tokenizer:
         return decoded
 
 
-def keep_tokenizer(tokenizer: Tokenizer, run: RunFolder) -> None:
+def keep_tokenizer(
+    tokenizer: Tokenizer, run: RunFolder, settings: Mapping[str, Any] = MappingProxyType({})
+) -> None:
     """Put a tokenizer next to the checkpoints of a run, unless one is there.
+
+    Args:
+        settings: of the model's generation_config.json, which lies with its tokenizer.
 
     Raises:
         WriteError: it cannot be written.
@@ -173,6 +184,8 @@ def keep_tokenizer(tokenizer: Tokenizer, run: RunFolder) -> None:
     with writing("the tokenizer", path):
         shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed
         tokenizer.base.save_pretrained(draft)
+        if settings:
+            write_json(draft / GENERATION, settings)
         sync(draft)
         os.rename(draft, path)
 

@@ -11,6 +11,7 @@ from typing import Any
 import popdist
 import popxl
 from config.agreement import agree_on_run
+from config.base import flattened
 from config.errors import ConfigError
 from config.layers import BATCH, COPIES, EPOCHS, MICRO, Settings, largest_divisor
 from config.machines import Machine, machine, machine_of_kind
@@ -193,7 +194,7 @@ def _has_data(given: frozenset[str], splits: Sequence[Split]) -> bool:
 def _with_lengths(choices: Choices, shape: SampleFormat, lengths: Lengths | None) -> Choices:
     """As long as the longest texts, up to `LONGEST` and what the model was made for."""
     config = choices.config
-    most = min(LONGEST, getattr(config.model, "max_length", LONGEST))
+    most = _most(config)
     multiple = length_multiple(config)
 
     def fitting(tokens: int) -> int:
@@ -203,6 +204,31 @@ def _with_lengths(choices: Choices, shape: SampleFormat, lengths: Lengths | None
     read = fitting((most - written) if lengths is None else lengths.longest)
     fields = {"model__sequence_length": read, f"model__{shape.output_field}": written}
     return choices.with_(**fields)
+
+
+def with_own_lengths(line: CommandLine) -> CommandLine:
+    """The command line for writing with a saved run, whose lengths follow from its data: a prompt
+    may be as long as the model reads, and an answer to data of one's own is not cut sooner."""
+    config, (run, *over) = line.config, line.settings.layers
+    flags = [flattened(layer.values) for layer in over]
+    of_run = run.is_whole and any(f.get("checkpoint.load") == run.name for f in flags)
+    if not of_run or line.preset != run.name or getattr(config.data, "examples_per_row", 1) > 1:
+        return line
+    shape, most = family_of(config).sample_format, _most(config)
+    written = shape.room(config)
+    if config.data.train is not None and config.generation.max_tokens is None:
+        written = max(written, min(WRITTEN, most // 2))
+    read = max((most - written) // length_multiple(config) * length_multiple(config),
+               config.model.sequence_length)  # fmt: skip
+    fields = {"model.sequence_length": read, "generation.max_tokens": written}
+    given = set[str]().union(*flags)
+    new = {name: value for name, value in fields.items() if name not in given}
+    return replace(line, config=config.changed(new))
+
+
+def _most(config: RunConfig) -> int:
+    """Tokens of the longest texts: what the model was made for, up to `LONGEST`."""
+    return min(LONGEST, getattr(config.model, "max_length", LONGEST))
 
 
 def _habits(config: RunConfig, shape: SampleFormat) -> dict[str, Any]:

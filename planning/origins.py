@@ -14,16 +14,18 @@ from checkpoints.remote import fetched, local_save, restore_from_mirror
 from checkpoints.store import has_checkpoint
 from config.errors import ConfigError
 from config.families import kinds
+from config.missing_models import reason_of
 from config.presets import merge, preset_data
 from config.run import Checkpoint
 from config.values import is_address
 from data.tokens import kept_tokenizer
 from files.json_files import Fields
 from files.run_folder import CONFIG, RunFolder
-from files.shown import shown, shown_name, shown_names
+from files.shown import shown, shown_name
 from huggingface.folders import CONFIG as MODEL_CONFIG
 from huggingface.folders import PARAMS, TASK, TASK_FIELDS
-from huggingface.models import RANDOM, local_model, model_description
+from huggingface.models import RANDOM, local_model, published
+from huggingface.wrappers import WRAPPERS
 
 OF_ONE_RUN = ("checkpoint", "evaluation")
 """Sections that say where a run started, what it saved and what it was evaluated on: another one
@@ -96,24 +98,32 @@ class SavedOrModel:
 
     def described(self, name: str) -> Mapping[str, Any]:
         """The model's sizes, weights and tokenizer."""
-        description = model_description(name)
-        kind = description.text("model_type")
-        known = kinds()
+        found = published(name)
+        kind, known = found.description.text("model_type"), kinds()
         if kind not in known:
             raise ConfigError(
-                f"{shown_name(name)} is of the kind {shown(kind)}, but there are: "
-                f"{shown_names(known, 120)}"
+                f"{shown_name(name)} is of the kind {shown(kind)}, {_missing(kind)}; there are: "
+                f"{', '.join([*known, *WRAPPERS])}"
             )
-        family = known[kind]
         # It imports JAX, which takes seconds: mistakes in the command line come first.
         from modelling.spec import family_named
 
+        family = family_named(known[kind])
+        model = family.from_config_json(found.description)
+        if family.head_in_files and found.has_head is False:
+            model["embedding"]["tied"] = True
         return {
-            "family": family,
-            "model": family_named(family).from_config_json(description),
+            "family": known[kind],
+            "model": model | ({"part_of": _whole(name)} if found.wrapper else {}),
             "checkpoint": {"load": name},
-            "data": {"tokenizer": _whole(name)} | exported_task(description),
+            "data": {"tokenizer": _whole(name)} | exported_task(found.description),
         }
+
+
+def _missing(kind: str) -> str:
+    """The middle of a sentence on a kind of models that is not there."""
+    reason = reason_of(kind)
+    return "which is not known" if reason is None else f"{reason}, which is not there"
 
 
 def _whole(name: str) -> str:

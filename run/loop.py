@@ -42,7 +42,6 @@ from run.records.progress import VALIDATION
 from run.records.prometheus_page import PrometheusPage
 from run.records.record_files import check_records
 from run.records.recorder import Recorder, Silence
-from run.records.wandb_log import check_mode
 from run.sample_notes import length_note, sample_notes
 from run.saving import Checkpoints
 from run.schedule import Schedule, changed_rate, check_iterations, with_steps
@@ -55,6 +54,7 @@ from sessions.running import compiled
 from sessions.training import FineTuning
 from terminal.interrupts import Interrupted
 from terminal.screen import enduring_streams, is_coloured, is_first_process, say
+from terminal.wandb_environment import check_wandb
 
 
 def finetune(config: RunConfig, options: RunOptions, loaded: Loaded | None = None) -> None:
@@ -97,8 +97,8 @@ def _check(config: RunConfig, options: RunOptions, folder: RunFolder) -> None:
             "model.eval is true, which is for generation: a model that trains has it false"
         )
     check_iterations(config)
-    if options.wandb:
-        check_mode()
+    if options.wandb and is_first_process():
+        check_wandb()
     if options.metrics_port is not None and is_first_process():
         PrometheusPage(options.metrics_host, options.metrics_port).close()
     check_records(folder)
@@ -305,6 +305,7 @@ class _Run:
                     loss=result.loss,
                     learning_rate=learning_rate,
                     gradient_norm=result.gradient_norm,
+                    epoch=(s + 1) * config.training.global_batch_size / self.loader.samples,
                     skipped_steps=self.skipped.total,
                     tokens=result.tokens,
                     **(validation | checkpoints.facts() if s == step - 1 else {}),

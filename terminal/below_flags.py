@@ -130,7 +130,9 @@ def below_flags(
             "nothing says which model: give --model with a Hugging Face folder or name, --load "
             "with the folder of a run, or --config with a preset, such as tiny; see --help"
         )
-    return _complete(default_preset, preset_data(presets, default_preset))
+    open_ = merge({"family": "t5"}, _EVALUATING.values if evaluates else {})
+    section = config_class_of(open_, default_preset)
+    return Below(default_preset, Settings(section, (Layer(default_preset, open_),)))
 
 
 def _complete(name: str, values: Mapping[str, Any]) -> Below:

@@ -11,8 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from config.base import nested
-from config.flags import add_field_flags, field_overrides, spell_flags, with_search
-from config.help import field_help, formatter
+from config.chosen import CHOSEN
+from config.flags import (
+    add_field_flags,
+    field_overrides,
+    section_groups,
+    spell_flags,
+    with_search,
+)
+from config.flags_of_others import check_flags
+from config.help import RARE, field_help, formatter
 from config.layers import (
     Layer,
     Settings,
@@ -70,25 +78,31 @@ def read_command_line(
         ConfigError: if anything given is unknown, ambiguous, or of the wrong type.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    check_flags(given)
     first = FirstReading.of(given, presets, with_models=origins is not None)
     below = below_flags(first, presets, default_preset, origins)
-    section, data = below.settings.section, below.settings.given
+    section, data, is_open = below.settings.section, below.settings.given, below.settings.is_open
     parser = Parser(
         description=description,
         usage="%(prog)s [--config NAME] [--FIELD VALUE ...]",
-        epilog=f"In brackets: values of {below.name}. Presets: {', '.join(preset_names(presets))}",
+        epilog=_epilog(below.name, presets, is_open),
         allow_abbrev=False,
         formatter_class=formatter,
     )
     add_config_options(parser, with_models=origins is not None)
     parser.add_argument("--help-all", action="help", help="show all fields, in full")
+    groups = section_groups(parser)
     if add_options:
         add_options(parser)
     names = parser.names()
     add_process_options(parser)
     flags = parser.flags()
     all_fields = any(a.replace("_", "-") == "--help-all" for a in given)
-    add_field_flags(parser, section, field_help(section, data, str(presets), all_fields))
+    if not all_fields:
+        parser.shorten(RARE)
+    chosen = CHOSEN if is_open else ()
+    help_of = field_help(section, data, str(presets), all_fields, chosen)
+    add_field_flags(groups, section, help_of)
     parsed = vars(parser.parse_args(spell_flags(given, section, flags)))
     settings = _settings(below, with_search(field_overrides(parsed, section), data), origins)
     return CommandLine(
@@ -112,6 +126,16 @@ def _settings(below: Below, flags: Mapping[str, Any], origins: Origins | None) -
     for note in (*notes, *more, *most):
         say(note)
     return settings
+
+
+def _epilog(preset: str, presets: str | Path, is_open: bool) -> str:
+    """The end of a help text."""
+    used = (
+        "what is used where no flag says it; the program chooses by model, data and machine"
+        if is_open
+        else f"the values of {preset}"
+    )
+    return f"In brackets: {used}. Presets for --config: {', '.join(preset_names(presets))}"
 
 
 def typed(script: str, arguments: Sequence[str] | None) -> str:

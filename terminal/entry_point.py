@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import logging
 import os
 import sys
 import warnings
@@ -37,7 +38,7 @@ from terminal.interrupts import (
     sentence,
 )
 from terminal.parser import Parser, add_process_options
-from terminal.screen import hold_standard_streams, is_first_process
+from terminal.screen import hold_standard_streams, is_first_process, without_advice
 
 USER_ERROR = 2
 _HELP = {"-h", "--help"}
@@ -84,6 +85,7 @@ def entry_point(
             if is_script and not (alone or _HELP.intersection(sys.argv)):
                 restart_with_huge_pages()
             hold_standard_streams()
+            logging.getLogger("transformers").addFilter(without_advice)
             try:
                 with interruptible(), _plain_notices():
                     check_environment()
