@@ -44,6 +44,10 @@ class Loaded:
             self._corpora |= {name: (settings, corpus) for name, corpus in read().items()}
         return self._corpora[split][1]
 
+    def keep(self, split: Split, corpus: Corpus) -> None:
+        """Replace the examples of a split by the same ones of which more is known."""
+        self._corpora[split] = (self._corpora[split][0], corpus)
+
     def forget(self, split: Split) -> None:
         """Free the examples of a split, which nobody asks for again."""
         self._corpora.pop(split, None)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,17 +16,22 @@ from data.chat import ChatTemplate, chat_template_of
 from data.loaded import Loaded
 from data.rows import DataError
 from data.sample_format import SampleFormat
-from data.samples import Prompts, Samples, fitted_targets
-from data.task import SAMPLE_FOLDER, Split, task_of
+from data.samples import Prompts, Samples, TooLong, fitted_targets
+from data.task import SAMPLE_FOLDER, Split, Task, task_of
 from data.texts import Corpus, Example
 from data.tokens import Tokenizer, kept_tokenizer
+from files.location import FileLocation
 from files.run_folder import RunFolder
+from files.shown import shown
 from huggingface import hub
 from terminal.screen import say
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+
+KINDS = {"text": "examples", "chat": "conversations", "plain": "parts of documents"}
+"""What rows of a format are called."""
 
 LONGEST_TARGETS = 2000
 """Targets that are made tokens to find the longest: those with the most characters."""
@@ -89,13 +94,22 @@ class Pipeline:
             return str(kept), self.loaded.tokenizer(str(kept))
 
     @cached_property
+    def task(self) -> Task:
+        """The configured task.
+
+        Raises:
+            DataError: see `task_of`.
+        """
+        return task_of(self.given.data)
+
+    @property
     def is_chat(self) -> bool:
         """Whether examples are conversations.
 
         Raises:
             UserError: only the data can tell, and cannot be read.
         """
-        return task_of(self.given.data).is_chat
+        return self.task.kind == "chat"
 
     @cached_property
     def chat(self) -> ChatTemplate:
@@ -116,10 +130,17 @@ class Pipeline:
         """The configuration, with the tokenizer's end and padding tokens in the model's section,
         where the tokenizer is, and the format of the data."""
         end, pad = self.tokenizer.end, self.tokenizer.pad
-        kind = "chat" if self.is_chat else self.given.data.format
-        data = replace(self.given.data, format=kind, tokenizer=self._loaded[0])
+        data = replace(self._settled.data, tokenizer=self._loaded[0])
         model = replace(self.given.model, end_token=end, pad_token=pad)
         return replace(self.given, model=model, data=data)
+
+    @cached_property
+    def _settled(self) -> RunConfig:
+        """The configuration with what the data say of themselves."""
+        kind = self.task.kind
+        if kind == "text":
+            return self.shape.settled(self.given, self.task.separator)
+        return replace(self.given, data=replace(self.given.data, format=kind))
 
     def corpus(self, split: Split) -> Corpus:
         """The examples of a split, with prompts as the model is given them.
@@ -129,25 +150,43 @@ class Pipeline:
         """
         return self.loaded.corpus(split, self._read_by, lambda: self._corpora(split))
 
+    def tokenised(self, split: Split) -> Corpus:
+        """The examples of a split, with their tokens. Raises as `corpus` and `tokenizer`."""
+        corpus = self.corpus(split)
+        if corpus.tokens is None:
+            corpus = self.with_tokens(corpus)
+            self.loaded.keep(split, corpus)
+        return corpus
+
+    def with_tokens(self, corpus: Corpus) -> Corpus:
+        """Examples with their tokens."""
+        if corpus.tokens is not None:
+            return corpus
+        encoded = self.shape.encoded(self._settled, corpus.examples, self.tokenizer)
+        return replace(corpus, tokens=list(encoded))
+
     @cached_property
     def _read_by(self) -> tuple[object, ...]:
         """The settings that examples follow from."""
         data = self.given.data
-        open_ = ("format", "tokenizer", "loss")  # which a run fills in
+        open_ = ("format", "tokenizer", "loss", "separator")  # which a run fills in
         said = {f.name: getattr(data, f.name) for f in fields(data) if f.name not in open_}
         if not self.is_chat:
-            return said, self.shape.asked(self.given, "")
+            return said, self.task.kind, self.shape.asked(self._settled, "")
         part = self.shape.learned(replace(self.given, data=replace(data, format="chat")))
         return said, part, id(self._loaded[1])
 
     def _corpora(self, split: Split) -> dict[Split, Corpus]:
-        task = task_of(self.given.data)
+        task, config = self.task, self._settled
+        if task.kind == "plain" and not self.shape.takes_chats:
+            raise DataError(
+                "plain text is for models with a decoder alone, but this one reads a prompt and "
+                "writes a target: give rows that have both, or another --model"
+            )
         if not self.is_chat:
+            found = task.corpora(split).items()
             return {
-                name: replace(
-                    corpus, examples=[self._asked(example) for example in corpus.examples]
-                )
-                for name, corpus in task.corpora(split).items()
+                name: corpus.mapped(partial(self.shape.example, config)) for name, corpus in found
             }
         chat = self._chat_template(self.tokenizer.base)
         corpora = task.corpora(split, chat)
@@ -183,24 +222,25 @@ class Pipeline:
         Raises:
             UserError: the data or the tokenizer are unavailable, or do not fit the model.
         """
-        corpus = self.corpus("train")  # first: its advice helps offline
+        corpus = self.tokenised("train")
         self.agree(corpus.examples)
-        self._check_targets(corpus.examples)
-        samples = self.samples(corpus.examples)
+        self._check_targets(corpus)
+        samples = self.samples(corpus)
         notes = [f"{len(samples)} training samples"]
         if len(samples) != len(corpus.examples):
-            kind = "conversations" if self.is_chat else "examples"
-            notes[0] += f" of {len(corpus.examples)} {kind}"
+            notes[0] += f" of {len(corpus.examples)} {KINDS[self.task.kind]}"
         say(
             ", ".join(
                 [*notes, *corpus.notes, *samples.cuts.notes(self.config.model.sequence_length)]
             )
         )
         self._say_lost(corpus.examples)
+        for hint in self._hints(corpus.examples):
+            say(hint)
         self.loaded.forget("train")
         return samples
 
-    def _check_targets(self, training: Sequence[Example]) -> None:
+    def _check_targets(self, training: Corpus) -> None:
         """Check the longest targets of both splits, where validation's are named: else what that
         needs would be said after training.
 
@@ -208,26 +248,34 @@ class Pipeline:
             ConfigError: one is longer than the model writes.
         """
         data = self.given.data
-        if data.validation is None or data.long_targets != "refuse" or self.is_chat:
+        if data.validation is None or data.long_targets != "refuse" or self.task.kind != "text":
             return
-        examples = [*training, *self.corpus("validation").examples]
-        texts = sorted((example.target for example in examples), key=len)[-LONGEST_TARGETS:]
+        corpora = [training, self.corpus("validation")]
+        targets = [
+            (example.target, corpus.place(i))
+            for corpus in corpora
+            for i, example in enumerate(corpus.examples)
+        ]
+        longest = sorted(targets, key=lambda target: len(target[0]))[-LONGEST_TARGETS:]
+        texts = [text for text, _ in longest]
+        tokens = self.shape.answers(self._settled, texts, self.tokenizer)
         limit, field = self.shape.target_limit(self.config)
         try:
-            fitted_targets(self.shape.answers(texts, self.tokenizer), texts, limit, "refuse", field)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
+            fitted_targets(tokens, texts, limit, "refuse", field)
+        except TooLong as error:
+            raise _placed(error, longest[error.index][1]) from error
 
-    def samples(self, examples: Sequence[Example], evaluated: bool = False) -> Samples:
+    def samples(self, corpus: Corpus, evaluated: bool = False) -> Samples:
         """Samples of examples; `evaluated`: see `SampleFormat.samples`.
 
         Raises:
             ConfigError: one does not fit the model.
         """
+        examples, tokens = corpus.examples, self.with_tokens(corpus).tokens or ()
         try:
-            return self.shape.samples(self.config, examples, self.tokenizer, evaluated)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
+            return self.shape.samples(self.config, examples, tokens, self.tokenizer, evaluated)
+        except TooLong as error:
+            raise _placed(error, corpus.place(error.index)) from error
 
     def prompts(self, texts: Sequence[str]) -> tuple[RunConfig, Prompts]:
         """Prompts to answer, and the configuration of a model that they and the answers fit.
@@ -237,7 +285,7 @@ class Pipeline:
         fitted, prompts = self.shape.prompts(self.config, texts, self.tokenizer)
         return self.shape.with_output_length(fitted, self.shape.room(self.given)), prompts
 
-    def answering(self, examples: Sequence[Example]) -> tuple[RunConfig, Prompts]:
+    def answering(self, corpus: Corpus) -> tuple[RunConfig, Prompts]:
         """The examples' prompts, and a configuration; as `prompts`.
 
         No more tokens are written than the longest label has, unless `generation.max_tokens` asks
@@ -247,20 +295,37 @@ class Pipeline:
             UserError: a right answer is longer than what is written, unless `data.long_targets`
                 allows it.
         """
-        fitted, prompts = self.prompts([example.prompt for example in examples])
-        labels = task_of(self.given.data).labels
-        texts = labels or [example.target for example in examples]
-        tokens, room = self.shape.answers(texts, self.tokenizer), self.shape.room(self.given)
+        fitted, prompts = self.prompts([example.prompt for example in corpus.examples])
+        labels, room = self.task.labels, self.shape.room(self.given)
+        texts = labels or [example.target for example in corpus.examples]
+        tokens = self.shape.answers(self._settled, texts, self.tokenizer)
         # A reference too long to be written only lowers the score, if the user accepts that.
         try:
             fitted_targets(
                 tokens, texts, room, self.given.data.long_targets, self.shape.output_field
             )
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
+        except TooLong as error:
+            place = None if labels else corpus.place(error.index)
+            raise _placed(error, place) from error
         if labels and self.given.generation.max_tokens is None:
             room = min(room, max(map(len, tokens)))
         return self.shape.with_output_length(fitted, room), prompts
+
+    def _hints(self, examples: Sequence[Example]) -> Iterator[str]:
+        """What a person may have overlooked of prompts and targets that become one stream."""
+        data = self.given.data
+        if data.train is None or self.task.kind != "text" or not self.shape.takes_chats:
+            return
+        if data.prompt is None and data.format is None and self.tokenizer.base.chat_template:
+            yield "the tokenizer has a chat template: --data.format chat asks the model through it"
+        first = examples[0]
+        ends, begins = first.prompt[-1:], first.target[:1]
+        if first.whole and ends and begins and not (ends.isspace() or begins.isspace()):
+            border = shown(f"{first.prompt[-20:]}{first.target[:20]}")
+            yield (
+                f"prompts and targets are joined as they are, such as {border}: "
+                "--data.separator ' ' puts a space between them"
+            )
 
     def _say_lost(self, examples: Sequence[Example]) -> None:
         """Say which characters the tokenizer cannot hold: the model never sees them."""
@@ -271,5 +336,7 @@ class Pipeline:
                 f"warning: the tokenizer does not know {names}: the model will not read or write it"
             )
 
-    def _asked(self, example: Example) -> Example:
-        return Example(self.shape.asked(self.given, example.prompt), example.target)
+
+def _placed(error: TooLong, place: FileLocation | None) -> ConfigError:
+    """The sentence for a row that is too long."""
+    return ConfigError(str(error) if place is None else f"{place}: {error}")
