@@ -39,6 +39,11 @@ def lengths_of(data: Pipeline, splits: Sequence[Split]) -> Lengths:
     Raises:
         UserError: the data or the tokenizer cannot be had, or do not fit the task.
     """
+    if data.parts and "train" in splits:
+        others = [split for split in splits if split != "train"]
+        found = [lengths_of(part, ["train"]) for part in data.parts.values()]
+        found += [lengths_of(data, others)] if others else []
+        return _together(found, len(data.parts))
     measured = [
         [data.shape.length(tokens) for tokens in data.tokenised(split).tokens or ()]
         for split in splits
@@ -50,3 +55,15 @@ def lengths_of(data: Pipeline, splits: Sequence[Split]) -> Lengths:
     every = [lengths for split in measured for lengths in split]
     longest, target = (max(lengths) for lengths in zip(*every, strict=True))
     return Lengths(len(first), longest, fmean(first), target)
+
+
+def _together(found: Sequence[Lengths], sources: int) -> Lengths:
+    """Lengths of several corpora, of which the first ones, the `sources`, are trained."""
+    trained = found[:sources]
+    examples = sum(one.examples for one in trained)
+    return Lengths(
+        examples,
+        max(one.longest for one in found),
+        sum(one.examples * one.mean for one in trained) / examples,
+        max(one.target for one in found),
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from config.errors import ConfigError
 from config.sections import RunConfig
 from data.chat import ChatTemplate, chat_template_of
 from data.loaded import Loaded
+from data.mixture import Ingredient, Mixed, ingredients, is_mixture
 from data.rows import DataError
 from data.sample_format import SampleFormat
 from data.samples import Prompts, Samples, TooLong, fitted_targets
@@ -22,7 +23,7 @@ from data.texts import Corpus, Example
 from data.tokens import Tokenizer, kept_tokenizer
 from files.location import FileLocation
 from files.run_folder import RunFolder
-from files.shown import shown
+from files.shown import shown, shown_name
 from huggingface import hub
 from terminal.screen import say
 
@@ -100,7 +101,27 @@ class Pipeline:
         Raises:
             DataError: see `task_of`.
         """
-        return task_of(self.given.data)
+        task = task_of(self.given.data)
+        if not self.parts or task.format is not None:
+            return task
+        kinds = [part.task.kind for part in self.parts.values()]
+        return replace(task, format="chat" if "chat" in kinds else kinds[0])
+
+    @cached_property
+    def parts(self) -> Mapping[Ingredient, Pipeline]:
+        """The pipelines of a mixture's sources; empty: there is no mixture.
+
+        Raises:
+            UserError: the mixture cannot be read.
+        """
+        if not is_mixture(self.given.data):
+            return {}
+        return {
+            one: replace(
+                self, given=replace(self.given, data=one.data), loaded=self.loaded.part(one.name)
+            )
+            for one in ingredients(self.given.data)
+        }
 
     @property
     def is_chat(self) -> bool:
@@ -139,7 +160,8 @@ class Pipeline:
         """The configuration with what the data say of themselves."""
         kind = self.task.kind
         if kind == "text":
-            return self.shape.settled(self.given, self.task.separator)
+            first = next((p for p in self.parts.values() if p.task.kind == kind), self)
+            return self.shape.settled(self.given, first.task.separator)
         return replace(self.given, data=replace(self.given.data, format=kind))
 
     def corpus(self, split: Split) -> Corpus:
@@ -216,17 +238,22 @@ class Pipeline:
                 }
             )
 
-    def training_samples(self) -> Samples:
+    def training_samples(self, name: str = "") -> Samples:
         """The samples of the training split; says on the screen what it leaves out or cuts.
+
+        Args:
+            name: of the source in a mixture.
 
         Raises:
             UserError: the data or the tokenizer are unavailable, or do not fit the model.
         """
+        if self.parts:
+            return self._mixed_samples()
         corpus = self.tokenised("train")
         self.agree(corpus.examples)
         self._check_targets(corpus)
         samples = self.samples(corpus)
-        notes = [f"{len(samples)} training samples"]
+        notes = [f"{name}{': ' if name else ''}{len(samples)} training samples"]
         if len(samples) != len(corpus.examples):
             notes[0] += f" of {len(corpus.examples)} {KINDS[self.task.kind]}"
         say(
@@ -239,6 +266,19 @@ class Pipeline:
             say(hint)
         self.loaded.forget("train")
         return samples
+
+    def _mixed_samples(self) -> Samples:
+        self._check_targets(Corpus([]))
+        made = [part.training_samples(shown_name(one.name)) for one, part in self.parts.items()]
+        mixed = Mixed.of(made, [one.weight for one in self.parts])
+        say(
+            f"a mixture of {len(mixed)} samples: "
+            + ", ".join(
+                f"{shown_name(one.name)} {count} ({count / len(samples):.3g} times each)"
+                for one, samples, count in zip(self.parts, made, mixed.counts, strict=True)
+            )
+        )
+        return mixed
 
     def _check_targets(self, training: Corpus) -> None:
         """Check the longest targets of both splits, where validation's are named: else what that

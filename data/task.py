@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -20,6 +21,7 @@ from data.conversations import (
 )
 from data.documents import DocumentPart, parts
 from data.forms import PLAIN, USUAL_PAIRS, Form, Format, Pair, format_of, pair_of
+from data.mixture import ingredients, is_mixture
 from data.rows import DataError, File, HubDataset, Row, Source, source_of
 from data.template import ColumnError, NullError, Template
 from data.texts import MAX_CHARACTERS, Corpus, Example
@@ -99,7 +101,7 @@ class Task:
 
     @cached_property
     def _first(self) -> tuple[FileLocation, Row] | None:
-        return next(iter(next(iter(self.sources.values())).rows()), None)
+        return next((first for s in self.sources.values() for first in islice(s.rows(), 1)), None)
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -332,11 +334,18 @@ def task_of(data: Data) -> Task:
     """
     given: dict[Split, str | None] = {"train": data.train, "validation": data.validation}
     files = {split: name for split, name in given.items() if name is not None}
-    task = TASKS[data.dataset]
+    task, mixed = TASKS[data.dataset], is_mixture(data)
     held_out = _fraction(data.validation)
+    if held_out is not None and mixed:
+        raise DataError(
+            f"data.validation is {held_out:g}, but no fraction of a mixture is held out: name a "
+            "file"
+        )
     if held_out is not None:
         del files["validation"]
-    if files:
+    if mixed:
+        del files["train"]
+    if files or mixed:
         sources = {split: source_of(name, split) for split, name in files.items()}
         task = Task("own data", sources, None, None)
     task = replace(
@@ -361,6 +370,8 @@ def check_data(data: Data) -> None:
     """Raise UserError if a task cannot be meant or its files are missing; they are not read."""
     for source in task_of(data).sources.values():
         source.check()
+    for one in ingredients(data) if is_mixture(data) else ():
+        check_data(one.data)
 
 
 def _fraction(validation: str | None) -> float | None:
