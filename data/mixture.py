@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from glob import glob
+from math import inf
 from operator import add, truediv
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -85,9 +86,8 @@ def _ingredient(data: Data, path: Path, name: str, said: Any) -> Ingredient:
             f"{place_of(said, unknown)}a source of a mixture has no field {shown_name(unknown)}: "
             f"it has {', '.join(FIELDS)}"
         )
-    weight = said.get(WEIGHT)
-    number = isinstance(weight, int | float) and not isinstance(weight, bool)
-    if WEIGHT in said and not (number and 0 < weight < float("inf")):
+    weight: Any = said.get(WEIGHT)
+    if WEIGHT in said and (type(weight) not in (int, float) or not 0 < float(weight) < inf):
         raise DataError(
             f"{place_of(said, WEIGHT)}the weight is {shown(weight)}, but must be a positive number"
         )

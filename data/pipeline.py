@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,11 +15,12 @@ from config.sections import RunConfig
 from data.chat import ChatTemplate, chat_template_of
 from data.loaded import Loaded
 from data.mixture import Ingredient, Mixed, ingredients, is_mixture
+from data.prepared import is_large, prepared
 from data.rows import DataError
 from data.sample_format import SampleFormat
 from data.samples import Prompts, Samples, TooLong, fitted_targets
 from data.task import SAMPLE_FOLDER, Split, Task, task_of
-from data.texts import Corpus, Example
+from data.texts import Corpus, Example, Tokens
 from data.tokens import Tokenizer, kept_tokenizer
 from files.location import FileLocation
 from files.run_folder import RunFolder
@@ -30,6 +31,9 @@ from terminal.screen import say
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+
+WHOLE_NAMES = ("pairs", "streams")
+"""Names of the formats that other processes know; see `data.prepare`."""
 
 KINDS = {"text": "examples", "chat": "conversations", "plain": "parts of documents"}
 """What rows of a format are called."""
@@ -184,34 +188,72 @@ class Pipeline:
         """Examples with their tokens."""
         if corpus.tokens is not None:
             return corpus
-        encoded = self.shape.encoded(self._settled, corpus.examples, self.tokenizer)
-        return replace(corpus, tokens=list(encoded))
+        return replace(corpus, tokens=self.encoded(corpus.examples))
+
+    def encoded(self, examples: Sequence[Example]) -> list[Tokens]:
+        """The tokens of examples."""
+        return list(self.shape.encoded(self._settled, examples, self.tokenizer))
+
+    def as_asked(self, example: Example) -> Example:
+        """An example of the task as the model is given it; conversations are that already."""
+        return example if self.is_chat else self.shape.example(self._settled, example)
 
     @cached_property
     def _read_by(self) -> tuple[object, ...]:
         """The settings that examples follow from."""
+        return self.made_by, id(self._loaded[1]) if self.is_chat else None
+
+    @property
+    def made_by(self) -> tuple[object, ...]:
+        """The settings that examples follow from, besides the tokenizer."""
         data = self.given.data
         open_ = ("format", "tokenizer", "loss", "separator")  # which a run fills in
         said = {f.name: getattr(data, f.name) for f in fields(data) if f.name not in open_}
         if not self.is_chat:
             return said, self.task.kind, self.shape.asked(self._settled, "")
         part = self.shape.learned(replace(self.given, data=replace(data, format="chat")))
-        return said, part, id(self._loaded[1])
+        return said, part
 
     def _corpora(self, split: Split) -> dict[Split, Corpus]:
-        task, config = self.task, self._settled
+        task = self.task
         if task.kind == "plain" and not self.shape.takes_chats:
             raise DataError(
                 "plain text is for models with a decoder alone, but this one reads a prompt and "
                 "writes a target: give rows that have both, or another --model"
             )
+        if is_large(task.source(split)) and self.shape.name in WHOLE_NAMES:
+            return self._prepared(split)
         if not self.is_chat:
             found = task.corpora(split).items()
-            return {
-                name: corpus.mapped(partial(self.shape.example, config)) for name, corpus in found
-            }
-        chat = self._chat_template(self.tokenizer.base)
+            return {name: corpus.mapped(self.as_asked) for name, corpus in found}
+        chat = self.training_template()
         corpora = task.corpora(split, chat)
+        self._check_chats(split, chat, corpora)
+        return corpora
+
+    def _prepared(self, split: Split) -> dict[Split, Corpus]:
+        """The examples of large data, with their tokens."""
+        found = prepared(self, split)
+        corpora = {name: corpus for name, (corpus, _) in found.items()}
+        if self.is_chat:
+            facts, chat = found[split][1], self.training_template()
+            chat.refused, chat.doubted = facts.text_list("refused"), facts.text_list("doubted")
+            chat.unknown_tools = facts.data.get("unknown_tools") is True
+            self._check_chats(split, chat, corpora)
+        elif not any(corpus.examples for corpus in corpora.values()):
+            name = self.task.source(split).name
+            raise DataError(f"{name} holds no examples: give data that has some")
+        self.task.check_held_out(corpora)
+        return corpora
+
+    def training_template(self) -> ChatTemplate:
+        """The chat template that conversations are read with."""
+        return self._chat_template(self.tokenizer.base)
+
+    def _check_chats(
+        self, split: Split, chat: ChatTemplate, corpora: Mapping[Split, Corpus]
+    ) -> None:
+        """Say what was noted of conversations; raise DataError if none is left."""
         for note in chat.notes():
             say(note)
         if chat.stop is None and self.shape.takes_chats:
@@ -221,9 +263,8 @@ class Pipeline:
             )
         if not corpora[split].examples:
             raise DataError(f"the data for {split} hold no conversation to learn from")
-        return corpora
 
-    def agree(self, examples: Sequence[Example]) -> None:
+    def agree(self, corpus: Corpus) -> None:
         """Check that all processes have read the same examples and tokenizer, wherever from.
 
         Raises:
@@ -232,8 +273,9 @@ class Pipeline:
         if popdist.getNumInstances() > 1:
             agree(
                 {
-                    "number of examples": len(examples),
-                    "digest of the examples": digest_of(map(repr, examples)),
+                    "number of examples": len(corpus.examples),
+                    "digest of the examples": corpus.digest
+                    or digest_of(map(repr, corpus.examples)),
                     "digest of the tokenizer": digest_of(self.tokenizer.state),
                 }
             )
@@ -250,7 +292,7 @@ class Pipeline:
         if self.parts:
             return self._mixed_samples()
         corpus = self.tokenised("train")
-        self.agree(corpus.examples)
+        self.agree(corpus)
         self._check_targets(corpus)
         samples = self.samples(corpus)
         notes = [f"{name}{': ' if name else ''}{len(samples)} training samples"]
@@ -261,7 +303,7 @@ class Pipeline:
                 [*notes, *corpus.notes, *samples.cuts.notes(self.config.model.sequence_length)]
             )
         )
-        self._say_lost(corpus.examples)
+        self._say_lost(corpus)
         for hint in self._hints(corpus.examples):
             say(hint)
         self.loaded.forget("train")
@@ -360,16 +402,23 @@ class Pipeline:
             yield "the tokenizer has a chat template: --data.format chat asks the model through it"
         first = examples[0]
         ends, begins = first.prompt[-1:], first.target[:1]
-        if first.whole and ends and begins and not (ends.isspace() or begins.isspace()):
-            border = shown(f"{first.prompt[-20:]}{first.target[:20]}")
+        if (
+            not self.shape.asked(self._settled, "")
+            and ends
+            and begins
+            and not (ends.isspace() or begins.isspace())
+        ):
+            example = shown(f"{first.prompt[-20:]}{first.target[:20]}")
             yield (
-                f"prompts and targets are joined as they are, such as {border}: "
+                f"prompts and targets are joined as they are, such as {example}: "
                 "--data.separator ' ' puts a space between them"
             )
 
-    def _say_lost(self, examples: Sequence[Example]) -> None:
+    def _say_lost(self, corpus: Corpus) -> None:
         """Say which characters the tokenizer cannot hold: the model never sees them."""
-        lost = self.tokenizer.lost(text for example in examples for text in example[:2])
+        known = corpus.characters
+        texts = (text for example in corpus.examples for text in example[:2])
+        lost = self.tokenizer.lost(texts if known is None else [known])
         if lost:
             names = ", ".join(map(repr, lost[:5])) + (" and others" if len(lost) > 5 else "")
             say(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from glob import glob, has_magic
 from pathlib import Path
 from typing import Protocol
 
-from data.readers import READERS, is_file_of_rows, kind_of, read_rows
+from data.readers import GZIP, READERS, is_file_of_rows, kind_of, read_rows
 from data.readers import DataError as DataError
 from data.readers import Row as Row
 from files.location import FileLocation
@@ -40,6 +41,14 @@ class Source(Protocol):
         """Raise UserError if what should be on this machine is not; nothing is read."""
         ...
 
+    def size(self) -> int:
+        """Bytes on this machine, about, uncompressed; 0: nobody knows."""
+        ...
+
+    def digests(self) -> Iterator[bytes]:
+        """What identifies the content, if `size` is known."""
+        ...
+
 
 @dataclass(frozen=True)
 class File:
@@ -49,6 +58,12 @@ class File:
 
     def check(self) -> None:
         check_regular(Path(self.name))
+
+    def size(self) -> int:
+        return _size(Path(self.name))
+
+    def digests(self) -> Iterator[bytes]:
+        yield _digest(Path(self.name))
 
     def rows(self) -> Iterator[tuple[FileLocation, Row]]:
         return read_rows(Path(self.name))
@@ -65,6 +80,13 @@ class Files:
         for file in self.files:
             file.check()
 
+    def size(self) -> int:
+        return sum(file.size() for file in self.files)
+
+    def digests(self) -> Iterator[bytes]:
+        for file in self.files:
+            yield from file.digests()
+
     def rows(self) -> Iterator[tuple[FileLocation, Row]]:
         for file in self.files:
             yield from file.rows()
@@ -79,6 +101,16 @@ class SavedDataset:
 
     def check(self) -> None:
         """The folder was looked into before it was taken for one."""
+
+    def size(self) -> int:
+        return sum(map(_size, self._files()))
+
+    def digests(self) -> Iterator[bytes]:
+        for path in self._files():
+            yield _digest(path)
+
+    def _files(self) -> list[Path]:
+        return sorted(path for path in Path(self.name).rglob("*") if path.is_file())
 
     def rows(self) -> Iterator[tuple[FileLocation, Row]]:
         for index, row in enumerate(hub.saved_split(self.name, self.split)):
@@ -96,6 +128,12 @@ class HubDataset:
     def check(self) -> None:
         """Only the hub knows."""
 
+    def size(self) -> int:
+        return 0
+
+    def digests(self) -> Iterator[bytes]:
+        return iter(())
+
     @property
     def name(self) -> str:
         return f"{self.path}{f':{self.subset}' if self.subset else ''} ({self.split})"
@@ -104,6 +142,22 @@ class HubDataset:
         dataset: Iterable[Row] = hub.load_split(self.path, self.subset, self.split)
         for index, row in enumerate(dataset):
             yield FileLocation(self.name, index, "row"), row
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file of rows, uncompressed if texts compress as usual."""
+    try:
+        return path.stat().st_size * (4 if path.suffix.lower() == GZIP else 1)
+    except OSError:  # who reads it says so
+        return 0
+
+
+def _digest(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return path.name.encode() + hashlib.file_digest(file, "sha256").digest()
+    except OSError as error:
+        raise DataError(f"cannot read {shown_path(path)}: {error.strerror or error}") from error
 
 
 def source_of(given: str, split: str) -> Source:

@@ -243,18 +243,15 @@ class Task:
         Raises:
             DataError: the fraction that is held out leaves nothing for one.
         """
-        wanted: tuple[Split, ...] = (split,)
-        if self.held_out is not None and split == "train":
-            wanted = ("train", "validation")
-        kept: dict[Split, list[tuple[FileLocation, Example]]] = {name: [] for name in wanted}
+        kept: dict[Split, list[tuple[FileLocation, Example]]] = {
+            name: [] for name in self.with_held_out(split)
+        }
         left_out = {UNLABELLED: 0, NULL: 0}
         for place, example in found:
             if isinstance(example, int):
                 left_out[example] += 1
                 continue
-            name = split
-            if self.held_out is not None:
-                name = "validation" if _place_of(example) < self.held_out else "train"
+            name = self.split_of(example, split)
             if name in kept:
                 kept[name].append((place, example))
         corpora = {
@@ -266,13 +263,28 @@ class Task:
             )
             for name, placed in kept.items()
         }
+        self.check_held_out(corpora)
+        return corpora
+
+    def with_held_out(self, split: Split) -> tuple[Split, ...]:
+        """The splits that are read with one."""
+        both = self.held_out is not None and split == "train"
+        return ("train", "validation") if both else (split,)
+
+    def split_of(self, example: Example, split: Split) -> Split:
+        """The split that an example of the data for `split` belongs to."""
+        if self.held_out is None:
+            return split
+        return "validation" if _place_of(example) < self.held_out else "train"
+
+    def check_held_out(self, corpora: Mapping[Split, Corpus]) -> None:
+        """Raise DataError if the fraction that is held out leaves nothing for a split."""
         for name, corpus in corpora.items() if self.held_out is not None else ():
             if not corpus.examples:
                 raise DataError(
                     f"--data.validation {self.held_out:g} leaves none for {name}: give "
                     "another fraction, or a file"
                 )
-        return corpora
 
     def _example(self, row: Row, prompt: Form, target: Form) -> Example | int:
         answer = _bounded(target.render(row))

@@ -73,6 +73,8 @@ class Corpus:
         nulls: because a column that is needed holds null.
         places: where the rows of the examples are, for messages; empty: nobody knows.
         tokens: of the examples, as their model's format has them; None: nobody has asked yet.
+        characters: all that the texts have; None: nobody has asked yet.
+        digest: of all of it, if it is known.
     """
 
     examples: Sequence[Example]
@@ -80,6 +82,8 @@ class Corpus:
     nulls: int = 0
     places: Sequence[FileLocation] = ()
     tokens: Sequence[Tokens] | None = None
+    characters: str | None = None
+    digest: str = ""
 
     def mapped(self, change: Callable[[Example], Example]) -> Corpus:
         """With other examples in place of these."""

@@ -52,7 +52,7 @@ class Evaluator:
         corpus = data.corpus("validation")  # first: its advice helps offline
         self._tokenizer, config = data.tokenizer, data.config
         corpus = corpus.first(config.evaluation.samples)
-        data.agree(corpus.examples)
+        data.agree(corpus)
         self._labels = task.labels
         self._targets = [example.target for example in corpus.examples]
         self.facts = {"task": task.name, "left_out_without_label": corpus.unlabelled}
