@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,8 +113,9 @@ def _make(data: Pipeline, split: Split, folder: Path) -> None:
         try:
             assert process.stdin is not None
             assert process.stdout is not None
-            process.stdin.write(json.dumps(asked))
-            process.stdin.close()
+            with suppress(BrokenPipeError):  # it is over already: its code says why
+                process.stdin.write(json.dumps(asked))
+                process.stdin.close()
             for line in process.stdout:
                 told = json.loads(line)
                 if isinstance(told, dict):
