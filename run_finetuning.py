@@ -9,6 +9,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from data.task import check_data
 from planning.options import add_plan_options, is_planned, planned, planned_machine
 from planning.origins import ORIGINS
 from run.options import RunOptions
@@ -29,6 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if "--wandb" in (sys.argv if arguments is None else arguments) and is_first_process():
         check_wandb()
     line = read_command_line(__doc__, "finetuning", "tiny", arguments, _add_options, ORIGINS)
+    if not is_planned(line.options):
+        check_data(line.config.data)
     # These take seconds: mistakes in the command line are said before.
     from data.loaded import Loaded
     from machine.shortage import explain_shortages

@@ -102,13 +102,6 @@ class GPTJTraining(Training):
 
 
 @dataclass(frozen=True)
-class GPTJData(SegmentsData):
-    """What to train and validate on."""
-
-    separator: str = " target:"
-
-
-@dataclass(frozen=True)
 class GPTJConfig(RunConfig):
     """A GPT-J run."""
 
@@ -119,7 +112,7 @@ class GPTJConfig(RunConfig):
 
     model: GPTJModel = field(default_factory=GPTJModel)
     training: GPTJTraining = field(default_factory=GPTJTraining)
-    data: GPTJData = field(default_factory=GPTJData)
+    data: SegmentsData = field(default_factory=SegmentsData)
 
     def tensor_parallel_sizes(self) -> dict[str, int]:
         return super().tensor_parallel_sizes() | {

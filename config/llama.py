@@ -13,9 +13,10 @@ from typing import ClassVar, Literal
 
 from config.base import Section
 from config.errors import ConfigError
-from config.gptj import GPTJData, GPTJTraining
+from config.gptj import GPTJTraining
 from config.model import Model, TiedEmbedding
 from config.sections import RunConfig
+from config.task import SegmentsData
 from config.values import (
     LayerCount,
     NonNegativeFloat,
@@ -312,7 +313,7 @@ class LlamaConfig(RunConfig):
 
     model: LlamaModel = field(default_factory=LlamaModel)
     training: GPTJTraining = field(default_factory=GPTJTraining)
-    data: GPTJData = field(default_factory=GPTJData)
+    data: SegmentsData = field(default_factory=SegmentsData)
 
     def validate(self) -> None:
         super().validate()

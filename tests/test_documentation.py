@@ -118,6 +118,7 @@ WRITTEN_BY_RUNS = {
     "metrics.damaged.jsonl",
     "validation.json",
     "phases.txt",
+    "prepared/",
     "profile/",
     "run.json",
     "tokenizer/",

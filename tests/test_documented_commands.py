@@ -77,6 +77,7 @@ class OfPresets(SavedOrModel):
 def check_script(script: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     runs, module, work = SCRIPTS[script]
     monkeypatch.setattr(runs, "ORIGINS", OfPresets(), raising=False)
+    monkeypatch.setattr(runs, "check_data", lambda data: None, raising=False)  # nobody's files
     monkeypatch.setattr(module, work, begin)
     monkeypatch.setattr(planning.options, "machine", begin)  # what a plan looks up first
     monkeypatch.setattr(popdist, "init", lambda *_: None)  # nobody comes

@@ -51,21 +51,22 @@ class Evaluator:
         data = Pipeline(config, family.sample_format, loaded or Loaded())
         corpus = data.corpus("validation")  # first: its advice helps offline
         self._tokenizer, config = data.tokenizer, data.config
-        examples = corpus.examples[: config.evaluation.samples]
-        data.agree(examples)
-        self._labels, self._targets = task.labels, [example.target for example in examples]
+        corpus = corpus.first(config.evaluation.samples)
+        data.agree(corpus)
+        self._labels = task.labels
+        self._targets = [example.target for example in corpus.examples]
         self.facts = {"task": task.name, "left_out_without_label": corpus.unlabelled}
         self._stops = config.generation.stops()
         self._losses: Losses | None = None
         self._inference: Inference | None = None
         if any(name in objective_of(config).metrics for name in self.metrics):
-            self._samples = data.samples(examples, evaluated=True)
+            self._samples = data.samples(corpus, evaluated=True)
             self._count_cut(self._samples.cuts.prompts)
             self._losses = compiled(
                 lambda: Losses(config, family, lender), "the program of the loss"
             )
         if any(name in TEXT_METRICS for name in self.metrics):
-            fitted, self._prompts = data.answering(examples)
+            fitted, self._prompts = data.answering(corpus)
             self._count_cut(self._prompts.truncated)
             self._inference = compiled(
                 lambda: Inference(fitted, family, strategy_of(fitted, data.tokenizer), lender),

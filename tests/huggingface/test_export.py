@@ -17,6 +17,7 @@ import transformers
 import run_export
 import run_finetuning
 from checkpoints import CheckpointStore
+from config.families import FAMILIES
 from config.sections import RunConfig
 from data.task import NLI_LABELS
 from data.tokens import Tokenizer as RunTokenizer
@@ -64,7 +65,8 @@ def answered_by_transformers(folder: Path, preset: str, prompts: list[str]) -> l
     # As many tokens as the longest answer has, with the end token.
     family = "t5" if model.config.is_encoder_decoder else "gptj"
     shape = family_named(family).sample_format
-    most = max(map(len, shape.answers(list(NLI_LABELS), RunTokenizer(tokenizer))))
+    config = FAMILIES[family].config.from_dict({"data": {"dataset": "sample"}})
+    most = max(map(len, shape.answers(config, list(NLI_LABELS), RunTokenizer(tokenizer))))
     answers: list[str] = []
     for start in range(0, len(prompts), 100):
         batch = tokenizer(prompts[start : start + 100], padding=True, return_tensors="pt")
