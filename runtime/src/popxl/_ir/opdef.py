@@ -62,6 +62,8 @@ class OpDef:
             returns the results; see `popxl._analysis.machine_protocol`.
         view_write: for ops usable as views: `view_write(inputs, value, **attrs) -> new inputs`,
             arrays in, tuple of arrays out; stores `value` through the view into its inputs.
+        merge: for such ops of one input: `merge(first, then) -> (definition, attrs) or None`, of
+            one op that is the view `then` of the view `first`.
         dtypes: "same": all inputs must have one dtype; "any": no rule beyond `infer`.
         regions: for ops that run graphs: `regions(op) -> [Region]`, what they run.
         same: `same(op) -> bool`: whether the only output is the only input, unchanged; where it is,
@@ -82,6 +84,7 @@ class OpDef:
     grad: GradRule | NoGrad | None = None
     execute: Callable[..., Sequence[Any]] | None = None
     view_write: Callable[..., Any] | None = None
+    merge: Callable[[Op, Op], tuple[OpDef, Mapping[str, Any]] | None] | None = None
     dtypes: Literal["same", "any"] = "any"
     regions: Callable[[Op], Iterable[Region[Any]]] | None = None
     same: Callable[[Op], bool] | None = None
