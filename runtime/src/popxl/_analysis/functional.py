@@ -24,6 +24,7 @@ from popxl._analysis.aliases import Views
 from popxl._analysis.effects import Effects, effects_of
 from popxl._analysis.known import found_once
 from popxl._analysis.picking import picked
+from popxl._analysis.text import name_text
 from popxl._ir.attached import analyses, attach
 from popxl._ir.regions import Region, regions
 
@@ -54,7 +55,7 @@ class Value:
         return self.tensor.spec
 
     def __repr__(self) -> str:
-        return f"%{self.tensor.name}" + (f"'{self.version}" if self.version else "")
+        return f"%{name_text(self.tensor)}" + (f"'{self.version}" if self.version else "")
 
 
 _DEEP = 16

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from popxl import context, dtypes
@@ -97,13 +98,19 @@ class Op:
 
 
 def add_outputs(op: Op, specs: Sequence[Any], names: Sequence[str | None] = ()) -> list[Tensor]:
-    """Give `op` further outputs of the given specs; returns them."""
+    """Give `op` further outputs; returns them.
+
+    Args:
+        names: of the outputs; what it leaves out or None is as the definition says.
+    """
     from popxl.tensor import Tensor
 
-    added = []
-    for i, spec in enumerate(specs):
-        name = names[i] if i < len(names) else None
-        tensor = Tensor._make(op.graph, spec, name, producer=op)
-        op.outputs.append(tensor)
-        added.append(tensor)
+    if len(names) < len(specs) or None in names:
+        default = op.defn.result_names(op, len(specs))
+        names = [a or b for a, b in zip_longest(names, default)]
+    added = [
+        Tensor._make(op.graph, spec, name, producer=op)
+        for spec, name in zip(specs, names, strict=False)
+    ]
+    op.outputs += added
     return added

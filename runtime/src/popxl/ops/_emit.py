@@ -26,7 +26,7 @@ def emit(
     """Add an op to the current graph and return its outputs.
 
     Args:
-        names: names of the outputs; default `t`.
+        names: names of the outputs; default: as the definition says.
         inplace: index of the input to overwrite; output 0 then aliases it.
         view: make output 0 a view of the inputs.
 

@@ -125,6 +125,7 @@ _CAST = define(
     lambda x, dtype: x.astype(dtype.as_jax()),
     grad=_cast_grad,
     tags=ELEMENTWISE,
+    result="{t}_{dtype.name}",
 )
 
 

@@ -75,7 +75,13 @@ SCALE_CHECK = RuntimeCheck(
 _SCALE = define(
     "pow2scale", lambda x, log2_scale, dtype: times_pow2(x, log2_scale).astype(dtype.as_jax())
 )
-_TO_FLOAT8 = define("pow2scale_cast_to_fp8", _to_float8, grad=_scaled_grad, check=SCALE_CHECK)
+_TO_FLOAT8 = define(
+    "pow2scale_cast_to_fp8",
+    _to_float8,
+    grad=_scaled_grad,
+    check=SCALE_CHECK,
+    result="{t}_{dtype.name}",
+)
 
 
 def pow2scale_cast_to_fp8(t: Tensor, log2_scale: Tensor, data_type: dtypes.dtype) -> Tensor:
@@ -101,7 +107,13 @@ def _from_float8(x: Any, log2_scale: Any, dtype: dtypes.dtype) -> Any:
     return times_pow2(x, log2_scale).astype(dtype.as_jax())
 
 
-_FROM_FLOAT8 = define("pow2scale_cast_from_fp8", _from_float8, grad=_scaled_grad, check=SCALE_CHECK)
+_FROM_FLOAT8 = define(
+    "pow2scale_cast_from_fp8",
+    _from_float8,
+    grad=_scaled_grad,
+    check=SCALE_CHECK,
+    result="{t}_{dtype.name}",
+)
 
 
 def pow2scale_cast_from_fp8(t: Tensor, log2_scale: Tensor, data_type: dtypes.dtype) -> Tensor:

@@ -337,6 +337,7 @@ _CAST = define(
     "fp8_cast",
     lambda x, scale, dtype: _saturated(x, scale, dtype),
     grad=NoGrad("differentiate fp8.linear, which has the products of its gradients in FP8 too"),
+    result="{t}_{dtype.name}",
 )
 
 

@@ -92,6 +92,7 @@ _IPU_COPY = define(
     lambda x, source, destination: x,
     infer=lambda spec, **_: [spec],
     grad=_copy_back,
+    result="{t}_c{destination}",
 )
 
 
@@ -118,6 +119,7 @@ _TILE_COPY = define(
     lambda x: x,
     infer=lambda spec: [spec],
     grad=lambda ctx, op, dy: [io_tile_copy(dy)],
+    result="{t}_iotilecopy",
 )
 
 

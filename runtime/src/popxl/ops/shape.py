@@ -33,6 +33,7 @@ _RESHAPE = define(
     grad=_reshape_grad,
     view_write=lambda inputs, value, shape: (value.reshape(inputs[0].shape),),
     tags=("movement",),
+    result="{t}_reshaped",
 )
 
 
@@ -116,6 +117,7 @@ _TRANSPOSE = define(
     grad=_transpose_grad,
     view_write=lambda inputs, value, permutation: (jnp.transpose(value, _inverse(permutation)),),
     tags=("movement",),
+    result="{t}_T",
 )
 
 
@@ -200,7 +202,11 @@ def _split_grad(ctx: Any, op: Any, *dys: Tensor | None) -> list[Tensor]:
 
 
 _SPLIT = define(
-    "split", lambda x, sizes, axis: _parts(x, sizes, axis), grad=_split_grad, tags=("movement",)
+    "split",
+    lambda x, sizes, axis: _parts(x, sizes, axis),
+    grad=_split_grad,
+    tags=("movement",),
+    result="{t}_split_{i}",
 )
 
 

@@ -124,7 +124,7 @@ def _infer_vjp(*_: TensorSpec, specs: Any, wrt: tuple[int, ...], **__: Any) -> l
     return [TensorSpec(specs[i].shape, specs[i].dtype) for i in wrt]
 
 
-VJP = define("vjp", _vjp, infer=_infer_vjp)
+VJP = define("vjp", _vjp, infer=_infer_vjp, result="{of}_grad_out")
 
 
 _USED: dict[Any, tuple[int, ...]] = {}
