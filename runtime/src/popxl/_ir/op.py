@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from popxl import context, dtypes
@@ -97,20 +96,13 @@ class Op:
         return f"<Op {self.name} at {self.location}>"
 
 
-def add_outputs(op: Op, specs: Sequence[Any], names: Sequence[str | None] = ()) -> list[Tensor]:
-    """Give `op` further outputs; returns them.
-
-    Args:
-        names: of the outputs; what it leaves out or None is as the definition says.
-    """
+def add_outputs(op: Op, specs: Sequence[Any], names: Sequence[str] = ()) -> list[Tensor]:
+    """Give `op` further outputs, called `names` or else as its definition says; returns them."""
     from popxl.tensor import Tensor
 
-    if len(names) < len(specs) or None in names:
-        default = op.defn.result_names(op, len(specs))
-        names = [a or b for a, b in zip_longest(names, default)]
-    added = [
-        Tensor._make(op.graph, spec, name, producer=op)
-        for spec, name in zip(specs, names, strict=False)
-    ]
-    op.outputs += added
+    added = []
+    for spec, name in zip(specs, names or op.defn.result_names(op, len(specs)), strict=True):
+        tensor = Tensor._make(op.graph, spec, name, producer=op)
+        op.outputs.append(tensor)
+        added.append(tensor)
     return added

@@ -73,10 +73,9 @@ class OpDef:
             how its float32 result is rounded to the dtype of the first input.
         maxima: inputs whose "gradient" is no derivative but the largest of something observed: of
             several for one tensor, the largest is taken, and not the sum.
-        result: what results are called before the graph makes their names unique: a pattern of
-            `{t}` (the first input without its scopes), `{i}` (the number of the result) and
-            attributes; or `result(op) -> names`. Default: `<name>_out`, in place
-            `<name>_inplace_out`.
+        result: what results are called, before the graph makes their names unique; or
+            `result(op) -> [name of each]`. `{t}` is the name of the first input without scopes.
+            Default: `<name>_out`, in place `<name>_inplace_out`.
         inplace_result: what they are called in place and as views, where `result` does not say.
         tags: words for tools, such as "elementwise", "collective".
         home: module that defined it; ops of other packages are cached by what they lower to.
@@ -110,12 +109,11 @@ class OpDef:
         """What the `count` results of `op` are called, before their names are made unique."""
         in_place = op.inplace is not None or op.view
         rule = self.inplace_result if in_place else self.result
-        if not isinstance(rule, str):
-            return rule(op)
-        if "{" not in rule:
-            return (rule,) * count
-        known = {**op.attrs, "t": op.inputs[0].name.rpartition("/")[2]}
-        return [rule.format_map({**known, "i": i}) for i in range(count)]
+        names = (rule,) * count if isinstance(rule, str) else rule(op)
+        if not names or "{t}" not in names[0]:
+            return names
+        t = op.inputs[0]._name.rpartition("/")[2]
+        return [name.replace("{t}", t) for name in names]
 
     def __repr__(self) -> str:
         return f"OpDef({self.name})"

@@ -15,6 +15,7 @@ from popxl._ir.opdef import RuntimeCheck, define
 from popxl.ops._args import hint
 from popxl.ops._emit import emit
 from popxl.ops._numerics import check_floating, is_float8
+from popxl.ops.elementwise import named_after_dtype
 from popxl.ops.linalg import matmul_grads
 from popxl.ops.placement import init
 from popxl.tensor import Tensor
@@ -80,7 +81,7 @@ _TO_FLOAT8 = define(
     _to_float8,
     grad=_scaled_grad,
     check=SCALE_CHECK,
-    result="{t}_{dtype.name}",
+    result=named_after_dtype,
 )
 
 
@@ -112,7 +113,7 @@ _FROM_FLOAT8 = define(
     _from_float8,
     grad=_scaled_grad,
     check=SCALE_CHECK,
-    result="{t}_{dtype.name}",
+    result=named_after_dtype,
 )
 
 

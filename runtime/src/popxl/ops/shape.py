@@ -206,7 +206,7 @@ _SPLIT = define(
     lambda x, sizes, axis: _parts(x, sizes, axis),
     grad=_split_grad,
     tags=("movement",),
-    result="{t}_split_{i}",
+    result=lambda op: [f"{{t}}_split_{i}" for i in range(len(op.attrs["sizes"]))],
 )
 
 
