@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from popxl._analysis.effects import Effects, effects_of
 from popxl._analysis.known import found_once
 from popxl._analysis.picking import ShortViews
+from popxl._analysis.text import name_text
 from popxl._ir.attached import analyses, attach
 from popxl._ir.regions import Region, regions
 
@@ -53,7 +54,7 @@ class Value:
         return self.tensor.spec
 
     def __repr__(self) -> str:
-        return f"%{self.tensor.name}" + (f"'{self.version}" if self.version else "")
+        return f"%{name_text(self.tensor)}" + (f"'{self.version}" if self.version else "")
 
 
 class Node:

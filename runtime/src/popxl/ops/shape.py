@@ -35,6 +35,7 @@ _RESHAPE = define(
     view_write=lambda inputs, value, shape: (value.reshape(inputs[0].shape),),
     merge=lambda first, then: (then.defn, then.attrs) if first.defn is then.defn else None,
     tags=("movement",),
+    result="{t}_reshaped",
 )
 
 
@@ -115,6 +116,7 @@ _TRANSPOSE = define(
     view_write=lambda inputs, value, permutation: (jnp.transpose(value, inverse(permutation)),),
     merge=merge_parts,
     tags=("movement",),
+    result="{t}_T",
 )
 
 
@@ -199,7 +201,11 @@ def _split_grad(ctx: Any, op: Any, *dys: Tensor | None) -> list[Tensor]:
 
 
 _SPLIT = define(
-    "split", lambda x, sizes, axis: _parts(x, sizes, axis), grad=_split_grad, tags=("movement",)
+    "split",
+    lambda x, sizes, axis: _parts(x, sizes, axis),
+    grad=_split_grad,
+    tags=("movement",),
+    result=lambda op: [f"{{t}}_split_{i}" for i in range(len(op.attrs["sizes"]))],
 )
 
 

@@ -168,4 +168,4 @@ def subsample(t: Tensor, strides: int | Iterable[int]) -> Tensor:
         )
     steps += [1] * (t.rank - len(steps))
     region = tuple((0, -(-n // s), s) for n, s in zip(t.shape, steps, strict=True))
-    return emit(_SLICE, [t], {"region": region})[0]
+    return emit(_SLICE, [t], {"region": region}, names=["subsample_out"])[0]
