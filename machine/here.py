@@ -65,15 +65,11 @@ def _processor(precision: str) -> Machine:
     block = np.zeros(_BLOCK, np.uint8)
     copied = np.empty_like(block)
     bandwidth = 2 * _BLOCK / _best(lambda: np.copyto(copied, block))
-    return replace(
-        machine("laptop"),
-        name="here",
-        title="this processor",
-        flops=dict.fromkeys(("float32", "float16", "bfloat16"), rate),
-        bandwidth=bandwidth,
-        host_link=bandwidth,
-        link=bandwidth,
-    )
+    flops = dict.fromkeys(("float32", "float16", "bfloat16"), rate)
+    moving = dict.fromkeys(("bandwidth", "host_link", "link"), bandwidth)
+    reached = flops | moving  # as measured
+    made = replace(machine("laptop"), name="here", title="this processor", flops=flops)
+    return replace(made, reached=reached, **moving)
 
 
 def _with_disk(machine: Machine, folder: str | None) -> Machine:
