@@ -67,9 +67,16 @@ def _processor(precision: str) -> Machine:
     bandwidth = 2 * _BLOCK / _best(lambda: np.copyto(copied, block))
     flops = dict.fromkeys(("float32", "float16", "bfloat16"), rate)
     moving = dict.fromkeys(("bandwidth", "host_link", "link"), bandwidth)
-    reached = flops | moving  # as measured
-    made = replace(machine("laptop"), name="here", title="this processor", flops=flops)
-    return replace(made, reached=reached, **moving)
+    return replace(
+        machine("laptop"),
+        name="here",
+        title="this processor",
+        flops=flops,
+        bandwidth=bandwidth,
+        host_link=bandwidth,
+        link=bandwidth,
+        reached=flops | moving,
+    )
 
 
 def _with_disk(machine: Machine, folder: str | None) -> Machine:
