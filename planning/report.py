@@ -36,6 +36,7 @@ class Report:
 
     Attributes:
         rows: in order of execution.
+        reached: what programs reach of the machine's rates.
         timeline: a simulated run; None where host and devices share their memory, and nothing is
             on disk.
     """
@@ -44,6 +45,7 @@ class Report:
     needs: Needs
     machine: Machine
     rows: Sequence[ReportRow]
+    reached: popxl.plan.Rates
     timeline: popxl.plan.Timeline | None = None
 
     @property
@@ -101,8 +103,11 @@ class Report:
 
     @property
     def expected_seconds(self) -> float:
-        """Seconds of a run: simulated, where there is a timeline, else the bound."""
-        return self.seconds if self.timeline is None else self.timeline.seconds
+        """Seconds of a run: simulated, where there is a timeline, else the bound at the rates that
+        programs reach."""
+        if self.timeline is not None:
+            return self.timeline.seconds
+        return sum(times(row.part, self.reached).seconds for row in self.rows)
 
     @property
     def tokens_per_second(self) -> float:
@@ -179,7 +184,8 @@ def report(preset: str, needs: Needs, machine: Machine) -> Report:
 
 def _report(preset: str, needs: Needs, machine: Machine) -> Report:
     needs = placed(needs, machine)
-    rates = machine.rates(needs.config.model.precision, needs.plan.replicas)
+    precision, replicas = needs.config.model.precision, needs.plan.replicas
+    rates, reached = machine.rates(precision, replicas), machine.reached_rates(precision, replicas)
     rows = []
     for part in needs.plan.parts:
         phase, _, direction = part.name.partition("/")
@@ -189,8 +195,8 @@ def _report(preset: str, needs: Needs, machine: Machine) -> Report:
     if needs.placement is not None and not needs.plan.disk:
         timeline = needs.placement.after
     elif machine.platform != "cpu" or needs.plan.disk:
-        timeline = needs.traced.timeline(rates)
-    return Report(preset, needs, machine, rows, timeline)
+        timeline = needs.traced.timeline(reached)
+    return Report(preset, needs, machine, rows, reached, timeline)
 
 
 def _placement(placement: popxl.plan.Placement) -> dict[str, Any]:
