@@ -9,11 +9,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from data.task import check_data
 from planning.options import add_plan_options, is_planned, planned, planned_machine
 from planning.origins import ORIGINS
 from run.options import RunOptions
 from terminal.command_line import read_command_line, typed
 from terminal.entry_point import entry_point
+from terminal.screen import is_first_process
+from terminal.wandb_environment import check_wandb
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -24,23 +27,23 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line and train."""
+    if "--wandb" in (sys.argv if arguments is None else arguments) and is_first_process():
+        check_wandb()
     line = read_command_line(__doc__, "finetuning", "tiny", arguments, _add_options, ORIGINS)
+    if not is_planned(line.options):
+        check_data(line.config.data)
     # These take seconds: mistakes in the command line are said before.
     from data.loaded import Loaded
     from machine.shortage import explain_shortages
     from planning.choices import with_choices
     from planning.needs import finetuning_needs
     from run.loop import finetune
-    from run.mirror import restore_from_mirror
 
     given, loaded = line.options, Loaded()
-    if not (given.fresh or is_planned(given)):
-        restore_from_mirror(line.config)
     line = with_choices(
         line,
         ("train",),
         trains=True,
-        fresh=given.fresh,
         only_plans=is_planned(given),
         machine=planned_machine(given),
         loaded=loaded,

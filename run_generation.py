@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # These take seconds: mistakes in the command line are said before.
     from data.loaded import Loaded
     from machine.shortage import explain_shortages
-    from planning.choices import with_choices
+    from planning.choices import with_choices, with_own_lengths
     from run.answers.generate import (
         answer,
         asked_rows,
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write_rows,
     )
 
-    config = with_choices(line).config
+    config = with_own_lengths(with_choices(line)).config
     # Before any process reads what others read elsewhere.
     asks = {"a file of prompts": given.file is not None, "--raw": given.raw,
             "--chat": given.chat}  # fmt: skip

@@ -9,6 +9,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from data.task import check_data
 from planning.options import add_plan_options, is_planned, planned, planned_machine
 from planning.origins import ORIGINS
 from terminal.command_line import read_command_line
@@ -32,6 +33,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line and validate."""
     line = read_command_line(__doc__, "inference", "tiny", arguments, _add_options, ORIGINS)
+    if not is_planned(line.options):
+        check_data(line.config.data)
     # These take seconds: mistakes in the command line are said before.
     from data.loaded import Loaded
     from machine.shortage import explain_shortages

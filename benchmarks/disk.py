@@ -5,7 +5,8 @@
 Each way writes the same entries from memory that is not aligned, as XLA's is not, waits until the
 disk has them, and reads them back in another order. `direct` is what entries on disk use;
 `buffered` goes through the page cache; `tensorstore` (if it is installed) is that library's
-driver of files, each entry a key. The ways take turns; medians are shown. Ends with one JSON line.
+driver of files, each entry a key. The ways take turns; medians are shown. `checksums` are
+those that requests are checked by, whatever the disk. Ends with one JSON line.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import google_crc32c
 import numpy as np
 
 from terminal.entry_point import entry_point
@@ -87,6 +89,18 @@ def tensorstore(folder: Path, entries: Sequence[np.ndarray]) -> tuple[float, flo
     return write, read
 
 
+def checksums(entries: Sequence[np.ndarray], rounds: int) -> dict[str, float]:
+    """Gigabytes of checksums in a second of one processor: median of `rounds`."""
+    seconds = []
+    for _ in range(rounds):
+        start = time.process_time()
+        for entry in entries:
+            google_crc32c.value(entry)
+        seconds.append(time.process_time() - start)
+    total = sum(entry.nbytes for entry in entries) / 1e9
+    return {"gb_per_processor_second": total / statistics.median(seconds)}
+
+
 def _shuffled(i: int, entries: Sequence[np.ndarray]) -> int:
     return (i * 7 + 3) % len(entries)
 
@@ -101,12 +115,16 @@ def _cached() -> int:
     return next(int(x.split()[1]) * 1024 for x in lines if x.startswith("Cached:"))
 
 
-def measure(folder: Path, ways: dict[str, Way], size: int, count: int, rounds: int) -> dict:
-    """Gigabytes per second, and of the page cache that a way adds, by way: medians of `rounds`."""
+def entries_of(size: int, count: int) -> list[np.ndarray]:
+    """Random bytes that are not aligned."""
     rng = np.random.default_rng(0)
-    entries = [rng.integers(0, 256, size + 64, np.uint8)[64:] for _ in range(count)]
+    return [rng.integers(0, 256, size + 64, np.uint8)[64:] for _ in range(count)]
+
+
+def measure(folder: Path, ways: dict[str, Way], entries: Sequence[np.ndarray], rounds: int) -> dict:
+    """Gigabytes per second, and of the page cache that a way adds, by way: medians of `rounds`."""
     measured: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ways}
-    total = size * count / 1e9
+    total = sum(entry.nbytes for entry in entries) / 1e9
     for _ in range(rounds):
         for name, way in ways.items():
             with TemporaryDirectory(dir=folder) as place:
@@ -132,7 +150,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ways: dict[str, Way] = {"direct": direct, "buffered": buffered}
     if find_spec("tensorstore"):
         ways["tensorstore"] = tensorstore
-    rates = measure(given.folder, ways, given.mib * MIB, given.entries, given.rounds)
+    entries = entries_of(given.mib * MIB, given.entries)
+    rates = measure(given.folder, ways, entries, given.rounds)
+    rates["checksums"] = checksums(entries, given.rounds)
     for name, facts in rates.items():
         print(f"{name:12}" + "  ".join(f"{what} {x:.2f}" for what, x in facts.items()))
     print(json.dumps({"benchmark": "disk", "entry_mib": given.mib, **rates}))

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+import popdist
 from checkpoints.errors import CheckpointError, CheckpointWarning
 from checkpoints.folders import (
     StepFolder,
@@ -25,10 +26,12 @@ from checkpoints.manifest import FILE_NAME, Manifest
 from checkpoints.tables import is_file_name
 from checkpoints.together import reason_of
 from config.values import is_address
+from files.errors import FileError
 from files.lock import locked
 from files.run_folder import RunFolder
 from files.shown import shown_name, shown_path
 from files.writing import sync
+from terminal.screen import is_first_process, say
 
 _PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}
 _BLOCK = 2**24  # bytes
@@ -266,3 +269,23 @@ def restore(save: str, mirror: str) -> Path | None:
     with locked(folder):
         here = step_folders(folder)
         return RemoteRun(mirror).fetch(folder, here[0].number if here else -1)
+
+
+def restore_from_mirror(save: str, mirror: str | None) -> None:
+    """Bring the run in a mirror to its folder, where that has no step as new.
+
+    Raises:
+        CheckpointError: on all processes, if that fails.
+    """
+    problem = None
+    if mirror is None:
+        return
+    if is_first_process():
+        try:
+            step = restore(save, mirror)
+            if step is not None:
+                say(f"{step.name} came from {mirror}")
+        except (FileError, OSError) as error:
+            problem = str(error)
+    if (problem := popdist.gather(problem)[0]) is not None:
+        raise CheckpointError(problem)

@@ -188,3 +188,15 @@ def flattened(section: Mapping[str, Any], path: str = "") -> dict[str, Any]:
         inner = isinstance(value, Mapping)
         flat |= flattened(value, f"{path}{name}.") if inner else {f"{path}{name}": value}
     return flat
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested mappings of values that have dotted names: what `flattened` takes apart."""
+    whole: dict[str, Any] = {}
+    for dotted, value in values.items():
+        *sections, name = dotted.split(".")
+        here = whole
+        for section in sections:
+            here = here.setdefault(section, {})
+        here[name] = value
+    return whole

@@ -67,7 +67,7 @@ ALIASES = {
 """Short flags, permanent: lines may be added here, but not changed."""
 
 GROUPS = {
-    "data": "the task",
+    "data": "the data",
     "checkpoint": "weights and checkpoints",
     "training": "training",
     "evaluation": "evaluation",
@@ -87,19 +87,24 @@ def flag_of(dotted: str) -> str:
     return _SHORT.get(dotted, dotted)
 
 
+def section_groups(parser: argparse.ArgumentParser) -> dict[str, argparse._ArgumentGroup]:
+    """The groups of the sections' flags, in `--help` in front of those that are made later."""
+    return {section: parser.add_argument_group(title) for section, title in GROUPS.items()}
+
+
 def add_field_flags(
-    parser: argparse.ArgumentParser,
+    groups: Mapping[str, argparse._ArgumentGroup],
     config_class: type[Section],
     help_of: Callable[[Leaf], str],
 ) -> None:
-    """Give the parser one flag per field, in a group for each section.
+    """Give a parser one flag per field, in a group for each section.
 
     The texts given for a field are found in the parsed namespace under its dotted name.
 
     Args:
+        groups: see `section_groups`.
         help_of: the help of a field; `argparse.SUPPRESS` leaves it out.
     """
-    groups = {section: parser.add_argument_group(title) for section, title in GROUPS.items()}
     for leaf in leaves(config_class):
         section = leaf.dotted.partition(".")[0]
         groups[section].add_argument(
@@ -162,8 +167,11 @@ def field_overrides(parsed: Mapping[str, str], config_class: type[Section]) -> d
         target = nested
         for section in sections:
             target = target.setdefault(section, {})
+        text = parsed[leaf.dotted]
+        if not isinstance(text, str):  # argparse takes the value `--` away
+            text = "--"
         try:
-            target[name] = leaf.type.parse(parsed[leaf.dotted], leaf.dotted)
+            target[name] = leaf.type.parse(text, leaf.dotted)
         except ValueError as error:
             raise ConfigError(str(error)) from None
     return nested

@@ -50,6 +50,9 @@ class GPTJModel(Model):
     output_length: PositiveInt = 5
     """Most tokens to generate, the end token included."""
 
+    max_length: PositiveInt = 2048
+    """Tokens that the model was made for. HF: n_positions."""
+
     layer_norm_epsilon: PositiveFloat = 1e-5
     """Added to the variance in a layer norm."""
 
@@ -99,13 +102,6 @@ class GPTJTraining(Training):
 
 
 @dataclass(frozen=True)
-class GPTJData(SegmentsData):
-    """What to train and validate on."""
-
-    separator: str = " target:"
-
-
-@dataclass(frozen=True)
 class GPTJConfig(RunConfig):
     """A GPT-J run."""
 
@@ -116,7 +112,7 @@ class GPTJConfig(RunConfig):
 
     model: GPTJModel = field(default_factory=GPTJModel)
     training: GPTJTraining = field(default_factory=GPTJTraining)
-    data: GPTJData = field(default_factory=GPTJData)
+    data: SegmentsData = field(default_factory=SegmentsData)
 
     def tensor_parallel_sizes(self) -> dict[str, int]:
         return super().tensor_parallel_sizes() | {

@@ -1,54 +1,66 @@
-"""The text of `--help`: two screens, and all fields with `--help-all`."""
+"""The text of `--help`: two screens of what people look for, and all fields with `--help-all`."""
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from config.base import Leaf, Section
-from config.flags import ALIASES
 
 WIDTH = 100
 """Columns of a help text."""
 HELP_AT = 36
 """Column where the meaning of a flag begins."""
 
-ALSO_SHOWN = {
-    "data.train",
-    "data.validation",
-    "data.prompt",
-    "data.target",
-    "data.labels",
-    "evaluation.steps",
-    "evaluation.patience",
-    "checkpoint.keep_best",
+SHOWN = {
+    "data": "train validation prompt target labels dataset",
+    "checkpoint": "save load keep_best",
+    "training": "steps epochs global_batch_size optimizer.name optimizer.learning_rate.maximum "
+    "optimizer.learning_rate.function optimizer.learning_rate.warmup_steps "
+    "optimizer.learning_rate.warmup_proportion optimizer.weight_decay",
+    "evaluation": "steps",
+    "generation": "search max_tokens temperature top_k top_p beams repetition_penalty stop_strings",
+    "model": "sequence_length decoder_sequence_length output_length precision",
+    "execution": "micro_batch_size data_parallel tensor_parallel activations disk host_memory "
+    "device",
 }
-"""Fields of the short help that have no alias."""
+"""Fields of the short help, by section."""
+RARE = {
+    "metrics_port", "metrics_host", "profile", "stall", "plan_json", "plan_picture", "plan_trace",
+    "machine", "processes", "process", "coordinator",
+}  # fmt: skip
+"""Options of scripts that it leaves out."""
 NOT_USED = {"finetuning": "generation", "inference": "training"}
 """By purpose of the presets: the section that the short help leaves out."""
 
 
 def field_help(
-    config_class: type[Section], data: Mapping[str, Any], presets: str, all_fields: bool
+    config_class: type[Section],
+    data: Mapping[str, Any],
+    presets: str,
+    all_fields: bool,
+    chosen: Collection[str] = (),
 ) -> Callable[[Leaf], str]:
     """What `--help` says of each field.
 
     Args:
         data: of the preset; fields that it lacks have the class's values.
         presets: "finetuning", "inference", or another file's path.
-        all_fields: describe every field in full; otherwise the most used ones, in a line each.
+        all_fields: describe every field in full; otherwise the most used ones, in a sentence each.
+        chosen: dotted names of the fields that the program chooses.
     """
-    defaults, shown = config_class(), ALSO_SHOWN | set(ALIASES.values())
+    defaults = config_class()
+    shown = {f"{section}.{name}" for section in SHOWN for name in SHOWN[section].split()}
     left_out = NOT_USED.get(presets, "")
 
     def help_of(leaf: Leaf) -> str:
         section = leaf.dotted.partition(".")[0]
         if not all_fields and (leaf.dotted not in shown or section == left_out):
             return argparse.SUPPRESS
-        value = _shown(_value(defaults, data, leaf.dotted))
-        text = leaf.doc if all_fields else _one_line(leaf.doc, WIDTH - HELP_AT - len(value))
+        value = _shown("chosen" if leaf.dotted in chosen else _value(defaults, data, leaf.dotted))
+        text = leaf.doc if all_fields else _first_sentence(leaf.doc)
         return f"{text}{value}".replace("%", "%%")
 
     return help_of
@@ -59,9 +71,11 @@ def formatter(prog: str) -> argparse.HelpFormatter:
     return argparse.HelpFormatter(prog, max_help_position=HELP_AT, width=WIDTH)
 
 
-def _one_line(doc: str, length: int) -> str:
-    text = re.split(r"[.;] ", doc, maxsplit=1)[0].rstrip(".")
-    return text if len(text) <= length else f"{text[: length - 3].rsplit(' ', 1)[0]} ..."
+def _first_sentence(doc: str) -> str:
+    """A doc up to its first full stop or semicolon that is in no parentheses."""
+    ends = (match.start() for match in re.finditer(r"[.;] ", doc))
+    whole = (doc[:end] for end in ends if doc[:end].count("(") == doc[:end].count(")"))
+    return next(whole, doc).rstrip(".")
 
 
 def _value(defaults: Section, data: Mapping[str, Any], dotted: str) -> Any:

@@ -1,7 +1,8 @@
 """The configuration of Llama-shaped decoders: what an architecture does, setting by setting.
 
-Llama 2 and 3, Mistral, Qwen 2 and 3, Phi-3 and 4, Gemma 2 and 3, SmolLM, OLMo 2 and Granite are
-this model with different settings, which their config.json says (`modelling/llama/config_json.py`).
+Llama 2 and 3, Mistral, Ministral 3, Qwen 2 and 3, Phi-3 and 4, Gemma 2 and 3, SmolLM, OLMo 2 and 3
+and Granite are this model with different settings, which their config.json says
+(`modelling/llama/config_json.py`).
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ from typing import ClassVar, Literal
 
 from config.base import Section
 from config.errors import ConfigError
-from config.gptj import GPTJData, GPTJTraining
+from config.gptj import GPTJTraining
 from config.model import Model, TiedEmbedding
 from config.sections import RunConfig
+from config.task import SegmentsData
 from config.values import (
     LayerCount,
+    NonNegativeFloat,
     NonNegativeInt,
     Number,
+    PathText,
     PositiveFloat,
     PositiveInt,
     Proportion,
@@ -27,7 +31,7 @@ from files.shown import shown
 
 Architecture = Literal[
     "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text", "smollm3", "olmo2",
-    "granite",
+    "granite", "ministral3", "olmo3",
 ]  # fmt: skip
 
 WINDOW, FULL, UNROTATED, UNROTATED_WINDOW = "w", "f", "n", "u"
@@ -90,9 +94,15 @@ class LlamaRotary(Section):
     attention_factor: PositiveFloat | None = None
     """longrope, yarn: factor on rotated features. null: computed."""
 
+    query_growth: NonNegativeFloat = 0.0
+    """Queries are multiplied by 1 + this × log(1 + ⌊position / original_length⌋). HF:
+    llama_4_scaling_beta."""
+
     def validate(self) -> None:
         if self.type in ("llama3", "longrope", "yarn") and self.original_length is None:
             raise ConfigError(f"rotary.type {self.type} needs rotary.original_length")
+        if self.query_growth and self.original_length is None:
+            raise ConfigError("rotary.query_growth needs rotary.original_length")
         if self.type == "llama3" and self.low_frequency >= self.high_frequency:
             raise ConfigError(
                 f"rotary.low_frequency {self.low_frequency} must be below rotary.high_frequency "
@@ -202,6 +212,10 @@ class LlamaModel(Model):
     architecture: Architecture = "llama"
     """Class of the model on the hub. HF: model_type."""
 
+    part_of: PathText | None = None
+    """Folder or hub name of a model of texts and images that this is the text part of; an export
+    takes over its other weights. null: none."""
+
     layers: LayerCount = 32
     hidden_size: PositiveInt = 4096
 
@@ -299,7 +313,7 @@ class LlamaConfig(RunConfig):
 
     model: LlamaModel = field(default_factory=LlamaModel)
     training: GPTJTraining = field(default_factory=GPTJTraining)
-    data: GPTJData = field(default_factory=GPTJData)
+    data: SegmentsData = field(default_factory=SegmentsData)
 
     def validate(self) -> None:
         super().validate()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -18,8 +18,19 @@ if TYPE_CHECKING:  # it takes seconds to import, and the names of machines are r
     from popxl.plan import Rates
 
 TABLE = Path(__file__).with_name("machines.yml")
+_MOVING = ("bandwidth", "host_link", "link", "network")
 _RATES = ("memory", "bandwidth", "host_link", "link", "network", "disk_read", "disk_write")
 _OF_HOST = ("host_memory", "disk")
+TYPICAL = {
+    "flops": 0.75,
+    "attention": 0.5,  # of the products' (FlashAttention-2, arXiv:2307.08691: 50 to 73 %)
+    "bandwidth": 0.88,
+    "host_link": 0.86,
+    "both_ways": 0.78,
+    "link": 0.8,
+    "network": 0.8,
+}
+"""The fractions of a data sheet's rates that programs reach, where none are known of a machine."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +49,10 @@ class Machine:
         disk: bytes of a host's local disk, of which `disk_read` and `disk_write` per second.
         platform: "gpu", "tpu" or "cpu", on which devices share the host's memory.
         kind: what the platform calls the device, where that is not the machine's name.
+        reached: what programs reach of the rates above, by the names of fields and of types; of
+            `host_link` also `both_ways` at once. What is not there is `TYPICAL`.
+        attention: operations that attention as one kernel reaches, forwards and backwards, by
+            features of a head.
     """
 
     name: str
@@ -55,6 +70,8 @@ class Machine:
     disk_write: float = 1.5e9
     platform: str = "gpu"
     kind: str = ""
+    reached: Mapping[str, float] = field(default_factory=dict)
+    attention: Mapping[int, Sequence[float]] = field(default_factory=dict)
 
     def check(self) -> None:
         """Raise ValueError if a field has a value that no machine can have."""
@@ -64,11 +81,25 @@ class Machine:
             raise ValueError(f"platform must be gpu, tpu or cpu, not {self.platform!r}")
         rates = {f"flops.{name}": rate for name, rate in self.flops.items()}
         rates |= {name: getattr(self, name) for name in (*_RATES, *_OF_HOST)}
+        rates |= self._check_reached()
         for name, rate in rates.items():
             if not isinstance(rate, (int, float)) or isinstance(rate, bool) or not rate > 0:
                 raise ValueError(f"{name} must be a number above 0, not {rate!r}")
         if self.devices is not None and not (type(self.devices) is int and self.devices > 0):
             raise ValueError(f"devices must be a whole number above 0, not {self.devices!r}")
+
+    def _check_reached(self) -> dict[str, Any]:
+        """The rates of `reached` and `attention` by name; see `check`."""
+        named = {*self.flops, *_MOVING, "both_ways"}
+        if not isinstance(self.reached, Mapping) or not named >= set(self.reached):
+            raise ValueError(f"reached must have rates by these names: {', '.join(sorted(named))}")
+        pairs = self.attention.items() if isinstance(self.attention, Mapping) else [(None, ())]
+        if any(type(n) is not int or not isinstance(p, list) or len(p) != 2 for n, p in pairs):
+            raise ValueError("attention must have two rates for each size: {64: [3e14, 2e14]}")
+        rates = {f"reached.{name}": rate for name, rate in self.reached.items()}
+        for size, pair in pairs:
+            rates |= {f"attention.{size}": rate for rate in pair}
+        return rates
 
     def is_kind(self, kind: str) -> bool:
         """Whether a platform that calls a device `kind` has this machine's, such as "NVIDIA H100
@@ -81,35 +112,64 @@ class Machine:
         """Hosts that so many devices take."""
         return 1 if self.devices is None else -(-replicas // self.devices)
 
-    def for_replicas(self, replicas: int) -> Machine:
-        """One of `replicas` devices' share of the machine."""
-        if self.devices is not None:
-            return self
-        share = {name: getattr(self, name) / replicas for name in _RATES}
-        return replace(self, flops={k: v / replicas for k, v in self.flops.items()}, **share)
-
     def rates(self, dtype: str, replicas: int) -> Rates:
-        """Rates of one of `replicas` devices.
+        """Rates of one of `replicas` devices by the data sheet, which bounds follow from.
 
         Args:
             dtype: type of the operands of products, of those that are not float8.
         """
+        float8 = self.flops.get("float8", self.flops[dtype])
+        peaks = {name: getattr(self, name) for name in _MOVING}
+        return self._shared(replicas, flops=self.flops[dtype], float8_flops=float8, **peaks)
+
+    def reached_rates(self, dtype: str, replicas: int) -> Rates:
+        """Like `rates`, those that programs reach, which simulated runs take."""
+        flops = self._reached(dtype, "flops", self.flops[dtype])
+        float8 = flops
+        if "float8" in self.flops:
+            float8 = self._reached("float8", "flops", self.flops["float8"])
+        reached = {name: self._reached(name, name, getattr(self, name)) for name in _MOVING}
+        attention = {size: (pair[0], pair[1]) for size, pair in self.attention.items()}
+        usual = self.flops[dtype] * TYPICAL["attention"]
+        return self._shared(
+            replicas,
+            attention or {1: (usual, usual)},
+            flops=flops,
+            float8_flops=float8,
+            both_ways=self._reached("both_ways", "both_ways", self.host_link),
+            **reached,
+        )
+
+    def _reached(self, name: str, kind: str, peak: float) -> float:
+        return self.reached.get(name, peak * TYPICAL[kind])
+
+    def _shared(
+        self,
+        replicas: int,
+        attention: Mapping[int, tuple[float, float]] | None = None,
+        **rates: float,
+    ) -> Rates:
+        """Rates of a device as one of `replicas` has it: virtual ones divide the machine's, and
+        those of a host its disk."""
         from popxl.plan import Rates
 
-        one = self.for_replicas(replicas)
-        sharing = 1 if self.devices is None else min(replicas, self.devices)
+        share = replicas if self.devices is None else 1
+        sharing = min(replicas, self.devices or replicas)
+        one = {name: rate / share for name, rate in rates.items()}
         return Rates(
-            flops=one.flops[dtype],
-            float8_flops=one.flops.get("float8", one.flops[dtype]),
-            bandwidth=one.bandwidth,
-            host_link=one.host_link,
-            link=one.link,
-            network=one.network,
-            devices=one.devices,
+            flops=one["flops"],
+            float8_flops=one["float8_flops"],
+            attention=attention or {},
+            bandwidth=one["bandwidth"],
+            host_link=one["host_link"],
+            both_ways=one.get("both_ways"),
+            link=one["link"],
+            network=one["network"],
+            devices=self.devices,
             replicas=replicas,
             apart=self.platform != "cpu",
-            disk_read=one.disk_read / sharing,
-            disk_write=one.disk_write / sharing,
+            disk_read=self.disk_read / sharing,
+            disk_write=self.disk_write / sharing,
         )
 
 
@@ -161,7 +221,8 @@ def _described(path: Path) -> Machine:
                 f"--machine: {shown_name(path)} has no field {shown(name)}"
                 f"{nearest(str(name), known)}"
             )
-    needed = {f.name for f in fields(Machine) if f.default is MISSING} - {"name", "title"}
+    needed = {f.name for f in fields(Machine) if f.default is MISSING is f.default_factory}
+    needed -= {"name", "title"}
     if missing := sorted(needed - set(facts)):
         raise UserError(f"--machine: {path} lacks {', '.join(missing)} (config/machines.yml)")
     try:

@@ -8,7 +8,6 @@ xl_pod16:
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from glob import glob
@@ -17,6 +16,7 @@ from typing import Any, TypeVar
 
 from config.base import Section
 from config.errors import ConfigError, nearest
+from config.own_yaml import is_own, unfolded
 from files.errors import FileError
 from files.shown import shown, shown_name
 from files.yaml_files import Located, place_of, read_yaml
@@ -57,8 +57,8 @@ def preset_names(file: str | Path) -> list[str]:
 
 def preset_data(file: str | Path, preset: str) -> Located:
     """A preset as plain data, with everything it inherits; arguments as for `load_config`."""
-    if preset.endswith((".yml", ".yaml")):
-        return _presets_of(Path(preset))
+    if is_own(preset):
+        return unfolded(_presets_of(Path(preset)))
     return _resolve(_preset_file(file), preset, ())
 
 
@@ -87,9 +87,11 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Located:
 def placed(overrides: Mapping[str, Any]) -> Mapping[str, Any]:
     """The overrides with whole names of the data that are here: a run keeps them, and may be loaded
     from another folder."""
-    data = overrides.get("data", {})
-    places = {name: _whole(data[name]) for name in _PLACES if data.get(name) is not None}
-    return {**overrides, "data": {**data, **places}} if places else overrides
+    data = overrides.get("data")
+    if not isinstance(data, Mapping):
+        return overrides
+    places = {name: _whole(data[name]) for name in _PLACES if isinstance(data.get(name), str)}
+    return merge(overrides, {"data": places}) if places else overrides
 
 
 def _whole(given: str) -> str:
@@ -99,24 +101,6 @@ def _whole(given: str) -> str:
     parts = [part.strip() for part in given.split(",")]
     here = all(os.path.exists(part) or glob(part, recursive=True) for part in parts)
     return ",".join(map(os.path.abspath, parts)) if here else given
-
-
-def with_length(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The data with three epochs, as transformers trains, if it has neither steps nor epochs."""
-    training = data.get("training", {})
-    if not isinstance(training, Mapping) or {"steps", "epochs"} & training.keys():
-        return data
-    return merge(data, {"training": {"epochs": 3.0}})
-
-
-def with_some_batch(data: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The data with a global batch that their micro-batches fill, unless a flag gives one: what it
-    is to be is chosen later."""
-    if given.get("training", {}).get("global_batch_size") is not None:
-        return data
-    execution = data.get("execution", {})
-    batch = math.prod(execution.get(n, 1) for n in ("micro_batch_size", "data_parallel"))
-    return merge(data, {"training": {"global_batch_size": batch}})
 
 
 def _resolve(path: Path, preset: str, seen: tuple[tuple[Path, str], ...]) -> Located:

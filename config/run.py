@@ -15,6 +15,7 @@ from config.base import Section
 from config.errors import ConfigError, nearest
 from config.metrics import METRICS, MetricName
 from config.optimizer_state import OPTIMIZERS, RESIDUALS, Adafactor, OptimizerRecord, Slot
+from config.schedules import CourseName
 from config.values import (
     Address,
     BeamCount,
@@ -34,15 +35,15 @@ from config.values import (
 class LearningRate(Section):
     """The learning rate over the steps: up from 0 in the warm-up, then as `function`."""
 
-    function: Literal["linear", "constant", "cosine", "relative"] = "linear"
-    """Course after the warm-up: linear or cosine down to `minimum`, constant, or relative,
-    Adafactor's 1 / √step."""
+    function: CourseName = "linear"
+    """Course after the warm-up: linear or cosine down to `minimum`; cosine_with_restarts: so
+    `cycles` times; wsd: down at the end alone; constant; relative: Adafactor's 1 / √step."""
 
     maximum: PositiveFloat = 1e-4
     """Learning rate at the end of the warm-up."""
 
     minimum: NonNegativeFloat = 0.0
-    """linear, cosine: learning rate at the last step. HF: min_lr."""
+    """What it goes down to. HF: min_lr."""
 
     warmup_steps: NonNegativeInt | None = None
     """Steps of the warm-up. Replaces a preset's warmup_proportion."""
@@ -50,6 +51,15 @@ class LearningRate(Section):
     warmup_proportion: Fraction | None = None
     """The warm-up's fraction of training.steps, rounded up. Replaces a preset's warmup_steps. HF:
     warmup_ratio."""
+
+    cycles: PositiveInt = 1
+    """cosine_with_restarts: how often it goes down. HF: num_cycles."""
+
+    decay_proportion: Fraction = 0.1
+    """wsd: fraction of training.steps at the end in which it goes down, as a cosine."""
+
+    first_step: NonNegativeInt = 0
+    """Steps that are done when the schedule begins: it goes over those that are left."""
 
     def validate(self) -> None:
         if self.warmup_steps is not None and self.warmup_proportion is not None:
@@ -130,7 +140,7 @@ class Training(Section):
 
     gradients: Literal["float32", "bfloat16"] = "float32"
     """Type of gradients between the backward pass and the update; they add up in float32. bfloat16:
-    rounded stochastically."""
+    rounded up or down by a hash of the value, right on average."""
 
     max_skipped_steps: NonNegativeInt = 10
     """Steps in a row that may be skipped because loss or gradients are not finite; one more ends
@@ -203,8 +213,8 @@ class Execution(Section):
     """Folder on a local disk, of no other run, for state that exceeds host memory. null: none."""
 
     host_memory: PositiveFloat | None = None
-    """Gigabytes of host memory that a process may take; more state goes to `disk`. null: what is
-    free."""
+    """Gigabytes of host memory that a process may take; more state goes to `disk`. What cannot be
+    kept is refused. null: what is free."""
 
     code_load: bool = False
     """Load each layer's code from host memory when it is needed. A scheduling hint."""
@@ -351,8 +361,8 @@ class Generation(Section):
     max_tokens: PositiveInt | None = None
     """Most tokens to write, the end token included. null: what the model's length allows."""
 
-    temperature: PositiveFloat = 1.0
-    """sample: divisor of the logits; below 1 likely tokens become likelier."""
+    temperature: NonNegativeFloat = 1.0
+    """sample: divisor of the logits; below 1 likely tokens become likelier. 0: greedy."""
 
     top_k: PositiveInt | None = None
     """sample: draw from so many of the likeliest tokens. null: from all."""

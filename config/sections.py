@@ -68,14 +68,8 @@ class RunConfig(Section):
         wanted = self.training.stochastic_rounding
         if wanted is None:
             loses = self.model.precision != "float32" and self.kept_of_weight is None
-            return loses or self._halves
+            return loses or self.training.optimizer.state == "bfloat16"
         return wanted
-
-    @property
-    def _halves(self) -> bool:
-        """Whether moments or gradients are kept in 16 bits, where rounding to nearest would lose
-        them."""
-        return "bfloat16" in (self.training.optimizer.state, self.training.gradients)
 
     @property
     def kept_of_weight(self) -> Slot | None:
@@ -207,10 +201,10 @@ class RunConfig(Section):
                 f"{chosen[0]} and {chosen[1]} are two ways to keep small updates of 16-bit "
                 "weights: choose one of them"
             )
-        if self._halves and random is False:
+        if optimizer.state == "bfloat16" and random is False:
             raise ConfigError(
-                "moments and gradients in bfloat16 need training.stochastic_rounding: without it, "
-                "small changes are lost"
+                "training.optimizer.state bfloat16 needs training.stochastic_rounding: without it, "
+                "moments lose small changes"
             )
         if optimizer.name == "adafactor" and optimizer.state == "bfloat16":
             raise ConfigError(

@@ -17,8 +17,9 @@ class Data(Section):
     """The task, unless files are given: the corpus in data/sample, or GLUE/MNLI from the hub."""
 
     train: PathText | None = None
-    """Training data: files (.jsonl, .json, .csv, .tsv, also .gz; .parquet), separated by commas or
-    as a pattern such as 'data/*.jsonl', or NAME[:SUBSET][@SPLIT] of the Hugging Face hub."""
+    """Training data: files (.jsonl, .json, .csv, .tsv, .txt, also .gz; .parquet), separated by
+    commas or as a pattern such as 'data/*.jsonl', a folder of them or of save_to_disk, or
+    NAME[:SUBSET][@SPLIT] of the Hugging Face hub."""
 
     validation: PathText | None = None
     """The same for evaluation, or a fraction such as 0.05 of the training data to hold out."""
@@ -30,9 +31,10 @@ class Data(Section):
     target: str | None = None
     """Template of what the model writes, such as '{summary}'. null: as for prompt."""
 
-    format: Literal["text", "chat"] | None = None
+    format: Literal["text", "chat", "plain"] | None = None
     """text: a prompt and a target. chat: conversations, or question and answer, by the chat
-    template. null: chat for rows with messages."""
+    template. plain: documents, learned whole. null: chat for rows with messages, plain for .txt
+    and a column text alone."""
 
     messages: str | None = None
     """Column of conversations. null: messages, conversations or, with lists of messages, prompt."""
@@ -85,8 +87,9 @@ class CausalLMData(Data):
     """Tokens to learn. all: each; answers: targets, or the assistant's turns; last: the last turn.
     null: answers of conversations, all of other texts."""
 
-    separator: str = ""
-    """Text between a prompt and what the model writes."""
+    separator: str | None = None
+    """Text between a prompt and what the model writes; a space follows it, unless it is empty or
+    there is white space. null: that of the task; for files, nothing."""
 
 
 @dataclass(frozen=True)

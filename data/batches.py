@@ -16,18 +16,8 @@ import numpy as np
 
 import popdist
 from config.sections import RunConfig
-from data.samples import Batch, Samples
+from data.samples import Batch, Samples, order
 from files.json_files import Fields
-
-
-def order(seed: int, epoch: int, count: int) -> np.ndarray:
-    """The order of `count` samples in an epoch: int64 [count], a function of the arguments alone.
-
-    It sorts raw output of the Philox generator instead of calling `permutation`: numpy guarantees
-    that the former stays the same in later versions, but not the latter.
-    """
-    keys = np.random.Philox(np.random.SeedSequence([seed, epoch])).random_raw(count)
-    return np.argsort(keys, kind="stable")
 
 
 class Loader:

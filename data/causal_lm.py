@@ -7,7 +7,7 @@ Batches are dicts of int32 arrays, [n, sequence_length]:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,13 +24,15 @@ from data.samples import (
     LongTargets,
     Prompts,
     Samples,
+    TooLong,
     concatenate,
     digest_of,
     fitted_targets,
     pack,
     segments_of,
 )
-from data.texts import Example
+from data.task import task_of
+from data.texts import Example, joined_example
 from data.tokens import Tokenizer, Tokens
 from files.shown import shown_name
 
@@ -54,10 +56,11 @@ class TokenStream:
 
 @dataclass(frozen=True)
 class PackedTokens:
-    """A stream cut into samples of equal length: nothing is padded, and texts see earlier ones.
+    """A stream cut into samples of equal length: texts see earlier ones, and only the end of the
+    last sample is padded.
 
-    Label and input are the same stream, one token apart, so that each token is predicted once; a
-    remainder that fills no sample is left out.
+    Label and input are the same stream, one token apart, so that each token but the first is
+    predicted once.
 
     Attributes:
         tokens: int32, the stream.
@@ -65,12 +68,20 @@ class PackedTokens:
         targets: int32, the tokens to predict, `IGNORE_INDEX` for those that are not learned;
             None: all of them.
         cuts: what was cut or dropped of targets.
+        pad: id of the padding token.
     """
 
     tokens: np.ndarray
     sequence_length: int
     targets: np.ndarray | None = None
     cuts: Cuts = NOTHING_CUT
+    pad: int = 0
+
+    @classmethod
+    def of(cls, stream: TokenStream, sequence_length: int, pad: int) -> PackedTokens:
+        """The samples of a stream."""
+        targets = None if stream.targets is stream.tokens else stream.targets
+        return cls(stream.tokens, sequence_length, targets, stream.cuts, pad)
 
     @property
     def digest(self) -> str:
@@ -78,16 +89,20 @@ class PackedTokens:
         return digest_of(self.tokens, self.targets, self.sequence_length)
 
     def __len__(self) -> int:
-        return max(len(self.tokens) - 1, 0) // self.sequence_length
+        return -(-max(len(self.tokens) - 1, 0) // self.sequence_length)
 
     def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
         """The batch of the samples at `indices`, in their order."""
         starts = np.asarray(indices, np.int64).reshape(-1, 1) * self.sequence_length
         positions = starts + np.arange(self.sequence_length)
+        there = positions < len(self.tokens) - 1
+        read, predicted = np.where(there, positions, 0), np.where(there, positions + 1, 0)
         targets = self.tokens if self.targets is None else self.targets
-        words = self.tokens[positions]
-        there = np.ones_like(words)
-        return {"input_ids": words, "segments": there, "labels": targets[positions + 1]}
+        return {
+            "input_ids": np.where(there, self.tokens[read], np.int32(self.pad)),
+            "segments": there.astype(np.int32),
+            "labels": np.where(there, targets[predicted], np.int32(IGNORE_INDEX)),
+        }
 
 
 @dataclass(frozen=True)
@@ -164,26 +179,51 @@ class CausalLM(SampleFormat):
 
     def asked(self, config: RunConfig, prompt: str) -> str:
         """The prompt and the separator, after which the model writes."""
-        return prompt + _data(config).separator
+        return prompt + _separator(config)
+
+    def example(self, config: RunConfig, example: Example) -> Example:
+        """With an empty separator, prompt and target are joined as they are."""
+        if example.part is not None:
+            return example
+        if _separator(config):
+            return super().example(config, example)
+        return joined_example(example.prompt, example.target)
+
+    def settled(self, config: RunConfig, separator: str) -> RunConfig:
+        data = _data(config)
+        if data.separator is None:
+            data = replace(data, separator=separator)
+        return replace(config, data=data)
+
+    def encoded(
+        self, config: RunConfig, examples: Sequence[Example], tokenizer: Tokenizer
+    ) -> Iterator[Tokens]:
+        if _data(config).format == "plain":
+            return tokenizer.parts((e.target, e.part) for e in examples if e.part is not None)
+        return tokenizer.marked(example.spans() for example in examples)
 
     def samples(
-        self, config: RunConfig, examples: Sequence[Example], tokenizer: Tokenizer, evaluated: bool
+        self,
+        config: RunConfig,
+        examples: Sequence[Example],
+        tokens: Sequence[Tokens],
+        tokenizer: Tokenizer,
+        evaluated: bool,
     ) -> Samples:
-        """Joined to one stream if `data.packing`, else whole texts in samples."""
+        """Joined to one stream if `data.packing`, or documents; else whole texts in samples."""
         data, length = _data(config), config.model.sequence_length
+        if data.format == "plain":
+            return PackedTokens.of(one_stream(tokens), length, tokenizer.pad)
         limit, field = self.target_limit(config)
-        joins = data.packing and not evaluated
-        if tokenizer.chat:
-            texts = list(tokenizer.marked(example.spans() for example in examples))
-            cuts = NOTHING_CUT
-            if not joins:
-                texts, cuts = fitted_chats(texts, examples, length, data.long_targets)
-        else:
-            texts, cuts = fitted_texts(examples, tokenizer, limit, data.long_targets, field)
-        answers_only = self.learned(config) != "all"
-        stream = one_stream(texts, evaluated or answers_only, cuts)
+        joins, cuts = data.packing and not evaluated, NOTHING_CUT
+        if not tokenizer.chat:
+            tokens, cuts = fitted_texts(tokens, examples, limit, data.long_targets, field)
+        elif not joins:
+            tokens, cuts = fitted_chats(tokens, examples, length, data.long_targets)
+        answers_only = evaluated or self.learned(config) != "all"
+        stream = one_stream(tokens, answers_only, cuts)
         if joins:
-            return joined(stream, length, answers_only)
+            return PackedTokens.of(stream, length, tokenizer.pad)
         return PackedTexts.of(stream, length, tokenizer.pad, examples_per_row(config))
 
     def target_limit(self, config: RunConfig) -> tuple[int, str]:
@@ -206,17 +246,17 @@ class CausalLM(SampleFormat):
         model = replace(config.model, sequence_length=words.shape[1])
         return replace(config, model=model), Prompts(texts, words, mask, cut)
 
-    def answers(self, texts: Sequence[str], tokenizer: Tokenizer) -> list[np.ndarray]:
-        written = texts if tokenizer.chat else [Example("", text).answer() for text in texts]
+    def answers(
+        self, config: RunConfig, texts: Sequence[str], tokenizer: Tokenizer
+    ) -> list[np.ndarray]:
+        as_they_are = tokenizer.chat or not _separator(config)
+        written = texts if as_they_are else [Example("", text).answer() for text in texts]
         encoded = tokenizer.ids(written, special=False)
         return [np.append(ids, np.int32(tokenizer.end)) for ids in encoded]
 
-    def lengths(
-        self, config: RunConfig, examples: Sequence[Example], tokenizer: Tokenizer
-    ) -> tuple[list[int], list[int]]:
-        """Tokens of whole texts, whose last one is predicted and not read, and of targets."""
-        texts = list(tokenizer.marked(example.spans() for example in examples))
-        return [len(t.ids) - 1 for t in texts], [_last_run(t.learned) for t in texts]
+    def length(self, tokens: Tokens) -> tuple[int, int]:
+        """The last token is predicted, but not read."""
+        return len(tokens.ids) - 1, _last_run(tokens.learned)
 
     def predicted(self, config: RunConfig) -> int:
         """All of them."""
@@ -260,6 +300,12 @@ def _data(config: RunConfig) -> CausalLMData:
     return config.data
 
 
+def _separator(config: RunConfig) -> str:
+    """The configured one, else that of the task."""
+    separator = _data(config).separator
+    return task_of(config.data).separator if separator is None else separator
+
+
 CAUSAL_LM = CausalLM()
 
 
@@ -288,17 +334,18 @@ def fitted_chats(
     """The texts of conversations as samples of `length` tokens hold them. What is cut is their end.
 
     Raises:
-        ValueError: one is longer, and `long_targets` is "refuse".
+        TooLong: one is longer, and `long_targets` is "refuse".
     """
     most = length + 1  # the last token is predicted, but not read
     long = [i for i, text in enumerate(texts) if len(text.ids) > most]
     if long and long_targets == "refuse":
         longest = max(long, key=lambda i: len(texts[i].ids))
         tokens, prompt = len(texts[longest].ids), examples[longest].prompt
-        raise ValueError(
+        raise TooLong(
+            longest,
             f"{len(long)} of {len(texts)} conversations are too long: the longest, which ends "
             f"{shown_name(prompt[-60:])!r}, has {tokens} tokens, but sequence_length is {length}: "
-            f"set it to {tokens - 1} or more, or say --data.long_targets cut or drop"
+            f"set it to {tokens - 1} or more, or say --data.long_targets cut or drop",
         )
     gone = set(long) if long_targets == "drop" else set[int]()
     kept = [Tokens(*(part[:most] for part in text))
@@ -309,17 +356,16 @@ def fitted_chats(
 
 
 def fitted_texts(
+    tokens: Sequence[Tokens],
     examples: Sequence[Example],
-    tokenizer: Tokenizer,
     length: int,
     long_targets: LongTargets,
     field: str,
 ) -> tuple[list[Tokens], Cuts]:
-    """The examples' texts as tokens, with targets of at most `length`; see `fitted_targets`."""
-    encoded = list(tokenizer.marked(example.spans() for example in examples))
-    begins = [len(text.ids) - _last_run(text.learned) for text in encoded]
+    """The examples' texts, with targets of at most `length` tokens; see `fitted_targets`."""
+    begins = [len(text.ids) - _last_run(text.learned) for text in tokens]
     kept, targets, cuts = fitted_targets(
-        [text.ids[begin:] for text, begin in zip(encoded, begins, strict=True)],
+        [text.ids[begin:] for text, begin in zip(tokens, begins, strict=True)],
         [example.target for example in examples],
         length,
         long_targets,
@@ -327,22 +373,14 @@ def fitted_texts(
     )
     texts = []
     for i, target in zip(kept, targets, strict=True):
-        learned = encoded[i].learned[: begins[i] + len(target)]
-        texts.append(Tokens(np.append(encoded[i].ids[: begins[i]], target), learned))
+        learned = tokens[i].learned[: begins[i] + len(target)]
+        texts.append(Tokens(np.append(tokens[i].ids[: begins[i]], target), learned))
     return texts, cuts
 
 
 def _last_run(learned: np.ndarray) -> int:
     """How many tokens at the end are learned."""
     return len(learned) - int(np.flatnonzero(~learned).max(initial=-1)) - 1
-
-
-def tokenised(
-    examples: Sequence[Example], tokenizer: Tokenizer, answers_only: bool = False
-) -> TokenStream:
-    """The examples' texts as one stream; see `Tokenizer.marked` and `one_stream`."""
-    texts = list(tokenizer.marked(example.spans() for example in examples))
-    return one_stream(texts, answers_only)
 
 
 def one_stream(
@@ -361,19 +399,3 @@ def one_stream(
         targets = np.where(learned, tokens, np.int32(IGNORE_INDEX))
     starts = np.cumsum([0, *(len(text.ids) for text in texts)])
     return TokenStream(tokens, targets, starts, cuts)
-
-
-def joined(stream: TokenStream, sequence_length: int, answers_only: bool = False) -> PackedTokens:
-    """The texts one after the other, cut into samples.
-
-    Raises:
-        ValueError: they do not fill a single sample.
-    """
-    targets = stream.targets if answers_only else None
-    packed = PackedTokens(stream.tokens, sequence_length, targets, stream.cuts)
-    if len(stream.tokens) and not len(packed):
-        raise ValueError(
-            f"the {len(stream.starts) - 1} examples have {len(packed.tokens)} tokens, but a single "
-            f"sample takes sequence_length {sequence_length} + 1: give more, or set a smaller one"
-        )
-    return packed

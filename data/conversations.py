@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from data.rows import Row
-from data.template import ColumnError
+from data.template import ColumnError, NullError
 from files.shown import shown
 
 Message = Mapping[str, Any]
@@ -76,28 +76,39 @@ def has_conversation(row: Row, column: str | None = None) -> bool:
     """Whether a row holds messages; `column`: where, None: in a usual place."""
     if column is not None:
         return column in row
-    return any(_is_list(row.get(name)) for name in (*COLUMNS, "prompt"))
+    return _column(row) is not None
 
 
-def conversation_of(row: Row, column: str | None = None) -> Conversation:
-    """The conversation in a row.
+def _column(row: Row) -> str | None:
+    """The usual column that holds messages, or could: null stands for some if nothing else does."""
+    for name in (*COLUMNS, "prompt"):
+        if _is_list(row.get(name)):
+            return name
+    return next((name for name in COLUMNS if name in row and row[name] in (None, "")), None)
+
+
+def conversation_of(row: Row, column: str | None = None, empty: bool = False) -> Conversation:
+    """The conversation in a row; it may have no messages.
+
+    Args:
+        empty: null stands for an empty text, and for no messages.
 
     Raises:
+        NullError: it holds null where text is needed.
         ColumnError: there is none, or a message is not of a known form.
     """
-    if column is None:
-        column = next((name for name in (*COLUMNS, "prompt") if _is_list(row.get(name))), None)
+    column = _column(row) if column is None else column
     if column is None or column not in row:
         there = ", ".join(map(str, row))
         raise ColumnError(f"there is no column {shown(column or COLUMNS[0])}, but: {there}")
-    listed = _list_in(row, column)
+    if row[column] is None and not empty:
+        raise NullError(f"column {shown(column)} holds null, but must hold messages")
+    listed = _list_in(row, column) if row[column] or not empty else []
     if column == "prompt" and "completion" in row:
         answer = row["completion"]
         plain = isinstance(answer, str) and not _is_list(answer)
         listed = [*listed, *([said("assistant", answer)] if plain else _list_in(row, "completion"))]
-    if not listed:
-        raise ColumnError(f"column {shown(column)} has no messages")
-    messages = [_message(given, number) for number, given in enumerate(listed, 1)]
+    messages = [_message(given, number, empty) for number, given in enumerate(listed, 1)]
     tools = _list_in(row, "tools") if row.get("tools") else None
     if tools is not None and not all(isinstance(tool, Mapping) for tool in tools):
         raise ColumnError("column 'tools' must hold objects, the JSON schemas of functions")
@@ -122,7 +133,7 @@ def question_and_answer(row: Row, question: str, answer: str | None) -> Conversa
     )
 
 
-def _message(given: object, number: int) -> Message:
+def _message(given: object, number: int, empty: bool = False) -> Message:
     """A message of any of the forms, as templates read it; `number`: for messages to people."""
     if not isinstance(given, Mapping):
         raise ColumnError(f"message {number} is {shown(given)}, but must be an object")
@@ -136,8 +147,10 @@ def _message(given: object, number: int) -> Message:
     text = _text(content, number)
     if text is not None:
         fields["content"] = text
+    elif calls is None and empty:
+        fields["content"] = ""
     elif calls is None:
-        raise ColumnError(f"message {number} has neither content nor tool calls")
+        raise NullError(f"message {number} has neither content nor tool calls")
     if calls is not None:
         fields["tool_calls"] = calls
     return fields | {name: given[name] for name in _KEPT if given.get(name) is not None}
@@ -202,7 +215,7 @@ def _without_nulls(value: Any) -> Any:
 def _is_list(value: object) -> bool:
     """Whether it is a list of messages, or the JSON text of one, as CSV has it."""
     if isinstance(value, str):
-        return value.lstrip()[:1] == "[" and value.lstrip()[1:].lstrip()[:1] == "{"
+        return value.lstrip()[:1] == "[" and value.lstrip()[1:].lstrip()[:1] in ("{", "]")
     return isinstance(value, list) and (not value or isinstance(value[0], Mapping))
 
 

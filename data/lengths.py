@@ -8,11 +8,12 @@ from statistics import fmean
 
 from data.pipeline import Pipeline
 from data.task import Split
-from data.texts import Example
 
-MEASURED = 2000
-"""Texts that are made tokens to find the longest: those with the most characters. As many, evenly
-spread, give the mean."""
+DOCUMENTS = 1024
+"""Tokens of a sample of documents, which fill any: as run_clm of transformers has them."""
+
+WRITTEN = 256
+"""Tokens that a model of documents writes."""
 
 
 @dataclass(frozen=True)
@@ -38,23 +39,31 @@ def lengths_of(data: Pipeline, splits: Sequence[Split]) -> Lengths:
     Raises:
         UserError: the data or the tokenizer cannot be had, or do not fit the task.
     """
-    corpora = [data.corpus(split).examples for split in splits]
-    measured = [_measured(data, _longest(examples)) for examples in corpora]
-    first = corpora[0]
-    spread = first[:: max(1, len(first) // MEASURED)]
+    if data.parts and "train" in splits:
+        others = [split for split in splits if split != "train"]
+        found = [lengths_of(part, ["train"]) for part in data.parts.values()]
+        found += [lengths_of(data, others)] if others else []
+        return _together(found, len(data.parts))
+    measured = [
+        [data.shape.length(tokens) for tokens in data.tokenised(split).tokens or ()]
+        for split in splits
+    ]
+    first = [tokens for tokens, _ in measured[0]]
+    if data.task.kind == "plain":
+        whole = sum(first) + len(first)
+        return Lengths(len(first), min(DOCUMENTS, whole), whole / len(first), min(WRITTEN, whole))
+    every = [lengths for split in measured for lengths in split]
+    longest, target = (max(lengths) for lengths in zip(*every, strict=True))
+    return Lengths(len(first), longest, fmean(first), target)
+
+
+def _together(found: Sequence[Lengths], sources: int) -> Lengths:
+    """Lengths of several corpora, of which the first ones, the `sources`, are trained."""
+    trained = found[:sources]
+    examples = sum(one.examples for one in trained)
     return Lengths(
-        len(first),
-        max(n for tokens, _ in measured for n in tokens),
-        fmean(_measured(data, spread)[0]),
-        max(n for _, targets in measured for n in targets),
+        examples,
+        max(one.longest for one in found),
+        sum(one.examples * one.mean for one in trained) / examples,
+        max(one.target for one in found),
     )
-
-
-def _measured(data: Pipeline, examples: Sequence[Example]) -> tuple[list[int], list[int]]:
-    return data.shape.lengths(data.given, examples, data.tokenizer)
-
-
-def _longest(examples: Sequence[Example]) -> list[Example]:
-    """Those with the longest targets, and those with the longest texts."""
-    whole = sorted(examples, key=lambda e: -sum(len(s.text) for s in e.spans()))[:MEASURED]
-    return whole + sorted(examples, key=lambda e: -len(e.target))[:MEASURED]

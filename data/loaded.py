@@ -23,12 +23,20 @@ class Loaded:
     def __init__(self) -> None:
         self._tokenizers: dict[str, PreTrainedTokenizerFast] = {}
         self._corpora: dict[Split, tuple[object, Corpus]] = {}
+        self._parts: dict[str, Loaded] = {}
 
     def tokenizer(self, name: str) -> PreTrainedTokenizerFast:
         """The tokenizer of a name. Raises as `hub.load_tokenizer`."""
         if name not in self._tokenizers:
             self._tokenizers[name] = hub.load_tokenizer(name)
         return self._tokenizers[name]
+
+    def part(self, name: str) -> Loaded:
+        """What the pipelines of one source of a mixture load; tokenizers are shared."""
+        if name not in self._parts:
+            self._parts[name] = Loaded()
+            self._parts[name]._tokenizers = self._tokenizers
+        return self._parts[name]
 
     def corpus(
         self, split: Split, settings: object, read: Callable[[], Mapping[Split, Corpus]]
@@ -43,6 +51,10 @@ class Loaded:
         if known is None or known[0] != settings:
             self._corpora |= {name: (settings, corpus) for name, corpus in read().items()}
         return self._corpora[split][1]
+
+    def keep(self, split: Split, corpus: Corpus) -> None:
+        """Replace the examples of a split by the same ones of which more is known."""
+        self._corpora[split] = (self._corpora[split][0], corpus)
 
     def forget(self, split: Split) -> None:
         """Free the examples of a split, which nobody asks for again."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,19 +14,29 @@ from config.errors import ConfigError
 from config.sections import RunConfig
 from data.chat import ChatTemplate, chat_template_of
 from data.loaded import Loaded
+from data.mixture import Ingredient, Mixed, ingredients, is_mixture
+from data.prepared import is_large, prepared
 from data.rows import DataError
 from data.sample_format import SampleFormat
-from data.samples import Prompts, Samples, fitted_targets
-from data.task import SAMPLE_FOLDER, Split, task_of
-from data.texts import Corpus, Example
+from data.samples import Prompts, Samples, TooLong, fitted_targets
+from data.task import SAMPLE_FOLDER, Split, Task, task_of
+from data.texts import Corpus, Example, Tokens
 from data.tokens import Tokenizer, kept_tokenizer
+from files.location import FileLocation
 from files.run_folder import RunFolder
+from files.shown import shown, shown_name
 from huggingface import hub
 from terminal.screen import say
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+
+WHOLE_NAMES = ("pairs", "streams")
+"""Names of the formats that other processes know; see `data.prepare`."""
+
+KINDS = {"text": "examples", "chat": "conversations", "plain": "parts of documents"}
+"""What rows of a format are called."""
 
 LONGEST_TARGETS = 2000
 """Targets that are made tokens to find the longest: those with the most characters."""
@@ -89,13 +99,42 @@ class Pipeline:
             return str(kept), self.loaded.tokenizer(str(kept))
 
     @cached_property
+    def task(self) -> Task:
+        """The configured task.
+
+        Raises:
+            DataError: see `task_of`.
+        """
+        task = task_of(self.given.data)
+        if not self.parts or task.format is not None:
+            return task
+        kinds = [part.task.kind for part in self.parts.values()]
+        return replace(task, format="chat" if "chat" in kinds else kinds[0])
+
+    @cached_property
+    def parts(self) -> Mapping[Ingredient, Pipeline]:
+        """The pipelines of a mixture's sources; empty: there is no mixture.
+
+        Raises:
+            UserError: the mixture cannot be read.
+        """
+        if not is_mixture(self.given.data):
+            return {}
+        return {
+            one: replace(
+                self, given=replace(self.given, data=one.data), loaded=self.loaded.part(one.name)
+            )
+            for one in ingredients(self.given.data)
+        }
+
+    @property
     def is_chat(self) -> bool:
         """Whether examples are conversations.
 
         Raises:
             UserError: only the data can tell, and cannot be read.
         """
-        return task_of(self.given.data).is_chat
+        return self.task.kind == "chat"
 
     @cached_property
     def chat(self) -> ChatTemplate:
@@ -116,10 +155,18 @@ class Pipeline:
         """The configuration, with the tokenizer's end and padding tokens in the model's section,
         where the tokenizer is, and the format of the data."""
         end, pad = self.tokenizer.end, self.tokenizer.pad
-        kind = "chat" if self.is_chat else self.given.data.format
-        data = replace(self.given.data, format=kind, tokenizer=self._loaded[0])
+        data = replace(self._settled.data, tokenizer=self._loaded[0])
         model = replace(self.given.model, end_token=end, pad_token=pad)
         return replace(self.given, model=model, data=data)
+
+    @cached_property
+    def _settled(self) -> RunConfig:
+        """The configuration with what the data say of themselves."""
+        kind = self.task.kind
+        if kind == "text":
+            first = next((p for p in self.parts.values() if p.task.kind == kind), self)
+            return self.shape.settled(self.given, first.task.separator)
+        return replace(self.given, data=replace(self.given.data, format=kind))
 
     def corpus(self, split: Split) -> Corpus:
         """The examples of a split, with prompts as the model is given them.
@@ -129,28 +176,84 @@ class Pipeline:
         """
         return self.loaded.corpus(split, self._read_by, lambda: self._corpora(split))
 
+    def tokenised(self, split: Split) -> Corpus:
+        """The examples of a split, with their tokens. Raises as `corpus` and `tokenizer`."""
+        corpus = self.corpus(split)
+        if corpus.tokens is None:
+            corpus = self.with_tokens(corpus)
+            self.loaded.keep(split, corpus)
+        return corpus
+
+    def with_tokens(self, corpus: Corpus) -> Corpus:
+        """Examples with their tokens."""
+        if corpus.tokens is not None:
+            return corpus
+        return replace(corpus, tokens=self.encoded(corpus.examples))
+
+    def encoded(self, examples: Sequence[Example]) -> list[Tokens]:
+        """The tokens of examples."""
+        return list(self.shape.encoded(self._settled, examples, self.tokenizer))
+
+    def as_asked(self, example: Example) -> Example:
+        """An example of the task as the model is given it; conversations are that already."""
+        return example if self.is_chat else self.shape.example(self._settled, example)
+
     @cached_property
     def _read_by(self) -> tuple[object, ...]:
         """The settings that examples follow from."""
+        return self.made_by, id(self._loaded[1]) if self.is_chat else None
+
+    @property
+    def made_by(self) -> tuple[object, ...]:
+        """The settings that examples follow from, besides the tokenizer."""
         data = self.given.data
-        open_ = ("format", "tokenizer", "loss")  # which a run fills in
+        open_ = ("format", "tokenizer", "loss", "separator")  # which a run fills in
         said = {f.name: getattr(data, f.name) for f in fields(data) if f.name not in open_}
         if not self.is_chat:
-            return said, self.shape.asked(self.given, "")
+            return said, self.task.kind, self.shape.asked(self._settled, "")
         part = self.shape.learned(replace(self.given, data=replace(data, format="chat")))
-        return said, part, id(self._loaded[1])
+        return said, part
 
     def _corpora(self, split: Split) -> dict[Split, Corpus]:
-        task = task_of(self.given.data)
+        task = self.task
+        if task.kind == "plain" and not self.shape.takes_chats:
+            raise DataError(
+                "plain text is for models with a decoder alone, but this one reads a prompt and "
+                "writes a target: give rows that have both, or another --model"
+            )
+        if is_large(task.source(split)) and self.shape.name in WHOLE_NAMES:
+            return self._prepared(split)
         if not self.is_chat:
-            return {
-                name: replace(
-                    corpus, examples=[self._asked(example) for example in corpus.examples]
-                )
-                for name, corpus in task.corpora(split).items()
-            }
-        chat = self._chat_template(self.tokenizer.base)
+            found = task.corpora(split).items()
+            return {name: corpus.mapped(self.as_asked) for name, corpus in found}
+        chat = self.training_template()
         corpora = task.corpora(split, chat)
+        self._check_chats(split, chat, corpora)
+        return corpora
+
+    def _prepared(self, split: Split) -> dict[Split, Corpus]:
+        """The examples of large data, with their tokens."""
+        found = prepared(self, split)
+        corpora = {name: corpus for name, (corpus, _) in found.items()}
+        if self.is_chat:
+            facts, chat = found[split][1], self.training_template()
+            chat.refused, chat.doubted = facts.text_list("refused"), facts.text_list("doubted")
+            chat.unknown_tools = facts.data.get("unknown_tools") is True
+            self._check_chats(split, chat, corpora)
+        elif not any(corpus.examples for corpus in corpora.values()):
+            name = self.task.source(split).name
+            raise DataError(f"{name} holds no examples: give data that has some")
+        self.task.check_held_out(corpora)
+        return corpora
+
+    def training_template(self) -> ChatTemplate:
+        """The chat template that conversations are read with."""
+        return self._chat_template(self.tokenizer.base)
+
+    def _check_chats(
+        self, split: Split, chat: ChatTemplate, corpora: Mapping[Split, Corpus]
+    ) -> None:
+        """Say what was noted of conversations; raise DataError if none is left."""
         for note in chat.notes():
             say(note)
         if chat.stop is None and self.shape.takes_chats:
@@ -160,9 +263,8 @@ class Pipeline:
             )
         if not corpora[split].examples:
             raise DataError(f"the data for {split} hold no conversation to learn from")
-        return corpora
 
-    def agree(self, examples: Sequence[Example]) -> None:
+    def agree(self, corpus: Corpus) -> None:
         """Check that all processes have read the same examples and tokenizer, wherever from.
 
         Raises:
@@ -171,36 +273,56 @@ class Pipeline:
         if popdist.getNumInstances() > 1:
             agree(
                 {
-                    "number of examples": len(examples),
-                    "digest of the examples": digest_of(map(repr, examples)),
+                    "number of examples": len(corpus.examples),
+                    "digest of the examples": corpus.digest
+                    or digest_of(map(repr, corpus.examples)),
                     "digest of the tokenizer": digest_of(self.tokenizer.state),
                 }
             )
 
-    def training_samples(self) -> Samples:
+    def training_samples(self, name: str = "") -> Samples:
         """The samples of the training split; says on the screen what it leaves out or cuts.
+
+        Args:
+            name: of the source in a mixture.
 
         Raises:
             UserError: the data or the tokenizer are unavailable, or do not fit the model.
         """
-        corpus = self.corpus("train")  # first: its advice helps offline
-        self.agree(corpus.examples)
-        self._check_targets(corpus.examples)
-        samples = self.samples(corpus.examples)
-        notes = [f"{len(samples)} training samples"]
+        if self.parts:
+            return self._mixed_samples()
+        corpus = self.tokenised("train")
+        self.agree(corpus)
+        self._check_targets(corpus)
+        samples = self.samples(corpus)
+        notes = [f"{name}{': ' if name else ''}{len(samples)} training samples"]
         if len(samples) != len(corpus.examples):
-            kind = "conversations" if self.is_chat else "examples"
-            notes[0] += f" of {len(corpus.examples)} {kind}"
+            notes[0] += f" of {len(corpus.examples)} {KINDS[self.task.kind]}"
         say(
             ", ".join(
                 [*notes, *corpus.notes, *samples.cuts.notes(self.config.model.sequence_length)]
             )
         )
-        self._say_lost(corpus.examples)
+        self._say_lost(corpus)
+        for hint in self._hints(corpus.examples):
+            say(hint)
         self.loaded.forget("train")
         return samples
 
-    def _check_targets(self, training: Sequence[Example]) -> None:
+    def _mixed_samples(self) -> Samples:
+        self._check_targets(Corpus([]))
+        made = [part.training_samples(shown_name(one.name)) for one, part in self.parts.items()]
+        mixed = Mixed.of(made, [one.weight for one in self.parts])
+        say(
+            f"a mixture of {len(mixed)} samples: "
+            + ", ".join(
+                f"{shown_name(one.name)} {count} ({count / len(samples):.3g} times each)"
+                for one, samples, count in zip(self.parts, made, mixed.counts, strict=True)
+            )
+        )
+        return mixed
+
+    def _check_targets(self, training: Corpus) -> None:
         """Check the longest targets of both splits, where validation's are named: else what that
         needs would be said after training.
 
@@ -208,26 +330,34 @@ class Pipeline:
             ConfigError: one is longer than the model writes.
         """
         data = self.given.data
-        if data.validation is None or data.long_targets != "refuse" or self.is_chat:
+        if data.validation is None or data.long_targets != "refuse" or self.task.kind != "text":
             return
-        examples = [*training, *self.corpus("validation").examples]
-        texts = sorted((example.target for example in examples), key=len)[-LONGEST_TARGETS:]
+        corpora = [training, self.corpus("validation")]
+        targets = [
+            (example.target, corpus.place(i))
+            for corpus in corpora
+            for i, example in enumerate(corpus.examples)
+        ]
+        longest = sorted(targets, key=lambda target: len(target[0]))[-LONGEST_TARGETS:]
+        texts = [text for text, _ in longest]
+        tokens = self.shape.answers(self._settled, texts, self.tokenizer)
         limit, field = self.shape.target_limit(self.config)
         try:
-            fitted_targets(self.shape.answers(texts, self.tokenizer), texts, limit, "refuse", field)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
+            fitted_targets(tokens, texts, limit, "refuse", field)
+        except TooLong as error:
+            raise _placed(error, longest[error.index][1]) from error
 
-    def samples(self, examples: Sequence[Example], evaluated: bool = False) -> Samples:
+    def samples(self, corpus: Corpus, evaluated: bool = False) -> Samples:
         """Samples of examples; `evaluated`: see `SampleFormat.samples`.
 
         Raises:
             ConfigError: one does not fit the model.
         """
+        examples, tokens = corpus.examples, self.with_tokens(corpus).tokens or ()
         try:
-            return self.shape.samples(self.config, examples, self.tokenizer, evaluated)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
+            return self.shape.samples(self.config, examples, tokens, self.tokenizer, evaluated)
+        except TooLong as error:
+            raise _placed(error, corpus.place(error.index)) from error
 
     def prompts(self, texts: Sequence[str]) -> tuple[RunConfig, Prompts]:
         """Prompts to answer, and the configuration of a model that they and the answers fit.
@@ -237,7 +367,7 @@ class Pipeline:
         fitted, prompts = self.shape.prompts(self.config, texts, self.tokenizer)
         return self.shape.with_output_length(fitted, self.shape.room(self.given)), prompts
 
-    def answering(self, examples: Sequence[Example]) -> tuple[RunConfig, Prompts]:
+    def answering(self, corpus: Corpus) -> tuple[RunConfig, Prompts]:
         """The examples' prompts, and a configuration; as `prompts`.
 
         No more tokens are written than the longest label has, unless `generation.max_tokens` asks
@@ -247,29 +377,55 @@ class Pipeline:
             UserError: a right answer is longer than what is written, unless `data.long_targets`
                 allows it.
         """
-        fitted, prompts = self.prompts([example.prompt for example in examples])
-        labels = task_of(self.given.data).labels
-        texts = labels or [example.target for example in examples]
-        tokens, room = self.shape.answers(texts, self.tokenizer), self.shape.room(self.given)
+        fitted, prompts = self.prompts([example.prompt for example in corpus.examples])
+        labels, room = self.task.labels, self.shape.room(self.given)
+        texts = labels or [example.target for example in corpus.examples]
+        tokens = self.shape.answers(self._settled, texts, self.tokenizer)
         # A reference too long to be written only lowers the score, if the user accepts that.
         try:
             fitted_targets(
                 tokens, texts, room, self.given.data.long_targets, self.shape.output_field
             )
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
+        except TooLong as error:
+            place = None if labels else corpus.place(error.index)
+            raise _placed(error, place) from error
         if labels and self.given.generation.max_tokens is None:
             room = min(room, max(map(len, tokens)))
         return self.shape.with_output_length(fitted, room), prompts
 
-    def _say_lost(self, examples: Sequence[Example]) -> None:
+    def _hints(self, examples: Sequence[Example]) -> Iterator[str]:
+        """What a person may have overlooked of prompts and targets that become one stream."""
+        data = self.given.data
+        if data.train is None or self.task.kind != "text" or not self.shape.takes_chats:
+            return
+        if data.prompt is None and data.format is None and self.tokenizer.base.chat_template:
+            yield "the tokenizer has a chat template: --data.format chat asks the model through it"
+        first = examples[0]
+        ends, begins = first.prompt[-1:], first.target[:1]
+        if (
+            not self.shape.asked(self._settled, "")
+            and ends
+            and begins
+            and not (ends.isspace() or begins.isspace())
+        ):
+            example = shown(f"{first.prompt[-20:]}{first.target[:20]}")
+            yield (
+                f"prompts and targets are joined as they are, such as {example}: "
+                "--data.separator ' ' puts a space between them"
+            )
+
+    def _say_lost(self, corpus: Corpus) -> None:
         """Say which characters the tokenizer cannot hold: the model never sees them."""
-        lost = self.tokenizer.lost(text for example in examples for text in example[:2])
+        known = corpus.characters
+        texts = (text for example in corpus.examples for text in example[:2])
+        lost = self.tokenizer.lost(texts if known is None else [known])
         if lost:
             names = ", ".join(map(repr, lost[:5])) + (" and others" if len(lost) > 5 else "")
             say(
                 f"warning: the tokenizer does not know {names}: the model will not read or write it"
             )
 
-    def _asked(self, example: Example) -> Example:
-        return Example(self.shape.asked(self.given, example.prompt), example.target)
+
+def _placed(error: TooLong, place: FileLocation | None) -> ConfigError:
+    """The sentence for a row that is too long."""
+    return ConfigError(str(error) if place is None else f"{place}: {error}")

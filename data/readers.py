@@ -1,4 +1,4 @@
-"""Files of rows: JSON Lines, JSON, CSV and TSV, each also compressed with gzip, and Parquet."""
+"""Files of rows: JSON Lines, JSON, CSV, TSV and text, all also compressed with gzip; Parquet."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from config.errors import UserError
+from data.documents import LENGTH, DocumentPart, parts
 from files.errors import FileError
 from files.json_files import LONGEST_LINE, json_lines, parse_json
 from files.location import FileLocation
@@ -55,7 +56,7 @@ def read_rows(path: Path) -> Iterator[tuple[FileLocation, Row]]:
     if not is_file_of_rows(path):
         raise DataError(
             f"{name} is not a kind of file that is known: give one of {', '.join(READERS)}, "
-            "all but the last also as .gz"
+            "all but .parquet also as .gz"
         )
     try:
         check_regular(path)
@@ -150,6 +151,15 @@ def _check_header(path: Path, columns: Sequence[str]) -> None:
         raise DataError(f"{FileLocation(path, 1)}: the column {shown(twice)} stands twice")
 
 
+def _text(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]:
+    """The parts of the document that a file of text is."""
+    number = 1
+    with io.TextIOWrapper(file, encoding="utf-8-sig") as text:
+        for part, where in parts(iter(lambda: text.read(LENGTH), "")):
+            yield FileLocation(path, number), DocumentPart(part, where)
+            number += part.count("\n")
+
+
 def _parquet(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]:
     import pyarrow
     from pyarrow import parquet
@@ -172,5 +182,6 @@ READERS: dict[str, Callable[[Path, BinaryIO], Iterator[tuple[FileLocation, Row]]
     ".json": _json_array,
     ".csv": _csv,
     ".tsv": _tsv,
+    ".txt": _text,
     ".parquet": _parquet,
 }

@@ -1,7 +1,8 @@
-"""Where rows come from: files, and data sets of the Hugging Face hub."""
+"""Where rows come from: files, folders, and data sets of the Hugging Face hub."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,15 +10,16 @@ from glob import glob, has_magic
 from pathlib import Path
 from typing import Protocol
 
-from data.readers import READERS, is_file_of_rows, read_rows
+from data.readers import GZIP, READERS, is_file_of_rows, kind_of, read_rows
 from data.readers import DataError as DataError
 from data.readers import Row as Row
 from files.location import FileLocation
 from files.shown import shown_path
+from files.text import check_regular
 from huggingface import hub
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?", re.ASCII)
-_OTHER_FILES = (".gz", ".txt", ".xlsx", ".zip")
+_OTHER_FILES = (".gz", ".xlsx", ".zip")
 """Suffixes of files that we do not read; such a name is not a data set of the hub either."""
 
 
@@ -35,12 +37,33 @@ class Source(Protocol):
         """
         ...
 
+    def check(self) -> None:
+        """Raise UserError if what should be on this machine is not; nothing is read."""
+        ...
+
+    def size(self) -> int:
+        """Bytes on this machine, about, uncompressed; 0: nobody knows."""
+        ...
+
+    def digests(self) -> Iterator[bytes]:
+        """What identifies the content, if `size` is known."""
+        ...
+
 
 @dataclass(frozen=True)
 class File:
     """A file of rows; see `data.readers`."""
 
     name: str
+
+    def check(self) -> None:
+        check_regular(Path(self.name))
+
+    def size(self) -> int:
+        return _size(Path(self.name))
+
+    def digests(self) -> Iterator[bytes]:
+        yield _digest(Path(self.name))
 
     def rows(self) -> Iterator[tuple[FileLocation, Row]]:
         return read_rows(Path(self.name))
@@ -53,9 +76,45 @@ class Files:
     name: str
     files: Sequence[File]
 
+    def check(self) -> None:
+        for file in self.files:
+            file.check()
+
+    def size(self) -> int:
+        return sum(file.size() for file in self.files)
+
+    def digests(self) -> Iterator[bytes]:
+        for file in self.files:
+            yield from file.digests()
+
     def rows(self) -> Iterator[tuple[FileLocation, Row]]:
         for file in self.files:
             yield from file.rows()
+
+
+@dataclass(frozen=True)
+class SavedDataset:
+    """A folder that `save_to_disk` of datasets wrote."""
+
+    name: str
+    split: str
+
+    def check(self) -> None:
+        """The folder was looked into before it was taken for one."""
+
+    def size(self) -> int:
+        return sum(map(_size, self._files()))
+
+    def digests(self) -> Iterator[bytes]:
+        for path in self._files():
+            yield _digest(path)
+
+    def _files(self) -> list[Path]:
+        return sorted(path for path in Path(self.name).rglob("*") if path.is_file())
+
+    def rows(self) -> Iterator[tuple[FileLocation, Row]]:
+        for index, row in enumerate(hub.saved_split(self.name, self.split)):
+            yield FileLocation(self.name, index, "row"), row
 
 
 @dataclass(frozen=True)
@@ -65,6 +124,15 @@ class HubDataset:
     path: str
     subset: str | None
     split: str
+
+    def check(self) -> None:
+        """Only the hub knows."""
+
+    def size(self) -> int:
+        return 0
+
+    def digests(self) -> Iterator[bytes]:
+        return iter(())
 
     @property
     def name(self) -> str:
@@ -76,8 +144,24 @@ class HubDataset:
             yield FileLocation(self.name, index, "row"), row
 
 
+def _size(path: Path) -> int:
+    """Bytes of a file of rows, uncompressed if texts compress as usual."""
+    try:
+        return path.stat().st_size * (4 if path.suffix.lower() == GZIP else 1)
+    except OSError:  # who reads it says so
+        return 0
+
+
+def _digest(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return path.name.encode() + hashlib.file_digest(file, "sha256").digest()
+    except OSError as error:
+        raise DataError(f"cannot read {shown_path(path)}: {error.strerror or error}") from error
+
+
 def source_of(given: str, split: str) -> Source:
-    """The source that a flag names: files, else `NAME[:SUBSET][@SPLIT]` of the hub.
+    """The source that a flag names: files or a folder, else `NAME[:SUBSET][@SPLIT]` of the hub.
 
     Files are separated by commas; a part may be a pattern such as `data/*.jsonl`.
 
@@ -85,8 +169,10 @@ def source_of(given: str, split: str) -> Source:
         split: of the hub's data set, where none is given.
 
     Raises:
-        DataError: no file fits a pattern, or the name can be neither.
+        DataError: no file fits a pattern, a folder has none, or the name can be neither.
     """
+    if Path(given).is_dir():
+        return _folder(given, split)
     if _is_file(given):
         return File(given)
     whole, _, named = given.partition("@")
@@ -102,6 +188,26 @@ def source_of(given: str, split: str) -> Source:
             f"of {', '.join(READERS)}, or NAME[:SUBSET][@SPLIT]"
         )
     return HubDataset(path, subset or None, named or split)
+
+
+def _folder(name: str, split: str) -> Source:
+    """The rows of a folder: a saved data set, or files of one kind, also in folders within it."""
+    if any((Path(name) / mark).is_file() for mark in hub.SAVED):
+        return SavedDataset(name, split)
+    inside = (path for path in Path(name).rglob("*") if path.is_file() and is_file_of_rows(path))
+    found = sorted(p for p in inside if not any(n[0] == "." for n in p.relative_to(name).parts))
+    kinds = sorted({kind_of(path) for path in found})
+    if not kinds:
+        raise DataError(
+            f"folder {shown_path(name)} holds no data: it must have files of one of the kinds "
+            f"{', '.join(READERS)}, or be one that save_to_disk of datasets wrote"
+        )
+    if len(kinds) > 1:
+        raise DataError(
+            f"folder {shown_path(name)} has files of the kinds {', '.join(kinds)}: name those that "
+            f"are meant, such as '{shown_path(name)}/**/*{kinds[0]}'"
+        )
+    return Files(name, [File(str(path)) for path in found])
 
 
 def _is_file(name: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from config.sections import RunConfig
 from data.chat import Loss
 from data.samples import Batch, Prompts, Samples
 from data.texts import Example
-from data.tokens import Tokenizer
+from data.tokens import Tokenizer, Tokens
 
 LENGTH_MULTIPLE = 8
 
@@ -43,21 +43,46 @@ class SampleFormat(ABC):
         """The text that a model is given for a prompt."""
         return prompt
 
+    def example(self, config: RunConfig, example: Example) -> Example:
+        """An example of a task as the model is given it."""
+        return Example(self.asked(config, example.prompt), example.target)
+
+    def settled(self, config: RunConfig, separator: str) -> RunConfig:
+        """The configuration with what only the data can tell.
+
+        Args:
+            separator: what goes between prompts and targets in one stream.
+        """
+        return config
+
     def learned(self, config: RunConfig) -> Loss:
         """Which of the assistant's turns are learned."""
         return "last"
 
     @abstractmethod
+    def encoded(
+        self, config: RunConfig, examples: Sequence[Example], tokenizer: Tokenizer
+    ) -> Iterator[Tokens]:
+        """The tokens of examples, which are as `example` makes them: of the text, or those of the
+        prompt and then those of the target, which are learned."""
+
+    @abstractmethod
     def samples(
-        self, config: RunConfig, examples: Sequence[Example], tokenizer: Tokenizer, evaluated: bool
+        self,
+        config: RunConfig,
+        examples: Sequence[Example],
+        tokens: Sequence[Tokens],
+        tokenizer: Tokenizer,
+        evaluated: bool,
     ) -> Samples:
-        """Samples of examples, whose prompts are as `asked` makes them.
+        """Samples of examples.
 
         Args:
+            tokens: of the examples, as `encoded` makes them.
             evaluated: the targets' tokens alone have labels, whatever is learned in training.
 
         Raises:
-            ValueError: an example does not fit.
+            TooLong: an example does not fit.
         """
 
     @abstractmethod
@@ -68,15 +93,14 @@ class SampleFormat(ABC):
         the longest of them needs."""
 
     @abstractmethod
-    def answers(self, texts: Sequence[str], tokenizer: Tokenizer) -> list[np.ndarray]:
+    def answers(
+        self, config: RunConfig, texts: Sequence[str], tokenizer: Tokenizer
+    ) -> list[np.ndarray]:
         """The tokens of each target as the model has to write it, the end token included."""
 
     @abstractmethod
-    def lengths(
-        self, config: RunConfig, examples: Sequence[Example], tokenizer: Tokenizer
-    ) -> tuple[list[int], list[int]]:
-        """Tokens of what a sample holds of each example, whose prompts are as `asked` makes them,
-        and of its target."""
+    def length(self, tokens: Tokens) -> tuple[int, int]:
+        """Tokens that a sample holds of an example, and those of its target."""
 
     @abstractmethod
     def predicted(self, config: RunConfig) -> int:

@@ -85,6 +85,16 @@ class Prompts:
         return len(self.words)
 
 
+def order(seed: int, epoch: int, count: int) -> np.ndarray:
+    """The order of `count` samples in an epoch: int64 [count], a function of the arguments alone.
+
+    It sorts raw output of the Philox generator instead of calling `permutation`: numpy guarantees
+    that the former stays the same in later versions, but not the latter.
+    """
+    keys = np.random.Philox(np.random.SeedSequence([seed, epoch])).random_raw(count)
+    return np.argsort(keys, kind="stable")
+
+
 # ---- lengths ------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Cuts:
@@ -114,6 +124,18 @@ class Cuts:
 NOTHING_CUT = Cuts()
 
 
+class TooLong(ValueError):
+    """An example that a sample does not hold.
+
+    Attributes:
+        index: which one.
+    """
+
+    def __init__(self, index: int, message: str) -> None:
+        super().__init__(message)
+        self.index = index
+
+
 def fitted_targets(
     tokens: Iterable[np.ndarray],
     texts: Sequence[str],
@@ -132,17 +154,18 @@ def fitted_targets(
         The indices of the examples that are kept, their targets' tokens, and what was left out.
 
     Raises:
-        ValueError: one is longer, and `long_targets` is "refuse".
+        TooLong: one is longer, and `long_targets` is "refuse".
     """
     rows = list(tokens)
     long = [i for i, row in enumerate(rows) if len(row) > length]
     if long and long_targets == "refuse":
         longest = max(long, key=lambda i: len(rows[i]))
         text = texts[longest] if len(texts[longest]) <= 40 else f"{texts[longest][:37]}..."
-        raise ValueError(
+        raise TooLong(
+            longest,
             f"the target {text!r} has {len(rows[longest])} tokens with the end token, but "
             f"{field} is {length}: give --{field} {len(rows[longest])} or more, or "
-            "--data.long_targets cut or drop"
+            "--data.long_targets cut or drop",
         )
     if long_targets == "drop":
         gone = set(long)

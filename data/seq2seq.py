@@ -8,7 +8,7 @@ Batches are dicts of int32 arrays:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -33,7 +33,7 @@ from data.samples import (
     segments_of,
 )
 from data.texts import Example
-from data.tokens import Tokenizer
+from data.tokens import Tokenizer, Tokens
 
 PAD, EOS, FIRST_WORD = 0, 1, 3
 """Tokens of generated samples."""
@@ -151,11 +151,22 @@ class Seq2Seq(SampleFormat):
     sample_tokenizer: str = "t5_tokenizer"
     output_field: str = "decoder_sequence_length"
 
+    def encoded(
+        self, config: RunConfig, examples: Sequence[Example], tokenizer: Tokenizer
+    ) -> Iterator[Tokens]:
+        return encoded_pairs(examples, tokenizer)
+
     def samples(
-        self, config: RunConfig, examples: Sequence[Example], tokenizer: Tokenizer, evaluated: bool
+        self,
+        config: RunConfig,
+        examples: Sequence[Example],
+        tokens: Sequence[Tokens],
+        tokenizer: Tokenizer,
+        evaluated: bool,
     ) -> Samples:
         most = examples_per_sample(config)
-        encoded = encode(
+        encoded = fitted_pairs(
+            tokens,
             examples,
             tokenizer,
             config.model.sequence_length,
@@ -172,20 +183,20 @@ class Seq2Seq(SampleFormat):
         beginning."""
         most = config.model.sequence_length
         multiple = most if examples_per_sample(config) > 1 else length_multiple(config)
-        rows, cut = _prompts(texts, tokenizer, most, config.data.format == "chat")
+        chat = config.data.format == "chat"
+        rows, cut = _prompts(list(tokenizer.ids(texts)), tokenizer.end, most, chat)
         words, mask = padded(rows, most, multiple, tokenizer.pad)
         return _with_length(config, words), Prompts(texts, words, mask, cut)
 
-    def answers(self, texts: Sequence[str], tokenizer: Tokenizer) -> list[np.ndarray]:
+    def answers(
+        self, config: RunConfig, texts: Sequence[str], tokenizer: Tokenizer
+    ) -> list[np.ndarray]:
         return list(_distinct(texts, tokenizer))
 
-    def lengths(
-        self, config: RunConfig, examples: Sequence[Example], tokenizer: Tokenizer
-    ) -> tuple[list[int], list[int]]:
-        """Tokens of prompts, and of targets."""
-        prompts = tokenizer.ids(example.prompt for example in examples)
-        targets = self.answers([example.target for example in examples], tokenizer)
-        return [len(ids) for ids in prompts], [len(ids) for ids in targets]
+    def length(self, tokens: Tokens) -> tuple[int, int]:
+        """Tokens of the prompt, and of the target."""
+        prompt, target = _prompt_and_target(tokens)
+        return len(prompt), len(target)
 
     def predicted(self, config: RunConfig) -> int:
         """All positions of the targets predict."""
@@ -237,7 +248,22 @@ class Seq2Seq(SampleFormat):
 SEQ2SEQ = Seq2Seq()
 
 
-def encode(
+def encoded_pairs(examples: Sequence[Example], tokenizer: Tokenizer) -> Iterator[Tokens]:
+    """The tokens of each example's prompt, then those of its target, which are learned."""
+    targets = _distinct([example.target for example in examples], tokenizer)
+    prompts = tokenizer.ids(example.prompt for example in examples)
+    for prompt, target in zip(prompts, targets, strict=True):
+        both = np.append(prompt, target)
+        yield Tokens(both, np.arange(len(both)) >= len(prompt))
+
+
+def _prompt_and_target(tokens: Tokens) -> tuple[np.ndarray, np.ndarray]:
+    start = len(tokens.ids) - int(np.count_nonzero(tokens.learned))
+    return tokens.ids[:start], tokens.ids[start:]
+
+
+def fitted_pairs(
+    tokens: Sequence[Tokens],
     examples: Sequence[Example],
     tokenizer: Tokenizer,
     sequence_length: int,
@@ -245,20 +271,22 @@ def encode(
     long_targets: LongTargets = "refuse",
     keeps_end: bool = False,
 ) -> EncodedExamples:
-    """Tokenise prompts and targets. Prompts longer than `sequence_length` are cut and counted.
+    """Prompts and targets that samples hold. Prompts longer than `sequence_length` are cut and
+    counted.
 
     Args:
+        tokens: of the examples, see `encoded_pairs`.
         long_targets: what becomes of targets longer than `decoder_sequence_length`.
         keeps_end: a prompt that is cut loses its beginning, not its end.
 
     Raises:
-        ValueError: a target does not fit, and `long_targets` is "refuse"; a target that was cut
+        TooLong: a target does not fit, and `long_targets` is "refuse"; a target that was cut
             would train the model to say something else.
     """
-    texts = [example.target for example in examples]
+    pairs = [_prompt_and_target(one) for one in tokens]
     kept, targets, cuts = fitted_targets(
-        _distinct(texts, tokenizer),
-        texts,
+        [target for _, target in pairs],
+        [example.target for example in examples],
         decoder_sequence_length,
         long_targets,
         "decoder_sequence_length",
@@ -266,8 +294,8 @@ def encode(
     labels = np.full((len(kept), decoder_sequence_length), IGNORE_INDEX, np.int32)
     for row, ids in zip(labels, targets, strict=True):
         row[: len(ids)] = ids
-    texts = [examples[i].prompt for i in kept]
-    prompts, cut = _prompts(texts, tokenizer, sequence_length, keeps_end)
+    fitting = [pairs[i][0] for i in kept]
+    prompts, cut = _prompts(fitting, tokenizer.end, sequence_length, keeps_end)
     return EncodedExamples(
         tokens=np.concatenate([np.zeros(0, np.int32), *prompts]),
         starts=np.cumsum([0, *map(len, prompts)]),
@@ -329,16 +357,16 @@ def _distinct(texts: Sequence[str], tokenizer: Tokenizer) -> list[np.ndarray]:
 
 
 def _prompts(
-    texts: Sequence[str], tokenizer: Tokenizer, length: int, keeps_end: bool
+    rows: Sequence[np.ndarray], end: int, length: int, keeps_end: bool
 ) -> tuple[list[np.ndarray], int]:
-    """The ids of each text, at most `length`, and how many were cut to that."""
-    rows, cut = list(tokenizer.ids(texts)), 0
-    for i, ids in enumerate(rows):
+    """The ids of each prompt, at most `length`, and how many were cut to that."""
+    fitting, cut = list(rows), 0
+    for i, ids in enumerate(fitting):
         if len(ids) > length:
             cut += 1
-            cut_off = ids[-length:] if keeps_end else [*ids[: length - 1], tokenizer.end]
-            rows[i] = np.asarray(cut_off, np.int32)
-    return rows, cut
+            cut_off = ids[-length:] if keeps_end else [*ids[: length - 1], end]
+            fitting[i] = np.asarray(cut_off, np.int32)
+    return fitting, cut
 
 
 def examples_per_sample(config: RunConfig) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from tqdm import tqdm
 
@@ -18,8 +19,11 @@ from data.conversations import (
     has_conversation,
     question_and_answer,
 )
+from data.documents import DocumentPart, parts
+from data.forms import PLAIN, USUAL_PAIRS, Form, Format, Pair, format_of, pair_of
+from data.mixture import ingredients, is_mixture
 from data.rows import DataError, File, HubDataset, Row, Source, source_of
-from data.template import ColumnError, Instruction, NullError, Template
+from data.template import ColumnError, NullError, Template
 from data.texts import MAX_CHARACTERS, Corpus, Example
 from files.location import FileLocation
 from files.shown import shown, shown_name
@@ -44,15 +48,6 @@ class Reader(Protocol):
         ...
 
 
-class Form(Protocol):
-    """How a row becomes text."""
-
-    @property
-    def columns(self) -> tuple[str, ...]: ...
-
-    def render(self, row: Mapping[str, Any]) -> str: ...
-
-
 @dataclass(frozen=True)
 class Task:
     """What a model is trained for.
@@ -67,6 +62,7 @@ class Task:
             data of its own.
         nulls: see `Data.nulls`.
         format, messages, system: as in the configuration.
+        between: what goes between prompt and target in one stream; None: the columns decide.
     """
 
     name: str
@@ -76,27 +72,42 @@ class Task:
     labels: tuple[str, ...] | None = None
     held_out: float | None = None
     nulls: Literal["refuse", "skip", "empty"] = "refuse"
-    format: Literal["text", "chat"] | None = None
+    format: Format | None = None
     messages: str | None = None
     system: str | None = None
+    between: str | None = None
 
-    @property
-    def is_chat(self) -> bool:
-        """Whether its examples are conversations: as its format says, else its first row.
+    @cached_property
+    def kind(self) -> Format:
+        """What its rows hold: as its format says, else its first row.
 
         Raises:
             UserError: there is no such row, or it cannot be read.
         """
-        if self.format is not None or (self.prompt is not None and self.target is not None):
-            return self.format == "chat"
+        if self.format is not None:
+            return self.format
+        if self.prompt is not None and self.target is not None:
+            return "text"
         if self.messages is not None:
-            return True
-        source = next(iter(self.sources.values()))
-        return any(has_conversation(row) for _, row in islice(source.rows(), 1))
+            return "chat"
+        return "text" if self._first is None else format_of(*self._first)
+
+    @property
+    def separator(self) -> str:
+        """What goes between a prompt and what a model writes, if they are one stream."""
+        if self.between is not None or self.kind != "text":
+            return self.between or ""
+        return "" if self._first is None else self._pair(*self._first).between
+
+    @cached_property
+    def _first(self) -> tuple[FileLocation, Row] | None:
+        return next((first for s in self.sources.values() for first in islice(s.rows(), 1)), None)
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """What generated answers are judged by."""
+        """What generated answers are judged by; documents have none."""
+        if self.kind == "plain":
+            return ()
         return ("accuracy",) if self.labels else ("exact_match", "rouge_l", "bleu")
 
     def corpus(self, split: Split) -> Corpus:
@@ -113,42 +124,96 @@ class Task:
         Raises:
             UserError: there is no such data, or it does not fit the task.
         """
+        source = self.source(split)
+        rows = tqdm(
+            source.rows(), unit=" rows", delay=2, leave=False,
+            disable=not is_first_process() or None,
+        )  # fmt: skip
+        found = list(self.examples(rows, self.pair(source), chat))
+        if not found and chat is None:
+            raise DataError(f"{source.name} holds no examples: give data that has some")
+        return self.dealt(found, split)
+
+    def source(self, split: Split) -> Source:
+        """Where the rows of a split are.
+
+        Raises:
+            DataError: nothing says it.
+        """
         where: Split = "train" if self.held_out is not None else split
         if where not in self.sources:
             raise DataError(
                 f"there is no data for {split}: give --data.{split} FILE{self._or(split)}"
             )
-        source = self.sources[where]
-        if chat is not None:
-            talks_there = tqdm(
-                self._conversations(source), unit=" conversations", delay=2, leave=False,
-                disable=not is_first_process() or None,
-            )  # fmt: skip
-            read = (chat.read(*placed) for placed in talks_there)
-            talks = [example for example in read if example is not None]
-            return self._splits(talks, split) if talks else {split: Corpus([])}
-        rows = list(self._examples(source))
-        left_out = [rows.count(why) for why in (UNLABELLED, NULL)]
-        examples = [example for example in rows if isinstance(example, Example)]
-        if not examples:
-            raise DataError(f"{source.name} holds no examples: give data that has some")
-        return self._splits(examples, split, *left_out)
+        return self.sources[where]
 
-    def _conversations(self, source: Source) -> Iterator[tuple[FileLocation, Conversation]]:
-        forms: tuple[Form, Form] | None = None
-        for place, row in source.rows():
+    def pair(self, source: Source) -> Pair | None:
+        """The forms of the rows of a source, by its first one; None: they are none of texts, or
+        there is no row."""
+        if self.kind != "text":
+            return None
+        if self.prompt is not None and self.target is not None:
+            return Pair(self.prompt, self.target)
+        first = next(iter(source.rows()), None)
+        return None if first is None else self._pair(*first)
+
+    def examples(
+        self, rows: Iterable[tuple[FileLocation, Row]], pair: Pair | None, chat: Reader | None
+    ) -> Iterator[tuple[FileLocation, Example | int]]:
+        """What rows say, after their places, or why one is left out: `UNLABELLED` or `NULL`.
+
+        Args:
+            pair: see there.
+            chat: see `corpora`.
+
+        Raises:
+            DataError: one does not fit the task.
+        """
+        for place, row in rows:
+            if self.nulls == "empty" and None in row.values():
+                row = {name: "" if value is None else value for name, value in row.items()}
             try:
-                if self.prompt is None and has_conversation(row, self.messages):
-                    talk = conversation_of(row, self.messages)
-                else:
-                    forms = forms or self._forms(place, row)
-                    example = self._example(row, *forms)
-                    if not isinstance(example, Example):
-                        continue  # it has no label
-                    talk = question_and_answer(row, example.prompt, example.target)
+                for example in self._examples(place, row, pair, chat):
+                    yield place, example
+            except NullError as error:
+                if self.nulls == "refuse":
+                    raise DataError(
+                        f"{place}: {error}: --data.nulls skip leaves such rows out"
+                    ) from None
+                yield place, NULL
             except ColumnError as error:
                 raise DataError(f"{place}: {error}") from None
-            yield place, talk.with_system(self.system)
+
+    def _examples(
+        self, place: FileLocation, row: Row, pair: Pair | None, chat: Reader | None
+    ) -> Iterable[Example | int]:
+        if chat is not None:
+            talk = self._conversation(place, row)
+            read = talk if isinstance(talk, int) else chat.read(place, talk)
+            return [] if read is None else [read]
+        if self.kind == "plain":
+            return self._documents(row)
+        return [self._example(row, *(pair or self._pair(place, row))[:2])]
+
+    def _conversation(self, place: FileLocation, row: Row) -> Conversation | int:
+        """The conversation in a row; a number: why it is left out."""
+        if self.prompt is None and has_conversation(row, self.messages):
+            talk = conversation_of(row, self.messages, self.nulls == "empty")
+            return talk.with_system(self.system)
+        example = self._example(row, *self._pair(place, row)[:2])
+        if isinstance(example, int):
+            return example
+        talk = question_and_answer(row, example.prompt, example.target)
+        return talk.with_system(self.system)
+
+    def _documents(self, row: Row) -> list[Example]:
+        if isinstance(row, DocumentPart):
+            return [Example("", row["text"], part=row.part)]
+        text = (self.target or PLAIN).render(row)
+        return [Example("", piece, part=part) for piece, part in parts([text])]
+
+    def _pair(self, place: FileLocation, row: Row) -> Pair:
+        return pair_of(place, row, self.prompt, self.target)
 
     def asked(self, row: Row) -> Conversation:
         """What a row asks: a conversation without the answer at its end, or a question.
@@ -158,6 +223,8 @@ class Task:
         """
         if has_conversation(row, self.messages):
             talk = conversation_of(row, self.messages).before_answer()
+            if not talk.messages:
+                raise ColumnError("there are no messages to answer")
         else:
             talk = question_and_answer(row, self.prompt_of(row), None)
         return talk.with_system(self.system)
@@ -167,42 +234,57 @@ class Task:
         has_rows = split == "validation" and "train" in self.sources
         return ", or a fraction such as 0.05 of the training data" if has_rows else ""
 
-    def _splits(self, examples: list[Example], split: Split, *left_out: int) -> dict[Split, Corpus]:
-        """A corpus of all examples; where both splits share a source, each prompt belongs to only
-        one of them."""
-        if self.held_out is None:
-            return {split: Corpus(examples, *left_out)}
-        wanted: tuple[Split, ...] = ("train", "validation") if split == "train" else (split,)
-        corpora = {name: Corpus([], *left_out) for name in wanted}
-        for example in examples:
-            name: Split = "validation" if _place_of(example) < self.held_out else "train"
-            if name in corpora:
-                corpora[name].examples.append(example)
-        for name, corpus in corpora.items():
-            if not corpus.examples:
-                raise DataError(
-                    f"--data.validation {self.held_out:g} of {len(examples)} examples leaves none "
-                    f"for {name}: give another fraction, or a file"
-                )
+    def dealt(
+        self, found: Iterable[tuple[FileLocation, Example | int]], split: Split
+    ) -> dict[Split, Corpus]:
+        """Corpora of what `examples` found; where both splits share a source, each prompt belongs
+        to only one of them.
+
+        Raises:
+            DataError: the fraction that is held out leaves nothing for one.
+        """
+        kept: dict[Split, list[tuple[FileLocation, Example]]] = {
+            name: [] for name in self.with_held_out(split)
+        }
+        left_out = {UNLABELLED: 0, NULL: 0}
+        for place, example in found:
+            if isinstance(example, int):
+                left_out[example] += 1
+                continue
+            name = self.split_of(example, split)
+            if name in kept:
+                kept[name].append((place, example))
+        corpora = {
+            name: Corpus(
+                [example for _, example in placed],
+                unlabelled=left_out[UNLABELLED],
+                nulls=left_out[NULL],
+                places=[place for place, _ in placed],
+            )
+            for name, placed in kept.items()
+        }
+        self.check_held_out(corpora)
         return corpora
 
-    def _examples(self, source: Source) -> Iterator[Example | int]:
-        """Each row's example, or why it is left out: `UNLABELLED` or `NULL`."""
-        forms: tuple[Form, Form] | None = None
-        for place, row in source.rows():
-            forms = forms or self._forms(place, row)
-            if self.nulls == "empty":
-                row = {name: "" if value is None else value for name, value in row.items()}
-            try:
-                yield self._example(row, *forms)
-            except NullError as error:
-                if self.nulls == "refuse":
-                    raise DataError(
-                        f"{place}: {error}: --data.nulls skip leaves such rows out"
-                    ) from None
-                yield NULL
-            except ColumnError as error:
-                raise DataError(f"{place}: {error}") from None
+    def with_held_out(self, split: Split) -> tuple[Split, ...]:
+        """The splits that are read with one."""
+        both = self.held_out is not None and split == "train"
+        return ("train", "validation") if both else (split,)
+
+    def split_of(self, example: Example, split: Split) -> Split:
+        """The split that an example of the data for `split` belongs to."""
+        if self.held_out is None:
+            return split
+        return "validation" if _place_of(example) < self.held_out else "train"
+
+    def check_held_out(self, corpora: Mapping[Split, Corpus]) -> None:
+        """Raise DataError if the fraction that is held out leaves nothing for a split."""
+        for name, corpus in corpora.items() if self.held_out is not None else ():
+            if not corpus.examples:
+                raise DataError(
+                    f"--data.validation {self.held_out:g} leaves none for {name}: give "
+                    "another fraction, or a file"
+                )
 
     def _example(self, row: Row, prompt: Form, target: Form) -> Example | int:
         answer = _bounded(target.render(row))
@@ -227,32 +309,12 @@ class Task:
         Raises:
             ColumnError: it has neither the task's columns nor usual ones.
         """
-        forms = [prompt for prompt, _ in USUAL_FORMS]
+        forms = [pair.prompt for pair in USUAL_PAIRS]
         for form in [*([] if self.prompt is None else [self.prompt]), *forms]:
             if set(form.columns) <= row.keys():
                 return _bounded(form.render(row))
         return _bounded((self.prompt or forms[0]).render(row))
 
-    def _forms(self, place: FileLocation, row: Row) -> tuple[Form, Form]:
-        """The task's forms, or, if it has none, those that fit the row's columns."""
-        if self.prompt is not None and self.target is not None:
-            return self.prompt, self.target
-        for prompt, target in USUAL_FORMS:
-            if {*prompt.columns, *target.columns} <= row.keys():
-                return self.prompt or prompt, self.target or target
-        columns = shown_name(", ".join(map(str, row)) or "none")
-        raise DataError(
-            f"{place}: the columns are {columns}, which have no usual meaning: say what "
-            "the model reads and writes, such as "
-            "--data.prompt 'summarize: {text}' --data.target '{summary}'"
-        )
-
-
-USUAL_FORMS: Sequence[tuple[Form, Form]] = (
-    (Template("{prompt}"), Template("{completion}")),
-    (Instruction(), Template("{output}")),
-)
-"""Columns that need no template: those of OpenAI's fine-tuning files, and of Alpaca's."""
 
 _NLI = Task(
     "mnli",
@@ -263,6 +325,7 @@ _NLI = Task(
     Template("mnli hypothesis: {hypothesis} premise: {premise}"),
     Template("{label}"),
     NLI_LABELS,
+    between=" target:",
 )
 TASKS: dict[str, Task] = {
     "mnli": _NLI,
@@ -283,11 +346,18 @@ def task_of(data: Data) -> Task:
     """
     given: dict[Split, str | None] = {"train": data.train, "validation": data.validation}
     files = {split: name for split, name in given.items() if name is not None}
-    task = TASKS[data.dataset]
+    task, mixed = TASKS[data.dataset], is_mixture(data)
     held_out = _fraction(data.validation)
+    if held_out is not None and mixed:
+        raise DataError(
+            f"data.validation is {held_out:g}, but no fraction of a mixture is held out: name a "
+            "file"
+        )
     if held_out is not None:
         del files["validation"]
-    if files:
+    if mixed:
+        del files["train"]
+    if files or mixed:
         sources = {split: source_of(name, split) for split, name in files.items()}
         task = Task("own data", sources, None, None)
     task = replace(
@@ -300,12 +370,20 @@ def task_of(data: Data) -> Task:
     )
     try:
         if data.prompt is not None:
-            task = replace(task, prompt=Template(data.prompt))
+            task = replace(task, prompt=Template(data.prompt), between="")
         if data.target is not None:
             task = replace(task, target=Template(data.target))
     except ValueError as error:
         raise DataError(str(error)) from None
     return task if data.labels is None else replace(task, labels=_labels(data.labels))
+
+
+def check_data(data: Data) -> None:
+    """Raise UserError if a task cannot be meant or its files are missing; they are not read."""
+    for source in task_of(data).sources.values():
+        source.check()
+    for one in ingredients(data) if is_mixture(data) else ():
+        check_data(one.data)
 
 
 def _fraction(validation: str | None) -> float | None:
@@ -329,8 +407,10 @@ def _fraction(validation: str | None) -> float | None:
 
 
 def _place_of(example: Example) -> float:
-    """A pseudo-random number from 0 to 1 that depends on the prompt alone."""
-    digest = hashlib.sha256(example.prompt.encode(errors="surrogatepass")).digest()
+    """A pseudo-random number from 0 to 1 that depends on the prompt alone, of a document on its
+    part."""
+    text = example.target if example.part else example.prompt
+    digest = hashlib.sha256(text.encode(errors="surrogatepass")).digest()
     return float(int.from_bytes(digest[:8], "big") / 2**64)
 
 

@@ -62,15 +62,16 @@ class Template:
 
 @dataclass(frozen=True)
 class Instruction:
-    """The prompt of rows with `instruction` and, where there is any, `input` (Alpaca's format)."""
+    """The prompt of rows with `instruction` and, where there is any, `input` (Alpaca's) or
+    `context` (Dolly's)."""
 
     columns = ("instruction",)
 
     def render(self, row: Mapping[str, Any]) -> str:
         """The instruction, and the input on lines after it."""
-        more = row.get("input")
         text = text_in(row, "instruction")
-        return text if more in (None, "") else f"{text}\n{text_in(row, 'input')}"
+        more = next((text_in(row, n) for n in ("input", "context") if row.get(n) is not None), "")
+        return f"{text}\n{more}" if more else text
 
 
 def text_in(row: Mapping[str, Any], column: str) -> str:

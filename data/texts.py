@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+import numpy as np
+
+from data.documents import Part
+from files.location import FileLocation
 
 MAX_CHARACTERS = 1_000_000
 """Of a text, long before it is cut to the tokens that a model reads: more would keep a tokenizer
 busy for minutes and gigabytes."""
+
+
+class Tokens(NamedTuple):
+    """A text's tokens, int32 [n], and which of them are learned, bool [n]."""
+
+    ids: np.ndarray
+    learned: np.ndarray
 
 
 class TextSpan(NamedTuple):
@@ -25,11 +38,13 @@ class Example(NamedTuple):
         target: the text to write, which metrics compare with.
         whole: the whole text in spans, where it is written as it is to be read: nothing goes
             between its parts, and special tokens are in it. Empty: it is prompt and target.
+        part: where the target is a part of a document, which has no prompt.
     """
 
     prompt: str
     target: str
     whole: tuple[TextSpan, ...] = ()
+    part: Part | None = None
 
     def spans(self) -> tuple[TextSpan, ...]:
         """The whole text, for a model that reads and writes one stream.
@@ -44,6 +59,11 @@ class Example(NamedTuple):
         return self.target if apart else f" {self.target}"
 
 
+def joined_example(prompt: str, target: str) -> Example:
+    """An example with nothing between prompt and target."""
+    return Example(prompt, target, (TextSpan(prompt, False), TextSpan(target, True)))
+
+
 @dataclass(frozen=True)
 class Corpus:
     """Examples, and how many others were left out.
@@ -51,11 +71,33 @@ class Corpus:
     Attributes:
         unlabelled: because they have no label (-1).
         nulls: because a column that is needed holds null.
+        places: where the rows of the examples are, for messages; empty: nobody knows.
+        tokens: of the examples, as their model's format has them; None: nobody has asked yet.
+        characters: all that the texts have; None: nobody has asked yet.
+        digest: of all of it, if it is known.
     """
 
-    examples: list[Example]
+    examples: Sequence[Example]
     unlabelled: int = 0
     nulls: int = 0
+    places: Sequence[FileLocation] = ()
+    tokens: Sequence[Tokens] | None = None
+    characters: str | None = None
+    digest: str = ""
+
+    def mapped(self, change: Callable[[Example], Example]) -> Corpus:
+        """With other examples in place of these."""
+        return replace(self, examples=[change(example) for example in self.examples])
+
+    def first(self, count: int | None) -> Corpus:
+        """Its first examples; None: all."""
+        tokens = None if self.tokens is None else self.tokens[:count]
+        examples, places = self.examples[:count], self.places[:count]
+        return replace(self, examples=examples, places=places, tokens=tokens)
+
+    def place(self, index: int) -> FileLocation | None:
+        """Where the row of an example is, if that is known."""
+        return self.places[index] if self.places else None
 
     @property
     def notes(self) -> list[str]:

@@ -7,19 +7,27 @@ import os
 import re
 import shutil
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from checkpoints.shards import write_json
+from data.documents import Part
 from data.texts import TextSpan
+from data.texts import Tokens as Tokens
 from files.run_folder import RunFolder
+from files.shown import shown
 from files.writing import sync, writing
+from huggingface.generation_config import GENERATION
 from terminal.screen import say
 
 if TYPE_CHECKING:
+    from tokenizers import Encoding
     from transformers import PreTrainedTokenizerFast
 
 T = TypeVar("T")
@@ -27,13 +35,6 @@ CHUNK = 4096
 """Texts given to the tokenizer at once; bounds the memory of its Python objects."""
 PADDING = "<|extratoken_1|>"
 """The padding token of a vocabulary that has none: the name that GPT-J's has."""
-
-
-class Tokens(NamedTuple):
-    """A text's tokens, int32 [n], and which of them are learned, bool [n]."""
-
-    ids: np.ndarray
-    learned: np.ndarray
 
 
 class Tokenizer:
@@ -70,6 +71,8 @@ class Tokenizer:
         if base.pad_token_id is None:
             there = PADDING in base.get_vocab() or _rows(base) < (vocab_size or 0)
             base.add_special_tokens({"pad_token": PADDING if there else base.eos_token})
+            own = "a token of its own" if there else "the end token"
+            say(f"the tokenizer has no padding token: {shown(base.pad_token)}, {own}, becomes it")
         self.base, self.chat = base, chat
         self.end = int(base.eos_token_id) if end is None else end
         self.pad = int(base.pad_token_id)
@@ -105,21 +108,43 @@ class Tokenizer:
         """
         for chunk in _chunks(texts):
             whole = ["".join(span.text for span in spans) for spans in chunk]
-            encoding = self.base(
-                whole,
-                return_offsets_mapping=True,
-                add_special_tokens=not self.chat,
-                verbose=False,
-            )
-            for spans, ids, offsets in zip(
-                chunk, encoding["input_ids"], encoding["offset_mapping"], strict=True
-            ):
-                learned = _learned(spans, np.asarray(offsets, np.int64).reshape(-1, 2))
+            for spans, encoding in zip(chunk, self._encodings(whole, not self.chat), strict=True):
+                ids = np.asarray(encoding.ids, np.int32)
+                learned = _learned(spans, encoding)
                 if not self.chat:
-                    if not ids or ids[-1] != self.end:
-                        ids, learned = [*ids, self.end], [*learned, False]
+                    if not len(ids) or ids[-1] != self.end:
+                        ids, learned = np.append(ids, np.int32(self.end)), np.append(learned, False)
                     learned[-1] = spans[-1].learned
-                yield Tokens(np.asarray(ids, np.int32), np.asarray(learned, bool))
+                yield Tokens(ids, learned)
+
+    def parts(self, texts: Iterable[tuple[str, Part]]) -> Iterator[Tokens]:
+        """The tokens of parts of documents, all learned: those of a document's parts, one after the
+        other, are its own, and the end token."""
+        for chunk in _chunks(texts):
+            whole = [part.before + text for text, part in chunk]
+            for (text, part), found in zip(chunk, self._encodings(whole, False), strict=True):
+                first = _token_from(found, len(part.before))
+                if first is None:  # one token has characters of both
+                    (found,), first = self._encodings([text], False), 0
+                ends = [] if part.before else self._around[0]
+                ids = [*ends, *found.ids[first:], *([self.end] if part.last else [])]
+                yield Tokens(np.asarray(ids, np.int32), np.ones(len(ids), bool))
+
+    @cached_property
+    def _around(self) -> tuple[list[int], list[int]]:
+        """What the tokenizer puts before and after a text."""
+        (whole,), (text,) = self._encodings(["a"], not self.chat), self._encodings(["a"], False)
+        start = next((i for i, mask in enumerate(whole.special_tokens_mask) if not mask), 0)
+        return whole.ids[:start], whole.ids[start + len(text.ids) :]
+
+    def _encodings(self, texts: Sequence[str], special: bool) -> Sequence[Encoding]:
+        """What the tokenizers library made of each text."""
+        found = self.base(
+            list(texts), add_special_tokens=special, return_attention_mask=False,
+            return_token_type_ids=False, verbose=False,
+        ).encodings  # fmt: skip
+        assert found is not None, "the tokenizer is none of the tokenizers library"
+        return list(found)
 
     def printed(self, rows: int) -> list[bytes]:
         """What each token prints within a text, in UTF-8, of which it may be a part of a letter.
@@ -160,8 +185,13 @@ class Tokenizer:
         return decoded
 
 
-def keep_tokenizer(tokenizer: Tokenizer, run: RunFolder) -> None:
+def keep_tokenizer(
+    tokenizer: Tokenizer, run: RunFolder, settings: Mapping[str, Any] = MappingProxyType({})
+) -> None:
     """Put a tokenizer next to the checkpoints of a run, unless one is there.
+
+    Args:
+        settings: of the model's generation_config.json, which lies with its tokenizer.
 
     Raises:
         WriteError: it cannot be written.
@@ -173,6 +203,8 @@ def keep_tokenizer(tokenizer: Tokenizer, run: RunFolder) -> None:
     with writing("the tokenizer", path):
         shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed
         tokenizer.base.save_pretrained(draft)
+        if settings:
+            write_json(draft / GENERATION, settings)
         sync(draft)
         os.rename(draft, path)
 
@@ -201,14 +233,53 @@ def warn_truncated(answers: np.ndarray, tokenizer: Tokenizer, stops: Sequence[st
         )
 
 
-def _learned(spans: Sequence[TextSpan], offsets: np.ndarray) -> list[bool]:
-    """Whether each token is learned. `offsets`: int64 [n, 2], where its characters begin and one
-    past their last; 0 and 0 for special tokens that are not in the text."""
-    marks = np.repeat([span.learned for span in spans], [len(span.text) for span in spans])
-    before = np.concatenate([[0], np.cumsum(marks)])
-    begins, ends = offsets.T
-    ends = np.where(ends > 0, np.maximum(ends, begins + 1), 0).clip(max=len(marks))
-    return list((before[ends] > before[np.minimum(begins, ends)]).tolist())
+def _learned(spans: Sequence[TextSpan], encoding: Encoding) -> np.ndarray:
+    """Which tokens have characters that are learned, bool [n]."""
+    learned, start = np.zeros(len(encoding.ids), bool), 0
+    for span in spans:
+        end = start + len(span.text)
+        if span.learned:
+            learned[slice(*_tokens_within(encoding, start, end))] = True
+        start = end
+    return learned
+
+
+def _tokens_within(encoding: Encoding, start: int, end: int) -> tuple[int, int]:
+    """The first token with one of the characters from `start` up to `end`, and one past the last.
+
+    A token without characters counts as the one that follows it; special tokens that are not in the
+    text, as none. Asking for single ones is faster than reading the places of all.
+    """
+    found = (encoding.char_to_token(at) for at in range(start, end))
+    first = next((token for token in found if token is not None), None)
+    if first is None:
+        return 0, 0
+    last = first
+
+    def begins(token: int) -> int:
+        """Where a token begins; -1: not in the text."""
+        if not 0 <= token < len(encoding.ids):
+            return -1
+        place = encoding.token_to_chars(token)
+        return -1 if place is None or place[1] == 0 else int(place[0])
+
+    while begins(first - 1) >= start:
+        first -= 1
+    found = (encoding.char_to_token(at) for at in range(end - 1, start - 1, -1))
+    last = max(last, next((token for token in found if token is not None), last))
+    while 0 <= begins(last + 1) < end:
+        last += 1
+    return first, last + 1
+
+
+def _token_from(encoding: Encoding, start: int) -> int | None:
+    """The first token that begins at a character or after it; None: one has characters before it,
+    too."""
+    if start == 0:
+        return 0
+    last = _tokens_within(encoding, 0, start)[1]
+    place = encoding.token_to_chars(last - 1) if last else None
+    return None if place is not None and place[1] > start else last
 
 
 def _writes_bytes(base: PreTrainedTokenizerFast) -> bool:

@@ -10,6 +10,8 @@ fails where they are out of date.
 from __future__ import annotations
 
 import re
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 from config.families import config_class_of
@@ -17,7 +19,7 @@ from config.presets import load_config, preset_data
 from planning.needs import finetuning_needs
 from planning.options import default_machine
 from planning.report import report
-from planning.simulated import Case, table
+from planning.simulated import HEAD, Case, row
 from planning.text import as_text
 
 ROOT = Path(__file__).parent.parent
@@ -38,8 +40,11 @@ def rewritten(text: str) -> str:
 
 
 def with_table(text: str) -> str:
-    """The document with the table of simulated steps as it should be."""
-    return _TABLE.sub(lambda match: f"{match[1]}{table(CASES)}\n{match[2]}", text)
+    """The document with the table of simulated steps as it should be; each in a process of its own,
+    which gives back the gigabytes that simulated programs take."""
+    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
+        rows = "\n".join([HEAD, *pool.map(row, CASES)])
+    return _TABLE.sub(lambda match: f"{match[1]}{rows}\n{match[2]}", text)
 
 
 def _head(preset: str) -> str:

@@ -118,6 +118,10 @@ class Fields:
         self.data: dict[str, Any] = data
         self._where = where
 
+    def replaced(self, data: Mapping[str, Any]) -> Fields:
+        """Other content in place of this, which messages say is there."""
+        return Fields(dict(data), self._where)
+
     def text(self, name: str) -> str:
         """A text."""
         return self._of(name, str, "text")

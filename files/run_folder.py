@@ -91,6 +91,11 @@ class RunFolder:
         return self.path / "tokenizer"
 
     @property
+    def prepared(self) -> Path:
+        """The folder of large data as tokens, by a digest of what they follow from."""
+        return self.path / "prepared"
+
+    @property
     def best(self) -> Path:
         """The folder of the step with the best weights."""
         return self.path / "best"

@@ -146,7 +146,9 @@ def _scalar(event: Any, path: Path) -> Any:
             case "bool":
                 return _CONSTRUCTOR.construct_yaml_bool(node)
             case "int" if ":" not in event.value:  # YAML 1.1 reads 1:30 as 90
-                return _CONSTRUCTOR.construct_yaml_int(node)
+                number = _CONSTRUCTOR.construct_yaml_int(node)
+                str(number)  # raises where Python writes no number of so many digits
+                return number
             case "float" if ":" not in event.value:
                 return _CONSTRUCTOR.construct_yaml_float(node)
     except (ValueError, OverflowError, KeyError, IndexError):

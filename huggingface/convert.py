@@ -13,6 +13,7 @@ from pathlib import Path
 
 from files.json_files import read_object
 from huggingface.folders import check_is_free, write_hf_directory
+from huggingface.generation_config import generation_settings
 from huggingface.torch_model import need_torch, tensors_of
 from terminal.entry_point import entry_point
 from terminal.screen import say
@@ -39,7 +40,8 @@ def convert(folder: Path, new: Path) -> None:
                 if path.is_file() and is_new and not path.name.startswith("pytorch_model"):
                     shutil.copy(path, draft)
 
-    write_hf_directory(new, tensors, description, complete=copy_others)
+    settings = generation_settings(folder)
+    write_hf_directory(new, tensors, description, complete=copy_others, generation=settings)
     say(f"wrote {len(tensors)} tensors to {new}")
 
 

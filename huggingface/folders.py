@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,10 +20,10 @@ from checkpoints.tensor_files import TensorFiles
 from files.errors import FileError, WriteError
 from files.json_files import read_object
 from files.writing import check_folder, sync
+from huggingface.generation_config import GENERATION, exported_settings
 
-CONFIG, GENERATION = "config.json", "generation_config.json"
+CONFIG = "config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-TOKENS = ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id")
 PARAMS, TASK = "task_specific_params", "fine-tuned"
 """Where config.json has the task that a model was trained for, and its name there."""
 TASK_FIELDS = ("prompt", "target", "labels", "separator", "format", "system", "chat_variables")
@@ -34,6 +36,11 @@ def is_hf_directory(path: str | Path) -> bool:
     path = Path(path)
     patterns = (CONFIG, "*.safetensors", *OTHER_FORMATS)
     return any(next(path.glob(pattern), None) for pattern in patterns)
+
+
+def is_complete(path: Path) -> bool:
+    """Whether a folder has weights that `read_hf_directory` reads."""
+    return (path / WEIGHTS).is_file() or (path / INDEX).is_file()
 
 
 def read_hf_directory(path: str | Path) -> TensorFiles:
@@ -73,6 +80,7 @@ def write_hf_directory(
     config_json: Mapping[str, Any],
     shard_bytes: int = SHARD_BYTES,
     complete: Callable[[Path], object] | None = None,
+    generation: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Write a model folder that `from_pretrained` of transformers loads.
 
@@ -81,10 +89,11 @@ def write_hf_directory(
     Args:
         path: the folder; it may be there if it is empty.
         tensors: arrays by Hugging Face name. Each is taken when its turn comes to be written.
-        config_json: content of config.json. Those of its tokens that generation needs go to
-            generation_config.json too, where transformers looks for them.
+        config_json: content of config.json; the weights' type is added. Those of its tokens that
+            generation needs go to generation_config.json too, where transformers looks for them.
         shard_bytes: size above which the weights are split into several files.
         complete: adds further files, such as a tokenizer's, to the folder it is given.
+        generation: what generation_config.json has besides.
 
     Raises:
         CheckpointError: if the folder is not empty, or cannot be written.
@@ -97,9 +106,9 @@ def write_hf_directory(
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed
         draft.mkdir()
-        write_json(draft / CONFIG, config_json)
-        write_json(draft / GENERATION, {k: config_json[k] for k in TOKENS if k in config_json})
-        _write_weights(draft, tensors, shard_bytes)
+        write_json(draft / GENERATION, exported_settings(generation, config_json))
+        dtype = _write_weights(draft, tensors, shard_bytes)
+        write_json(draft / CONFIG, {**config_json, "dtype": dtype})
         if complete is not None:
             complete(draft)
         sync(draft)
@@ -153,21 +162,26 @@ def _weight_files(path: Path) -> list[Path]:
     raise CheckpointError(f"neither {WEIGHTS} nor {INDEX} found in {path}")
 
 
-def _write_weights(folder: Path, tensors: Mapping[str, np.ndarray], shard_bytes: int) -> None:
+def _write_weights(folder: Path, tensors: Mapping[str, np.ndarray], shard_bytes: int) -> str:
+    """Write the files of the weights; returns the type of most of them."""
     shards: list[list[str]] = []
-    total = 0
+    sizes, total = Counter[str](), 0
     stored = ((name, as_stored(name, tensors[name])) for name in tensors)
     for shard in shards_of(stored, shard_bytes):
         write_shard(folder / str(len(shards)), shard)
         shards.append(list(shard))
-        total += sum(array.nbytes for array in shard.values())
+        for array in shard.values():
+            sizes[array.dtype.name] += array.size
+            total += array.nbytes
+    dtype = max(sizes, key=sizes.__getitem__, default="float32")
     # Their names contain their number, which is known only now.
     if len(shards) == 1:
         os.rename(folder / "0", folder / WEIGHTS)
-        return
+        return dtype
     weight_map: dict[str, str] = {}
     for number, names in enumerate(shards):
         file = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
         os.rename(folder / str(number), folder / file)
         weight_map |= dict.fromkeys(names, file)
     write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+    return dtype

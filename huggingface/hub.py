@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from config.errors import UserError
 from files.json_files import read_object
-from files.shown import shown_name, shown_path
+from files.shown import shown, shown_name, shown_names, shown_path
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -24,6 +24,10 @@ TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "config.json",
 )  # fmt: skip
+
+
+SAVED = ("dataset_dict.json", "state.json")
+"""Files that `save_to_disk` of datasets writes: of several splits, and of one."""
 
 
 class DataUnavailable(UserError, ValueError):
@@ -59,6 +63,32 @@ def load_split(path: str, name: str | None, split: str) -> Dataset:
             f"{_why(reachable, error)}: connect to the network, or use --data.dataset sample, or "
             "files of your own with --data.train and --data.validation"
         ) from error
+
+
+def saved_split(folder: str, split: str) -> Dataset:
+    """The data set in a folder of `save_to_disk`; of several splits, the one of that name.
+
+    Raises:
+        DataUnavailable: the folder is damaged, or has other splits only.
+    """
+    import datasets
+
+    try:
+        found = datasets.load_from_disk(folder)
+    except Exception as error:  # its library raises exceptions of many kinds
+        reason = shown_name(str(error).partition(chr(10))[0], 60)
+        raise DataUnavailable(
+            f"folder {shown_path(folder)} holds no data set that datasets can load ({reason}): "
+            "save it again with save_to_disk"
+        ) from error
+    if not isinstance(found, datasets.DatasetDict):
+        return found
+    if split not in found:
+        raise DataUnavailable(
+            f"folder {shown_path(folder)} has no split {split}, but {shown_names(found)}: name "
+            f"one, such as {shown_path(folder)}/{next(iter(found), split)}"
+        )
+    return found[split]
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
@@ -99,7 +129,14 @@ def _check_tokenizer_files(folder: Path) -> None:
     for name in TOKENIZER_FILES:
         if not (folder / name).exists():
             continue
-        if "auto_map" in read_object(folder / name):
+        given = read_object(folder / name)
+        kind = given.data.get("tokenizer_class")
+        if not isinstance(kind, str | None):
+            raise DataUnavailable(
+                f"{shown_path(folder / name)} has the tokenizer_class {shown(kind)}, but it must "
+                "be the name of a class of transformers, or left out"
+            )
+        if "auto_map" in given:
             raise DataUnavailable(
                 f"{shown_path(folder / name)} asks to run code of its own (auto_map), which is "
                 "never done: give a tokenizer of a class that transformers has"

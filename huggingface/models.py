@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from checkpoints.errors import CheckpointError
 from config.errors import UserError
 from files.json_files import Fields, read_object
 from files.shown import shown_path
-from huggingface.folders import CONFIG, is_hf_directory
+from huggingface.folders import CONFIG, is_complete, is_hf_directory, read_hf_directory
+from huggingface.generation_config import GENERATION, end_tokens, generation_settings
 from huggingface.hub import is_reachable
+from huggingface.wrappers import HEADS, text_part, wrapper_of
 
 WEIGHTS = ("*.safetensors", "*.json")
 ADAPTER = "adapter_config.json"
 RANDOM = "random"  # in place of a model: random weights
+
+
+@dataclass(frozen=True)
+class Published:
+    """What the files of a model say.
+
+    Attributes:
+        description: its config.json, or that of its text part; of the tokens that end a text, all
+            that generation_config.json names.
+        has_head: whether the head has a weight of its own; None: the weights are not here.
+        wrapper: the kind of the model that it is the text part of, if it is one.
+    """
+
+    description: Fields
+    has_head: bool | None
+    wrapper: str | None = None
 
 
 def local_model(name: str, files: Sequence[str] = WEIGHTS) -> Path:
@@ -40,13 +59,26 @@ def local_model(name: str, files: Sequence[str] = WEIGHTS) -> Path:
     return folder
 
 
-def model_description(name: str) -> Fields:
-    """The content of a model's config.json.
+def published(name: str) -> Published:
+    """What is said of a model. Weights of the hub's are not downloaded for it.
 
     Raises:
         UserError: there is no such model, or no such file in its folder.
     """
-    return read_object(local_model(name, [CONFIG]) / CONFIG)
+    folder = local_model(name, [CONFIG, GENERATION])
+    whole = read_object(folder / CONFIG)
+    try:
+        names = None if not is_complete(folder) else set(read_hf_directory(folder))
+    except CheckpointError:  # of damaged ones, which reading them will tell
+        names = None
+    description = text_part(whole, names)
+    ends = end_tokens(generation_settings(folder))
+    if ends:
+        description = description.replaced(
+            {**description.data, "eos_token_id": ends if len(ends) > 1 else ends[0]}
+        )
+    has_head = None if names is None else not HEADS.isdisjoint(names)
+    return Published(description, has_head, wrapper_of(whole.data))
 
 
 def _downloaded(name: str, files: Sequence[str]) -> Path:

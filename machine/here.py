@@ -65,14 +65,17 @@ def _processor(precision: str) -> Machine:
     block = np.zeros(_BLOCK, np.uint8)
     copied = np.empty_like(block)
     bandwidth = 2 * _BLOCK / _best(lambda: np.copyto(copied, block))
+    flops = dict.fromkeys(("float32", "float16", "bfloat16"), rate)
+    moving = dict.fromkeys(("bandwidth", "host_link", "link"), bandwidth)
     return replace(
         machine("laptop"),
         name="here",
         title="this processor",
-        flops=dict.fromkeys(("float32", "float16", "bfloat16"), rate),
+        flops=flops,
         bandwidth=bandwidth,
         host_link=bandwidth,
         link=bandwidth,
+        reached=flops | moving,
     )
 
 

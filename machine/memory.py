@@ -26,7 +26,7 @@ class NotEnoughMemoryError(Exception):
     """A program that does not fit.
 
     Attributes:
-        place: "host", "device", or "host and disk".
+        place: "host", "device", "host and disk", or "limit": what `execution.host_memory` allows.
         needed, available: bytes; those of the device are of one device.
         parts: what the needed bytes are, in words.
         disk: bytes of a disk with which it would fit; None: with none.
@@ -58,9 +58,9 @@ def check_least(config: RunConfig) -> None:
     if available is not None:
         own = {what: n // instances for what, n in config.min_bytes().items()}
         if e.disk is None:
-            _compare("host", own, available, max(sum(own.values()) - available, 0))
+            compare("host", own, available, max(sum(own.values()) - available, 0))
         else:
-            _compare("host and disk", own, available + free_bytes(e.disk))
+            compare("host and disk", own, available + free_bytes(e.disk))
 
 
 def check_memory(
@@ -92,11 +92,11 @@ def check_memory(
     if available is not None:
         if device is None and sum(needs.values()) * _FAR > available:
             needs["intermediate values"] = popxl.plan.plan_of(ir).temporaries * replicas
-        _compare("host", needs, available)
+        compare("host", needs, available)
     if device is not None:
         plan = popxl.plan.plan_of(ir)
         on_device = {"intermediate values": plan.temporaries, "variables": plan.variables}
-        _compare("device", on_device | {"host streams": plan.streams}, device)
+        compare("device", on_device | {"host streams": plan.streams}, device)
 
 
 def weights_of(ir: popxl.Ir) -> int:
@@ -108,7 +108,8 @@ def weights_of(ir: popxl.Ir) -> int:
     )
 
 
-def _compare(place: str, needs: dict[str, int], available: int, disk: int | None = None) -> None:
+def compare(place: str, needs: dict[str, int], available: int, disk: int | None = None) -> None:
+    """Raise NotEnoughMemoryError if the bytes that are needed, by what they are, are not there."""
     needed = sum(needs.values())
     if needed > available:
         largest = sorted(needs.items(), key=lambda item: -item[1])[:2]

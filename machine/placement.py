@@ -15,7 +15,7 @@ import popdist
 import popxl
 from config.sections import RunConfig
 from machine.devices import device_desc
-from machine.memory import NotEnoughMemoryError, check_memory, host_memory, weights_of
+from machine.memory import NotEnoughMemoryError, check_memory, compare, host_memory, weights_of
 
 KINDS = ("moments", "gradients", "", "weights")
 """`RemoteBuffer.kind` in the order of going to disk; "": all others, activations and inputs."""
@@ -52,6 +52,7 @@ def check_placed(config: RunConfig, ir: popxl.Ir, taken: int = 0, borrows: bool 
         NotEnoughMemoryError: it does not; with the bytes of a disk that would help, if one would.
     """
     desc = device_desc(config)
+    check_limit(config, ir, taken, borrows)
     try:
         check_memory(ir, desc, taken, borrows)
     except NotEnoughMemoryError as error:
@@ -64,11 +65,46 @@ def check_placed(config: RunConfig, ir: popxl.Ir, taken: int = 0, borrows: bool 
         raise
 
 
+def windows(config: RunConfig) -> int:
+    """Those of `WINDOWS` that a program has: what is not trained is not written."""
+    return WINDOWS * 3 // 4 if config.model.eval else WINDOWS
+
+
+def check_limit(config: RunConfig, ir: popxl.Ir, taken: int, borrows: bool) -> None:
+    """Check that a process stays within `execution.host_memory`, with all on disk that can be.
+
+    Raises:
+        NotEnoughMemoryError: it does not; it names the least that is needed.
+    """
+    if config.execution.host_memory is None:
+        return
+    room, replicas = round(config.execution.host_memory * 1e9), ir.instance_replication_factor
+    stored = popxl.plan.storage_of(ir)
+    lent = weights_of(ir) if borrows else 0
+    parts = {
+        "the program": PROCESS,
+        "what is on its way to and from the disk": windows(config) if stored.disk else 0,
+        "buffers": (stored.remote - lent) * replicas,
+        "the other program": taken,
+    }
+    if _shares_host_memory(config, ir):
+        parts["the devices' variables and intermediate values"] = (
+            popxl.plan.plan_of(ir).device * replicas
+        )
+    compare("limit", parts, room)
+
+
+def _shares_host_memory(config: RunConfig, ir: popxl.Ir) -> bool:
+    """Whether the devices have no memory of their own."""
+    desc, replicas = device_desc(config), ir.replication_factor
+    return popxl.plan.device_memory(desc, replicas, _instances()) is None
+
+
 def _spill_over(config: RunConfig, ir: popxl.Ir, taken: int, borrows: bool) -> None:
     room = host_room(config)
     if room is None:
         return
-    if popxl.plan.device_memory(device_desc(config), ir.replication_factor, _instances()) is None:
+    if _shares_host_memory(config, ir):
         taken += popxl.plan.plan_of(ir).device * ir.instance_replication_factor
     spill(ir, room - taken, ir.instance_replication_factor, borrows)
 

@@ -41,6 +41,12 @@ def explain_shortages(preset: str, config: RunConfig) -> Iterator[None]:
     except popxl.errors.DiskError as error:
         raise UserError(str(error)) from error
     except NotEnoughMemoryError as error:
+        if error.place == "limit":
+            raise UserError(
+                f"preset {name} needs {error.needed / 1e9:.1f} GB of host memory at the least "
+                f"({error.parts}), but execution.host_memory is {config.execution.host_memory:g}: "
+                "raise it, or lower --micro_batch_size"
+            ) from error
         raise UserError(
             f"preset {name} needs {error.needed / 1e9:.1f} GB of {_WHERE[error.place]} "
             f"({error.parts}), but {error.available / 1e9:.1f} GB are free: "

@@ -35,6 +35,8 @@ class ModelFamily:
         to_config_json: content of config.json, next to the weights in a Hugging Face folder.
         from_config_json: the inverse: fields of the model's configuration. Raises ConfigError if
             the file is of a model which the family does not have.
+        head_in_files: a config.json may leave open whether the head is the embedding: it is where
+            the files have no other.
         normalise: for a configuration, a config.json as `to_config_json` writes it, where there are
             several ways of writing it.
     """
@@ -45,6 +47,7 @@ class ModelFamily:
     weights: Callable[[Any], WeightTable]
     to_config_json: Callable[[Any], dict[str, Any]]
     from_config_json: Callable[[Fields], dict[str, Any]]
+    head_in_files: bool = False
     normalise: Callable[[Any, dict[str, Any]], dict[str, Any]] = lambda config, description: (
         description
     )
@@ -105,10 +108,12 @@ def check_values(
 
 
 def token_id(description: Fields, name: str, default: int) -> int:
-    """The special token `name` (eos, pad) of a config.json.
+    """The special token `name` (eos, pad) of a config.json, of several the first.
 
     Raises:
         ConfigError: it is no token's number.
     """
-    field = f"{name}_token_id"
-    return default if description.data.get(field) is None else description.count(field)
+    field, given = f"{name}_token_id", description.data.get(f"{name}_token_id")
+    if isinstance(given, list) and given:
+        return description.counts(field)[0]
+    return default if given is None else description.count(field)

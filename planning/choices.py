@@ -1,5 +1,5 @@
 """What the program chooses where no preset says how to run a model: by the model, the data and the
-machine. What a person gives is kept, and what a run in `--save` chose is chosen again."""
+machine. What is given is kept."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import popxl
 from config.agreement import agree_on_run
 from config.base import flattened
 from config.errors import ConfigError
+from config.layers import BATCH, COPIES, EPOCHS, MICRO, Settings, largest_divisor
 from config.machines import Machine, machine, machine_of_kind
 from config.sections import RunConfig
 from data.lengths import Lengths, lengths_of
@@ -25,7 +26,6 @@ from machine.devices import device_desc
 from machine.memory import host_memory
 from machine.shortage import explain_shortages
 from modelling.spec import family_of
-from planning.origins import ORIGINS
 from planning.residence import choose, finetuning_candidates, is_automatic
 from popxl import hardware
 from terminal.command_line import CommandLine
@@ -37,7 +37,7 @@ LONGEST = 2048
 WRITTEN = 256
 """Tokens of an answer, and of a usual prompt, where no data say how long they are."""
 
-BATCH, MIN_BATCH, STEPS_OF_EPOCH = 32, 8, 20
+USUAL_BATCH, MIN_BATCH, STEPS_OF_EPOCH = 32, 8, 20
 """Samples of an optimizer step: fewer, where an epoch would have fewer steps than that."""
 
 TOKENS_AT_ONCE = {"cpu": 2**12, "gpu": 2**14, "tpu": 2**14}
@@ -103,34 +103,37 @@ class Devices:
 
 @dataclass(frozen=True)
 class Choices:
-    """A configuration that is being completed.
+    """Settings that are being completed.
 
     Attributes:
-        config: as far as it is.
-        given: dotted names of the fields that are not to be chosen.
-        chosen: those that were, with their values.
         devices: to run on.
         simulated: samples a second by the size of the micro-batch, where runs were simulated.
     """
 
-    config: RunConfig
-    given: frozenset[str]
-    chosen: Mapping[str, Any]
+    settings: Settings
     devices: Devices
     simulated: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def config(self) -> RunConfig:
+        """As far as it is complete."""
+        return self.settings.config
+
+    @property
+    def given(self) -> frozenset[str]:
+        """Dotted names of the fields that are not to be chosen."""
+        return self.settings.names
 
     def with_(self, **fields: Any) -> Choices:
         """With those of the fields, by dotted name with `__` for the dots, that are open."""
         named = {name.replace("__", "."): value for name, value in fields.items()}
-        new = {name: value for name, value in named.items() if name not in self.given}
-        return replace(self, config=self.config.changed(new), chosen={**self.chosen, **new})
+        return replace(self, settings=self.settings.choose(named))
 
 
 def with_choices(
     line: CommandLine,
     splits: Sequence[Split] = (),
     trains: bool = False,
-    fresh: bool = False,
     only_plans: bool = False,
     machine: Machine | None = None,
     loaded: Loaded | None = None,
@@ -140,7 +143,6 @@ def with_choices(
     Args:
         splits: the data that are read; none: what is asked is not known yet.
         trains: for training, of the first split.
-        fresh: a run in `checkpoint.save` is not continued.
         only_plans: there need not be any data.
         machine: to choose for; None: the one at hand.
         loaded: what the run shares; the data that are read stay there.
@@ -148,10 +150,11 @@ def with_choices(
     Raises:
         UserError: nothing says which data, or they cannot be had; there is no device of the kind.
     """
-    if line.given is None:
+    settings = line.settings
+    if not settings.is_open:
         return line
-    agree_on_run(line.config, **{"the flags that are given": sorted(line.given)})
-    if not _has_data(line.given, splits):
+    agree_on_run(line.config, **{"the settings that are given": sorted(settings.names)})
+    if not _has_data(settings.names, splits):
         if not only_plans:
             raise ConfigError(
                 f"nothing says which data to take: give --data.{splits[0]} FILE, or --dataset "
@@ -162,12 +165,10 @@ def with_choices(
         splits = (*splits, "validation")
     with explain_shortages(line.preset, line.config):
         devices = Devices.here(line.config) if machine is None else Devices.of(machine)
-        open_ = Choices(line.config, line.given, {}, devices)
-        before = None if fresh or not trains else _as_before(open_)
-        made = before or _chosen(open_, splits, trains, loaded or Loaded())
-    if made.chosen:
-        say(_told(made, trains, before is not None))
-    return replace(line, config=made.config)
+        made = _chosen(Choices(settings, devices), splits, trains, loaded or Loaded())
+    if told := _told(made, trains):
+        say(told)
+    return replace(line, config=made.config, settings=made.settings)
 
 
 def _chosen(choices: Choices, splits: Sequence[Split], trains: bool, loaded: Loaded) -> Choices:
@@ -193,7 +194,7 @@ def _has_data(given: frozenset[str], splits: Sequence[Split]) -> bool:
 def _with_lengths(choices: Choices, shape: SampleFormat, lengths: Lengths | None) -> Choices:
     """As long as the longest texts, up to `LONGEST` and what the model was made for."""
     config = choices.config
-    most = min(LONGEST, getattr(config.model, "max_length", LONGEST))
+    most = _most(config)
     multiple = length_multiple(config)
 
     def fitting(tokens: int) -> int:
@@ -205,15 +206,38 @@ def _with_lengths(choices: Choices, shape: SampleFormat, lengths: Lengths | None
     return choices.with_(**fields)
 
 
+def with_own_lengths(line: CommandLine) -> CommandLine:
+    """The command line for writing with a saved run, whose lengths follow from its data: a prompt
+    may be as long as the model reads, and an answer to data of one's own is not cut sooner."""
+    config, (run, *over) = line.config, line.settings.layers
+    flags = [flattened(layer.values) for layer in over]
+    of_run = run.is_whole and any(f.get("checkpoint.load") == run.name for f in flags)
+    if not of_run or line.preset != run.name or getattr(config.data, "examples_per_row", 1) > 1:
+        return line
+    shape, most = family_of(config).sample_format, _most(config)
+    written = shape.room(config)
+    if config.data.train is not None and config.generation.max_tokens is None:
+        written = max(written, min(WRITTEN, most // 2))
+    read = max((most - written) // length_multiple(config) * length_multiple(config),
+               config.model.sequence_length)  # fmt: skip
+    fields = {"model.sequence_length": read, "generation.max_tokens": written}
+    given = set[str]().union(*flags)
+    new = {name: value for name, value in fields.items() if name not in given}
+    return replace(line, config=config.changed(new))
+
+
+def _most(config: RunConfig) -> int:
+    """Tokens of the longest texts: what the model was made for, up to `LONGEST`."""
+    return min(LONGEST, getattr(config.model, "max_length", LONGEST))
+
+
 def _habits(config: RunConfig, shape: SampleFormat) -> dict[str, Any]:
     """What suits fine-tuning by the habit of the field, beyond the defaults of the fields."""
     size = config.min_weights()
     rate = next(rate for most, rate in RATES[shape.name] if size < most)
-    learned: dict[str, Any] = {} if shape is SEQ2SEQ else {"data__loss": "answers"}
+    learned = {} if shape is SEQ2SEQ else {"data__loss": "answers"}
     prefix = "training__optimizer__learning_rate"
-    if config.training.optimizer.learning_rate.warmup_steps is None:
-        learned |= {f"{prefix}__warmup_proportion": WARMUP}
-    return {f"{prefix}__maximum": rate, **learned}
+    return {f"{prefix}__maximum": rate, f"{prefix}__warmup_proportion": WARMUP, **learned}
 
 
 def _with_batch(
@@ -277,11 +301,11 @@ def _simulated(config: RunConfig, on: Machine) -> float | None:
 
 def _batch(config: RunConfig, lengths: Lengths | None) -> int:
     if lengths is None:
-        return BATCH
+        return USUAL_BATCH
     per_sample = getattr(config.data, "examples_per_row", 1)
     packed = lengths.examples * lengths.mean / config.model.sequence_length
     samples = max(packed, lengths.examples / per_sample)
-    size = BATCH
+    size = USUAL_BATCH
     while size > MIN_BATCH and samples / size < STEPS_OF_EPOCH:
         size //= 2
     return size
@@ -293,11 +317,6 @@ def _copies(choices: Choices, batch: int | None) -> int:
     if batch is None:
         return most
     return largest_divisor(batch, most)
-
-
-def largest_divisor(number: int, most: int) -> int:
-    """The largest divisor of a number that is at most `most`."""
-    return next(n for n in range(min(number, most), 0, -1) if number % n == 0)
 
 
 def _most_at_once(choices: Choices, shape: SampleFormat, measured: bool) -> int:
@@ -318,32 +337,6 @@ def _bytes_of_sample(config: RunConfig, shape: SampleFormat) -> float:
     return 4.0 * max(layer + scores, logits) / config.execution.tensor_parallel
 
 
-def _as_before(choices: Choices) -> Choices | None:
-    """What the run in `checkpoint.save` has, if there is one: it is continued."""
-    save = choices.config.checkpoint.save
-    saved = None if save is None else ORIGINS.run(save)
-    if saved is None:
-        return None
-    values = flattened(saved)
-    chosen_before = {name: values[name] for name in CHOSEN if name in values}
-    return choices.with_(**{name.replace(".", "__"): v for name, v in chosen_before.items()})
-
-
-CHOSEN = (
-    "model.precision",
-    "model.sequence_length",
-    "model.output_length",
-    "model.decoder_sequence_length",
-    "training.global_batch_size",
-    "training.optimizer.learning_rate.maximum",
-    "training.optimizer.learning_rate.warmup_proportion",
-    "execution.micro_batch_size",
-    "execution.data_parallel",
-    "data.loss",
-)
-"""The fields that may be chosen."""
-
-
 def _why(made: Choices) -> str:
     """Samples a second of the sizes that were simulated."""
     if not made.simulated:
@@ -352,21 +345,36 @@ def _why(made: Choices) -> str:
     return f" (simulated samples/s: {of})"
 
 
-def _told(made: Choices, trains: bool, before: bool) -> str:
-    """What was chosen, in a line."""
-    c, e = made.config, made.config.execution
-    output = family_of(c).sample_format.output_field
-    lengths = f"sequence_length {c.model.sequence_length}, {output} {getattr(c.model, output)}"
-    pieces = [c.model.precision, lengths]
-    if trains:
-        t = c.training
-        pieces.append(
-            f"batch {t.global_batch_size} = {e.micro_batch_size} micro × "
-            f"{c.gradient_accumulation} accumulation × {e.data_parallel} dp{_why(made)}"
-        )
-        pieces.append(f"learning rate {t.optimizer.learning_rate.maximum:g}")
-        pieces.append(f"{t.epochs:g} epochs" if t.epochs else f"{t.steps} steps")
-    else:
-        pieces.append(f"micro-batch {e.micro_batch_size}")
-    how = "as the run in --save" if before else "flags change it"
-    return f"chosen: {', '.join(pieces)} ({how})"
+def _told(made: Choices, trains: bool) -> str | None:
+    """What was chosen, in a line; None if all was given."""
+    c, chosen = made.config, made.settings.choices
+    pieces = [text for fields, text in _pieces(c, trains, _why(made)) if fields & chosen.keys()]
+    return f"chosen: {', '.join(pieces)} (flags change it)" if pieces else None
+
+
+def _pieces(c: RunConfig, trains: bool, why: str) -> list[tuple[set[str], str]]:
+    """What may be chosen, as fields and in words."""
+    e, t, output = c.execution, c.training, family_of(c).sample_format.output_field
+    read = f"sequence_length {c.model.sequence_length}"
+    always = [
+        ({"model.precision"}, c.model.precision),
+        ({"model.sequence_length"}, read),
+        ({f"model.{output}"}, f"{output} {getattr(c.model, output)}"),
+    ]
+    sizes = {BATCH, MICRO, COPIES}
+    if not trains:
+        return [*always, (sizes, f"micro-batch {e.micro_batch_size}")]
+    rate, prefix = t.optimizer.learning_rate, "training.optimizer.learning_rate"
+    batch = (
+        f"batch {t.global_batch_size} = {e.micro_batch_size} micro × {c.gradient_accumulation} "
+        f"accumulation × {e.data_parallel} dp{why}"
+    )
+    warmup = f"warm-up of {rate.warmup_proportion or 0:g} of the steps"
+    return [
+        *always,
+        (sizes, batch),
+        ({f"{prefix}.maximum"}, f"learning rate {rate.maximum:g}"),
+        ({f"{prefix}.warmup_proportion"}, warmup),
+        ({EPOCHS}, f"{t.epochs or 0:g} epochs"),
+        ({"data.loss"}, f"loss on {getattr(c.data, 'loss', '')}"),
+    ]

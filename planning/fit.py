@@ -19,6 +19,7 @@ from pathlib import Path
 
 import popxl
 from config.errors import ConfigError
+from config.layers import Layer
 from config.machines import Machine, machine, machines
 from config.presets import preset_data, preset_names
 from files.shown import shown_path
@@ -46,8 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if options.machine
             else machine_here(config, config.execution.disk)
         )
-        if line.given is not None:  # how many devices there are is an option of its own
-            line = replace(line, given=line.given | {"execution.data_parallel"})
+        # How many devices there are is an option of its own.
+        copies = {"execution": {"data_parallel": config.execution.data_parallel}}
+        line = replace(line, settings=line.settings.over(Layer("--devices", copies)))
         config = with_choices(line, trains=True, machine=target).config
         devices = options.devices or min(config.replicas, target.devices or config.replicas)
         made = best_training(line.preset, config, target, devices)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from config.errors import ConfigError
+from config.layers import largest_divisor
 from config.machines import Machine
 from config.sections import RunConfig
-from planning.choices import largest_divisor
 from planning.needs import finetuning_needs, inference_needs
 from planning.report import Report, report
 

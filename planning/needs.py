@@ -74,13 +74,18 @@ def placed(needs: Needs, machine: Machine) -> Needs:
         traced = chosen.best.traced
         needs = replace(needs, traced=traced, plan=traced.plan(), chosen=chosen)
     if config.execution.disk is not None:
-        given = config.execution.host_memory
-        room = machine.host_memory if given is None else min(given * 1e9, machine.host_memory)
+        room = host_room(config, machine)
         replicas = min(config.replicas, machine.devices or config.replicas)
         taken = 0 if apart else needs.plan.device * replicas
         spill(needs.traced.ir, int(room) - taken, replicas)
         needs = replace(needs, plan=needs.traced.plan())
     return needs
+
+
+def host_room(config: RunConfig, machine: Machine) -> float:
+    """Bytes of host memory that a run may take there."""
+    given = config.execution.host_memory
+    return machine.host_memory if given is None else min(given * 1e9, machine.host_memory)
 
 
 def finetuning_needs(config: RunConfig, platform: str = "cpu") -> Needs:

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from checkpoints.errors import CheckpointError
 from checkpoints.folders import step_folders
 from checkpoints.manifest import FILE_NAME, Manifest
-from checkpoints.remote import fetched, local_save
+from checkpoints.remote import fetched, local_save, restore_from_mirror
 from checkpoints.store import has_checkpoint
-from config.base import Section, field_annotations, is_section
-from config.errors import ConfigError, UserError
-from config.families import FAMILIES, kinds
+from config.errors import ConfigError
+from config.families import kinds
+from config.missing_models import reason_of
 from config.presets import merge, preset_data
-from config.sections import RunConfig
+from config.run import Checkpoint
 from config.values import is_address
 from data.tokens import kept_tokenizer
 from files.json_files import Fields
 from files.run_folder import CONFIG, RunFolder
-from files.shown import shown, shown_name, shown_names
+from files.shown import shown, shown_name
 from huggingface.folders import CONFIG as MODEL_CONFIG
 from huggingface.folders import PARAMS, TASK, TASK_FIELDS
-from huggingface.models import RANDOM, local_model, model_description
+from huggingface.models import RANDOM, local_model, published
+from huggingface.wrappers import WRAPPERS
 
 OF_ONE_RUN = ("checkpoint", "evaluation")
 """Sections that say where a run started, what it saved and what it was evaluated on: another one
@@ -33,7 +33,7 @@ that loads it does not inherit them."""
 
 
 class SavedOrModel:
-    """See `terminal.command_line.Origins`."""
+    """See `terminal.below_flags.Origins`."""
 
     def saved(self, load: str) -> Mapping[str, Any] | None:
         """The configuration of the newest intact step, with the tokenizer that the run keeps;
@@ -48,21 +48,30 @@ class SavedOrModel:
             local_model(load, [MODEL_CONFIG])
         return self.run(load)
 
-    def placed(self, config: RunConfig) -> RunConfig:
+    def placed(self, checkpoint: Checkpoint) -> Mapping[str, Any]:
         """`--load` of an address becomes a folder with what is there, and `--save` a folder whose
         mirror it is."""
-        given = config.checkpoint
-        load = None if given.load is None else fetched(given.load)
-        if given.save is None or not is_address(given.save):
-            return replace(config, checkpoint=replace(given, load=load))
-        if given.mirror is not None:
-            raise ConfigError("--save is an address, to which --checkpoint.mirror adds another one")
-        to = replace(given, load=load, save=local_save(given.save), mirror=given.save)
-        return replace(config, checkpoint=to)
+        load, save, mirror = checkpoint.load, checkpoint.save, checkpoint.mirror
+        places: dict[str, Any] = {}
+        if load is not None and is_address(load):
+            places["checkpoint.load"] = fetched(load)
+        if save is not None and is_address(save):
+            if mirror not in (None, save):
+                raise ConfigError("--save is an address, to which --checkpoint.mirror adds another")
+            places |= {"checkpoint.save": local_save(save), "checkpoint.mirror": save}
+        return places
 
-    def run(self, folder: str) -> Mapping[str, Any] | None:
-        """Like `saved`, for a folder that need not be there."""
+    def begun(self, save: str, mirror: str | None, plans: bool) -> Mapping[str, Any] | None:
+        """The configuration of the newest intact step."""
+        folder = local_save(save)
+        if not plans:
+            restore_from_mirror(folder, save if is_address(save) else mirror)
         step, saved = self._newest(folder)
+        return None if step is None else saved
+
+    def run(self, load: str) -> Mapping[str, Any] | None:
+        """Like `saved`, for what need not be there."""
+        step, saved = self._newest(fetched(load))
         if step is None:
             return None
         inherited = {name: saved[name] for name in saved if name not in OF_ONE_RUN}
@@ -87,53 +96,34 @@ class SavedOrModel:
                 return step, preset_data("finetuning", str(step / CONFIG))
         return None, {}
 
-    def with_model(
-        self, name: str, data: Mapping[str, Any] | None, save: str | None = None
-    ) -> Mapping[str, Any]:
-        """The model's sizes, weights and tokenizer, laid over how to run it."""
-        model = self._described(name, save)
-        family = model["family"]
-        data = {"family": family} if data is None else data
-        if data.get("family") != family:  # settings of the other family do not apply
-            data = _known(FAMILIES[family].config, data)
-        return merge(data, model)
-
-    def _described(self, name: str, save: str | None) -> Mapping[str, Any]:
-        """What is known of a model: from its folder, or from the run that began with it."""
-        try:
-            description = model_description(name)
-        except UserError:
-            begun = None if save is None or os.path.exists(name) else self._begun(name, save)
-            if begun is None:
-                raise
-            return begun
-        kind = description.text("model_type")
-        known = kinds()
+    def described(self, name: str) -> Mapping[str, Any]:
+        """The model's sizes, weights and tokenizer."""
+        found = published(name)
+        kind, known = found.description.text("model_type"), kinds()
         if kind not in known:
             raise ConfigError(
-                f"{shown_name(name)} is of the kind {shown(kind)}, but there are: "
-                f"{shown_names(known, 120)}"
+                f"{shown_name(name)} is of the kind {shown(kind)}, {_missing(kind)}; there are: "
+                f"{', '.join([*known, *WRAPPERS])}"
             )
-        family = known[kind]
         # It imports JAX, which takes seconds: mistakes in the command line come first.
         from modelling.spec import family_named
 
+        family = family_named(known[kind])
+        model = family.from_config_json(found.description)
+        if family.head_in_files and found.has_head is False:
+            model["embedding"]["tied"] = True
         return {
-            "family": family,
-            "model": family_named(family).from_config_json(description),
+            "family": known[kind],
+            "model": model | ({"part_of": _whole(name)} if found.wrapper else {}),
             "checkpoint": {"load": name},
-            "data": {"tokenizer": _whole(name)} | exported_task(description),
+            "data": {"tokenizer": _whole(name)} | exported_task(found.description),
         }
 
-    def _begun(self, name: str, folder: str) -> Mapping[str, Any] | None:
-        """What the run in a folder knows of the model that it began with; None if that is another
-        one."""
-        _, begun = self._newest(local_save(folder))
-        if begun.get("checkpoint", {}).get("load") != name:
-            return None
-        task = {n: begun["data"][n] for n in ("tokenizer", *TASK_FIELDS) if n in begun["data"]}
-        known = {"family": begun["family"], "model": begun["model"], "data": task}
-        return known | {"checkpoint": {"load": name}}
+
+def _missing(kind: str) -> str:
+    """The middle of a sentence on a kind of models that is not there."""
+    reason = reason_of(kind)
+    return "which is not known" if reason is None else f"{reason}, which is not there"
 
 
 def _whole(name: str) -> str:
@@ -150,14 +140,3 @@ def exported_task(description: Fields) -> dict[str, str]:
 
 
 ORIGINS = SavedOrModel()
-
-
-def _known(section: type[Section], data: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of some data that a section has fields for."""
-    known_fields: dict[str, Any] = {}
-    for name, annotation in field_annotations(section).items():
-        if name in data:
-            value = data[name]
-            nested = is_section(annotation) and isinstance(value, Mapping)
-            known_fields[name] = _known(annotation, value) if nested else value
-    return known_fields

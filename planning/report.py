@@ -8,9 +8,9 @@ from typing import Any
 
 import popxl
 from config.machines import Machine
-from machine.placement import PROCESS, WINDOWS
+from machine.placement import PROCESS, windows
 from planning.estimate import Times, times
-from planning.needs import Needs, placed, streamed_instead
+from planning.needs import Needs, host_room, placed, streamed_instead
 from planning.residence import Chosen
 
 REST = "the rest"
@@ -36,6 +36,7 @@ class Report:
 
     Attributes:
         rows: in order of execution.
+        reached: what programs reach of the machine's rates.
         timeline: a simulated run; None where host and devices share their memory, and nothing is
             on disk.
     """
@@ -44,6 +45,7 @@ class Report:
     needs: Needs
     machine: Machine
     rows: Sequence[ReportRow]
+    reached: popxl.plan.Rates
     timeline: popxl.plan.Timeline | None = None
 
     @property
@@ -72,16 +74,19 @@ class Report:
 
     @property
     def shares(self) -> dict[str, tuple[float, float]]:
-        """Bytes needed and bytes there are, of each kind of memory of the machine."""
+        """Bytes needed and bytes there are, of each kind of memory of the machine; of the host's,
+        those that `execution.host_memory` allows."""
         machine, plan = self.machine, self.plan
-        with_disk = PROCESS + WINDOWS if plan.disk else 0
+        host = host_room(self.needs.config, machine)
+        limited = plan.disk or host < machine.host_memory  # which holds the program, too
+        besides = (PROCESS if limited else 0) + (windows(self.needs.config) if plan.disk else 0)
         disk = {"disk": (float(self.disk_per_host), machine.disk)} if plan.disk else {}
         if machine.devices is None:  # virtual devices are in the host's memory
-            needed = plan.host + plan.device * plan.replicas + with_disk
-            return {"memory": (needed, machine.host_memory)} | disk
+            needed = plan.host + plan.device * plan.replicas + besides
+            return {"memory": (needed, host)} | disk
         return {
             "device memory": (self.device_bytes, machine.memory),
-            "host memory": (self.bytes_per_host + with_disk, machine.host_memory),
+            "host memory": (self.bytes_per_host + besides, host),
         } | disk
 
     @property
@@ -98,8 +103,11 @@ class Report:
 
     @property
     def expected_seconds(self) -> float:
-        """Seconds of a run: simulated, where there is a timeline, else the bound."""
-        return self.seconds if self.timeline is None else self.timeline.seconds
+        """Seconds of a run: simulated, where there is a timeline, else the bound at the rates that
+        programs reach."""
+        if self.timeline is not None:
+            return self.timeline.seconds
+        return sum(times(row.part, self.reached).seconds for row in self.rows)
 
     @property
     def tokens_per_second(self) -> float:
@@ -176,7 +184,8 @@ def report(preset: str, needs: Needs, machine: Machine) -> Report:
 
 def _report(preset: str, needs: Needs, machine: Machine) -> Report:
     needs = placed(needs, machine)
-    rates = machine.rates(needs.config.model.precision, needs.plan.replicas)
+    precision, replicas = needs.config.model.precision, needs.plan.replicas
+    rates, reached = machine.rates(precision, replicas), machine.reached_rates(precision, replicas)
     rows = []
     for part in needs.plan.parts:
         phase, _, direction = part.name.partition("/")
@@ -186,8 +195,8 @@ def _report(preset: str, needs: Needs, machine: Machine) -> Report:
     if needs.placement is not None and not needs.plan.disk:
         timeline = needs.placement.after
     elif machine.platform != "cpu" or needs.plan.disk:
-        timeline = needs.traced.timeline(rates)
-    return Report(preset, needs, machine, rows, timeline)
+        timeline = needs.traced.timeline(reached)
+    return Report(preset, needs, machine, rows, reached, timeline)
 
 
 def _placement(placement: popxl.plan.Placement) -> dict[str, Any]:

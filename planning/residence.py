@@ -122,7 +122,7 @@ def choose(
         memory: bytes of a device; default: the machine's.
         host: bytes of host memory for a replica; default: its share of the machine's.
     """
-    rates = on.rates(config.model.precision, config.replicas)
+    rates = on.reached_rates(config.model.precision, config.replicas)
     memory = memory or on.memory
     host = host or on.host_memory / min(config.replicas, on.devices or config.replicas)
 

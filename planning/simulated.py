@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from config.families import config_class_of
@@ -40,12 +39,10 @@ def simulated(preset: str, on: str, host: float | None = None) -> Report:
     return report(preset, finetuning_needs(config, target.platform), target)
 
 
-def table(cases: Iterable[Case]) -> str:
-    """A Markdown table: the fraction of the matrix rate, recomputation included, and what waits."""
-    return "\n".join([HEAD, *(_row(simulated(*case)) for case in cases)])
-
-
-def _row(made: Report) -> str:
+def row(case: Case) -> str:
+    """A row of a Markdown table below `HEAD`: the fraction of the matrix rate, recomputation
+    included, and what waits."""
+    made = simulated(*case)
     timeline = made.timeline
     assert timeline is not None, "the machine has device memory"
     cells = (

@@ -46,7 +46,7 @@ def _facts(report: Report) -> list[str]:
     needs, plan = report.needs, report.plan
     c = needs.config
     e = c.execution
-    stored = plan.host + plan.resident * plan.replicas
+    stored = plan.host + (plan.resident + plan.disk) * plan.replicas
     activations = stored - needs.state
     lines = [
         f"{needs.kind} of {report.preset}: {needs.parameters / 1e6:,.1f} M parameters in "

@@ -14,6 +14,7 @@ from huggingface.models import RANDOM
 from machine.memory import check_least
 from modelling.spec import ModelFamily, family_of
 from modelling.weights import Arrays
+from run.base_model import base_settings, copy_processors, with_other_parts
 from run.card import RunRecord, write_card
 from run.start import Start, load_weights
 from terminal.screen import is_first_process, say
@@ -53,14 +54,19 @@ def export(
     except DataUnavailable as error:
         say(f"warning: no tokenizer is written: {error}")
 
+    files = family.weights(config).for_files(weights)
+    description = family.to_config_json(config) | {PARAMS: {TASK: task_fields(config)}}
+    files, description, whole = with_other_parts(config, files, description)
+
     def complete(draft: Path) -> None:
         if tokenizer is not None:
             tokenizer.base.save_pretrained(draft)
+        if whole is not None:
+            copy_processors(whole, draft)
         write_card(draft, Path(folder).resolve().name, family.sample_format, load, run)
 
-    files = family.weights(config).for_files(weights)
-    description = family.to_config_json(config) | {PARAMS: {TASK: task_fields(config)}}
-    write_hf_directory(folder, files, description, complete=complete)
+    settings = base_settings(config)
+    write_hf_directory(folder, files, description, complete=complete, generation=settings)
     say(f"wrote a model for Hugging Face to {folder}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -42,9 +42,9 @@ from run.records.progress import VALIDATION
 from run.records.prometheus_page import PrometheusPage
 from run.records.record_files import check_records
 from run.records.recorder import Recorder, Silence
-from run.records.wandb_log import check_mode
+from run.sample_notes import length_note, sample_notes
 from run.saving import Checkpoints
-from run.schedule import Schedule, check_iterations, with_steps
+from run.schedule import Schedule, changed_rate, check_iterations, with_steps
 from run.signals import StopSignal
 from run.skipped_steps import SkippedSteps
 from run.stalls import Stalls
@@ -54,6 +54,7 @@ from sessions.running import compiled
 from sessions.training import FineTuning
 from terminal.interrupts import Interrupted
 from terminal.screen import enduring_streams, is_coloured, is_first_process, say
+from terminal.wandb_environment import check_wandb
 
 
 def finetune(config: RunConfig, options: RunOptions, loaded: Loaded | None = None) -> None:
@@ -96,8 +97,8 @@ def _check(config: RunConfig, options: RunOptions, folder: RunFolder) -> None:
             "model.eval is true, which is for generation: a model that trains has it false"
         )
     check_iterations(config)
-    if options.wandb:
-        check_mode()
+    if options.wandb and is_first_process():
+        check_wandb()
     if options.metrics_port is not None and is_first_process():
         PrometheusPage(options.metrics_host, options.metrics_port).close()
     check_records(folder)
@@ -130,6 +131,8 @@ def _finetune(
         first = loader.first(options.preview).tolist()
         say("\n".join(preview(samples, first, family.sample_format, data.tokenizer, is_coloured())))
     config = with_steps(data.config, loader.samples)
+    for note in (*length_note(config), *sample_notes(config, samples)):
+        say(note)
     start = starting_point(config, family.weights(config), options.fresh)
     agree({"training.steps": config.training.steps, "step to start from": start.step,
            "digest of the state to start from": start.sha256})  # fmt: skip
@@ -148,11 +151,23 @@ def _finetune(
         start, _ = start.load_with_fallback(partial(_enter, stack, model))
         _continue(loader, start)
         say(f"starting from {start.source}")
+        _say_new_rate(config, start)
         run = _Run(
             config, family, options, loader, start, model, evaluator, Best(config, start.best),
             SkippedSteps(config.training.max_skipped_steps, start.skipped_steps), folder, loaded,
         )  # fmt: skip
         return run.train(data.tokenizer)
+
+
+def _say_new_rate(config: RunConfig, start: Start) -> None:
+    """Say it where a run that is continued has another learning rate than before."""
+    saved = None if start.checkpoint is None else start.checkpoint.metadata.get("config")
+    if saved is None or not start.step:
+        return
+    with suppress(ConfigError, LookupError, TypeError):  # of an older version
+        before = type(config.training).from_dict(saved["training"])
+        if text := changed_rate(before, config.training, start.step):
+            say(text)
 
 
 def _verify(start: Start) -> None:
@@ -290,6 +305,7 @@ class _Run:
                     loss=result.loss,
                     learning_rate=learning_rate,
                     gradient_norm=result.gradient_norm,
+                    epoch=(s + 1) * config.training.global_batch_size / self.loader.samples,
                     skipped_steps=self.skipped.total,
                     tokens=result.tokens,
                     **(validation | checkpoints.facts() if s == step - 1 else {}),

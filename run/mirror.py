@@ -6,13 +6,9 @@ import threading
 import time
 from pathlib import Path
 
-import popdist
-from checkpoints.errors import CheckpointError
-from checkpoints.remote import RemoteRun, restore
+from checkpoints.remote import RemoteRun
 from checkpoints.save_retry import PAUSES
-from config.sections import RunConfig
-from files.errors import FileError
-from terminal.screen import is_first_process, say
+from terminal.screen import say
 
 
 class Mirror:
@@ -71,23 +67,3 @@ class Mirror:
         last = "none" if self.step is None else f"step {self.step}"
         say(f"warning: step {step} is not in the mirror, the run goes on: {failure}; the last "
             f"that this run copied there is {last}")  # fmt: skip
-
-
-def restore_from_mirror(config: RunConfig) -> None:
-    """Bring the run in `checkpoint.mirror` to the disk, where that has no step as new.
-
-    Raises:
-        CheckpointError: on all processes, if that fails.
-    """
-    settings, problem = config.checkpoint, None
-    if settings.mirror is None or settings.save is None:
-        return
-    if is_first_process():
-        try:
-            step = restore(settings.save, settings.mirror)
-            if step is not None:
-                say(f"{step.name} came from {settings.mirror}")
-        except (FileError, OSError) as error:
-            problem = str(error)
-    if (problem := popdist.gather(problem)[0]) is not None:
-        raise CheckpointError(problem)

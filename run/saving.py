@@ -20,6 +20,7 @@ from files.shown import shown_bytes
 from files.yaml_files import yaml_text
 from modelling.spec import ModelFamily
 from modelling.weights import Arrays, nbytes_of
+from run.base_model import base_settings
 from run.best import Best
 from run.mirror import Mirror
 from run.skipped_steps import SkippedSteps
@@ -219,7 +220,7 @@ class Checkpoints:
             try:
                 folder.path.mkdir(parents=True, exist_ok=True)
                 if self._tokenizer is not None:
-                    keep_tokenizer(self._tokenizer, folder)
+                    keep_tokenizer(self._tokenizer, folder, base_settings(self._config))
                 self._store.check_space(step, nbytes_of(tensors))
             except (OSError, FileError) as error:
                 problem = str(error)

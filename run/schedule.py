@@ -5,50 +5,57 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Self
 
 from config.errors import ConfigError
-from config.sections import RunConfig, Training
+from config.schedules import COURSES, Place
+from config.sections import LearningRate, RunConfig, Training
 
 
 @dataclass(frozen=True)
 class Schedule:
     """Call it with a step, counted from 0, to get that step's learning rate.
 
-    The rate grows linearly from 0 to `maximum` over the warm-up; a first step at rate 0 changes no
-    weight, but fills the optimizer's means, and runs stay comparable with Hugging Face's. After the
-    last step the rate stays at its end value.
+    The rate grows linearly from 0 to its maximum over the warm-up; a first step at rate 0 changes
+    no weight, but fills the optimizer's means, and runs stay comparable with Hugging Face's. After
+    the last step the rate stays at its end value.
     """
 
-    function: Literal["linear", "constant", "cosine", "relative"]
-    maximum: float
+    rate: LearningRate
     warmup_steps: int
     steps: int
-    minimum: float = 0.0
 
     @classmethod
     def of(cls, training: Training) -> Self:
-        """The schedule of a configuration."""
+        """The schedule of a configuration, over the steps from its first one on."""
         rate = training.optimizer.learning_rate
-        warmup = rate.warmup_steps
+        steps, warmup = max(training.steps - rate.first_step, 0), rate.warmup_steps
         if warmup is None:
-            warmup = math.ceil((rate.warmup_proportion or 0.0) * training.steps)
-        return cls(rate.function, rate.maximum, warmup, training.steps, rate.minimum)
+            warmup = math.ceil((rate.warmup_proportion or 0.0) * steps)
+        return cls(rate, warmup, steps)
 
     def __call__(self, step: int) -> float:
+        step = max(step - self.rate.first_step, 0)
         if step < self.warmup_steps:
-            return self.maximum * step / self.warmup_steps
-        if self.function == "relative":
-            return min(self.maximum, 1.0 / math.sqrt(step + 1))
-        done = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
-        if self.function == "constant":
-            return self.maximum
-        return self.minimum + (self.maximum - self.minimum) * self._left(min(done, 1.0))
+            return self.rate.maximum * step / self.warmup_steps
+        return COURSES[self.rate.function](self.rate, Place(step, self.warmup_steps, self.steps))
 
-    def _left(self, done: float) -> float:
-        """The fraction of the way from minimum to maximum that is left when the fraction `done` of
-        the decay is over."""
-        return 1.0 - done if self.function == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+
+def changed_rate(before: Training, now: Training, step: int) -> str | None:
+    """A line for people, if a run that is continued after so many steps has another learning rate
+    than it would have had."""
+    old, new = (Schedule.of(training)(step) for training in (before, now))
+    if math.isclose(old, new, rel_tol=1e-6):
+        return None
+    rate = now.optimizer.learning_rate
+    text = f"learning rate of step {step + 1}: {new:.3g}, not {old:.3g} as before"
+    if rate.first_step == step or rate.function == "constant":
+        return text
+    prefix = "--training.optimizer.learning_rate"
+    return (
+        f"{text}; {prefix}.first_step {step} begins a new schedule here, {prefix}.function "
+        f"constant keeps {rate.maximum:g}"
+    )
 
 
 def with_steps(config: RunConfig, samples: int) -> RunConfig:

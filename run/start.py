@@ -28,11 +28,14 @@ from files.lazy import Lazy
 from files.shown import shown_name, shown_path
 from huggingface.folders import hf_description, read_hf_directory
 from huggingface.models import RANDOM, local_model
+from huggingface.wrappers import TextTensors, text_part, wrapper_of
 from modelling.spec import family_of
 from modelling.weights import FP8, OPTIMIZER, WeightTable
 from modelling.weights.state_forms import in_form, kept_state
+from terminal.screen import say
 
 Tensors = Mapping[str, np.ndarray]
+ModelTensors = TensorFiles | TextTensors
 Used = TypeVar("Used")
 
 MODEL = "model"
@@ -155,17 +158,35 @@ def _starting_point(config: RunConfig, table: WeightTable, fresh: bool) -> Start
 def _of_model(config: RunConfig, table: WeightTable, name: str) -> Start:
     """The weights of a Hugging Face model."""
     folder = local_model(name)
-    _check_model(config, hf_description(folder), name)
-    tensors = read_hf_directory(folder)
+    description = hf_description(folder)
+    tensors = _language_model(read_hf_directory(folder), description, name)
+    if isinstance(tensors, TextTensors):
+        description = text_part(Fields(description, name), tensors).data
+    _check_model(config, description, name)
     _check_head(config, table, tensors, name)
     _check_fit(table, tensors, tensors, name)
     weights = _Finite(config, table.renamed(tensors), name)
     return Start(weights, source=name, sha256=tensors.fingerprint())
 
 
+def _language_model(
+    files: TensorFiles, description: dict[str, Any] | None, name: str
+) -> ModelTensors:
+    """The weights in a model's files, or those of its text part."""
+    kind = wrapper_of(description or {})
+    if kind is None:
+        return files
+    tensors = TextTensors(files)
+    say(
+        f"{shown_path(name)} is a {kind}: its text part is read, the other {len(tensors.others)} "
+        "weights stay as they are"
+    )
+    return tensors
+
+
 def _check_head(config: RunConfig, table: WeightTable, tensors: Tensors, name: str) -> None:
     """Raise CheckpointError if the head of a Hugging Face model is its embedding, against the
-    configuration: the config.json of an mT5 does not say it."""
+    configuration: the config.json of a T5 does not say it."""
     head = "lm_head.weight"
     if head in tensors or all(weight.name != head for weight in table.weights):
         return
@@ -360,7 +381,7 @@ class _Finite(Lazy[np.ndarray]):
         return array
 
 
-def _check_fit(table: WeightTable, files: TensorFiles, names: Iterable[str], load: str) -> None:
+def _check_fit(table: WeightTable, files: ModelTensors, names: Iterable[str], load: str) -> None:
     """Raise CheckpointError unless the weights `names` of `files` are those of the model."""
     specs = {name: files.spec(name) for name in names}
     wrong = [name for name, spec in specs.items() if spec.dtype.name not in _FLOATS]

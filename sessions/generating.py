@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
 
+import popxl
 from config.sections import RunConfig
 from data.batches import BatchSharding
 from data.samples import EMPTY, concatenate, pack
@@ -33,6 +34,7 @@ class Inference(RunningModel):
         family: ModelFamily | None = None,
         strategy: Strategy | None = None,
         lender: RunningModel | None = None,
+        piecewise: bool = False,
     ) -> None:
         """Build and compile the program.
 
@@ -42,12 +44,13 @@ class Inference(RunningModel):
             strategy: how tokens are chosen; None: as `generation` of the configuration says, but
                 without stop texts.
             lender: see `RunningModel`. Weights that are on the device are a copy.
+            piecewise: for `written`, which gives tokens as they come where weights are resident.
         """
         family = family or family_of(config)
         config = replace(config, model=replace(config.model, eval=True))
         self._strategy = strategy_of(config) if strategy is None else strategy
         taken = 0 if lender is None else lender.stored
-        self.program = generation_program(config, family, self._strategy, taken)
+        self.program = generation_program(config, family, self._strategy, taken, piecewise)
         self._sharding = BatchSharding.of(config, self.program.ir.num_host_transfers)
         table, program_variables = family.weights(config), self.program.variables
         variables: Variables
@@ -101,6 +104,30 @@ class Inference(RunningModel):
                 on_progress(int(np.count_nonzero(there)))
         return tokens
 
+    def written(self, words: np.ndarray, mask: np.ndarray) -> Iterator[np.ndarray]:
+        """Generate for one prompt, and give what there is of the tokens each time that one comes.
+
+        Args:
+            words, mask: as for `generate`, (1, sequence_length).
+        """
+        self._check(words, mask)
+        program, length = self.program, int(mask.sum())
+        if program.begin is None or program.going is None:
+            yield self.generate(words, mask)
+            return
+        part = np.full((self.samples_per_run, program.prompts_per_sample), EMPTY)
+        part[0, 0] = 0
+        own = part[self._sharding.positions(len(part))]
+        inputs = self._inputs(
+            own.reshape(-1), *concatenate(own, lambda i: words[i, :length], words.shape[1], pad=0)
+        )
+        for position in range(program.tokens.shape[1]):
+            begin = self._sharding.to_replicas(np.full(len(own), position == 0))
+            found = self._run({**inputs, program.begin: begin})
+            yield self._collected(found[program.tokens])[:1]
+            if not found[program.going].any():
+                return
+
     def _answers(self, indices: np.ndarray, words: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """The tokens for all prompts of one run of the program.
 
@@ -108,11 +135,17 @@ class Inference(RunningModel):
             indices: the numbers of the prompts for the replicas of this process, or `EMPTY`.
             words, mask: their samples.
         """
+        return self._collected(self._run(self._inputs(indices, words, mask))[self.program.tokens])
+
+    def _inputs(
+        self, indices: np.ndarray, words: np.ndarray, mask: np.ndarray
+    ) -> dict[popxl.HostToDeviceStream, np.ndarray]:
+        """What one run reads; arguments as for `_answers`."""
         program, dealt = self.program, self._sharding.to_replicas
         inputs = {program.words: dealt(words), program.mask: dealt(mask)}
         for name, array in self._strategy.feed(indices, program.tokens.shape[1]).items():
             inputs[program.inputs[name]] = dealt(array)
-        return self._collected(self._run(inputs)[program.tokens])
+        return inputs
 
     def _collected(self, tokens: np.ndarray) -> np.ndarray:
         """What the replicas gave, in the order of the samples."""

@@ -8,52 +8,32 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from config.base import flattened
-from config.errors import ConfigError
-from config.families import config_class_of
-from config.flags import add_field_flags, field_overrides, spell_flags, with_search
-from config.help import field_help, formatter
-from config.presets import (
-    merge,
-    placed,
-    preset_data,
-    preset_names,
-    with_length,
-    with_some_batch,
+from config.base import nested
+from config.chosen import CHOSEN
+from config.flags import (
+    add_field_flags,
+    field_overrides,
+    section_groups,
+    spell_flags,
+    with_search,
 )
+from config.flags_of_others import check_flags
+from config.help import RARE, field_help, formatter
+from config.layers import (
+    Layer,
+    Settings,
+    with_fitting_micro_batch,
+    with_length_and_batch,
+    with_one_length,
+)
+from config.presets import placed, preset_names
 from config.sections import RunConfig
-from terminal.parser import Parser, add_process_options, path_option
-
-RANDOM = "random"
-"""In place of a model or run to load: random weights."""
-
-SMALL_MODEL = "google/flan-t5-small"
-"""The model where data are all that is given."""
-
-
-class Origins(Protocol):
-    """Where a configuration comes from, other than a preset."""
-
-    def saved(self, load: str) -> Mapping[str, Any] | None:
-        """The configuration of the run that `--load` names, or None if that is no run."""
-        ...
-
-    def placed(self, config: RunConfig) -> RunConfig:
-        """A configuration with folders in place of the addresses of an object store."""
-        ...
-
-    def with_model(
-        self, name: str, data: Mapping[str, Any] | None, save: str | None = None
-    ) -> Mapping[str, Any]:
-        """A configuration of the model in a Hugging Face folder or of the hub's.
-
-        Args:
-            data: how to run it, such as a preset; None: that is open.
-            save: a run's folder. If it began with a model that is gone, it knows what that was.
-        """
-        ...
+from terminal.below_flags import Below, Origins, below_flags
+from terminal.first_reading import FirstReading, add_config_options
+from terminal.parser import Parser, add_process_options
+from terminal.screen import say
 
 
 @dataclass(frozen=True)
@@ -69,9 +49,8 @@ class CommandLine:
     options: argparse.Namespace
     """The values of the script's own options; each name with underscores."""
 
-    given: frozenset[str] | None = None
-    """Dotted names of the fields that flags give, where no preset or run says the others, which
-    `planning.choices` chooses; None: nothing is open."""
+    settings: Settings
+    """What `config` is made of. Where they are open, `planning.choices` completes them."""
 
 
 def read_command_line(
@@ -99,94 +78,64 @@ def read_command_line(
         ConfigError: if anything given is unknown, ambiguous, or of the wrong type.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    preset, data, is_open = _start(given, presets, default_preset, origins)
-    config_class = config_class_of(data, preset)
+    check_flags(given)
+    first = FirstReading.of(given, presets, with_models=origins is not None)
+    below = below_flags(first, presets, default_preset, origins)
+    section, data, is_open = below.settings.section, below.settings.given, below.settings.is_open
     parser = Parser(
         description=description,
         usage="%(prog)s [--config NAME] [--FIELD VALUE ...]",
-        epilog=f"In brackets: values of {preset}. Presets: {', '.join(preset_names(presets))}",
+        epilog=_epilog(below.name, presets, is_open),
         allow_abbrev=False,
         formatter_class=formatter,
     )
-    _add_config_options(parser, origins)
+    add_config_options(parser, with_models=origins is not None)
     parser.add_argument("--help-all", action="help", help="show all fields, in full")
+    groups = section_groups(parser)
     if add_options:
         add_options(parser)
     names = parser.names()
     add_process_options(parser)
     flags = parser.flags()
     all_fields = any(a.replace("_", "-") == "--help-all" for a in given)
-    add_field_flags(parser, config_class, field_help(config_class, data, str(presets), all_fields))
-    parsed = vars(parser.parse_args(spell_flags(given, config_class, flags)))
-    overrides = placed(with_search(field_overrides(parsed, config_class), data))
-    whole = merge(with_length(data), overrides)
-    config = config_class.from_dict(with_some_batch(whole, overrides) if is_open else whole)
+    if not all_fields:
+        parser.shorten(RARE)
+    chosen = CHOSEN if is_open else ()
+    help_of = field_help(section, data, str(presets), all_fields, chosen)
+    add_field_flags(groups, section, help_of)
+    parsed = vars(parser.parse_args(spell_flags(given, section, flags)))
+    settings = _settings(below, with_search(field_overrides(parsed, section), data), origins)
     return CommandLine(
-        config=config if origins is None else origins.placed(config),
-        preset=preset,
+        config=settings.config,
+        preset=below.name,
         options=argparse.Namespace(**{name: parsed[name] for name in names if name in parsed}),
-        given=frozenset(flattened(overrides)) if is_open else None,
+        settings=settings,
     )
 
 
-def _start(
-    arguments: Sequence[str], presets: str | Path, default_preset: str, origins: Origins | None
-) -> tuple[str, Mapping[str, Any], bool]:
-    """The configuration under the flags, its name, and whether it leaves open how the model is run.
-    It decides which flags exist."""
-    parser = Parser(add_help=False, allow_abbrev=False)
-    _add_config_options(parser, origins)
-    parser.add_argument("--load", "--checkpoint.load", dest="load", type=path_option)
-    parser.add_argument("--save", "--checkpoint.save", dest="save", type=path_option)
-    parser.add_argument("--data.train", dest="data")
-    given = parser.parse_known_args(arguments)[0]
-    evaluating = {"model": {"eval": True}} if presets == "inference" else {}
-    if given.config is not None:
-        data: Mapping[str, Any] = preset_data(presets, given.config)
-        if origins is not None and given.model is not None:
-            data = merge(origins.with_model(given.model, data, given.save), evaluating)
-        return given.config, data, False
-    if origins is None:
-        return default_preset, preset_data(presets, default_preset), False
-    saved = None
-    if given.model is None and given.load is not None:
-        saved = origins.saved(given.load)
-    if saved is not None:
-        return given.load, merge(saved, evaluating), False
-    model = given.model or _model_of(given.load, given.data)
-    if model is not None:
-        return model, merge(origins.with_model(model, None, given.save), evaluating), True
-    if not {"-h", "--help", "--help-all"} & set(arguments):
-        raise ConfigError(
-            "nothing says which model: give --model with a Hugging Face folder or name, --load "
-            "with the folder of a run, or --config with a preset, such as tiny; see --help"
-        )
-    return default_preset, preset_data(presets, default_preset), False
-
-
-def _model_of(load: str | None, data: str | None) -> str | None:
-    """The model that is meant where `--model` names none and `--load` no run."""
-    if load is not None and load != RANDOM:
-        return load
-    return None if data is None else SMALL_MODEL
-
-
-def _add_config_options(parser: argparse.ArgumentParser, origins: Origins | None) -> None:
-    parser.add_argument(
-        "--config",
-        metavar="NAME",
-        help="a preset, or the path of a run's config.yml (default: the run that --load names; "
-        "else the program chooses by model, data and machine)",
-    )
+def _settings(below: Below, flags: Mapping[str, Any], origins: Origins | None) -> Settings:
+    """All layers. Says what replaces what where a person may not expect it."""
+    flags = placed(flags)
+    notes = below.differences(flags)
+    settings, more = with_one_length(below.settings.over(Layer("flags", flags)))
+    settings, most = with_fitting_micro_batch(settings)
+    settings = with_length_and_batch(settings)
     if origins is not None:
-        parser.add_argument(
-            "--model",
-            metavar="NAME",
-            type=path_option,
-            help="a T5, GPT-J or Llama-shaped model of Hugging Face, a folder or the hub's: its "
-            "sizes, weights and "
-            "tokenizer; --config then says how to run it, else the program chooses",
-        )
+        folders = origins.placed(settings.config.checkpoint)
+        settings = settings.over(Layer("folders", nested(folders)))
+    for note in (*notes, *more, *most):
+        say(note)
+    return settings
+
+
+def _epilog(preset: str, presets: str | Path, is_open: bool) -> str:
+    """The end of a help text."""
+    used = (
+        "what is used where no flag says it; the program chooses by model, data and machine"
+        if is_open
+        else f"the values of {preset}"
+    )
+    return f"In brackets: {used}. Presets for --config: {', '.join(preset_names(presets))}"
 
 
 def typed(script: str, arguments: Sequence[str] | None) -> str:

@@ -13,14 +13,16 @@ A script is a short main:
 
 from __future__ import annotations
 
+import errno
 import functools
+import logging
 import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from signal import SIGINT
-from typing import Protocol
+from typing import Protocol, TextIO
 
 import popdist
 from config.errors import ConfigError, Notice, UserError
@@ -36,13 +38,14 @@ from terminal.interrupts import (
     sentence,
 )
 from terminal.parser import Parser, add_process_options
-from terminal.screen import hold_standard_streams, is_first_process
+from terminal.screen import hold_standard_streams, is_first_process, without_advice
 
 USER_ERROR = 2
 _HELP = {"-h", "--help"}
 LONGEST = 300
 """Characters of a message; in a longer one, paths and other long words are shortened."""
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 NOBODY_READS = 141  # 128 + SIGPIPE, as shells count
 
 
@@ -82,6 +85,7 @@ def entry_point(
             if is_script and not (alone or _HELP.intersection(sys.argv)):
                 restart_with_huge_pages()
             hold_standard_streams()
+            logging.getLogger("transformers").addFilter(without_advice)
             try:
                 with interruptible(), _plain_notices():
                     check_environment()
@@ -91,7 +95,7 @@ def entry_point(
             except expected as error:
                 return _say(f"error: {shown_sentence(str(error), LONGEST)}", USER_ERROR)
             except BrokenPipeError:  # such as `| head`
-                sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - Python flushes it at its end
+                _drop_output()
                 if popdist.getNumInstances() > 1:  # the others must not wait for this one
                     popdist.end(NOBODY_READS)
                 return NOBODY_READS
@@ -123,6 +127,22 @@ def _run(main: Main, arguments: Sequence[str] | None) -> None:
     sys.stdout.flush()
 
 
+def _drop_output() -> None:
+    """Let nothing take the place of standard output, which is broken: Python flushes it at its end,
+    and would end with a code of its own."""
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process
+
+
+def _is_full(stream: TextIO) -> bool:
+    """Whether a stream that may have failed takes nothing more: no file is named then."""
+    try:
+        stream.write("\n")
+        stream.flush()
+    except OSError:
+        return True
+    return False
+
+
 def _say(text: str, code: int) -> int:
     """Print the last line on stderr, if it can be, and return the exit code.
 
@@ -139,6 +159,9 @@ def _say(text: str, code: int) -> int:
 def _failure(error: OSError) -> str:
     """One sentence about a file, disk or connection that failed unexpectedly."""
     reason = error.strerror or " ".join(str(error).split()) or type(error).__name__
+    if error.filename is None and error.errno in _FULL and _is_full(sys.stdout):
+        _drop_output()
+        return f"standard output: {reason}"
     return f"{shown_path(error.filename)}: {reason}" if error.filename else reason
 
 

@@ -1,4 +1,4 @@
-"""Environment variables that JAX and XLA read before anybody can say what is wrong with them.
+"""Environment variables that are read before anybody can say what is wrong with them.
 
 XLA ends the process at a flag that it does not know, and JAX raises when it is imported. So values
 that are not known to be good are tried in another process first.
@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 
 from config.errors import ConfigError
+from config.values import NonNegativeFloat, ValueType
 from files.shown import shown, shown_name
 
 _XLA = "from jaxlib import xla_client; xla_client.CompileOptions()"
@@ -31,12 +32,13 @@ _GOOD = {"JAX_COMPILATION_CACHE_DIR", "JAX_COORDINATOR_ADDRESS", "JAX_LOCAL_DEVI
 
 
 def check_environment() -> None:
-    """Check the variables that JAX and XLA read.
+    """Check the variables that popxl, JAX and XLA read.
 
     Raises:
         ConfigError: one has a value with which they do not start.
     """
     os.environ["MPLBACKEND"] = "agg"  # pictures are files; matplotlib raises at unknown names
+    _check_gigabytes("POPXL_CACHE_GB")
     _check_platforms(os.environ.get("JAX_PLATFORMS", ""))
     flags = os.environ.get("XLA_FLAGS", "")
     if not _FLAGS.fullmatch(flags):
@@ -52,6 +54,15 @@ def check_environment() -> None:
         rest = {name: value for name, value in os.environ.items() if name not in names}
         for name in names:
             _try(name, os.environ[name], _JAX, rest)
+
+
+def _check_gigabytes(name: str) -> None:
+    given = os.environ.get(name)
+    if given:
+        try:
+            ValueType.of(NonNegativeFloat).parse(given, f"the environment variable {name}")
+        except ValueError as error:
+            raise ConfigError(f"{error}: correct or unset it") from None
 
 
 def _check_platforms(given: str) -> None:

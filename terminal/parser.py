@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Collection
 from typing import Any, NoReturn
 
 from config.errors import ConfigError
@@ -22,6 +23,12 @@ class Parser(argparse.ArgumentParser):
     def names(self) -> list[str]:
         """The names under which the options added so far are found in the namespace."""
         return [action.dest for action in self._actions]
+
+    def shorten(self, rare: Collection[str]) -> None:
+        """Leave the options of these names out of `--help`."""
+        for action in self._actions:
+            if action.dest in rare:
+                action.help = argparse.SUPPRESS
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{shown_name(message, 200)}; see --help")

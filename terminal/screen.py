@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -32,6 +33,11 @@ def say(text: str) -> None:
         sys.stderr.flush()
     else:
         print(text, file=sys.stderr, flush=True)
+
+
+def without_advice(record: logging.LogRecord) -> bool:
+    """A filter of what transformers logs: all but that it found no PyTorch, which is not needed."""
+    return not record.getMessage().startswith("PyTorch was not found")
 
 
 class _Enduring:

@@ -19,9 +19,6 @@ RATE = (
 )
 TRAINING = (*MODEL, *BATCH, *RATE, "--dropout_prob", "0.1")
 
-COMPILE_QUICKLY = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
-"""Environment of processes in which neither bits nor speed are what is tested."""
-
 GPTJ = (
     *("--config", "gptj_tiny", "--layers", "1", "--hidden_size", "32", "--heads", "4"),
     *("--device", "cpu", "--data_parallel", "2", "--tensor_parallel", "2"),

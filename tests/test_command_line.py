@@ -492,8 +492,9 @@ TRAINING_SAYS = [
     r"ready after \d+\.\d s: the executable came from the cache \(0 traces, 0 compilations\)",
     r"starting from random weights",
     r"saving every 10 minutes, and at the end in .+: \d+\.\d\d kB each",
-    r"step 1/2: loss \d+\.\d{4}, learning rate 1\.00e-03",
-    r"step 2/2: loss \d+\.\d{4}, learning rate 1\.00e-03, \d+\.\d samples/s, 00:00 left",
+    r"step 1/2: loss \d+\.\d{4}, gradient norm \d+\.\d{4}, learning rate 1\.00e-03, epoch 0\.0\d",
+    r"step 2/2: loss \d+\.\d{4}, gradient norm \d+\.\d{4}, learning rate 1\.00e-03, epoch 0\.0\d, "
+    r"\d+\.\d samples/s, 00:00 left",
     r"saved step 2 in .+",
     r"records of the run are in .+",
 ]

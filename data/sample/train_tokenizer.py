@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import sentencepiece
@@ -41,7 +41,7 @@ MAX_PIECES = 512
 ASCII = "".join(map(chr, range(33, 127)))
 
 
-def training_lines(examples: list[Example]) -> Iterator[str]:
+def training_lines(examples: Sequence[Example]) -> Iterator[str]:
     """The prompts and answers, then every word with different neighbours.
 
     SentencePiece takes its candidates from a suffix tree, where a word that is always followed by

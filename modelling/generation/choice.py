@@ -8,6 +8,7 @@ from config.sections import RunConfig
 from machine.devices import device_desc
 from machine.memory import NotEnoughMemoryError, check_memory
 from machine.placement import host_room
+from modelling.generation.piecewise import build_piecewise
 from modelling.generation.program import GenerationProgram, build_generation
 from modelling.generation.search import Strategy
 from modelling.generation.streamed import build_streamed
@@ -17,7 +18,11 @@ if TYPE_CHECKING:
 
 
 def generation_program(
-    config: RunConfig, family: ModelFamily, strategy: Strategy, taken: int = 0
+    config: RunConfig,
+    family: ModelFamily,
+    strategy: Strategy,
+    taken: int = 0,
+    piecewise: bool = False,
 ) -> GenerationProgram:
     """The program that `generation.weights` asks for; auto: the resident one if it fits, else the
     streamed one.
@@ -25,13 +30,15 @@ def generation_program(
     Args:
         config: with `model.eval` set.
         taken: bytes of host memory that another program of the process takes.
+        piecewise: each run of the resident program writes one token.
 
     Raises:
         DeviceError: fewer devices than replicas.
     """
     wanted = config.generation.weights
     if wanted != "streamed":
-        resident = build_generation(config, family.generator, strategy)
+        build = build_piecewise if piecewise else build_generation
+        resident = build(config, family.generator, strategy)
         if wanted != "auto" or _fits(resident, config, taken):
             return resident
     return build_streamed(config, family.generator, family.weights(config), strategy)

@@ -65,7 +65,7 @@ class Decode(Wrapped):
         updated: list[Tensor] = []
 
         def attend(opened: Tensor) -> Tensor:
-            query, *new = attention.project(opened, (tables[0], tables[1]) if tables else None)
+            query, *new = attention.project(opened, tuple(tables) or None)
             updated.extend(put(caches, slot, new))
             keys, values = updated
             return attention.merge(attention.attend(query, keys, values, places=places))

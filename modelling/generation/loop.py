@@ -49,13 +49,39 @@ def write_tokens(
     """
     state = search.start(start.prompted, start.read, inputs)
     carried = [is_any(search.unfinished(state), groups), start.first, *state, *start.caches]
-    fixed, ir = list(start.decode.args.values()), popxl.gir()
+    begin = popxl.constant(0, popxl.int32, "first_position")
+    _, _, _, *left = go_on(start.decode, begin, carried, len(state), length, search, groups)
+    return search.tokens(left[: len(state)])
+
+
+def go_on(
+    decode: BoundGraph,
+    position: Tensor,
+    carried: Sequence[Tensor],
+    states: int,
+    count: int,
+    search: Search,
+    groups: Groups,
+) -> tuple[Tensor, ...]:
+    """Generate so many tokens more.
+
+    Args:
+        decode: see `Prefilled`.
+        position: of the next token, int32 scalar.
+        carried: whether a prompt needs tokens, bool scalar; the tokens to read, the search's
+            state, and the caches.
+        states: how many tensors the search's state is.
+
+    Returns:
+        Position and what is carried, after that.
+    """
+    fixed, ir = list(decode.args.values()), popxl.gir()
 
     def advance(position: Tensor, carried: list[Tensor], fixed: list[Tensor]) -> list[Tensor]:
         _, words, *rest = carried
-        decode = BoundGraph(start.decode.graph, dict(zip(start.decode.args, fixed, strict=True)))
-        logits, *caches = decode.call(position, words, *rest[len(state) :])
-        words, parents, new = search.advance(logits, position, rest[: len(state)])
+        bound = BoundGraph(decode.graph, dict(zip(decode.args, fixed, strict=True)))
+        logits, *caches = bound.call(position, words, *rest[states:])
+        words, parents, new = search.advance(logits, position, rest[:states])
         if parents is not None:
             caches = [ops.gather(cache, parents) for cache in caches]
         return [is_any(search.unfinished(new), groups), words, *new, *caches]
@@ -66,7 +92,5 @@ def write_tokens(
         new = ops.conditional(carried[0], then, otherwise, [position, *carried, *fixed], carried)
         return [position + 1, *new]
 
-    begin = popxl.constant(0, popxl.int32, "first_position")
-    loop = ir.create_graph(one_position, begin, carried, fixed)
-    _, _, _, *left = ops.repeat(loop, length, begin, *carried, *fixed)
-    return search.tokens(left[: len(state)])
+    loop = ir.create_graph(one_position, position, [*carried], fixed)
+    return ops.repeat(loop, count, position, *carried, *fixed)

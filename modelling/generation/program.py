@@ -9,7 +9,7 @@ import popxl
 from config.sections import RunConfig
 from machine.devices import new_ir
 from modelling.fp8 import linear_layers
-from modelling.generation.generator import GeneratorOf
+from modelling.generation.generator import Generator, GeneratorOf
 from modelling.generation.greedy import Greedy
 from modelling.generation.loop import write_tokens
 from modelling.generation.resident import ResidentModel
@@ -32,6 +32,8 @@ class GenerationProgram:
         inputs: streams of the search's inputs, by name.
         tokens: stream of what was generated, int32 (micro_batch_size * prompts_per_sample,
             output_length).
+        begin, going: of a program that writes a token in each run: whether it reads the prompts
+            first, bool (micro_batch_size,), and whether a prompt needs more tokens, bool scalar.
         variables: by layer and path of the family's weight table; of a streamed program, by phase,
             layer of the phase, `fwd` and path.
     """
@@ -42,6 +44,8 @@ class GenerationProgram:
     inputs: Mapping[str, popxl.HostToDeviceStream]
     tokens: popxl.DeviceToHostStream
     variables: NamedTensors | Mapping[str, Sequence[NamedTensors]]
+    begin: popxl.HostToDeviceStream | None = None
+    going: popxl.DeviceToHostStream | None = None
 
     @property
     def prompts_per_sample(self) -> int:
@@ -69,25 +73,38 @@ def build_generation(
             model = ResidentModel(generator, batch, groups)
         length = generator.output_length
         search = strategy.search(SearchContext(groups, generator.special, length, strategy.rules))
-        prompts = (batch, generator.prompt_length)
-        words = popxl.h2d_stream(prompts, popxl.int32, "words")
-        mask = popxl.h2d_stream(prompts, popxl.int32, "mask")
-        count = batch * generator.prompts_per_sample
-        inputs = {
-            name: popxl.h2d_stream(spec.shape, spec.dtype, name)
-            for name, spec in strategy.inputs(count, length).items()
-        }
-        tokens = popxl.d2h_stream((count, length), popxl.int32, "tokens")
-        variables = model.facts.inputs.init(empty=True)
-        names, values = variables.unpack()
+        program = declared(ir, generator, batch, strategy, model)
+        names, values = program.variables.unpack()  # type: ignore[union-attr]
 
         def one_batch(values: list[Tensor]) -> None:
             weights = NamedTensors.pack(names, values)
-            prompt = ops.host_load(words), ops.host_load(mask)
-            loaded = [ops.host_load(stream) for stream in inputs.values()]
+            prompt = ops.host_load(program.words), ops.host_load(program.mask)
+            loaded = [ops.host_load(stream) for stream in program.inputs.values()]
             start = model.prefill(weights, *prompt)
-            ops.host_store(tokens, write_tokens(start, length, search, loaded, groups))
+            tokens = write_tokens(start, length, search, loaded, groups)
+            ops.host_store(program.tokens, tokens)
 
         ops.repeat(ir.create_graph(one_batch, values), ir.num_host_transfers, *values)
     apply_pre_alias_patterns(ir, level="default")
-    return GenerationProgram(ir, words, mask, inputs, tokens, variables)
+    return program
+
+
+def declared(
+    ir: popxl.Ir, generator: Generator, batch: int, strategy: Strategy, model: ResidentModel
+) -> GenerationProgram:
+    """The streams and variables of a program, in its main graph, before there is anything else."""
+    prompts, length = (batch, generator.prompt_length), generator.output_length
+    count = batch * generator.prompts_per_sample
+    words, mask = (popxl.h2d_stream(prompts, popxl.int32, name) for name in ("words", "mask"))
+    inputs = {
+        name: popxl.h2d_stream(spec.shape, spec.dtype, name)
+        for name, spec in strategy.inputs(count, length).items()
+    }
+    return GenerationProgram(
+        ir,
+        words,
+        mask,
+        inputs,
+        popxl.d2h_stream((count, length), popxl.int32, "tokens"),
+        model.facts.inputs.init(empty=True),
+    )

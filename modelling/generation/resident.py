@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import popxl
 from modelling.generation.condition import call_if, is_any
@@ -11,13 +11,14 @@ from modelling.generation.generator import (
     KEYS_AND_VALUES,
     Generator,
     LayerInputs,
+    Prompts,
     Shared,
     nothing_shared,
 )
 from modelling.generation.loop import Prefilled
 from modelling.layers import Groups, Layers, LMHeadLoss
 from popxl import Tensor, TensorSpec
-from popxl_addons import GraphWithNamedArgs, Module, NamedTensors
+from popxl_addons import BoundGraph, GraphWithNamedArgs, Module, NamedTensors
 from popxl_addons.variable_factory import NamedVariableFactories
 
 Item = TypeVar("Item")
@@ -160,6 +161,19 @@ class _Decode(Module):
         return logits, *(t for layer in new for t in layer[-KEYS_AND_VALUES:])
 
 
+class Begun(NamedTuple):
+    """What a model has read.
+
+    Attributes:
+        caches: what a position changes of the caches, see `Prefilled`.
+        given: what else the graph of a position takes.
+    """
+
+    prompts: Prompts
+    caches: list[Tensor]
+    given: list[Tensor]
+
+
 class ResidentModel:
     """The graphs of a generator.
 
@@ -189,6 +203,12 @@ class ResidentModel:
         )
 
     def prefill(self, weights: NamedTensors, words: Tensor, mask: Tensor) -> Prefilled:
+        """Read the prompts, in the current graph; arguments as for `begin`."""
+        prompts, caches, given = self.begin(weights, words, mask)
+        decode = self.bound(weights, given)
+        return Prefilled(decode, caches, prompts.first, prompts.prompted, prompts.read)
+
+    def begin(self, weights: NamedTensors, words: Tensor, mask: Tensor) -> Begun:
         """Read the prompts, in the current graph.
 
         Args:
@@ -201,10 +221,14 @@ class ResidentModel:
         caches, same = self._split(outputs)
         own = [t for layer in caches for t in layer[-KEYS_AND_VALUES:]]
         fixed = [t for layer in caches for t in layer[:-KEYS_AND_VALUES]]
-        rest = self._decode.graph.inputs[2 + len(own) :]  # after position, words and caches
-        given = dict(zip(rest, [*fixed, *prompts.about, *same], strict=False))  # then come weights
-        decode = self._decode.bind(weights).bind(given)
-        return Prefilled(decode, own, prompts.first, prompts.prompted, prompts.read)
+        return Begun(prompts, own, [*fixed, *prompts.about, *same])
+
+    def bound(self, weights: NamedTensors, given: Sequence[Tensor]) -> BoundGraph:
+        """The graph of one position, for what is the same at all of them; see `Begun`."""
+        changing = sum(KEYS_AND_VALUES for _ in self._counts)
+        rest = self._decode.graph.inputs[2 + changing :]  # after position, words and caches
+        named = dict(zip(rest, given, strict=False))  # then come weights
+        return self._decode.bind(weights).bind(named)
 
     def _split(self, outputs: Sequence[Item]) -> tuple[list[list[Item]], list[Item]]:
         """The caches of each layer, and what is the same, from the outputs of prefill."""

@@ -21,12 +21,11 @@ def strategy_of(config: RunConfig, tokenizer: Tokenizer | None = None) -> Strate
     given = config.generation
     rules = Rules(given.repetition_penalty, given.no_repeat_ngram_size, _stops(config, tokenizer))
     match given.search:
-        case "greedy":
-            return Greedy(rules)
-        case "sample":
+        case "sample" if given.temperature > 0:
             return Sampling(given.seed, given.temperature, given.top_k, given.top_p, rules)
         case "beam":
             return Beam(given.beams, given.length_penalty, rules)
+    return Greedy(rules)
 
 
 def _stops(config: RunConfig, tokenizer: Tokenizer | None) -> Stops | None:

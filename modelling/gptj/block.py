@@ -62,7 +62,7 @@ class SelfAttention(DecoderAttention):
         assert tables is not None
         q, k, v = map(self.of_heads, self.qkv(x))
         rotary_dim = self.model.attention.rotary_dim
-        q, k = (rotary_pos_embed(t, *tables, rotary_dim) for t in (q, k))
+        q, k = (rotary_pos_embed(t, tables[0], tables[1], rotary_dim) for t in (q, k))
         return heads_first(q), heads_first(k), heads_first(v)
 
 

@@ -14,8 +14,9 @@ import popxl
 from modelling.layers.layer import cast
 from popxl import Tensor, ops
 
-Tables = tuple[Tensor, Tensor]
-"""Sines and cosines of the angles of positions, float32 ([batch,] positions, rotated / 2)."""
+Tables = tuple[Tensor, ...]
+"""Sines and cosines of the angles of positions, float32 ([batch,] positions, rotated / 2); a third
+one, ([batch,] positions, 1), is a factor on queries."""
 
 Rotate = Callable[..., Tensor]
 """Turns (batch, positions, heads, head size) by sines and cosines, of so many first features."""
@@ -46,8 +47,7 @@ def tables_at(tables: Tables, positions: Tensor) -> Tables:
         Tables (batch, 1 or n, rotated / 2).
     """
     batch, count = (*positions.shape, 1)[:2]
-    sin, cos = (ops.gather(t, positions).reshape((batch, count, t.shape[-1])) for t in tables)
-    return sin, cos
+    return tuple(ops.gather(t, positions).reshape((batch, count, t.shape[-1])) for t in tables)
 
 
 def tables_of_texts(tables: Tables, starts: Tensor | None) -> Tables:

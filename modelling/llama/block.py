@@ -24,6 +24,7 @@ from modelling.layers import (
     ShardedRMSNorm,
     Tables,
     add_residual,
+    cast,
     heads_first,
     rotate_halves,
 )
@@ -101,8 +102,10 @@ class SelfAttention(DecoderAttention):
         if norms == "heads":
             q, k = self.q_norm(q), self.k_norm(k)
         if tables is not None:
-            rotated = self.model.attention.rotated
-            q, k = (rotate_halves(t, *tables, rotated) for t in (q, k))
+            rotated, (sin, cos, *growth) = self.model.attention.rotated, tables
+            q, k = (rotate_halves(t, sin, cos, rotated) for t in (q, k))
+            for factor in growth:
+                q = q * cast(factor.reshape((*factor.shape, 1)), q.dtype)
         return heads_first(q), heads_first(k), heads_first(v)
 
 

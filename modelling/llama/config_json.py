@@ -27,10 +27,14 @@ ARCHITECTURES = {
     "smollm3": "SmolLM3ForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
     "granite": "GraniteForCausalLM",
+    "ministral3": "Ministral3ForCausalLM",
+    "olmo3": "Olmo3ForCausalLM",
 }
 """The class of transformers that a model of an architecture is."""
 
-GEMMA = ("gemma2", "gemma3_text")
+GEMMA, OLMO = ("gemma2", "gemma3_text"), ("olmo2", "olmo3")
+TWO_ANGLES = ("gemma3_text", "olmo3")
+"""Architectures whose layers with a window have angles of their own."""
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 EVERYWHERE = {"rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "head_dim"}
 """Settings that all architectures read, whether or not their classes name them."""
@@ -76,6 +80,9 @@ ROTARY = {
 }  # fmt: skip
 """Ways of scaling rotary positions, and their settings."""
 
+GROWTH = "llama_4_scaling_beta"
+"""A setting of Ministral 3's rotary positions, whatever the way."""
+
 
 # ---- from config.json ---------------------------------------------------------------------------
 def from_config_json(description: Fields) -> dict[str, Any]:
@@ -96,7 +103,7 @@ def from_config_json(description: Fields) -> dict[str, Any]:
         "max_length": theirs.max_position_embeddings,
         "activation": _activation(theirs),
         "feed_forward_bias": bool(getattr(theirs, "mlp_bias", False)),
-        "norms": {"olmo2": "after"}.get(kind, "both" if kind in GEMMA else "before"),
+        "norms": "after" if kind in OLMO else "both" if kind in GEMMA else "before",
         "norms_from_one": kind in GEMMA,
         "norm_epsilon": theirs.rms_norm_eps,
         "residual_scale": getattr(theirs, "residual_multiplier", 1.0),
@@ -187,7 +194,9 @@ def _scales(kind: str, theirs: Any) -> dict[str, Any]:
 
 
 def _query_key_norms(kind: str) -> str | None:
-    return {"qwen3": "heads", "gemma3_text": "heads", "olmo2": "projections"}.get(kind)
+    if kind in OLMO:
+        return "projections"
+    return "heads" if kind in ("qwen3", "gemma3_text") else None
 
 
 def _tokens(theirs: Any) -> dict[str, Any]:
@@ -212,7 +221,7 @@ def _layers(kind: str, theirs: Any) -> dict[str, Any]:
     count = theirs.num_hidden_layers
     types = getattr(theirs, "layer_types", None)
     window = getattr(theirs, "sliding_window", None)
-    if types is None or kind in ("mistral", "phi3"):
+    if types is None or kind in ("mistral", "ministral3", "phi3"):
         types = ["full_attention" if window is None else "sliding_attention"] * count
     rotated = getattr(theirs, "no_rope_layers", None) or [1] * count
     letters = {
@@ -235,7 +244,7 @@ def _layers(kind: str, theirs: Any) -> dict[str, Any]:
 
 def _rotary(kind: str, theirs: Any) -> dict[str, Any]:
     scaling, local = dict(theirs.rope_parameters), None
-    if kind == "gemma3_text":
+    if kind in TWO_ANGLES:
         near = scaling["sliding_attention"]
         if near.get("rope_type", "default") != "default":
             raise ConfigError(
@@ -252,6 +261,8 @@ def _rotary(kind: str, theirs: Any) -> dict[str, Any]:
     usual = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
     if name == "yarn":
         usual |= {"mscale", "mscale_all_dim"} | ({"truncate"} if scaling.get("truncate") else set())
+    if kind == "ministral3":
+        usual |= {GROWTH, "max_position_embeddings"}
     for setting in scaling.keys() - usual - set(ROTARY[name]):
         if setting != "original_max_position_embeddings":
             raise ConfigError(
@@ -263,6 +274,7 @@ def _rotary(kind: str, theirs: Any) -> dict[str, Any]:
         "local_theta": local,
         "fraction": scaling.get("partial_rotary_factor", 1.0),
         "type": name,
+        "query_growth": scaling.get(GROWTH) or 0.0,
     }
     return fields | _scaling(name, scaling, theirs.max_position_embeddings)
 
@@ -414,7 +426,8 @@ def _positions(model: LlamaModel) -> dict[str, Any]:
         settings["original_max_position_embeddings"] = original
     if rotary.local_theta is not None:
         near = {"rope_type": "default", "rope_theta": rotary.local_theta}
-        settings["rope_local_base_freq"] = rotary.local_theta
+        if model.architecture in LEGACY:
+            settings["rope_local_base_freq"] = rotary.local_theta
         parameters = {"sliding_attention": near, "full_attention": parameters}
     return settings | {"rope_parameters": parameters}
 
@@ -437,7 +450,8 @@ def _rope_scaling(model: LlamaModel) -> dict[str, Any] | None:
     settings = [name for name in ROTARY[rotary.type] if values[name] is not None]
     if rotary.type == "longrope":
         settings.remove("factor")
-    return {"rope_type": rotary.type, **{name: values[name] for name in settings}}
+    grows = {GROWTH: rotary.query_growth} if rotary.query_growth else {}
+    return {"rope_type": rotary.type, **{name: values[name] for name in settings}, **grows}
 
 
 def _split(factors: str | None) -> list[float] | None:

@@ -9,8 +9,10 @@ import math
 
 import numpy as np
 
+import popxl
 from config.llama import FULL, UNROTATED, UNROTATED_WINDOW, WINDOW, LlamaModel, LlamaRotary, numbers
 from modelling.layers import Tables, constant_tables
+from popxl import Tensor
 
 _SINGLE = np.float32
 
@@ -32,7 +34,16 @@ def rotary_tables(
         return constant_tables(_frequencies(rotary.local_theta, attention.rotated), positions)
     length = positions if length is None else length
     frequencies, scale = scaled_frequencies(rotary, attention.rotated, model.max_length, length)
-    return constant_tables(frequencies, positions, scale)
+    tables = constant_tables(frequencies, positions, scale)
+    return (*tables, _growth(rotary, positions)) if rotary.query_growth else tables
+
+
+def _growth(rotary: LlamaRotary, positions: int) -> Tensor:
+    """The factors on queries, which grow with each text as long as those of pretraining."""
+    assert rotary.original_length is not None
+    texts = np.floor(np.arange(positions, dtype=_SINGLE) / _SINGLE(rotary.original_length))
+    factors = 1 + _SINGLE(rotary.query_growth) * np.log(1 + texts)
+    return popxl.constant(factors[:, None], popxl.float32, "query_growth")
 
 
 def scaled_frequencies(

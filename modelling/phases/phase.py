@@ -386,7 +386,7 @@ class Phase:
             at = popxl.constant(0, popxl.int32) if foreign else row
             if name in self._lent or (foreign and not self._begins(name)):
                 grad = grad + ops.cast(ops.remote_load(buffer, at), grad.dtype)
-            ops.remote_store(buffer, at, _rounded(grad, buffer.tensor_dtype))
+            ops.remote_store(buffer, at, addons.rounded_by_hash(grad, buffer.tensor_dtype))
             if not foreign:
                 complete[name] = grad
         if not self.variables:
@@ -404,14 +404,6 @@ class Phase:
         with self._part("update"):
             new = ops.call(self._optim, row, *update.tensors)
         return dict(zip(self._updated, new, strict=True))
-
-
-def _rounded(grad: popxl.Tensor, dtype: popxl.dtype) -> popxl.Tensor:
-    """A gradient as it is stored: in 16 bits, rounded at random as an updated variable is."""
-    if grad.dtype == dtype:
-        return grad
-    old = ops.cast(grad, dtype)
-    return ops.var_updates.accumulate_moving_average_(old, grad, 0.0)
 
 
 def _gradient_input(grad: addons.GraphWithNamedArgs) -> popxl.Tensor:

@@ -65,7 +65,8 @@ def from_config_json(description: Fields) -> dict[str, Any]:
 
     transformers 5 writes `tie_word_embeddings` true for all that it saves, also where head and
     embedding differ. So what else is written decides whether the model is one of 2019, whose head
-    is the embedding, scaled: all of them are, and no others.
+    is the embedding, scaled. Whether it is that of another model, its files say
+    (`ModelFamily.head_in_files`).
     """
     data, layers = description.data, description.count("num_layers")
     kind = description.text("model_type") if "model_type" in description else "t5"

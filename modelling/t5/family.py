@@ -16,5 +16,6 @@ FAMILY = ModelFamily(
     weights=weight_table,
     to_config_json=to_config_json,
     from_config_json=from_config_json,
+    head_in_files=True,
     normalise=normalise,
 )

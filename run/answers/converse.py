@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
 
 import popdist
+from config.base import flattened
+from config.errors import ConfigError
+from config.flags import field_overrides, with_search
 from config.sections import RunConfig
 from data.chat import Refused
 from data.conversations import Conversation, Message, said
 from data.pipeline import Pipeline
 from data.rows import DataError
 from data.tokens import warn_truncated
+from files.shown import shown
 from modelling.generation.strategies import strategy_of
+from modelling.spec import family_of
 from run.answers.generate import ready
+from run.answers.streaming import pieces
 from run.start import Start
 from sessions.generating import Inference
 from sessions.running import compiled
@@ -26,8 +33,16 @@ SHORTEST = 64
 """Tokens of the shortest conversations that a program is compiled for; the next one has twice as
 many."""
 
-ANEW = "/new"
-"""What begins a new conversation."""
+ANEW, HELP = "/new", "/help"
+"""What begins a new conversation, and lists the commands."""
+
+SETTINGS = (
+    "temperature", "top_k", "top_p", "seed", "beams", "max_tokens", "repetition_penalty",
+    "no_repeat_ngram_size", "stop_strings", "search",
+)  # fmt: skip
+"""Fields of `generation` that a conversation may change."""
+
+COMMAND = re.compile(r"/([a-z_]+)(?: +(\S.*))?")
 
 
 def converse(config: RunConfig, read: Callable[[], str | None] | None = None) -> None:
@@ -41,16 +56,37 @@ def converse(config: RunConfig, read: Callable[[], str | None] | None = None) ->
     """
     partner = Partner(config)
     if sys.stdin.isatty():
-        say(f"{ANEW} begins a new conversation, Ctrl-D ends it")
+        say(f"{ANEW} begins a new conversation, {HELP} lists commands, Ctrl-D ends it")
     while (
         line := popdist.gather((read or next_line)() if is_first_process() else None)[0]
     ) is not None:
-        if line.strip() == ANEW:
-            partner.forget()
+        if command := COMMAND.fullmatch(line.strip()):
+            say(_obeyed(partner, line.strip(), command[1], command[2]))
         elif line.strip():
-            text = partner.answer(line)
-            if is_first_process():
-                print(text, flush=True)
+            partner.answer(line, _print)
+            _print("\n")
+
+
+def _print(text: str) -> None:
+    """Print a part of an answer; of several processes, the first one does."""
+    if is_first_process():
+        print(text, end="", flush=True)
+
+
+def _obeyed(partner: Partner, line: str, name: str, value: str | None) -> str:
+    """Do what a command says; returns what is to be said of it."""
+    if line == ANEW:
+        partner.forget()
+        return "a new conversation begins"
+    if line == HELP:
+        return f"{ANEW} begins anew, Ctrl-D ends; /NAME VALUE sets one of {', '.join(SETTINGS)}"
+    if name not in SETTINGS or value is None:
+        return f"there is no command {shown(line)}: {HELP} lists them"
+    try:
+        partner.set(name, value)
+    except ConfigError as error:
+        return f"error: {error}"
+    return f"{name} is {value} from now on"
 
 
 def next_line() -> str | None:
@@ -79,7 +115,7 @@ class Partner:
     def __init__(self, config: RunConfig) -> None:
         execution = replace(config.execution, micro_batch_size=1, device_iterations=1)
         self._config = replace(config, execution=execution)
-        self._family, self._start = ready(self._config)
+        self._family, self._start = family_of(self._config), ready(self._config)
         self._data = Pipeline(self._config, self._family.sample_format)
         self._model: Inference | None = None
         self._room = 0
@@ -90,8 +126,22 @@ class Partner:
         """Begin a new conversation."""
         self._said = []
 
-    def answer(self, text: str) -> str:
+    def set(self, name: str, value: str) -> None:
+        """Change how tokens are chosen: a field of `generation`, with the search it belongs to.
+
+        Raises:
+            ConfigError: it cannot have the value.
+        """
+        given = field_overrides({f"generation.{name}": value}, type(self._config))
+        self._config = self._config.changed(flattened(with_search(given, {})))
+        self._data = replace(self._data, given=self._config)
+        self._model = None
+
+    def answer(self, text: str, show: Callable[[str], object] = len) -> str:
         """What the model answers to what the user says next.
+
+        Args:
+            show: is given the answer piece by piece, as it is written.
 
         Raises:
             DataError: the chat template refuses it.
@@ -101,19 +151,31 @@ class Partner:
         if self._model is None or words.shape[1] != self._room:
             strategy = strategy_of(fitted, self._data.tokenizer)
             self._room = words.shape[1]
+            piecewise = strategy.sequences == 1  # beams change their mind
             self._model = compiled(
-                lambda: Inference(fitted, self._family, strategy), "the program that generates"
+                lambda: Inference(fitted, self._family, strategy, piecewise=piecewise),
+                "the program that generates",
             )
         model, mask = self._model, (np.arange(self._room) < length).astype(np.int32)[None]
 
-        def generated(start: Start) -> np.ndarray:
-            model.write(start.tensors)
-            with model:
-                return model.generate(words, mask)
+        written: list[np.ndarray] = []
 
-        self._start, tokens = self._start.load_with_fallback(generated)
-        warn_truncated(tokens, self._data.tokenizer)
-        answer = self._data.tokenizer.texts(tokens)[0].strip()
+        def growing() -> Iterator[str]:
+            for tokens in model.written(words, mask):
+                written[:] = [tokens]
+                yield self._data.tokenizer.texts(tokens)[0]
+
+        def generated(start: Start) -> str:
+            model.write(start.tensors)
+            answer = ""
+            with model:
+                for piece in pieces(growing()):
+                    show(piece)
+                    answer += piece
+            return answer
+
+        self._start, answer = self._start.load_with_fallback(generated)
+        warn_truncated(written[0], self._data.tokenizer, fitted.generation.stops())
         self._said.append(said("assistant", answer))
         return answer
 

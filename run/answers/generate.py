@@ -28,11 +28,11 @@ from data.tokens import warn_truncated
 from files.location import FileLocation
 from files.shown import shown_path
 from files.writing import write_text
-from huggingface.models import model_description
+from huggingface.models import published
 from machine.devices import announce_devices
 from machine.memory import check_least
 from modelling.generation.strategies import strategy_of
-from modelling.spec import ModelFamily, family_of
+from modelling.spec import family_of
 from planning.origins import exported_task
 from run.start import Start, load_weights
 from sessions.generating import Inference
@@ -66,7 +66,7 @@ def answer(config: RunConfig, prompts: Sequence[Asked], loaded: Loaded) -> Itera
         raise DataError("there are no prompts: give some as arguments, --file or standard input")
     prompted = digest_of(asked.text for asked in prompts)
     agree({"number of prompts": len(prompts), "digest of the prompts": prompted})
-    family, start = ready(config)
+    family = family_of(config)
     data = Pipeline(_for_so_many(config, len(prompts)), family.sample_format, loaded)
     fitted, encoded = data.prompts([asked.text for asked in prompts])
     if encoded.truncated:
@@ -74,6 +74,7 @@ def answer(config: RunConfig, prompts: Sequence[Asked], loaded: Loaded) -> Itera
             f"warning: {encoded.truncated} of {len(prompts)} prompts cut to "
             f"{config.model.sequence_length} tokens"
         )
+    start = ready(fitted)
     strategy = strategy_of(fitted, data.tokenizer)
     model = compiled(lambda: Inference(fitted, family, strategy), "the program that generates")
     bar = tqdm(
@@ -91,18 +92,17 @@ def answer(config: RunConfig, prompts: Sequence[Asked], loaded: Loaded) -> Itera
     yield from (text.strip() for text in data.tokenizer.texts(tokens))
 
 
-def ready(config: RunConfig) -> tuple[ModelFamily, Start]:
-    """The configured model's family, and its weights.
+def ready(config: RunConfig) -> Start:
+    """The configured model's weights.
 
     Raises:
         UserError: for anything a person can mend.
     """
     check_least(config)
     announce_devices(config)
-    family = family_of(config)
-    start = load_weights(config, family.weights(config))
+    start = load_weights(config, family_of(config).weights(config))
     agree({"step of the weights": start.step, "digest of the weights": start.sha256})
-    return family, start
+    return start
 
 
 def with_format(config: RunConfig, file: str | None, chat: bool, raw: bool) -> RunConfig:
@@ -227,7 +227,7 @@ def is_raw(config: RunConfig) -> bool:
     load = config.checkpoint.load
     if load is None or has_checkpoint(load):
         return load is None
-    return not exported_task(model_description(load))
+    return not exported_task(published(load).description)
 
 
 def _read(config: RunConfig, prompt: str, raw: bool) -> str:

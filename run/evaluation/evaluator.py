@@ -21,7 +21,7 @@ from run.evaluation.outcome import Answer, Outcome
 from sessions.generating import Inference
 from sessions.losses import Losses
 from sessions.running import RunningModel, compiled
-from terminal.screen import is_first_process
+from terminal.screen import is_first_process, say
 
 
 class Evaluator:
@@ -51,25 +51,34 @@ class Evaluator:
         data = Pipeline(config, family.sample_format, loaded or Loaded())
         corpus = data.corpus("validation")  # first: its advice helps offline
         self._tokenizer, config = data.tokenizer, data.config
-        examples = corpus.examples[: config.evaluation.samples]
-        data.agree(examples)
-        self._labels, self._targets = task.labels, [example.target for example in examples]
+        corpus = corpus.first(config.evaluation.samples)
+        data.agree(corpus)
+        self._labels = task.labels
+        self._targets = [example.target for example in corpus.examples]
         self.facts = {"task": task.name, "left_out_without_label": corpus.unlabelled}
         self._stops = config.generation.stops()
         self._losses: Losses | None = None
         self._inference: Inference | None = None
         if any(name in objective_of(config).metrics for name in self.metrics):
-            self._samples = data.samples(examples, evaluated=True)
+            self._samples = data.samples(corpus, evaluated=True)
+            self._count_cut(self._samples.cuts.prompts)
             self._losses = compiled(
                 lambda: Losses(config, family, lender), "the program of the loss"
             )
         if any(name in TEXT_METRICS for name in self.metrics):
-            fitted, self._prompts = data.answering(examples)
-            self.facts["prompts_cut"] = self._prompts.truncated
+            fitted, self._prompts = data.answering(corpus)
+            self._count_cut(self._prompts.truncated)
             self._inference = compiled(
                 lambda: Inference(fitted, family, strategy_of(fitted, data.tokenizer), lender),
                 "the program that generates",
             )
+
+    def _count_cut(self, prompts: int) -> None:
+        """Say once, and note, how many prompts are longer than what is read."""
+        if prompts and "prompts_cut" not in self.facts:
+            total = len(self._targets)
+            say(f"warning: {prompts} of {total} prompts of the validation split are cut")
+        self.facts["prompts_cut"] = prompts
 
     def evaluate(self, weights: Mapping[str, np.ndarray], quiet: bool = False) -> Outcome:
         """The metrics of a model with these weights, whole tensors by logical name.

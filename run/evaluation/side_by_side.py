@@ -81,8 +81,8 @@ def side_by_side(config: RunConfig, loaded: Loaded | None = None) -> SideBySide:
     table = family.weights(config)
     start = load_weights(config, table)
     data = Pipeline(config, family.sample_format, loaded or Loaded())
-    examples = data.corpus("validation").examples[: e.micro_batch_size]
-    fitted, prompts = data.answering(examples)
+    corpus = data.corpus("validation").first(e.micro_batch_size)
+    fitted, prompts = data.answering(corpus)
     model = compiled(lambda: Inference(fitted, family, Greedy()), "the program that generates")
 
     def generated(start: Start) -> np.ndarray:
@@ -102,7 +102,7 @@ def side_by_side(config: RunConfig, loaded: Loaded | None = None) -> SideBySide:
     return SideBySide(
         [
             Pair(prompt, example.target, *pair)
-            for example, prompt, *pair in zip(examples, prompts.texts, *answers, strict=True)
+            for example, prompt, *pair in zip(corpus.examples, prompts.texts, *answers, strict=True)
         ]
     )
 

@@ -15,7 +15,7 @@ from run.records.pace import Throughput
 
 VALIDATION = "validation_"
 """What the names of an evaluation's metrics begin with."""
-WANTED = ("loss", "left", "validation", "speed", "skipped", "rate")
+WANTED = ("loss", "left", "validation", "speed", "skipped", "rate", "epoch", "norm")
 """Facts by priority: a narrow bar shows the first ones."""
 
 
@@ -63,7 +63,8 @@ class Progress:
             )
 
     def update(self, row: Mapping[str, float]) -> None:
-        """Show a step that is done: `step` from 0, `loss`, `learning_rate`, `skipped_steps`, and
+        """Show a step that is done: `step` from 0, `loss`, `learning_rate`; where they are known,
+        `gradient_norm`, `epoch`, how many passes over the data are done, and `skipped_steps`; and
         metrics of an evaluation, whose names begin with `validation_`."""
         done = int(row["step"])
         facts = self._facts(row, self._total - done)
@@ -90,7 +91,11 @@ class Progress:
     def _facts(self, row: Mapping[str, float], steps_left: int) -> dict[str, str]:
         """The facts to show, by topic."""
         facts = {"loss": f"loss {shown_number(row['loss'])}"}
+        if "gradient_norm" in row:
+            facts["norm"] = f"gradient norm {shown_number(row['gradient_norm'])}"
         facts["rate"] = f"learning rate {row['learning_rate']:.2e}"
+        if "epoch" in row:
+            facts["epoch"] = f"epoch {row['epoch']:.2f}"
         if row.get("skipped_steps"):
             facts["skipped"] = f"{row['skipped_steps']:.0f} skipped"
         if self._is_evaluated(row):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -11,25 +10,10 @@ from typing import Any
 
 from config.errors import UserError
 from config.sections import RunConfig
-from files.shown import shown, shown_name
+from files.shown import shown_name
 from run.records.metrics import SAMPLES, Sample
 from run.records.run_json import versions
-
-MODES = ("online", "offline", "disabled", "shared", "dryrun", "run")
-
-
-def check_mode() -> None:
-    """Check, before anything takes long, how Weights & Biases is asked to run.
-
-    Raises:
-        UserError: WANDB_MODE is no mode.
-    """
-    mode = os.environ.get("WANDB_MODE", "")
-    if mode and mode not in MODES:
-        raise UserError(
-            f"the environment variable WANDB_MODE is {shown(mode)}, but must be one of "
-            f"{', '.join(MODES[:3])}: set it, or leave out --wandb"
-        )
+from terminal.wandb_environment import check_wandb
 
 
 class WandbLog:
@@ -50,10 +34,9 @@ class WandbLog:
         Raises:
             UserError: if wandb is not installed, not logged in, or not reached.
         """
-        try:
-            import wandb  # on demand: slow to import, and only --wandb needs it
-        except ImportError:
-            raise UserError("--wandb needs the package wandb: pip install wandb") from None
+        check_wandb()
+        import wandb  # on demand: slow to import, and only --wandb needs it
+
         try:
             self._run: Any = wandb.init(
                 project=f"popxl-{config.family}",

@@ -20,7 +20,6 @@ from config.families import config_class_of
 from config.llama import LlamaConfig
 from config.presets import load_config, preset_data
 from config.t5 import T5Config
-from tests.small_runs import COMPILE_QUICKLY
 
 ARGUMENTS = ["--layers", "1", "--micro_batch_size", "4", "--rounds", "1"]
 
@@ -36,9 +35,7 @@ ARGUMENTS = ["--layers", "1", "--micro_batch_size", "4", "--rounds", "1"]
         ("gptj_tiny", ["--work", "generation", "--prompts", "5"]),
     ],
 )
-def test_it_ends_with_ratios(preset, more, capfd, monkeypatch):
-    for name, value in COMPILE_QUICKLY.items():  # for the processes that it starts
-        monkeypatch.setenv(name, value)
+def test_it_ends_with_ratios(preset, more, capfd):
     assert beside_huggingface.main(["--config", preset, *ARGUMENTS, *more]) == 0
     facts = json.loads(capfd.readouterr().out.splitlines()[-1])
     measured = {work: facts[work] for work in ("training", "generation") if work in facts}

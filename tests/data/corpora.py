@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from transformers import PreTrainedTokenizerFast
 
+from data.causal_lm import TokenStream, one_stream
+from data.seq2seq import EncodedExamples, encoded_pairs, fitted_pairs
 from data.task import SAMPLE_FOLDER, TASKS
 from data.texts import Example
 from data.tokens import Tokenizer
@@ -33,3 +37,19 @@ def sample_tokenizer(family: str = "t5") -> PreTrainedTokenizerFast:
 
 def run_tokenizer(family: str = "t5") -> Tokenizer:
     return Tokenizer(sample_tokenizer(family))
+
+
+def tokenised(
+    examples: Sequence[Example], tokenizer: Tokenizer, answers_only: bool = False
+) -> TokenStream:
+    """The examples' texts as one stream."""
+    texts = list(tokenizer.marked(example.spans() for example in examples))
+    return one_stream(texts, answers_only)
+
+
+def encode(
+    examples: Sequence[Example], tokenizer: Tokenizer, *lengths_and_more: object, **more: bool
+) -> EncodedExamples:
+    """The samples of examples for an encoder-decoder."""
+    tokens = list(encoded_pairs(examples, tokenizer))
+    return fitted_pairs(tokens, examples, tokenizer, *lengths_and_more, **more)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +14,18 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 
 from config.gptj import GPTJConfig
 from config.presets import load_config
-from data.causal_lm import CAUSAL_LM, PackedTexts, PackedTokens, joined, tokenised
+from data.causal_lm import CAUSAL_LM, PackedTexts, PackedTokens
 from data.pipeline import Pipeline
 from data.sample import train_gptj_tokenizer
 from data.texts import Example, TextSpan
 from data.tokens import Tokenizer as RunTokenizer
 from huggingface import hub
-from tests.data.corpora import SEED_DOCUMENT_EXAMPLE, run_tokenizer, sample_examples
+from tests.data.corpora import (
+    SEED_DOCUMENT_EXAMPLE,
+    run_tokenizer,
+    sample_examples,
+    tokenised,
+)
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +58,17 @@ def test_one_space_goes_between_prompt_and_target(prompt: str, target: str, whol
 # ---- packing ------------------------------------------------------------------------------------
 def test_all_texts_follow_one_another_without_padding(tokenizer: RunTokenizer) -> None:
     examples = sample_examples("train", 50, " target:")
-    packed = joined(tokenised(examples, tokenizer), 32)
+    packed = PackedTokens.of(tokenised(examples, tokenizer), 32, tokenizer.pad)
     batch = packed.take(np.arange(len(packed)))
     end = tokenizer.base.eos_token
     whole = tokenizer.base("".join(text_of(example) + end for example in examples))["input_ids"]
-    stream = batch["input_ids"].reshape(-1)
-    assert len(stream) == (len(whole) - 1) // 32 * 32
-    np.testing.assert_array_equal(stream, whole[: len(stream)])
-    np.testing.assert_array_equal(batch["labels"].reshape(-1), whole[1 : len(stream) + 1])
+    stream, count = batch["input_ids"].reshape(-1), len(whole) - 1
+    assert 0 <= len(stream) - count < 32  # nothing is lost at the end
+    np.testing.assert_array_equal(stream[:count], whole[:-1])
+    np.testing.assert_array_equal(batch["labels"].reshape(-1)[:count], whole[1:])
+    assert (stream[count:] == tokenizer.pad).all()
+    assert (batch["labels"].reshape(-1)[count:] == -100).all()
+    np.testing.assert_array_equal(batch["segments"].reshape(-1), np.arange(len(stream)) < count)
     assert {array.dtype for array in batch.values()} == {np.dtype(np.int32)}
 
 
@@ -76,7 +85,7 @@ def test_labels_are_shifted_as_hugging_faces_loss_shifts_them() -> None:
 def test_answers_alone_can_be_learnt(tokenizer: RunTokenizer) -> None:
     examples = sample_examples("train", 50, " target:")
     whole, answers = (
-        joined(tokenised(examples, tokenizer, only), 1, only).take(range(1000))
+        PackedTokens.of(tokenised(examples, tokenizer, only), 1, tokenizer.pad).take(range(1000))
         for only in (False, True)
     )
     np.testing.assert_array_equal(whole["input_ids"], answers["input_ids"])
@@ -86,15 +95,9 @@ def test_answers_alone_can_be_learnt(tokenizer: RunTokenizer) -> None:
     assert (answers["labels"] == np.where(answers["labels"] < 0, -100, whole["labels"])).all()
 
 
-@pytest.mark.parametrize(("tokens", "samples"), [(0, 0), (1, 0), (10, 0), (11, 1), (21, 2)])
-def test_what_fills_no_sample_is_left_out(tokens: int, samples: int) -> None:
+@pytest.mark.parametrize(("tokens", "samples"), [(0, 0), (1, 0), (2, 1), (11, 1), (12, 2)])
+def test_every_token_but_the_first_is_predicted(tokens: int, samples: int) -> None:
     assert len(PackedTokens(np.zeros(tokens, np.int32), 10)) == samples
-
-
-def test_too_little_text_is_refused(tokenizer: RunTokenizer) -> None:
-    examples = sample_examples("train", 2, " target:")
-    with pytest.raises(ValueError, match=r"the 2 examples have \d+ tokens, but .* 128 \+ 1"):
-        joined(tokenised(examples, tokenizer), 128)
 
 
 # ---- padding ------------------------------------------------------------------------------------
@@ -204,7 +207,8 @@ def test_an_empty_prompt_is_the_end_token(tokenizer: RunTokenizer) -> None:
 
 def test_answers_are_what_follows_a_prompt(tokenizer: RunTokenizer) -> None:
     example = sample_examples("train", 1, " target:")[0]
-    (answer,) = CAUSAL_LM.answers([example.target], tokenizer)
+    config = GPTJConfig.from_dict({"data": {"dataset": "sample"}})
+    (answer,) = CAUSAL_LM.answers(config, [example.target], tokenizer)
     whole = tokenised([example], tokenizer).tokens
     np.testing.assert_array_equal(whole[-len(answer) :], answer)
     assert len(answer) == 2
@@ -262,7 +266,8 @@ def test_gpt_js_padding_token_is_its_first_extra_one(
     assert (data.tokenizer.base.pad_token, data.tokenizer.pad) == ("<|extratoken_1|>", 50257)
     assert asked == ["EleutherAI/gpt-j-6b"]
     assert (data.config.model.end_token, data.config.model.pad_token) == (50256, 50257)
-    assert data.given == data.config  # the preset says the same
+    told = replace(data.given, data=replace(data.given.data, separator=" target:"))
+    assert told == data.config  # the preset says the same
 
 
 @pytest.mark.parametrize("named", ["segments", "attention_mask"])

@@ -22,11 +22,12 @@ from data.chat import ChatTemplate, Refused, chat_template_of
 from data.conversations import Conversation, conversation_of
 from data.pipeline import Pipeline
 from data.rows import DataError
-from data.seq2seq import SEQ2SEQ, encode
+from data.seq2seq import SEQ2SEQ
 from data.texts import Example
 from data.tokens import Tokenizer
 from files.location import FileLocation
 from tests.data.chat_templates import DATED, ENDS, TEMPLATES, chat_tokenizer, marked, plain
+from tests.data.corpora import encode
 
 # ---- random conversations -----------------------------------------------------------------------
 WORDS = (
@@ -369,7 +370,6 @@ def test_rows_that_the_template_refuses_are_named(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"messages": []}, "no messages"),
         ({"messages": [3]}, "message 1 is 3, but must be an object"),
         ({"messages": [{"content": "a"}]}, "message 1 must have a role"),
         ({"messages": [{"role": "user"}]}, "message 1 has neither content nor"),
@@ -383,6 +383,31 @@ def test_rows_that_are_no_conversations_are_refused(tmp_path, row, message):
     with pytest.raises(DataError, match=f"line 1: .*{message}"):
         run_of(tmp_path, [row], messages="messages" if "messages" in row else None,
                format="chat").corpus("train")  # fmt: skip
+
+
+NULLS = [
+    {"messages": None},
+    {"messages": [TURNS[0], {"role": "assistant", "content": None}]},
+    {"prompt": None, "completion": "Anna"},
+]
+
+
+@pytest.mark.parametrize("row", NULLS)
+def test_nulls_in_conversations(tmp_path, row, capsys):
+    rows = [ROWS["messages"], row]
+    with pytest.raises(DataError, match="line 2: .* --data.nulls skip leaves such rows out"):
+        run_of(tmp_path, rows).training_samples()
+    assert len(run_of(tmp_path, rows, nulls="skip").training_samples()) == 1
+    assert "1 with null left out" in capsys.readouterr().err
+    read = run_of(tmp_path, rows, nulls="empty").corpus("train").examples
+    assert len(read) == (1 if row == NULLS[0] else 2)  # no messages: there is no answer
+
+
+@pytest.mark.parametrize("row", [{"messages": []}, {"conversations": "[]"}])
+def test_a_conversation_without_messages_is_one_without_an_answer(tmp_path, row, capsys):
+    data = run_of(tmp_path, [ROWS["messages"], row], format="chat")
+    assert len(data.corpus("train").examples) == 1
+    assert "line 2: it has no turn of the assistant" in capsys.readouterr().err
 
 
 def test_old_function_calls_are_tool_calls():
@@ -399,7 +424,7 @@ def test_conversations_that_are_too_long(tmp_path, long_targets, kept):
     long = {"messages": [TURNS[0], {"role": "assistant", "content": "the lamp " * 60}]}
     lost = {"messages": [{"role": "user", "content": "the lamp " * 60}, TURNS[1]]}
     rows = [ROWS["messages"], long, lost]
-    with pytest.raises(ConfigError, match="2 of 3 conversations are too long: .* is 64: set it to"):
+    with pytest.raises(ConfigError, match=r"rows.jsonl, line 2: 2 of 3 conversations are too long"):
         run_of(tmp_path, rows).training_samples()
     samples = run_of(tmp_path, rows, long_targets=long_targets).training_samples()
     assert (len(samples), samples.cuts.dropped) == (kept, 3 - kept)
@@ -419,5 +444,5 @@ def test_an_encoder_decoder_answers_what_precedes_the_last_answer(tmp_path):
     short = encode([example], data.tokenizer, 8, 8, keeps_end=True).take([0])["input_ids"]
     whole = next(data.tokenizer.ids([example.prompt]))
     np.testing.assert_array_equal(short[0], whole[-8:])
-    batch = data.samples([example]).take([0])
+    batch = data.samples(data.corpus("train")).take([0])
     assert data.tokenizer.texts(batch["labels"].clip(0))[0].startswith("Anna")

@@ -47,7 +47,7 @@ def test_the_longest_target_of_both_splits_is_named_at_once(tmp_path, preset):
     longer.write_text(json.dumps({"prompt": "a", "completion": "the red lamp " * 30}) + "\n")
     data = own(tmp_path, preset, LONG, validation=str(longer))
     texts = ["the red lamp " * 30]
-    (needed,) = map(len, data.shape.answers(texts, data.tokenizer))
+    (needed,) = map(len, data.shape.answers(data.config, texts, data.tokenizer))
     limit, field = data.shape.target_limit(data.config)
     with pytest.raises(ConfigError, match=f"{field} is {limit}: give --{field} {needed} or more"):
         data.training_samples()

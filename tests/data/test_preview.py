@@ -10,13 +10,13 @@ import pytest
 from config.llama import LlamaConfig
 from config.presets import load_config
 from data.batches import Loader
-from data.causal_lm import CAUSAL_LM, PackedTexts, joined, tokenised
+from data.causal_lm import CAUSAL_LM, PackedTexts, PackedTokens
 from data.pipeline import Pipeline
 from data.preview import preview, shown
-from data.seq2seq import SEQ2SEQ, PackedExamples, encode
+from data.seq2seq import SEQ2SEQ, PackedExamples
 from data.task import SAMPLE_FOLDER
 from data.texts import Example, TextSpan
-from tests.data.corpora import run_tokenizer
+from tests.data.corpora import encode, run_tokenizer, tokenised
 from tests.pages import ROOT, blocks
 
 WHOLE = (TextSpan("Anna:\n", False), TextSpan("the lamp", True), TextSpan(" ☃", False))
@@ -64,7 +64,9 @@ def test_pairs_show_prompt_and_target(places):
 def test_every_token_that_follows_is_shown_once():
     """Joined texts learn everything, the first token of a sample and the last label included."""
     tokenizer = run_tokenizer("gptj")
-    samples = joined(tokenised([Example("Anna took", "the lamp")] * 9, tokenizer), 16)
+    samples = PackedTokens.of(
+        tokenised([Example("Anna took", "the lamp")] * 9, tokenizer), 16, tokenizer.pad
+    )
     (text,) = CAUSAL_LM.marked(samples.take([0]))
     assert [token for token, _ in text] == samples.tokens[:17].tolist()
     assert [learned for _, learned in text] == [False] + [True] * 16

@@ -14,13 +14,18 @@ import torch
 from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
 from data.samples import IGNORE_INDEX
-from data.seq2seq import encode, generated_examples, shift_right
+from data.seq2seq import generated_examples, shift_right
 from data.task import NLI_LABELS, TASKS
 from data.texts import Example
 from data.tokens import Tokenizer
 from huggingface import hub
 from huggingface.hub import DataUnavailable
-from tests.data.corpora import SEED_DOCUMENT_EXAMPLE, sample_examples, sample_tokenizer
+from tests.data.corpora import (
+    SEED_DOCUMENT_EXAMPLE,
+    encode,
+    sample_examples,
+    sample_tokenizer,
+)
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,14 +12,13 @@ from pyarrow import parquet
 
 from config.errors import UserError
 from config.sections import Data
-from data.causal_lm import PackedTexts, tokenised
+from data.causal_lm import PackedTexts
 from data.rows import HubDataset, source_of
 from data.sample import generate_tasks
-from data.seq2seq import encode
 from data.task import SAMPLE_FOLDER, task_of
 from data.template import Template
 from data.texts import Example
-from tests.data.corpora import run_tokenizer
+from tests.data.corpora import encode, run_tokenizer, tokenised
 
 ROWS = [{"text": 'a "quoted", text', "summary": "a"}, {"text": "naïve ☃\nline", "summary": "b 2"}]
 
@@ -114,7 +113,7 @@ def test_what_is_wrong_with_a_file_is_one_sentence(tmp_path, content, said):
         ("r.csv", b"text,text,summary\na,b,c\n", "line 1: the column 'text' stands twice"),
         ("r.parquet", b"nothing", "r.parquet is not a Parquet file"),
         ("missing.csv", None, "cannot read .*missing.csv: No such file"),
-        ("r.txt", b"hello", "r.txt is not a kind of file that is known: give one of .jsonl"),
+        ("r.zip", b"hello", "r.zip is not a kind of file that is known: give one of .jsonl"),
     ],
 )
 def test_files_that_cannot_be_read_are_named(tmp_path, name, content, said):

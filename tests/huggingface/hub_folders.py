@@ -20,16 +20,19 @@ GPTJ = {
     "vocab_size": 580, "n_positions": 64, "n_embd": 48, "n_layer": 1, "n_head": 3, "rotary_dim": 6,
     "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 0,
 }  # fmt: skip
-QWEN3 = {
+TEXT = {
     "vocab_size": 580, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 2,
-    "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 10, "tie_word_embeddings": True,
+    "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 10,
     "max_position_embeddings": 64, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1,
 }  # fmt: skip
+QWEN3 = TEXT | {"tie_word_embeddings": True}
 KINDS = {
     # model, and whose tokenizer it has; "2019" is the T5 of that year
     "t5": ("T5", T5, "t5"),
     "2019": ("T5", {**T5, "feed_forward_proj": "relu", "tie_word_embeddings": True}, "t5"),
+    "v1.1, tied": ("T5", T5, "t5"),
     "mt5": ("MT5", T5, "t5"),
+    "mt5, tied": ("MT5", T5, "t5"),
     "gptj": ("GPTJ", GPTJ, "gptj"),
     "qwen3": ("Qwen3", QWEN3, "gptj"),
 }

@@ -17,6 +17,7 @@ import transformers
 import run_export
 import run_finetuning
 from checkpoints import CheckpointStore
+from config.families import FAMILIES
 from config.sections import RunConfig
 from data.task import NLI_LABELS
 from data.tokens import Tokenizer as RunTokenizer
@@ -64,7 +65,8 @@ def answered_by_transformers(folder: Path, preset: str, prompts: list[str]) -> l
     # As many tokens as the longest answer has, with the end token.
     family = "t5" if model.config.is_encoder_decoder else "gptj"
     shape = family_named(family).sample_format
-    most = max(map(len, shape.answers(list(NLI_LABELS), RunTokenizer(tokenizer))))
+    config = FAMILIES[family].config.from_dict({"data": {"dataset": "sample"}})
+    most = max(map(len, shape.answers(config, list(NLI_LABELS), RunTokenizer(tokenizer))))
     answers: list[str] = []
     for start in range(0, len(prompts), 100):
         batch = tokenizer(prompts[start : start + 100], padding=True, return_tensors="pt")
@@ -116,7 +118,7 @@ def test_the_trained_model_answers_alike_in_all_layouts(preset, tmp_path):
     assert report.metrics["accuracy"] >= 0.85
 
 
-def test_a_tokenizer_without_padding_and_a_vocabulary_without_room(tmp_path):
+def test_a_tokenizer_without_padding_and_a_vocabulary_without_room(tmp_path, capsys):
     """As GPT-2 has them: batches that transformers pads are answered, and as one by one."""
     letters = {letter: i for i, letter in enumerate(["<end>", *"abcdefghijklmnopqrstuvwx", "Ġ"])}
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(letters, []))
@@ -124,6 +126,7 @@ def test_a_tokenizer_without_padding_and_a_vocabulary_without_room(tmp_path):
     backend.decoder = tokenizers.decoders.ByteLevel()
     base = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
     base.save_pretrained(tmp_path / "tokenizer")
+    assert "padding" not in capsys.readouterr().err
     sizes = ["--layers", "1", "--hidden_size", "32", "--heads", "2", "--vocab_size", "26"]
     sizes += ["--model.attention.rotary_dim", "4"]
     arguments = command("gptj_tiny", tmp_path / "run", *sizes)
@@ -131,6 +134,8 @@ def test_a_tokenizer_without_padding_and_a_vocabulary_without_room(tmp_path):
     with CheckpointStore(tmp_path / "run") as store:
         store.save(1, noisy(config_of(arguments)), {}, wait=True)
     assert run_export.main([*arguments, "--save-hf", str(tmp_path / "hf")]) == 0
+    said = "the tokenizer has no padding token: '<end>', the end token, becomes it"
+    assert capsys.readouterr().err.count(said) == 1
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf", padding_side="left")
     assert len(tokenizer) == 26

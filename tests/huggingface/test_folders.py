@@ -12,8 +12,14 @@ from safetensors.numpy import save_file
 from transformers import T5Config, T5ForConditionalGeneration
 
 from checkpoints import CheckpointError
+from config.presets import load_config
+from config.t5 import T5Config as OurT5Config
+from data.tokens import Tokenizer, keep_tokenizer
+from files.run_folder import RunFolder
 from huggingface.folders import is_hf_directory, read_hf_directory
 from huggingface.folders import write_hf_directory as write
+from run.base_model import base_settings
+from tests.data.corpora import sample_tokenizer
 
 DTYPES = {
     torch.float32: np.dtype(np.float32),
@@ -105,6 +111,29 @@ def test_the_weights_are_split_above_the_size(tmp_path):
     assert index["weight_map"]["w4"] == "model-00003-of-00003.safetensors"
 
 
+def test_an_export_says_the_type_of_its_weights_and_keeps_how_the_base_writes(tmp_path):
+    """vLLM and `from_pretrained(dtype="auto")` go by the first, `generate` by the second."""
+    base = {
+        "do_sample": True,
+        "top_p": 0.8,
+        "eos_token_id": [5, {}, "x", 3],
+        "_from_model_config": True,
+    }
+    half = {"w": np.zeros((4, 4), ml_dtypes.bfloat16), "norm": np.zeros(4, np.float32)}
+    write(tmp_path / "model", half, {"eos_token_id": 7, "pad_token_id": 0}, generation=base)
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["dtype"] == "bfloat16"
+    settings = json.loads((tmp_path / "model" / "generation_config.json").read_text())
+    assert settings == base | {"eos_token_id": [7, 5, 3], "pad_token_id": 0}
+
+
+def test_a_run_keeps_how_its_base_writes(tmp_path):
+    tokenizer, settings = Tokenizer(sample_tokenizer("t5")), {"do_sample": True, "top_k": 5}
+    keep_tokenizer(tokenizer, RunFolder(tmp_path), settings)
+    kept = {"data": {"tokenizer": str(tmp_path / "tokenizer")}}
+    over = {"checkpoint": {"load": str(tmp_path)}} | kept
+    assert base_settings(load_config(OurT5Config, "inference", "tiny", over)) == settings
+
+
 def test_an_empty_folder_is_filled_and_another_is_left_alone(tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
@@ -117,7 +146,8 @@ def test_an_empty_folder_is_filled_and_another_is_left_alone(tmp_path):
         "model.safetensors",
         "more",
     ]
-    assert json.loads((folder / "config.json").read_text()) == {"eos_token_id": 1, "x": 2}
+    described = {"eos_token_id": 1, "x": 2, "dtype": "float32"}
+    assert json.loads((folder / "config.json").read_text()) == described
     assert json.loads((folder / "generation_config.json").read_text()) == {"eos_token_id": 1}
     with pytest.raises(CheckpointError, match=r"model is there and is not empty: give a new"):
         write(folder, numbers(1), {})

@@ -247,8 +247,8 @@ def test_plans_count_what_is_kept() -> None:
         ({"execution": {"master_weights": True}}, "master_weights and .* compact are two ways"),
         ({"training": {"stochastic_rounding": True}}, "compact and .* are two ways"),
         (
-            {"training": {"gradients": "bfloat16", "stochastic_rounding": False}},
-            "need training.stochastic_rounding",
+            {"training": {"optimizer": {"state": "bfloat16"}, "stochastic_rounding": False}},
+            "needs training.stochastic_rounding",
         ),
         (
             {"training": {"optimizer": {"name": "adafactor", "state": "bfloat16"}}},

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import transformers
 from safetensors.numpy import load_file
@@ -19,10 +20,15 @@ import run_export
 import run_finetuning
 import run_generation
 import run_validation
+from checkpoints import CheckpointStore
 from config.errors import ConfigError
+from config.gptj import GPTJConfig
 from config.machines import machines
+from config.presets import load_config
 from config.sections import RunConfig
-from files.yaml_files import read_yaml
+from config.t5 import T5Config
+from files.yaml_files import read_yaml, yaml_text
+from planning.choices import with_own_lengths
 from planning.origins import ORIGINS
 from terminal.command_line import read_command_line
 from tests.huggingface.hub_folders import save
@@ -169,7 +175,8 @@ def test_one_line_says_what_was_chosen(chosen, capsys):
     assert line == (
         f"chosen: float32, sequence_length {m.sequence_length}, decoder_sequence_length "
         f"{m.decoder_sequence_length}, batch {t.global_batch_size} = {e.micro_batch_size} micro × "
-        "1 accumulation × 1 dp, learning rate 0.0003, 3 epochs (flags change it)"
+        "1 accumulation × 1 dp, learning rate 0.0003, warm-up of 0.1 of the steps, 3 epochs (flags "
+        "change it)"
     )
 
 
@@ -227,7 +234,8 @@ def test_three_commands(kind, models, executables, tmp_path, monkeypatch, capsys
     shutil.rmtree(here / kind)
     assert run_finetuning.main([*train, "--epochs", "0.6"]) == 0
     said = capsys.readouterr().err
-    assert "(as the run in --save)" in said
+    assert "training.epochs: 0.5 -> 0.6\n" in said
+    assert "chosen" not in said.partition("training.epochs: ")[2]
     assert f"starting from step {saved['steps']} in" in said
     monkeypatch.chdir(tmp_path)
     some = ["--evaluation.metrics", "loss"] if kind == "t5" else []
@@ -246,3 +254,33 @@ def test_a_folder_of_transformers_answers_and_is_validated(kind, models, monkeyp
     assert run_generation.main([*load, "Anna took", "--generation.max_tokens", "4"]) == 0
     assert run_validation.main([*load, "--data.validation", "rows.jsonl"]) == 0
     assert "exact_match" in capsys.readouterr().out
+
+
+# ---- writing with a run -------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("preset", "data", "flags", "read", "written"),
+    [
+        ("tiny", {"train": "x.jsonl"}, [], 1792, 256),
+        ("tiny", {"dataset": "sample"}, [], 2040, 4),
+        ("gptj_tiny", {"train": "x.jsonl"}, [], 64, 64),
+        ("tiny", {"train": "x.jsonl"}, ["--sequence_length", "16"], 16, 256),
+        ("tiny", {"train": "x.jsonl"}, ["--generation.max_tokens", "9"], 2032, 9),
+    ],
+)
+def test_lengths_of_the_data_do_not_bind_what_a_run_writes(
+    preset, data, flags, read, written, tmp_path
+):
+    """A run on short texts reads and writes as much as its model can."""
+    short = {"model": {"sequence_length": 24}, "data": data}
+    if preset == "gptj_tiny":
+        short["model"]["max_length"] = 128
+    config = load_config(GPTJConfig if "gptj" in preset else T5Config, "finetuning", preset, short)
+    with CheckpointStore(tmp_path) as store:
+        texts = {"config.yml": yaml_text(config.to_dict())}
+        store.save(1, {"weight": np.zeros(1)}, {}, wait=True, texts=texts)
+    given = ["--load", str(tmp_path), "--device", "cpu", *flags]
+    line = read_command_line("", "inference", "tiny", given, None, ORIGINS)
+    config = with_own_lengths(line).config
+    assert (config.model.sequence_length, config.generation.max_tokens) == (read, written)
+    by_preset = read_command_line("", "inference", "tiny", ["--config", preset], None, ORIGINS)
+    assert with_own_lengths(by_preset) is by_preset

@@ -115,6 +115,7 @@ def test_published_models_are_their_presets() -> None:
 def test_the_machine_at_hand_is_measured(tmp_path: Path) -> None:
     here = machine_here(tiny(device="cpu"), str(tmp_path))
     assert 1e9 < here.flops["float32"] < 1e14
+    assert here.reached_rates("float32", 1).flops == here.flops["float32"], "it is measured"
     assert 1e6 < here.disk_write < 1e12
     assert here.disk > 0
     assert not list(tmp_path.iterdir())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,13 +13,16 @@ import benchmarks.finetuning
 import benchmarks.inference
 import machine.memory
 import machine.placement
+import planning.report
 import popxl
+from config.machines import machines
 from machine.memory import NotEnoughMemoryError
 from machine.placement import check_placed, place
 from modelling.generation import Greedy
 from modelling.generation.choice import generation_program
 from modelling.spec import family_of
-from planning.needs import finetuning_needs
+from planning.needs import Needs, finetuning_needs, inference_needs
+from planning.text import as_text
 from tests.planning.presets import preset
 
 
@@ -87,3 +92,53 @@ def test_the_disk_that_a_message_names_is_enough(monkeypatch: pytest.MonkeyPatch
     config = config.changed({"model.eval": True})
     program = generation_program(config, family_of(config), Greedy())
     assert any(buffer.kind == "weights" for buffer in program.ir.remote_buffers)
+
+
+@pytest.mark.parametrize("trained", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_limit_is_kept_by_plan_and_run_or_refused_with_the_least(
+    trained: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of the state that can be is on disk then; with a program as small as it is."""
+    for name in ("PROCESS", "WINDOWS"):
+        monkeypatch.setattr(machine.placement, name, 1000)
+    monkeypatch.setattr(planning.report, "PROCESS", 1000)
+    config = preset("tiny", model={"hidden_size": 512, "layers": 1}, execution={"device": "cpu"})
+    config = config.changed({"execution.disk": "anywhere", "model.eval": not trained})
+
+    def needs(limit: float) -> Needs:
+        limited = config.changed({"execution.host_memory": limit})
+        if trained:
+            return finetuning_needs(limited)
+        return inference_needs(limited.changed({"generation.weights": "streamed"}))
+
+    def run(limit: float) -> popxl.Ir:
+        made = needs(limit)
+        place(made.config, made.traced.ir)
+        check_placed(made.config, made.traced.ir)
+        return made.traced.ir
+
+    with pytest.raises(NotEnoughMemoryError) as error:
+        run(1e-6)
+    least = error.value.needed
+    assert popxl.plan.storage_of(run(least / 1e9)).disk > 0
+    on = replace(machines()["laptop"], host_memory=1e15)
+    for limit, fits in ((least, True), (least - 1, False)):
+        made = planning.report.report("tiny", needs(limit / 1e9), on)
+        assert made.fits == fits
+        assert made.shares["memory"] == (least, limit)
+        assert " -" not in as_text(made).partition("buffers")[2].partition("work")[0]
+    assert popxl.plan.storage_of(run(1.0)).disk == 0
+
+
+def test_a_limit_that_no_program_keeps_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limit = ("--execution.disk", str(tmp_path), "--execution.host_memory", "0.3")
+    assert benchmarks.finetuning.main(["--config", "tiny", *limit]) == 2
+    said = capsys.readouterr().err
+    begins = (
+        r"error: preset 'tiny' needs \d\.\d GB of host memory at the least \(.*0.7 GB the program"
+    )
+    ends = "but execution.host_memory is 0.3: raise it, or lower --micro_batch_size\n"
+    assert re.match(begins, said)
+    assert said.endswith(ends)

@@ -18,16 +18,20 @@ import run_finetuning
 import run_generation
 import run_validation
 from checkpoints import CheckpointStore, load_checkpoint
+from config.families import kinds
+from config.missing_models import MISSING
 from config.presets import load_config
 from config.t5 import T5Config
 from files.json_files import read_object
 from files.yaml_files import yaml_text
 from huggingface.folders import read_hf_directory
+from huggingface.wrappers import WRAPPERS
 from modelling.spec import family_of
 from modelling.t5.config_json import from_config_json
 from modelling.t5.weights import weight_table
 from planning.origins import ORIGINS
 from run.export import export
+from run.start import starting_point
 from terminal.command_line import read_command_line
 from tests.data.corpora import sample_tokenizer
 from tests.huggingface.hub_folders import GPTJ, KINDS, T5, save, save_bin
@@ -58,12 +62,27 @@ def test_a_folder_of_transformers_trains_and_comes_back(kind, tmp_path, capsys):
     first = json.loads((tmp_path / "hub" / "config.json").read_text())
     last = json.loads((tmp_path / "out" / "config.json").read_text())
     for name in KINDS[kind][1]:
-        if name not in ("n_positions", "bos_token_id", "eos_token_id", "tie_word_embeddings"):
+        if name not in ("bos_token_id", "eos_token_id", "tie_word_embeddings"):
             assert last[name] == first[name], name
     # Everything that loads the run has its sizes from there.
     again = ["--load", str(tmp_path / "run"), "--save-hf", str(tmp_path / "again")]
     assert run_export.main(again) == 0
     assert load_checkpoint(tmp_path / "run").step == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "tied"), [("t5", False), ("2019", True), ("v1.1, tied", True), ("mt5, tied", True)]
+)
+def test_files_say_whether_the_head_is_the_embedding(kind, tied, tmp_path):
+    """transformers 5 ties the head of each T5 it makes, and writes the same config.json as of one
+    whose head is its own."""
+    save(kind, tmp_path)
+    found = ORIGINS.with_model(str(tmp_path), None)
+    assert found["model"]["embedding"]["tied"] is tied
+    assert found["model"]["scaled_head"] is (kind == "2019")
+    config = read_command_line("", "finetuning", "tiny", ["--model", str(tmp_path)], None, ORIGINS)
+    start = starting_point(config.config, weight_table(config.config))
+    assert ("lm_head.weight" in start.tensors) is not tied
 
 
 @pytest.mark.slow
@@ -99,7 +118,16 @@ def test_a_folder_goes_through_all_scripts(kind, where, tmp_path, capsys):
     [
         ("t5", {"feed_forward_proj": "gelu"}, "has feed_forward_proj 'gelu', but must have one of"),
         ("t5", {"num_decoder_layers": 2}, "has num_decoder_layers 2, but must have 1"),
-        ("t5", {"model_type": "bart"}, "is of the kind 'bart', but there are: t5, mt5, gptj"),
+        (
+            "t5",
+            {"model_type": "bart"},
+            "the kind 'bart', another encoder-decoder, which is not there; there are: t5, mt5, "
+            f"{', '.join([*list(kinds())[2:], 'gemma3, mistral3'])}\n",
+        ),
+        ("t5", {"model_type": "qwen3_moe"}, "'qwen3_moe', a mixture of experts, which is not"),
+        ("t5", {"model_type": "foo"}, "is of the kind 'foo', which is not known; there are: t5"),
+        ("t5", {"model_type": ["t5"]}, r"model_type is \['t5'\], but must be text"),
+        ("t5", {"model_type": "gemma3"}, "text_config is missing"),
         ("t5", {"d_model": "many"}, "d_model is 'many', but must be an integer"),
         ("t5", {"num_layers": "1"}, "num_layers is '1', but must be an integer"),
         ("gptj", {"activation_function": "relu"}, "has activation_function 'relu'"),
@@ -112,6 +140,13 @@ def test_models_of_another_kind_are_refused(kind, change, said, tmp_path, capsys
     (tmp_path / "config.json").write_text(json.dumps(data))
     assert run_finetuning.main(["--model", str(tmp_path), *SAMPLE]) == 2
     assert re.search(said, capsys.readouterr().err)
+
+
+def test_no_kind_is_there_and_missing():
+    listed = [kind for group in MISSING.values() for kind in group.split()]
+    assert len(set(listed)) == len(listed)
+    assert not set(listed) & {*kinds(), *WRAPPERS}
+    assert set(listed) <= {*transformers.CONFIG_MAPPING}
 
 
 def test_an_adapter_is_no_model(tmp_path, capsys):
@@ -268,5 +303,5 @@ def test_an_exported_model_keeps_its_template_and_separator(preset, tmp_path):
     family = family_of(config)
     weights = dict(family.weights(config).initial(1))
     export(config, family, weights, tmp_path / "out")
-    found = ORIGINS.with_model(str(tmp_path / "out"), None)["data"]
+    found = ORIGINS.described(str(tmp_path / "out"))["data"]
     assert {name: found[name] for name in small["data"]} == small["data"]

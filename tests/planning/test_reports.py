@@ -25,7 +25,7 @@ from planning.estimate import times
 from planning.needs import Needs, finetuning_needs
 from planning.report import report
 from planning.text import as_text
-from popxl.plan import Collective, Part
+from popxl.plan import Collective, Kernel, Part
 from tests.planning.presets import preset
 
 
@@ -100,21 +100,40 @@ def test_groups_that_leave_a_host_use_the_network(
 
 
 def test_virtual_devices_divide_the_machine() -> None:
-    whole, part = machine("laptop"), machine("laptop").for_replicas(4)
-    assert part.flops["float32"] * 4 == whole.flops["float32"]
+    whole, part = (machine("laptop").rates("float32", n) for n in (1, 4))
+    assert part.flops * 4 == whole.flops
     assert part.bandwidth * 4 == whole.bandwidth
-    assert machine("h100").for_replicas(4) == machine("h100")
+    assert machine("h100").rates("float32", 4).flops == machine("h100").flops["float32"]
+
+
+def test_simulated_runs_take_what_programs_reach() -> None:
+    """Bounds take the data sheet's rates."""
+    h100, h200 = machine("h100"), machine("h200").reached_rates("bfloat16", 1)
+    reached = h100.reached_rates("bfloat16", 1)
+    assert (reached.flops, reached.float8_flops) == (742e12, 1453e12)
+    assert (reached.host_link, reached.both_ways) == (55e9, 50e9)
+    assert reached.bandwidth == pytest.approx(0.88 * 3.35e12)
+    assert h100.rates("bfloat16", 1).flops == 989e12
+    forward, backward = Kernel(0, 10**12, attention=64), Kernel(0, 10**12, False, 80, True)
+    assert h200.kernels({forward: 1}) == pytest.approx(1 / 335 + 2e-6)
+    assert h200.kernels({backward: 2}) == pytest.approx(2 * (1 / 408 + 2e-6)), "as of 128 features"
+    usual = machine("t4").reached_rates("float16", 1)
+    assert usual.flops == 0.75 * 65e12
+    assert usual.kernels({forward: 1}) == pytest.approx(1 / 32.5 + 2e-6)
 
 
 def test_the_hardware_table_is_complete() -> None:
     sizes = {name: found.memory / 1e9 for name, found in machines().items()}
     assert sizes == {
-        "h100": 80, "h200": 141, "a100": 80, "l40s": 48, "rtx4090": 24, "t4": 16, "tpu_v5e": 16,
-        "laptop": 16, "laptop_64": 64,
+        "h100": 80, "h200": 141, "b200": 180, "gh200": 96, "gb200": 186, "a100": 80, "a800": 80,
+        "l40s": 48, "rtx4090": 24, "t4": 16, "tpu_v5e": 16, "laptop": 16, "laptop_64": 64,
     }  # fmt: skip
     for found in machines().values():
         assert set(found.flops) - {"float8"} == {"float32", "bfloat16", "float16"}
-        assert all(value > 0 for value in (*found.flops.values(), found.bandwidth, found.network))
+        found.check()
+        data, reached = (rates("bfloat16", 1) for rates in (found.rates, found.reached_rates))
+        for name in ("flops", "float8_flops", "bandwidth", "host_link", "link", "network"):
+            assert 0.5 < getattr(reached, name) / getattr(data, name) < 1, (found.name, name)
 
 
 # ---- command lines ------------------------------------------------------------------------------
@@ -137,7 +156,7 @@ def test_the_plan_names_the_phases(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_plan_places_what_saves_time_in_spare_device_memory() -> None:
     """GPT-J 6B's state fits an H200, but not with all its activations."""
     machine_of = machine("h200")
-    made = report("gptj_6B_gpu", gptj_6b(), machine_of)
+    made = report("gptj_6B_gpu", gptj_6b(activations="recompute"), machine_of)
     placement = made.needs.placement
     assert placement is not None
     kept = {kind.label: kind.entries / kind.of for kind in placement.kinds if kind.nbytes > 1e9}
@@ -237,6 +256,10 @@ def test_a_file_describes_ones_own_machine(
         ("link: 12.0e+9\nd", "lnk: 12.0e+9\nd", "has no field 'lnk'"),
         ("float16: 5.0e+13, ", "", "flops must have the rates"),
         ("devices: 1", "devices: -1", "devices must be a whole number above 0"),
+        ("devices: 1", "devices: 1\nreached: 1", "reached must have rates by these names: bandw"),
+        ("devices: 1", "devices: 1\nreached: {flop: 1}", "reached must have rates by these"),
+        ("devices: 1", "devices: 1\nreached: {link: 0}", "reached.link must be a number above 0"),
+        ("devices: 1", "devices: 1\nattention: {64: 1}", "attention must have two rates"),
         (OWN, "[", "is not a YAML file"),
         (OWN, "3", "must have the fields of a machine"),
     ],

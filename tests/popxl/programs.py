@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,13 +34,18 @@ def graph_of(function: Build, *args: Any) -> popxl.Graph:
 
 
 def run(
-    build: Build, *inputs: np.ndarray, replicas: int = 1, transfers: int = 1
+    build: Build,
+    *inputs: np.ndarray,
+    replicas: int = 1,
+    transfers: int = 1,
+    disk: Path | None = None,
 ) -> list[np.ndarray]:
     """Outputs of a program whose main graph is `build(*tensors)`.
 
     Args:
         inputs: (transfers, replicas, *shape) without leading dimensions equal to 1; each becomes
             one host load.
+        disk: a folder for entries on disk.
 
     Returns:
         Arrays of the same form.
@@ -54,7 +60,7 @@ def run(
         outputs = as_list(build(*map(ops.host_load, streams)))
         results = [store(t) for t in outputs]
     verify_ir(ir)
-    with popxl.Session(ir) as session:
+    with popxl.Session(ir, disk=disk) as session:
         found = session.run(dict(zip(streams, inputs, strict=True)))
     return [found[s] for s in results]
 

@@ -71,15 +71,15 @@ def test_scopes_nest_and_prefix_names(ir):
         y = x + x
     assert x.name == x.id == "outer/inner/x"
     assert x.scope == "outer/inner"
-    assert y.id == "outer/inner/t"
-    assert scoped(x).id == "decorated/t"
-    assert scoped(x).id == "decorated/t__t0"
+    assert y.id == "outer/inner/add_out"
+    assert scoped(x).id == "decorated/add_out"
+    assert scoped(x).id == "decorated/add_out__t0"
 
 
 def test_scopes_belong_to_a_graph(ir):
     with popxl.name_scope("main_only"):
         graph = ir.create_graph(lambda x: x + x, popxl.variable(1.0))
-    assert graph.outputs[0].name == "t"
+    assert graph.outputs[0].name == "add_out"
     with graph, popxl.name_scope("inside"):
         assert (graph.inputs[0] * 2.0).scope == f"{graph.name}/inside"
 

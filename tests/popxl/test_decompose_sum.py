@@ -40,16 +40,16 @@ def test_each_term_is_added_as_soon_as_it_is_there():
     after = _lines(grad)
     verify_ir(ir)
     assert before == [
-        "t = negate(dy)",
-        "t__t0 = negate(dy)",
-        "t__t1 = grad_sum(dy, t, dy, t__t0)",
+        "negate_out = negate(dy)",
+        "negate_out__t0 = negate(dy)",
+        "grad_sum_out = grad_sum(dy, negate_out, dy, negate_out__t0)",
     ]
     assert after == [
         "sum = add(dy, dy)",
-        "t = negate(dy)",
-        "sum__t0 = add(sum, t)",
-        "t__t0 = negate(dy)",
-        "t__t1 = add(sum__t0, t__t0)",
+        "negate_out = negate(dy)",
+        "sum__t0 = add(sum, negate_out)",
+        "negate_out__t0 = negate(dy)",
+        "grad_sum_out = add(sum__t0, negate_out__t0)",
     ]
 
 

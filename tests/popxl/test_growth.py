@@ -13,7 +13,10 @@ import pytest
 
 import popxl
 from popxl import ops
+from popxl._devices import cpu
+from popxl._run.device_variables import _own_parts
 from popxl._schedule.build import build_schedule
+from popxl._storage.replica_arrays import _parts
 from tests.popxl.programs import graph_of, run_ir, store
 
 SPEC, FLAG = popxl.TensorSpec((2,), popxl.float32), popxl.TensorSpec((), popxl.bool)
@@ -114,3 +117,8 @@ def test_calls_may_be_nested_deeply(reads_buffer):
         out = store(ops.call(graph, _x())[0])
     (y,) = run_ir(ir, [out])
     assert y.tolist() == [depth + 1.5] * 2
+
+
+@pytest.mark.parametrize("cached", [cpu._made, cpu._passed_on, _parts, _own_parts])
+def test_what_is_kept_for_each_shape_is_bounded(cached):
+    assert 0 < cached.cache_info().maxsize <= 4096

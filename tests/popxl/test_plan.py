@@ -218,6 +218,36 @@ def test_code_loads_are_shown():
     assert parts(plan_of(ir))["layer"].code_loads == 1
 
 
+# ---- time ----------------------------------------------------------------------------------------
+RATES = popxl.plan.Rates(
+    flops=1e6, float8_flops=2e6, bandwidth=1e6, host_link=1e9, link=1e9, network=1e9, gap=1.0,
+    run=0.0, put=0.0, put_array=0.0,
+)  # fmt: skip
+
+
+def seconds(build) -> float:
+    """Of what a function makes of a square of 100 numbers a side."""
+    ir = popxl.Ir()
+    with ir.main_graph:
+        y = build(popxl.variable(np.ones((100, 100), np.float32)))
+        ops.host_store(popxl.d2h_stream(y.shape, y.dtype), y)
+    return popxl.plan.trace(ir, "gpu").timeline(RATES).computing
+
+
+def test_kernels_run_one_after_the_other():
+    """A product takes 2 s and moves 0.12 MB; what follows it moves 0.08 MB, and cannot hide."""
+    once = seconds(lambda x: ops.tanh(x @ x))
+    twice = seconds(lambda x: ops.tanh(ops.tanh(x @ x) @ x))
+    assert twice - once == pytest.approx(2 + 0.08 + 2 * 1.0)
+
+
+def test_what_takes_a_slice_reads_no_more():
+    """Also where it is computed where it is used."""
+    whole, part = (seconds(lambda x, n=n: ops.tanh(x[:n] * 2)) for n in (100, 25))
+    # A stream that is as long is read and written.
+    assert whole - part == pytest.approx(0.75 * 3 * 0.04)
+
+
 # ---- memory -------------------------------------------------------------------------------------
 def perceptron(width: int = 256, batch: int = 64, layers: int = 4) -> popxl.Ir:
     """A loop over layers of a two-layer perceptron with a gelu, weights in remote buffers."""

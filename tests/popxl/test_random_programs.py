@@ -10,6 +10,8 @@ import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,7 @@ from popxl import ops
 from popxl.transforms import autodiff, decompose_sum
 from tests.popxl.programs import f32, run
 
-SHAPE = (4, 4)
+SIZES = [4, 4, 4, 1, 0]  # rows and columns of a program's tensors
 ENTRIES = 3
 SEEDS = [*range(6), *(pytest.param(i, marks=pytest.mark.slow) for i in range(6, 300))]
 MORE = range(300, 1500, 100)  # hundreds of programs in one slow test
@@ -48,8 +50,9 @@ class Entries:
     there: np.ndarray
 
 
-def _entries(values: np.ndarray) -> Entries:
-    buffer = popxl.remote_buffer(SHAPE, popxl.float32, len(values))
+def _entries(values: np.ndarray, on_disk: int) -> Entries:
+    buffer = popxl.remote_buffer(values.shape[1:], popxl.float32, len(values))
+    buffer.on_disk = on_disk
     for i, value in enumerate(values):
         popxl.remote_variable(value, buffer, i)
     return Entries(buffer, values)
@@ -57,7 +60,7 @@ def _entries(values: np.ndarray) -> Entries:
 
 @dataclass
 class Writer:
-    """Writes random statements on tensors of SHAPE, and does the same in numpy.
+    """Writes random statements on square tensors, and does the same in numpy.
 
     Attributes:
         draw: the source of randomness; equal draws give equal programs.
@@ -73,6 +76,11 @@ class Writer:
     depth: int = 2
     entries: Entries | None = None
 
+    @property
+    def size(self) -> int:
+        """Rows of each tensor."""
+        return len(self.owners[0].there)
+
     def any(self) -> Pair:
         return self.draw.choice([*self.owners, *self.views])
 
@@ -87,22 +95,29 @@ class Writer:
             self.draw.choice(kinds)()
 
     # ---- entries of a remote buffer: the host executes graphs with these ---------------
+    def _index(self, at: int) -> int | popxl.Tensor:
+        """The number of an entry, which maybe only the device knows."""
+        if self.draw.random() < 0.7:
+            return at
+        zero = ops.sum(self.any().here) * 0.0
+        return ops.cast(zero, popxl.int32) + at
+
     def load(self) -> None:
         assert self.entries is not None
         at = self.draw.randrange(ENTRIES)
-        here = ops.remote_load(self.entries.here, at)
+        here = ops.remote_load(self.entries.here, self._index(at))
         self.owners.append(Pair(here, self.entries.there[at].copy()))
 
     def load_in_place(self) -> None:
         assert self.entries is not None
         at, target = self.draw.randrange(ENTRIES), self.any()
-        ops.remote_load_(self.entries.here, at, target.here)
+        ops.remote_load_(self.entries.here, self._index(at), target.here)
         target.there[...] = self.entries.there[at]
 
     def store(self) -> None:
         assert self.entries is not None
         at, value = self.draw.randrange(ENTRIES), self.any()
-        ops.remote_store(self.entries.here, at, value.here)
+        ops.remote_store(self.entries.here, self._index(at), value.here)
         self.entries.there[at] = value.there
 
     # Values stay small: sums are halved.
@@ -116,15 +131,20 @@ class Writer:
     def view(self) -> None:
         of = self.any()
         for _ in range(self.draw.choice([1, 1, 1, 20])):  # now and then far from the owner
-            if self.draw.random() < 0.5:
+            kind = self.draw.randrange(3)
+            if kind == 0:
                 of = Pair(of.here.T_, of.there.T)
-            else:  # a permutation of rows by a view: reverse them
-                of = Pair(ops.slice_(of.here, 3, None, -1), of.there[::-1])
+            elif kind == 1:  # a permutation of rows by a view: reverse them
+                of = Pair(ops.slice_(of.here, step=-1), of.there[::-1])
+            else:  # with reshapes between, which no view of a slice or a transpose is merged with
+                n = self.size
+                here = ops.transpose_(ops.reshape_(of.here, (n, 1, n)), (1, 2, 0))
+                of = Pair(ops.reshape_(here, (n, n)), of.there.T)
         self.views.append(of)
 
     def in_place(self) -> None:
         target, by = self.any(), self.any()
-        row = self.draw.randrange(4)
+        row = self.draw.randrange(max(self.size, 1))
         if self.draw.random() < 0.5:
             ops.add_(target.here, ops.sin(by.here))
             target.there += np.sin(by.there)
@@ -161,7 +181,7 @@ class Writer:
         """
 
         def fn(*tensors):
-            scratch = [np.zeros(SHAPE, np.float32) for _ in tensors]
+            scratch = [np.zeros(t.shape, np.float32) for t in tensors]
             pairs = [Pair(t, s) for t, s in zip(tensors, scratch, strict=True)]
             scratch_entries = self.entries and Entries(
                 self.entries.here, np.zeros_like(self.entries.there)
@@ -204,7 +224,8 @@ class Writer:
         here = ops.concat([a.here, b.here]) * 0.5
         there = np.concatenate([a.there, b.there]) * np.float32(0.5)
         step = self.draw.choice([1, -1])
-        ends = [(0, 4), (4, 8)] if step == 1 else [(7, 3), (3, None)]
+        n = self.size
+        ends = [(0, n), (n, 2 * n)] if step == 1 else [(2 * n - 1, n - 1), (n - 1, None)]
         parts = [
             Pair(ops.slice_(here, start, stop, step), there[start:stop:step])
             for start, stop in ends
@@ -263,10 +284,10 @@ def _numpy_only(writer: Writer, seed: int, arrays: list[np.ndarray]) -> list[np.
 
 def _written_aside(writer: Writer, seed: int, arrays: list[np.ndarray]) -> list[np.ndarray]:
     with popxl.Ir().main_graph:
-        pairs = [Pair(popxl.variable(np.zeros(SHAPE, np.float32)), a) for a in arrays]
+        pairs = [Pair(popxl.variable(np.zeros(a.shape, np.float32)), a) for a in arrays]
         entries = writer.entries
         if entries is not None:
-            scratch = popxl.remote_buffer(SHAPE, popxl.float32, ENTRIES)
+            scratch = popxl.remote_buffer(entries.there.shape[1:], popxl.float32, ENTRIES)
             entries = Entries(scratch, entries.there)
         return [p.there.copy() for p in writer._inner(seed, pairs, entries)]
 
@@ -276,25 +297,41 @@ WITH_ENTRIES = pytest.mark.parametrize(
 )
 
 
-def _check_values(seed: int, with_entries: bool) -> None:
-    """Write a program, run it, and compare everything that it holds with numpy."""
-    inputs = [f32(*SHAPE, seed=i) for i in range(3)]
+def _check_values(seed: int, with_entries: bool, past_the_end: bool = False) -> None:
+    """Write a program, run it, and compare everything that it holds with numpy.
+
+    Args:
+        past_the_end: in the end it loads an entry that is not there, as only the device knows.
+    """
+    draw = random.Random(f"sizes of {seed}")
+    size, on_disk = draw.choice(SIZES), draw.choice([0, 0, 1, ENTRIES])
+    inputs = [f32(size, size, seed=i) for i in range(3)]
     expected: list[np.ndarray] = []
 
     def build(*tensors):
         pairs = [Pair(ops.identity(t), x.copy()) for t, x in zip(tensors, inputs, strict=True)]
-        entries = _entries(f32(ENTRIES, *SHAPE, seed=9)) if with_entries else None
+        entries = _entries(f32(ENTRIES, size, size, seed=9), on_disk) if with_entries else None
         writer = Writer(random.Random(seed), pairs, entries=entries)
         writer.write(14)
         for i in range(ENTRIES if entries else 0):  # what is left in the buffer
             writer.owners.append(Pair(ops.remote_load(entries.here, i), entries.there[i]))
         everything = [*writer.owners, *writer.views]
         expected.extend(p.there for p in everything)
+        if past_the_end:
+            at = ops.cast(ops.sum(everything[-1].here) * 0.0, popxl.int32)
+            ops.remote_load(entries.here, at + draw.choice([-1, ENTRIES, 2**30]))
         return [p.here for p in everything]
 
-    found = run(build, *inputs)
+    with TemporaryDirectory() as disk:
+        found = run(build, *inputs, disk=Path(disk))
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", [*range(2), *SEEDS[6:]])
+def test_random_programs_say_that_an_entry_is_not_there(seed):
+    with pytest.raises(IndexError, match=rf"which has {ENTRIES} entries"):
+        _check_values(seed, True, past_the_end=True)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

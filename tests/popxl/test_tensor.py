@@ -15,7 +15,7 @@ def test_text_of_tensors(ir):
     assert repr(popxl.variable([1], popxl.int32, "bob")) == "Variable[bob popxl.dtypes.int32 (1,)]"
     assert repr(popxl.constant(1.0, name="c")) == "Constant[c popxl.dtypes.float32 ()]"
     x = popxl.variable(np.ones((2, 3), np.float16))
-    assert repr(x + x) == "Tensor[t__t0 popxl.dtypes.float16 (2, 3)]"
+    assert repr(x + x) == "Tensor[add_out popxl.dtypes.float16 (2, 3)]"
 
 
 def test_tensors_are_equal_only_to_themselves(ir):
@@ -62,9 +62,9 @@ def test_an_empty_list_is_no_host_data(ir):
 def test_names_stay_in_order_and_unique_for_many_tensors(ir):
     x = popxl.variable(1.0, name="x")
     names = [(x + x).name for _ in range(4)]
-    assert names == ["t", "t__t0", "t__t1", "t__t2"]
-    assert popxl.constant(1.0, name="t__t3").name == "t__t3"
-    assert [(x + x).name for _ in range(2)] == ["t__t4", "t__t5"]
+    assert names == ["add_out", "add_out__t0", "add_out__t1", "add_out__t2"]
+    assert popxl.constant(1.0, name="add_out__t3").name == "add_out__t3"
+    assert [(x + x).name for _ in range(2)] == ["add_out__t4", "add_out__t5"]
 
 
 def test_tensors_are_not_iterable_and_hold_nothing(ir):

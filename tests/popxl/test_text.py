@@ -40,19 +40,19 @@ graph @main() -> () {
   %layer/w: float32[2, 3] = variable ReplicaGrouping(num_replicas=2, stride=1, group_size=2, num_groups=1) one_per_group
   %layer/r: float16[3] = variable ReplicaGrouping(num_replicas=2, stride=1, group_size=2, num_groups=1) one_per_group in RemoteBuffer[1 popxl.dtypes.float16 (3,) entries=4] at 1
   %layer/half: float32[] = constant 0.5
-  %layer/t__t1: float32[2, 2] = call(%layer/w, %layer/w) graph=@_program.fn_subgraph(0) modifies=[0, 1]
-  %layer/t__t0: float32[] = repeat(%layer/half) graph=@_program.<lambda>_subgraph(0) count=3 carried=1  # ipu=1 io
-  %layer/t: float32[] = replicated_all_reduce(%layer/half) op=mean group=ReplicaGrouping(num_replicas=2, stride=1, group_size=1, num_groups=2)
-  %layer/t__t2: float16[3] = remote_load() buffer=RemoteBuffer[1 popxl.dtypes.float16 (3,) entries=4] offset=2
+  %layer/matmul_out: float32[2, 2] = call(%layer/w, %layer/w) graph=@_program.fn_subgraph(0) modifies=[0, 1]
+  %layer/mul_out: float32[] = repeat(%layer/half) graph=@_program.<lambda>_subgraph(0) count=3 carried=1  # ipu=1 io
+  %layer/half_all_reduce: float32[] = replicated_all_reduce(%layer/half) op=mean group=ReplicaGrouping(num_replicas=2, stride=1, group_size=1, num_groups=2)
+  %layer/buffer_1_remote_loaded: float16[3] = remote_load() buffer=RemoteBuffer[1 popxl.dtypes.float16 (3,) entries=4] offset=2
 }
-graph @_program.fn_subgraph(0)(%a: float32[2, 3], %total: &float32[2, 3]) -> (%t__t1) {
-  %t: float32[2, 3] = add_(%total, %a)
-  %t__t0: float32[3, 2] = transpose_(%a) permutation=[1, 0]
-  %t__t1: float32[2, 2] = matmul(%a, %t__t0)
+graph @_program.fn_subgraph(0)(%a: float32[2, 3], %total: &float32[2, 3]) -> (%matmul_out) {
+  %add_lhs_inplace_out: float32[2, 3] = add_(%total, %a)
+  %a_T: float32[3, 2] = transpose_(%a) permutation=[1, 0]
+  %matmul_out: float32[2, 2] = matmul(%a, %a_T)
 }
-graph @_program.<lambda>_subgraph(0)(%t: float32[]) -> (%t__t0) {
+graph @_program.<lambda>_subgraph(0)(%t: float32[]) -> (%mul_out) {
   %c: float32[] = constant 2.0
-  %t__t0: float32[] = mul(%t, %c)  # ipu=1 io
+  %mul_out: float32[] = mul(%t, %c)  # ipu=1 io
 }"""  # noqa: E501
 
 
@@ -64,7 +64,7 @@ def test_a_graph_and_an_op_alone():
     ir = _program()
     graph = ir.main_graph.called_graphs[0]
     assert str(graph) in str(ir)
-    assert str(graph.ops[0]) == "%t: float32[2, 3] = add_(%total, %a)"
+    assert str(graph.ops[0]) == "%add_lhs_inplace_out: float32[2, 3] = add_(%total, %a)"
     assert re.fullmatch(r"<Op add_ at .*test_text.py:\d+>", repr(graph.ops[0]))
     assert repr(graph).startswith("Graph[id=_program.fn_subgraph(0)")
 

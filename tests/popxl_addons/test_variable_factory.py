@@ -219,7 +219,7 @@ def test_a_seeded_generator_gives_the_same_data_whatever_the_order_of_the_tree(i
         for factory in facts.values_flat():
             factory.data_iter = draws
         variables = facts.init()
-        assert variables.keys_flat() == facts.keys_flat()
+        assert variables.keys_flat() == ["a", "b.a", "b.c"]
         with popxl.Session(ir) as session:
             values = {n: float(session.get_tensor_data(t)) for n, t in variables.to_dict().items()}
         found.append(values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from data.batches import Loader
 from data.pipeline import Pipeline
 from data.readers import read_rows
 from data.rows import DataError
+from data.task import SAMPLE_FOLDER
 from files.errors import FileError, WriteError
 from files.json_files import read_json
 from files.lock import locked
@@ -302,7 +304,10 @@ def test_a_lock_is_no_link(tmp_path):
         ("model: {layers: [1]}", r"line 2: model.layers is \[1\], but must be"),
         ("model: {layers: 2026-11-21}", "line 2: model.layers is '2026-11-21'"),
         ("model: {layers: " + "9" * 5000 + "}", "line 2: model.layers is '9999"),
-        ("model: {layers: 0x" + "f" * 5000 + "}", "is an integer of about 6021 digits"),
+        ("model: {layers: 0x" + "f" * 3000 + "}", "is an integer of about 3613 digits"),
+        ("model: {layers: 0x" + "f" * 5000 + "}", "layers is '0xffff"),
+        ("model: {layers: 0b" + "1" * 20_000 + "}", "layers is '0b1111"),
+        ("training: {epochs: 0x" + "f" * 5000 + "}", "epochs is '0xffff"),
         ("model: " + "[" * 100_000, "line 2: nested deeper than 20 levels"),
         ("a: &a [x]\nb: [*a, *a]", "line 2: &a is an anchor"),
         ("model: {layers: \0}", "line 2: has a zero character"),
@@ -612,6 +617,35 @@ def test_streams_that_are_closed_get_into_no_file(tmp_path):
     assert "No space left on device" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.parametrize("given", [5, 1.5, True, [], ["T5Tokenizer"], {"a": 1}])
+def test_a_tokenizer_whose_class_is_no_text_is_said_in_our_words(given, tmp_path):
+    folder = Path(shutil.copytree(SAMPLE_FOLDER / "t5_tokenizer", tmp_path / "tokenizer"))
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "tokenizer_class": given}))
+    with pytest.raises(DataUnavailable, match="tokenizer_class .*, but it must"):
+        load_tokenizer(str(folder))
+
+
+@pytest.mark.parametrize("size", [10, 10**5])
+def test_a_full_standard_output_is_named_and_its_code_stays(size):
+    """Python's own flush at the end would make it 120."""
+    program = f"""
+import sys
+from terminal.entry_point import entry_point
+
+@entry_point(alone=True)
+def main(arguments=None):
+    print("x" * {size})
+
+sys.exit(main())
+"""
+    command = [sys.executable, "-c", program]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.stderr == "error: standard output: No space left on device\n"
+    assert done.returncode == 2
+
+
 def test_validation_checks_its_place_first(refused, monkeypatch):
     monkeypatch.setattr("run.evaluation.validate.load_weights", lambda *_: pytest.fail("too late"))
     assert "cannot write the report to" in refused(run_validation.main, "--out", "/proc/x")
@@ -636,6 +670,14 @@ def test_numbers_of_processes_in_the_environment_that_cannot_be(
         monkeypatch.setenv(name, value)
     assert run_finetuning.main(["--config", "tiny"]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", ["x", "-1", "nan", "1e999", "\udcff"])
+def test_a_limit_of_the_cache_that_is_none(given, refused, monkeypatch):
+    monkeypatch.setenv("POPXL_CACHE_GB", given)
+    said = refused(run_finetuning.main)
+    assert "the environment variable POPXL_CACHE_GB is '" in said
+    assert "must be a number, 0 or more: correct or unset it" in said
 
 
 @pytest.mark.parametrize("mode", ["foo", "Online", "\udcff", "x" * 10_000])

@@ -38,6 +38,8 @@ FLAGS_ON_DISK = [
     *("--checkpoint.steps", "3", *RATE, "--dropout_prob", "0.1"),
 ]
 """Entries are large enough for a disk."""
+ALL_ON_DISK = "import machine.placement\nmachine.placement.check_limit = lambda *_: None\n"
+"""A limit below what any program takes puts all on disk that can be."""
 FLAGS_OF_SEVERAL = [*GPTJ, *RATE, "--checkpoint.steps", "2"]
 
 
@@ -50,7 +52,8 @@ def start(
 ) -> list[subprocess.Popen[str]]:
     """The command in some processes; `given`: what is trained."""
     given = given or (FLAGS if processes == 1 else FLAGS_OF_SEVERAL)
-    return finetuning(processes, executables, *given, "--save", str(folder), *flags)
+    run = (processes, executables, *given, "--save", str(folder), *flags)
+    return finetuning(*run, first=ALL_ON_DISK if "--execution.disk" in flags else "")
 
 
 # ---- damage -------------------------------------------------------------------------------------

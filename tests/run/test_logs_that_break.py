@@ -10,7 +10,7 @@ import pytest
 
 from checkpoints import load_checkpoint
 from terminal.screen import enduring_streams, say
-from tests.small_runs import COMPILE_QUICKLY, GPTJ, RATE, finetuning
+from tests.small_runs import GPTJ, RATE, finetuning
 
 FLAGS = (*GPTJ, *RATE, "--evaluation.metrics", "loss")
 
@@ -20,13 +20,6 @@ def executables(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("executables")
 
 
-@pytest.fixture
-def quick(monkeypatch):
-    for name, value in COMPILE_QUICKLY.items():
-        monkeypatch.setenv(name, value)
-
-
-@pytest.mark.usefixtures("quick")
 def test_a_run_whose_log_nobody_reads_is_trained_and_saved(
     executables: Path, tmp_path: Path
 ) -> None:
@@ -41,7 +34,6 @@ def test_a_run_whose_log_nobody_reads_is_trained_and_saved(
     assert load_checkpoint(tmp_path / "run").step == 30
 
 
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     "number", [signal.SIGHUP, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
 )

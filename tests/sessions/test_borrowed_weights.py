@@ -68,6 +68,7 @@ def test_what_is_borrowed_is_what_would_be_copied(config):
 def test_the_state_may_be_on_disk(tmp_path, monkeypatch):
     """All of it, so that what is borrowed is read from files: the bits are those of memory."""
     monkeypatch.setattr("machine.placement.MIN_ENTRY", 1)
+    monkeypatch.setattr("machine.placement.check_limit", lambda *args: None)
     config = t5_config(1)
     limited = replace(config.execution, disk=str(tmp_path), host_memory=1e-6)
     found = []

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import re
+from pathlib import Path
 
 import pytest
+import transformers
 
+import run_finetuning
+import run_generation
 from config.base import flattened, leaves
 from config.errors import ConfigError, UserError
 from config.families import FAMILIES
-from config.flags import ALIASES, add_field_flags, field_overrides, flag_of, spell_flags
+from config.flags import (
+    ALIASES,
+    add_field_flags,
+    field_overrides,
+    flag_of,
+    section_groups,
+    spell_flags,
+)
 from config.t5 import T5Config
 from terminal.command_line import read_command_line
 from terminal.entry_point import entry_point
@@ -86,7 +98,7 @@ def test_every_field_is_a_flag_by_its_dotted_name(family, spelled):
     wanted = {leaf.dotted: _other_value(leaf, config()) for leaf in leaves(config)}
     given = [f"--{spelled(name)}={str(value).lower()}" for name, value in wanted.items()]
     parser = argparse.ArgumentParser()
-    add_field_flags(parser, config, lambda leaf: "")
+    add_field_flags(section_groups(parser), config, lambda leaf: "")
     parsed = vars(parser.parse_args(spell_flags(given, config, ())))
     found = flattened(field_overrides(parsed, config))
     assert found == wanted
@@ -167,6 +179,7 @@ def main(arguments=None):
             "--checkpoint.load_optimizer or --checkpoint.nonfinite",
         ),
         ("--layers x", "model.layers is 'x', but must be an integer from 1 to 1024"),
+        ("--layers=--", "model.layers is '--', but must be an integer from 1 to 1024"),
         ("--layers", "argument --layers: expected one argument; see --help"),
         ("--model.eval maybe", "model.eval is 'maybe', but must be true or false"),
         ("--dataset imdb", "data.dataset is 'imdb', but must be one of sample, mnli"),
@@ -199,6 +212,33 @@ def test_help_fits_two_screens_and_all_of_it_can_be_had(capsys):
     for leaf in leaves(T5Config):
         assert f"--{flag_of(leaf.dotted)}" in whole
     assert "HF: num_heads" in " ".join(whole.split())
+
+
+@pytest.mark.parametrize("script", [run_finetuning, run_generation])
+def test_help_begins_with_what_people_look_for_and_ends_its_sentences(script, capsys):
+    with pytest.raises(SystemExit):
+        script.main(["--help"])
+    shown = capsys.readouterr().out
+    assert len(shown.splitlines()) <= 100
+    assert "..." not in shown.replace("[--FIELD VALUE ...]", "").replace("[PROMPT ...]", "")
+    places = [shown.index(f"\n  {flag} ") for flag in ("--model", "--data.train", "--load")]
+    assert places == sorted(places)
+    assert "--precision {float32,float16,bfloat16}" in shown
+    flag = shown[shown.index("  --sequence_length") :].split("\n  --")[0]
+    assert flag.endswith("[chosen]"), "of which no preset tells"
+
+
+def test_transformers_keeps_its_advice_on_pytorch_alone_to_itself(caplog, monkeypatch):
+    """It is given when transformers is imported without PyTorch, which users need not have."""
+    assert main([]) == 0  # as every script begins
+    logger = logging.getLogger("transformers")
+    monkeypatch.setattr(logger, "propagate", True)
+    source = Path(transformers.__file__).read_text(encoding="utf-8")
+    (advice,) = re.findall(r'logger.warning_advice\(\s*"(PyTorch[^"]*)"', source)
+    with caplog.at_level(logging.WARNING, "transformers"):
+        logger.warning(advice)
+        logger.warning("something else")
+    assert set(caplog.messages) == {"something else"}
 
 
 def test_other_endings(capsys):

@@ -141,7 +141,9 @@ class Graph:
 
     # ---- building -------------------------------------------------------------------------------
     def _register_tensor(self, tensor: Tensor, name: str | None) -> str:
-        base = "/".join([*self._scopes, name or "t"])
+        base = name or "t"
+        if self._scopes:
+            base = "/".join([*self._scopes, base])
         unique, n = base, self._taken.get(base, 0)
         while unique in self._tensors:
             unique, n = f"{base}__t{n}", n + 1

@@ -385,6 +385,15 @@ def constant(
     return self
 
 
+def detached_constant(graph: Graph, data: np.ndarray) -> Constant:
+    """A constant that an analysis of `graph` needs, and the graph itself does not have."""
+    self: Constant = object.__new__(Constant)
+    self._graph, self._producer, self._name = graph, None, "elements"
+    self._spec = TensorSpec(data.shape, dtypes.dtype.as_dtype(data.dtype))
+    self._data, self._by_ref = held_once(data), False
+    return self
+
+
 def variable(
     data: HostScalarTensor,
     dtype: dtypes.dtype | None = None,

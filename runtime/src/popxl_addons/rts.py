@@ -94,13 +94,16 @@ def graph_over(
         The graph, with named inputs, and the names of its outputs.
     """
     names, leaves = tensors.unpack()
-    specs = [popxl.TensorSpec(t.shape, t.dtype, t.meta_shape) for t in leaves]
 
-    def build(inputs: list[popxl.Tensor]) -> list[popxl.Tensor]:
+    def build() -> list[popxl.Tensor]:
+        inputs = [
+            popxl.graph_input(t.shape, t.dtype, name, meta_shape=t.meta_shape)
+            for name, t in zip(names, leaves, strict=True)
+        ]
         with _tiles(use_io_tiles):
-            return [fn(name, t) for name, t in zip(names, inputs, strict=True)]
+            return list(map(fn, names, inputs))
 
-    graph = popxl.gcg().ir.create_graph(build, specs)
+    graph = popxl.gcg().ir.create_graph(build)
     return GraphWithNamedArgs(graph, NamedTensors.pack(names, graph.inputs)), names
 
 

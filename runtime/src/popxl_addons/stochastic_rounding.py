@@ -1,9 +1,16 @@
-"""Rounding 16-bit variables at random when they are updated."""
+"""Rounding to 16 bits at random."""
 
 from __future__ import annotations
 
-import popxl
+from typing import Any
 
+import jax.numpy as jnp
+from jax import lax
+
+import popxl
+from popxl import ops
+from popxl.custom import jax_op
+from popxl.ops.var_updates._rounding import to_neighbour
 
 def enable_stochastic_rounding(ir: popxl.Ir, enabled: bool = True) -> None:
     """Round float16 and bfloat16 variables at random where `ops.var_updates` update them.
@@ -33,3 +40,23 @@ def seed_stochastic_rounding(session: popxl.Session, seed: int) -> None:
         ValueError: it is not.
     """
     session._pb_session.setRandomSeed(seed)
+
+
+@jax_op(name="round_by_hash", no_grad="stored gradients are not differentiated")
+def _by_hash(t: Any, *, dtype: str) -> Any:
+    x = lax.bitcast_convert_type(t, jnp.uint32)
+    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)  # MurmurHash3's last steps: a permutation in
+    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)  # which each bit depends on all
+    return to_neighbour(t, jnp.dtype(dtype), (x ^ (x >> 16)).astype(jnp.uint16))
+
+
+def rounded_by_hash(t: popxl.Tensor, dtype: popxl.dtype) -> popxl.Tensor:
+    """A float32 tensor in 16 bits, rounded up or down as a hash of each value says.
+
+    On average over many values that is the value itself, as with stochastic rounding. But nothing
+    is drawn: the result depends on the tensor alone, not on when or where it is rounded.
+    """
+    if t.dtype == dtype:
+        return t
+    low = ops.cast(t, dtype)  # sharded as `t` is
+    return ops.var_updates.copy_var_update_(low, _by_hash(t, dtype=dtype.name))

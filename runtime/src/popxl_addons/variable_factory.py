@@ -283,10 +283,10 @@ class NamedVariableFactories(DotTree[VariableFactory]):
         )
 
     def _create(self, create: Callable[[str, VariableFactory], popxl.Tensor]) -> NamedTensors:
-        """Made in sorted order, so that a seeded generator gives each the same data whatever the
-        order of the tree, which the result has."""
-        made = {name: create(name, f) for name, f in zip(*self.unpack(), strict=True)}
-        return NamedTensors.from_dict({name: made[name] for name in self.keys_flat()})
+        """Made, and in the result, in sorted order: so a seeded generator gives each the same data
+        whatever the order of this tree."""
+        names, factories = self.unpack()
+        return NamedTensors.pack(names, map(create, names, factories))
 
     def init(
         self,
@@ -297,7 +297,8 @@ class NamedVariableFactories(DotTree[VariableFactory]):
     ) -> NamedTensors:
         """Make all variables on the device, named `prefix.name`, in the main graph.
 
-        Arguments as for `VariableFactory.create_tensor`.
+        The tree is in the order of sorted dotted names. Arguments as for
+        `VariableFactory.create_tensor`.
         """
         return self._create(
             lambda name, f: f.create_tensor(
@@ -314,7 +315,7 @@ class NamedVariableFactories(DotTree[VariableFactory]):
         memmap_dir: str | None = None,
         read_only_if_exists: bool = False,
     ) -> NamedTensors:
-        """Make all variables in entry `entry` of the buffers of the same names.
+        """Make all variables in entry `entry` of the buffers of the same names, in sorted order.
 
         Arguments as for `VariableFactory.create_remote_tensor`.
         """

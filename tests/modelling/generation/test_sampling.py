@@ -13,15 +13,27 @@ from transformers import (
 )
 
 import popxl
-from modelling.generation import Sampling, SearchContext, SpecialTokens
+from config.presets import load_config
+from config.t5 import T5Config
+from modelling.generation import Greedy, Sampling, SearchContext, SpecialTokens
 from modelling.generation.sampling import UNIFORMS, uniforms
+from modelling.generation.strategies import strategy_of
 from modelling.layers import Groups
 from popxl import ops
+from terminal.command_line import read_command_line
 
 VOCABULARY, DRAWS = 40, 20_000
 LOGITS = np.random.default_rng(7).normal(0, 1.5, VOCABULARY).astype(np.float32)
 SURE = 80.0
 """Chi-square with at most 39 degrees of freedom is larger once in 8,000 times at most."""
+
+
+def test_temperature_0_is_greedy() -> None:
+    config = load_config(T5Config, "inference", "tiny", {"generation": {"search": "sample"}})
+    assert isinstance(strategy_of(config), Sampling)
+    assert strategy_of(config.changed({"generation.temperature": 0.0})) == Greedy()
+    line = read_command_line("", "inference", "tiny", ["--temperature", "0", "--top_p", "0.5"])
+    assert strategy_of(line.config) == Greedy()
 
 
 def drawn(strategy: Sampling, tensor_parallel: int) -> np.ndarray:

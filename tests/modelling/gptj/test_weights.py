@@ -7,7 +7,8 @@ import pytest
 import torch
 import transformers
 
-from modelling.gptj.config_json import to_config_json
+from files.json_files import Fields
+from modelling.gptj.config_json import from_config_json, to_config_json
 from modelling.gptj.weights import weight_table
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.harness import TENSOR_PARALLEL
@@ -33,6 +34,13 @@ def test_every_weight_is_used_once_and_comes_back(tensor_parallel):
             back.update(found)
     assert back.keys() == weights.keys()
     assert all(np.array_equal(back[name], weights[name]) for name in back)
+
+
+def test_an_export_keeps_the_positions_of_its_base():
+    """transformers' GPT-J has a table of them, and fails beyond its end."""
+    described = to_config_json(small_config()) | {"n_positions": 4096}
+    read = from_config_json(Fields(described, "config.json"))
+    assert to_config_json(small_config(max_length=read["max_length"]))["n_positions"] == 4096
 
 
 def test_masks_in_files_of_older_versions_are_ignored():

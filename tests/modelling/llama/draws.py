@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import transformers
 
-from modelling.llama.config_json import _known
+from modelling.llama.config_json import TWO_ANGLES, _known
 from tests.modelling.llama.hf import END, LENGTH, PAD, SETTINGS, VOCABULARY
 
 LAYOUTS = [(1, 1), (2, 1), (1, 2), (2, 2), (1, 4)]
@@ -38,7 +38,7 @@ class Draw:
 
 
 def draw(seed: int) -> Draw:
-    """The draw of a seed; ten seeds in a row have all architectures."""
+    """The draw of a seed; twelve seeds in a row have all architectures."""
     rng = np.random.default_rng([24, seed])
     kind = list(SETTINGS)[seed % len(SETTINGS)]
     settings = _settings(kind, rng)
@@ -104,9 +104,9 @@ def _windows(kind: str, rng: np.random.Generator, layers: int) -> dict[str, Any]
     window = int(rng.integers(2, LENGTH))
     kinds = ["sliding_attention" if rng.integers(2) else "full_attention" for _ in range(layers)]
     match kind:
-        case "mistral" | "phi3":
+        case "mistral" | "ministral3" | "phi3":
             return {"sliding_window": window if rng.integers(3) else None}
-        case "gemma2" | "gemma3_text":
+        case "gemma2" | "gemma3_text" | "olmo3":
             return {"sliding_window": window, "layer_types": kinds}
         case "qwen2" | "qwen3":
             if not rng.integers(2):
@@ -132,11 +132,13 @@ def _positions(kind: str, rng: np.random.Generator, size: int) -> dict[str, Any]
         {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 40,
          "beta_fast": float(rng.uniform(2, 32)), "beta_slow": float(rng.uniform(0.2, 2))},
     ]  # fmt: skip
-    if kind == "gemma3_text":
+    if kind in TWO_ANGLES:
         del kinds[2]
+    if kind == "ministral3":
+        kinds = [kinds[-1] | {"llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 4}]
     chosen = kinds[rng.integers(len(kinds))] | {"rope_theta": theta}
     longest = 8 if chosen["rope_type"] == "dynamic" else 160
-    if kind == "gemma3_text":
+    if kind in TWO_ANGLES:
         near = {"rope_type": "default", "rope_theta": 50.0}
         chosen = {"sliding_attention": near, "full_attention": chosen}
     return {"rope_parameters": chosen, "max_position_embeddings": longest}

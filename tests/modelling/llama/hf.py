@@ -62,6 +62,24 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "embedding_multiplier": 3.0, "attention_multiplier": 0.3, "residual_multiplier": 0.6,
         "logits_scaling": 2.5, "tie_word_embeddings": True,
     },
+    "ministral3": {
+        "head_dim": 8, "max_position_embeddings": 64,
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "mscale": 1.0,
+            "original_max_position_embeddings": 3, "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.4,
+        },
+    },
+    "olmo3": {
+        "sliding_window": 5, "num_hidden_layers": 4,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500000.0},
+            "full_attention": {
+                "rope_type": "yarn", "rope_theta": 500000.0, "factor": 4.0,
+                "original_max_position_embeddings": 16,
+            },
+        },
+    },
 }  # fmt: skip
 """For each architecture something of all that it can do."""
 

@@ -13,7 +13,7 @@ import transformers
 from config.errors import ConfigError
 from files.json_files import Fields
 from huggingface.folders import read_hf_directory, write_hf_directory
-from modelling.llama.config_json import ARCHITECTURES, from_config_json, to_config_json
+from modelling.llama.config_json import ARCHITECTURES, TWO_ANGLES, from_config_json, to_config_json
 from modelling.llama.rotary import scaled_frequencies
 from modelling.llama.weights import weight_table
 from tests.modelling.llama.hf import LENGTH, SETTINGS, hf_config, hf_model, our_config, weights_of
@@ -78,7 +78,7 @@ def test_frequencies_are_transformers(kind: str) -> None:
     """Of texts as long as those of training here."""
     theirs = hf_config(kind)
     module = hf_model(theirs).model.rotary_emb
-    if kind == "gemma3_text":
+    if kind in TWO_ANGLES:
         expected = module.full_attention_inv_freq
     else:
         import torch

@@ -31,9 +31,11 @@ LAYOUTS = {
     "smollm3": (1, 1, 1),
     "olmo2": (2, 4, 1),
     "granite": (1, 1, 1),
+    "ministral3": (1, 2, 2),
+    "olmo3": (1, 4, 1),
 }
-TRANSPOSED = ("qwen2", "smollm3", "olmo2")
-IN_BRIEF = ("qwen3", "phi3", "gemma3_text", "olmo2")
+TRANSPOSED = ("qwen2", "smollm3", "olmo2", "ministral3")
+IN_BRIEF = ("ministral3", "phi3", "gemma3_text", "olmo2")
 """The others' features are drawn in `test_random`."""
 
 

@@ -37,11 +37,15 @@ KINDS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
         transformers.T5Config, transformers.T5ForConditionalGeneration,
         {"feed_forward_proj": "relu"},
     ),
+    "v1.1, tied": (  # as transformers 5 saves one made anew: without a head, whatever it is told
+        transformers.T5Config, transformers.T5ForConditionalGeneration,
+        {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    ),
     "mt5": (
         transformers.MT5Config, transformers.MT5ForConditionalGeneration,
         {"feed_forward_proj": "gated-gelu"},
     ),
-    "mt5, tied": (  # as transformers 5 saves one made anew: without a head
+    "mt5, tied": (
         transformers.MT5Config, transformers.MT5ForConditionalGeneration,
         {"feed_forward_proj": "gated-gelu"},
     ),
@@ -50,7 +54,7 @@ KINDS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
         {"feed_forward_proj": "silu", "tie_word_embeddings": False},
     ),
 }  # fmt: skip
-TIED = ("2019", "mt5, tied")
+TIED = ("2019", "v1.1, tied", "mt5, tied")
 
 
 @cache
@@ -87,7 +91,7 @@ def weights_of(model: Any) -> dict[str, np.ndarray]:
 def config_of(kind: str, dp: int = 1, tp: int = 1, micro_batch: int = 4, **model: Any) -> T5Config:
     """Our configuration of the model that a config.json of `their_model` describes."""
     read = from_config_json(Fields(their_model(kind).config.to_dict(), "config.json"))
-    read["embedding"]["tied"] = kind in TIED  # a config.json of mT5 does not say it
+    read["embedding"]["tied"] = kind in TIED  # a config.json does not say it
     config = our_config(dp, tp, micro_batch, layers=2)
     return replace(config, model=T5Config.from_dict(
         config.to_dict() | {"model": config.model.to_dict() | read | model}

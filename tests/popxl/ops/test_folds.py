@@ -69,3 +69,18 @@ def test_the_squares_of_a_large_tensor_are_summed_where_they_are_made():
     entry = text[text.index("ENTRY") :]
     written = re.findall(r"= f32\[([\d,]+)\]\S* (?:fusion|multiply)\(", entry)
     assert max(np.prod([int(n) for n in shape.split(",")]) for shape in written) < x.size / 8
+
+
+@pytest.mark.parametrize(("shape", "axes"), [((8, 128, 64), (0, 1)), ((3, 40, 6, 16), (1, 0))])
+@pytest.mark.parametrize("keepdims", [False, True])
+def test_leading_axes_are_summed_as_one(shape, axes, keepdims):
+    """XLA adds windows of several axes element by element; the gradient of every bias and norm of
+    a layer is such a sum."""
+    x = np.random.default_rng(3).normal(size=shape).astype(np.float32)
+    found, text = _run(x, lambda t: ops.sum(ops.tanh(t), axes, keepdims=keepdims))
+    expected = np.tanh(x.astype(np.float64)).sum(axes, keepdims=keepdims)
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6 * np.abs(x).sum() / 64)
+    windows = re.findall(r"window={size=([\dx]+)", text)
+    assert windows
+    assert all(sum(n != "1" for n in size.split("x")) == 1 for size in windows)

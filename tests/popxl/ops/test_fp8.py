@@ -267,13 +267,12 @@ def test_accumulating_takes_the_maximum_of_what_is_observed_and_the_mean_of_grad
             call = graph.call_with_info(*values)
             given = popxl.constant(np.full((2, 4), 3 / x), popxl.float32)
             grad.bind(sums).call(given, args=grad.grad_graph_info.inputs_dict(call))
-        out = [addons.host_store(t) for t in sums.values_flat()]
+        out = {n: addons.host_store(t) for n, t in sums.to_dict().items()}
     with popxl.Session(ir, "cpu") as session:
         found = session.run()
-    mean, amax, count = (found[s] for s in out)
-    np.testing.assert_allclose(amax, [4, 1, 3])
-    np.testing.assert_allclose(mean, np.full((4, 4), 6))
-    assert count == 3
+    np.testing.assert_allclose(found[out["accum.scale"]], [4, 1, 3])
+    np.testing.assert_allclose(found[out["accum.weight"]], np.full((4, 4), 6))
+    assert found[out["mean_accum_counter"]] == 3
 
 
 # ---- delayed scaling against the recipe in numpy ------------------------------------------------

@@ -55,7 +55,7 @@ def test_prints_are_called_after_their_tensor(capfd):
     with ir.main_graph:
         x = popxl.constant(np.float32(2), name="weights")
         fwd = ir.create_graph(lambda w: ops.print_tensor(w * w, print_gradient=True), x)
-        (square,) = (t for t in fwd.tensors if t.name == "t")
+        (square,) = (t for t in fwd.tensors if t.name == "mul_out")
         info = popxl.transforms.autodiff(fwd)
         called = ops.call_with_info(fwd, x)
         ops.call(info.graph, popxl.constant(1.0), inputs_dict=info.inputs_dict(called))

@@ -111,6 +111,30 @@ def test_a_conversation_goes_on(folder, capsys, executables, monkeypatch):
     assert capsys.readouterr().out.splitlines() == f"{first}\n{second}\n{first}".splitlines()
 
 
+def test_sampling_is_changed_within_a_conversation(folder, capsys, executables, monkeypatch):
+    """Greedy answers are transformers' again, once the temperature is 0."""
+    monkeypatch.setenv("POPXL_CACHE_DIR", str(executables))
+    lines = ["/top_k 1", "/temperature hot", "/what", "/help", ASKED["content"], "/new",
+             "/temperature 0", ASKED["content"]]  # fmt: skip
+    monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+    assert run_generation.main([*command(folder), "--chat", "--temperature", "5"]) == 0
+    out, err = capsys.readouterr()
+    expected = of_transformers(folder, [ASKED])
+    assert out.splitlines() == f"{expected}\n{expected}".splitlines()
+    assert "top_k is 1 from now on\n" in err
+    assert "error: generation.temperature is 'hot', but must be a number" in err
+    assert "there is no command '/what': /help lists them\n" in err
+    assert "/NAME VALUE sets one of temperature, top_k, top_p" in err
+
+
+def test_an_answer_comes_in_pieces_that_are_words(folder, executables, monkeypatch):
+    monkeypatch.setenv("POPXL_CACHE_DIR", str(executables))
+    partner, shown_pieces = converse.Partner(config_of(folder, "--data.format", "chat")), []
+    answer = partner.answer(ASKED["content"], shown_pieces.append)
+    assert answer == "".join(shown_pieces) == of_transformers(folder, [ASKED])
+    assert len(shown_pieces) > 2
+
+
 # ---- what is asked ------------------------------------------------------------------------------
 class Listener(converse.Partner):
     """Remembers what it was asked, and says nothing new."""

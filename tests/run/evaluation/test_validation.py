@@ -116,6 +116,21 @@ def _generated_by(hf: T5ForConditionalGeneration, prompts: list[str]) -> list[st
     return tokenizer.batch_decode(tokens, skip_special_tokens=True)
 
 
+def test_prompts_that_are_cut_are_counted_where_only_the_loss_is_wanted(tmp_path, capsys):
+    with CheckpointStore(tmp_path / "run") as store:
+        store.save(7, dict(weight_table(SMALL_CONFIG).initial(0)), {}, wait=True)
+    few = ["--evaluation.samples", "40", "--micro_batch_size", "40", "--sequence_length", "16"]
+    loss = ["--evaluation.metrics", "loss"]
+    code, _, err = validate(capsys, "--load", str(tmp_path / "run"), *few, *loss)
+    assert code == 0
+    prompts = [example.prompt for example in sample_examples("validation")[:40]]
+    cut = sum(len(ids) > 16 for ids in sample_tokenizer()(prompts)["input_ids"])
+    assert cut > 0
+    assert f"warning: {cut} of 40 prompts of the validation split are cut\n" in err
+    report = json.loads((tmp_path / "run" / "validation.json").read_text(encoding="utf-8"))
+    assert report["prompts_cut"] == cut
+
+
 def test_report_counts_and_examples(tmp_path):
     answers = [
         Answer("a", " yes", "yes"),

@@ -49,6 +49,16 @@ def test_a_terminal_gets_a_bar():
     assert " 2/4" in shown.split("\r")[1]  # a resumed run starts where it was
 
 
+def test_a_log_has_epoch_and_gradient_norm():
+    stream = io.StringIO()
+    progress = Progress(1, Throughput(samples_per_step=16), stream=stream)
+    row = {"step": 1, "loss": 1.5, "learning_rate": 1e-3, "gradient_norm": 0.25, "epoch": 1.375}
+    progress.update(row)
+    assert stream.getvalue() == (
+        "step 1/1: loss 1.5000, gradient norm 0.2500, learning rate 1.00e-03, epoch 1.38\n"
+    )
+
+
 def test_skipped_steps_are_shown_once_there_are_any():
     stream = io.StringIO()
     progress = Progress(1, Throughput(samples_per_step=16), stream=stream)

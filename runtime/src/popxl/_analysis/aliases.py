@@ -6,6 +6,7 @@ them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -75,8 +76,10 @@ class Views:
             own: an owner's numbers, int32 of its shape.
         """
         numbers: dict[Tensor, np.ndarray] = {}
+        parts = list(self.chain(t))
+        waiting = Counter(p for part in parts for p in self.parents(part))
         with jax.ensure_compile_time_eval():
-            for part in self.chain(t):
+            for part in parts:
                 op = self.op(part)
                 if op is None:
                     numbers[part] = own(part)
@@ -84,6 +87,10 @@ class Views:
                     assert op.defn.lower is not None
                     inputs = [numbers[p] for p in self.parents(part)]
                     numbers[part] = np.asarray(op.defn.lower(*inputs, **op.attrs))
+                for p in self.parents(part):
+                    waiting[p] -= 1
+                    if not waiting[p]:
+                        del numbers[p]
         return numbers[t]
 
 

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from popxl._analysis.text import name_text
 from popxl._ir.attached import attach
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def _graph_lines(graph: Graph, prefix: str) -> list[str]:
     for op, node in nodes.items():
         for t in op.inputs:
             source = ends[t] if t._producer is None else nodes[t._producer]
-            label = _quoted(f"{t.name} {t.dtype.name}{list(t.shape)}")
+            label = _quoted(f"{name_text(t)} {t.dtype.name}{list(t.shape)}")
             lines.append(f"{source} -> {node} [label={label}];")
     made = (t for t in graph._outputs if t._producer is not None)
     return [*lines, *(f"{nodes[t._producer]} -> {_quoted(t.id)};" for t in made)]  # type: ignore[index]

@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from popxl._analysis.aliases import Views
 from popxl._analysis.effects import Effects, effects_of
 from popxl._analysis.known import found_once
-from popxl._analysis.picking import picked
+from popxl._analysis.picking import ShortViews
+from popxl._analysis.text import name_text
 from popxl._ir.attached import analyses, attach
 from popxl._ir.regions import Region, regions
 
@@ -54,11 +54,7 @@ class Value:
         return self.tensor.spec
 
     def __repr__(self) -> str:
-        return f"%{self.tensor.name}" + (f"'{self.version}" if self.version else "")
-
-
-_DEEP = 16
-"""Views of views that are computed one by one: XLA recurses along them, and dies of hundreds."""
+        return f"%{name_text(self.tensor)}" + (f"'{self.version}" if self.version else "")
 
 
 class Node:
@@ -253,7 +249,7 @@ def functionalise(graph: Graph, *also: Tensor) -> Functional:
 class _Writer:
     """Nodes under construction, and the value that each owner has now."""
 
-    def __init__(self, current: dict[Tensor, Value], views: Views) -> None:
+    def __init__(self, current: dict[Tensor, Value], views: ShortViews) -> None:
         """Args: `current`: values of owners."""
         self.nodes: list[Node] = []
         self.current, self.views = current, views
@@ -282,9 +278,14 @@ class _Writer:
                 continue
             if (part, parents) not in self._shown:
                 self._shown[part, parents] = self.new(part)
-                self.add("view", self.views.op(part), parents, [self._shown[part, parents]])
+                inputs = (*parents, *self._elements(part))
+                self.add("view", self.views.op(part), inputs, [self._shown[part, parents]])
             values[part] = self._shown[part, parents]
         return values[t]
+
+    def _elements(self, t: Tensor) -> list[Value]:
+        """The numbers of the elements that a view picks, if it does."""
+        return [Value(self.views.elements[t])] if t in self.views.elements else []
 
     def write(self, t: Tensor, value: Value) -> None:
         """Let `t` hold `value`; views write through to their owners."""
@@ -295,7 +296,7 @@ class _Writer:
             if not parents:
                 self.current[t] = value
                 continue
-            before = [self.read(p) for p in parents]
+            before = [*map(self.read, parents), *self._elements(t)]
             node = self.add("write", self.views.op(t), [*before, value], map(self.new, parents))
             waiting += reversed(list(zip(parents, node.outputs, strict=True)))
 
@@ -304,9 +305,8 @@ class _GraphPass(_Writer):
     """Makes the functional form of one graph."""
 
     def __init__(self, graph: Graph) -> None:
-        super().__init__({}, Views())
+        super().__init__({}, ShortViews())
         self._graph = graph
-        self._depth: dict[Tensor, int] = {}  # views between a view and its owners
 
     def form(self, also: Sequence[Tensor]) -> Functional:
         """See `functionalise`."""
@@ -315,7 +315,7 @@ class _GraphPass(_Writer):
         inputs = [Value(t) for t in (graph._resident if is_main else graph._inputs)]
         self.current.update((v.tensor, v) for v in inputs)
         for op in graph._ops:
-            self._shorten(op) if op.view else self._op(op)
+            self.views.add(op) if op.view else self._op(op)
         outputs = [self.read(t) for t in (*graph._outputs, *also)]
         last = [self.current[v.tensor] for v in inputs]
         changed = tuple(i for i, (a, b) in enumerate(zip(inputs, last, strict=True)) if a is not b)
@@ -324,14 +324,6 @@ class _GraphPass(_Writer):
         if graph._outlined is not None:
             form.is_outlined, form.first = True, tuple(map(self.read, graph._outlined.first))
         return form
-
-    def _shorten(self, op: Op) -> None:
-        """Let a view far from its owners pick their elements."""
-        (t,) = op.outputs
-        depth = max(self._depth.get(p, 0) for p in self.views.parents(t)) + 1
-        if depth > _DEEP:
-            self.views.instead[t], depth = picked(t, self.views), 1
-        self._depth[t] = depth
 
     # ---- ops ------------------------------------------------------------------------------------
     def _op(self, op: Op) -> None:

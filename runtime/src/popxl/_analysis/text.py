@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from popxl._analysis.known import found_once
 from popxl._ir.attached import attach
 
 if TYPE_CHECKING:
@@ -14,6 +16,31 @@ if TYPE_CHECKING:
     from popxl.tensor import Tensor, TensorSpec
 
 
+_LONG = 40  # characters of a result's name, without its scopes
+
+
+@found_once
+def _short_names(graph: Graph) -> dict[Tensor, str]:
+    """What results of long names are called in the text form, since results of views and casts
+    are named after their inputs: the first and the last words, and a number if that is not one's
+    own."""
+    short: dict[Tensor, str] = {}
+    times: Counter[str] = Counter()
+    for t in graph._tensors.values():
+        scopes, slash, own = t.name.rpartition("/")
+        if t._producer is not None and len(own) > _LONG:
+            begin = own[:24].rpartition("_")[0] or own[:24]
+            cut = f"{scopes}{slash}{begin}.._{own[-16:].partition('_')[2] or own[-16:]}"
+            short[t] = f"{cut}~{times[cut]}" if times[cut] else cut
+            times[cut] += 1
+    return short
+
+
+def name_text(t: Tensor) -> str:
+    """The name of a tensor, cut if it is that of a long chain of ops."""
+    return _short_names(t._graph).get(t, t.name)
+
+
 def spec_text(spec: TensorSpec) -> str:
     """`float32[2, 3]`, with `of [4, 3]` appended for a shard."""
     text = f"{spec.dtype.name}{list(spec.shape)}"
@@ -21,7 +48,7 @@ def spec_text(spec: TensorSpec) -> str:
 
 
 def _declared(t: Tensor) -> str:
-    return f"%{t.name}: {'&' if t._by_ref else ''}{spec_text(t.spec)}"
+    return f"%{name_text(t)}: {'&' if t._by_ref else ''}{spec_text(t.spec)}"
 
 
 def _value(value: Any) -> str:
@@ -38,7 +65,7 @@ def _value(value: Any) -> str:
 def op_text(op: Op) -> str:
     """`%y: float32[2, 2] = matmul(%x, %w)` with attributes and hints."""
     left = ", ".join(_declared(t) for t in op.outputs)
-    args = ", ".join(f"%{t.name}" for t in op.inputs)
+    args = ", ".join(f"%{name_text(t)}" for t in op.inputs)
     attrs = "".join(f" {k}={_value(v)}" for k, v in op.attrs.items() if v is not None)
     modified = f" modifies={sorted(op.site_modified)}" if op.site_modified else ""
     hints = [f"ipu={op.ipu}"] if op.ipu is not None else []
@@ -53,11 +80,11 @@ def graph_text(graph: Graph) -> str:
     from popxl.tensor import Shard, Variable
 
     ins = ", ".join(_declared(t) for t in graph._inputs)
-    outs = ", ".join(f"%{t.name}" for t in graph._outputs)
+    outs = ", ".join(f"%{name_text(t)}" for t in graph._outputs)
     lines = [f"graph @{graph.id}({ins}) -> ({outs}) {{"]
     for t in graph._tensors.values():
         if isinstance(t, Shard):
-            lines.append(f"  {_declared(t)} = shard of %{t._of.name}")
+            lines.append(f"  {_declared(t)} = shard of %{name_text(t._of)}")
         elif hasattr(t, "_data"):
             kind = "variable" if isinstance(t, Variable) else "constant"
             lines.append(f"  {_declared(t)} = {kind} {_initial(t)}")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from popxl._compile.machine import Machine
 from popxl._schedule.segment import argument_specs, donated, facts_of
@@ -85,7 +85,13 @@ def lower_segment(segment: Segment, mesh: Any, specs: Any, target: str | None = 
         return mapped(*args)
 
     # Unused arguments are kept, so that the executable's arguments are exactly the segment's.
-    jitted = jax.jit(popxl_segment, donate_argnums=donated(segment), keep_unused=True)
+    # XLA would say that results of no elements are not cut.
+    jitted = jax.jit(
+        popxl_segment,
+        donate_argnums=donated(segment),
+        keep_unused=True,
+        out_shardings=NamedSharding(mesh, PartitionSpec(AXIS)),
+    )
     with tracing_for(target or facts_of(segment).platform):
         traced = jitted.trace(*specs)
     return traced.lower(lowering_platforms=None if target is None else (target,))

@@ -16,7 +16,7 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import jax
@@ -170,14 +170,14 @@ class Recycled:
                 self._free[key].append(same)
 
 
-@cache
+@lru_cache(256)
 def _made(shape: tuple[int, ...], dtype: np.dtype, device: Any, epoch: int) -> Any:
     place = jax.sharding.SingleDeviceSharding(device)
     made = jax.jit(partial(jax.lax.empty, shape, dtype), out_shardings=place)
     return made.lower().compile()
 
 
-@cache
+@lru_cache(256)
 def _passed_on(shape: tuple[int, ...], dtype: np.dtype, device: Any, epoch: int) -> Any:
     place = jax.sharding.SingleDeviceSharding(device)
     spec = jax.ShapeDtypeStruct(shape, dtype, sharding=place)

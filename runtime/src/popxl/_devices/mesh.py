@@ -149,3 +149,9 @@ def _host_memory_gb() -> int:
     except (ValueError, OSError, AttributeError):
         return 64
     return max(64, total // 2**30)
+
+
+def copied(x: jax.Array) -> jax.Array:
+    """The same values in memory of their own. What has no elements is no copy: JAX would not cut
+    it among the devices any more."""
+    return jax.numpy.copy(x) if x.size else x

@@ -96,13 +96,12 @@ class Op:
         return f"<Op {self.name} at {self.location}>"
 
 
-def add_outputs(op: Op, specs: Sequence[Any], names: Sequence[str | None] = ()) -> list[Tensor]:
-    """Give `op` further outputs of the given specs; returns them."""
+def add_outputs(op: Op, specs: Sequence[Any], names: Sequence[str] = ()) -> list[Tensor]:
+    """Give `op` further outputs, called `names` or else as its definition says; returns them."""
     from popxl.tensor import Tensor
 
     added = []
-    for i, spec in enumerate(specs):
-        name = names[i] if i < len(names) else None
+    for spec, name in zip(specs, names or op.defn.result_names(op, len(specs)), strict=True):
         tensor = Tensor._make(op.graph, spec, name, producer=op)
         op.outputs.append(tensor)
         added.append(tensor)

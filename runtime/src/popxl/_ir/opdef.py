@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 InferRule = Callable[..., "Sequence[TensorSpec]"]
 GradRule = Callable[..., "Sequence[Tensor | None]"]
+NameRule = str | Callable[["Op"], "Sequence[str]"]
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ class OpDef:
             returns the results; see `popxl._analysis.machine_protocol`.
         view_write: for ops usable as views: `view_write(inputs, value, **attrs) -> new inputs`,
             arrays in, tuple of arrays out; stores `value` through the view into its inputs.
+        merge: for such ops of one input: `merge(first, then) -> (definition, attrs) or None`, of
+            one op that is the view `then` of the view `first`.
         dtypes: "same": all inputs must have one dtype; "any": no rule beyond `infer`.
         regions: for ops that run graphs: `regions(op) -> [Region]`, what they run.
         same: `same(op) -> bool`: whether the only output is the only input, unchanged; where it is,
@@ -72,6 +75,10 @@ class OpDef:
             how its float32 result is rounded to the dtype of the first input.
         maxima: inputs whose "gradient" is no derivative but the largest of something observed: of
             several for one tensor, the largest is taken, and not the sum.
+        result: what results are called, before the graph makes their names unique; or
+            `result(op) -> [name of each]`. `{t}` is the name of the first input without scopes.
+            Default: `<name>_out`, in place `<name>_inplace_out`.
+        inplace_result: what they are called in place and as views, where `result` does not say.
         tags: words for tools, such as "elementwise", "collective".
         home: module that defined it; ops of other packages are cached by what they lower to.
     """
@@ -82,6 +89,7 @@ class OpDef:
     grad: GradRule | NoGrad | None = None
     execute: Callable[..., Sequence[Any]] | None = None
     view_write: Callable[..., Any] | None = None
+    merge: Callable[[Op, Op], tuple[OpDef, Mapping[str, Any]] | None] | None = None
     dtypes: Literal["same", "any"] = "any"
     regions: Callable[[Op], Iterable[Region[Any]]] | None = None
     same: Callable[[Op], bool] | None = None
@@ -89,6 +97,8 @@ class OpDef:
     check: RuntimeCheck | None = None
     rounds: bool = False
     maxima: tuple[int, ...] = ()
+    result: NameRule = ""
+    inplace_result: NameRule = ""
     tags: frozenset[str] = field(default_factory=frozenset)
     home: str = ""
 
@@ -97,6 +107,16 @@ class OpDef:
             raise ValueError(f"op {self.name!r} has both `lower` and `execute`")
         if self.lower is self.execute is self.regions is None:
             raise ValueError(f"op {self.name!r} needs one of `lower`, `execute` and `regions`")
+
+    def result_names(self, op: Op, count: int) -> Sequence[str]:
+        """What the `count` results of `op` are called, before their names are made unique."""
+        in_place = op.inplace is not None or op.view
+        rule = self.inplace_result if in_place else self.result
+        names = (rule,) * count if isinstance(rule, str) else rule(op)
+        if not names or "{t}" not in names[0]:
+            return names
+        t = op.inputs[0]._name.rpartition("/")[2]
+        return [name.replace("{t}", t) for name in names]
 
     def __repr__(self) -> str:
         return f"OpDef({self.name})"
@@ -114,6 +134,8 @@ def define(name: str, lower: Callable[..., Any] | None = None, **kwargs: Any) ->
     if name in _REGISTRY:
         raise ValueError(f"op {name!r} is defined twice")
     kwargs["tags"] = frozenset(kwargs.get("tags", ()))
+    kwargs.setdefault("inplace_result", kwargs.get("result", f"{name}_inplace_out"))
+    kwargs.setdefault("result", f"{name}_out")
     _REGISTRY[name] = OpDef(name, lower, **kwargs)
     return _REGISTRY[name]
 

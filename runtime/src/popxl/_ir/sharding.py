@@ -70,6 +70,8 @@ def shard_count(whole: Iterable[int], elements: int, group_size: int) -> int:
 def common(metas: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
     """The meta shape that tensors share, or (); preferably one that knows the number of shards."""
     shapes = [m for m in metas if m]
+    if not shapes:  # the usual case, and this runs for every op
+        return ()
     known = [m for m in shapes if getattr(m, "shards", None) is not None]
     if len(set(shapes)) != 1 or len({m.shards for m in known}) > 1:  # type: ignore[attr-defined]
         return ()

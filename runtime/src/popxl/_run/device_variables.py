@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache, partial
+from functools import lru_cache, partial
 
 import jax
 import numpy as np
@@ -153,7 +153,7 @@ def parts_of(program: Program, var: Variable) -> Shared[VariablePart]:
     return variable_parts(var, tuple(d.process_index for d in program.mesh.devices.flat))
 
 
-@cache
+@lru_cache(2**12)
 def _own_parts(parts: Shared[VariablePart], process: int) -> Shared[VariablePart]:
     return Shared(part for part in parts if process in part.processes)
 

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from weakref import finalize
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -28,7 +27,7 @@ from popxl._analysis.effects import Effects, program_effects
 from popxl._compile.cache import SegmentCache
 from popxl._compile.platforms import platform_named
 from popxl._compile.segment_function import lower_segment
-from popxl._devices.mesh import global_shape, per_replica, replicated
+from popxl._devices.mesh import copied, global_shape, per_replica, replicated
 from popxl._ir.host_array import device_view
 from popxl._ir.switches import STEPS, STEPWISE, checked_values, is_on
 from popxl._run.exchange import numbers
@@ -263,7 +262,7 @@ class Program:
         fetched, main = Fetched(), self.schedule.main
         moving = self._mover(state, fetched)
         observer = self._observer(moving)
-        walker = Walker(self._call, self._number, jnp.copy, moving, shared, fetched, observer)
+        walker = Walker(self._call, self._number, copied, moving, shared, fetched, observer)
         given = [state.variables.pop(v) for v in self.variables]
         changed = self.schedule.graph.changed
         kept = {v: x for i, (v, x) in enumerate(zip(self.variables, given, strict=True))
@@ -276,7 +275,7 @@ class Program:
         for k, i in enumerate(changed):
             array = slots[main.outputs[k]]
             private = is_exclusive(main, k, i)
-            state.variables[self.variables[i]] = array if private else jnp.copy(array)
+            state.variables[self.variables[i]] = array if private else copied(array)
         if shared.fault is not None:
             self._check_faults(shared.fault)
         return {s: shared.streams[s] for s in self.d2h}

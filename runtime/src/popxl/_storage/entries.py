@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
-from popxl._devices.mesh import global_shape, per_replica
+from popxl._devices.mesh import copied, global_shape, per_replica
 from popxl._schedule.schedule import Load, Store
 from popxl._storage.disk_traffic import EntryFile, Traffic
 from popxl._storage.entry_memory import EntryMemory
@@ -176,7 +176,7 @@ class Entries:
         """The array in other memory; in memory of its own, if `copies`."""
         if self._moves and array.sharding.memory_kind != to.memory_kind:
             return jax.device_put(array, to)
-        return jax.numpy.copy(array) if copies else array
+        return copied(array) if copies else array
 
     def _check(self, index: int) -> None:
         if not 0 <= index < self.buffer.entries:
@@ -187,19 +187,24 @@ class Entries:
     # ---- entries that differ between replicas ---------------------------------------------------
     def _load_each(self, indices: Sequence[int]) -> jax.Array:
         whole = {i: jax.device_put(self.array(i), self._device) for i in set(indices)}
+        if 0 in self._shape:
+            return whole[indices[0]]
         shards = {i: self._shards(array) for i, array in whole.items()}
         parts = [shards[i][r] for r, i in enumerate(indices) if r in shards[i]]
         made = jax.make_array_from_single_device_arrays(self._shape, self._device, parts)
-        return jax.numpy.copy(made)
+        return copied(made)
 
     def _store_each(self, indices: Sequence[int], value: jax.Array) -> None:
-        new = self._shards(value)
         for index in set(indices):
             self._check(index)
+        if 0 in self._shape:
+            return
+        new = self._shards(value)
+        for index in set(indices):
             old = self._shards(jax.device_put(self.array(index), self._device))
             parts = [new[r] if indices[r] == index else old[r] for r in sorted(old)]
             made = jax.make_array_from_single_device_arrays(self._shape, self._device, parts)
-            self._set(index, jax.device_put(jax.numpy.copy(made), self._sharding(index)))
+            self._set(index, jax.device_put(copied(made), self._sharding(index)))
 
     # ---- from the session -----------------------------------------------------------------------
     def array(self, index: int) -> jax.Array:
@@ -216,7 +221,8 @@ class Entries:
 
     def _zeros(self, index: int) -> jax.Array:
         dtype, sharding = self.buffer.tensor_dtype.as_jax(), self._sharding(index)
-        if not self._moves:  # made by XLA's threads, while the walker goes on
+        # Made by XLA's threads, while the walker goes on; of no elements it would not be cut.
+        if not self._moves and 0 not in self._shape:
             return jax.numpy.zeros(self._shape, dtype, device=sharding)
         return put(np.broadcast_to(np.zeros((), dtype), self._shape), sharding)
 
@@ -258,8 +264,7 @@ class Entries:
 
     def _shards(self, array: jax.Array) -> dict[int, jax.Array]:
         """This process's part of an array, by replica."""
-        return {(s.index[0].start or 0) // max(self._rows, 1): s.data
-                for s in array.addressable_shards}  # fmt: skip
+        return {(s.index[0].start or 0) // self._rows: s.data for s in array.addressable_shards}
 
 
 def _is_zeros(value: np.ndarray) -> bool:

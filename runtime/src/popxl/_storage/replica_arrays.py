@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import jax
@@ -110,7 +110,9 @@ def replica_parts(
     On CPU these are views of the array's memory: while one exists, a program that updates the
     array in place would copy it instead.
     """
-    rows = max(x.shape[0] // replicas, 1)
+    if not x.size:  # of which JAX does not say where its parts begin
+        return dict.fromkeys(range(replicas), np.empty(shape, x.dtype))
+    rows = x.shape[0] // replicas
     parts: dict[int, np.ndarray] = {}
     for shard in x.addressable_shards:
         replica = (shard.index[0].start or 0) // rows
@@ -185,7 +187,7 @@ def variable_parts(var: Variable, owners: tuple[int, ...]) -> Shared[VariablePar
     return _parts(groups, sharers, shards, math.prod(var.shape), owners)
 
 
-@cache
+@lru_cache(2**12)
 def _parts(
     groups: tuple[tuple[int, ...], ...],
     sharers: tuple[tuple[int, ...], ...],

@@ -44,6 +44,8 @@ def all_gather(x: Any, group: ReplicaGrouping, axis: int = 0, tiled: bool = True
     """Concatenate (tiled) or stack the group's values along `axis`, in rank order."""
     if group.group_size == 1:
         return x if tiled else jnp.expand_dims(x, axis)
+    if not x.size:  # XLA refuses to gather and scatter what has no elements
+        return (jnp.concatenate if tiled else jnp.stack)([x] * group.group_size, axis)
     return lax.all_gather(x, AXIS, axis=axis, tiled=tiled, axis_index_groups=_groups(group))
 
 
@@ -61,6 +63,8 @@ def reduce_scatter(x: Any, group: ReplicaGrouping) -> Any:
 
     if group.group_size == 1:
         return x
+    if not x.size:
+        return x[: x.shape[0] // group.group_size]
     if popdist.getNumInstances() > 1:
         # XLA's reduce-scatter by gloo does not wait until all of a large message is sent, and then
         # frees it: the last elements may arrive wrong (tests/popdist/test_reduce_scatter.py).

@@ -19,14 +19,14 @@ def emit(
     inputs: Iterable[Tensor],
     attrs: Mapping[str, Any] | None = None,
     *,
-    names: Sequence[str | None] = (),
+    names: Sequence[str] = (),
     inplace: int | None = None,
     view: bool = False,
 ) -> tuple[Tensor, ...]:
     """Add an op to the current graph and return its outputs.
 
     Args:
-        names: names of the outputs; default `t`.
+        names: names of the outputs; default: as the definition says.
         inplace: index of the input to overwrite; output 0 then aliases it.
         view: make output 0 a view of the inputs.
 
@@ -37,7 +37,7 @@ def emit(
     graph = context.get_current_graph()
     inputs = list(inputs)
     check_in_graph(graph, inputs, defn.name)
-    if defn.regions is None:  # what calls a graph takes inputs from anywhere
+    if len(inputs) > 1 and defn.regions is None:  # what calls a graph takes inputs from anywhere
         check_placement({f"input {i}": t for i, t in enumerate(inputs)}, defn.name)
     op = Op(defn, graph, inputs, attrs or {}, inplace, view)
     specs = infer_specs(op)

@@ -6,6 +6,9 @@ them one by one. Folding the elements first, as rows of which up to 16 are reduc
 short reduction over an outer axis, which XLA fuses and vectorises; the tree then has little left to
 do. The order of additions stays a tree's, so that long sums are as accurate as without folding.
 
+Leading axes that are summed together become one axis first. The tree's windows over several axes
+are added element by element, ten times as slowly as windows over one.
+
 Other platforms have reductions of their own, which folding would only hide from their compilers.
 """
 
@@ -65,16 +68,36 @@ def max_over(x: Any, axes: int | tuple[int, ...], keepdims: bool = False) -> Any
 def _reduced(
     reduce: Callable[..., Any], x: Any, axes: int | tuple[int, ...], keepdims: bool
 ) -> Any:
-    axes = tuple(a % x.ndim for a in ((axes,) if isinstance(axes, int) else axes))
-    outer = x.ndim - len(axes)
-    trailing = sorted(axes) == list(range(outer, x.ndim))
-    rows = _rows(x.size // max(math.prod(x.shape[:outer]), 1)) if trailing else 1
-    if _platform.get() != "cpu" or rows == 1:
+    axes = tuple(sorted(a % x.ndim for a in ((axes,) if isinstance(axes, int) else axes)))
+    inner, outer = len(axes), x.ndim - len(axes)
+    if _platform.get() != "cpu":
         return reduce(x, axes, keepdims=keepdims)
+    if inner > 1 and outer and axes == tuple(range(inner)):
+        out = _reduced_as_one(reduce, x, inner)
+    elif axes == tuple(range(outer, x.ndim)):
+        out = _reduced_by_rows(reduce, x, outer)
+    else:
+        return reduce(x, axes, keepdims=keepdims)
+    kept = tuple(1 if i in axes else n for i, n in enumerate(x.shape))
+    return out.reshape(kept) if keepdims else out
+
+
+def _reduced_as_one(reduce: Callable[..., Any], x: Any, inner: int) -> Any:
+    """Reduce the first `inner` axes."""
+    if math.prod(x.shape[:inner]) <= _SHORTEST:  # no tree
+        return reduce(x, tuple(range(inner)))
+    # Without the barrier, XLA reduces the axes one by one again.
+    return reduce(lax.optimization_barrier(x.reshape(-1, *x.shape[inner:])), 0)
+
+
+def _reduced_by_rows(reduce: Callable[..., Any], x: Any, outer: int) -> Any:
+    """Reduce all axes but the first `outer`."""
+    rows = _rows(x.size // max(math.prod(x.shape[:outer]), 1))
+    if rows == 1:
+        return reduce(x, tuple(range(outer, x.ndim)))
     folded = reduce(x.reshape(*x.shape[:outer], rows, -1), outer)
     # Without the barrier, XLA merges the two reductions back into one.
-    out = reduce(lax.optimization_barrier(folded), -1)
-    return out.reshape(*x.shape[:outer], *(1,) * len(axes)) if keepdims else out
+    return reduce(lax.optimization_barrier(folded), -1)
 
 
 _differentiated_whole = jax.custom_vjp(_reduced, nondiff_argnums=(0, 2, 3))

@@ -34,7 +34,14 @@ def _add_grad(ctx: Any, op: Any, dy: Tensor) -> Grads:
     return [sum_to(dy, t.shape) if ctx.needs(op, i) else None for i, t in enumerate(op.inputs)]
 
 
-_ADD = define("add", numbers(jnp.add), grad=_add_grad, dtypes="same", tags=ELEMENTWISE)
+_ADD = define(
+    "add",
+    numbers(jnp.add),
+    grad=_add_grad,
+    dtypes="same",
+    tags=ELEMENTWISE,
+    inplace_result="add_lhs_inplace_out",
+)
 add = binary(_ADD, f"lhs + rhs. {_ALIKE}")
 add_ = binary(_ADD, "lhs += rhs, in place. `rhs` must broadcast to the shape of `lhs`.", inplace=0)
 
@@ -155,7 +162,9 @@ def _scale(x: Any, factor: Any, dtype: Any) -> Any:
     return x.astype(dtype) * jnp.asarray(factor).astype(dtype)
 
 
-_SCALED_ADD = define("scaled_add", with_scalars(_scaled_add), tags=ELEMENTWISE)
+_SCALED_ADD = define(
+    "scaled_add", with_scalars(_scaled_add), tags=ELEMENTWISE, inplace_result="scaled_add__{t}"
+)
 
 
 def scaled_add(X: Tensor, Y: Tensor, a: float | Tensor = 1.0, b: float | Tensor = 1.0) -> Tensor:

@@ -31,6 +31,16 @@ def regions_of_call(op: Op) -> list[Region[Graph]]:
     return [Region(graph, tuple(ins), tuple(outs), carried, op.attrs.get("count", 1))]
 
 
+def names_as_called(op: Op) -> list[str]:
+    """Name rule of calls: those of the called graph's outputs, without scopes."""
+    return unscoped(op.attrs["graph"]._outputs)
+
+
+def unscoped(tensors: Iterable[Tensor]) -> list[str]:
+    """The names of tensors without their scopes."""
+    return [t.name.rpartition("/")[2] for t in tensors]
+
+
 def _call_grad(ctx: Any, op: Op, *grads: Tensor | None) -> Sequence[Tensor | None]:
     return ctx.call_grad(op, grads)
 
@@ -40,6 +50,7 @@ CALL = define(
     infer=outputs_as_called,
     grad=_call_grad,
     regions=regions_of_call,
+    result=names_as_called,
 )
 
 
@@ -213,10 +224,6 @@ def _check_specs(graph: Graph, tensors: Sequence[Tensor], what: str) -> None:
             )
 
 
-def output_names(graph: Graph) -> list[str]:
-    return [t.name.rpartition("/")[2] for t in graph._outputs]
-
-
 # ---- public functions ---------------------------------------------------------------------------
 def call(
     graph: Graph,
@@ -245,5 +252,5 @@ def call_with_info(
     """Like `call`, but returns information on the call site."""
     here = context.get_current_graph()
     tensors = gather_inputs(graph, inputs, inputs_dict, "call", check_inputs)
-    emit(CALL, tensors, {"graph": graph}, names=output_names(graph))
+    emit(CALL, tensors, {"graph": graph})
     return CallSiteInfo(here._ops[-1])

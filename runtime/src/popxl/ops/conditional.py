@@ -12,7 +12,7 @@ from popxl._ir.opdef import define
 from popxl._ir.regions import Region
 from popxl.graph import Graph
 from popxl.ops._emit import emit
-from popxl.ops.call import CallSiteInfo, _check_index, gather_inputs
+from popxl.ops.call import CallSiteInfo, _check_index, gather_inputs, unscoped
 from popxl.tensor import Tensor, TensorSpec
 
 # Inputs of the op: the condition, the inputs of the then-branch, the inputs of the else-branch.
@@ -50,7 +50,13 @@ def _grad(ctx: Any, op: Op, *grads: Tensor | None) -> Any:
     return ctx.branch_grad(op, grads)
 
 
-CONDITIONAL = define("conditional", infer=_infer, grad=_grad, regions=_regions)
+CONDITIONAL = define(
+    "conditional",
+    infer=_infer,
+    grad=_grad,
+    regions=_regions,
+    result=lambda op: unscoped(op.attrs["then"]._outputs),
+)
 
 
 class ConditionalSiteInfo(CallSiteInfo):

@@ -90,6 +90,7 @@ _TRANSPOSE = define(
     _conv_transpose,
     infer=lambda *specs, **attrs: _infer_transpose(*specs, **attrs),
     dtypes="same",
+    result="convtranspose_out",
 )
 _TRANSPOSE_SCALED = define(
     "conv_transpose_pow2scaled",

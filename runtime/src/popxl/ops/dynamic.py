@@ -107,7 +107,12 @@ def _dynamic_update_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor | None]:
     ]
 
 
-_DYNAMIC_UPDATE = define("dynamic_update", _dynamic_update, grad=_dynamic_update_grad)
+_DYNAMIC_UPDATE = define(
+    "dynamic_update",
+    _dynamic_update,
+    grad=_dynamic_update_grad,
+    inplace_result="dynamicupdateinplace_out",
+)
 
 
 def dynamic_update(

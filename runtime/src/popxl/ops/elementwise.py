@@ -120,11 +120,17 @@ def _cast_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor | None]:
     return [cast(dy, source) if source.is_floating_point else None]
 
 
+def named_after_dtype(op: Any) -> list[str]:
+    """Name rule of casts."""
+    return ["{t}_" + op.attrs["dtype"].name]
+
+
 _CAST = define(
     "cast",
     lambda x, dtype: x.astype(dtype.as_jax()),
     grad=_cast_grad,
     tags=ELEMENTWISE,
+    result=named_after_dtype,
 )
 
 
@@ -163,7 +169,7 @@ def identity(t: Tensor, output_name: str | None = None) -> Tensor:
     Args:
         output_name: name of the new tensor.
     """
-    return emit(_IDENTITY, [t], names=[output_name])[0]
+    return emit(_IDENTITY, [t], names=[output_name] if output_name else ())[0]
 
 
 rename = identity

@@ -15,6 +15,7 @@ from popxl._ir.opdef import RuntimeCheck, define
 from popxl.ops._args import hint
 from popxl.ops._emit import emit
 from popxl.ops._numerics import check_floating, is_float8
+from popxl.ops.elementwise import named_after_dtype
 from popxl.ops.linalg import matmul_grads
 from popxl.ops.placement import init
 from popxl.tensor import Tensor
@@ -75,7 +76,13 @@ SCALE_CHECK = RuntimeCheck(
 _SCALE = define(
     "pow2scale", lambda x, log2_scale, dtype: times_pow2(x, log2_scale).astype(dtype.as_jax())
 )
-_TO_FLOAT8 = define("pow2scale_cast_to_fp8", _to_float8, grad=_scaled_grad, check=SCALE_CHECK)
+_TO_FLOAT8 = define(
+    "pow2scale_cast_to_fp8",
+    _to_float8,
+    grad=_scaled_grad,
+    check=SCALE_CHECK,
+    result=named_after_dtype,
+)
 
 
 def pow2scale_cast_to_fp8(t: Tensor, log2_scale: Tensor, data_type: dtypes.dtype) -> Tensor:
@@ -101,7 +108,13 @@ def _from_float8(x: Any, log2_scale: Any, dtype: dtypes.dtype) -> Any:
     return times_pow2(x, log2_scale).astype(dtype.as_jax())
 
 
-_FROM_FLOAT8 = define("pow2scale_cast_from_fp8", _from_float8, grad=_scaled_grad, check=SCALE_CHECK)
+_FROM_FLOAT8 = define(
+    "pow2scale_cast_from_fp8",
+    _from_float8,
+    grad=_scaled_grad,
+    check=SCALE_CHECK,
+    result=named_after_dtype,
+)
 
 
 def pow2scale_cast_from_fp8(t: Tensor, log2_scale: Tensor, data_type: dtypes.dtype) -> Tensor:

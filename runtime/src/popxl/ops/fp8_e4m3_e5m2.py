@@ -25,6 +25,7 @@ from popxl._ir.op import Op
 from popxl._ir.opdef import NoGrad, define
 from popxl.ops._emit import emit
 from popxl.ops._numerics import check_floating
+from popxl.ops.elementwise import named_after_dtype
 from popxl.ops.reduction import sum_to_like
 from popxl.tensor import Tensor
 
@@ -337,6 +338,7 @@ _CAST = define(
     "fp8_cast",
     lambda x, scale, dtype: _saturated(x, scale, dtype),
     grad=NoGrad("differentiate fp8.linear, which has the products of its gradients in FP8 too"),
+    result=named_after_dtype,
 )
 
 

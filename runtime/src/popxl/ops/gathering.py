@@ -89,9 +89,7 @@ def gather(
     Raises:
         ValueError: `t` has no such axis, or the indices are not integers.
     """
-    check_indices("gather", indices)
-    attrs: dict[str, Any] = {"axis": axis_of("gather", t, axis), "zero_oor": bool(zero_OOR)}
-    return emit(_GATHER, [t, indices], {**attrs, **hint(available_memory_proportion)})[0]
+    return _emit_gather("gather", t, indices, axis, available_memory_proportion, zero_OOR)
 
 
 def tied_gather(
@@ -102,7 +100,15 @@ def tied_gather(
     zero_OOR: bool = False,
 ) -> Tensor:
     """Like `gather`. On IPUs it leaves the layout of `t` to other users of it, such as a matmul."""
-    return gather(t, indices, axis, available_memory_proportion, zero_OOR)
+    return _emit_gather("tied_gather", t, indices, axis, available_memory_proportion, zero_OOR)
+
+
+def _emit_gather(
+    op: str, t: Tensor, indices: Tensor, axis: int, proportion: float | None, zero_oor: bool
+) -> Tensor:
+    check_indices(op, indices)
+    attrs = {"axis": axis_of(op, t, axis), "zero_oor": bool(zero_oor), **hint(proportion)}
+    return emit(_GATHER, [t, indices], attrs, names=[f"{op}_out"])[0]
 
 
 def _grouped_gather(t: Any, indices: Any, **attrs: Any) -> Any:
@@ -263,7 +269,12 @@ def _topk_grad(ctx: Any, op: Any, dy: Tensor | None, _: Tensor | None) -> list[T
     return [emit(_TOPK_GRAD, [dy, ctx.fwd(op.outputs[1])], attrs)[0]]
 
 
-_TOPK = define("topk", _topk, grad=_topk_grad)
+_TOPK = define(
+    "topk",
+    _topk,
+    grad=_topk_grad,
+    result=lambda op: ("topk_out_value", "topk_out_indices"),
+)
 
 
 def topk(

@@ -51,11 +51,15 @@ def host_load(h2d_stream: HostToDeviceStream, name: str | None = None) -> Tensor
 
     Streams are FIFOs shared by all their loads: two loads take successive transfers.
 
+    Args:
+        name: the result is called `<name>_hostload`; default: that of the stream.
+
     Raises:
         TypeError: it is no such stream.
     """
     _check(h2d_stream, HostToDeviceStream, "host_load")
-    return emit(_LOAD, [], {"stream": h2d_stream}, names=[name or h2d_stream.tensor_id])[0]
+    name = name or h2d_stream.tensor_id
+    return emit(_LOAD, [], {"stream": h2d_stream}, names=[f"{name}_hostload"])[0]
 
 
 def host_store(d2h_stream: DeviceToHostStream, t: Tensor) -> None:

@@ -30,15 +30,15 @@ def greater(input: Tensor, other: Tensor) -> Tensor:
 
 
 logical_and = binary(
-    define("logical_and", jnp.logical_and, grad=_BOOLEAN, tags=ELEMENTWISE),
+    define("logical_and", jnp.logical_and, grad=_BOOLEAN, tags=ELEMENTWISE, result="and_out"),
     f"Whether both are true, as bool. {_TRUE} Shapes broadcast.",
 )
 logical_or = binary(
-    define("logical_or", jnp.logical_or, grad=_BOOLEAN, tags=ELEMENTWISE),
+    define("logical_or", jnp.logical_or, grad=_BOOLEAN, tags=ELEMENTWISE, result="or_out"),
     f"Whether either is true, as bool. {_TRUE} Shapes broadcast.",
 )
 logical_not = unary(
-    define("logical_not", jnp.logical_not, grad=_BOOLEAN, tags=ELEMENTWISE),
+    define("logical_not", jnp.logical_not, grad=_BOOLEAN, tags=ELEMENTWISE, result="not_out"),
     f"Whether each element is false, as bool. {_TRUE}",
 )
 

@@ -51,7 +51,7 @@ def _nll(probs: Any, labels: Any, ignore_index: int | None, reduction: str, log_
     return (losses if reduction == "none" else jnp.sum(losses)).astype(probs.dtype)
 
 
-_NLL = define("nll_loss", _nll)
+_NLL = define("nll_loss", _nll, result="loss")
 
 
 def nll_loss(
@@ -98,7 +98,10 @@ def _nll_with_grad(
 
 
 _NLL_WITH_GRAD = define(
-    "nll_loss_with_softmax_grad", _nll_with_grad, grad=NoGrad("it returns the gradient itself")
+    "nll_loss_with_softmax_grad",
+    _nll_with_grad,
+    grad=NoGrad("it returns the gradient itself"),
+    result=lambda op: ("loss", "dx"),
 )
 
 

@@ -82,7 +82,7 @@ def _batch_norm(
     return (x - m) * lax.rsqrt(v + epsilon) * s + b
 
 
-_BATCH_NORM = define("batch_norm_inference", floats(_batch_norm))
+_BATCH_NORM = define("batch_norm_inference", floats(_batch_norm), result="batch_norm_out")
 
 
 def batch_norm_inference(

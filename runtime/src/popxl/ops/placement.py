@@ -52,7 +52,7 @@ def init(
         raise ValueError(f"init_type must be 'zero' or 'undef', but is {init_type!r}")
     attrs = {"shape": tuple(shape), "dtype": dtype, "meta_shape": MetaShape(meta_shape or ()),
              "init_type": init_type}  # fmt: skip
-    return emit(INIT, [], attrs, names=[name])[0]
+    return emit(INIT, [], attrs, names=[name] if name else ())[0]
 
 
 # ---- values in memory ---------------------------------------------------------------------------
@@ -92,6 +92,7 @@ _IPU_COPY = define(
     lambda x, source, destination: x,
     infer=lambda spec, **_: [spec],
     grad=_copy_back,
+    result=lambda op: [f"{{t}}_c{op.attrs['destination']}"],
 )
 
 
@@ -118,6 +119,7 @@ _TILE_COPY = define(
     lambda x: x,
     infer=lambda spec: [spec],
     grad=lambda ctx, op, dy: [io_tile_copy(dy)],
+    result="{t}_iotilecopy",
 )
 
 

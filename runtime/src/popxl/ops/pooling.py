@@ -54,7 +54,7 @@ def _maximum(x: Any, **window: Any) -> Any:
     return _window(x, -np.inf, lax.max, **window)
 
 
-_AVERAGE_POOL = define("average_pool", floats(_average))
+_AVERAGE_POOL = define("average_pool", floats(_average), result="averagepool_out")
 _MAX_POOL = define("max_pool", floats(_maximum))
 
 

@@ -63,7 +63,7 @@ def split_random_seed(seed: Tensor, n: int = 2) -> tuple[Tensor, ...]:
     """
     if n < 1:
         raise ValueError(f"split_random_seed: n must be at least 1, but is {n}")
-    return emit(_SPLIT, [seed], {"n": int(n)}, names=["seed"] * n)
+    return emit(_SPLIT, [seed], {"n": int(n)})
 
 
 def _create_seed(seed: Any, modifier: Any) -> Any:
@@ -73,7 +73,7 @@ def _create_seed(seed: Any, modifier: Any) -> Any:
     return jax.random.key_data(key)
 
 
-_CREATE = define("create_random_seed", _create_seed, grad=_NO_GRAD)
+_CREATE = define("create_random_seed", _create_seed, grad=_NO_GRAD, result="modified_seed")
 
 
 def create_random_seed(seed: Tensor, modifier: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ def create_random_seed(seed: Tensor, modifier: Tensor) -> Tensor:
         seed: uint32 of shape (2,).
         modifier: integers of any small shape, mixed in one after the other.
     """
-    return emit(_CREATE, [seed, modifier], names=["seed"])[0]
+    return emit(_CREATE, [seed, modifier])[0]
 
 
 # ---- numbers ------------------------------------------------------------------------------------

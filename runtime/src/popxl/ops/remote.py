@@ -36,6 +36,7 @@ REMOTE_LOAD = define(
     grad=NoGrad("remote buffers are state"),
     effects=lambda op: Effects(reads={op.attrs["buffer"]: None}),
     tags=("host",),
+    result="{t}_remote_loaded",
 )
 REMOTE_STORE = define(
     "remote_store",
@@ -73,6 +74,7 @@ def remote_load(
 
     Args:
         offset: index of the entry: an int or an integer tensor of one element.
+        name: the result is called `<name>_remote_loaded`.
 
     Returns:
         A tensor of the buffer's entry shape and dtype, and its meta_shape.
@@ -81,7 +83,8 @@ def remote_load(
         ValueError: the offset is out of range.
     """
     tensors, attrs = _check(remote_buffer, offset)
-    return emit(REMOTE_LOAD, tensors, attrs, names=[name])[0]
+    name = name or f"buffer_{remote_buffer.remote_buffer_id}"
+    return emit(REMOTE_LOAD, tensors, attrs, names=[f"{name}_remote_loaded"])[0]
 
 
 def remote_load_(remote_buffer: RemoteBuffer, offset: int | Tensor, t: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from popxl.ops._emit import emit
 from popxl.ops.call import (
     CallSiteInfo,
     gather_inputs,
-    output_names,
+    names_as_called,
     outputs_as_called,
     regions_of_call,
 )
@@ -32,6 +32,7 @@ REPEAT = define(
     infer=outputs_as_called,
     grad=_repeat_grad,
     regions=regions_of_call,
+    result=names_as_called,
 )
 
 
@@ -86,5 +87,5 @@ def repeat_with_info(
             )
     here = context.get_current_graph()
     attrs = {"graph": graph, "count": repeat_count, "carried": carried}
-    emit(REPEAT, tensors, attrs, names=output_names(graph))
+    emit(REPEAT, tensors, attrs)
     return CallSiteInfo(here._ops[-1])

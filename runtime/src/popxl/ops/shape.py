@@ -19,6 +19,7 @@ from popxl.errors import popart_exception
 from popxl.ops._args import axis_of
 from popxl.ops._emit import emit
 from popxl.ops._grads import zeros_like
+from popxl.ops._parts import inverse, merge_parts
 from popxl.tensor import Tensor
 
 
@@ -32,7 +33,9 @@ _RESHAPE = define(
     lambda x, shape: x.reshape(shape),
     grad=_reshape_grad,
     view_write=lambda inputs, value, shape: (value.reshape(inputs[0].shape),),
+    merge=lambda first, then: (then.defn, then.attrs) if first.defn is then.defn else None,
     tags=("movement",),
+    result="{t}_reshaped",
 )
 
 
@@ -102,20 +105,18 @@ def squeeze(t: Tensor, axes: list[int] | None = None) -> Tensor:
 
 
 # ---- transpose ----------------------------------------------------------------------------------
-def _inverse(permutation: Sequence[int]) -> tuple[int, ...]:
-    return tuple(int(i) for i in np.argsort(permutation))
-
-
 def _transpose_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
-    return [transpose(dy, _inverse(op.attrs["permutation"]))]
+    return [transpose(dy, inverse(op.attrs["permutation"]))]
 
 
 _TRANSPOSE = define(
     "transpose",
     lambda x, permutation: jnp.transpose(x, permutation),
     grad=_transpose_grad,
-    view_write=lambda inputs, value, permutation: (jnp.transpose(value, _inverse(permutation)),),
+    view_write=lambda inputs, value, permutation: (jnp.transpose(value, inverse(permutation)),),
+    merge=merge_parts,
     tags=("movement",),
+    result="{t}_T",
 )
 
 
@@ -200,7 +201,11 @@ def _split_grad(ctx: Any, op: Any, *dys: Tensor | None) -> list[Tensor]:
 
 
 _SPLIT = define(
-    "split", lambda x, sizes, axis: _parts(x, sizes, axis), grad=_split_grad, tags=("movement",)
+    "split",
+    lambda x, sizes, axis: _parts(x, sizes, axis),
+    grad=_split_grad,
+    tags=("movement",),
+    result=lambda op: [f"{{t}}_split_{i}" for i in range(len(op.attrs["sizes"]))],
 )
 
 

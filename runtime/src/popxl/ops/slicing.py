@@ -1,7 +1,6 @@
 """Static slices: regular parts of a tensor, given by start, stop and step for each axis.
 
-An op stores, for each axis, `(first, count, step)`: the index of the first element it takes, how
-many it takes, and the distance to the next one, which may be negative.
+An op stores the region that it takes (`popxl.ops._parts`).
 """
 
 from __future__ import annotations
@@ -16,51 +15,18 @@ from jax import lax
 from popxl._ir.opdef import define
 from popxl.ops._args import axis_of, same_length
 from popxl.ops._emit import emit
-from popxl.ops._folds import apart_on_cpu
+from popxl.ops._parts import Region, ascending, merge_parts, read_region, write_region
 from popxl.tensor import Tensor
 
 INT_MIN = -(2**31)
 INT_MAX = 2**31 - 1
 
-Slices = tuple[tuple[int, int, int], ...]
 _Bound = int | Sequence[int | None] | None
 
 
 # ---- meaning ------------------------------------------------------------------------------------
-def _ascending(region: Slices) -> tuple[list[tuple[int, int, int]], list[int]]:
-    """The region with positive steps, and the axes that have to be reversed."""
-    reverse = [i for i, (_, _, step) in enumerate(region) if step < 0]
-    up = [
-        (first + builtins.max(count - 1, 0) * step, count, -step) if step < 0 else
-        (first, count, step)
-        for first, count, step in region
-    ]  # fmt: skip
-    return up, reverse
-
-
-def _read(x: Any, region: Slices) -> Any:
-    up, reverse = _ascending(region)
-    starts = [first for first, _, _ in up]
-    stops = [first + (count - 1) * step + 1 if count else first for first, count, step in up]
-    part = lax.slice(x, starts, stops, [step for _, _, step in up])
-    return lax.rev(part, reverse) if reverse else part
-
-
-def _write(inputs: tuple[Any, ...], value: Any, region: Slices) -> tuple[Any]:
-    x = inputs[0]
-    up, reverse = _ascending(region)
-    part = lax.rev(value, reverse) if reverse else value
-    if builtins.all(step == 1 for _, _, step in up):
-        updated = lax.dynamic_update_slice(x, part, [first for first, _, _ in up])
-        # XLA's CPU compiler misplaces an update of a buffer with a shifted part of itself when a
-        # reshape follows (openxla/xla#49176).
-        return (apart_on_cpu(updated),)
-    at = tuple(builtins.slice(first, first + count * step, step) for first, count, step in up)
-    return (x.at[at].set(part),)
-
-
-def _pad(dy: Any, region: Slices, shape: tuple[int, ...]) -> Any:
-    up, reverse = _ascending(region)
+def _pad(dy: Any, region: Region, shape: tuple[int, ...]) -> Any:
+    up, reverse = ascending(region)
     part = lax.rev(dy, reverse) if reverse else dy
     padding = [
         (first, n - (first + (count - 1) * step + 1) if count else n - first, step - 1)
@@ -77,7 +43,14 @@ def _slice_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
     return [emit(_SLICE_GRAD, [dy], attrs)[0]]
 
 
-_SLICE = define("slice", _read, grad=_slice_grad, view_write=_write, tags=("movement",))
+_SLICE = define(
+    "slice",
+    read_region,
+    grad=_slice_grad,
+    view_write=write_region,
+    merge=merge_parts,
+    tags=("movement",),
+)
 
 
 # ---- arguments ----------------------------------------------------------------------------------
@@ -127,7 +100,7 @@ def process_args(
     return starts, stops, steps, axes
 
 
-def _region(t: Tensor, args: Iterable[list[int]]) -> Slices:
+def _region(t: Tensor, args: Iterable[list[int]]) -> Region:
     region = [(0, n, 1) for n in t.shape]
     for start, stop, step, given in zip(*args, strict=True):
         axis = axis_of("slice", t, given)
@@ -195,4 +168,4 @@ def subsample(t: Tensor, strides: int | Iterable[int]) -> Tensor:
         )
     steps += [1] * (t.rank - len(steps))
     region = tuple((0, -(-n // s), s) for n, s in zip(t.shape, steps, strict=True))
-    return emit(_SLICE, [t], {"region": region})[0]
+    return emit(_SLICE, [t], {"region": region}, names=["subsample_out"])[0]

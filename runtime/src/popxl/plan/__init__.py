@@ -29,6 +29,7 @@ from popxl.plan.plan import storage_of as storage_of
 from popxl.plan.plan import trace as trace
 from popxl.plan.rates import Rates as Rates
 from popxl.plan.records import Collective as Collective
+from popxl.plan.records import Kernel as Kernel
 from popxl.plan.records import MemoryUse as MemoryUse
 from popxl.plan.records import Part as Part
 from popxl.plan.records import Plan as Plan

@@ -8,11 +8,12 @@ the program.
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 from typing import Any
 
 from popxl.plan.flat import Flat, Node
-from popxl.plan.primitives import MATERIALISED, RANDOM_BITS, kind_of, nbytes
+from popxl.plan.primitives import MATERIALISED, PICKS, RANDOM_BITS, kind_of, nbytes
 
 
 class Memory:
@@ -45,19 +46,25 @@ class Memory:
         return self._names.get(value, value)
 
     @cached_property
-    def reads(self) -> list[set[Any]]:
-        """What each node reads from memory: values that are computed where they are used read
-        their operands there. Nodes that make no value in memory read nothing by themselves."""
-        through: dict[Any, set[Any]] = {}
+    def reads(self) -> list[dict[Any, int]]:
+        """What each node reads from memory, and how many bytes of it: values that are computed
+        where they are used read their operands there. Nodes that make no value in memory read
+        nothing by themselves."""
+        through: dict[Any, dict[Any, int]] = {}
         reads = []
         for node in self._flat.nodes:
-            read: set[Any] = set()
+            read: dict[Any, int] = {}
+            most = math.prod(node.outputs[0].aval.shape) if node.name in PICKS else None
             for v in map(self.name, node.inputs):
-                read |= {v} if v in self.stored else through.get(v, set())
+                parts = {v: nbytes(v.aval)} if v in self.stored else through.get(v, {})
+                for part, taken in parts.items():
+                    if most is not None:
+                        taken = min(taken, most * part.aval.dtype.itemsize)
+                    read[part] = min(read.get(part, 0) + taken, nbytes(part.aval))
             makes = [v for v in node.outputs if v in self.stored]
             if not makes and not self._is_kernel(node):
                 through.update(dict.fromkeys(node.outputs, read))
-                read = set()
+                read = {}
             reads.append(read)
         return reads
 

@@ -18,6 +18,7 @@ from popxl._schedule.schedule import Load, Run, Schedule
 
 if TYPE_CHECKING:
     from popxl._schedule.segment import Segment
+    from popxl.plan.rates import Rates
     from popxl.remote_buffer import RemoteBuffer
 
 _STAGES = 1000  # about so many at most
@@ -47,7 +48,8 @@ class Flow:
         computing: seconds of each stage.
         crossings: of each entry that is moved.
         loads, stores: bytes that go to and from the device for each stage.
-        link: bytes per second, each way.
+        loading, storing: seconds that they take.
+        rates: of the device.
         window: bytes that loads may be ahead of their use.
     """
 
@@ -55,16 +57,20 @@ class Flow:
     crossings: Mapping[Entry, Crossings]
     loads: list[int]
     stores: list[int]
-    link: float
+    loading: list[float]
+    storing: list[float]
+    rates: Rates
     window: int
 
     @classmethod
     def of(
-        cls, schedule: Schedule, seconds: Mapping[Segment, float], link: float, window: int
+        cls, schedule: Schedule, seconds: Mapping[Segment, float], rates: Rates, window: int
     ) -> Flow:
         """The flow of a program of which all entries are in host memory."""
         computing, crossings = _stages(schedule, seconds)
-        flow = cls(computing, crossings, [0] * len(computing), [0] * len(computing), link, window)
+        stages = len(computing)
+        moved = [0] * stages, [0] * stages, [0.0] * stages, [0.0] * stages
+        flow = cls(computing, crossings, *moved, rates, window)
         flow.move(crossings, 1)
         return flow
 
@@ -72,10 +78,13 @@ class Flow:
         """Let entries live in host memory (1), or on the device (-1)."""
         for entry in entries:
             crossings = self.crossings[entry]
+            nbytes, taking = way * crossings.nbytes, way * self.rates.moving(crossings.nbytes)
             for stage in crossings.loads:
-                self.loads[stage] += way * crossings.nbytes
+                self.loads[stage] += nbytes
+                self.loading[stage] += taking
             for stage in crossings.stores:
-                self.stores[stage] += way * crossings.nbytes
+                self.stores[stage] += nbytes
+                self.storing[stage] += taking
 
     @contextmanager
     def without(self, entries: Sequence[Entry]) -> Iterator[None]:
@@ -87,22 +96,22 @@ class Flow:
     @property
     def moving(self) -> float:
         """Seconds of all transfers, one after the other."""
-        return (sum(self.loads) + sum(self.stores)) / self.link
+        return sum(self.loading) + sum(self.storing)
 
     def seconds(self) -> float:
         """Of a run."""
-        ends, arrived, left = [0.0], 0.0, 0.0
+        ends, arrived, left, link = [0.0], 0.0, 0.0, self.rates.host_link
         first = ahead = 0  # what is loaded begins with stage `first`, and is so many bytes ahead
         for stage, loads in enumerate(self.loads):
             ahead += loads if stage else 0
-            backlog = min(max(left - ends[-1], 0.0) * self.link, self.window / 2)
+            backlog = min(max(left - ends[-1], 0.0) * link, self.window / 2)
             while first < stage and ahead > self.window - backlog:
                 first += 1
                 ahead -= self.loads[first]
-            arrived = max(arrived, ends[first]) + loads / self.link
-            start = max(ends[-1], arrived, left - self.window / self.link)
+            arrived = max(arrived, ends[first]) + self.loading[stage]
+            start = max(ends[-1], arrived, left - self.window / link)
             ends.append(start + self.computing[stage])
-            left = max(left, ends[-1]) + self.stores[stage] / self.link
+            left = max(left, ends[-1]) + self.storing[stage]
         return max(ends[-1], left)
 
 

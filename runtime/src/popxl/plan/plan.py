@@ -54,7 +54,7 @@ class Traced:
     def flow(self, rates: Rates, window: int) -> Flow:
         """A run in bulk, with all entries in host memory; see `popxl.plan.flow`."""
         seconds = {segment: work.seconds(rates) for segment, work in self.works.items()}
-        return Flow.of(self.schedule, seconds, rates.host_link, window)
+        return Flow.of(self.schedule, seconds, rates, window)
 
     def timeline(self, rates: Rates, window: int | None = None) -> Timeline:
         """A simulated run on one device; see `popxl.plan.timeline`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Literal
 
-from popxl.ops.fused_attention import KERNELS
+from popxl.ops.fused_attention import KERNELS, attention_grads_kernel
 
 if TYPE_CHECKING:
     from popxl.plan.flat import Node
@@ -34,6 +34,8 @@ _KERNELS = frozenset(
 )
 RANDOM_BITS = "rng_bit_generator"
 """On CPUs it is computed where its bits are used, elsewhere kernels write them to memory."""
+PICKS = frozenset("gather dynamic_slice slice".split())
+"""They read what they return, not their operands."""
 COLLECTIVES = {
     "psum": "all_reduce",
     "psum_invariant": "all_reduce",
@@ -91,6 +93,14 @@ def flops_of(node: Node) -> int:
 def is_float8(node: Node) -> bool:
     """Whether all operands of a product are float8."""
     return all(atom.aval.dtype.name.startswith("float8") for atom in node.atoms)
+
+
+def attention_of(node: Node) -> tuple[int, bool]:
+    """Features of a head, and whether gradients are computed, of attention that is one kernel; 0
+    of others."""
+    if node.name not in KERNELS:
+        return 0, False
+    return node.atoms[0].aval.shape[-1], node.name == attention_grads_kernel.__name__
 
 
 def arithmetic_of(node: Node) -> int:

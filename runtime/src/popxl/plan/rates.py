@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
-from popxl.plan.records import Collective
+from popxl.plan.records import Collective, Kernel
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """A device as one of `replicas` has it: rates per second and of one direction, in bytes unless
-    it says otherwise.
+    """What a device reaches, as one of `replicas` has it: rates per second and of one direction, in
+    bytes unless it says otherwise.
 
     Attributes:
         flops, float8_flops: operations of matrix products, of float8 operands and of others.
+        attention: of attention as one kernel, forwards and backwards, by features of a head; where
+            there is none as large, the largest counts; none at all: as other products.
         bandwidth: of device memory.
         host_link: between device and host.
+        both_ways: each way, while both are used; default: `host_link`.
         link: to other devices of the host.
         network: to devices of other hosts.
         devices: of a host; None: all.
         replicas: devices that the program runs on.
         apart: whether devices have memory of their own; where they have not, loads take no time.
         disk_read, disk_write: of the host's disk.
+        gap: seconds between two kernels.
         copy: seconds that a transfer takes besides its bytes.
         run: seconds of the host to dispatch an executable.
         put: seconds of the host to dispatch a transfer of one or more arrays.
@@ -36,13 +40,16 @@ class Rates:
     host_link: float
     link: float
     network: float
+    both_ways: float | None = None
     devices: int | None = None
     replicas: int = 1
     apart: bool = True
     disk_read: float = 3e9
     disk_write: float = 1.5e9
-    copy: float = 10e-6
-    run: float = 40e-6
+    attention: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+    gap: float = 2e-6
+    copy: float = 100e-6
+    run: float = 150e-6
     put: float = 60e-6
     put_array: float = 41e-6
     enqueued: int = 32
@@ -50,6 +57,22 @@ class Rates:
     def compute(self, flops: float, float8_flops: float = 0) -> float:
         """Seconds of matrix products, `float8_flops` among them."""
         return (flops - float8_flops) / self.flops + float8_flops / self.float8_flops
+
+    def kernels(self, counts: Mapping[Kernel, int]) -> float:
+        """Seconds of kernels, so many of each, one after the other."""
+        return sum(count * self._kernel(kernel) for kernel, count in counts.items())
+
+    def _kernel(self, kernel: Kernel) -> float:
+        """Of what it computes and what it moves, the longer."""
+        rate = self.float8_flops if kernel.float8 else self.flops
+        if kernel.attention and self.attention:
+            size = min((n for n in self.attention if n >= kernel.attention), default=None)
+            rate = self.attention[size or max(self.attention)][kernel.backward]
+        return max(kernel.flops / rate, kernel.nbytes / self.bandwidth) + self.gap
+
+    def moving(self, nbytes: int) -> float:
+        """Seconds of a transfer between host and device."""
+        return self.copy + nbytes / self.host_link
 
     def exchange(self, collectives: Iterable[Collective]) -> float:
         """Seconds of collectives, each on the slowest link that a ring over its group uses, if

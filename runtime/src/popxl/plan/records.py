@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, order=True)
@@ -33,6 +34,24 @@ class Collective:
         """
         shards = self.nbytes * (self.group_size - 1) // self.group_size
         return 2 * shards if self.kind == "all_reduce" else shards
+
+
+class Kernel(NamedTuple):
+    """What a device does without a pause.
+
+    Attributes:
+        nbytes: that it reads from and writes to device memory.
+        flops: of matrix products.
+        float8: whether their operands are.
+        attention: features of a head, of attention as one kernel; 0: it is none.
+        backward: of attention: whether it is the gradients'.
+    """
+
+    nbytes: int
+    flops: int = 0
+    float8: bool = False
+    attention: int = 0
+    backward: bool = False
 
 
 @dataclass(frozen=True)

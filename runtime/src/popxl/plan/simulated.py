@@ -198,19 +198,16 @@ class Device:
 
     def _bring(self, array: Array) -> Array:
         start = max(self.host, self._in, self._compute, array.ready)
-        self._in = start + self._moving(array)
+        self._in = start + self.rates.moving(array.nbytes)
         self.spans.append(Span("copies in", "load", self.part, start, self._in, array.nbytes))
         return Array(self, array.nbytes, self._in)
 
     def _send(self, array: Array) -> Array:
         start = max(self.host, self._out, self._compute, array.ready)
-        self._out = start + self._moving(array)
+        self._out = start + self.rates.moving(array.nbytes)
         self.spans.append(Span("copies out", "store", self.part, start, self._out, array.nbytes))
         self._leaving.append((self._out, array))
         return Array(self, array.nbytes, self._out, held=False)
-
-    def _moving(self, array: Array) -> float:
-        return self.rates.copy + array.nbytes / self.rates.host_link
 
     # ---- the disk -------------------------------------------------------------------------------
     def read(self, entry: Array) -> None:

@@ -14,15 +14,22 @@ from popxl.ops._collective import AXIS
 from popxl.ops._folds import tracing_for
 from popxl.plan.estimate import Memory
 from popxl.plan.flat import Flat, Node, flatten
-from popxl.plan.primitives import COLLECTIVES, arithmetic_of, flops_of, is_float8, kind_of, nbytes
-from popxl.plan.records import Collective
+from popxl.plan.primitives import (
+    COLLECTIVES,
+    arithmetic_of,
+    attention_of,
+    flops_of,
+    is_float8,
+    kind_of,
+    nbytes,
+)
+from popxl.plan.records import Collective, Kernel
 
 if TYPE_CHECKING:
     from popxl._schedule.segment import Segment
     from popxl.plan.rates import Rates
 
 Key = tuple[str, int, bool]  # of collectives: kind, size of the group, whether it is consecutive
-_PICKS = frozenset("gather dynamic_slice slice".split())  # read what they return, not their operand
 
 
 @dataclass
@@ -32,6 +39,7 @@ class Work:
     Attributes:
         flops, float8_flops, arithmetic, traffic: see `popxl.plan.Part`.
         collectives: number and bytes, by key.
+        kernels: how many of each.
     """
 
     flops: int = 0
@@ -39,29 +47,27 @@ class Work:
     arithmetic: int = 0
     traffic: int = 0
     collectives: dict[Key, Counter[str]] = field(default_factory=dict)
+    kernels: Counter[Kernel] = field(default_factory=Counter)
 
     def add(self, other: Work, times: int = 1) -> None:
         self.flops += times * other.flops
         self.float8_flops += times * other.float8_flops
         self.arithmetic += times * other.arithmetic
         self.traffic += times * other.traffic
+        for kernel, count in other.kernels.items():
+            self.kernels[kernel] += times * count
         for key, counts in other.collectives.items():
             mine = self.collectives.setdefault(key, Counter())
             for what, n in counts.items():
                 mine[what] += times * n
 
     def seconds(self, rates: Rates) -> float:
-        """Lower bound on its time: the largest of what it takes of each resource
-        (Williams, Waterman and Patterson, "Roofline", 2009)."""
+        """Its kernels and then its collectives, one after the other, as one stream runs them."""
         collectives = (
             Collective(*key, counts["count"], counts["nbytes"])
             for key, counts in self.collectives.items()
         )
-        return max(
-            rates.compute(self.flops, self.float8_flops),
-            self.traffic / rates.bandwidth,
-            rates.exchange(collectives),
-        )
+        return rates.kernels(self.kernels) + rates.exchange(collectives)
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ class SegmentWork:
     temporaries: int
 
     def seconds(self, rates: Rates) -> float:
-        """A lower bound on its time; see `Work.seconds`."""
+        """How long it takes; see `Work.seconds`."""
         return sum(work.seconds(rates) for work in self.parts.values())
 
 
@@ -124,19 +130,21 @@ class _Counter:
     def _of(self, part: str) -> Work:
         return self.parts.setdefault(part, Work())
 
-    def _node(self, node: Node, times: int, memory: Memory, reads: set[Any]) -> None:
-        work = self._of(node.part)
-        flops = times * flops_of(node)
-        work.flops += flops
-        work.float8_flops += flops if flops and is_float8(node) else 0
-        work.arithmetic += times * arithmetic_of(node)
-        if node.name in COLLECTIVES:
-            self._collective(node, work, times)
+    def _node(self, node: Node, times: int, memory: Memory, reads: dict[Any, int]) -> None:
+        work, flops, moved = self._of(node.part), flops_of(node), 0
         if kind_of(node.name) != "free":
             extra = memory.extra(node)
             written = sum(nbytes(v.aval) for v in node.outputs if v in memory.stored) + extra
-            read = sum(nbytes(v.aval) for v in reads) + extra
-            work.traffic += times * (written + min(read, written if node.name in _PICKS else read))
+            moved = written + sum(reads.values()) + extra
+        float8 = bool(flops) and is_float8(node)
+        work.flops += times * flops
+        work.float8_flops += times * flops * float8
+        work.arithmetic += times * arithmetic_of(node)
+        work.traffic += times * moved
+        if node.name in COLLECTIVES:
+            self._collective(node, work, times)
+        elif flops or moved:
+            work.kernels[Kernel(moved, flops, float8, *attention_of(node))] += times
 
     def _collective(self, node: Node, work: Work, times: int) -> None:
         groups = node.params.get("axis_index_groups")

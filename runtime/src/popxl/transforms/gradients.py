@@ -124,7 +124,12 @@ def _infer_vjp(*_: TensorSpec, specs: Any, wrt: tuple[int, ...], **__: Any) -> l
     return [TensorSpec(specs[i].shape, specs[i].dtype) for i in wrt]
 
 
-VJP = define("vjp", _vjp, infer=_infer_vjp)
+VJP = define(
+    "vjp",
+    _vjp,
+    infer=_infer_vjp,
+    result=lambda op: [f"{op.attrs['of']}_grad_out"] * len(op.attrs["wrt"]),
+)
 
 
 _USED: dict[Any, tuple[int, ...]] = {}

@@ -63,6 +63,7 @@ ALL_REDUCE = define(
     infer=_same_spec,
     grad=_all_reduce_grad,
     tags=("collective", "all_reduce"),
+    result="{t}_all_reduce",
 )
 
 
@@ -132,6 +133,7 @@ ALL_GATHER = define(
     grad=_gather_grad,
     tags=("collective", "all_gather"),
     same=_alone,
+    result="{t}_all_gathered",
 )
 
 
@@ -211,6 +213,7 @@ REDUCE_SCATTER = define(
     infer=_infer_scatter,
     grad=_scatter_grad,
     tags=("collective", "reduce_scatter"),
+    result="{t}_reduce_scattered",
 )
 
 
@@ -254,6 +257,7 @@ SHARD = define(
         )
     ],
     tags=("collective", "slice"),
+    result="{t}_sharded_slice",
 )
 
 

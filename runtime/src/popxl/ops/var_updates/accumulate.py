@@ -14,15 +14,20 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from popxl._ir.opdef import define
+from popxl._ir.opdef import OpDef, define
 from popxl.ops._args import axis_of
 from popxl.ops._scalars import emit_with_scalars, with_scalars
 from popxl.ops.gathering import check_indices
 from popxl.ops.var_updates._store import NO_GRAD, operands, store
 from popxl.tensor import Tensor
 
-_UPDATE: dict[str, Any] = {"grad": NO_GRAD, "rounds": True}
-_OF_EACH: dict[str, Any] = {**_UPDATE, "tags": ("elementwise",)}
+
+def _update(
+    name: str, lower: Callable[..., Any], result: str = "", tags: tuple[str, ...] = ("elementwise",)
+) -> OpDef:
+    """Define an update; its results are called `<name>__<t>`, or as `result` says."""
+    named = result or f"{name}__{{t}}"
+    return define(name, lower, grad=NO_GRAD, rounds=True, tags=tags, result=named)
 
 
 def _updated(formula: Callable[..., Any]) -> Callable[..., Any]:
@@ -36,9 +41,7 @@ def _updated(formula: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # ---- sums ---------------------------------------------------------------------------------------
-_ACCUMULATE = define(
-    "accumulate", _updated(lambda t, x, f: t + (x if f is None else f * x)), **_OF_EACH
-)
+_ACCUMULATE = _update("accumulate", _updated(lambda t, x, f: t + (x if f is None else f * x)))
 
 
 def accumulate_(t: Tensor, X: Tensor, f: float | Tensor | None = None) -> Tensor:
@@ -46,7 +49,7 @@ def accumulate_(t: Tensor, X: Tensor, f: float | Tensor | None = None) -> Tensor
     return emit_with_scalars(_ACCUMULATE, [t, X], {"f": f}, inplace=0)[0]
 
 
-_SQUARE = define("accumulate_square", _updated(lambda t, x, f: t + f * jnp.square(x)), **_OF_EACH)
+_SQUARE = _update("accumulate_square", _updated(lambda t, x, f: t + f * jnp.square(x)))
 
 
 def accumulate_square_(t: Tensor, X: Tensor, f: float | Tensor = 1.0) -> Tensor:
@@ -61,7 +64,7 @@ def _accumulate_mean(t: Any, x: Any, step: Any, rounding: Any = None) -> Any:
     return store((value * count + term) / (count + 1), t, rounding)
 
 
-_MEAN = define("accumulate_mean", _accumulate_mean, **_OF_EACH)
+_MEAN = _update("accumulate_mean", _accumulate_mean)
 
 
 def accumulate_mean_(t: Tensor, X: Tensor, step: float | Tensor) -> Tensor:
@@ -73,7 +76,7 @@ def accumulate_mean_(t: Tensor, X: Tensor, step: float | Tensor) -> Tensor:
     return emit_with_scalars(_MEAN, [t, X], {"step": step}, inplace=0)[0]
 
 
-_MAXIMUM = define("accumulate_maximum", _updated(lambda t, x, f: jnp.maximum(t, x)), **_OF_EACH)
+_MAXIMUM = _update("accumulate_maximum", _updated(lambda t, x, f: jnp.maximum(t, x)))
 
 
 def accumulate_maximum_(t: Tensor, X: Tensor) -> Tensor:
@@ -82,8 +85,10 @@ def accumulate_maximum_(t: Tensor, X: Tensor) -> Tensor:
 
 
 # ---- moving averages ----------------------------------------------------------------------------
-_MOVING_AVERAGE = define(
-    "accumulate_moving_average", _updated(lambda t, x, f: f * t + (1 - f) * x), **_OF_EACH
+_MOVING_AVERAGE = _update(
+    "accumulate_moving_average",
+    _updated(lambda t, x, f: f * t + (1 - f) * x),
+    "accumulate_moving_avg__{t}",
 )
 
 
@@ -92,10 +97,10 @@ def accumulate_moving_average_(t: Tensor, X: Tensor, f: float | Tensor) -> Tenso
     return emit_with_scalars(_MOVING_AVERAGE, [t, X], {"f": f}, inplace=0)[0]
 
 
-_MOVING_AVERAGE_SQUARE = define(
+_MOVING_AVERAGE_SQUARE = _update(
     "accumulate_moving_average_square",
     _updated(lambda t, x, f: f * t + (1 - f) * jnp.square(x)),
-    **_OF_EACH,
+    "accumulate_moving_avg_square__{t}",
 )
 
 
@@ -112,7 +117,7 @@ def _scale(t: Any, f: Any, rounding: Any = None) -> Any:
     return store(jnp.where(factor == 0, jnp.zeros((), factor.dtype), value * factor), t, rounding)
 
 
-_SCALE = define("accumulator_scale", _scale, **_OF_EACH)
+_SCALE = _update("accumulator_scale", _scale)
 
 
 def accumulator_scale_(t: Tensor, f: float | Tensor) -> Tensor:
@@ -142,7 +147,7 @@ def _sparse_accumulate(
     return store(jnp.moveaxis(total, 0, axis), t, rounding)
 
 
-_SPARSE_ACCUMULATE = define("sparse_accumulate", _sparse_accumulate, **_UPDATE)
+_SPARSE_ACCUMULATE = _update("sparse_accumulate", _sparse_accumulate, tags=())
 
 
 def sparse_accumulate_(

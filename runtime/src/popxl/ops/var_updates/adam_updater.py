@@ -73,6 +73,7 @@ def _adamax(
 
 
 _ADAM = define("adam_updater", _adam, grad=NO_GRAD, tags=_TAGS)
+_LAMB = define("lamb_updater", _adam, grad=NO_GRAD, tags=_TAGS)
 _ADAMAX = define("adamax_updater", _adamax, grad=NO_GRAD, tags=_TAGS)
 
 
@@ -104,6 +105,22 @@ def _emit_updater(
     return emit_with_scalars(defn, operands, {**scalars, "weight_decay": decay}, attrs)[0]
 
 
+def _corrected_updater(
+    defn: OpDef,
+    moments: tuple[Tensor, Tensor],
+    weight: Tensor | None,
+    time_step: Tensor | None,
+    weight_decay: float | Tensor | None,
+    betas: dict[str, float | Tensor | None],
+    epsilon: float | Tensor,
+) -> Tensor:
+    _check_weight(defn.name, weight, weight_decay)
+    if time_step is not None and None in betas.values():
+        raise ValueError(f"{defn.name}: bias correction by time_step needs beta1 and beta2")
+    given = {} if time_step is None else betas
+    return _emit_updater(defn, moments, weight, time_step, weight_decay, epsilon=epsilon, **given)
+
+
 def adam_updater(
     acc_first_order: Tensor,
     acc_second_order: Tensor,
@@ -126,12 +143,8 @@ def adam_updater(
     Raises:
         ValueError: weight decay without a weight, or a time step without both betas.
     """
-    _check_weight("adam_updater", weight, weight_decay)
-    if time_step is not None and (beta1 is None or beta2 is None):
-        raise ValueError("adam_updater: bias correction by time_step needs beta1 and beta2")
-    betas = {} if time_step is None else {"beta1": beta1, "beta2": beta2}
-    moments = (acc_first_order, acc_second_order)
-    return _emit_updater(_ADAM, moments, weight, time_step, weight_decay, epsilon=epsilon, **betas)
+    moments, betas = (acc_first_order, acc_second_order), {"beta1": beta1, "beta2": beta2}
+    return _corrected_updater(_ADAM, moments, weight, time_step, weight_decay, betas, epsilon)
 
 
 def lamb_updater(
@@ -148,10 +161,8 @@ def lamb_updater(
 
     The formula and the arguments are those of `adam_updater`.
     """
-    _check_weight("lamb_updater", weight, weight_decay)
-    return adam_updater(
-        acc_first_order, acc_second_order, weight, time_step, weight_decay, beta1, beta2, epsilon
-    )
+    moments, betas = (acc_first_order, acc_second_order), {"beta1": beta1, "beta2": beta2}
+    return _corrected_updater(_LAMB, moments, weight, time_step, weight_decay, betas, epsilon)
 
 
 def adamax_updater(

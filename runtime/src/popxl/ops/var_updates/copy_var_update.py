@@ -18,7 +18,13 @@ def _copy(t: Any, x: Any) -> Any:
     return x
 
 
-_COPY = define("copy_var_update", _copy, grad=lambda ctx, op, dy: [None, dy], tags=("elementwise",))
+_COPY = define(
+    "copy_var_update",
+    _copy,
+    grad=lambda ctx, op, dy: [None, dy],
+    tags=("elementwise",),
+    result="updated__{t}",
+)
 
 
 def copy_var_update_(t: Tensor, X: Tensor) -> Tensor:

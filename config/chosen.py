@@ -1,0 +1,14 @@
+"""The fields that `planning.choices` may choose, where no preset says how to run a model."""
+
+CHOSEN = (
+    "model.precision",
+    "model.sequence_length",
+    "model.output_length",
+    "model.decoder_sequence_length",
+    "training.global_batch_size",
+    "training.optimizer.learning_rate.maximum",
+    "training.optimizer.learning_rate.warmup_proportion",
+    "execution.micro_batch_size",
+    "execution.data_parallel",
+    "data.loss",
+)

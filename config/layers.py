@@ -1,0 +1,158 @@
+"""Settings in layers: what lies above wins, and each value knows who gives it.
+
+Of a run that begins, from below: the defaults of the fields, what the program chooses, a preset or
+a person's YAML, flags. Of one that is continued: the defaults, the run's config.yml, flags.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, reduce
+from typing import Any
+
+from config.base import flattened, leaves, nested
+from config.presets import merge
+from config.sections import RunConfig
+from files.shown import shown_name
+
+BATCH, MICRO = "training.global_batch_size", "execution.micro_batch_size"
+COPIES, EPOCHS = "execution.data_parallel", "training.epochs"
+LARGEST_MICRO = 2**20
+"""Above it, no micro-batch is looked for that divides a batch."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Values that come from one place.
+
+    Attributes:
+        name: of the place, for people.
+        values: nested plain data.
+        is_whole: they say all that there is to say: what they leave out has its default.
+    """
+
+    name: str
+    values: Mapping[str, Any]
+    is_whole: bool = False
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A configuration, and where its values come from.
+
+    Attributes:
+        layers: those that are given, from below.
+        chosen: what the program has chosen, nested.
+    """
+
+    section: type[RunConfig]
+    layers: tuple[Layer, ...]
+    chosen: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the program chooses what nobody gives, in place of the defaults."""
+        return not any(layer.is_whole for layer in self.layers)
+
+    @cached_property
+    def given(self) -> Mapping[str, Any]:
+        """All that is given, nested."""
+        values: list[Mapping[str, Any]] = [layer.values for layer in self.layers]
+        return reduce(merge, values, {})
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Dotted names of the fields that are given."""
+        return frozenset(flattened(self.given))
+
+    @cached_property
+    def config(self) -> RunConfig:
+        """The configuration.
+
+        Raises:
+            ConfigError: it is none.
+        """
+        return self.section.from_dict(merge(self.chosen, self.given))
+
+    def over(self, *layers: Layer) -> Settings:
+        """With layers on top."""
+        return replace(self, layers=(*self.layers, *layers))
+
+    def choose(self, values: Mapping[str, Any]) -> Settings:
+        """With choices of the program, by dotted names: those that nobody gives count."""
+        new = {name: value for name, value in values.items() if name not in self.names}
+        return replace(self, chosen=merge(self.chosen, nested(new)))
+
+    @property
+    def choices(self) -> Mapping[str, Any]:
+        """What was chosen and counts, by dotted names."""
+        in_use, chosen = flattened(merge(self.chosen, self.given)), flattened(self.chosen)
+        return {n: v for n, v in chosen.items() if n not in self.names and in_use[n] == v}
+
+    def level(self, name: str) -> int:
+        """The number of the uppermost layer that gives a field; -1: none does."""
+        levels = (i for i, layer in enumerate(self.layers) if name in flattened(layer.values))
+        return max(levels, default=-1)
+
+
+def names_all(section: type[RunConfig], values: Mapping[str, Any]) -> bool:
+    """Whether values give every field, as the config.yml of a run does."""
+    return flattened(values).keys() >= {leaf.dotted for leaf in leaves(section)}
+
+
+def with_one_length(settings: Settings) -> tuple[Settings, list[str]]:
+    """Where a layer gives steps and epochs, the steps decide, as in transformers. Of a run, which
+    writes both, the epochs are the cause.
+
+    Returns:
+        The settings, and lines for people.
+    """
+    layers, lines = [], []
+    for layer in settings.layers:
+        training = layer.values.get("training")
+        both = isinstance(training, Mapping) and (training.get("steps"), training.get("epochs"))
+        if both and None not in both and not layer.is_whole:
+            steps, epochs = map(shown_name, both)
+            lines.append(f"{layer.name}: training.steps {steps} decides, not epochs {epochs}")
+            one = merge(layer.values, {"training": {"epochs": None}})
+            layer = replace(layer, values=one)
+        layers.append(layer)
+    return replace(settings, layers=tuple(layers)), lines
+
+
+def with_length_and_batch(settings: Settings) -> Settings:
+    """With three epochs, as transformers trains, where nobody says how long; and with a batch that
+    micro-batches fill, where it is chosen later."""
+    settings = settings.choose({EPOCHS: 3.0})
+    if settings.is_open:
+        values = flattened(settings.given)
+        sizes = [values.get(name, 1) for name in (MICRO, COPIES)]
+        if all(type(n) is int for n in sizes):
+            settings = settings.choose({BATCH: math.prod(sizes)})
+    return settings
+
+
+def with_fitting_micro_batch(settings: Settings) -> tuple[Settings, list[str]]:
+    """A micro-batch from a lower layer follows a batch, or a number of copies, from a higher one.
+
+    Returns:
+        The settings, and a line for people if it changed.
+    """
+    values = flattened(settings.given)
+    sizes = [values.get(name, 1) for name in (BATCH, MICRO, COPIES)]
+    above = max(settings.level(BATCH), settings.level(COPIES)) > settings.level(MICRO) >= 0
+    if not above or not all(type(n) is int and n > 0 for n in sizes):
+        return settings, []
+    batch, micro, copies = sizes
+    if batch % copies or batch % (micro * copies) == 0 or micro > LARGEST_MICRO:
+        return settings, []
+    fitting = largest_divisor(batch // copies, micro)
+    text = f"{MICRO}: {micro} -> {fitting}, which divides the batch of {batch}"
+    return settings.over(Layer("the batch", nested({MICRO: fitting}))), [text]
+
+
+def largest_divisor(number: int, most: int) -> int:
+    """The largest divisor of a number that is at most `most`."""
+    return next(n for n in range(min(number, most), 0, -1) if number % n == 0)

@@ -1,0 +1,61 @@
+"""Courses of the learning rate after its warm-up: a registry, one line each, with the formulas of
+transformers' schedules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from config.run import LearningRate
+
+
+class Place(NamedTuple):
+    """Where in a schedule a step is: steps done, those of the warm-up, and all."""
+
+    step: int
+    warmup: int
+    steps: int
+
+    def since(self, first: int) -> float:
+        """The fraction that is done, from 0 to 1, of the steps after the first ones."""
+        return 1.0 if self.step >= self.steps else (self.step - first) / (self.steps - first)
+
+
+Course = Callable[["LearningRate", Place], float]
+"""The learning rate at a place after the warm-up."""
+
+
+def _between(left: Course) -> Course:
+    """From the maximum to the minimum; `left`: the fraction of that way which is left."""
+    return lambda rate, at: rate.minimum + (rate.maximum - rate.minimum) * left(rate, at)
+
+
+def _half_cosine(done: float) -> float:
+    return 0.5 * (1.0 + math.cos(math.pi * done))
+
+
+def _restarts(rate: LearningRate, at: Place) -> float:
+    done = at.since(at.warmup)
+    return 0.0 if done >= 1.0 else _half_cosine(rate.cycles * done % 1.0)
+
+
+def _stable(rate: LearningRate, at: Place) -> float:
+    decay = max(at.warmup, at.steps - math.ceil(rate.decay_proportion * at.steps))
+    return _half_cosine(at.since(decay)) if at.step >= decay else 1.0
+
+
+COURSES: Mapping[str, Course] = {
+    "linear": _between(lambda rate, at: 1.0 - at.since(at.warmup)),
+    "cosine": _between(lambda rate, at: _half_cosine(at.since(at.warmup))),
+    "cosine_with_restarts": _between(_restarts),
+    "wsd": _between(_stable),
+    "constant": lambda rate, at: rate.maximum,
+    "relative": lambda rate, at: min(rate.maximum, 1.0 / math.sqrt(at.step + 1)),
+}
+
+if TYPE_CHECKING:
+    CourseName = str
+else:
+    CourseName = Literal[tuple(COURSES)]

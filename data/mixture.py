@@ -1,0 +1,176 @@
+"""Mixtures: several sources of training data, each with its own form, and its share of the samples.
+
+The file that `data.train` names has a section for each source:
+
+    chats:
+      train: chats.jsonl
+      weight: 3
+    manual:
+      train: manual/
+      weight: 1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from glob import glob
+from math import inf
+from operator import add, truediv
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from config.sections import Data
+from data.readers import DataError
+from data.samples import Cuts, Samples, digest_of, order
+from files.shown import shown, shown_name, shown_path
+from files.yaml_files import Located, place_of, read_yaml
+
+SUFFIXES = (".yml", ".yaml")
+WEIGHT = "weight"
+FIELDS = (
+    "train", WEIGHT, "format", "prompt", "target", "messages", "system", "labels", "nulls",
+    "long_targets", "loss", "separator", "packing",
+)  # fmt: skip
+"""What a source may say of itself; all but the first two are settings of the run otherwise."""
+
+OPEN = ("validation", "format", "separator")
+"""Settings of the run that are not a source's: a run fills in those of the whole."""
+
+
+class Ingredient(NamedTuple):
+    """A source of a mixture.
+
+    Attributes:
+        weight: its share of the samples, of the sum of all; None: nobody says any.
+        data: its settings.
+    """
+
+    name: str
+    weight: float | None
+    data: Data
+
+
+def is_mixture(data: Data) -> bool:
+    """Whether the training data are those of a mixture."""
+    return data.train is not None and Path(data.train).suffix.lower() in SUFFIXES
+
+
+def ingredients(data: Data) -> list[Ingredient]:
+    """The sources of the mixture that `data.train` names.
+
+    Raises:
+        UserError: the file cannot be read, or says something else.
+    """
+    path = Path(data.train or "")
+    found = [_ingredient(data, path, name, said) for name, said in read_yaml(path).items()]
+    unweighted = [one.name for one in found if one.weight is None]
+    if not found or 0 < len(unweighted) < len(found):
+        lacks = f"{shown_name(unweighted[0])} has no weight" if unweighted else "it has no source"
+        raise DataError(
+            f"{shown_path(path)}: {lacks}: give each source a weight, or none to read each once"
+        )
+    return found
+
+
+def _ingredient(data: Data, path: Path, name: str, said: Any) -> Ingredient:
+    where = f"{shown_path(path)}: {shown_name(name)}"
+    if not isinstance(said, Located) or not isinstance(said.get("train"), str):
+        raise DataError(f"{where} must be a section that says train: FILE")
+    unknown = next((field for field in said if field not in FIELDS), None)
+    if unknown is not None:
+        raise DataError(
+            f"{place_of(said, unknown)}a source of a mixture has no field {shown_name(unknown)}: "
+            f"it has {', '.join(FIELDS)}"
+        )
+    weight: Any = said.get(WEIGHT)
+    if WEIGHT in said and (type(weight) not in (int, float) or not 0 < float(weight) < inf):
+        raise DataError(
+            f"{place_of(said, WEIGHT)}the weight is {shown(weight)}, but must be a positive number"
+        )
+    train = _from(path.parent, said["train"])
+    if Path(train).suffix.lower() in SUFFIXES:
+        raise DataError(f"{where} is a mixture, but a mixture has files, folders and data sets")
+    own = {field: value for field, value in said.items() if field != WEIGHT}
+    given = data.to_dict()
+    given |= {field: None for field in OPEN if field in given} | own | {"train": train}
+    return Ingredient(name, weight, type(data).from_dict(Located(given, said.places), name))
+
+
+def _from(folder: Path, given: str) -> str:
+    """Files that are named from a folder on; other names as they are."""
+
+    def placed(part: str) -> str:
+        path = str(folder / part)
+        return path if Path(path).exists() or glob(path, recursive=True) else part
+
+    return ",".join(placed(part.strip()) for part in given.split(","))
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """Samples of several sources. In an epoch each source has its share, and all of its samples at
+    least once: as `interleave_datasets` of datasets has it with `all_exhausted`, but the shares are
+    exact.
+
+    Attributes:
+        parts: the samples of each source.
+        counts: how many of each there are in an epoch, at least as many as there are.
+    """
+
+    parts: Sequence[Samples]
+    counts: Sequence[int]
+
+    @classmethod
+    def of(cls, parts: Sequence[Samples], weights: Sequence[float | None]) -> Mixed:
+        """Mix samples by weights; None: each once."""
+        sizes = [len(part) for part in parts]
+        shares = [weight or size for size, weight in zip(sizes, weights, strict=True)]
+        epochs = max(map(truediv, sizes, shares))
+        return cls(
+            parts, [max(round(epochs * share), n) for n, share in zip(sizes, shares, strict=True)]
+        )
+
+    @property
+    def cuts(self) -> Cuts:
+        """What was cut or dropped of all."""
+        return reduce(add, (part.cuts for part in self.parts))
+
+    @property
+    def digest(self) -> str:
+        """See `Samples`."""
+        digests = b"".join(bytes.fromhex(part.digest) for part in self.parts)
+        return digest_of(np.frombuffer(digests, np.uint8), np.asarray(self.counts))
+
+    def __len__(self) -> int:
+        return sum(self.counts)
+
+    @cached_property
+    def _places(self) -> np.ndarray:
+        """The source of each sample of an epoch and its index there, int64 [n, 2]. What does not
+        fill a round of a source is drawn from all of it."""
+        columns = []
+        for source, (part, count) in enumerate(zip(self.parts, self.counts, strict=True)):
+            rounds, rest = divmod(count, len(part))
+            drawn = order(source, 0, len(part))[:rest]
+            indices = np.concatenate([np.tile(np.arange(len(part)), rounds), drawn])
+            columns.append(np.stack([np.full(count, source), indices], axis=1))
+        return np.concatenate(columns)
+
+    def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
+        """The batch of the samples at `indices`, in their order."""
+        chosen = self._places[np.asarray(indices, np.int64)]
+        whole: dict[str, np.ndarray] = {}
+        for source, part in enumerate(self.parts):
+            (here,) = np.nonzero(chosen[:, 0] == source)
+            if not len(here):
+                continue
+            for name, array in part.take(chosen[here, 1]).items():
+                rows = array.reshape(len(here), -1, *array.shape[1:])  # a sample may have several
+                if name not in whole:
+                    whole[name] = np.empty((len(chosen), *rows.shape[1:]), array.dtype)
+                whole[name][here] = rows
+        return {name: rows.reshape(-1, *rows.shape[2:]) for name, rows in whole.items()}

@@ -1,0 +1,151 @@
+"""Large data: made into examples and tokens by several processes, and kept beside the run.
+
+A file's name is a digest of all that its content follows from: the data, the tokenizer, the
+template, the settings, the programs in this folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+
+import popdist
+from data.columns import read
+from data.rows import DataError, Source
+from data.task import Split
+from data.texts import Corpus
+from files.errors import FileError
+from files.json_files import Fields
+from files.run_folder import RunFolder
+from files.writing import sync
+from terminal.screen import is_first_process, say
+
+if TYPE_CHECKING:
+    from data.pipeline import Pipeline
+
+LARGE = 8 * 2**20
+"""Bytes of data from which starting processes is worth while."""
+
+MOST = 16
+"""Processes."""
+
+HERE = Path(__file__).parent
+
+
+def is_large(source: Source) -> bool:
+    """Whether a source is worth several processes; those of the hub are read where they are."""
+    return source.size() >= LARGE
+
+
+def prepared(data: Pipeline, split: Split) -> dict[Split, tuple[Corpus, Fields]]:
+    """The examples and tokens of a split, and of the one that is held out of it; with facts for
+    people.
+
+    Raises:
+        UserError: the data do not fit the task.
+    """
+    wanted, save = data.task.with_held_out(split), data.given.checkpoint.save
+    name = _name(data, split)
+    kept = None if save is None else RunFolder(Path(save)).prepared / name
+    if kept is not None and kept.is_dir():
+        try:
+            found = {one: read(kept / f"{one}.safetensors") for one in wanted}
+            say(f"the data are ready in {kept}")
+            return found
+        except FileError as error:
+            say(f"warning: {error}: the data are read anew")
+            shutil.rmtree(kept, ignore_errors=True)
+    with _place_for(kept) as folder:
+        _make(data, split, folder)
+        return {one: read(folder / f"{one}.safetensors") for one in wanted}
+
+
+@contextmanager
+def _place_for(kept: Path | None) -> Iterator[Path]:
+    """A folder to write to, which becomes `kept`, if that can be."""
+    parent = None if kept is None else kept.parent
+    if parent is not None:
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+        except OSError:  # the run will say it
+            parent = None
+    with tempfile.TemporaryDirectory(dir=parent, prefix=".", ignore_cleanup_errors=True) as draft:
+        folder = Path(draft) / "files"
+        folder.mkdir()
+        yield folder
+        if kept is not None and parent is not None and is_first_process():
+            try:
+                sync(folder)
+                os.rename(folder, kept)
+            except OSError:  # another process was first, or the disk is full: it is made again
+                return
+
+
+def _make(data: Pipeline, split: Split, folder: Path) -> None:
+    """Let processes write the files of a split into a folder."""
+    asked = {
+        "config": data.given.to_dict(),
+        "split": split,
+        "shape": data.shape.name,
+        "processes": _processes(),
+    }
+    paths = [str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    with (
+        tqdm(unit=" rows", leave=False, disable=not is_first_process() or None) as bar,
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            [sys.executable, "-m", "data.prepare", str(folder)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        ) as process,
+    ):  # fmt: skip
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            with suppress(BrokenPipeError):  # it is over already: its code says why
+                process.stdin.write(json.dumps(asked))
+                process.stdin.close()
+            for line in process.stdout:
+                told = json.loads(line)
+                if isinstance(told, dict):
+                    raise DataError(told["error"])
+                bar.update(told - bar.n)
+        except BaseException:
+            process.terminate()
+            raise
+        if process.wait():
+            errors.seek(0)
+            last = (errors.read().strip().splitlines() or [f"code {process.returncode}"])[-1]
+            raise DataError(
+                f"the processes that read the data broke off ({last}): try again, with more memory "
+                "if there was too little"
+            )
+
+
+def _processes() -> int:
+    """As many as this process may use processors."""
+    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(min(here // popdist.getNumInstances(), MOST), 1)
+
+
+def _name(data: Pipeline, split: Split) -> str:
+    """The digest of what the examples of a split, and their tokens, follow from."""
+    sha256 = hashlib.sha256()
+    for path in sorted(HERE.glob("*.py")):
+        sha256.update(path.read_bytes())
+    facts: list[Any] = [split, data.made_by, data.tokenizer.state, data.task.held_out]
+    sha256.update(json.dumps(facts, default=str).encode())
+    for digest in data.task.source(split).digests():
+        sha256.update(digest)
+    return sha256.hexdigest()[:32]

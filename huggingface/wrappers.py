@@ -1,0 +1,106 @@
+"""Models of texts and images, of which the text part is a language model of its own: that is read
+and trained, and an export takes over all else as it is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from checkpoints.parts import Part
+from checkpoints.stored import TensorSpec
+from checkpoints.tensor_files import TensorFiles
+from files.json_files import Fields
+from files.lazy import Lazy
+
+WRAPPERS = {"gemma3": "gemma3_text", "mistral3": "mistral"}
+"""Kinds of such models, and the kind of the text part where it is not said."""
+HEADS = {"lm_head.weight", "language_model.lm_head.weight"}
+
+_OF_THE_WHOLE = ("bos_token_id", "eos_token_id", "pad_token_id", "task_specific_params")
+_TEXT = re.compile(
+    r"(?:language_model\.)?(lm_head\..*)|(?:language_model\.model|model\.language_model)(\..*)"
+)
+"""Weights of the text part, by their names before transformers 5 and since."""
+
+
+def wrapper_of(description: Mapping[str, Any]) -> str | None:
+    """The kind of the model that a config.json describes, if it is such a model."""
+    kind = description.get("model_type")
+    return kind if isinstance(kind, str) and kind in WRAPPERS else None
+
+
+def text_part(description: Fields, names: Collection[str] | None) -> Fields:
+    """The config.json of the language model in one, if it is such a model; else itself.
+
+    Args:
+        names: of the weights, which say whether the head is the embedding; None: they are not here.
+    """
+    data, kind = description.data, wrapper_of(description.data)
+    if kind is None:
+        return description
+    text = {"model_type": WRAPPERS[kind]} | description.mapping("text_config")
+    text |= {name: data[name] for name in _OF_THE_WHOLE if data.get(name) is not None}
+    tied = data.get("tie_word_embeddings", True)
+    text["tie_word_embeddings"] = tied if names is None else HEADS.isdisjoint(names)
+    return description.replaced(text)
+
+
+def text_name(name: str) -> str | None:
+    """What the language model calls a weight; None: it has none of that name."""
+    match = _TEXT.fullmatch(name)
+    return match and (match[1] or f"model{match[2]}")
+
+
+class TextTensors(Lazy[np.ndarray]):
+    """The weights of the text part, as `TensorFiles` has those of a model.
+
+    Attributes:
+        others: the names of the files' other weights.
+    """
+
+    def __init__(self, files: TensorFiles) -> None:
+        self._files = files
+        self._inside = {text: name for name in files if (text := text_name(name)) is not None}
+        self.others = sorted(files.keys() - self._inside.values())
+        super().__init__(self._inside)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._files[self._inside[name]]
+
+    def some(self, name: str, wanted: Sequence[Part]) -> np.ndarray:
+        """See `TensorFiles`."""
+        return self._files.some(self._inside[name], wanted)
+
+    def spec(self, name: str) -> TensorSpec:
+        """See `TensorFiles`."""
+        return self._files.spec(self._inside[name])
+
+    def fingerprint(self) -> str:
+        """See `TensorFiles`."""
+        return self._files.fingerprint()
+
+
+class Whole(Lazy[np.ndarray]):
+    """All weights of such a model: the text part's anew, the others as the files have them.
+
+    Attributes:
+        text: the names of those that are anew.
+    """
+
+    def __init__(self, files: TensorFiles, text: Mapping[str, np.ndarray]) -> None:
+        self._files, self._new = files, text
+        self.text = {name for name in files if text_name(name) in text}
+        super().__init__([n for n in files if n in self.text or text_name(n) is None])
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._new[text_name(name) or ""] if name in self.text else self._files[name]
+
+
+def whole_description(base: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:
+    """The config.json of such a model, with what training changes of the text part's: its tokens
+    and its task."""
+    changed = {name: text[name] for name in _OF_THE_WHOLE if text.get(name) is not None}
+    return {**base, **changed}

@@ -1,0 +1,75 @@
+"""What an export takes over from the model that training began with."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from checkpoints.errors import CheckpointError
+from config.errors import UserError
+from config.sections import RunConfig
+from files.shown import shown_path
+from huggingface.folders import CONFIG, hf_description, read_hf_directory
+from huggingface.generation_config import GENERATION, generation_settings
+from huggingface.models import RANDOM, WEIGHTS, local_model
+from huggingface.wrappers import Whole, whole_description
+from modelling.weights import Arrays
+from terminal.screen import say
+
+PROCESSORS = "*processor_config.json"
+"""Files that say how images become inputs."""
+
+
+def base_settings(config: RunConfig) -> Mapping[str, Any]:
+    """How the model was published to write: its generation_config.json, which lies with the
+    weights that are loaded, or with the tokenizer, where a run keeps a copy."""
+    for name in (config.checkpoint.load, config.data.tokenizer):
+        if name is not None and name != RANDOM:
+            folder = Path(name) if Path(name).is_dir() else _had(name, [CONFIG, GENERATION])
+            settings = generation_settings(folder) if folder else {}
+            if settings:
+                return settings
+    return {}
+
+
+def with_other_parts(
+    config: RunConfig, files: Arrays, description: dict[str, Any]
+) -> tuple[Arrays, dict[str, Any], Path | None]:
+    """The weights and config.json of an export: those of the model of which this is the text part,
+    if it is one, and the folder of that.
+
+    Raises:
+        CheckpointError: it has another text part.
+    """
+    name: str | None = getattr(config.model, "part_of", None)
+    folder = None if name is None else _had(name, [*WEIGHTS, PROCESSORS])
+    if name is None:
+        return files, description, None
+    if folder is None:
+        say(f"warning: {shown_path(name)} is gone: the text part is written, as a model of its own")
+        return files, description, None
+    base = read_hf_directory(folder)
+    whole = Whole(base, files)
+    if len(whole.text) != len(files):
+        raise CheckpointError(
+            f"{shown_path(name)}, which model.part_of names, has another text part than was "
+            "trained: give the folder that training began with"
+        )
+    say(f"the {len(whole) - len(files)} weights besides the text part are {shown_path(name)}'s")
+    return whole, whole_description(hf_description(folder) or {}, description), folder
+
+
+def copy_processors(folder: Path, to: Path) -> None:
+    """Copy what says how a model's images become inputs."""
+    for path in folder.glob(PROCESSORS):
+        shutil.copy(path, to)
+
+
+def _had(name: str, files: list[str]) -> Path | None:
+    """The folder of a model, if it can be had."""
+    try:
+        return local_model(name, files)
+    except UserError:
+        return None

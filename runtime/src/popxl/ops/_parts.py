@@ -1,0 +1,96 @@
+"""Regular parts of a tensor with axes permuted: what slices and transposes of each other are.
+
+A region says for each axis `(first, count, step)`: the index of the first element that is taken,
+how many are taken, and the distance to the next one, which may be negative.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from popxl._ir.opdef import OpDef, define
+from popxl.ops._folds import apart_on_cpu
+
+if TYPE_CHECKING:
+    from popxl._ir.op import Op
+
+Region = tuple[tuple[int, int, int], ...]
+
+
+def ascending(region: Region) -> tuple[list[tuple[int, int, int]], list[int]]:
+    """The region with positive steps, and the axes that have to be reversed."""
+    reverse = [i for i, (_, _, step) in enumerate(region) if step < 0]
+    up = [
+        (first + max(count - 1, 0) * step, count, -step) if step < 0 else
+        (first, count, step)
+        for first, count, step in region
+    ]  # fmt: skip
+    return up, reverse
+
+
+def inverse(permutation: Sequence[int]) -> tuple[int, ...]:
+    """The permutation that takes back another."""
+    return tuple(int(i) for i in np.argsort(permutation))
+
+
+def read_region(x: Any, region: Region) -> Any:
+    """The elements of `x` in a region."""
+    up, reverse = ascending(region)
+    starts = [first for first, _, _ in up]
+    stops = [first + (count - 1) * step + 1 if count else first for first, count, step in up]
+    part = lax.slice(x, starts, stops, [step for _, _, step in up])
+    return lax.rev(part, reverse) if reverse else part
+
+
+def write_region(inputs: tuple[Any, ...], value: Any, region: Region) -> tuple[Any]:
+    """`inputs`, which is one array, with `value` in a region."""
+    x = inputs[0]
+    up, reverse = ascending(region)
+    part = lax.rev(value, reverse) if reverse else value
+    if all(step == 1 for _, _, step in up):
+        updated = lax.dynamic_update_slice(x, part, [first for first, _, _ in up])
+        # XLA's CPU compiler misplaces an update of a buffer with a shifted part of itself when a
+        # reshape follows (openxla/xla#49176).
+        return (apart_on_cpu(updated),)
+    at = tuple(builtins.slice(first, first + count * step, step) for first, count, step in up)
+    return (x.at[at].set(part),)
+
+
+# ---- parts of parts -----------------------------------------------------------------------------
+def _read(x: Any, region: Region, permutation: tuple[int, ...]) -> Any:
+    return jnp.transpose(read_region(x, region), permutation)
+
+
+def _write(
+    inputs: tuple[Any, ...], value: Any, region: Region, permutation: tuple[int, ...]
+) -> tuple[Any]:
+    return write_region(inputs, jnp.transpose(value, inverse(permutation)), region)
+
+
+def merge_parts(first: Op, then: Op) -> tuple[OpDef, dict[str, Any]] | None:
+    """See `OpDef.merge`."""
+    if merge_parts is not first.defn.merge:
+        return None
+    region, order = _as_part(first)
+    outer, permutation = _as_part(then)
+    inner = list(region)
+    for axis, (start, count, step) in zip(order, outer, strict=True):
+        begin, _, stride = region[axis]
+        inner[axis] = begin + start * stride, count, stride * step
+    merged = tuple(order[i] for i in permutation)
+    return PART, {"region": tuple(inner), "permutation": merged}
+
+
+def _as_part(op: Op) -> tuple[Region, tuple[int, ...]]:
+    shape = op.inputs[0].shape
+    region = op.attrs.get("region", tuple((0, n, 1) for n in shape))
+    return region, op.attrs.get("permutation", tuple(range(len(shape))))
+
+
+PART = define("part", _read, view_write=_write, merge=merge_parts, tags=("movement",))

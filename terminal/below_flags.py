@@ -1,0 +1,233 @@
+"""What lies under the flags: a preset or a person's YAML, a model, or the run that is continued."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from config.base import Section, field_annotations, flattened, is_section, leaves
+from config.errors import ConfigError
+from config.families import config_class_of
+from config.layers import Layer, Settings, names_all
+from config.presets import merge, preset_data
+from config.run import Checkpoint
+from config.sections import RunConfig
+from config.values import ValueType
+from files.shown import shown_name, shown_path
+from terminal.first_reading import FirstReading
+
+RANDOM = "random"
+"""In place of a model or run to load: random weights."""
+
+SMALL_MODEL = "google/flan-t5-small"
+"""The model where data are all that is given."""
+
+_EVALUATING = Layer("this program", {"model": {"eval": True}})
+_OF_A_RUN = ("checkpoint.load", "checkpoint.save", "checkpoint.mirror")
+"""Fields that a run which is continued has its own values of."""
+
+
+class Origins(Protocol):
+    """Where a configuration comes from, other than a preset."""
+
+    def saved(self, load: str) -> Mapping[str, Any] | None:
+        """What the run that `--load` names hands on; None if that is a model."""
+        ...
+
+    def run(self, load: str) -> Mapping[str, Any] | None:
+        """Like `saved`, of what need not be there."""
+        ...
+
+    def begun(self, save: str, mirror: str | None, plans: bool) -> Mapping[str, Any] | None:
+        """The whole configuration of the run in `--save`; None if there is none.
+
+        Args:
+            mirror: where it comes from if it is gone.
+            plans: it stays there.
+        """
+        ...
+
+    def placed(self, checkpoint: Checkpoint) -> Mapping[str, Any]:
+        """Folders for what are addresses of an object store, by dotted names."""
+        ...
+
+    def described(self, name: str) -> Mapping[str, Any]:
+        """A configuration of the model in a Hugging Face folder or of the hub's."""
+        ...
+
+
+@dataclass(frozen=True)
+class Below:
+    """What lies under the flags.
+
+    Attributes:
+        name: of the preset, file, model or folder that is given.
+        run: the folder of the run that is continued; None: one begins.
+        besides: what `--config` says beside that run, which has settings of its own.
+    """
+
+    name: str
+    settings: Settings
+    run: str | None = None
+    besides: Mapping[str, Any] = field(default_factory=dict)
+
+    def differences(self, flags: Mapping[str, Any]) -> list[str]:
+        """A line for each field that flags, nested, change in the run that is continued, and for
+        each that `--config` gives in vain."""
+        if self.run is None:
+            return []
+        before, by_flags = flattened(self.settings.layers[0].values), flattened(flags)
+        asked = flattened(merge(self.besides, flags))
+        if asked.get("training.epochs") is not None:  # which decide
+            asked.pop("training.steps", None)
+        lines = []
+        for leaf in leaves(self.settings.section):
+            name = leaf.dotted
+            if name in _OF_A_RUN or name not in before or name not in asked:
+                continue
+            old, new = _read(leaf.type, before[name]), _read(leaf.type, asked[name])
+            if old == new:
+                continue
+            if name in by_flags:
+                lines.append(f"{name}: {shown_name(old)} -> {shown_name(new)}")
+            else:
+                lines.append(
+                    f"{name}: {shown_name(old)} of the run in {shown_path(self.run)}, not "
+                    f"{shown_name(new)} of {shown_path(self.name)}"
+                )
+        return lines
+
+
+def _read(kind: ValueType, value: Any) -> Any:
+    """A value as its field has it, such as a number for the text of one."""
+    try:
+        return kind.check(value, "")
+    except ValueError:
+        return value
+
+
+def below_flags(
+    first: FirstReading, presets: str | Path, default_preset: str, origins: Origins | None
+) -> Below:
+    """What the command line's flags are laid over; other arguments as for `read_command_line`.
+
+    Raises:
+        ConfigError: nothing says which model, or what is named cannot be had.
+    """
+    if origins is None:
+        name = first.config or default_preset
+        return _complete(name, first.said or preset_data(presets, name))
+    evaluates = presets == "inference"
+    below = (None if evaluates else _continued(first, origins)) or _begun(first, origins)
+    if below is not None:
+        over = [_EVALUATING] if evaluates else []
+        return replace(below, settings=below.settings.over(*over))
+    if not first.helps:
+        raise ConfigError(
+            "nothing says which model: give --model with a Hugging Face folder or name, --load "
+            "with the folder of a run, or --config with a preset, such as tiny; see --help"
+        )
+    open_ = merge({"family": "t5"}, _EVALUATING.values if evaluates else {})
+    section = config_class_of(open_, default_preset)
+    return Below(default_preset, Settings(section, (Layer(default_preset, open_),)))
+
+
+def _complete(name: str, values: Mapping[str, Any]) -> Below:
+    """What says all that there is to say, or is completed by defaults."""
+    return Below(name, Settings(config_class_of(values, name), (Layer(name, values, True),)))
+
+
+# ---- a run that is continued --------------------------------------------------------------------
+def _continued(first: FirstReading, origins: Origins) -> Below | None:
+    """The settings of the run in `--save`; else those of the run in `--load`, with what `--config`
+    says over them. None if there is no such run."""
+    values, folder, besides = None, first.save, first.said
+    over = list[Layer]()
+    if folder is not None and not first.fresh:
+        values = origins.begun(folder, first.mirror, first.plans)
+    if values is None and first.load is not None and first.continues:
+        values, folder, besides = origins.run(first.load), first.load, {}
+        over = [Layer(str(first.config), first.said)] if first.said else []
+    if values is None or folder is None:
+        return None
+    section = config_class_of(values, folder)
+    _check_family(folder, values, str(first.config), first.said)
+    if first.model is not None and not _is_same(first.model, flattened(values)):
+        described = origins.described(first.model)
+        _check_family(folder, values, first.model, described)
+        over.append(Layer(first.model, {"model": described["model"]}))
+    settings = Settings(section, (Layer(folder, values, True), *over))
+    return Below(first.config or first.model or folder, settings, folder, besides)
+
+
+def _is_same(model: str, run: Mapping[str, Any]) -> bool:
+    """Whether a run began with the model, which may be gone."""
+    begun = str(run.get("checkpoint.load"))
+    return model == begun or os.path.realpath(model) == os.path.realpath(begun)
+
+
+def _check_family(folder: str, run: Mapping[str, Any], name: str, said: Mapping[str, Any]) -> None:
+    if said.get("family", run["family"]) != run["family"]:
+        raise ConfigError(
+            f"{shown_path(folder)} has a run of the family {run['family']}, but "
+            f"{shown_name(name)} is of {shown_name(said['family'])}: continue that run without it, "
+            "give another --save, or --fresh to delete it and start over"
+        )
+
+
+# ---- a run that begins --------------------------------------------------------------------------
+def _begun(first: FirstReading, origins: Origins) -> Below | None:
+    """The settings of a preset, a file, a run whose weights are taken, or a model; None if nothing
+    is named."""
+    said, model = first.said, first.model
+    own = [_layer(first)] if said else []
+    if model is None and "family" not in said:
+        saved = None if first.load is None else origins.saved(first.load)
+        if saved is not None:
+            section, name = config_class_of(saved, str(first.load)), str(first.load)
+            layers = (Layer(name, saved, True), *own)
+            return Below(first.config or name, Settings(section, layers))
+        model = _model_of(first)
+    if model is None:
+        nothing = not said or (first.is_own and "family" not in said)
+        return None if nothing else Below(own[0].name, Settings(_family(first), (own[0],)))
+    described = origins.described(model)
+    section, name = config_class_of(described, model), first.config or model
+    of_model = Layer(model, described)
+    if not own or not own[0].is_whole:  # a file may say what the model says of itself
+        named = {n: value for n, value in said.items() if n != "family"}
+        return Below(name, Settings(section, (of_model, Layer(name, named))))
+    if said.get("family") != described["family"]:  # other settings of that do not apply
+        own = [replace(own[0], values=_known(section, said))]
+    return Below(name, Settings(section, (*own, of_model)))
+
+
+def _layer(first: FirstReading) -> Layer:
+    """What `--config` names. A preset is whole, and so is the config.yml of a run."""
+    whole = not first.is_own or ("family" in first.said and names_all(_family(first), first.said))
+    return Layer(str(first.config), first.said, whole)
+
+
+def _family(first: FirstReading) -> type[RunConfig]:
+    return config_class_of(first.said, str(first.config))
+
+
+def _model_of(first: FirstReading) -> str | None:
+    """The model that is meant where `--model` names none and `--load` no run."""
+    if first.load is not None and first.load != RANDOM:
+        return first.load
+    return None if first.train is None else SMALL_MODEL
+
+
+def _known(section: type[Section], data: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of some data that a section has fields for."""
+    known_fields: dict[str, Any] = {}
+    for name, annotation in field_annotations(section).items():
+        if name in data:
+            value = data[name]
+            nested = is_section(annotation) and isinstance(value, Mapping)
+            known_fields[name] = _known(annotation, value) if nested else value
+    return known_fields

@@ -1,0 +1,127 @@
+"""The first reading of a command line: what names the settings that lie under its flags, and so
+decides which flags there are."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from config.base import flattened, nested
+from config.own_yaml import NAMED, is_own
+from config.presets import merge, placed, preset_data
+from terminal.parser import Parser, path_option
+
+
+@dataclass(frozen=True)
+class FirstReading:
+    """What a command line names, and the file of its `--config` where flags do not.
+
+    Attributes:
+        config: the preset or file.
+        said: what that says.
+        model: of Hugging Face.
+        load, save, mirror, train: the fields of these names.
+        continues: whether the state of a run in `load` is taken whole.
+        fresh: the run in `save` is not continued.
+        plans: nothing is run.
+        helps: the help is asked for.
+    """
+
+    config: str | None
+    said: Mapping[str, Any]
+    model: str | None
+    load: str | None
+    save: str | None
+    mirror: str | None
+    train: str | None
+    continues: bool
+    fresh: bool
+    plans: bool
+    helps: bool
+
+    @property
+    def is_own(self) -> bool:
+        """Whether `config` is a person's file, not a preset."""
+        return is_own(self.config)
+
+    @classmethod
+    def of(cls, arguments: Sequence[str], presets: str | Path, with_models: bool) -> FirstReading:
+        """Read a command line; `with_models`: it may name models and runs.
+
+        Raises:
+            ConfigError: the preset or file cannot be read.
+        """
+        given, flags = _read(arguments, with_models)
+        said: Mapping[str, Any] = {}
+        named = None
+        if given.config is not None:
+            read = preset_data(presets, given.config)
+            named = read.pop(NAMED, None) if with_models else None
+            said = placed(read)
+        fields = flattened(merge(said, nested(flags)))
+
+        def text(name: str) -> str | None:
+            return value if isinstance(value := fields.get(name), str) else None
+
+        return cls(
+            config=given.config,
+            said=said,
+            model=getattr(given, "model", None) or named,
+            load=text("checkpoint.load"),
+            save=text("checkpoint.save"),
+            mirror=text("checkpoint.mirror"),
+            train=text("data.train"),
+            continues=str(fields.get("checkpoint.load_optimizer")).lower() != "false",
+            fresh=given.fresh,
+            plans=given.plan is not None,
+            helps=given.help,
+        )
+
+
+def add_config_options(parser: argparse.ArgumentParser, with_models: bool) -> None:
+    """The options that name what lies under the flags."""
+    parser.add_argument(
+        "--config",
+        metavar="NAME",
+        help="a preset, or a YAML file: a run's config.yml, or your own, whose rest the program "
+        "chooses (default: the run that --save or --load names)",
+    )
+    if with_models:
+        parser.add_argument(
+            "--model",
+            metavar="NAME",
+            type=path_option,
+            help="a T5, GPT-J or Llama-shaped model of Hugging Face, a folder or the hub's: its "
+            "sizes, weights and "
+            "tokenizer; --config then says how to run it, else the program chooses",
+        )
+
+
+def _read(arguments: Sequence[str], with_models: bool) -> tuple[argparse.Namespace, dict[str, Any]]:
+    """The options, and the fields by dotted names."""
+    parser = Parser(add_help=False, allow_abbrev=False)
+    add_config_options(parser, with_models)
+    field: dict[str, Any] = {"default": argparse.SUPPRESS}
+    for name in ("load", "save"):
+        dotted = f"checkpoint.{name}"
+        parser.add_argument(f"--{name}", f"--{dotted}", dest=dotted, type=path_option, **field)
+    parser.add_argument("--checkpoint.mirror", **field)
+    parser.add_argument("--data.train", **field)
+    parser.add_argument("--checkpoint.load_optimizer", nargs="?", const="true", **field)
+    parser.add_argument("--fresh", action="store_true")
+    plans = (f"--plan{end}" for end in ("", "_json", "_picture", "_trace"))
+    parser.add_argument(*plans, nargs="?", const="", dest="plan")
+    parser.add_argument("-h", "--help", "--help_all", action="store_true", dest="help")
+    given = parser.parse_known_args([_spelled(argument) for argument in arguments])[0]
+    return given, {name: value for name, value in vars(given).items() if "." in name}
+
+
+def _spelled(argument: str) -> str:
+    """A flag with underscores, other arguments as they are."""
+    name, equals, value = argument.partition("=")
+    if not argument.startswith("--"):
+        return argument
+    return f"--{name[2:].replace('-', '_')}{equals}{value}"

@@ -1,0 +1,154 @@
+"""Large data: made by other processes as by this one, and kept beside the run."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from config.errors import UserError
+from config.llama import LlamaConfig
+from config.presets import load_config
+from config.t5 import T5Config
+from data import prepared
+from data.causal_lm import CAUSAL_LM
+from data.lengths import lengths_of
+from data.pipeline import Pipeline
+from data.prepare import prepare
+from data.seq2seq import SEQ2SEQ
+from data.task import SAMPLE_FOLDER
+from files.run_folder import RunFolder
+
+TALK = [{"role": "user", "content": "Who, ☃?"}, {"role": "assistant", "content": "Paul"}]
+ROWS: dict[str, list[dict[str, Any]]] = {
+    "chat": [*({"messages": [*TALK, {**TALK[0], "content": f"{n}"}, TALK[1]]} for n in range(40)),
+             {"messages": TALK[:1]}],
+    "text": [{"prompt": f"Anna {n}", "completion": f" took ☃ {n}"} for n in range(40)],
+    "plain": [{"text": f"Sara left house {n}. " * (1 + 900 * (n == 3))} for n in range(40)],
+}  # fmt: skip
+
+
+def run_of(
+    folder: Path, rows: list[dict[str, Any]], shape: Any = CAUSAL_LM, **data: Any
+) -> Pipeline:
+    file = folder / "rows.jsonl"
+    if not file.exists():
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    t5 = shape is SEQ2SEQ
+    tokenizer = str(SAMPLE_FOLDER / ("t5_tokenizer" if t5 else "chat_tokenizer"))
+    given = {
+        "data": {"dataset": "mnli", "train": str(file), "tokenizer": tokenizer, **data},
+        "model": {"embedding": {"vocab_size": 640}, "sequence_length": 128},
+        "checkpoint": {"save": str(folder / "run")},
+    }
+    config_class, preset = (T5Config, "tiny") if t5 else (LlamaConfig, "qwen3_tiny")
+    return Pipeline(load_config(config_class, "finetuning", preset, given), shape)
+
+
+@pytest.fixture
+def large(monkeypatch):
+    """Whatever is read counts as large, and is prepared here: other processes take seconds."""
+    monkeypatch.setattr(prepared, "LARGE", 1)
+    monkeypatch.setattr(prepared, "_make", lambda data, split, to: prepare(data, split, 1, to))
+
+
+def read(data: Pipeline) -> tuple[Any, ...]:
+    """All that a pipeline makes of its data."""
+    splits = ("train", "validation") if data.given.data.validation else ("train",)
+    corpora = [data.tokenised(split) for split in splits]
+    plain = data.task.kind == "plain"
+    return (
+        [[e.prompt if plain else e[:2] for e in corpus.examples] for corpus in corpora],
+        [[str(place) for place in corpus.places] for corpus in corpora],
+        [(t.ids.tolist(), t.learned.tolist()) for c in corpora for t in c.tokens or ()],
+        [corpus.notes for corpus in corpora],
+        lengths_of(data, splits),
+        data.training_samples().digest,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "more"),
+    [
+        ("chat", CAUSAL_LM, {"validation": "0.3"}),
+        ("text", CAUSAL_LM, {"validation": "0.3"}),
+        ("plain", CAUSAL_LM, {}),
+        ("text", SEQ2SEQ, {"long_targets": "cut"}),
+    ],
+)
+@pytest.mark.parametrize(
+    "processes", [1, pytest.param(2, marks=pytest.mark.slow)], ids=["here", "processes"]
+)
+def test_what_is_prepared_is_the_same_and_a_second_run_prepares_nothing(
+    tmp_path, kind, shape, more, processes, monkeypatch, capsys
+):
+    expected = read(run_of(tmp_path, ROWS[kind], shape, **more))
+    said = capsys.readouterr().err
+    monkeypatch.setattr(prepared, "LARGE", 1)
+    if processes == 1:
+        monkeypatch.setattr(prepared, "_make", lambda data, split, to: prepare(data, split, 1, to))
+    monkeypatch.setattr(prepared, "_processes", lambda: processes)
+    assert read(run_of(tmp_path, ROWS[kind], shape, **more)) == expected
+    assert capsys.readouterr().err == said
+    monkeypatch.setattr(prepared, "_make", None)
+    assert read(run_of(tmp_path, ROWS[kind], shape, **more)) == expected
+    assert "the data are ready in " in capsys.readouterr().err
+
+
+def test_other_data_and_settings_are_read_anew(tmp_path, large, capsys):
+    rows = ROWS["text"]
+    first = run_of(tmp_path, rows).training_samples().digest
+    assert run_of(tmp_path, rows, separator=" so:").training_samples().digest != first
+    (tmp_path / "rows.jsonl").write_text(json.dumps(rows[0]) + "\n")
+    assert len(run_of(tmp_path, rows).training_samples()) == 1
+    assert "are ready" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda b: b[:-1] + bytes([b[-1] ^ 1]), lambda b: b[:9], lambda b: b""]
+)
+def test_damaged_files_are_made_again(tmp_path, large, damage, capsys):
+    first = run_of(tmp_path, ROWS["text"]).training_samples().digest
+    (kept,) = RunFolder(tmp_path / "run").prepared.rglob("*.safetensors")
+    kept.write_bytes(damage(kept.read_bytes()))
+    assert run_of(tmp_path, ROWS["text"]).training_samples().digest == first
+    assert "the data are read anew" in capsys.readouterr().err
+    again = run_of(tmp_path, ROWS["text"]).training_samples()
+    assert again.digest == first
+    assert "are ready in" in capsys.readouterr().err
+
+
+def test_mistakes_that_processes_find_are_the_same_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(prepared, "LARGE", 1)
+    rows = [*ROWS["text"], {"prompt": "a", "completion": None}]
+    with pytest.raises(UserError, match="rows.jsonl, line 41: column 'completion' holds null"):
+        run_of(tmp_path, rows).training_samples()
+    assert not list(RunFolder(tmp_path / "run").prepared.iterdir())
+
+
+def test_processes_that_die_are_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(prepared, "LARGE", 1)
+    monkeypatch.setattr(prepared.sys, "executable", "/bin/false")
+    with pytest.raises(UserError, match="the processes that read the data broke off"):
+        run_of(tmp_path, ROWS["text"]).training_samples()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_folder_that_cannot_be_written_does_not_matter(tmp_path, large):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run").chmod(0o500)
+    assert len(run_of(tmp_path, ROWS["text"]).training_samples()) > 0
+
+
+def test_what_is_read_lazily_is_a_sequence(tmp_path, large):
+    corpus = run_of(tmp_path, ROWS["text"]).tokenised("train")
+    first = corpus.first(3)
+    assert [e.prompt for e in first.examples] == ["Anna 0", "Anna 1", "Anna 2"]
+    assert corpus.examples[-1] == corpus.examples[39]
+    np.testing.assert_array_equal((first.tokens or ())[2].ids, (corpus.tokens or ())[2].ids)
+    with pytest.raises(IndexError):
+        corpus.examples[40]

@@ -1,0 +1,53 @@
+"""Tokens that come one by one are those that come at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from modelling.generation import Sampling, Strategy
+from modelling.generation.greedy import Greedy
+from modelling.llama.weights import weight_table
+from modelling.spec import family_of
+from sessions.generating import Inference
+from tests.modelling.generation.test_llama import config_of, ours, reference
+
+
+def one_by_one(strategy: Strategy, tp: int, where: str) -> list[list[np.ndarray]]:
+    _, weights, words, mask = reference("gemma3_text")
+    config = config_of("gemma3_text", tp, where)
+    config = replace(config, execution=replace(config.execution, micro_batch_size=1))
+    with Inference(config, family_of(config), strategy, piecewise=True) as model:
+        model.write(weight_table(config).renamed(weights))
+        return [[*model.written(words[i : i + 1], mask[i : i + 1])] for i in range(2)]
+
+
+def check(strategy: Strategy, tp: int) -> None:
+    expected = ours("gemma3_text", tp, strategy)[:2]
+    for parts, tokens in zip(one_by_one(strategy, tp, "resident"), expected, strict=True):
+        np.testing.assert_array_equal(parts[-1][0], tokens)
+        for count, part in enumerate(parts, 1):
+            np.testing.assert_array_equal(part[0, :count], tokens[:count])
+        assert len(parts) == len(tokens) or (parts[-1] != parts[-2]).sum() == 1
+
+
+def test_tokens_one_by_one_are_those_at_once() -> None:
+    """The second prompt begins anew, in a program that has written."""
+    check(Greedy(), 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tp", [1, 2])
+def test_samples_one_by_one_are_those_at_once(tp: int) -> None:
+    strategy = Sampling(5, 0.9, 20, 0.9)
+    first = one_by_one(strategy, tp, "resident")[0]
+    np.testing.assert_array_equal(first[-1][0], ours("gemma3_text", tp, strategy)[0])
+
+
+@pytest.mark.slow
+def test_streamed_weights_give_all_tokens_at_once() -> None:
+    (parts, _) = one_by_one(Greedy(), 1, "streamed")
+    assert len(parts) == 1
+    np.testing.assert_array_equal(parts[0][0], ours("gemma3_text", 1, Greedy())[0])

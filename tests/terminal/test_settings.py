@@ -1,0 +1,260 @@
+"""The one rule for settings: defaults, what the program chooses, a preset or a file, flags.
+
+Of a run that is continued: its config.yml, flags."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import planning.choices
+from checkpoints import CheckpointStore
+from config.base import flattened, nested
+from config.errors import ConfigError
+from config.families import config_class_of
+from config.presets import load_config, merge, preset_data
+from config.sections import RunConfig
+from files.yaml_files import yaml_text
+from planning.origins import ORIGINS
+from run.options import RunOptions
+from terminal.command_line import CommandLine, read_command_line
+from tests.huggingface.hub_folders import save
+
+RATE = "training.optimizer.learning_rate"
+ALL = {
+    "model.seed": 7,
+    "training.steps": 60,
+    "training.global_batch_size": 24,
+    "training.optimizer.weight_decay": 0.1,
+    "training.optimizer.beta2": 0.5,
+    f"{RATE}.function": "cosine",
+    f"{RATE}.maximum": 3e-3,
+    f"{RATE}.warmup_proportion": 0.25,
+    "execution.micro_batch_size": 8,
+    "execution.activations": "keep",
+    "evaluation.steps": 5,
+    "checkpoint.minutes": 3.0,
+    "checkpoint.keep_best": "loss",
+    "data.nulls": "skip",
+}
+"""What no preset nor default says."""
+
+
+def read(*flags: str) -> CommandLine:
+    return read_command_line("", "finetuning", "tiny", flags, RunOptions.add_flags, ORIGINS)
+
+
+def values(config: RunConfig) -> dict[str, Any]:
+    return flattened(config.to_dict())
+
+
+@pytest.fixture
+def run(tmp_path) -> Callable[..., tuple[str, dict[str, Any]]]:
+    """Makes the folder of a run with a saved step; gives it, and its settings by dotted names."""
+
+    def make(preset: str = "tiny", **more: Any) -> tuple[str, dict[str, Any]]:
+        data = merge(preset_data("finetuning", preset), nested({**ALL, **more}))
+        config = config_class_of(data, preset).from_dict(data)
+        with CheckpointStore(tmp_path / "run") as store:
+            texts = {"config.yml": yaml_text(config.to_dict())}
+            store.save(9, {"w": np.zeros(1, np.float32)}, {}, wait=True, texts=texts)
+        return str(tmp_path / "run"), values(config)
+
+    return make
+
+
+def changed(config: RunConfig, before: Mapping[str, Any]) -> dict[str, Any]:
+    now = values(config)
+    return {name: now[name] for name in before if now[name] != before[name]}
+
+
+# ---- a run that is continued --------------------------------------------------------------------
+@pytest.mark.parametrize("how", [[], ["--config", "tiny"]], ids=["alone", "preset"])
+def test_a_run_goes_on_with_all_of_its_settings(how, run):
+    folder, before = run()
+    line = read(*how, "--save", folder)
+    assert changed(line.config, before) == {"checkpoint.save": folder}
+    assert planning.choices.with_choices(line, ("train",), trains=True) is line
+
+
+def test_flags_change_them_and_each_change_is_a_line(run, capsys):
+    folder, before = run()
+    flags = ("--steps", "80", "--training.optimizer.beta2", "0.5", "--learning_rate", "1e-3")
+    config = read("--config", "tiny", "--save", folder, *flags).config
+    new = {"checkpoint.save": folder, "training.steps": 80, f"{RATE}.maximum": 1e-3}
+    assert changed(config, before) == new
+    said = capsys.readouterr().err.splitlines()
+    assert "training.steps: 60 -> 80" in said
+    assert f"{RATE}.maximum: 0.003 -> 0.001" in said
+    assert not any("beta2:" in line and "->" in line for line in said)
+
+
+def test_what_config_says_in_vain_is_a_line(run, capsys, tmp_path):
+    folder, before = run()
+    own = tmp_path / "own.yml"
+    own.write_text("family: t5\nsteps: 90\ntraining: {optimizer: {beta2: '0.5'}}\nlayers: 2\n")
+    assert changed(read("--config", str(own), "--save", folder).config, before).keys() == {
+        "checkpoint.save"
+    }
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said == f"training.steps: 60 of the run in {folder}, not 90 of {own}"
+
+
+def test_a_run_elsewhere_gives_its_settings_too(run, tmp_path):
+    """But not where it started and what it evaluated; the file lies over them."""
+    folder, before = run()
+    (tmp_path / "own.yml").write_text(f"load: {folder}\nsteps: 90\n")
+    for flags in (["--load", folder, "--steps", "90"], ["--config", str(tmp_path / "own.yml")]):
+        config = read(*flags).config
+        kept = {n: v for n, v in before.items() if not n.startswith(("checkpoint.", "evaluation."))}
+        assert changed(config, kept) == {"training.steps": 90}
+        assert config.evaluation.steps is None
+        assert config.checkpoint.load == folder
+
+
+def test_fresh_and_new_runs_do_not(run):
+    folder, _ = run()
+    tiny = load_config(config_class_of({"family": "t5"}, ""), "finetuning", "tiny")
+    for flags in (
+        ["--save", folder, "--fresh"],
+        ["--load", folder, "--checkpoint.load_optimizer", "false"],
+    ):
+        assert read("--config", "tiny", *flags).config.training == tiny.training
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--config", "gptj_tiny"], "has a run of the family t5, but gptj_tiny is of gptj"),
+        (["--beta_ray", "3"], "unknown option --beta_ray"),
+    ],
+)
+def test_another_model_is_not_that_run(flags, said, run):
+    folder, _ = run()
+    with pytest.raises(ConfigError, match=said):
+        read(*flags, "--save", folder)
+
+
+def test_a_model_that_the_run_began_with_need_not_be_there(run, tmp_path):
+    save("t5", tmp_path / "other")
+    folder, before = run(**{"checkpoint.load": "gone/model"})
+    assert changed(read("--model", "gone/model", "--save", folder).config, before) == {
+        "checkpoint.save": folder
+    }
+    other = read("--model", str(tmp_path / "other"), "--save", folder).config
+    assert other.model.hidden_size != before["model.hidden_size"]  # so run.start refuses it
+
+
+# ---- one thing that is said in two ways ---------------------------------------------------------
+@pytest.mark.parametrize(
+    ("name", "value", "other"),
+    [("warmup_steps", 3, "warmup_proportion"), ("warmup_proportion", 0.5, "warmup_steps")],
+)
+def test_a_warm_up_replaces_the_other_one_of_a_run(name, value, other, run):
+    own = {f"{RATE}.{other}": 0, f"{RATE}.{name}": None}
+    folder, _ = run(**own)
+    rate = read("--save", folder, f"--{name}", str(value)).config.training.optimizer.learning_rate
+    assert (getattr(rate, name), getattr(rate, other)) == (value, None)
+
+
+@pytest.mark.parametrize("where", ["run", "preset", "file"])
+def test_the_micro_batch_follows_a_batch(where, run, tmp_path, capsys):
+    base = {"run": lambda: ["--save", run()[0]], "preset": lambda: ["--config", "tiny"]}
+    (tmp_path / "own.yml").write_text("family: t5\nmicro_batch_size: 8\n")
+    flags = base.get(where, lambda: ["--config", str(tmp_path / "own.yml")])()
+    config = read(*flags, "--global_batch_size", "12").config
+    micro = {"run": 6, "preset": 12, "file": 6}[where]
+    assert config.execution.micro_batch_size == micro
+    assert f"-> {micro}, which divides the batch of 12" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="12 must be divisible by execution.micro_batch_size 5"):
+        read(*flags, "--global_batch_size", "12", "--micro_batch_size", "5")
+
+
+def test_steps_and_epochs_together_are_said(tmp_path, capsys):
+    (tmp_path / "own.yml").write_text("family: t5\nsteps: 9\nepochs: 2\n")
+    for flags, name in (
+        (["--config", str(tmp_path / "own.yml")], str(tmp_path / "own.yml")),
+        (["--config", "tiny", "--steps", "9", "--epochs", "2"], "flags"),
+    ):
+        training = read(*flags).config.training
+        assert (training.steps, training.epochs) == (9, None)
+        said = capsys.readouterr().err
+        assert said == f"{name}: training.steps 9 decides, not epochs 2{'.0' * (name == 'flags')}\n"
+
+
+# ---- a file of one's own ------------------------------------------------------------------------
+ROWS = 200
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    save("gptj", tmp_path / "model")
+    rows = ({"prompt": f"Anna took {i}", "completion": "the lamp"} for i in range(ROWS))
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def completed(*flags: str) -> RunConfig:
+    return planning.choices.with_choices(read(*flags), ("train",), trains=True).config
+
+
+AS_FLAGS = ("--model", "model", "--data.train", "rows.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("text", "flags"),
+    [
+        ("model: model\ndata: {train: rows.jsonl}\n", ()),
+        ("load: model\ndata.train: rows.jsonl\nsave: runs/a\n", ("--save", "runs/a")),
+        ("data: {train: rows.jsonl, validation: 0.1}\n", ("--data.validation", "0.1")),
+        ("model: model\ndata.train: rows.jsonl\nsteps: 5\nlayers: 1\nprecision: bfloat16\n",
+         ("--steps", "5", "--layers", "1", "--precision", "bfloat16")),
+        ("model: elsewhere\ntraining: {optimizer: {learning_rate: {warmup_steps: 4}}}\n",
+         ("--warmup_steps", "4")),
+    ],
+)  # fmt: skip
+def test_a_file_gives_what_it_gives_and_the_rest_is_chosen(text, flags, here):
+    (here / "own.yml").write_text(text)
+    more = () if "load: " in text else AS_FLAGS
+    assert completed("--config", "own.yml", *more) == completed(*AS_FLAGS, *flags)
+
+
+def test_a_whole_file_leaves_nothing_open(here):
+    config = completed(*AS_FLAGS, "--steps", "3")
+    (here / "whole.yml").write_text(yaml_text(config.to_dict()))
+    line = read("--config", "whole.yml")
+    assert not line.settings.is_open
+    assert line.config == config
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("model: model\nsteps: 3\ntraining.steps: 4\n", "line 3: training.steps stands twice"),
+        ("model: model\ntraining: 3\nsteps: 4\n", "line 3: training is 3, but steps is in it"),
+        ("model: model\ntraining: {step: 4}\n", "line 2: unknown field training.step"),
+        ("steps: 4\n", "nothing says which model"),
+        ("model: model\nlayers: {a: 1}\n", "line 2: model.layers is {'a': 1}"),
+    ],
+)
+def test_mistakes_in_a_file_have_its_line(text, said, here):
+    (here / "own.yml").write_text(text)
+    with pytest.raises(ConfigError) as info:
+        read("--config", "own.yml")
+    assert said in str(info.value)
+
+
+def test_what_is_given_is_not_said_to_be_chosen(here, capsys):
+    (here / "own.yml").write_text("learning_rate: 1e-4\nsequence_length: 16\n")
+    completed("--config", "own.yml", *AS_FLAGS, "--warmup_steps", "3")
+    (said,) = capsys.readouterr().err.splitlines()
+    for word in ("learning rate", "sequence_length", "warm-up"):
+        assert word not in said
+    for word in ("batch 8", "loss on answers", "3 epochs", "output_length"):
+        assert word in said
