@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -17,7 +18,7 @@ from checkpoints import CheckpointStore
 from config.errors import ConfigError
 from config.sections import RunConfig
 from modelling.spec import family_of
-from modelling.weights.state_forms import kept_state
+from modelling.weights.state_forms import in_form, kept_state
 from planning.needs import finetuning_needs
 from popxl_addons.optimizers import packed
 from run.start import starting_point
@@ -66,7 +67,7 @@ def trained(state: str, dp: int, tp: int, precision: str) -> tuple[list[float], 
 
 
 # ---- training -----------------------------------------------------------------------------------
-@pytest.mark.parametrize("split", [(1, 1), (2, 2)])
+@pytest.mark.parametrize("split", [pytest.param((1, 1), marks=pytest.mark.slow), (2, 2)])
 def test_losses_are_near_those_of_float32_state(split) -> None:
     exact, _ = trained("float32", 1, 1, "float32")
     found, _ = trained("compact", *split, "float32")
@@ -75,6 +76,7 @@ def test_losses_are_near_those_of_float32_state(split) -> None:
     assert found != exact
 
 
+@pytest.mark.slow
 def test_every_split_packs_the_same_groups() -> None:
     """Scales and codes have the same shapes, and but for rounding the same values."""
     _, one = trained("compact", 1, 1, "float32")
@@ -91,6 +93,7 @@ def test_every_split_packs_the_same_groups() -> None:
             )
 
 
+@pytest.mark.slow  # two more trainings
 @pytest.mark.parametrize("state", ["compact", "compact16"])
 def test_weights_of_16_bits_have_residuals(state) -> None:
     """They add up to what float32 weights would be, to the bits that are kept."""
@@ -112,6 +115,7 @@ def test_a_continued_run_is_the_one_that_was_not_stopped() -> None:
     assert {a.dtype.name for a in half.values()} == {"bfloat16", "int8", "uint8", "float32"}
 
 
+@pytest.mark.slow  # 40 seconds each
 @pytest.mark.parametrize("state", ["compact", "bfloat16"])
 def test_updates_behind_change_no_bit(state) -> None:
     """With a tied embedding, dropout, a step that is left out, and a restart."""
@@ -133,6 +137,7 @@ def test_all_ways(family, split, activations, gradients) -> None:
     assert differences(config, batches(5), {"execution": {"activations": activations}}) == []
 
 
+@pytest.mark.slow  # two trainings
 def test_resident_layers_change_no_bit() -> None:
     """Phased and resident, kept and recomputed: what is packed is the same."""
 
@@ -149,21 +154,36 @@ def test_resident_layers_change_no_bit() -> None:
     assert bits(resident_layers=2, activations="keep") == expected
 
 
+@pytest.mark.slow  # what is lent is tested with other state, too
 def test_evaluation_reads_the_training_state() -> None:
-    """Its program cuts weights as training does."""
+    """Its program cuts weights as training does: the entries that it borrows fit."""
     config = config_of("compact")
     model = fine_tuning(config)
     model.write(initial(config))
+    samples = family_of(config).sample_format.generated(config, 16, None)
     with model:
         train(model, 0, 1)
         losses = Losses(config, family_of(config), lender=model)
-        with model.lent_to(losses) if hasattr(model, "lent_to") else losses:
-            assert losses.program.variables.keys() == model.variables.keys()
+        losses.write(model.tensors())
+        with losses:
+            borrowed = losses.of(samples).mean
+    own = Losses(config, family_of(config))
+    own.write(model.tensors())
+    with own:
+        assert own.of(samples).mean == borrowed
 
 
 # ---- checkpoints --------------------------------------------------------------------------------
 def saved(folder, state: str, precision: str) -> tuple[dict[str, Any], int]:
-    _, tensors = trained(state, 1, 1, precision)
+    """A checkpoint of a run with any state, and its bytes."""
+    config = config_of(state, 1, 1, precision)
+    low = "float32" if precision == "float32" else ml_dtypes.bfloat16
+    tensors: dict[str, Any] = {n: w.astype(low) for n, w in initial(config).items()}
+    rng = np.random.default_rng(0)
+    for name, kept in kept_state(config, family_of(config).weights(config)).items():
+        dtype = np.dtype(getattr(ml_dtypes, kept.slot.dtype, kept.slot.dtype))
+        values = np.abs(rng.normal(size=kept.shape))
+        tensors[name] = (values if "float" in kept.slot.dtype else values * 20).astype(dtype)
     with CheckpointStore(folder) as store:
         store.save(4, tensors, {}, wait=True)
     return tensors, sum(p.stat().st_size for p in folder.rglob("*.safetensors"))
@@ -174,10 +194,8 @@ def started(folder, state: str, precision: str) -> tuple[str, Mapping[str, np.nd
     config = replace(config, checkpoint=replace(config.checkpoint, load=str(folder)))
     table = family_of(config).weights(config)
     start = starting_point(config, table)
-    kept = kept_state(config, table)
-    for name, tensor in kept.items():
+    for name, tensor in kept_state(config, table).items():
         assert start.tensors[name].shape == tensor.shape, name
-    fine_tuning(config).write(start.tensors)
     return start.source, start.tensors
 
 
@@ -194,11 +212,10 @@ def test_a_checkpoint_holds_what_is_kept(tmp_path) -> None:
 def test_compact_state_becomes_any_other_and_is_made_of_it(tmp_path, state, precision) -> None:
     there, _ = saved(tmp_path / "compact", "compact", precision)
     source, found = started(tmp_path / "compact", state, precision)
-    assert "its optimizer state in another form" in source
+    same = state == "compact16" and precision == "float32"  # there are no residuals
+    assert ("its optimizer state in another form" in source) != same
     name = "transformer.h.1.mlp.fc_in.weight"
-    codes, scales = (
-        there[f"optimizer/second_order_{part}/{name}"] for part in ("codes", "scales")
-    )
+    codes, scales = (there[f"optimizer/second_order_{part}/{name}"] for part in ("codes", "scales"))
     groups = packed.Groups.along(1, codes.shape)
     exact = packed.unpack_second(codes, scales.reshape(-1), groups)
     if state != "compact16":
@@ -213,15 +230,37 @@ def test_compact_state_becomes_any_other_and_is_made_of_it(tmp_path, state, prec
     assert back.keys() != again.keys() or state == "compact16"
 
 
+@pytest.mark.slow  # as above, with programs
+@pytest.mark.parametrize("state", ["float32", "bfloat16", "compact16"])
+def test_a_run_goes_on_with_another_state(state) -> None:
+    """Losses go on as they would have, but for rounding."""
+    config, other = (config_of(s, 1, 1, "bfloat16") for s in ("compact", state))
+    model = fine_tuning(config)
+    model.write(initial(config))
+    with model:
+        train(model, 0, 2)
+        half = dict(model.read())
+        expected = train(model, 2, 4)
+    kept = kept_state(other, family_of(other).weights(other))
+    tensors = in_form(half, half, kept, other)
+    assert not isinstance(tensors, str)
+    continued = fine_tuning(other)
+    continued.write(tensors)
+    with continued:
+        assert train(continued, 2, 4) == pytest.approx(expected, rel=3e-3)
+
+
 def test_residuals_of_a_new_run_are_what_rounding_takes() -> None:
-    config = config_of("compact", precision="bfloat16")
+    config = with_state(small_config(1, 1, layers=1, precision="bfloat16"), "compact")
     model, start = fine_tuning(config), initial(config)
     model.write(start)
     with model:
         found = dict(model.read())
     for name, weight in start.items():
         whole = packed.join(found[name], found[f"optimizer/residual/{name}"])
-        np.testing.assert_allclose(whole, weight, rtol=2.0**-8 / 127 / 2 * 1.01, atol=1e-38, err_msg=name)
+        np.testing.assert_allclose(
+            whole, weight, rtol=2.0**-8 / 127 / 2 * 1.01, atol=1e-38, err_msg=name
+        )
 
 
 # ---- plans and settings -------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from popxl import ops
 from popxl.custom import jax_op
 from popxl.ops.var_updates._rounding import to_neighbour
 
+
 def enable_stochastic_rounding(ir: popxl.Ir, enabled: bool = True) -> None:
     """Round float16 and bfloat16 variables at random where `ops.var_updates` update them.
 
