@@ -96,3 +96,24 @@ def test_programs_run(make: Callable[[tuple[int, ...]], Any], shape, replicas, t
             found = session.get_tensor_data(variable)
             assert found.shape == variable.shape_on_host
         session.write_variable_data(variable, found)
+
+
+def test_what_is_changed_is_a_copy_of_what_is_still_needed():
+    """A loop changes its copy of a loaded entry, which is read afterwards."""
+    buffer_shape = (0, 2)
+    ir = popxl.Ir()
+    with ir.main_graph:
+        buffer = popxl.remote_buffer(buffer_shape, popxl.float32, 2)
+        entry = ops.remote_load(buffer, 0)
+
+        def body(x: popxl.Tensor) -> popxl.Tensor:
+            x = x + 1.0
+            ops.remote_store(buffer, 1, x)
+            return x
+
+        (changed,) = ops.repeat(ir.create_graph(body, entry), 3, entry)
+        outs = store(changed), store(entry), store(ops.remote_load(buffer, 0))
+    with popxl.Session(ir) as session:
+        for _ in range(2):
+            found = session.run()
+            assert all(found[out].shape == buffer_shape for out in outs)

@@ -62,7 +62,7 @@ def test_entries_of_any_dtype(dtype):
         buffer = popxl.remote_buffer((3,), dtype, 2)
         v = popxl.remote_variable(np.array([1, 0, 1]), buffer, 1, dtype)
         x = ops.remote_load(buffer, 1, name="loaded")
-        assert (x.name, x.dtype) == ("loaded", dtype)
+        assert (x.name, x.dtype) == ("loaded_remote_loaded", dtype)
         ops.remote_store(buffer, 0, x)
         out = store(ops.remote_load(buffer, 0))
     with popxl.Session(ir) as session:

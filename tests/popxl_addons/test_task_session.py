@@ -27,10 +27,10 @@ class Loader:
         self.position = int(Path(filename).read_text())
 
 
-def session(value=1.0, names=("a", "b"), memmap_dir=None, max_checkpoints=1):
+def session(value=1.0, names=("a", "b"), memmap_dir=None, max_checkpoints=1, scope="main"):
     """A program that adds its input to two variables, one of them in bfloat16."""
     ir = popxl.Ir()
-    with ir.main_graph:
+    with ir.main_graph, popxl.name_scope(scope):
         inputs = InputStreams(x=((), popxl.float32))
         outputs = OutputStreams(y=popxl.TensorSpec((), popxl.float32))
         x = ops.host_load(inputs.x)
@@ -87,7 +87,7 @@ def test_checkpoints_bring_everything_back(tmp_path):
         s.run({s.inputs.x: 2.0})
         s.save_checkpoint(str(tmp_path / "step_1"))
         s.run({s.inputs.x: 2.0})
-    fresh = session()
+    fresh = session(scope="elsewhere")  # checkpoints hold names of trees, not of tensors
     fresh.dataloader = Loader()
     fresh.add_session_state_info({"epoch": 0})
     fresh.load_checkpoint(str(tmp_path / "step_1"), report_missing="error")

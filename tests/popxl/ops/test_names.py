@@ -199,13 +199,23 @@ ROWS = [
 
 @pytest.mark.parametrize(("build", "name"), [pytest.param(*row[1:], id=row[0]) for row in ROWS])
 def test_results_of_other_functions(build, name):
-    with popxl.Ir(replication=2).main_graph:
-        with popxl.name_scope("outside"):
-            t = popxl.variable(np.ones(4, np.float32), name="t")
-        with popxl.name_scope("inside"):
-            results = build(t)
+    with popxl.Ir(replication=2).main_graph, popxl.name_scope("scope"):
+        results = build(popxl.variable(np.ones(4, np.float32), name="t"))
     results = [results] if isinstance(results, popxl.Tensor) else results
-    assert [t.name for t in results] == [f"inside/{name}"]
+    assert [t.name for t in results] == [f"scope/{name}"]
+
+
+def test_results_keep_the_scopes_of_the_input_that_they_are_called_after():
+    """Else those of `fc1/weight` and `fc2/weight` would be told apart by a number alone."""
+    with popxl.Ir().main_graph:
+        with popxl.name_scope("net"), popxl.name_scope("fc1"):
+            t = popxl.variable(np.ones(4, np.float32), name="weight")
+        assert ops.reshape(t, (2, 2)).name == "net/fc1/weight_reshaped"
+        assert ops.var_updates.accumulate_(t, t).name == "net/fc1/accumulate__weight"
+        with popxl.name_scope("net"):
+            assert ops.transpose(t).name == "net/fc1/weight_T"
+        with popxl.name_scope("update"):
+            assert ops.transpose(t).name == "update/net/fc1/weight_T"
 
 
 def test_results_in_gradient_graphs():

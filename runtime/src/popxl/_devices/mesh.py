@@ -152,6 +152,9 @@ def _host_memory_gb() -> int:
 
 
 def copied(x: jax.Array) -> jax.Array:
-    """The same values in memory of their own. What has no elements is no copy: JAX would not cut
-    it among the devices any more."""
-    return jax.numpy.copy(x) if x.size else x
+    """The same values in an array of its own. JAX would not cut one of no elements."""
+    if x.size:
+        return jax.numpy.copy(x)
+    return jax.make_array_from_callback(
+        x.shape, x.sharding, lambda index: np.empty(x.shape, x.dtype)[index]
+    )

@@ -76,8 +76,8 @@ class OpDef:
         maxima: inputs whose "gradient" is no derivative but the largest of something observed: of
             several for one tensor, the largest is taken, and not the sum.
         result: what results are called, before the graph makes their names unique; or
-            `result(op) -> [name of each]`. `{t}` is the name of the first input without scopes.
-            Default: `<name>_out`, in place `<name>_inplace_out`.
+            `result(op) -> [name of each]`. `{t}` is the name of the first input, whose
+            scopes come first. Default: `<name>_out`, in place `<name>_inplace_out`.
         inplace_result: what they are called in place and as views, where `result` does not say.
         tags: words for tools, such as "elementwise", "collective".
         home: module that defined it; ops of other packages are cached by what they lower to.
@@ -115,8 +115,11 @@ class OpDef:
         names = (rule,) * count if isinstance(rule, str) else rule(op)
         if not names or "{t}" not in names[0]:
             return names
-        t = op.inputs[0]._name.rpartition("/")[2]
-        return [name.replace("{t}", t) for name in names]
+        t, here = op.inputs[0]._name, op.graph._scopes
+        if here:  # the graph puts these scopes in front of every name
+            t = t.removeprefix("/".join(here) + "/")
+        scopes, slash, own = t.rpartition("/")
+        return [scopes + slash + name.replace("{t}", own) for name in names]
 
     def __repr__(self) -> str:
         return f"OpDef({self.name})"

@@ -188,7 +188,7 @@ class Entries:
     def _load_each(self, indices: Sequence[int]) -> jax.Array:
         whole = {i: jax.device_put(self.array(i), self._device) for i in set(indices)}
         if 0 in self._shape:
-            return whole[indices[0]]
+            return copied(whole[indices[0]])
         shards = {i: self._shards(array) for i, array in whole.items()}
         parts = [shards[i][r] for r, i in enumerate(indices) if r in shards[i]]
         made = jax.make_array_from_single_device_arrays(self._shape, self._device, parts)

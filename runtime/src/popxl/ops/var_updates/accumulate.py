@@ -14,20 +14,15 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from popxl._ir.opdef import OpDef, define
+from popxl._ir.opdef import define
 from popxl.ops._args import axis_of
 from popxl.ops._scalars import emit_with_scalars, with_scalars
 from popxl.ops.gathering import check_indices
 from popxl.ops.var_updates._store import NO_GRAD, operands, store
 from popxl.tensor import Tensor
 
-
-def _update(
-    name: str, lower: Callable[..., Any], result: str = "", tags: tuple[str, ...] = ("elementwise",)
-) -> OpDef:
-    """Define an update; its results are called `<name>__<t>`, or as `result` says."""
-    named = result or f"{name}__{{t}}"
-    return define(name, lower, grad=NO_GRAD, rounds=True, tags=tags, result=named)
+_UPDATE: dict[str, Any] = {"grad": NO_GRAD, "rounds": True}
+_OF_EACH: dict[str, Any] = {**_UPDATE, "tags": ("elementwise",)}
 
 
 def _updated(formula: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,7 +36,12 @@ def _updated(formula: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # ---- sums ---------------------------------------------------------------------------------------
-_ACCUMULATE = _update("accumulate", _updated(lambda t, x, f: t + (x if f is None else f * x)))
+_ACCUMULATE = define(
+    "accumulate",
+    _updated(lambda t, x, f: t + (x if f is None else f * x)),
+    result="accumulate__{t}",
+    **_OF_EACH,
+)
 
 
 def accumulate_(t: Tensor, X: Tensor, f: float | Tensor | None = None) -> Tensor:
@@ -49,7 +49,12 @@ def accumulate_(t: Tensor, X: Tensor, f: float | Tensor | None = None) -> Tensor
     return emit_with_scalars(_ACCUMULATE, [t, X], {"f": f}, inplace=0)[0]
 
 
-_SQUARE = _update("accumulate_square", _updated(lambda t, x, f: t + f * jnp.square(x)))
+_SQUARE = define(
+    "accumulate_square",
+    _updated(lambda t, x, f: t + f * jnp.square(x)),
+    result="accumulate_square__{t}",
+    **_OF_EACH,
+)
 
 
 def accumulate_square_(t: Tensor, X: Tensor, f: float | Tensor = 1.0) -> Tensor:
@@ -64,7 +69,7 @@ def _accumulate_mean(t: Any, x: Any, step: Any, rounding: Any = None) -> Any:
     return store((value * count + term) / (count + 1), t, rounding)
 
 
-_MEAN = _update("accumulate_mean", _accumulate_mean)
+_MEAN = define("accumulate_mean", _accumulate_mean, result="accumulate_mean__{t}", **_OF_EACH)
 
 
 def accumulate_mean_(t: Tensor, X: Tensor, step: float | Tensor) -> Tensor:
@@ -76,7 +81,12 @@ def accumulate_mean_(t: Tensor, X: Tensor, step: float | Tensor) -> Tensor:
     return emit_with_scalars(_MEAN, [t, X], {"step": step}, inplace=0)[0]
 
 
-_MAXIMUM = _update("accumulate_maximum", _updated(lambda t, x, f: jnp.maximum(t, x)))
+_MAXIMUM = define(
+    "accumulate_maximum",
+    _updated(lambda t, x, f: jnp.maximum(t, x)),
+    result="accumulate_maximum__{t}",
+    **_OF_EACH,
+)
 
 
 def accumulate_maximum_(t: Tensor, X: Tensor) -> Tensor:
@@ -85,10 +95,11 @@ def accumulate_maximum_(t: Tensor, X: Tensor) -> Tensor:
 
 
 # ---- moving averages ----------------------------------------------------------------------------
-_MOVING_AVERAGE = _update(
+_MOVING_AVERAGE = define(
     "accumulate_moving_average",
     _updated(lambda t, x, f: f * t + (1 - f) * x),
-    "accumulate_moving_avg__{t}",
+    result="accumulate_moving_avg__{t}",
+    **_OF_EACH,
 )
 
 
@@ -97,10 +108,11 @@ def accumulate_moving_average_(t: Tensor, X: Tensor, f: float | Tensor) -> Tenso
     return emit_with_scalars(_MOVING_AVERAGE, [t, X], {"f": f}, inplace=0)[0]
 
 
-_MOVING_AVERAGE_SQUARE = _update(
+_MOVING_AVERAGE_SQUARE = define(
     "accumulate_moving_average_square",
     _updated(lambda t, x, f: f * t + (1 - f) * jnp.square(x)),
-    "accumulate_moving_avg_square__{t}",
+    result="accumulate_moving_avg_square__{t}",
+    **_OF_EACH,
 )
 
 
@@ -117,7 +129,7 @@ def _scale(t: Any, f: Any, rounding: Any = None) -> Any:
     return store(jnp.where(factor == 0, jnp.zeros((), factor.dtype), value * factor), t, rounding)
 
 
-_SCALE = _update("accumulator_scale", _scale)
+_SCALE = define("accumulator_scale", _scale, result="accumulator_scale__{t}", **_OF_EACH)
 
 
 def accumulator_scale_(t: Tensor, f: float | Tensor) -> Tensor:
@@ -147,7 +159,9 @@ def _sparse_accumulate(
     return store(jnp.moveaxis(total, 0, axis), t, rounding)
 
 
-_SPARSE_ACCUMULATE = _update("sparse_accumulate", _sparse_accumulate, tags=())
+_SPARSE_ACCUMULATE = define(
+    "sparse_accumulate", _sparse_accumulate, result="sparse_accumulate__{t}", **_UPDATE
+)
 
 
 def sparse_accumulate_(
