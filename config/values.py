@@ -107,7 +107,8 @@ class ValueType:
     def metavar(self) -> str:
         """The placeholder for a value in help texts."""
         if self.choices:
-            return "{" + ",".join(self.choices) + "}"
+            listed = "{" + ",".join(self.choices) + "}"
+            return listed if len(listed) < 48 else "NAME"  # the help text says which
         return "true|false" if self.kind is bool else self.kind.__name__.upper()
 
     def check(self, value: Any, name: str) -> Scalar:

@@ -92,4 +92,4 @@ def loss_and_gradients(weights: dict[str, np.ndarray], words: np.ndarray, labels
     with popxl.Session(ir, "ipu_model") as session:
         session.write_variables_data({by_name[n]: a for n, a in weights.items()})
         out = session.run({stream: data for data, stream, _ in fed})
-    return out[loss], {n: out[s] for n, s in zip(by_name, streams, strict=True)}
+    return out[loss], {n: out[s] for n, s in zip(fwd.args.keys_flat(), streams, strict=True)}

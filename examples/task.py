@@ -79,7 +79,8 @@ def training_session(dropout: float = 0.1, **kwargs) -> addons.TaskSession:
         grads = grad.call(dlogits, args=grad.grad_graph_info.inputs_dict(info))
         squares = [ops.sum(g * g) for g in grads]
         norm = ops.sqrt(ops.sum(ops.concat([s.reshape((1,)) for s in squares])))
-        state = optimise(variables, grads, lr, norm)
+        by_name = dict(zip(fwd.args.keys_flat(), grads, strict=True))
+        state = optimise(variables, by_name, lr, norm)
         ops.host_store(outputs.loss, loss)
         ops.host_store(outputs.grad_norm, norm)
         named = NamedTensors(fwd=variables, optim=state, random_seed=seed_variable)
@@ -89,7 +90,8 @@ def training_session(dropout: float = 0.1, **kwargs) -> addons.TaskSession:
 def optimise(variables: NamedTensors, grads, lr: popxl.Tensor, norm: popxl.Tensor) -> NamedTensors:
     """AdamW with gradients clipped by their global norm."""
     adam, state = AdamOptimizerStep(cache=True), {}
-    for (name, var), g in zip(variables.to_dict().items(), grads, strict=True):
+    for name, var in variables.to_dict().items():
+        g = grads[name]
         facts, graph = adam.create_graph(
             var, g.spec, lr=lr.spec, eps=1e-6, weight_decay=0.01, global_norm=norm.spec,
             global_norm_max=1.0, first_order_dtype=popxl.float32,

@@ -159,9 +159,9 @@ def test_bad_arguments(main, arguments, said, mistake):
 
 
 def test_a_global_batch_that_cannot_be_split(mistake):
-    said = mistake(run_finetuning.main, *MODEL, "--global_batch_size", "10", "--data_parallel", "2")
+    said = mistake(run_finetuning.main, *MODEL, "--global_batch_size", "10", "--data_parallel", "3")
     assert "training.global_batch_size 10 must be divisible by" in said
-    assert "× execution.data_parallel 2 = 128" in said
+    assert "× execution.data_parallel 3 = 192" in said
 
 
 def test_steps_that_cannot_be_split(mistake, tmp_path):

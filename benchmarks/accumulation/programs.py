@@ -130,7 +130,7 @@ class Program:
 
     def _forward(self, weights: list) -> tuple[ops.CallSiteInfo, popxl.Tensor]:
         """The loss of the next micro-batch, stored, and the gradient of a loss."""
-        named = addons.NamedTensors.pack(self.facts.keys_flat(), weights)
+        named = addons.NamedTensors.pack(self.variables.keys_flat(), weights)
         batch = ops.host_load(self.words), ops.host_load(self.labels)
         call = self.forward.bind(named).call_with_info(*batch)
         ops.host_store(self.loss, call.parent_output(0))

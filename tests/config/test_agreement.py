@@ -26,7 +26,7 @@ from config.families import config_class_of
 from config.presets import merge, preset_data
 from data.loaded import Loaded
 from data.pipeline import Pipeline
-from data.texts import Example
+from data.texts import Corpus, Example
 from run.answers import generate
 
 index, folder = popdist.getInstanceIndex(), Path(sys.argv[1])
@@ -37,7 +37,7 @@ def run(changes):
 
 def read(examples, more=""):
     tokenizer = SimpleNamespace(state=["tokens" + more * index])
-    Pipeline.agree(SimpleNamespace(tokenizer=tokenizer), examples)
+    Pipeline.agree(SimpleNamespace(tokenizer=tokenizer), Corpus(examples))
 
 def sources(own=agreement._sources):
     agreement._sources = lambda: str(index)

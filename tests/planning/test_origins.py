@@ -77,7 +77,7 @@ def test_files_say_whether_the_head_is_the_embedding(kind, tied, tmp_path):
     """transformers 5 ties the head of each T5 it makes, and writes the same config.json as of one
     whose head is its own."""
     save(kind, tmp_path)
-    found = ORIGINS.with_model(str(tmp_path), None)
+    found = ORIGINS.described(str(tmp_path))
     assert found["model"]["embedding"]["tied"] is tied
     assert found["model"]["scaled_head"] is (kind == "2019")
     config = read_command_line("", "finetuning", "tiny", ["--model", str(tmp_path)], None, ORIGINS)

@@ -16,8 +16,8 @@ FAMILIES = sorted(p.stem for p in (Path(__file__).parent / "records").glob("*.py
 # Ops that act on the program's state or on graphs, which tests of their own cover.
 STRUCTURAL = {
     "call", "code_copy", "conditional", "conditional_grad", "hold", "host_load",
-    "host_store", "init", "io_tile_copy", "ipu_copy", "pick", "print_tensor", "remote_load",
-    "remote_store", "repeat", "repeat_grad",
+    "host_store", "init", "io_tile_copy", "ipu_copy", "part", "pick", "print_tensor",
+    "remote_load", "remote_store", "repeat", "repeat_grad",
 }  # fmt: skip
 # Ops that autodiff makes.
 OF_GRADIENTS = {"fp8_linear_grads", "grad_maximum", "grad_sum", "vjp"}

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from popxl._analysis.text import name_text
+from popxl._analysis.names import name_text
 from popxl._ir.attached import attach
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from popxl._analysis.effects import Effects, effects_of
 from popxl._analysis.known import found_once
+from popxl._analysis.names import name_text
 from popxl._analysis.picking import ShortViews
-from popxl._analysis.text import name_text
 from popxl._ir.attached import analyses, attach
 from popxl._ir.regions import Region, regions
 
