@@ -11,7 +11,7 @@ import torch
 
 import popxl
 from popxl import ops
-from popxl_addons import NamedTensors
+from popxl_addons import NamedTensors, rounded_by_hash
 from popxl_addons.optimizers import PackedAdamOptimizerStep, packed
 from popxl_addons.optimizers.residual import joined, keep_split
 from popxl_addons.remote import load_remote, named_variable_buffers, store_remote
@@ -229,3 +229,23 @@ def test_residuals_add_up_updates_that_16_bits_lose(dtype) -> None:
     found = packed.join(low, residual).astype(np.float64) - start.astype(np.float64)
     np.testing.assert_allclose(found, 1000 * small, rtol=0.3 if dtype == popxl.int8 else 0.02)
     assert (low != start).all()
+
+
+def test_a_hash_rounds_to_neighbours_and_right_on_average() -> None:
+    """What is a value of the type stays; the same value is rounded the same way wherever it is."""
+    x = np.concatenate([values((40_000,)), values((40_000,))[::-1], [0.0, 1.0, -2.0]])
+    x = x.astype(np.float32)
+    ir = popxl.Ir()
+    with ir.main_graph:
+        out = popxl.d2h_stream(x.shape, popxl.bfloat16)
+        ops.host_store(out, rounded_by_hash(popxl.constant(x), popxl.bfloat16))
+    with popxl.Session(ir) as session:
+        found = session.run()[out].astype(np.float64)
+    assert found[-3:].tolist() == [0.0, 1.0, -2.0]
+    np.testing.assert_array_equal(found[:40_000], found[40_000:80_000][::-1])
+    step = np.exp2(np.floor(np.log2(np.abs(np.where(x == 0, 1, x)))) - 7)
+    off = (found - x) / step
+    assert (np.abs(off) < 1).all()
+    assert abs(off.mean()) < 0.01
+    up = off[off != 0] > 0
+    assert 0.48 < up.mean() < 0.52

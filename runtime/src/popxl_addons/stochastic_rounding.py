@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
-from jax import lax
+import numpy as np
 
 import popxl
 from popxl import ops
@@ -45,10 +44,11 @@ def seed_stochastic_rounding(session: popxl.Session, seed: int) -> None:
 
 @jax_op(name="round_by_hash", no_grad="stored gradients are not differentiated")
 def _by_hash(t: Any, *, dtype: str) -> Any:
-    x = lax.bitcast_convert_type(t, jnp.uint32)
-    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)  # MurmurHash3's last steps: a permutation in
-    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)  # which each bit depends on all
-    return to_neighbour(t, jnp.dtype(dtype), (x ^ (x >> 16)).astype(jnp.uint16))
+    xp = t.__array_namespace__()
+    x = t.view(xp.uint32)
+    x = (x ^ (x >> 16)) * xp.uint32(0x85EBCA6B)  # MurmurHash3's last steps: a permutation in
+    x = (x ^ (x >> 13)) * xp.uint32(0xC2B2AE35)  # which each bit depends on all
+    return to_neighbour(t, np.dtype(dtype), (x ^ (x >> 16)).astype(xp.uint16))
 
 
 def rounded_by_hash(t: popxl.Tensor, dtype: popxl.dtype) -> popxl.Tensor:

@@ -30,7 +30,9 @@ RANDOM = {
 # Ops of popxl_addons, defined if anything has imported them: tests/popxl_addons.
 OF_ADDONS = {
     *("cross_entropy_label", "fp8_amax_scale", "fp8_mse_scale"),
-    *("group_quantize_decompress", "saturate"),
+    *("group_quantize_decompress", "saturate", "round_by_hash"),
+    *("pack_first_moment", "unpack_first_moment", "pack_second_moment", "unpack_second_moment"),
+    *("residual_of_weight", "split_weight"),
 }
 COLLECTIVE_FAMILY = ("replica", "all_reduce")
 # Not those of the application and of tests, which are there if anything has imported them.
