@@ -20,6 +20,8 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import popxl_addons.ops
+import popxl_addons.optimizers.packed_adam
+import popxl_addons.optimizers.residual
 from popxl import ops
 from popxl._ir.opdef import NoGrad, OpDef, registry
 from runtime.tools.compare_api import absent
