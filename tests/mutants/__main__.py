@@ -1,21 +1,25 @@
 """Which faults in the production code do the default tests not see?
 
-    python -m tests.mutants map [ARGUMENTS OF PYTEST]   # once: which lines each test runs
-    python -m tests.mutants run --count 200 --seed 0    # make faults, one at a time
+    python -m tests.mutants map --count 200 --seed 0    # draw faults; which tests reach each
+    python -m tests.mutants run                         # make them, one at a time
     python -m tests.mutants show                        # the survivors
 
-`map` runs the tests; called again with other tests, it adds to the map. `run` makes each fault in
-a copy of the tree and runs the tests that reach its line, the quickest first, until one fails. It
-goes on where it stopped; `--again` asks all again that were not caught. `undecided` means that
-tests were left to run when the `--seconds` of one fault were used up. What survives is either a gap
-of the tests or no fault at all: `equivalent.txt` lists the latter, each with its reason. Everything
-is kept in `.mutants/`.
+`map` draws random faults (`--under PATH`: in the files of a folder) and runs the tests once in a
+copy of the tree that has a probe in front of each; further arguments are pytest's. It takes as long
+as the tests. `run` makes each fault in a copy of the tree and runs the tests that reach it, the
+quickest first, until one fails: a few seconds for what the first ones catch, up to `--seconds` of
+tests for the rest. For 200 faults both together should take an hour on 2 cores. It goes on where
+it stopped; `--again` asks all again that were not caught. A map stays valid while the drawn files
+are as they were, whatever else changes; faults in others are `stale`. `undecided` means that tests
+were left to run when the `--seconds` of one fault were used up. What survives is either a gap of
+the tests or no fault at all: `equivalent.txt` lists the latter, each with its reason. Everything is
+kept in `.mutants/`.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
+import hashlib
 import json
 import os
 import random
@@ -28,13 +32,14 @@ import time
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from tests.mutants.changes import Change, changes
+from tests.mutants.probes import with_probes
 from tests.test_limits import PRODUCT
 
 ROOT = Path(__file__).parent.parent.parent
@@ -44,17 +49,82 @@ QUIETLY += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # what was impor
 SLOWER = 6  # than when the map was made, a fault may make them
 
 
-# ---- what reaches a line ------------------------------------------------------------------------
+# ---- faults -------------------------------------------------------------------------------------
+def drawn(count: int, seed: int, under: str) -> Iterator[tuple[str, Change]]:
+    """Random changes of the production code, the same for a seed and a tree."""
+    files = {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in PRODUCT}
+    files = {name: files[name] for name in sorted(files) if name.startswith(under)}
+    all_ = [(file, change) for file, source in files.items() for change in changes(source)]
+    yield from random.Random(seed).sample(all_, min(count, len(all_)))
+
+
+def as_row(number: int, seed: int, file: str, change: Change) -> dict:
+    """All that is to be known of a fault; what it changed is there to be read."""
+    source = (ROOT / file).read_bytes()
+    changed = change.applied(source).decode().splitlines()
+    return {
+        "id": f"{seed}/{number}", "file": file, "digest": hashlib.sha256(source).hexdigest(),
+        **vars(change),
+        "before": source.decode().splitlines()[change.line - 1].strip(),
+        "after": changed[change.line - 1].strip(),
+    }  # fmt: skip
+
+
+@cache
+def equivalents() -> set[tuple[str, ...]]:
+    rows = (ROOT / "tests/mutants/equivalent.txt").read_text().splitlines()
+    rows = [row for row in rows if row and not row.startswith(("#", " "))]
+    return {tuple(part.strip() for part in row.split(" | ")) for row in rows}
+
+
+@contextmanager
+def copied() -> Iterator[Path]:
+    """A copy of the tree."""
+    with tempfile.TemporaryDirectory() as top:
+        tree = Path(top) / "tree"
+        listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+        for name in subprocess.check_output(listed, cwd=ROOT, text=True).splitlines():
+            if (ROOT / name).exists():
+                (tree / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / name, tree / name)
+        yield tree
+
+
+# ---- what reaches a fault -----------------------------------------------------------------------
+def make_map(folder: Path, options: argparse.Namespace, arguments: list[str]) -> int:
+    """Draw faults, and run the tests with a probe at each."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    faults = [
+        as_row(i, options.seed, *fault)
+        for i, fault in enumerate(drawn(options.count, options.seed, options.under))
+    ]
+    (folder / "faults.jsonl").write_text("".join(json.dumps(row) + "\n" for row in faults))
+    lines: dict[str, dict[int, list[int]]] = defaultdict(dict)
+    for i, row in enumerate(faults):
+        lines[row["file"]][i] = [row["line"]]
+    with copied() as tree:
+        for file, probes in lines.items():
+            (tree / file).write_bytes(with_probes((ROOT / file).read_bytes(), probes))
+        shutil.copy(Path(__file__).with_name("reached.py"), tree / "runtime/src/mutants_reached.py")
+        environment = {
+            **os.environ, "PYTHONPATH": os.pathsep.join([f"{tree}/runtime/src", str(tree)]),
+            "MUTANTS_REACHED": str(folder.resolve() / "reached.txt"),
+            "MUTANTS_SECONDS": str(folder.resolve() / "seconds.jsonl"),
+        }  # fmt: skip
+        workers = ["-n", str(options.workers), "--dist", "worksteal"]
+        command = [sys.executable, "-m", "pytest", "-q", "--tb=line", *workers]
+        command += ["-p", "tests.mutants.plugin", *arguments]
+        return subprocess.run(command, cwd=tree, env=environment, check=False).returncode
+
+
 class Map:
-    """Tests by the lines that they run, and their seconds."""
+    """Tests by the faults that they reach, and their seconds."""
 
     def __init__(self, folder: Path):
-        import coverage
-
         self.seconds: dict[str, float] = defaultdict(float)
         failed = set()
-        for line in (folder / "seconds.jsonl").read_text().splitlines():
-            row = json.loads(line)
+        for row in _read(folder / "seconds.jsonl"):
             self.seconds[row["test"]] += row["seconds"]
             if row["outcome"] != "passed":
                 failed.add(row["test"])
@@ -63,35 +133,24 @@ class Map:
         self.of_file = defaultdict(list)
         for test in self.seconds:
             self.of_file[test.partition("::")[0]].append(test)
-        whole = coverage.Coverage(data_file=str(folder / "lines"))
-        whole.combine([str(folder)], keep=True)
-        self.data = whole.get_data()
+        self.faults = _read(folder / "faults.jsonl")
+        self.reach: dict[str, set[str]] = defaultdict(set)
+        for line in (folder / "reached.txt").read_text().splitlines():
+            probe, _, context = line.partition("\t")
+            tests = [context] if context in self.seconds else self.of_file.get(context, [])
+            self.reach[self.faults[int(probe)]["id"]].update(tests)
 
-    @cache  # noqa: B019 - one map lives as long as the program
-    def lines(self, file: str) -> dict[int, set[str]]:
-        """A fixture's lines count for all tests of a file."""
-        found: dict[int, set[str]] = defaultdict(set)
-        for name in self.data.measured_files():  # relative or, of other processes, not
-            if name == file or (name.startswith("/") and name.endswith(f"/{file}")):
-                for line, contexts in self.data.contexts_by_lineno(name).items():
-                    found[line].update(t for c in contexts for t in self._tests(c.strip("|")))
-        return found
-
-    def _tests(self, context: str) -> list[str]:
-        return [context] if context in self.seconds else self.of_file.get(context, [])
-
-    def tests(self, file: str, line: int) -> list[str]:
-        """Tests that run a line; for one that imports run, those that run what `users_of` says.
-        Those that are named after the file come first, and then the quickest. The other tests of
-        their files follow: what a file computes once and keeps counts for whoever asked first."""
-        lines = self.lines(file)
-        reach = set().union(*(lines.get(user, ()) for user in users_of(ROOT / file, line)))
+    def tests(self, fault: dict) -> list[str]:
+        """Tests that reach a fault. Those that are named after its file come first, and then the
+        quickest. The other tests of their files follow: what a file computes once and keeps counts
+        for whoever asked first."""
+        file, reach = Path(fault["file"].removeprefix("runtime/src/")), self.reach[fault["id"]]
         if not reach:  # or in a process that ended at once, without a word of what it ran
-            room = Path("tests") / Path(file.removeprefix("runtime/src/")).parent
-            reach = {test for test in self.seconds if test.startswith(f"{room.as_posix()}/")}
+            room = f"{(Path('tests') / file.parent).as_posix()}/"
+            reach = {test for test in self.seconds if test.startswith(room)}
         files = {test.partition("::")[0] for test in reach}
         others = {test for name in files for test in self.of_file[name]} - reach
-        named = f"test_{Path(file).stem.strip('_')}"
+        named = f"test_{file.stem.strip('_')}"
         functions = {test.partition("[")[0] for test in reach}
 
         def order(test: str) -> tuple[object, ...]:
@@ -99,45 +158,6 @@ class Map:
             return test not in reach, not near, self.seconds[test], test
 
         return sorted(reach | others, key=order)
-
-
-def users_of(path: Path, line: int) -> range:
-    """The lines whose tests see a fault in a line: itself in a body of a function, the body for a
-    signature, whose defaults are computed on importing, and the whole file for what is outside."""
-    source = path.read_text()
-    lines = range(1, source.count("\n") + 2)
-    for node in ast.walk(ast.parse(source)):  # outer functions first
-        if isinstance(node, ast.FunctionDef) and node.lineno <= line <= (node.end_lineno or 0):
-            body = range(node.body[0].lineno, (node.end_lineno or 0) + 1)
-            return range(line, line + 1) if line in body else body
-    return lines
-
-
-def make_map(folder: Path, arguments: list[str]) -> int:
-    environment = {**os.environ, "MUTANTS_FOLDER": str(folder.resolve())}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.mutants.cover", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
-
-
-# ---- faults -------------------------------------------------------------------------------------
-def drawn(count: int, seed: int) -> Iterator[tuple[str, Change]]:
-    """Random changes of the production code, the same for a seed and a tree."""
-    files = {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in PRODUCT}
-    all_ = [(file, change) for file in sorted(files) for change in changes(files[file])]
-    yield from random.Random(seed).sample(all_, count)
-
-
-def text_of(source: bytes, change: Change) -> tuple[str, str]:
-    """A changed line, before and after."""
-    changed = change.applied(source).decode().splitlines()
-    return source.decode().splitlines()[change.line - 1].strip(), changed[change.line - 1].strip()
-
-
-@cache
-def equivalents() -> set[tuple[str, ...]]:
-    rows = (ROOT / "tests/mutants/equivalent.txt").read_text().splitlines()
-    rows = [row for row in rows if row and not row.startswith(("#", " "))]
-    return {tuple(part.strip() for part in row.split(" | ")) for row in rows}
 
 
 # ---- runs of pytest -----------------------------------------------------------------------------
@@ -173,7 +193,8 @@ def _be_pytest(tree: Path, tests: list[str], log: Path) -> None:
     os.chdir(tree)
     for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
         del sys.modules[name]
-    sys.path[:] = [str(tree), *(p for p in sys.path if p and not p.startswith(str(ROOT)))]
+    ours = ("", str(ROOT), f"{ROOT}/runtime/src")
+    sys.path[:] = [str(tree), f"{tree}/runtime/src", *(p for p in sys.path if p not in ours)]
     os.environ["PYTHONPATH"] = os.pathsep.join([f"{tree}/runtime/src", str(tree)])
     try:
         code = int(pytest.main([*QUIETLY, *tests]))
@@ -207,58 +228,75 @@ def verdict(tree: Path, tests: list[str], seconds: dict[str, float], most: float
 
 
 def run(folder: Path, options: argparse.Namespace) -> None:
+    """All faults that are not decided, shared out to processes."""
     # What tests import takes longer than most of them; a fork has it already.
     import jax, torch, transformers  # noqa: E401, F401, I001
 
-    results, reached = folder / "results.jsonl", Map(folder)
     final = ("caught", "equivalent", *(() if options.again else ("survived", "undecided")))
-    known = {row["id"] for row in _rows(results) if row["verdict"] in final}
+    known = {row["id"] for row in _last(folder) if row["verdict"] in final}
+    reached = Map(folder)
+    faults = [fault for fault in reached.faults if fault["id"] not in known]
+    workers = []
+    for i in range(options.workers):
+        if not (pid := os.fork()):
+            code = 1
+            try:
+                _work(folder, reached, faults[i :: options.workers], options)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        workers.append(pid)
+    codes = [os.waitpid(pid, 0)[1] for pid in workers]
+    assert not any(codes), "a process failed: see above"
+
+
+def _work(folder: Path, reached: Map, faults: list[dict], options: argparse.Namespace) -> None:
     end = time.monotonic() + 60 * options.minutes
-    with tempfile.TemporaryDirectory() as top:
-        tree = Path(top) / "tree"
-        listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-        for name in subprocess.check_output(listed, cwd=ROOT, text=True).splitlines():
-            (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, tree / name)
+    with copied() as tree:
         cheapest = sorted(reached.seconds, key=reached.seconds.__getitem__)[:20]
         said = run_tests(tree, cheapest, 300)
         assert said == "passed", f"without a fault: {said}"
-        for i, (file, change) in enumerate(drawn(options.count, options.seed)):
-            if f"{options.seed}/{i}" in known or time.monotonic() > end:
-                continue
-            source = (ROOT / file).read_bytes()
-            old, new = text_of(source, change)
-            row = {
-                "id": f"{options.seed}/{i}",
-                "file": file,
-                "line": change.line,
-                "kind": change.kind,
-            }
-            row |= {"old": old, "new": new}
-            if (file, old, new) in equivalents():
-                row["verdict"] = "equivalent"
-            else:
-                (tree / file).write_bytes(change.applied(source))
-                tests = reached.tests(file, change.line)
-                row |= verdict(tree, tests, reached.seconds, options.seconds)
-                (tree / file).write_bytes(source)
+        for fault in faults:
+            if time.monotonic() > end:
+                return
+            row = fault | _judged(tree, fault, reached, options.seconds)
             print(json.dumps(row), flush=True)
-            with results.open("a") as out:
+            with (folder / "results.jsonl").open("a") as out:
                 out.write(json.dumps(row) + "\n")
 
 
-def _rows(results: Path) -> list[dict]:
-    """The last of each fault."""
-    lines = results.read_text().splitlines() if results.exists() else []
-    return list({(row := json.loads(line))["id"]: row for line in lines}.values())
+def _judged(tree: Path, fault: dict, reached: Map, most: float) -> dict:
+    source = (ROOT / fault["file"]).read_bytes()
+    if hashlib.sha256(source).hexdigest() != fault["digest"]:
+        return {"verdict": "stale"}
+    if (fault["file"], fault["before"], fault["after"]) in equivalents():
+        return {"verdict": "equivalent"}
+    change = Change(*(fault[name] for name in ("line", "start", "end", "new", "kind")))
+    (tree / fault["file"]).write_bytes(change.applied(source))
+    try:
+        return verdict(tree, reached.tests(fault), reached.seconds, most)
+    finally:
+        (tree / fault["file"]).write_bytes(source)
+
+
+# ---- results ------------------------------------------------------------------------------------
+def _read(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _last(folder: Path) -> list[dict]:
+    """The last result of each fault."""
+    return list({row["id"]: row for row in _read(folder / "results.jsonl")}.values())
 
 
 def show(folder: Path) -> None:
-    rows = _rows(folder / "results.jsonl")
+    rows = _last(folder)
     for row in rows:
         if row["verdict"] not in ("caught", "equivalent"):
             print(f"{row['file']}:{row['line']} ({row['kind']}, {row['verdict']})")
-            print(f"  - {row['old']}\n  + {row['new']}")
+            print(f"  - {row['before']}\n  + {row['after']}")
     print(dict(Counter(row["verdict"] for row in rows)))
 
 
@@ -269,12 +307,14 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=ROOT / ".mutants")
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--under", default="", help="draw from files whose path begins with this")
+    parser.add_argument("--workers", type=int, default=2, help="processes")
     parser.add_argument("--seconds", type=float, default=90, help="of tests for one fault, at most")
     parser.add_argument("--minutes", type=float, default=600, help="then begin no other fault")
     parser.add_argument("--again", action="store_true", help="what was not caught, too")
     options, rest = parser.parse_known_args()
     if options.what == "map":
-        return make_map(options.folder, rest)
+        return make_map(options.folder, options, rest)
     if options.what == "run":
         run(options.folder, options)
     show(options.folder)
