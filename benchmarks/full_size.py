@@ -62,7 +62,13 @@ class Run:
 
 
 ADAFACTOR = {"training": {"optimizer": {"name": "adafactor"}}}
-COMPACT = {"training": {"optimizer": {"state": "compact"}, "gradients": "bfloat16"}}
+COMPACT = {
+    "training": {
+        "optimizer": {"state": "compact"},
+        "gradients": "bfloat16",
+        "stochastic_rounding": False,
+    }
+}
 RUNS: Mapping[str, Run] = {
     "base_adamw": Run("base", 2.5, 4, {}),
     "base_validation": Run("base", 1.8, 4, {}, "validation"),

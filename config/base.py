@@ -61,7 +61,7 @@ class Section:
         """
         annotations = field_annotations(cls)
         if not isinstance(data, Mapping):
-            names = shown_names(annotations, 100)
+            names = shown_names(annotations, 80)
             raise ConfigError(
                 f"{place}{path} is {shown(data)}, but must be a section with the fields {names}"
             )

@@ -23,8 +23,8 @@ ROOT = Path(__file__).parent
 for cache in ("POPXL_CACHE_DIR", "POPART_CACHE_DIR"):
     os.environ.pop(cache, None)
 
-# What is compiled as for users everywhere: the engine, and what documents show.
-OPTIMISED = {"popxl", "popxl_addons", "popart", "popdist", "properties", "examples"}
+# What is compiled as for users everywhere: the engine.
+OPTIMISED = {"popxl", "popxl_addons", "popart", "popdist", "properties"}
 COMPILE_QUICKLY = "jax_disable_most_optimizations"
 
 
@@ -51,8 +51,14 @@ def fixed_seeds() -> None:
 @pytest.fixture(scope="session")
 def executables(tmp_path_factory) -> Path:
     """A folder of executables that tests may share, those of other workers too: a program that
-    several of them run is compiled once. Name it in `POPXL_CACHE_DIR`."""
+    several of them run is compiled once. Name it in `POPXL_CACHE_DIR`, or use `cached`."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "executables"
     folder.mkdir(exist_ok=True)
     return folder
+
+
+@pytest.fixture
+def cached(executables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the test take executables from that folder: where several of its programs are alike."""
+    monkeypatch.setenv("POPXL_CACHE_DIR", str(executables))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
-from config.optimizer_state import MASTER, RESIDUALS, Slot
+from config.optimizer_state import MASTER, RESIDUALS, SLOTS, Slot
 from config.sections import RunConfig
 from modelling.weights.computed import Arrays, Computed
 from modelling.weights.logical import OPTIMIZER
@@ -23,6 +23,7 @@ _MOMENTS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 }
 _PACKED = ("codes", "scales")
 _RESIDUAL = RESIDUALS["compact"].name
+_WHOLE = (MASTER.name, _RESIDUAL)
 
 
 class Spec(Protocol):
@@ -40,14 +41,19 @@ class KeptState:
 
     Attributes:
         weight: the logical weight that it belongs to.
-        shape: its, of the weight as Hugging Face turns it.
+        of: the shape of that weight, as Hugging Face turns it.
         axis: of that weight, along which groups of elements are packed together.
     """
 
     slot: Slot
     weight: str
-    shape: tuple[int, ...]
+    of: tuple[int, ...]
     axis: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The tensor's."""
+        return self.slot.shape(self.of, self.axis)
 
     def is_like(self, spec: Spec) -> bool:
         """Whether a file has it so. Any type of floating point is as good as another."""
@@ -63,9 +69,8 @@ def kept_state(config: RunConfig, table: WeightTable) -> dict[str, KeptState]:
         for weight in row.weights:
             axis = 1 - row.uncut_axis if row.transpose else row.uncut_axis
             for slot in config.optimizer_slots(len(weight.shape)):
-                shape = slot.shape(weight.shape, axis)
                 name = f"{OPTIMIZER}/{slot.name}/{weight.name}"
-                kept[name] = KeptState(slot, weight.name, shape, axis)
+                kept[name] = KeptState(slot, weight.name, weight.shape, axis)
     return kept
 
 
@@ -119,9 +124,11 @@ class _Forms:
 
     def maker(self, state: KeptState) -> Callable[[], np.ndarray] | None:
         """What makes a tensor; None if there is nothing to make it of."""
-        if state.slot == MASTER:
-            return partial(self.weight, state.weight)
-        if state.slot.name == _RESIDUAL:
+        if state.slot.name in _WHOLE:
+            if any(self._is(name, state) is False for name in _WHOLE):
+                return None
+            if state.slot == MASTER:
+                return partial(self.weight, state.weight)
             return partial(self._residual, state.weight, 8 * state.slot.itemsize)
         moment, _, part = state.slot.name.rpartition("_")
         if part in _PACKED and self._has(moment, state):
@@ -132,8 +139,7 @@ class _Forms:
 
     def split_weights(self, names: Sequence[str]) -> list[str]:
         """Weights of which more is kept than their 16 bits."""
-        kept = (MASTER.name, _RESIDUAL)
-        return [n for n in names if any(_name(slot, n) in self._specs for slot in kept)]
+        return [n for n in names if any(_name(slot, n) in self._specs for slot in _WHOLE)]
 
     def weight(self, name: str) -> np.ndarray:
         """A whole weight, float32."""
@@ -146,8 +152,14 @@ class _Forms:
 
     def _has(self, moment: str, state: KeptState) -> bool:
         """Whether a checkpoint has a moment of a weight, in any form."""
-        names = [moment], [f"{moment}_{part}" for part in _PACKED]
-        return any(all(_name(n, state.weight) in self._specs for n in form) for form in names)
+        forms = [moment], [f"{moment}_{part}" for part in _PACKED]
+        return any(all(self._is(name, state) for name in form) for form in forms)
+
+    def _is(self, slot: str, state: KeptState) -> bool | None:
+        """Whether what a checkpoint keeps of that name fits the weight; None if it has none."""
+        spec = self._specs.get(_name(slot, state.weight))
+        kinds = RESIDUALS.values() if slot == _RESIDUAL else (SLOTS[slot],)
+        return None if spec is None else any(replace(state, slot=k).is_like(spec) for k in kinds)
 
     def _moment(self, moment: str, weight: str, axis: int) -> np.ndarray:
         if _name(moment, weight) in self._specs:

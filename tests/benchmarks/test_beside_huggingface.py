@@ -32,7 +32,9 @@ ARGUMENTS = ["--layers", "1", "--micro_batch_size", "4", "--rounds", "1"]
             ["--generated_tokens", "9", "--examples_per_row", "3", "--prompts", "10"],
             marks=pytest.mark.slow,  # a minute and a half on 2 cores
         ),
-        ("gptj_tiny", ["--work", "generation", "--prompts", "5"]),
+        pytest.param(
+            "gptj_tiny", ["--work", "generation", "--prompts", "5"], marks=pytest.mark.slow
+        ),
     ],
 )
 def test_it_ends_with_ratios(preset, more, capfd):

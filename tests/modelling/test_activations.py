@@ -30,8 +30,6 @@ from tests.modelling.llama.hf import hf_config
 from tests.modelling.llama.hf import our_config as llama_config
 from tests.modelling.sessions import fine_tuning
 
-pytestmark = pytest.mark.optimised  # what is compiled decides the bits
-
 STEPS = 3
 PART = 0.6  # of the buffers has room in device memory, for some entries and not for all
 
@@ -144,7 +142,9 @@ def _check(family: Any, precision: str, dropout: float, quick: bool = False, **s
     assert (losses[-2] == losses[-1]) == (dropout == 0)
 
 
+@pytest.mark.usefixtures("cached")
 def test_t5_in_float32() -> None:
+    """The slow ones are compiled as for users, which decides the bits, too."""
     _check(T5, "float32", 0.2, quick=True, tp=2, layers=1)
 
 

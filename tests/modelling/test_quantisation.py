@@ -86,7 +86,10 @@ def bytes_of(model: Inference) -> int:
 
 @pytest.mark.parametrize(
     ("family", "layout", "size"),
-    [(gptj, (1, 1, 16), 8), (gptj, (2, 4, 8), 8), (t5, (1, 1, 16), 4)],
+    [
+        pytest.param(gptj, (1, 1, 16), 8, marks=pytest.mark.slow),
+        *((gptj, (2, 4, 8), 8), (t5, (1, 1, 16), 4)),
+    ],
 )
 def test_a_model_is_that_of_the_rounded_weights(family, layout, size):
     """In 4 bits, it generates what it does from weights that numpy has rounded."""

@@ -24,7 +24,10 @@ from tests.modelling.llama.hf import hf_config
 from tests.modelling.llama.hf import our_config as llama_config
 from tests.modelling.sessions import fine_tuning
 
-pytestmark = pytest.mark.optimised  # what is compiled decides the bits
+pytestmark = [
+    pytest.mark.optimised,  # what is compiled decides the bits
+    pytest.mark.usefixtures("cached"),  # the two modes share most of it
+]
 
 STEPS, SKIPPED, RATES = 5, 3, (1e-2, 7e-3, 5e-3, 9e-3, 3e-3)
 
@@ -123,7 +126,7 @@ def test_gptj_with_everything_random() -> None:
 
 def test_a_tied_embedding_is_updated_once() -> None:
     """In bfloat16 rounded at random, with dropout, a step that is left out, and a restart."""
-    config = llama_config(hf_config("gemma2"))
+    config = llama_config(hf_config("mistral", tie_word_embeddings=True))
     assert differences(config, llama.batches(STEPS), HALF, restart=True) == []
 
 

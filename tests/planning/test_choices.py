@@ -219,10 +219,10 @@ def test_a_plan_needs_no_data(models, chosen):
 
 
 # ---- from a folder and a JSONL to an exported model ---------------------------------------------
-@pytest.mark.parametrize("kind", ["t5", pytest.param("gptj", marks=pytest.mark.slow)])
-def test_three_commands(kind, models, executables, tmp_path, monkeypatch, capsys):
+@pytest.mark.usefixtures("cached")
+@pytest.mark.parametrize("kind", ["gptj", pytest.param("t5", marks=pytest.mark.slow)])
+def test_three_commands(kind, models, tmp_path, monkeypatch, capsys):
     """Those of docs/own_task.md; the later ones in another folder than the first."""
-    monkeypatch.setenv("POPXL_CACHE_DIR", str(executables))
     here, run, out = (tmp_path / name for name in ("here", "run", "exported"))
     shutil.copytree(models / kind, here / kind)
     shutil.copy(models / "rows.jsonl", here)

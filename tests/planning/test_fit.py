@@ -22,7 +22,7 @@ ONE = replace(machine("t4"), memory=1 * GB, host_memory=1 * GB, devices=2)
 
 def tiny(**execution: object) -> RunConfig:
     return preset(
-        "tiny", model={"layers": 1}, training={"global_batch_size": 64}, execution=execution
+        "tiny", model={"layers": 1}, training={"global_batch_size": 16}, execution=execution
     )
 
 
@@ -33,11 +33,11 @@ def found(on: Machine, devices: int = 1) -> tuple[object, ...]:
 
 
 def test_a_smaller_micro_batch_where_device_memory_is_small() -> None:
-    assert found(ONE) == (True, 64, False, False)
-    fits, micro, *disk = found(replace(ONE, memory=24e6))
+    assert found(ONE) == (True, 16, False, False)
+    fits, micro, *disk = found(replace(ONE, memory=12e6))
     assert fits
     assert isinstance(micro, int)
-    assert 1 <= micro < 64
+    assert 1 <= micro < 16
     assert disk == [False, False]
     two = replace(tiny(micro_batch_size=2), training=replace(tiny().training, global_batch_size=2))
     none = best_training("tiny", two, replace(ONE, memory=1e6), 1)
@@ -71,7 +71,7 @@ def test_devices_share_the_batch_or_each_layer() -> None:
     made = best_training("tiny", tiny(), ONE, 2)
     e = made.needs.config.execution
     assert e.data_parallel * e.tensor_parallel == 2
-    assert made.needs.samples == 64
+    assert made.needs.samples == 16
 
 
 def test_generation_is_planned_layer_by_layer_where_weights_do_not_fit() -> None:

@@ -1,6 +1,6 @@
 """Runs that are killed at random moments go on as if nothing had happened, bit for bit.
 
-The slow tests kill twenty times, the other three times: a run of one process, and one process of a
+The slow tests kill twenty times, the other twice: a run of one process, and one process of a
 run of four, which the others must notice. A run with its state on disk is killed a hundred times.
 """
 
@@ -207,8 +207,8 @@ def check_against_an_uninterrupted_run(lives: Lives, folder: Path) -> None:
     assert len({row["step"] for row in lives.rows}) >= last  # none is missing
 
 
-def test_killed_three_times(tmp_path, executables):
-    lives = killed(tmp_path / "run", executables, 3, {1: flip, 2: remove})
+def test_killed_twice(tmp_path, executables):
+    lives = killed(tmp_path / "run", executables, 2, {1: flip})
     check_against_an_uninterrupted_run(lives, tmp_path / "reference")
 
 

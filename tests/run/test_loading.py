@@ -35,21 +35,17 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return counts
 
 
+@pytest.mark.usefixtures("cached")
 @pytest.mark.parametrize("validation", ["other.jsonl", "0.25"])
 def test_a_run_loads_what_it_needs_once(
-    validation: str,
-    tmp_path: Path,
-    executables: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    counts: Counter[str],
+    validation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counts: Counter[str]
 ) -> None:
     """One that chooses lengths by the data, evaluates while it trains, and exports."""
-    monkeypatch.setenv("POPXL_CACHE_DIR", str(executables))
     monkeypatch.chdir(tmp_path)
-    save("t5", tmp_path / "t5")
+    save("gptj", tmp_path / "gptj")
     write_rows(tmp_path / "train.jsonl", 40, "the lamp")
     write_rows(tmp_path / "other.jsonl", 10, "the lamp")
-    command = ["--model", "t5", "--data.train", "train.jsonl", "--data.validation", validation]
+    command = ["--model", "gptj", "--data.train", "train.jsonl", "--data.validation", validation]
     command += ["--evaluation.steps", "1", "--evaluation.metrics", "loss", "--steps", "2"]
     command += ["--save", "run", "--save-hf", "exported"]
     assert run_finetuning.main(command) == 0

@@ -61,10 +61,10 @@ def folder(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     ("family", "dp", "tp"),
     [
-        ("t5", 1, 4),
+        pytest.param("t5", 1, 4, marks=SLOW),
         pytest.param("t5", 4, 1, marks=SLOW),
         pytest.param("t5", 1, 1, marks=SLOW),
-        pytest.param("gptj", 1, 4, marks=SLOW),
+        ("gptj", 1, 4),
         ("gptj", 4, 1),
         pytest.param("gptj", 1, 1, marks=SLOW),
     ],

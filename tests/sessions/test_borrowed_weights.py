@@ -20,7 +20,10 @@ from sessions.training import FineTuning
 from tests.modelling.gptj.hf import small_config as gptj_config
 from tests.modelling.harness import small_config as t5_config
 
-pytestmark = pytest.mark.optimised  # what is compiled decides the bits
+pytestmark = [
+    pytest.mark.optimised,  # what is compiled decides the bits
+    pytest.mark.usefixtures("cached"),  # lent and copied weights have the same programs
+]
 
 
 @contextmanager
@@ -69,7 +72,7 @@ def test_the_state_may_be_on_disk(tmp_path, monkeypatch):
     """All of it, so that what is borrowed is read from files: the bits are those of memory."""
     monkeypatch.setattr("machine.placement.MIN_ENTRY", 1)
     monkeypatch.setattr("machine.placement.check_limit", lambda *args: None)
-    config = t5_config(1)
+    config = gptj_config(1, 2)
     limited = replace(config.execution, disk=str(tmp_path), host_memory=1e-6)
     found = []
     for execution in (config.execution, limited):

@@ -64,8 +64,13 @@ def gptj_case(dp: int, tp: int):
     return config, logical(hf), samples, total, int((lengths - 1).sum())
 
 
-@pytest.mark.parametrize(("dp", "tp"), [(1, 1), (2, 2)])
-@pytest.mark.parametrize("case", [t5_case, gptj_case])
+@pytest.mark.parametrize(
+    ("case", "dp", "tp"),
+    [
+        *((t5_case, 2, 2), (gptj_case, 1, 1)),
+        *(pytest.param(*c, marks=pytest.mark.slow) for c in ((t5_case, 1, 1), (gptj_case, 2, 2))),
+    ],
+)
 def test_the_loss_is_hugging_faces(case, dp, tp):
     config, weights, samples, total, tokens = case(dp, tp)
     done: list[int] = []

@@ -48,8 +48,13 @@ def test_greedy_tokens_are_hugging_faces(family, dp, tp):
     np.testing.assert_array_equal(tokens, family.reference().tokens)
 
 
-@pytest.mark.parametrize("family", [t5, gptj])
-@pytest.mark.parametrize("strategy", [Beam(3), SAMPLING])
+@pytest.mark.parametrize(
+    ("family", "strategy"),
+    [
+        *((t5, Beam(3)), (gptj, SAMPLING)),
+        *(pytest.param(*c, marks=pytest.mark.slow) for c in ((t5, SAMPLING), (gptj, Beam(3)))),
+    ],
+)
 def test_other_searches_find_the_same(family, strategy):
     config = config_of(family)
     streamed, resident = (tokens_of(config, w, strategy) for w in ("streamed", "resident"))

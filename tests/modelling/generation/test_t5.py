@@ -100,7 +100,11 @@ def their_beams(beams: int, penalty: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("tp", "beams", "penalty", "places"), [(1, 3, 0.0, 1), (2, 4, 1.0, 1), (1, 4, 1.0, 4)]
+    ("tp", "beams", "penalty", "places"),
+    [
+        *((2, 4, 1.0, 1), (1, 4, 1.0, 4)),
+        pytest.param(1, 3, 0.0, 1, marks=pytest.mark.slow),
+    ],
 )
 def test_beams_are_hugging_faces(tp, beams, penalty, places):
     """In the last case several prompts share a row of the encoder, and the sequence comes before

@@ -20,7 +20,10 @@ from tests.modelling.torch_training import (
     worst,
 )
 
-LAYOUTS = [(1, 1), (1, 2), pytest.param(2, 2, marks=pytest.mark.optimised), (1, 4)]
+LAYOUTS = [
+    *((1, 1), pytest.param(2, 2, marks=pytest.mark.optimised), (1, 4)),
+    pytest.param(1, 2, marks=pytest.mark.slow),  # both of its neighbours have it
+]
 TRANSPOSED = (2, 2)
 
 

@@ -48,7 +48,7 @@ def given_of(kind: str) -> Batches:
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param("llama", marks=pytest.mark.optimised),
+        "llama",
         *IN_BRIEF,
         *(
             pytest.param(kind, marks=pytest.mark.slow)

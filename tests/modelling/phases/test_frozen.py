@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,8 +33,15 @@ def stored(program: TrainingProgram) -> set[popxl.RemoteBuffer]:
     }
 
 
-@pytest.mark.parametrize("frozen", FROZEN)
-@pytest.mark.parametrize(("dp", "tp", "update"), LAYOUTS)
+def cases() -> Iterator[Any]:
+    """All together; by default each frozen thing on one device, and two of them in each layout."""
+    for frozen in FROZEN:
+        for layout in LAYOUTS:
+            brief = layout == LAYOUTS[0] or frozen in (FROZEN[0], FROZEN[-1])
+            yield pytest.param(frozen, *layout, marks=[] if brief else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("frozen", "dp", "tp", "update"), list(cases()))
 def test_equals_torch_without_their_gradients(frozen, dp, tp, update) -> None:
     config = toy_config(dp, tp)
     config = replace(config, execution=replace(config.execution, update=update))
