@@ -21,6 +21,7 @@ ONE = replace(machine("t4"), memory=1 * GB, host_memory=1 * GB, devices=2)
 
 
 def tiny(**execution: object) -> RunConfig:
+    execution = {"micro_batch_size": 16} | execution
     return preset(
         "tiny", model={"layers": 1}, training={"global_batch_size": 16}, execution=execution
     )
