@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from popdist._relay import Relay
+
 ROOT = Path(__file__).parents[2]
 ENV = {
     **{name: value for name, value in os.environ.items() if not name.startswith("POPDIST_")},
@@ -71,6 +73,23 @@ def test_each_process_says_that_the_service_is_gone(number, what):
     finally:
         if number == signal.SIGSTOP:
             os.kill(service, signal.SIGKILL)
+
+
+def test_jaxs_connection_stays_open_when_nothing_can_be_handed_on():
+    """Also after JAX has written to the service that is gone, which ends both directions."""
+    service, ours = socket.socketpair()
+    address = Relay(ours).address.removeprefix("unix-abstract:")
+    del ours
+    with socket.socket(socket.AF_UNIX) as jax:
+        jax.connect(f"\0{address}")
+        jax.sendall(b"request")
+        assert service.recv(7) == b"request"
+        service.close()
+        jax.settimeout(0.2)
+        for _ in range(5):
+            jax.sendall(b"request")
+            with pytest.raises(TimeoutError):
+                jax.recv(1)
 
 
 @pytest.fixture

@@ -41,6 +41,7 @@ class Relay:
         copy(own, self._service)
         with suppress(OSError):  # it is closed
             self._service.shutdown(socket.SHUT_WR)
+        own.detach()  # open to the end of the process, whoever forgets the object
 
 
 def _is_ours(line: socket.socket) -> bool:
