@@ -35,13 +35,16 @@ class Relay:
         while not _is_ours(own := self._door.accept()[0]):
             own.close()
         self._door.close()
-        threading.Thread(
+        back = threading.Thread(
             target=copy, args=(self._service, own), name="relay back", daemon=True
-        ).start()
+        )
+        back.start()
         copy(own, self._service)
         with suppress(OSError):  # it is closed
             self._service.shutdown(socket.SHUT_WR)
-        own.detach()  # open to the end of the process, whoever forgets the object
+        back.join()
+        self._service.close()
+        own.detach()  # which leaves it open to the end of the process
 
 
 def _is_ours(line: socket.socket) -> bool:
