@@ -11,6 +11,9 @@ import pytest
 
 from benchmarks import disk
 from benchmarks.full_size import RUNS, config_of
+from benchmarks.idle_disk import idle_disk
+from popxl._storage.disk import Scratch
+from popxl.errors import DiskError
 
 
 def test_it_measures_every_way(tmp_path, capsys):
@@ -19,6 +22,20 @@ def test_it_measures_every_way(tmp_path, capsys):
     assert facts["direct"]["read_gb_per_second"] > 0
     assert facts["buffered"]["write_gb_per_second"] > 0
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_goes_on_with_a_disk_that_answers_at_once(tmp_path):
+    """What it reads is not what it wrote; with the real disk that would end it."""
+    scratch = Scratch(tmp_path)
+    file, data = scratch.file(8192), np.arange(8000).astype(np.uint8)
+    file.write(0, data)
+    with idle_disk():
+        file.read(0, np.zeros_like(data))
+        file.write(0, 1 + data)
+    with pytest.raises(DiskError, match="other bytes"):
+        file.read(0, data)
+    file.close()
+    scratch.close()
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -323,15 +323,18 @@ class ScratchFile:
             raise self._error("be read for", data.size, error) from error
         for staged, part in copies:
             part[...] = staged
-        if self._sums.get(offset + start, (checksum := _sum(data, start))) != checksum:
-            folder, nbytes = self._scratch.place, min(REQUEST, data.size)
-            raise DiskError(
-                f"the disk folder {folder} returns other bytes than were written there (somewhere "
-                f"in {_shown(nbytes)}): use a folder of another disk, and start from the last "
-                "checkpoint"
-            )
+        self._verify(offset + start, _sum(data, start), min(REQUEST, data.size))
         end = min(start + REQUEST, LEAD + data.size)
         self._scratch.count(read=max(end - max(start, LEAD), 0))
+
+    def _verify(self, at: int, checksum: int, nbytes: int) -> None:
+        """Compare what a request has read with what was written."""
+        if self._sums.get(at, checksum) != checksum:
+            raise DiskError(
+                f"the disk folder {self._scratch.place} returns other bytes than were written "
+                f"there (somewhere in {_shown(nbytes)}): use a folder of another disk, and start "
+                "from the last checkpoint"
+            )
 
     def _request(self, start: int, data: np.ndarray) -> _Request:
         """The memory of a request: whole pages of `data`, where those in memory are those in the
