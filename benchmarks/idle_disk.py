@@ -15,7 +15,8 @@ def idle_disk() -> Iterator[None]:
     Checksums are computed all the same: they take time of the processor, not of the disk.
     """
     request, verify = ScratchFile._all, ScratchFile._verify
-    ScratchFile._all = ScratchFile._verify = lambda *_: None  # type: ignore[method-assign]
+    ScratchFile._all = lambda *_: None  # type: ignore[method-assign]
+    ScratchFile._verify = lambda *_: None  # type: ignore[method-assign]
     try:
         yield
     finally:
