@@ -81,7 +81,7 @@ def pack_first(moment: Any, groups: Groups) -> tuple[Any, Any]:
     The codes are finest near zero: those of x in [-1, 1] stand at 2x / (1 + |x|).
     """
     xp = moment.__array_namespace__()
-    ratio, scales = _over_largest(xp, groups.lines(moment), xp.abs)
+    ratio, scales = _over_largest(xp, groups.lines(moment))
     codes = xp.round(2 * ratio / (1 + xp.abs(ratio)) * _FIRST_MAX)
     return _codes(groups, codes, xp.int8, moment.shape), scales
 
@@ -99,7 +99,7 @@ def pack_second(moment: Any, groups: Groups) -> tuple[Any, Any]:
     flat. Only zeros have the code 0."""
     xp = moment.__array_namespace__()
     lines = groups.lines(moment)
-    ratio, scales = _over_largest(xp, xp.sqrt(lines), xp.abs)
+    ratio, scales = _over_largest(xp, xp.sqrt(lines))
     codes = xp.where(lines > 0, xp.maximum(xp.round(ratio * _SECOND_MAX), 1), 0)
     return _codes(groups, codes, xp.uint8, moment.shape), scales
 
@@ -111,9 +111,14 @@ def unpack_second(codes: Any, scales: Any, groups: Groups) -> Any:
     return groups.elements(root * root).reshape(codes.shape)
 
 
-def _over_largest(xp: Any, lines: Any, size: Any) -> tuple[Any, Any]:
-    """Elements divided by the scale of their group, in [-1, 1], and the scales."""
-    scales = size(lines).max(axis=2).astype(ml_dtypes.bfloat16)
+def _over_largest(xp: Any, lines: Any) -> tuple[Any, Any]:
+    """Elements divided by the scale of their group, in [-1, 1], and the scales.
+
+    The bits of positive floats are ordered as the floats, and the largest integer of many is found
+    several times faster on CPUs.
+    """
+    largest = xp.abs(lines).view(xp.int32).max(axis=2).view(xp.float32)
+    scales = largest.astype(ml_dtypes.bfloat16)
     divisor = scales.astype(xp.float32)[:, :, None]
     divisor = xp.where(divisor > 0, divisor, 1)  # of a group of zeros
     return xp.clip(lines / divisor, -1, 1), scales.reshape(-1)
