@@ -20,6 +20,7 @@ from config.values import (
     Address,
     BeamCount,
     Fraction,
+    Names,
     NonNegativeFloat,
     NonNegativeInt,
     Number,
@@ -28,6 +29,7 @@ from config.values import (
     PositiveInt,
     Probability,
     Proportion,
+    listed,
 )
 
 
@@ -145,6 +147,13 @@ class Training(Section):
     max_skipped_steps: NonNegativeInt = 10
     """Steps in a row that may be skipped because loss or gradients are not finite; one more ends
     the run."""
+
+    trained: Names | None = None
+    """Train these weights alone: names of Hugging Face's or ours, or how they begin up to a dot,
+    separated by commas; * stands for any characters. null: all."""
+
+    frozen: Names | None = None
+    """Do not train these weights, which are named alike; also if `trained` means them."""
 
     optimizer: Optimizer = field(default_factory=Optimizer)
 
@@ -333,7 +342,7 @@ class Evaluation(Section):
 
     def names(self) -> tuple[str, ...]:
         """The metrics that `metrics` names."""
-        return tuple(n.strip() for n in self.metrics.split(",")) if self.metrics else ()
+        return listed(self.metrics)
 
 
 SEARCH_FIELDS = {

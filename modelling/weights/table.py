@@ -51,6 +51,8 @@ class WeightTable:
         layers: rows of each layer, in the order of the forward pass. A variable that several
             layers use is a row of the one that owns it.
         phases: names of the layers of each phase of a phased program.
+        runs: the phases that a family's phase was cut into, by its name, where not all of its
+            layers are trained alike.
         tensor_parallel: number of parts that sharded variables are cut into.
         aliases: other names of logical weights that files may have, by alias.
         ignored: names of tensors in files that are no weights.
@@ -63,6 +65,7 @@ class WeightTable:
     aliases: Mapping[str, str] = field(default_factory=dict)
     ignored: Collection[str] = ()
     fused: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    runs: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def weights(self) -> tuple[Weight, ...]:
