@@ -157,6 +157,11 @@ class Training(Section):
 
     optimizer: Optimizer = field(default_factory=Optimizer)
 
+    @property
+    def some_frozen(self) -> bool:
+        """Whether not all weights are trained."""
+        return self.trained is not None or self.frozen is not None
+
 
 Device = Literal["auto", "cpu", "gpu", "tpu"]
 

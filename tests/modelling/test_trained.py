@@ -31,12 +31,15 @@ class Kind(NamedTuple):
     reference: Callable[[str], tuple[dict[str, np.ndarray], Reference]]
     """Weights before, and what training gives those in whose names a regular expression is."""
 
+    rate: float
+
 
 def llama_kind(name: str) -> Kind:
     return Kind(
         lambda **split: llama_config(hf_config(name), **split),
         llama.batches,
         lambda only: llama.trained(hf_config(name), llama.batches(STEPS), only=only),
+        llama.RATE,
     )
 
 
@@ -45,23 +48,27 @@ KINDS = {
         t5.our_config,
         t5.batches,
         lambda only: (logical(t5.their_model()), t5.reference(STEPS, only=only)),
+        t5.RATE,
     ),
     "gptj": Kind(
         small_config,
         gptj.batches,
         lambda only: (logical(hf_model(small_config())), gptj.reference(STEPS, only=only)),
+        gptj.RATE,
     ),
     "gemma2": llama_kind("gemma2"),  # tied; layers with windows and without
     "phi3": llama_kind("phi3"),  # whose files have q, k and v as one
 }
-RATES = {"t5": t5.RATE, "gptj": gptj.RATE, "gemma2": llama.RATE, "phi3": llama.RATE}
 
 CHOICES: dict[str, tuple[dict[str, str], str]] = {
     # what we are told, and the names that torch trains
     "t5/last layers": ({"trained": "decoder.1,decoder.2"}, r"decoder\.block\.[12]"),
     "t5/norms": ({"trained": "*norm*"}, "norm"),
     "t5/no embeddings": ({"frozen": "encoder.embed_tokens"}, "^(?!shared|.*embed_tokens)"),
-    "t5/the encoder's": ({"trained": "encoder*", "frozen": "*norm*,shared"}, "^encoder(?!.*(norm|embed))"),
+    "t5/the encoder's": (
+        {"trained": "encoder*", "frozen": "*norm*,shared"},
+        "^encoder(?!.*(norm|embed))",
+    ),
     "t5/positions": ({"trained": "*relative_attention_bias*"}, "relative_attention_bias"),
     "gptj/last layers": ({"trained": "transformer.h.1,layer.2"}, r"\.h\.[12]"),
     "gptj/norms": ({"trained": "*ln_*"}, "ln_"),
@@ -105,7 +112,7 @@ def test_as_torch_trains_them(name: str, dp: int, tp: int) -> None:
         model,
         kind.batches(STEPS),
         expected,
-        RATES[name.partition("/")[0]],
+        kind.rate,
         lambda ours: dict(table.for_files(ours)),
     )
     for name in start.keys() - expected.gradients.keys():

@@ -28,9 +28,7 @@ def batches(count: int) -> list[dict[str, np.ndarray]]:
 
 
 @cache
-def reference(
-    steps: int = STEPS, optimizer: OptimizerOf = adamw, only: str = ""
-) -> Reference:
+def reference(steps: int = STEPS, optimizer: OptimizerOf = adamw, only: str = "") -> Reference:
     """Train Hugging Face's model. Its own loss would shift the labels, which the data have done."""
     model = hf_model(small_config())
 
