@@ -304,6 +304,10 @@ class Checkpoint(Section):
     save_optimizer: bool = True
     """Save the optimizer's state too, without which training cannot resume."""
 
+    base: PathText | None = None
+    """Where the model is that has the weights which the run in `load` left frozen. null: where it
+    was."""
+
     load_optimizer: bool = True
     """Continue the run in `load`; false: a new run, from its weights alone."""
 

@@ -157,7 +157,7 @@ class RunConfig(Section):
         self._check_rounding()
         if self.fp8.enabled and self.fp8.recipe == "delayed" and self.training.some_frozen:
             raise ConfigError(
-                "fp8.recipe delayed learns its scales in the backward pass, which frozen layers may "
+                "fp8.recipe delayed learns its scales in backward passes, which frozen layers may "
                 "not have: with training.trained or frozen, set fp8.recipe current"
             )
         if self.execution.update == "behind" and not self.rounds_behind:
