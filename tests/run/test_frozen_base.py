@@ -54,7 +54,10 @@ def run(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of four steps, with its steps 2 and 4."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     best = ("--evaluation.steps", "2", "--evaluation.metrics", "loss")
-    assert train(folder, "--load", str(base), "--steps", "4", *best, "--checkpoint.keep_best", "loss") == 0
+    assert (
+        train(folder, "--load", str(base), "--steps", "4", *best, "--checkpoint.keep_best", "loss")
+        == 0
+    )
     return folder
 
 
