@@ -113,8 +113,8 @@ def add_field_flags(
             default=argparse.SUPPRESS,
             metavar=leaf.type.metavar(),
             help=help_of(leaf),
-            # A bare `--flag` switches a boolean on.
-            nargs="?" if leaf.type.kind is bool else None,
+            # A bare `--flag` switches a boolean on; names may be words of their own.
+            nargs="?" if leaf.type.kind is bool else "+" if leaf.type.lists else None,
             const="true" if leaf.type.kind is bool else None,
         )
 
@@ -168,6 +168,8 @@ def field_overrides(parsed: Mapping[str, str], config_class: type[Section]) -> d
         for section in sections:
             target = target.setdefault(section, {})
         text = parsed[leaf.dotted]
+        if isinstance(text, list):
+            text = ",".join(text)
         if not isinstance(text, str):  # argparse takes the value `--` away
             text = "--"
         try:

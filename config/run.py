@@ -20,6 +20,7 @@ from config.values import (
     Address,
     BeamCount,
     Fraction,
+    Names,
     NonNegativeFloat,
     NonNegativeInt,
     Number,
@@ -28,6 +29,7 @@ from config.values import (
     PositiveInt,
     Probability,
     Proportion,
+    listed,
 )
 
 
@@ -146,7 +148,19 @@ class Training(Section):
     """Steps in a row that may be skipped because loss or gradients are not finite; one more ends
     the run."""
 
+    trained: Names | None = None
+    """Train these weights alone: names of Hugging Face's or ours, or how they begin up to a dot,
+    separated by commas; * stands for any characters. null: all."""
+
+    frozen: Names | None = None
+    """Do not train these weights, which are named alike; also if `trained` means them."""
+
     optimizer: Optimizer = field(default_factory=Optimizer)
+
+    @property
+    def some_frozen(self) -> bool:
+        """Whether not all weights are trained."""
+        return self.trained is not None or self.frozen is not None
 
 
 Device = Literal["auto", "cpu", "gpu", "tpu"]
@@ -290,6 +304,10 @@ class Checkpoint(Section):
     save_optimizer: bool = True
     """Save the optimizer's state too, without which training cannot resume."""
 
+    base: PathText | None = None
+    """Where the model is that has the weights which the run in `load` left frozen. null: where it
+    was."""
+
     load_optimizer: bool = True
     """Continue the run in `load`; false: a new run, from its weights alone."""
 
@@ -333,7 +351,7 @@ class Evaluation(Section):
 
     def names(self) -> tuple[str, ...]:
         """The metrics that `metrics` names."""
-        return tuple(n.strip() for n in self.metrics.split(",")) if self.metrics else ()
+        return listed(self.metrics)
 
 
 SEARCH_FIELDS = {

@@ -121,11 +121,12 @@ class RunConfig(Section):
         m, e = self.model, self.execution
         item = ITEM_BYTES[m.precision]
         tokens = self._batch * m.sequence_length
-        kept = 1 if m.eval else m.layers
+        some = m.eval or self.training.some_frozen  # trained may be as little as a norm
+        kept = 1 if some else m.layers
         elements = self.min_weights()
         return {
             "the weights": elements // 2 if m.quantisation else elements * item,
-            "gradients and moments": 0 if m.eval else elements * self._least_state(),
+            "gradients and moments": 0 if some else elements * self._least_state(),
             "the activations": kept * tokens * m.hidden_size * item,
             "the inputs of a run": e.device_iterations * tokens * 4,
         }
@@ -155,6 +156,11 @@ class RunConfig(Section):
                 f"{self.execution.tensor_parallel} must be at most {MAX_REPLICAS:,} devices"
             )
         self._check_rounding()
+        if self.fp8.enabled and self.fp8.recipe == "delayed" and self.training.some_frozen:
+            raise ConfigError(
+                "fp8.recipe delayed learns its scales in backward passes, which frozen layers may "
+                "not have: with training.trained or frozen, set fp8.recipe current"
+            )
         if self.execution.update == "behind" and not self.rounds_behind:
             raise ConfigError(
                 "execution.update behind with stochastic rounding needs execution.device_iterations"

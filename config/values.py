@@ -56,6 +56,8 @@ Probability = Annotated[
 ]
 
 Address = Annotated[str, Rule("an address such as s3://bucket/run", lambda v: is_address(v))]
+_NAMES = Rule("names, separated by commas", lambda value: value != "" and all(listed(value)))
+Names = Annotated[str, _NAMES]
 PathText = Annotated[str, Rule("text that can be a path or name", lambda value: _is_path(value))]
 
 _ADDRESS = re.compile("[a-z][a-z0-9+]*://.")
@@ -95,6 +97,11 @@ class ValueType:
         if annotation in _NOUNS:
             return ValueType(annotation)
         raise TypeError(f"a configuration field cannot have the type {annotation}")
+
+    @property
+    def lists(self) -> bool:
+        """Whether a value is several names."""
+        return self.rule is _NAMES
 
     def describe(self) -> str:
         """What a value must be, to complete "must be …"."""
@@ -159,6 +166,11 @@ class ValueType:
         if isinstance(value, str) and not _is_unicode(value):
             return False
         return self.rule is None or self.rule.holds(value)
+
+
+def listed(text: str | None) -> tuple[str, ...]:
+    """The names that a text lists, separated by commas."""
+    return tuple(name.strip() for name in text.split(",")) if text else ()
 
 
 def is_address(text: str) -> bool:

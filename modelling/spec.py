@@ -21,6 +21,7 @@ from modelling.phases.decoder_only import decoder_only_layout
 from modelling.phases.layout import Layout
 from modelling.phases.settings import Settings
 from modelling.weights import WeightTable
+from modelling.weights.trained import with_trained
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class ModelFamily:
         sample_format: of its data: `data.seq2seq.SEQ2SEQ` or `data.causal_lm.CAUSAL_LM`.
         layout: builds the phases of training in the current Ir.
         generator: says how its models generate.
-        weights: which Hugging Face tensors are in which variables, for a configuration.
+        table: which Hugging Face tensors are in which variables, for a configuration.
         to_config_json: content of config.json, next to the weights in a Hugging Face folder.
         from_config_json: the inverse: fields of the model's configuration. Raises ConfigError if
             the file is of a model which the family does not have.
@@ -44,7 +45,7 @@ class ModelFamily:
     sample_format: SampleFormat
     layout: Callable[[Settings], Layout]
     generator: GeneratorOf
-    weights: Callable[[Any], WeightTable]
+    table: Callable[[Any], WeightTable]
     to_config_json: Callable[[Any], dict[str, Any]]
     from_config_json: Callable[[Fields], dict[str, Any]]
     head_in_files: bool = False
@@ -52,10 +53,18 @@ class ModelFamily:
         description
     )
 
+    def weights(self, config: RunConfig) -> WeightTable:
+        """The table of a configured model, which says what the configuration trains.
+
+        Raises:
+            ConfigError: see `with_trained`.
+        """
+        return with_trained(self.table(config), config.training)
+
 
 def decoder_family(
     decoder_of: Callable[[Any], Decoder],
-    weights: Callable[[Any], WeightTable],
+    table: Callable[[Any], WeightTable],
     to_config_json: Callable[[Any], dict[str, Any]],
     from_config_json: Callable[[Fields], dict[str, Any]],
     **others: Any,
@@ -75,7 +84,7 @@ def decoder_family(
 
     generator = generator_of(decoder_of)
     return ModelFamily(
-        CAUSAL_LM, layout, generator, weights, to_config_json, from_config_json, **others
+        CAUSAL_LM, layout, generator, table, to_config_json, from_config_json, **others
     )
 
 

@@ -36,6 +36,10 @@ class Layers:
         kinds = list(dict.fromkeys(names))
         return cls([make(kind) for kind in kinds], [kinds.index(name) for name in names])
 
+    def part(self, rows: range) -> Layers:
+        """Some neighbouring layers, and the kinds that they are of."""
+        return Layers.of(self.order[rows.start : rows.stop], self.kinds.__getitem__)
+
     def runs(self) -> list[tuple[int, range]]:
         """Neighbouring layers of one kind: the kind and their rows."""
         groups = groupby(enumerate(self.order), key=itemgetter(1))

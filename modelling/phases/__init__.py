@@ -5,7 +5,7 @@ device: its variables are loaded from remote buffers and gathered, then all micr
 step pass through it, read from and written to rows of activation buffers.
 """
 
-from modelling.phases.buffers import ActivationBuffers as ActivationBuffers
+from modelling.phases.buffers import Chain as Chain
 from modelling.phases.buffers import InputBuffers as InputBuffers
 from modelling.phases.buffers import Port as Port
 from modelling.phases.buffers import over_layers as over_layers

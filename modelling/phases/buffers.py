@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import popxl
 from modelling.phases.settings import Settings
@@ -16,9 +17,9 @@ from popxl_addons.transforms.batch_serialisation import RemoteHandle
 def fixed_row(
     buffer: popxl.RemoteBuffer, row: int, shard_group: popxl.ReplicaGrouping | None = None
 ) -> RemoteHandle:
-    """A row of a buffer that does not depend on the phase's row."""
+    """A row of a buffer, which has it, that does not depend on the phase's row."""
     offset = (lambda _: popxl.constant(row, popxl.int32)) if row else None
-    return RemoteHandle(buffer, offset, shard_group)
+    return RemoteHandle(buffer, offset, shard_group, grows=False)
 
 
 @dataclass(frozen=True)
@@ -40,58 +41,84 @@ class Port:
         return ops.remote_load(self.value.buffer, step)
 
 
-@dataclass(frozen=True)
-class ActivationBuffers:
-    """The values between the phases of a stack, and their gradients.
+class Chain:
+    """The values that the layers of a stack hand on, and their gradients.
 
-    Row r of `x` is the input of layer r, row r of `dx` its gradient (None without training); each
-    row holds one entry for each micro-batch, of `spec`. Entries are cut over `shards`.
+    Each layer reads a row, with an entry for each micro-batch, and writes the next one. As long as
+    nothing up to a layer is trained, there is no backward pass to read its row again, nor a
+    gradient: it writes the row that it reads.
+
+    Args:
+        spec: of one micro-batch on one replica, [batch, sequence, hidden].
+        trained: whether what gives the first row has a backward pass.
     """
 
-    spec: popxl.TensorSpec
-    x: popxl.RemoteBuffer
-    dx: popxl.RemoteBuffer | None
-    shards: popxl.ReplicaGrouping | None
+    def __init__(self, spec: popxl.TensorSpec, settings: Settings, trained: bool) -> None:
+        self._spec, self._settings = spec, settings
+        self._shards = settings.activation_shards
+        self._x = activation_buffer(spec, 1, settings)
+        self._row, self._has_gradient = 0, trained
 
-    @classmethod
-    def create(cls, spec: popxl.TensorSpec, rows: int, settings: Settings) -> ActivationBuffers:
-        """Buffers of `rows` rows for activations of `spec`, [batch, sequence, hidden]."""
-        shards = settings.activation_shards
-        x = activation_buffer(spec, rows, settings)
-        dx = gradient_buffer(spec, rows, settings) if settings.training else None
-        return cls(spec, x, dx, shards)
+    @cached_property
+    def _dx(self) -> popxl.RemoteBuffer:
+        return gradient_buffer(self._spec, 1, self._settings)
 
-    def value(self, offset: int = 0) -> RemoteHandle:
-        """Row `offset` beyond the phase's own row."""
-        return RemoteHandle(self.x, offset, self.shards)
+    @property
+    def end(self) -> Port:
+        """The row that was written last, as a phase of one layer takes it."""
+        return self._port(0)
 
-    def grad(self, offset: int = 0) -> RemoteHandle | None:
-        """Gradient of `value(offset)`; None without training."""
-        return None if self.dx is None else RemoteHandle(self.dx, offset, self.shards)
+    def through(self, layers: int, trained: bool) -> tuple[Port, Port]:
+        """Where the next layers read, and where they write.
 
-    def port(self, offset: int = 0) -> Port:
-        """`value(offset)` and its gradient, as a phase takes them."""
-        return Port(self.spec, self.value(offset), self.grad(offset))
+        Args:
+            layers: how many there are, in one phase.
+            trained: whether any of them has something that is trained, or reads something else that
+                has a gradient.
+        """
+        if not (trained or self._has_gradient):
+            return self.end, self.end
+        # Layers of a phase are alike: those after the first have a gradient to give back.
+        self._has_gradient = self._has_gradient or layers > 1
+        ports = self._port(0), self._port(1, gradient=True)
+        self._row, self._has_gradient = self._row + layers, True
+        return ports
 
-    def shared(self, row: int) -> Port:
-        """Row `row`, whichever row the phase is at: each layer adds to its gradient."""
-        value = fixed_row(self.x, row, self.shards)
-        if self.dx is None:
-            return Port(self.spec, value)
-        return Port(self.spec, value, replace(fixed_row(self.dx, row, self.shards), adds=True))
+    def shared(self) -> Port:
+        """The row that was written last, whichever row a phase is at: each layer adds to its
+        gradient."""
+        value = fixed_row(self._x, self._row, self._shards)
+        if not self._has_gradient:
+            return Port(self._spec, value)
+        grad = fixed_row(self._dx, self._row, self._shards)
+        return Port(self._spec, value, replace(grad, adds=True))
 
-    def begin_gradient(self, row: int, steps: int) -> None:
-        """Let the gradient of row `row` be zero for all micro-batches, before layers add to it."""
-        buffer = self.dx
-        assert buffer is not None, "there are gradients in training only"
+    def begin_gradient(self) -> None:
+        """Let the gradient of the row that was written last be zero for all micro-batches, before
+        layers add to it."""
+        if not self._has_gradient:
+            return
+        buffer, steps = self._dx, self._settings.micro_batches
 
         def one_step(at: popxl.Tensor) -> popxl.Tensor:
             zero = ops.init(buffer.tensor_shape, buffer.tensor_dtype, meta_shape=buffer.meta_shape)
             ops.remote_store(buffer, at, zero)
             return at + 1
 
-        first = popxl.constant(row * steps, popxl.int32)
+        first = popxl.constant(self._row * steps, popxl.int32)
         ops.repeat(popxl.gir().create_graph(one_step, first), steps, first)
+
+    def _port(self, ahead: int, gradient: bool = False) -> Port:
+        """The row so many beyond the last one, for a phase's row 0.
+
+        Args:
+            gradient: it has one, whatever the rows before.
+        """
+        if not (gradient or self._has_gradient):
+            return Port(self._spec, fixed_row(self._x, self._row, self._shards))
+        offset = self._row + ahead
+        x, dx = (RemoteHandle(buffer, offset, self._shards) for buffer in (self._x, self._dx))
+        return Port(self._spec, x, dx)
 
 
 def activation_buffer(spec: popxl.TensorSpec, rows: int, settings: Settings) -> popxl.RemoteBuffer:

@@ -1,6 +1,6 @@
 """The phases of a decoder-only model, and their order in training.
 
-Row 0 of the activation rows is the embeddings' output, row i + 1 that of layer i.
+The chain's first row is the embeddings' output, then come those of the layers.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import popxl
 from data.causal_lm import examples_per_row
 from modelling.layers import Axes, Embeddings, Layers, LMHeadLoss
-from modelling.phases.buffers import ActivationBuffers, InputBuffers
+from modelling.phases.buffers import Chain, InputBuffers, Port
 from modelling.phases.layout import Layout
 from modelling.phases.loss_phase import LossPhase
 from modelling.phases.phase import Phase
@@ -35,23 +35,37 @@ def decoder_only_layout(
     packed = {"starts": words} if examples_per_row(config) > 1 else {}
     inputs = InputBuffers({"words": words} | learned | packed, settings)
     shape = Axes.of(config).shape(batch, model.sequence_length, model.hidden_size)
-    hidden, count = popxl.TensorSpec(shape, settings.dtype), len(layers.order)
-    row = ActivationBuffers.create(hidden, count + 1, settings).port
-    first = Phase("embeddings", embeddings, inputs.ports(["words"]), row(0), settings)
+    hidden = popxl.TensorSpec(shape, settings.dtype)
+    chain = Chain(hidden, settings, trained=settings.trains_any("embeddings"))
+    first = Phase("embeddings", embeddings, inputs.ports(["words"]), chain.end, settings)
+    stack: list[tuple[Phase, range]] = []
+    begin = 0
+    for name, count in settings.runs("layer", len(layers.order)).items():
+        part = layers.part(range(begin, begin + count))
+        stack += _run(name, part, chain, inputs.ports(packed), settings)
+        begin += count
+    head_inputs = {"x": chain.end, **inputs.ports(learned)}
+    last = LossPhase("head", head, head_inputs, settings, {"tokens": first} if head.tied else None)
+    return Layout(inputs, [(first, range(1)), *stack, (last, range(1))])
+
+
+def _run(
+    name: str, layers: Layers, chain: Chain, others: dict[str, Port], settings: Settings
+) -> list[tuple[Phase, range]]:
+    """Layers that are trained alike, in order: a phase for each kind."""
+    count = len(layers.order)
+    x, y = chain.through(count, settings.trains_any(name))
     kinds: list[Phase] = []
     for number, module in enumerate(layers.kinds):
         kinds.append(
             Phase(
-                f"layer_{number + 1}" if number else "layer",
+                f"{name}_{number + 1}" if number else name,
                 module,
-                {"x": row(0), **inputs.ports(packed)},
-                row(1),
+                {"x": x, **others},
+                y,
                 settings,
                 count,
                 weights_of=kinds[0] if kinds else None,  # it has the variables of all layers
             )
         )
-    head_inputs = {"x": row(count), **inputs.ports(learned)}
-    last = LossPhase("head", head, head_inputs, settings, {"tokens": first} if head.tied else None)
-    stack = [(kinds[kind], rows) for kind, rows in layers.runs()]
-    return Layout(inputs, [(first, range(1)), *stack, (last, range(1))])
+    return [(kinds[kind], rows) for kind, rows in layers.runs()]

@@ -67,6 +67,8 @@ class Layout:
         self.begin()
         squares = self.head.backward(popxl.constant(0, popxl.int32), step)
         for phase, rows in self.order[-2::-1]:
+            if phase.bwd is None:
+                continue
 
             def body(
                 row: popxl.Tensor,

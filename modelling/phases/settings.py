@@ -68,6 +68,19 @@ class Settings:
         random = model.dropout_prob > 0 and not model.eval
         return popxl.TensorSpec((2,), popxl.uint32) if random else None
 
+    def runs(self, phase: str, layers: int) -> dict[str, int]:
+        """The phases that a family's phase of so many layers is cut into, where not all of them are
+        trained alike, and how many layers each has; see `WeightTable.runs`."""
+        if self.table is None:
+            return {phase: layers}
+        return {name: len(self.table.phases[name]) for name in self.table.runs.get(phase, [phase])}
+
+    def trains_any(self, phase: str) -> bool:
+        """Whether anything that a phase owns is trained."""
+        if self.table is None or not self.training:
+            return self.training
+        return any(row.trained for row in self.table.layers[self.table.phases[phase][0]])
+
     def trains(self, phase: str, variable: str) -> bool:
         """Whether a variable of the layers of a phase is trained."""
         return self.table is None or self.row(phase, variable).trained

@@ -110,7 +110,7 @@ def build_training(
 def _layers(layout: Layout) -> dict[str, list[str]]:
     by_kind: dict[str, list[str]] = defaultdict(list)
     for phase in layout.phases:
-        if phase is not layout.head:
+        if phase is not layout.head and phase.bwd is not None:
             by_kind[phase.layer].append(phase.name)
     return by_kind
 

@@ -1,8 +1,7 @@
 """T5's phases and their order in training.
 
-Buffers, with L layers in each stack: row 0 of the encoder's rows is the embeddings' output, rows 1
-to L the layers', row L + 1 the encoder head's, which every decoder layer reads, adding to its
-gradient. The decoder's rows are 0 to L.
+The rows of the encoder's chain are the outputs of embeddings, layers and encoder head, which every
+decoder layer reads, adding to its gradient; those of the decoder's, of embeddings and layers.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import popxl
 from config.t5 import T5Config
 from modelling.layers import Axes, Embeddings
 from modelling.phases import (
-    ActivationBuffers,
+    Chain,
     InputBuffers,
     Layout,
     LossPhase,
@@ -38,34 +37,32 @@ def t5_layout(settings: Settings) -> Layout:
     inputs = InputBuffers(
         {"words": words, "mask": words, "decoder_words": targets, **learned}, settings
     )
-    end = model.layers + 1  # the row of the encoder's output
 
-    def rows_of(tokens: popxl.TensorSpec, count: int) -> ActivationBuffers:
+    def chain_of(tokens: popxl.TensorSpec) -> Chain:
         shape = Axes.of(config).shape(tokens.shape[0], tokens.shape[1], model.hidden_size)
-        return ActivationBuffers.create(popxl.TensorSpec(shape, settings.dtype), count, settings)
+        spec = popxl.TensorSpec(shape, settings.dtype)
+        return Chain(spec, settings, trained=settings.trains_any("embeddings"))
 
-    encoder, decoder = rows_of(words, end + 1), rows_of(targets, end)
-    row, mask = encoder.port, inputs.ports(["mask"])
-    embeddings = Phase("embeddings", Embeddings(config), inputs.ports(["words"]), row(0), settings)
+    encoder, decoder = chain_of(words), chain_of(targets)
+    mask, read = inputs.ports(["mask"]), inputs.ports(["words"])
+    embeddings = Phase("embeddings", Embeddings(config), read, encoder.end, settings)
     stacks = _stack("encoder", EncoderBlock, mask, encoder, settings)
-    final_norm = {"x": row(model.layers)}
-    stacks.append(Phase("encoder_head", EncoderFinalNorm(config), final_norm, row(end), settings))
+    x, y = encoder.through(1, settings.trains_any("encoder_head"))
+    stacks.append(Phase("encoder_head", EncoderFinalNorm(config), {"x": x}, y, settings))
     read = {"words": inputs.port("decoder_words")}
-    shared = {"": embeddings}
-    row = decoder.port
+    borrowed = {"": embeddings}
     stacks.append(
-        Phase("decoder_embeddings", Embeddings(config), read, row(0), settings, shared=shared)
+        Phase("decoder_embeddings", Embeddings(config), read, decoder.end, settings, 1, borrowed)
     )
-    stacks += _stack(
-        "decoder", DecoderBlock, {"encoded": encoder.shared(end)} | mask, decoder, settings
-    )
+    encoded = {"encoded": encoder.shared()}
+    stacks += _stack("decoder", DecoderBlock, encoded | mask, decoder, settings)
     tied = {"tokens": embeddings} if head.tied else None
-    loss_inputs = {"x": row(model.layers), **inputs.ports(learned)}
+    loss_inputs = {"x": decoder.end, **inputs.ports(learned)}
     loss = LossPhase("head", head, loss_inputs, settings, tied)
 
     def begin() -> None:
         with popxl.plan.part("encoder_head/backward"):
-            encoder.begin_gradient(end, settings.micro_batches)
+            encoder.begin_gradient()
 
     order = [(phase, range(phase.entries)) for phase in (embeddings, *stacks, loss)]
     return Layout(inputs, order, begin)
@@ -75,20 +72,24 @@ def _stack(
     name: str,
     block: type[EncoderBlock] | type[DecoderBlock],
     others: Mapping[str, Port],
-    rows: ActivationBuffers,
+    chain: Chain,
     settings: Settings,
 ) -> list[Phase]:
-    """The phase of a stack's first layer, which lends its relative positions, and that of the
+    """The phase of a stack's first layer, which lends its relative positions, and those of the
     layers after it.
 
     Args:
         others: what layers take besides x.
     """
-    config, row = settings.config, rows.port
+    config, lent = settings.config, dict[str, Phase]()
     assert isinstance(config, T5Config)
-    first = Phase(f"first_{name}_layer", block(config), {"x": row(0), **others}, row(1), settings)
-    if config.model.layers == 1:
-        return [first]
-    lent = {n: first for n in first.names if RELATIVE_POSITION in n.split(".")}
-    inputs, rest = {"x": row(1), **others}, config.model.layers - 1
-    return [first, Phase(f"{name}_block", block(config), inputs, row(2), settings, rest, lent)]
+    phases: list[Phase] = []
+    first = {f"first_{name}_layer": 1}
+    for phase, layers in (first | settings.runs(f"{name}_block", config.model.layers - 1)).items():
+        if layers:
+            reads_trained = any(port.grad for port in others.values())
+            x, y = chain.through(layers, settings.trains_any(phase) or reads_trained)
+            inputs = {"x": x, **others}
+            phases.append(Phase(phase, block(config), inputs, y, settings, layers, lent))
+            lent = {n: phases[0] for n in phases[0].names if RELATIVE_POSITION in n.split(".")}
+    return phases

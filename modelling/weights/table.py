@@ -51,6 +51,8 @@ class WeightTable:
         layers: rows of each layer, in the order of the forward pass. A variable that several
             layers use is a row of the one that owns it.
         phases: names of the layers of each phase of a phased program.
+        runs: the phases that a family's phase was cut into, by its name, where not all of its
+            layers are trained alike.
         tensor_parallel: number of parts that sharded variables are cut into.
         aliases: other names of logical weights that files may have, by alias.
         ignored: names of tensors in files that are no weights.
@@ -63,6 +65,7 @@ class WeightTable:
     aliases: Mapping[str, str] = field(default_factory=dict)
     ignored: Collection[str] = ()
     fused: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    runs: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def weights(self) -> tuple[Weight, ...]:
@@ -74,6 +77,12 @@ class WeightTable:
         """The logical weights that training changes."""
         rows = (row for rows in self.layers.values() for row in rows if row.trained)
         return tuple(w for row in rows for w in row.weights)
+
+    @property
+    def frozen(self) -> list[str]:
+        """The names of the other logical weights."""
+        trained = {w.name for w in self.trained}
+        return [w.name for w in self.weights if w.name not in trained]
 
     # ---- logical weights ------------------------------------------------------------------------
     def initial(self, seed: int) -> Arrays:
@@ -165,6 +174,7 @@ class WeightTable:
         variables: Variables,
         optimizer: bool = True,
         held: HeldParts | None = None,
+        frozen: bool = True,
     ) -> Arrays:
         """The inverse of `to_variables`: logical tensors, made when they are asked for.
 
@@ -174,8 +184,10 @@ class WeightTable:
         Args:
             read: gives the host data of a variable.
             held: access to their parts, where tensors are asked for in parts (`ShardSource`).
+            frozen: also weights that are not trained.
         """
         places = self._places(variables, optimizer)
+        places = [place for place in places if frozen or place.row.trained]
         return LogicalTensors(places, read, self.tensor_parallel, held)
 
     def gradients(self, read: Callable[[Variable], np.ndarray], variables: Variables) -> Arrays:

@@ -44,7 +44,19 @@ def entered(borrower: RunningModel, model: FineTuning) -> RunningModel:
 
 
 @pytest.mark.parametrize(
-    "config", [t5_config(1), pytest.param(gptj_config(1, 2), marks=pytest.mark.slow)]
+    "config",
+    [
+        t5_config(1),
+        *(
+            pytest.param(config, marks=pytest.mark.slow)
+            for config in (
+                gptj_config(1, 2),
+                # Phases that are cut:
+                gptj_config(2).changed({"training.trained": "layer.0,layer.2"}),
+                t5_config(1).changed({"training.frozen": "encoder.1,decoder.0"}),
+            )
+        ),
+    ],
 )
 def test_what_is_borrowed_is_what_would_be_copied(config):
     family = family_of(config)

@@ -9,7 +9,7 @@ import popxl_addons as addons
 from config.sections import Execution, Model, Optimizer, RunConfig, Training
 from config.sections import LearningRate as Rate
 from modelling.phases import (
-    ActivationBuffers,
+    Chain,
     InputBuffers,
     Layout,
     LossPhase,
@@ -50,11 +50,12 @@ def toy_layout(settings: Settings) -> Layout:
     batch, layers = settings.config.execution.micro_batch_size, settings.config.model.layers
     spec, scalar = (popxl.TensorSpec(shape, popxl.float32) for shape in ((batch, WIDTH), ()))
     inputs = InputBuffers({"x": spec, "y": spec, "weight": scalar}, settings)
-    row = ActivationBuffers.create(spec, layers, settings).port
-    first = Phase("first", Layer(), inputs.ports(["x"]), row(0), settings)
+    chain = Chain(spec, settings, trained=settings.trains_any("first"))
+    first = Phase("first", Layer(), inputs.ports(["x"]), chain.end, settings)
     lent = {"scale": first}
-    rest = Phase("rest", Layer(), {"x": row(0)}, row(1), settings, layers - 1, lent)
-    ends = {"x": row(layers - 1)} | inputs.ports(["y", "weight"])
+    x, y = chain.through(layers - 1, settings.trains_any("rest"))
+    rest = Phase("rest", Layer(), {"x": x}, y, settings, layers - 1, lent)
+    ends = {"x": chain.end} | inputs.ports(["y", "weight"])
     head = LossPhase("head", Loss(), ends, settings)
     return Layout(inputs, [(phase, range(phase.entries)) for phase in (first, rest, head)])
 

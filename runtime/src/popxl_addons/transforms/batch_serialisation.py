@@ -46,12 +46,14 @@ class RemoteHandle:
             to the row: f(r) * steps + i. None: entry i, whichever the row.
         shard_group: if entries are sharded: the replicas that hold the parts; default: all.
         adds: what is stored is added to what is there.
+        grows: the buffer may have fewer entries than are needed: then it gets more.
     """
 
     buffer: RemoteBuffer
     row_offset: int | Callable[[popxl.Tensor], popxl.Tensor] | None = 0
     shard_group: ReplicaGrouping | None = None
     adds: bool = False
+    grows: bool = True
 
     def entries(self, steps: int, rows: int) -> int:
         """How many entries `steps` steps for each of `rows` rows need."""
@@ -216,7 +218,7 @@ class _Loop:
     def result(self) -> BatchSerialResult:
         inner = self.graph.graph
         for handle in (*self.loads.values(), *self.stores.values()):
-            if isinstance(handle, RemoteHandle):
+            if isinstance(handle, RemoteHandle) and handle.grows:
                 grow(handle.buffer, handle.entries(self.steps, self.rows))
         others = [t for t in inner.inputs if t not in self.loads and t not in self.seeds]
         kept = [*self.seeds, *others]

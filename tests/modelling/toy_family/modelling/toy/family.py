@@ -77,7 +77,7 @@ FAMILY = ModelFamily(
     sample_format=CAUSAL_LM,
     layout=toy_layout,
     generator=ToyGenerator,
-    weights=weight_table,
+    table=weight_table,
     to_config_json=to_config_json,
     from_config_json=from_config_json,
 )
