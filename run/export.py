@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
+import numpy as np
+
+import popxl
 from checkpoints.together import damage_told
+from config.errors import ConfigError
 from config.sections import RunConfig
 from data.loaded import Loaded
 from data.pipeline import Pipeline
+from files.shown import shown_name
 from huggingface.folders import PARAMS, TASK, TASK_FIELDS, check_is_free, write_hf_directory
 from huggingface.hub import DataUnavailable
 from huggingface.models import RANDOM
 from machine.memory import check_least
 from modelling.spec import ModelFamily, family_of
 from modelling.weights import Arrays
+from modelling.weights.computed import Computed
 from run.base_model import base_settings, copy_processors, with_other_parts
 from run.card import RunRecord, write_card
 from run.start import Start, load_weights
@@ -27,6 +34,7 @@ def export(
     folder: str | Path,
     run: RunRecord | None = None,
     loaded: Loaded | None = None,
+    precision: str | None = None,
 ) -> None:
     """Write weights, configuration, tokenizer and model card to a folder that transformers loads.
 
@@ -37,8 +45,10 @@ def export(
         weights: whole weights by logical name; each is read once.
         run: the run that they are from; None: they are from what `checkpoint.load` names.
         loaded: what the run shares; None: it has loaded nothing yet.
+        precision: the type of the weights that are written; None: the one that they have.
 
     Raises:
+        ConfigError: a weight does not fit that type.
         CheckpointError: the folder is there and not empty, or cannot be written.
     """
     if (
@@ -57,6 +67,8 @@ def export(
     files = family.weights(config).for_files(weights)
     description = family.to_config_json(config) | {PARAMS: {TASK: task_fields(config)}}
     files, description, whole = with_other_parts(config, files, description)
+    if precision is not None:
+        files = Computed({name: partial(_in_type, files, name, precision) for name in files})
 
     def complete(draft: Path) -> None:
         if tokenizer is not None:
@@ -70,26 +82,40 @@ def export(
     say(f"wrote a model for Hugging Face to {folder}")
 
 
+def _in_type(weights: Arrays, name: str, precision: str) -> np.ndarray:
+    """A weight in another type."""
+    weight = weights[name]
+    with np.errstate(over="ignore"):
+        new: np.ndarray = weight.astype(popxl.dtype.from_name(precision).as_numpy())
+    if not np.isfinite(new).all():
+        raise ConfigError(
+            f"{shown_name(name)} has values beyond the range of {precision}: give --precision "
+            "bfloat16 or float32"
+        )
+    return new
+
+
 def task_fields(config: RunConfig) -> dict[str, str]:
     """What the model was trained to read and write: fields of the task's section."""
     values = {name: getattr(config.data, name, None) for name in TASK_FIELDS}
     return {name: value for name, value in values.items() if value is not None}
 
 
-def export_checkpoint(config: RunConfig, folder: str) -> None:
+def export_checkpoint(config: RunConfig, folder: str, precision: str | None = None) -> None:
     """Write what `checkpoint.load` names to a folder, random weights too; see `export`."""
     check_is_free(folder)
     check_least(config)
     family = family_of(config)
     table = family.weights(config)
     if config.checkpoint.load == RANDOM:
-        export(config, family, table.initial(config.model.seed), folder)
+        export(config, family, table.initial(config.model.seed), folder, precision=precision)
         return
 
     def written(start: Start) -> None:
         with damage_told():
             if is_first_process():
-                export(config, family, start.tensors, folder, _record(config, start))
+                record = _record(config, start)
+                export(config, family, start.tensors, folder, record, precision=precision)
 
     load_weights(config, table).load_with_fallback(written)
 
