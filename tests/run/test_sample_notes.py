@@ -65,12 +65,12 @@ def test_more_tokens_than_the_model_was_made_for() -> None:
     assert "is 250, and up to 7 follow, but the model was made for 256 tokens" in note
 
 
-def test_it_is_said_where_a_model_answers_and_is_evaluated(tmp_path, monkeypatch, capsys):
+def test_it_is_said_where_a_model_answers_and_is_evaluated(monkeypatch, capsys):
     """Before any weights are read."""
-    few = ["--config", "gptj_tiny", "--max_length", "8", "--load", str(tmp_path), "--device", "cpu"]
+    few = ["--config", "gptj_tiny", "--model.max_length", "8", "--device", "cpu"]
     monkeypatch.setattr("run.answers.generate.load_weights", stop)
     monkeypatch.setattr("run.evaluation.validate.load_weights", stop)
-    for main, given in ((run_generation.main, ["a b c d"]), (run_validation.main, [])):
+    for main, given in ((run_generation.main, ["--raw", "a b c d"]), (run_validation.main, [])):
         assert main([*few, *given]) == 2
         assert "but the model was made for 8 tokens" in capsys.readouterr().err
 
