@@ -181,7 +181,7 @@ def test_configurations_in_yaml(cases, forks, tmp_path):
     examine(cases, files(), check)
 
 
-@dear
+@number(4, 300)
 def test_options_of_every_script(cases, forks, tmp_path):
     """Those that are no fields; their names are those of the help text."""
     names = {}
