@@ -83,8 +83,10 @@ def export(
 
 
 def _in_type(weights: Arrays, name: str, precision: str) -> np.ndarray:
-    """A weight in another type."""
+    """A weight in another type; whole numbers stay."""
     weight = weights[name]
+    if np.issubdtype(weight.dtype, np.integer):
+        return weight
     with np.errstate(over="ignore"):
         new: np.ndarray = weight.astype(popxl.dtype.from_name(precision).as_numpy())
     if not np.isfinite(new).all():

@@ -39,9 +39,8 @@ def check_wandb() -> None:
 def _is_logged_in() -> bool:
     """Whether a key is where `wandb login` puts it; what cannot be told, wandb will tell."""
     configured = os.environ.get("WANDB_CONFIG_DIR", "~/.config/wandb")
-    if any(
-        os.path.exists(os.path.expanduser(f"{folder}/settings")) for folder in (configured, "wandb")
-    ):
+    folders = os.path.expanduser(configured), "wandb"
+    if any(os.path.exists(os.path.join(folder, "settings")) for folder in folders):
         return True  # which may have a key or a mode
     named = os.environ.get("NETRC")
     for path in [named] if named else ["~/.netrc", "~/_netrc"]:
