@@ -14,6 +14,8 @@ from terminal.command_line import read_command_line
 from terminal.entry_point import entry_point
 from terminal.parser import add_export_option
 
+PRECISION = "model.precision"
+
 
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -26,7 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from run.export import export_checkpoint
 
     with explain_shortages(line.preset, line.config):
-        export_checkpoint(line.config, line.options.save_hf)
+        precision = line.config.model.precision if line.settings.by_flag(PRECISION) else None
+        export_checkpoint(line.config, line.options.save_hf, precision)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ bandwidths, the matrix rate, and large presets compared with the timeline (see
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,10 +19,11 @@ from benchmarks import device_tasks
 from benchmarks.device_record import MINUTES, record, tasks
 from files.writing import check_folder
 from terminal.entry_point import entry_point
+from terminal.parser import Parser
 
 
 def _record(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(description="Measure a machine within minutes.")
+    parser = Parser(description="Measure a machine within minutes.")
     parser.add_argument("--record", type=Path, required=True, metavar="DIR", help="where it goes")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="for all of it")
     parser.add_argument("--train", nargs="*", default=["gptj_6B_gpu", "xl_gpu"], metavar="PRESET")

@@ -41,6 +41,7 @@ from popxl.session import DeviceDesc
 from sessions.generating import Inference
 from sessions.training import FineTuning
 from terminal.entry_point import entry_point
+from terminal.parser import Parser
 
 Facts = dict[str, Any]
 _BLOCK = 2**20  # random numbers; weights repeat them
@@ -190,7 +191,7 @@ TASKS: Mapping[str, Callable[[argparse.Namespace], Facts]] = {
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line of a task."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = Parser(description=__doc__.partition("\n")[0])
     parser.add_argument("task", choices=TASKS)
     parser.add_argument("--device", dest="device_name", default="auto")
     parser.add_argument("--config", default="tiny", metavar="PRESET")

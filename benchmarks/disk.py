@@ -11,7 +11,6 @@ those that requests are checked by, whatever the disk. Ends with one JSON line.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -27,6 +26,7 @@ import google_crc32c
 import numpy as np
 
 from terminal.entry_point import entry_point
+from terminal.parser import Parser
 
 THREADS = 4
 MIB = 2**20
@@ -141,7 +141,7 @@ def measure(folder: Path, ways: dict[str, Way], entries: Sequence[np.ndarray], r
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = Parser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--folder", type=Path, default=Path(), help="where, on the disk to measure")
     parser.add_argument("--mib", type=int, default=16, help="size of an entry")
     parser.add_argument("--entries", type=int, default=32, help="how many there are")

@@ -9,7 +9,6 @@ the folder and not done again. Ends with a table, `fp8.json` and the picture `fp
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from pathlib import Path
 from config.errors import UserError
 from files.writing import write_text
 from terminal.entry_point import entry_point
+from terminal.parser import Parser
 
 ROOT = Path(__file__).parent.parent
 SEEDS = (42, 43, 44)
@@ -117,7 +117,7 @@ def draw(runs: Sequence[Run], path: Path) -> None:
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, validate and compare."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = Parser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where runs go")
     parser.add_argument("--presets", nargs="+", default=["tiny", "gptj_tiny"])
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)

@@ -10,7 +10,6 @@ names the command that made it.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -39,6 +38,7 @@ from sessions.generating import Inference
 from sessions.losses import Losses
 from sessions.running import RunningModel
 from terminal.entry_point import entry_point
+from terminal.parser import Parser
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def record(facts: Mapping[str, Any], path: Path | None) -> None:
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure one run, print it, and add it to the record."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = Parser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", choices=RUNS, help="which model, and what of it")
     parser.add_argument("--folder", required=True, help="a folder of a local disk, for the state")
     parser.add_argument("--record", type=Path, help="file that the line of JSON is added to")

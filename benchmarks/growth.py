@@ -17,7 +17,6 @@ by more data parallelism, and measures what one host does with that: bytes and s
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -33,7 +32,7 @@ import numpy as np
 import popdist
 from benchmarks.launch import in_processes
 from terminal.entry_point import entry_point
-from terminal.parser import count_option
+from terminal.parser import Parser, count_option
 
 if TYPE_CHECKING:
     from checkpoints.parts import CutTensor
@@ -47,7 +46,7 @@ DEVICES_OF_A_HOST = 8
 @entry_point(alone=True)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, one number after the other."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = Parser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--processes", type=count_option, nargs="*", default=[])
     parser.add_argument("--hosts", type=count_option, nargs="*", default=[])
     parser.add_argument("--record", type=Path, help="a file that takes what was found")

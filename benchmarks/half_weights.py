@@ -10,7 +10,6 @@ weights have changed.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from modelling.weights.state_forms import whole_weight
 from sessions.running import compiled
 from sessions.training import FineTuning
 from terminal.entry_point import entry_point
-from terminal.parser import count_option
+from terminal.parser import Parser, count_option
 
 COMPACT = {"training": {"optimizer": {"state": "compact"}, "gradients": "bfloat16"}}
 WAYS: Mapping[str, Mapping[str, Any]] = {
@@ -120,7 +119,7 @@ def table(results: Mapping[str, Result]) -> str:
 @entry_point(alone=True)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train in each way and compare."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = Parser(description=__doc__.partition("\n")[0])
     parser.add_argument("--config", default="tiny", metavar="PRESET", help="what is trained")
     parser.add_argument("--steps", type=count_option, default=150)
     parser.add_argument("--batch", type=count_option, default=32, help="samples of a step")

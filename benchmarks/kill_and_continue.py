@@ -45,6 +45,7 @@ from run.start import starting_point
 from sessions.training import FineTuning
 from terminal.entry_point import entry_point
 from terminal.huge_pages import with_huge_pages
+from terminal.parser import Parser
 
 RUNS: Mapping[str, tuple[str, float]] = {"base": ("base_adamw", 2.5), "xl": ("xl_adamw", 16.0)}
 """By name: one of `benchmarks.full_size.RUNS`, and gigabytes of memory."""
@@ -254,7 +255,7 @@ def _bytes_in(folder: Path) -> int:
 @entry_point(alone=True)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, and add it to the record."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = Parser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", choices=RUNS, help="which model")
     parser.add_argument("--folder", required=True, type=Path, help="an empty one, of a local disk")
     parser.add_argument("--record", type=Path, help="file that the line of JSON is added to")

@@ -9,7 +9,6 @@ Compiles the training program of a preset at each number of layers (per stack), 
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -25,6 +24,7 @@ from machine.devices import device_desc
 from modelling.phases.training import build_training
 from modelling.spec import family_of
 from terminal.entry_point import entry_point
+from terminal.parser import Parser
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def table(rows: Sequence[Measurement]) -> str:
 @entry_point(popxl.errors.DeviceError)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = Parser(description=__doc__.partition("\n")[0])
     parser.add_argument("--config", default="tiny", help="a preset of config/finetuning.yml")
     parser.add_argument("--layers", type=int, nargs="+", default=[4, 12, 48])
     parser.add_argument("--rounds", type=int, default=3)

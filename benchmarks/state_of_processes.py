@@ -14,7 +14,6 @@ mean over the processes:
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import json
 import os
@@ -25,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.launch import in_processes
 from terminal.entry_point import entry_point
-from terminal.parser import count_option
+from terminal.parser import Parser, count_option
 
 if TYPE_CHECKING:
     from config.sections import RunConfig
@@ -37,7 +36,7 @@ DEPTHS = 4, 8
 @entry_point(alone=True)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, one number of processes after the other."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = Parser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--processes", type=count_option, nargs="+", default=[1, 2, 4])
     counts = parser.parse_args(arguments).processes
     print("           remote buffers, MB each      one more layer, MB each")

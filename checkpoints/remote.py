@@ -240,7 +240,8 @@ def fetched(load: str) -> str:
     if not is_address(load):
         return load
     run, name = RemoteRun(load), load.split("://")[1].strip("/").replace("/", "--")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "popxl" / name
+    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    cache = Path(os.path.expanduser(caches)) / "popxl" / name
     with locked(cache, wait=True):
         newest = run.fetch_step(cache)
         for _, _, path in step_folders(cache):

@@ -91,6 +91,11 @@ class Settings:
         in_use, chosen = flattened(merge(self.chosen, self.given)), flattened(self.chosen)
         return {n: v for n, v in chosen.items() if n not in self.names and in_use[n] == v}
 
+    def by_flag(self, name: str) -> bool:
+        """Whether a flag gives a field."""
+        flags = (layer.values for layer in self.layers if layer.name == "flags")
+        return any(name in flattened(values) for values in flags)
+
     def level(self, name: str) -> int:
         """The number of the uppermost layer that gives a field; -1: none does."""
         levels = (i for i, layer in enumerate(self.layers) if name in flattened(layer.values))

@@ -69,6 +69,11 @@ class Model(Section):
 
     embedding: Embedding = field(default_factory=Embedding)
 
+    @property
+    def made_for(self) -> int | None:
+        """Tokens that the model was made for; None: it knows no limit."""
+        return getattr(self, "max_length", None)
+
     def validate(self) -> None:
         for name in ("end_token", "pad_token"):
             if getattr(self, name) >= self.embedding.vocab_size:

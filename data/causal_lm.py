@@ -21,6 +21,7 @@ from data.samples import (
     NOTHING_CUT,
     Batch,
     Cuts,
+    Limit,
     LongTargets,
     Prompts,
     Samples,
@@ -214,22 +215,24 @@ class CausalLM(SampleFormat):
         data, length = _data(config), config.model.sequence_length
         if data.format == "plain":
             return PackedTokens.of(one_stream(tokens), length, tokenizer.pad)
-        limit, field = self.target_limit(config)
         joins, cuts = data.packing and not evaluated, NOTHING_CUT
         if not tokenizer.chat:
-            tokens, cuts = fitted_texts(tokens, examples, limit, data.long_targets, field)
+            limit = self.target_limit(config)
+            tokens, cuts = fitted_texts(tokens, examples, limit, data.long_targets)
         elif not joins:
-            tokens, cuts = fitted_chats(tokens, examples, length, data.long_targets)
+            whole = Limit(length, "sequence_length", config.model.made_for)
+            tokens, cuts = fitted_chats(tokens, examples, whole, data.long_targets)
         answers_only = evaluated or self.learned(config) != "all"
         stream = one_stream(tokens, answers_only, cuts)
         if joins:
             return PackedTokens.of(stream, length, tokenizer.pad)
         return PackedTexts.of(stream, length, tokenizer.pad, examples_per_row(config))
 
-    def target_limit(self, config: RunConfig) -> tuple[int, str]:
+    def target_limit(self, config: RunConfig) -> Limit:
         """A target is as long as what is generated, if a sample holds that."""
         length, room = config.model.sequence_length, self.room(config)
-        return (length, "sequence_length") if room >= length else (room, self.output_field)
+        most = (length, "sequence_length") if room >= length else (room, self.output_field)
+        return Limit(*most, config.model.made_for)
 
     def prompts(
         self, config: RunConfig, texts: Sequence[str], tokenizer: Tokenizer
@@ -328,15 +331,15 @@ def examples_per_row(config: RunConfig) -> int:
 def fitted_chats(
     texts: Sequence[Tokens],
     examples: Sequence[Example],
-    length: int,
+    limit: Limit,
     long_targets: LongTargets,
 ) -> tuple[list[Tokens], Cuts]:
-    """The texts of conversations as samples of `length` tokens hold them. What is cut is their end.
+    """The texts of conversations as samples of so many tokens hold them. What is cut is their end.
 
     Raises:
         TooLong: one is longer, and `long_targets` is "refuse".
     """
-    most = length + 1  # the last token is predicted, but not read
+    most = limit.tokens + 1  # the last token is predicted, but not read
     long = [i for i, text in enumerate(texts) if len(text.ids) > most]
     if long and long_targets == "refuse":
         longest = max(long, key=lambda i: len(texts[i].ids))
@@ -344,8 +347,8 @@ def fitted_chats(
         raise TooLong(
             longest,
             f"{len(long)} of {len(texts)} conversations are too long: the longest, which ends "
-            f"{shown_name(prompt[-60:])!r}, has {tokens} tokens, but sequence_length is {length}: "
-            f"set it to {tokens - 1} or more, or say --data.long_targets cut or drop",
+            f"{shown_name(prompt[-60:])!r}, has {tokens} tokens, but {limit.field} is "
+            f"{limit.tokens}: {limit.mend(tokens - 1)}",
         )
     gone = set(long) if long_targets == "drop" else set[int]()
     kept = [Tokens(*(part[:most] for part in text))
@@ -358,18 +361,16 @@ def fitted_chats(
 def fitted_texts(
     tokens: Sequence[Tokens],
     examples: Sequence[Example],
-    length: int,
+    limit: Limit,
     long_targets: LongTargets,
-    field: str,
 ) -> tuple[list[Tokens], Cuts]:
-    """The examples' texts, with targets of at most `length` tokens; see `fitted_targets`."""
+    """The examples' texts, with targets of at most so many tokens; see `fitted_targets`."""
     begins = [len(text.ids) - _last_run(text.learned) for text in tokens]
     kept, targets, cuts = fitted_targets(
         [text.ids[begin:] for text, begin in zip(tokens, begins, strict=True)],
         [example.target for example in examples],
-        length,
+        limit,
         long_targets,
-        field,
     )
     texts = []
     for i, target in zip(kept, targets, strict=True):

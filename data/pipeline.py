@@ -18,7 +18,7 @@ from data.mixture import Ingredient, Mixed, ingredients, is_mixture
 from data.prepared import is_large, prepared
 from data.rows import DataError
 from data.sample_format import SampleFormat
-from data.samples import Prompts, Samples, TooLong, fitted_targets
+from data.samples import Limit, Prompts, Samples, TooLong, fitted_targets
 from data.task import SAMPLE_FOLDER, Split, Task, task_of
 from data.texts import Corpus, Example, Tokens
 from data.tokens import Tokenizer, kept_tokenizer
@@ -341,9 +341,8 @@ class Pipeline:
         longest = sorted(targets, key=lambda target: len(target[0]))[-LONGEST_TARGETS:]
         texts = [text for text, _ in longest]
         tokens = self.shape.answers(self._settled, texts, self.tokenizer)
-        limit, field = self.shape.target_limit(self.config)
         try:
-            fitted_targets(tokens, texts, limit, "refuse", field)
+            fitted_targets(tokens, texts, self.shape.target_limit(self.config), "refuse")
         except TooLong as error:
             raise _placed(error, longest[error.index][1]) from error
 
@@ -381,11 +380,10 @@ class Pipeline:
         labels, room = self.task.labels, self.shape.room(self.given)
         texts = labels or [example.target for example in corpus.examples]
         tokens = self.shape.answers(self._settled, texts, self.tokenizer)
+        limit = Limit(room, self.shape.output_field, self.given.model.made_for)
         # A reference too long to be written only lowers the score, if the user accepts that.
         try:
-            fitted_targets(
-                tokens, texts, room, self.given.data.long_targets, self.shape.output_field
-            )
+            fitted_targets(tokens, texts, limit, self.given.data.long_targets)
         except TooLong as error:
             place = None if labels else corpus.place(error.index)
             raise _placed(error, place) from error

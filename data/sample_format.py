@@ -12,7 +12,7 @@ import numpy as np
 
 from config.sections import RunConfig
 from data.chat import Loss
-from data.samples import Batch, Prompts, Samples
+from data.samples import Batch, Limit, Prompts, Samples
 from data.texts import Example
 from data.tokens import Tokenizer, Tokens
 
@@ -143,9 +143,9 @@ class SampleFormat(ABC):
             max(limit, config.model.sequence_length) if own else limit
         )
 
-    def target_limit(self, config: RunConfig) -> tuple[int, str]:
-        """Most tokens of a target in training, and the field that sets it."""
-        return self.output_length(config), self.output_field
+    def target_limit(self, config: RunConfig) -> Limit:
+        """Most tokens of a target in training."""
+        return Limit(self.output_length(config), self.output_field, config.model.made_for)
 
     def with_output_length(self, config: RunConfig, length: int) -> RunConfig:
         """The configuration of a model that writes so many tokens at most."""

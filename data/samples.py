@@ -124,6 +124,27 @@ class Cuts:
 NOTHING_CUT = Cuts()
 
 
+@dataclass(frozen=True)
+class Limit:
+    """Most tokens of a text.
+
+    Attributes:
+        field: of the configuration, that sets it.
+        made_for: tokens that the model was made for; None: it knows no limit.
+    """
+
+    tokens: int
+    field: str
+    made_for: int | None = None
+
+    def mend(self, tokens: int) -> str:
+        """What to do about a text of more tokens."""
+        less = "--data.long_targets cut or drop"
+        if self.made_for is not None and tokens > self.made_for:
+            return f"the model was made for {self.made_for}: give {less}"
+        return f"give --{self.field} {tokens} or more, or {less}"
+
+
 class TooLong(ValueError):
     """An example that a sample does not hold.
 
@@ -139,16 +160,14 @@ class TooLong(ValueError):
 def fitted_targets(
     tokens: Iterable[np.ndarray],
     texts: Sequence[str],
-    length: int,
+    limit: Limit,
     long_targets: LongTargets,
-    field: str,
 ) -> tuple[list[int], list[np.ndarray], Cuts]:
-    """The targets of at most `length` tokens.
+    """The targets of at most so many tokens.
 
     Args:
         tokens: of each target, the end token included.
         texts: the targets, for messages.
-        field: of the configuration, that sets `length`.
 
     Returns:
         The indices of the examples that are kept, their targets' tokens, and what was left out.
@@ -156,7 +175,7 @@ def fitted_targets(
     Raises:
         TooLong: one is longer, and `long_targets` is "refuse".
     """
-    rows = list(tokens)
+    rows, length = list(tokens), limit.tokens
     long = [i for i, row in enumerate(rows) if len(row) > length]
     if long and long_targets == "refuse":
         longest = max(long, key=lambda i: len(rows[i]))
@@ -164,8 +183,7 @@ def fitted_targets(
         raise TooLong(
             longest,
             f"the target {text!r} has {len(rows[longest])} tokens with the end token, but "
-            f"{field} is {length}: give --{field} {len(rows[longest])} or more, or "
-            "--data.long_targets cut or drop",
+            f"{limit.field} is {length}: {limit.mend(len(rows[longest]))}",
         )
     if long_targets == "drop":
         gone = set(long)

@@ -22,6 +22,7 @@ from data.samples import (
     NOTHING_CUT,
     Batch,
     Cuts,
+    Limit,
     LongTargets,
     Prompts,
     Samples,
@@ -287,9 +288,8 @@ def fitted_pairs(
     kept, targets, cuts = fitted_targets(
         [target for _, target in pairs],
         [example.target for example in examples],
-        decoder_sequence_length,
+        Limit(decoder_sequence_length, "decoder_sequence_length"),
         long_targets,
-        "decoder_sequence_length",
     )
     labels = np.full((len(kept), decoder_sequence_length), IGNORE_INDEX, np.int32)
     for row, ids in zip(labels, targets, strict=True):

@@ -5,7 +5,6 @@ python3 -m huggingface.convert FOLDER NEW_FOLDER
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from huggingface.folders import check_is_free, write_hf_directory
 from huggingface.generation_config import generation_settings
 from huggingface.torch_model import need_torch, tensors_of
 from terminal.entry_point import entry_point
+from terminal.parser import Parser
 from terminal.screen import say
 
 OTHERS = ("*.json", "*.model", "*.txt")
@@ -48,7 +48,7 @@ def convert(folder: Path, new: Path) -> None:
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line and convert."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = Parser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path, help="a model with pytorch_model.bin")
     parser.add_argument("new", type=Path, help="a new folder")
     given = parser.parse_args(arguments)

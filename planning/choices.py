@@ -212,23 +212,26 @@ def with_own_lengths(line: CommandLine) -> CommandLine:
     config, (run, *over) = line.config, line.settings.layers
     flags = [flattened(layer.values) for layer in over]
     of_run = run.is_whole and any(f.get("checkpoint.load") == run.name for f in flags)
-    if not of_run or line.preset != run.name or getattr(config.data, "examples_per_row", 1) > 1:
+    given, shape = set[str]().union(*flags), family_of(config).sample_format
+    shares = shape is SEQ2SEQ and "data.examples_per_row" in given  # prompts share samples
+    if not of_run or line.preset != run.name or shares:
         return line
-    shape, most = family_of(config).sample_format, _most(config)
+    most = _most(config)
     written = shape.room(config)
     if config.data.train is not None and config.generation.max_tokens is None:
         written = max(written, min(WRITTEN, most // 2))
     read = max((most - written) // length_multiple(config) * length_multiple(config),
                config.model.sequence_length)  # fmt: skip
     fields = {"model.sequence_length": read, "generation.max_tokens": written}
-    given = set[str]().union(*flags)
+    if shape is SEQ2SEQ:
+        fields["data.examples_per_row"] = 1
     new = {name: value for name, value in fields.items() if name not in given}
     return replace(line, config=config.changed(new))
 
 
 def _most(config: RunConfig) -> int:
     """Tokens of the longest texts: what the model was made for, up to `LONGEST`."""
-    return min(LONGEST, getattr(config.model, "max_length", LONGEST))
+    return min(LONGEST, config.model.made_for or LONGEST)
 
 
 def _habits(config: RunConfig, shape: SampleFormat) -> dict[str, Any]:

@@ -9,9 +9,11 @@ import numpy as np
 
 import popxl
 from checkpoints.together import damage_told
+from config.errors import ConfigError
 from config.sections import RunConfig
 from data.loaded import Loaded
 from data.pipeline import Pipeline
+from files.shown import shown_name
 from huggingface.folders import PARAMS, TASK, TASK_FIELDS, check_is_free, write_hf_directory
 from huggingface.hub import DataUnavailable
 from huggingface.models import RANDOM
@@ -31,6 +33,7 @@ def export(
     folder: str | Path,
     run: RunRecord | None = None,
     loaded: Loaded | None = None,
+    precision: str | None = None,
 ) -> None:
     """Write weights, configuration, tokenizer and model card to a folder that transformers loads.
 
@@ -41,8 +44,10 @@ def export(
         weights: whole weights by logical name; each is read once.
         run: the run that they are from; None: they are from what `checkpoint.load` names.
         loaded: what the run shares; None: it has loaded nothing yet.
+        precision: the type of the weights that are written; None: the one that they have.
 
     Raises:
+        ConfigError: a weight does not fit that type.
         CheckpointError: the folder is there and not empty, or cannot be written.
     """
     if (
@@ -59,11 +64,12 @@ def export(
         say(f"warning: no tokenizer is written: {error}")
 
     if config.training.some_frozen:  # the base's may be of another type than those that it trains
-        dtype = popxl.dtype.from_name(config.model.precision).as_numpy()
-        weights = Computed({name: partial(_typed, weights, name, dtype) for name in weights})
+        weights = _in_types(weights, config.model.precision)
     files = family.weights(config).for_files(weights)
     description = family.to_config_json(config) | {PARAMS: {TASK: task_fields(config)}}
     files, description, whole = with_other_parts(config, files, description)
+    if precision is not None:
+        files = _in_types(files, precision)
 
     def complete(draft: Path) -> None:
         if tokenizer is not None:
@@ -77,8 +83,23 @@ def export(
     say(f"wrote a model for Hugging Face to {folder}")
 
 
-def _typed(weights: Arrays, name: str, dtype: np.dtype) -> np.ndarray:
-    return weights[name].astype(dtype, copy=False)
+def _in_types(weights: Arrays, precision: str) -> Computed:
+    return Computed({name: partial(_in_type, weights, name, precision) for name in weights})
+
+
+def _in_type(weights: Arrays, name: str, precision: str) -> np.ndarray:
+    """A weight in another type; whole numbers stay."""
+    weight = weights[name]
+    if np.issubdtype(weight.dtype, np.integer):
+        return weight
+    with np.errstate(over="ignore"):
+        new: np.ndarray = weight.astype(popxl.dtype.from_name(precision).as_numpy(), copy=False)
+    if not np.isfinite(new).all():
+        raise ConfigError(
+            f"{shown_name(name)} has values beyond the range of {precision}: give --precision "
+            "bfloat16 or float32"
+        )
+    return new
 
 
 def task_fields(config: RunConfig) -> dict[str, str]:
@@ -87,20 +108,21 @@ def task_fields(config: RunConfig) -> dict[str, str]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def export_checkpoint(config: RunConfig, folder: str) -> None:
+def export_checkpoint(config: RunConfig, folder: str, precision: str | None = None) -> None:
     """Write what `checkpoint.load` names to a folder, random weights too; see `export`."""
     check_is_free(folder)
     check_least(config)
     family = family_of(config)
     table = family.weights(config)
     if config.checkpoint.load == RANDOM:
-        export(config, family, table.initial(config.model.seed), folder)
+        export(config, family, table.initial(config.model.seed), folder, precision=precision)
         return
 
     def written(start: Start) -> None:
         with damage_told():
             if is_first_process():
-                export(config, family, start.tensors, folder, _record(config, start))
+                record = _record(config, start)
+                export(config, family, start.tensors, folder, record, precision=precision)
 
     load_weights(config, table).load_with_fallback(written)
 

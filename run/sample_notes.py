@@ -34,12 +34,17 @@ def sample_notes(config: RunConfig, samples: Samples) -> list[str]:
     return [f"warning: {text}" for text, holds in notes.items() if holds]
 
 
-def length_note(config: RunConfig) -> list[str]:
-    """Whether more tokens are read than the model was made for."""
-    most, read = getattr(config.model, "max_length", None), config.model.sequence_length
-    if most is None or read <= most:
+def length_note(config: RunConfig, written: int = 0) -> list[str]:
+    """Whether texts have more tokens than the model was made for.
+
+    Args:
+        written: tokens that follow those that are read.
+    """
+    most, read = config.model.made_for, config.model.sequence_length
+    if most is None or read + written <= most:
         return []
+    answers = f", and up to {written} follow" if written else ""
     return [
-        f"warning: model.sequence_length is {read}, but the model was made for {most} tokens: it "
-        "may not make sense of positions that it has never seen"
+        f"warning: model.sequence_length is {read}{answers}, but the model was made for {most} "
+        "tokens: it may not make sense of positions that it has never seen"
     ]

@@ -27,6 +27,7 @@ _FLAGS = re.compile(
 _SWITCH = re.compile(r"JAX_(DISABLE_MOST_OPTIMIZATIONS|ENABLE_X64)=([01]|[Tt]rue|[Ff]alse)")
 _LOGGED = re.compile(r"[EF]\d{4} .*?\] (.*)")
 _PLATFORMS = ("cpu", "cuda", "gpu", "rocm", "tpu")
+_CHECK = "POPXL_CHECK"
 _PLUGINS = "jax_plugins"
 _GOOD = {"JAX_COMPILATION_CACHE_DIR", "JAX_COORDINATOR_ADDRESS", "JAX_LOCAL_DEVICE_IDS"}
 
@@ -39,6 +40,11 @@ def check_environment() -> None:
     """
     os.environ["MPLBACKEND"] = "agg"  # pictures are files; matplotlib raises at unknown names
     _check_gigabytes("POPXL_CACHE_GB")
+    if os.environ.get(_CHECK, "0") not in ("", "0", "nan", "inf"):
+        raise ConfigError(
+            f"the environment variable {_CHECK} is {shown(os.environ[_CHECK])}, but must be nan or "
+            "inf: correct or unset it"
+        )
     _check_platforms(os.environ.get("JAX_PLATFORMS", ""))
     flags = os.environ.get("XLA_FLAGS", "")
     if not _FLAGS.fullmatch(flags):

@@ -30,6 +30,10 @@ class Parser(argparse.ArgumentParser):
             if action.dest in rare:
                 action.help = argparse.SUPPRESS
 
+    def print_help(self, file: Any = None) -> None:
+        """As argparse does, but a full disk is an error."""
+        print(self.format_help(), end="", file=file, flush=True)
+
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{shown_name(message, 200)}; see --help")
 

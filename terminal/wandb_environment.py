@@ -6,7 +6,6 @@ from __future__ import annotations
 import netrc
 import os
 from importlib.util import find_spec
-from pathlib import Path
 
 from config.errors import UserError
 from files.shown import shown
@@ -40,12 +39,13 @@ def check_wandb() -> None:
 def _is_logged_in() -> bool:
     """Whether a key is where `wandb login` puts it; what cannot be told, wandb will tell."""
     configured = os.environ.get("WANDB_CONFIG_DIR", "~/.config/wandb")
-    if any((Path(folder).expanduser() / "settings").exists() for folder in (configured, "wandb")):
+    folders = os.path.expanduser(configured), "wandb"
+    if any(os.path.exists(os.path.join(folder, "settings")) for folder in folders):
         return True  # which may have a key or a mode
     named = os.environ.get("NETRC")
     for path in [named] if named else ["~/.netrc", "~/_netrc"]:
         try:
-            return bool(netrc.netrc(Path(path).expanduser()).hosts)
+            return bool(netrc.netrc(os.path.expanduser(path)).hosts)
         except FileNotFoundError:
             continue
         except (OSError, netrc.NetrcParseError):

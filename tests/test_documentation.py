@@ -133,6 +133,13 @@ def test_files_it_names_exist(page):
     assert not missing, f"{name(page)} names {missing}"
 
 
+def test_tests_it_names_exist():
+    sources = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    named = {test for page in PAGES for test in re.findall(r"`(test_\w+)`", prose(page))}
+    assert {test for test in named if f"def {test}(" not in sources} == set()
+    assert len(named) > 10
+
+
 def test_every_page_is_linked_from_the_readme():
     linked = {(ROOT / link.partition("#")[0]).resolve() for link in LINK.findall(prose(README))}
     assert not set((ROOT / "docs").glob("*.md")) - linked

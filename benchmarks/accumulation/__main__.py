@@ -10,7 +10,6 @@ Measures both ways for each number of micro-batches, in turn, on 8 virtual devic
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import sys
@@ -24,7 +23,7 @@ from benchmarks.accumulation.settings import COUNTS, WAYS, Measured, Size
 from config.errors import UserError
 from files.writing import write_text
 from terminal.entry_point import entry_point
-from terminal.parser import count_option
+from terminal.parser import Parser, count_option
 
 DEVICES = 8
 Pairs = dict[tuple[int, int], tuple[Measured, Measured]]
@@ -114,7 +113,7 @@ def draw(pairs: Pairs, path: Path) -> None:
 @entry_point(alone=True)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = Parser(description=__doc__.partition("\n")[0])
     parser.add_argument("--processes", type=count_option, nargs="+", default=[1, 2, 4])
     parser.add_argument("--counts", type=count_option, nargs="+", default=COUNTS)
     parser.add_argument("--steps", type=count_option, default=4, help="optimizer steps, 2 or more")

@@ -4,9 +4,25 @@ from __future__ import annotations
 
 from config.optimizer_state.adafactor import ADAFACTOR, Adafactor
 from config.optimizer_state.adamw import ADAMW
-from config.optimizer_state.slots import MASTER, RESIDUALS, STEP, OptimizerRecord, Slot
+from config.optimizer_state.slots import (
+    MASTER,
+    RESIDUAL,
+    RESIDUALS,
+    STEP,
+    OptimizerRecord,
+    Slot,
+)
 
-__all__ = ["MASTER", "OPTIMIZERS", "RESIDUALS", "SLOTS", "Adafactor", "OptimizerRecord", "Slot"]
+__all__ = [
+    "MASTER",
+    "OPTIMIZERS",
+    "RESIDUAL",
+    "RESIDUALS",
+    "SLOTS",
+    "Adafactor",
+    "OptimizerRecord",
+    "Slot",
+]
 
 OPTIMIZERS: dict[str, OptimizerRecord] = {
     "adamw": ADAMW,

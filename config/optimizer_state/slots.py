@@ -64,9 +64,10 @@ STEP = Slot("step", "weight")
 MASTER = Slot("master")
 """The float32 copy of a 16-bit weight (execution.master_weights), which any optimizer may keep."""
 
+RESIDUAL = "residual"
 RESIDUALS = {
-    "compact": Slot("residual", dtype="int8"),
-    "compact16": Slot("residual", dtype="int16"),
+    "compact": Slot(RESIDUAL, dtype="int8"),
+    "compact16": Slot(RESIDUAL, dtype="int16"),
 }
 """What rounding to 16 bits took from a weight, which any optimizer may keep, by its `state`."""
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from config.optimizer_state import MASTER, RESIDUALS, SLOTS, Slot
+from config.optimizer_state import MASTER, RESIDUAL, RESIDUALS, SLOTS, Slot
 from config.sections import RunConfig
 from modelling.weights.computed import Arrays, Computed
 from modelling.weights.logical import OPTIMIZER
@@ -22,8 +22,7 @@ _MOMENTS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "second_order": (packed.pack_second, packed.unpack_second),
 }
 _PACKED = ("codes", "scales")
-_RESIDUAL = RESIDUALS["compact"].name
-_WHOLE = (MASTER.name, _RESIDUAL)
+_WHOLE = (MASTER.name, RESIDUAL)
 
 
 class Spec(Protocol):
@@ -110,9 +109,9 @@ def whole_weight(tensors: Arrays, name: str) -> np.ndarray:
     if _name(MASTER.name, name) in tensors:
         return tensors[_name(MASTER.name, name)]
     low = tensors[name]
-    if _name(_RESIDUAL, name) not in tensors:
+    if _name(RESIDUAL, name) not in tensors:
         return low.astype(np.float32)
-    whole: np.ndarray = packed.join(low, tensors[_name(_RESIDUAL, name)])
+    whole: np.ndarray = packed.join(low, tensors[_name(RESIDUAL, name)])
     return whole
 
 
@@ -158,7 +157,7 @@ class _Forms:
     def _is(self, slot: str, state: KeptState) -> bool | None:
         """Whether what a checkpoint keeps of that name fits the weight; None if it has none."""
         spec = self._specs.get(_name(slot, state.weight))
-        kinds = RESIDUALS.values() if slot == _RESIDUAL else (SLOTS[slot],)
+        kinds = RESIDUALS.values() if slot == RESIDUAL else (SLOTS[slot],)
         return None if spec is None else any(replace(state, slot=k).is_like(spec) for k in kinds)
 
     def _moment(self, moment: str, weight: str, axis: int) -> np.ndarray:

@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 
 from checkpoints.parts import PartialReader
-from config.optimizer_state import MASTER, RESIDUALS, SLOTS
+from config.optimizer_state import MASTER, RESIDUAL, SLOTS
 from modelling.quantisation import QuantisedParts
 from modelling.weights.computed import Arrays, Computed
 from modelling.weights.in_files import InFiles
@@ -36,8 +36,6 @@ from popxl_addons.optimizers.packed import split
 Variables = Mapping[str, NamedTensors | Sequence[NamedTensors]]
 """A program's variables: by layer, or by phase for each of its layers, the trees `fwd` (variables),
 `optim` (their optimizer state, by variable) and `grad` (their gradients), as far as there are."""
-
-_RESIDUAL = RESIDUALS["compact"].name
 
 FP8 = "fp8"
 """First part of the names of the FP8 state of linear layers: `fp8/scale/<weight>`."""
@@ -260,9 +258,9 @@ def _kept_places(rows: Sequence[tuple[WeightRow, NamedTensors]]) -> list[Variabl
         state = _optimizer_state(row, tree)
         if MASTER.name in state:
             places.append(VariableRow(row, state[MASTER.name], ""))
-        if _RESIDUAL in state:
+        if RESIDUAL in state:
             weight = tree.fwd.get(row.path).dtype.as_numpy()
-            places.append(VariableRow(row, state[_RESIDUAL], "", rest_of=weight))
+            places.append(VariableRow(row, state[RESIDUAL], "", rest_of=weight))
     return places
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
+from typing import Self
 
 import numpy as np
 
@@ -54,17 +56,17 @@ def converse(config: RunConfig, read: Callable[[], str | None] | None = None) ->
     Raises:
         UserError: for anything a person can mend.
     """
-    partner = Partner(config)
-    if sys.stdin.isatty():
-        say(f"{ANEW} begins a new conversation, {HELP} lists commands, Ctrl-D ends it")
-    while (
-        line := popdist.gather((read or next_line)() if is_first_process() else None)[0]
-    ) is not None:
-        if command := COMMAND.fullmatch(line.strip()):
-            say(_obeyed(partner, line.strip(), command[1], command[2]))
-        elif line.strip():
-            partner.answer(line, _print)
-            _print("\n")
+    with Partner(config) as partner:
+        if sys.stdin.isatty():
+            say(f"{ANEW} begins a new conversation, {HELP} lists commands, Ctrl-D ends it")
+        while (
+            line := popdist.gather((read or next_line)() if is_first_process() else None)[0]
+        ) is not None:
+            if command := COMMAND.fullmatch(line.strip()):
+                say(_obeyed(partner, line.strip(), command[1], command[2]))
+            elif line.strip():
+                partner.answer(line, _print)
+                _print("\n")
 
 
 def _print(text: str) -> None:
@@ -106,7 +108,7 @@ def next_line() -> str | None:
 
 
 class Partner:
-    """A model that remembers what was said.
+    """A model that remembers what was said. A context: the model stays on the devices within it.
 
     Programs are compiled for conversations of so many tokens, and for twice as many once that is
     too few. What is longer than the model reads loses its oldest messages.
@@ -118,9 +120,21 @@ class Partner:
         self._family, self._start = family_of(self._config), ready(self._config)
         self._data = Pipeline(self._config, self._family.sample_format)
         self._model: Inference | None = None
+        self._entered = ExitStack()
         self._room = 0
         self._said: list[Message] = []
         self._chat = self._data.chat  # without a template, it is said at once
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        """Take the model from the devices."""
+        self._model = None
+        self._entered.close()
 
     def forget(self) -> None:
         """Begin a new conversation."""
@@ -135,7 +149,7 @@ class Partner:
         given = field_overrides({f"generation.{name}": value}, type(self._config))
         self._config = self._config.changed(flattened(with_search(given, {})))
         self._data = replace(self._data, given=self._config)
-        self._model = None
+        self._leave()
 
     def answer(self, text: str, show: Callable[[str], object] = len) -> str:
         """What the model answers to what the user says next.
@@ -148,16 +162,8 @@ class Partner:
         """
         self._said.append(said("user", text))
         fitted, words, length = self._fitting()
-        if self._model is None or words.shape[1] != self._room:
-            strategy = strategy_of(fitted, self._data.tokenizer)
-            self._room = words.shape[1]
-            piecewise = strategy.sequences == 1  # beams change their mind
-            self._model = compiled(
-                lambda: Inference(fitted, self._family, strategy, piecewise=piecewise),
-                "the program that generates",
-            )
-        model, mask = self._model, (np.arange(self._room) < length).astype(np.int32)[None]
-
+        model = self._ready(fitted, words.shape[1])
+        mask = (np.arange(self._room) < length).astype(np.int32)[None]
         written: list[np.ndarray] = []
 
         def growing() -> Iterator[str]:
@@ -165,19 +171,33 @@ class Partner:
                 written[:] = [tokens]
                 yield self._data.tokenizer.texts(tokens)[0]
 
-        def generated(start: Start) -> str:
-            model.write(start.tensors)
-            answer = ""
-            with model:
-                for piece in pieces(growing()):
-                    show(piece)
-                    answer += piece
-            return answer
-
-        self._start, answer = self._start.load_with_fallback(generated)
+        answer = ""
+        for piece in pieces(growing()):
+            show(piece)
+            answer += piece
         warn_truncated(written[0], self._data.tokenizer, fitted.generation.stops())
         self._said.append(said("assistant", answer))
         return answer
+
+    def _ready(self, fitted: RunConfig, room: int) -> Inference:
+        """The model on the devices, with a program for so many tokens."""
+        if self._model is None or room != self._room:
+            self._leave()
+            self._room = room
+            strategy = strategy_of(fitted, self._data.tokenizer)
+            piecewise = strategy.sequences == 1  # beams change their mind
+            model = compiled(
+                lambda: Inference(fitted, self._family, strategy, piecewise=piecewise),
+                "the program that generates",
+            )
+
+            def enter(start: Start) -> None:
+                model.write(start.tensors)
+                self._entered.enter_context(model)
+
+            self._start, _ = self._start.load_with_fallback(enter)
+            self._model = model
+        return self._model
 
     def _fitting(self) -> tuple[RunConfig, np.ndarray, int]:
         """A configuration for the prompt, its tokens, [1, room], and how many they are."""

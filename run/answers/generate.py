@@ -34,6 +34,7 @@ from machine.memory import check_least
 from modelling.generation.strategies import strategy_of
 from modelling.spec import family_of
 from planning.origins import exported_task
+from run.sample_notes import length_note
 from run.start import Start, load_weights
 from sessions.generating import Inference
 from sessions.running import compiled
@@ -74,6 +75,8 @@ def answer(config: RunConfig, prompts: Sequence[Asked], loaded: Loaded) -> Itera
             f"warning: {encoded.truncated} of {len(prompts)} prompts cut to "
             f"{config.model.sequence_length} tokens"
         )
+    for note in length_note(fitted, family.sample_format.output_length(fitted)):
+        say(note)
     start = ready(fitted)
     strategy = strategy_of(fitted, data.tokenizer)
     model = compiled(lambda: Inference(fitted, family, strategy), "the program that generates")

@@ -18,6 +18,7 @@ from machine.memory import check_least
 from modelling.spec import family_of
 from run.evaluation.evaluator import Evaluator
 from run.evaluation.outcome import Outcome
+from run.sample_notes import length_note
 from run.start import load_weights
 from terminal.screen import is_first_process, say
 
@@ -41,6 +42,8 @@ def validate(
     check_least(config)
     announce_devices(config)
     family = family_of(config)
+    for note in length_note(config):
+        say(note)
     start = load_weights(config, family.weights(config))
     agree({"step of the weights": start.step, "digest of the weights": start.sha256})
     evaluator = Evaluator(config, family, loaded=loaded)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Literal
 
 import pytest
 
+from config.base import nested
+from config.errors import ConfigError
+from config.t5 import T5Config
 from config.values import PositiveFloat, PositiveInt, Probability, ValueType
 
 
@@ -85,3 +89,21 @@ def test_text_refused(annotation, text):
 def test_types_no_field_can_have(annotation):
     with pytest.raises(TypeError):
         ValueType.of(annotation)
+
+
+@pytest.mark.parametrize(
+    ("field", "most", "more"),
+    [
+        ("model.layers", 1024, {}),
+        ("generation.beams", 1024, {"generation.search": "beam"}),
+        ("execution.data_parallel", 2**14, {"execution.micro_batch_size": 1}),
+    ],
+)
+def test_limits_that_the_documents_name(field, most, more):
+    for value, error in (
+        (most, nullcontext()),
+        (most + 1, pytest.raises(ConfigError, match=field)),
+    ):
+        given = {"family": "t5", "training.global_batch_size": value, field: value, **more}
+        with error:
+            T5Config.from_dict(nested(given))

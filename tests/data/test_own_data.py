@@ -48,9 +48,22 @@ def test_the_longest_target_of_both_splits_is_named_at_once(tmp_path, preset):
     data = own(tmp_path, preset, LONG, validation=str(longer))
     texts = ["the red lamp " * 30]
     (needed,) = map(len, data.shape.answers(data.config, texts, data.tokenizer))
-    limit, field = data.shape.target_limit(data.config)
-    with pytest.raises(ConfigError, match=f"{field} is {limit}: give --{field} {needed} or more"):
+    limit = data.shape.target_limit(data.config)
+    said = f"{limit.field} is {limit.tokens}: give --{limit.field} {needed} or more"
+    with pytest.raises(ConfigError, match=said):
         data.training_samples()
+
+
+def test_no_length_is_proposed_that_the_model_was_not_made_for(tmp_path):
+    data = own(tmp_path, "gptj_tiny", LONG, packing=False, loss="answers")
+    for made_for, said in (
+        (62, "give --sequence_length 62 or more, or"),
+        (61, "made for 61: give"),
+    ):
+        model = replace(data.given.model, max_length=made_for)
+        short = replace(data, given=replace(data.given, model=model))
+        with pytest.raises(ConfigError, match=f"{said} --data.long_targets cut or drop"):
+            short.training_samples()
 
 
 @pytest.mark.parametrize("packing", [True, False])

@@ -21,6 +21,7 @@ from config.families import FAMILIES
 from config.sections import RunConfig
 from data.task import NLI_LABELS
 from data.tokens import Tokenizer as RunTokenizer
+from files.json_files import read_object
 from modelling.spec import family_named, family_of
 from run.evaluation.outcome import Outcome
 from run.evaluation.validate import validate
@@ -98,6 +99,31 @@ def check(preset, run, flags, folder, layouts, count) -> Outcome:
 def layout_flags(micro: int, dp: int, tp: int) -> list[str]:
     numbers = {"micro_batch_size": micro, "data_parallel": dp, "tensor_parallel": tp}
     return [f"--{name}={number}" for name, number in numbers.items()]
+
+
+def test_weights_are_exported_in_the_type_that_they_have_or_that_a_flag_asks_for(tmp_path, capsys):
+    weights = noisy(config_of(command("tiny", tmp_path, *SMALL)))
+    with CheckpointStore(tmp_path / "run") as store:
+        store.save(3, weights, {}, wait=True)
+
+    def exported(*flags: str) -> dict[str, torch.Tensor]:
+        folder = tmp_path / "-".join(["hf", *flags])
+        arguments = command("tiny", tmp_path / "run", *SMALL, *flags)
+        assert run_export.main([*arguments, "--save-hf", str(folder)]) == 0
+        model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
+        assert str(model.dtype) == f"torch.{read_object(folder / 'config.json').text('dtype')}"
+        return model.state_dict()
+
+    whole, half = exported(), exported("--precision", "bfloat16")
+    for name, weight in whole.items():
+        assert weight.dtype == torch.float32
+        assert torch.equal(half[name], weight.bfloat16())
+    large = {name: np.full_like(weight, 1e5) for name, weight in weights.items()}
+    with CheckpointStore(tmp_path / "large") as store:
+        store.save(3, large, {}, wait=True)
+    arguments = command("tiny", tmp_path / "large", *SMALL, "--precision", "float16")
+    assert run_export.main([*arguments, "--save-hf", str(tmp_path / "none")]) == 2
+    assert "has values beyond the range of float16" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -23,6 +23,7 @@ import run_validation
 from checkpoints import CheckpointStore
 from config.errors import ConfigError
 from config.gptj import GPTJConfig
+from config.llama import LlamaConfig
 from config.machines import machines
 from config.presets import load_config
 from config.sections import RunConfig
@@ -263,7 +264,10 @@ def test_a_folder_of_transformers_answers_and_is_validated(kind, models, monkeyp
     [
         ("tiny", {"train": "x.jsonl"}, [], 1792, 256),
         ("tiny", {"dataset": "sample"}, [], 2040, 4),
+        ("tiny", {"train": "x.jsonl", "examples_per_row": 4}, [], 1792, 256),
+        ("tiny", {"train": "x.jsonl"}, ["--examples_per_row", "4"], 24, None),
         ("gptj_tiny", {"train": "x.jsonl"}, [], 64, 64),
+        ("qwen3_tiny", {"train": "x.jsonl"}, [], 64, 64),
         ("tiny", {"train": "x.jsonl"}, ["--sequence_length", "16"], 16, 256),
         ("tiny", {"train": "x.jsonl"}, ["--generation.max_tokens", "9"], 2032, 9),
     ],
@@ -273,9 +277,10 @@ def test_lengths_of_the_data_do_not_bind_what_a_run_writes(
 ):
     """A run on short texts reads and writes as much as its model can."""
     short = {"model": {"sequence_length": 24}, "data": data}
-    if preset == "gptj_tiny":
+    kinds = {"tiny": T5Config, "gptj_tiny": GPTJConfig, "qwen3_tiny": LlamaConfig}
+    if preset != "tiny":
         short["model"]["max_length"] = 128
-    config = load_config(GPTJConfig if "gptj" in preset else T5Config, "finetuning", preset, short)
+    config = load_config(kinds[preset], "finetuning", preset, short)
     with CheckpointStore(tmp_path) as store:
         texts = {"config.yml": yaml_text(config.to_dict())}
         store.save(1, {"weight": np.zeros(1)}, {}, wait=True, texts=texts)

@@ -17,6 +17,7 @@ from popxl._devices import cpu
 from popxl._run.device_variables import _own_parts
 from popxl._schedule.build import build_schedule
 from popxl._storage.replica_arrays import _parts
+from popxl.transforms import autodiff
 from tests.popxl.programs import graph_of, run_ir, store
 
 SPEC, FLAG = popxl.TensorSpec((2,), popxl.float32), popxl.TensorSpec((), popxl.bool)
@@ -70,11 +71,43 @@ def loads_beside_an_update_in_place(n: int) -> None:
     store(total)
 
 
+def conditionals_in_a_row(n: int) -> None:
+    buffer, flag, x = _buffer(), popxl.variable(True), _x() * 1.0
+    then = graph_of(lambda x: x + ops.remote_load(buffer, 0), SPEC)
+    otherwise = graph_of(lambda x: x * 2.0, SPEC)
+    for _ in range(n):
+        (x,) = ops.conditional(flag, then, otherwise, [x], [x])
+    store(x)
+
+
+def values_that_a_gradient_takes(n: int) -> None:
+    def chain(x):
+        for _ in range(n):
+            x = ops.sin(x)
+        return x
+
+    graph, x = graph_of(chain, SPEC), _x()
+    grad = autodiff(graph)
+    info = ops.call_with_info(graph, x)
+    store(ops.call(grad.graph, x, inputs_dict=grad.inputs_dict(info))[0])
+
+
+def calls_in_depth(n: int) -> None:
+    buffer = _buffer()
+    graph = graph_of(lambda x: x + ops.remote_load(buffer, 0), SPEC)
+    for _ in range(n):
+        graph = graph_of(lambda x, graph=graph: ops.call(graph, x)[0] + 1.0, SPEC)
+    store(ops.call(graph, _x())[0])
+
+
 @pytest.mark.parametrize(
     ("write", "n"),
     [
         (conditionals_in_depth, 8),
+        (conditionals_in_a_row, 100),
         (loads_beside_an_update_in_place, 100),
+        (values_that_a_gradient_takes, 200),
+        (calls_in_depth, 50),
     ],
 )
 def test_twice_the_program_is_twice_the_work(write, n):
@@ -104,19 +137,40 @@ def test_no_segment_takes_more_entries_than_xla_compiles_fast():
     assert max(len(segment.args) for segment in schedule.segments) < 300
 
 
+def _in_depth(graph: popxl.Graph, depth: int) -> popxl.Graph:
+    """Calls of a graph in each other; each adds 1."""
+    for _ in range(depth):
+        graph = graph_of(lambda x, graph=graph: ops.call(graph, x)[0] + 1, SPEC)
+    return graph
+
+
 @pytest.mark.parametrize("reads_buffer", [False, True])
 def test_calls_may_be_nested_deeply(reads_buffer):
-    depth = 250
+    """As deep as Python's own stack is, which stays as it is."""
+    depth = most = sys.getrecursionlimit()
     ir = popxl.Ir()
     with ir.main_graph:
         buffer = _buffer()
         popxl.remote_variable(np.full(2, 0.5, np.float32), buffer)
         graph = graph_of(lambda x: x + (ops.remote_load(buffer, 0) if reads_buffer else 0.5), SPEC)
-        for _ in range(depth):
-            graph = graph_of(lambda x, graph=graph: ops.call(graph, x)[0] + 1, SPEC)
-        out = store(ops.call(graph, _x())[0])
+        out = store(ops.call(_in_depth(graph, depth), _x())[0])
+    assert popxl.plan.plan_of(ir).parts
     (y,) = run_ir(ir, [out])
     assert y.tolist() == [depth + 1.5] * 2
+    assert sys.getrecursionlimit() == most
+
+
+def test_gradients_go_through_calls_that_are_nested_deeply():
+    depth = 250
+    ir = popxl.Ir()
+    with ir.main_graph:
+        graph = _in_depth(graph_of(lambda x: x * x, SPEC), depth)
+        gradient, x = autodiff(graph), _x()
+        info = ops.call_with_info(graph, x)
+        inputs = gradient.inputs_dict(info)
+        out = store(ops.call(gradient.graph, popxl.constant(np.ones(2)), inputs_dict=inputs)[0])
+    (dx,) = run_ir(ir, [out])
+    assert dx.tolist() == [2.0, 2.0]
 
 
 @pytest.mark.parametrize("cached", [cpu._made, cpu._passed_on, _parts, _own_parts])

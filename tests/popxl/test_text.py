@@ -75,3 +75,26 @@ def test_shards_show_the_whole_they_come_from():
         popxl.replica_sharded_variable(np.ones((3, 2), np.float32), name="s")
     assert "%s_shard: float32[3] of [3, 2] = shard of %s" in str(ir)
     assert "%s: float32[3, 2] = variable" in str(ir)
+
+
+def test_long_chains_of_suffixes_are_cut_in_the_text_alone():
+    ir = popxl.Ir()
+    with ir.main_graph, popxl.name_scope("layer"):
+        long = popxl.variable(np.ones((2, 2), np.float32), name="v" * 60)
+        w = popxl.variable(np.ones((2, 2), np.float32), name="weight")
+        for _ in range(2):
+            t = w
+            for _ in range(20):
+                t = ops.transpose(t)
+            ops.cast(t, popxl.float16)
+    last = ir.main_graph.ops[-1].outputs[0]
+    assert last.name == "layer/weight_T__t0" + 19 * "_T" + "_float16"
+    first, second = (text for text in str(ir).splitlines() if " cast(" in text)
+    assert first.startswith("  %layer/weight_T_T_T_T_T_T_T_T.._T_T_T_T_float16: float16[2, 2] = ")
+    assert second.startswith("  %layer/weight_T__t0_T_T_T_T_T.._T_T_T_T_float16: float16[2, 2] = ")
+    assert f"%layer/{long.name.removeprefix('layer/')}: float32" in str(ir)  # a name of one's own
+    results = re.findall(r"^  %(\S+): .* = (?!variable)", str(ir), re.MULTILINE)
+    assert len(set(results)) == len(ir.main_graph.ops)  # each result is still told from the others
+    assert max(map(len, results)) < 50
+    assert set(re.findall(r"transpose\(%(\S+)\)", str(ir))) <= {"layer/weight", *results}
+    assert all(f"%{name}: " in str(ir.main_graph.functional) for name in results)

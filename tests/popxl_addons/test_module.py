@@ -240,9 +240,9 @@ def test_graph_cache_tells_values_of_arguments_apart(ir):
         return x + n
 
     a = popxl.constant(np.ones(2, np.float32))
-    graphs = [cache.create_graph(fn, a, n) for n in (1, 1, 2, 1.0)]
+    graphs = [cache.create_graph(fn, a, n) for n in (1, 1, 2, 1.0, 0.0, -0.0)]
     assert graphs[0] is graphs[1]
-    assert len(set(graphs)) == 3
+    assert len(set(graphs)) == 5
     with pytest.raises(TypeError, match="not hashable"):
         cache.create_graph(fn, a, {1, 2})
 

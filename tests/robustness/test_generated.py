@@ -6,13 +6,17 @@ at random. The larger numbers of cases are marked slow.
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -26,7 +30,15 @@ from files.yaml_files import yaml_text
 from huggingface.folders import write_hf_directory
 from modelling.spec import family_of
 from run.start import MODEL
-from tests.robustness.damage import damaged, environments, replaced, texts, yaml_values
+from tests.robustness.damage import (
+    damaged,
+    environments,
+    json_values,
+    replaced,
+    scalars,
+    texts,
+    yaml_values,
+)
 from tests.robustness.forks import Forks, Outcome
 
 MAX_SECONDS, MAX_MEGABYTES, LONGEST = 1.0, 200, 300
@@ -169,6 +181,29 @@ def test_configurations_in_yaml(cases, forks, tmp_path):
     examine(cases, files(), check)
 
 
+@number(4, 300)
+def test_options_of_every_script(cases, forks, tmp_path):
+    """Those that are no fields; their names are those of the help text."""
+    names = {}
+    for script in ("finetuning", "validation", "export", "generation", "inference"):
+        shown = forks.run("command", script=f"run_{script}", arguments=["--help-all"]).text
+        names[script] = re.findall(r"^  (?:-h, )?(--[a-z-]+)(?= |$)", shown, re.MULTILINE)
+        assert {"--config", "--processes", "--coordinator"} <= {*names[script]}
+    options = st.sampled_from(
+        [(s, name) for s in names for name in names[s] if name != "--process"]
+    )
+    words = st.lists(texts.filter(lambda text: text not in ("2", "1:30")), max_size=2)
+    place = {"finetuning": ["--run-dir", str(tmp_path / "run")]}
+
+    def check(drawn):
+        (script, option), values, joined = drawn
+        given = [f"{option}={values[0]}"] if joined and values else [option, *values]
+        arguments = ["--config", "tiny", *given, *place.get(script, [])]
+        check_outcome(forks.run("command", script=f"run_{script}", arguments=arguments))
+
+    examine(cases, st.tuples(options, words, st.booleans()), check)
+
+
 @number(4, 200)
 def test_environment_variables(cases, forks, tmp_path):
     """What JAX and XLA read is tried in a process of its own, which takes longer."""
@@ -181,6 +216,13 @@ def test_environment_variables(cases, forks, tmp_path):
         check_outcome(outcome, seconds=10.0)
 
     examine(cases, environments, check)
+
+
+@number(6, 200)
+def test_environment_variables_of_programs(cases, forks):
+    examine(cases, environments, lambda environment: check_outcome(
+        forks.run("session", environment=environment), seconds=10.0
+    ))  # fmt: skip
 
 
 # ---- checkpoints and models ----------------------------------------------------------------------
@@ -314,6 +356,67 @@ def test_rows_of_data(cases, forks, tmp_path):
         assert outcome.code == 0 or str(path.name) in outcome.text
 
     examine(cases, content(), check)
+
+
+HABITS = (
+    *("text", "prompt", "completion", "instruction", "input", "output", "question", "answer"),
+    *("query", "response", "messages", "conversations", "conversation", "chosen", "rejected"),
+    *("system", "tools", "context", "label", "id", "weight", "", " ", "{", "a b", "\u202e"),
+)
+"""Columns as people name them."""
+
+
+@cheap
+def test_columns_of_every_habit(cases, forks, tmp_path):
+    """Any columns with any values, in all kinds of files, for both shapes of samples."""
+    message = st.fixed_dictionaries(
+        {},
+        optional={
+            "role": st.sampled_from(["user", "assistant", "system", "tool", "human", "", 1, None]),
+            "content": st.one_of(st.text(max_size=8), json_values),
+            "from": st.sampled_from(["human", "gpt", "system", "x"]),
+            "value": st.one_of(st.text(max_size=8), scalars),
+            "tool_calls": json_values,
+            "weight": scalars,
+        },
+    )
+    values = st.one_of(
+        st.text(max_size=12), st.lists(message, max_size=4), json_values, st.just("{}{"), message
+    )
+    row = st.dictionaries(st.sampled_from(HABITS), values, min_size=1, max_size=4)
+    rows = st.one_of(
+        st.lists(row, min_size=1, max_size=4),
+        row.map(lambda one: [one] * 3),
+        st.tuples(row, row).map(lambda two: [two[0]] * 3 + [two[1]]),
+    )
+
+    def check(drawn):
+        family, ending, written = drawn
+        path = tmp_path / f"rows{ending}"
+        _write_rows(path, written)
+        outcome = forks.run("own", family=family, path=str(path))
+        check_outcome(outcome, seconds=5.0)
+
+    kinds = st.sampled_from([".jsonl", ".json", ".csv", ".txt", ".parquet"])
+    examine(cases, st.tuples(st.sampled_from(["t5", "llama"]), kinds, rows), check)
+
+
+def _write_rows(path: Path, rows: list[dict[str, object]]) -> None:
+    """Write rows as the ending says; what Parquet has no form for becomes JSON Lines."""
+    if path.suffix == ".csv":
+        with path.open("w", newline="", errors="replace") as file:
+            writer = csv.DictWriter(file, [*dict.fromkeys(name for row in rows for name in row)])
+            writer.writeheader()
+            writer.writerows(rows)
+    elif path.suffix == ".parquet":
+        try:
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+        except (pyarrow.ArrowException, OverflowError, UnicodeError):
+            path.write_bytes(b"PAR1")
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows), errors="replace")
+    else:
+        path.write_text("\n".join(map(json.dumps, rows)) + "\n", errors="replace")
 
 
 @cheap

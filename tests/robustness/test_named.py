@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -644,6 +646,26 @@ sys.exit(main())
         done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.stderr == "error: standard output: No space left on device\n"
     assert done.returncode == 2
+
+
+SCRIPTS = [
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for folder in (".", "planning", "huggingface", "benchmarks", "benchmarks/accumulation")
+    for path in (ROOT / folder).glob("*.py")
+    if "\n@entry_point(" in path.read_text()
+]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a device that is full")
+@pytest.mark.parametrize("name", [*SCRIPTS, "popdist.run"])
+def test_help_that_cannot_be_written_is_said(name, monkeypatch, capsys):
+    """argparse goes on silently, and the code is 0."""
+    main = importlib.import_module(name).main
+    with suppress(OSError), open("/dev/full", "w") as full:  # closing it writes once more
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(["--help"]) == 2
+        assert capsys.readouterr().err.endswith(": standard output: No space left on device\n")
+        sys.stdout.close()  # what took its place
 
 
 def test_validation_checks_its_place_first(refused, monkeypatch):

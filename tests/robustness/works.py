@@ -13,20 +13,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import run.evaluation.validate
-import run.export
+import numpy as np
+
+import popxl
 import run_export
 import run_finetuning
+import run_generation
+import run_inference
 import run_validation
 import terminal.entry_point
+from config.llama import LlamaConfig
 from config.presets import load_config
 from config.sections import RunConfig
 from config.t5 import T5Config
 from data.batches import Loader
+from data.causal_lm import CAUSAL_LM
 from data.pipeline import Pipeline
 from data.rows import File
+from data.sample_format import SampleFormat
 from data.seq2seq import SEQ2SEQ
-from data.task import TASKS
+from data.task import SAMPLE_FOLDER, TASKS
 from files.lock import locked
 from modelling.spec import family_of
 from run.records.metrics import MetricsFile, read_metrics
@@ -45,6 +51,8 @@ SCRIPTS = {
     "run_finetuning": run_finetuning.main,
     "run_validation": run_validation.main,
     "run_export": run_export.main,
+    "run_generation": run_generation.main,
+    "run_inference": run_inference.main,
 }
 
 
@@ -60,9 +68,15 @@ def _accept(*_: object, **__: object) -> None:
 terminal.entry_point.LONGEST = 10**9
 
 # The work begins where weights and data are read; what is checked before stays.
+training_samples = Pipeline.training_samples
 Pipeline.training_samples = _accept
-run.evaluation.validate.load_weights = _accept
-run.export.load_weights = _accept
+for module_of_work in (
+    "answers.generate",
+    "evaluation.side_by_side",
+    "evaluation.validate",
+    "export",
+):
+    importlib.import_module(f"run.{module_of_work}").load_weights = _accept
 
 
 def command(
@@ -72,6 +86,8 @@ def command(
     os.environ.update(environment or {})
     try:
         return SCRIPTS[script](arguments)
+    except SystemExit as end:  # --help
+        return int(end.code or 0)
     except Accepted:
         return 0
 
@@ -147,6 +163,43 @@ def _rows(path: Path) -> None:
     print(len(task.corpus("train").examples))
 
 
+def own(family: str, path: str) -> int:
+    """Read a file of one's own for a model of a family, in whichever form its rows have."""
+
+    def read(_: object) -> None:
+        config_class, preset, tokenizer, shape = OWN[family]
+        given = {
+            "data": {"dataset": "mnli", "train": path, "tokenizer": str(SAMPLE_FOLDER / tokenizer)},
+            "model": {"embedding": {"vocab_size": 640}, "sequence_length": 128},
+        }
+        data = Pipeline(load_config(config_class, "finetuning", preset, given), shape)
+        print(len(training_samples(data)))
+
+    return entry_point()(read)([])
+
+
+OWN: dict[str, tuple[type[RunConfig], str, str, SampleFormat]] = {
+    "t5": (T5Config, "tiny", "t5_tokenizer", SEQ2SEQ),
+    "llama": (LlamaConfig, "qwen3_tiny", "chat_tokenizer", CAUSAL_LM),
+}
+
+
+def session(environment: Mapping[str, str]) -> int:
+    """Compile and run a program, with further environment variables."""
+    os.environ.update(environment)
+
+    def program(_: object) -> None:
+        ir = popxl.Ir()
+        with ir.main_graph:
+            t = popxl.variable(np.ones(2, np.float32)) + 1.0
+            out = popxl.d2h_stream(t.shape, t.dtype)
+            popxl.ops.host_store(out, t)
+        with popxl.Session(ir, device_desc="cpu") as running:
+            print(running.run()[out])
+
+    return entry_point()(program)([])
+
+
 def _lock(path: Path) -> None:
     with locked(path):
         pass
@@ -159,5 +212,7 @@ WORKS: dict[str, Callable[..., int | None]] = {
     "metrics": _as_a_script(_metrics),
     "tokenizer": _as_a_script(_tokenizer),
     "rows": _as_a_script(_rows),
+    "own": own,
+    "session": session,
     "lock": _as_a_script(_lock),
 }

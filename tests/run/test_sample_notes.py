@@ -7,6 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import run_generation
+import run_validation
+from config.errors import UserError
 from config.llama import LlamaConfig
 from data.samples import IGNORE_INDEX
 from run.sample_notes import length_note, sample_notes
@@ -57,3 +60,20 @@ def test_more_tokens_than_the_model_was_made_for() -> None:
     assert not length_note(config(sequence_length=256, max_length=256))
     (note,) = length_note(config(sequence_length=257, max_length=256))
     assert "model.sequence_length is 257, but the model was made for 256 tokens" in note
+    assert not length_note(config(sequence_length=250, max_length=256), 6)
+    (note,) = length_note(config(sequence_length=250, max_length=256), 7)
+    assert "is 250, and up to 7 follow, but the model was made for 256 tokens" in note
+
+
+def test_it_is_said_where_a_model_answers_and_is_evaluated(monkeypatch, capsys):
+    """Before any weights are read."""
+    few = ["--config", "gptj_tiny", "--model.max_length", "8", "--device", "cpu"]
+    monkeypatch.setattr("run.answers.generate.load_weights", stop)
+    monkeypatch.setattr("run.evaluation.validate.load_weights", stop)
+    for main, given in ((run_generation.main, ["--raw", "a b c d"]), (run_validation.main, [])):
+        assert main([*few, *given]) == 2
+        assert "but the model was made for 8 tokens" in capsys.readouterr().err
+
+
+def stop(*_: object) -> None:
+    raise UserError("enough")

@@ -19,6 +19,7 @@ BAD = [
     ("XLA_FLAGS", "--xla_backend_optimization_level=abc", "Couldn't interpret value abc"),
     ("XLA_FLAGS", "no_flag", "Could not open file"),
     ("JAX_PLATFORMS", "cpu,foo", "names 'foo', but the platforms are cpu, cuda, gpu, rocm, tpu"),
+    ("POPXL_CHECK", "yes", "is 'yes', but must be nan or inf"),
     ("JAX_ENABLE_X64", "maybe", "invalid truth value 'maybe'"),
     ("JAX_NUM_CPU_DEVICES", "abc", 'Invalid value "abc" for JAX flag jax_num_cpu_devices'),
 ]

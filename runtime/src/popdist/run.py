@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from popdist._overseer import FOLLOWED, LAUNCHER, PEER_LOST
 from popdist._place import (
@@ -38,7 +39,11 @@ MAX_PROCESSES = 1024  # processes on one machine, and replicas
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Start them, wait for them, and return the exit code."""
-    given = _parser().parse_args(arguments)
+    try:
+        given = _parser().parse_args(arguments)
+    except OSError as error:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - Python flushes it at its end
+        return _say(f"standard output: {error.strerror}", _USER_ERROR)
     command = given.command[1:] if given.command[:1] == ["--"] else given.command
     if not command:
         return _say("give the command to start after --", _USER_ERROR)
@@ -69,10 +74,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _wait(started)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python3 -m popdist.run", description=__doc__.split("\n")[0]
-    )
+class _Parser(argparse.ArgumentParser):
+    def print_help(self, file: Any = None) -> None:
+        """As argparse does, but a full disk is an error."""
+        print(self.format_help(), end="", file=file, flush=True)
+
+
+def _parser() -> _Parser:
+    parser = _Parser(prog="python3 -m popdist.run", description=__doc__.split("\n")[0])
     parser.add_argument("--processes", type=int, required=True, metavar="N", help="how many")
     parser.add_argument(
         "--replicas", type=int, metavar="N",

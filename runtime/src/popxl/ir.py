@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -146,9 +145,6 @@ class Ir:
     def _new_graph(self, name: str) -> Graph:
         graph = Graph._make(self, name)
         self._graphs.append(graph)
-        # Analyses and tracing recurse as deep as calls are nested, by up to 20 frames a call.
-        frames = 1000 + 20 * min(len(self._graphs), 1000)
-        sys.setrecursionlimit(max(sys.getrecursionlimit(), frames))
         return graph
 
     @contextmanager

@@ -45,7 +45,10 @@ def argument_hash(arg: Any) -> Hashable:
         raise TypeError(
             f"a graph cannot be cached for argument {arg!r}: {type(arg).__name__} is not hashable"
         ) from None
-    # 1, 1.0 and True are equal to Python but not to a program; -1 and -2 have one hash.
+    # 1, 1.0 and True are equal to Python but not to a program, nor are 0.0 and -0.0; -1 and -2 have
+    # one hash.
+    if isinstance(arg, float):
+        return type(arg), arg.hex()
     return type(arg), hash(arg) if type(arg).__eq__ is object.__eq__ else arg
 
 

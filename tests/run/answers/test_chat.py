@@ -28,6 +28,7 @@ from huggingface import hub
 from planning.origins import ORIGINS
 from run.answers import converse
 from run.answers.generate import asked_rows
+from sessions.running import RunningModel
 from terminal.command_line import read_command_line
 from tests.data.chat_templates import TEMPLATES, chat_tokenizer, plain
 
@@ -105,7 +106,10 @@ def test_a_conversation_goes_on(folder, capsys, executables, monkeypatch):
     monkeypatch.setattr(converse, "SHORTEST", 32)  # the second question needs another program
     lines = f"{ASKED['content']}\n\n{ASKED['content']}\n/new\n{ASKED['content']}\n"
     monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+    loads, write = [], RunningModel.write
+    monkeypatch.setattr(RunningModel, "write", lambda *given: (loads.append(1), write(*given))[1])
     assert run_generation.main([*command(folder), "--chat"]) == 0
+    assert len(loads) == 2  # for each program, not for each answer
     first = of_transformers(folder, [ASKED])
     second = of_transformers(folder, [ASKED, {"role": "assistant", "content": first}, ASKED])
     assert capsys.readouterr().out.splitlines() == f"{first}\n{second}\n{first}".splitlines()
@@ -129,8 +133,9 @@ def test_sampling_is_changed_within_a_conversation(folder, capsys, executables, 
 
 def test_an_answer_comes_in_pieces_that_are_words(folder, executables, monkeypatch):
     monkeypatch.setenv("POPXL_CACHE_DIR", str(executables))
-    partner, shown_pieces = converse.Partner(config_of(folder, "--data.format", "chat")), []
-    answer = partner.answer(ASKED["content"], shown_pieces.append)
+    shown_pieces: list[str] = []
+    with converse.Partner(config_of(folder, "--data.format", "chat")) as partner:
+        answer = partner.answer(ASKED["content"], shown_pieces.append)
     assert answer == "".join(shown_pieces) == of_transformers(folder, [ASKED])
     assert len(shown_pieces) > 2
 

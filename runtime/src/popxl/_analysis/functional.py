@@ -21,7 +21,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from popxl._analysis.effects import Effects, effects_of
-from popxl._analysis.known import found_once
+from popxl._analysis.known import found_once, found_property
 from popxl._analysis.names import name_text
 from popxl._analysis.picking import ShortViews
 from popxl._ir.attached import analyses, attach
@@ -141,22 +141,22 @@ class Functional:
     first: tuple[Value, ...] = ()
     is_branch: bool = False
 
-    @cached_property
+    @found_property
     def effects(self) -> Effects:
         """State touched by running it once, graphs that it runs included."""
         return effects_of_nodes(self.nodes)
 
-    @cached_property
+    @found_property
     def has_host_nodes(self) -> bool:
         """Whether the host executes one of its nodes."""
         return any(node.is_on_host for node in self.nodes)
 
-    @cached_property
+    @found_property
     def updates(self) -> int:
         """Random roundings of one execution (see `Op.is_rounded`)."""
         return sum(map(count_updates, self.nodes))
 
-    @cached_property
+    @found_property
     def transfers(self) -> Counter[Stream]:
         """Loads and stores of each stream in one execution; the larger branch counts."""
         total: Counter[Stream] = Counter()

@@ -154,7 +154,7 @@ def cache_folder(ir: Ir) -> Path | None:
     `enableEngineCaching` is set, else None: no cache."""
     for variable in _VARIABLES:
         if os.environ.get(variable):
-            return Path(os.environ[variable]).expanduser()
+            return Path(os.path.expanduser(os.environ[variable]))
     options = ir._pb_ir.getSessionOptions()
     if options.enableEngineCaching and options.cachePath:
         return Path(options.cachePath)

@@ -7,7 +7,7 @@ streams, faults found, numbers of random roundings. Values of a graph are a dict
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -120,11 +120,35 @@ class Machine:
 
     # ---- running --------------------------------------------------------------------------------
     def run(self, graph: Functional, inputs: Sequence[jax.Array]) -> list[jax.Array]:
-        """The outputs of a graph."""
-        values = dict(zip(graph.inputs, inputs, strict=True))
-        for node in graph.nodes:
-            self.execute(node, values)
-        return [self.read(v, values) for v in graph.outputs]
+        """The outputs of a graph. Calls do not recurse, however deep they are nested."""
+        at = _Activation(None, graph, inputs)
+        callers: list[_Activation] = []
+        with ExitStack() as stack:
+            while True:
+                for node in at.nodes:
+                    if _is_call(node):
+                        callers.append(at)
+                        at = self._called(node, at.values)
+                        stack.push(at.scopes)
+                        break
+                    self.execute(node, at.values)
+                else:
+                    outputs = [self.read(v, at.values) for v in at.graph.outputs]
+                    if at.node is None:
+                        return outputs
+                    at.scopes.close()
+                    node, at = at.node, callers.pop()
+                    at.values.update(zip(node.outputs, _returned(node, outputs), strict=True))
+
+    def _called(self, node: Node, values: Mapping[Value, jax.Array]) -> _Activation:
+        """The graph that a call runs, given what it is given."""
+        (region,), op = node.regions, node.op
+        assert op is not None
+        arrays = [self.read(v, values) for v in node.inputs]
+        at = _Activation(node, region.graph, [arrays[i] for i in region.inputs if i is not None])
+        at.scopes.enter_context(jax.named_scope(op.name))
+        at.scopes.enter_context(part_scope(node.part))
+        return at
 
     def read(self, value: Value, values: Mapping[Value, jax.Array]) -> jax.Array:
         """The array of a value, or of a constant."""
@@ -185,8 +209,7 @@ class Machine:
             outs = self._branch(node.regions, arrays)
         else:
             outs = self._loop(region, [arrays[at] for at in region.inputs if at is not None])
-        results: dict[int | None, jax.Array] = dict(zip(region.outputs, outs, strict=True))
-        return [results[i] for i in range(len(node.outputs))]
+        return _returned(node, outs)
 
     def _loop(
         self, region: Region[Functional], given: list[jax.Array]
@@ -289,6 +312,32 @@ class LoopState:
         finally:
             m.streams, m.positions, m.fault = kept
             m.updates = self._updates
+
+
+class _Activation:
+    """A graph that is run.
+
+    Args:
+        node: the call; None: it is not run by one.
+    """
+
+    def __init__(self, node: Node | None, graph: Functional, inputs: Sequence[jax.Array]) -> None:
+        self.node, self.graph, self.nodes = node, graph, iter(graph.nodes)
+        self.values: dict[Value, jax.Array] = dict(zip(graph.inputs, inputs, strict=True))
+        self.scopes = ExitStack()
+
+
+def _is_call(node: Node) -> bool:
+    op = node.op
+    if op is None or node.kind != "op" or op.defn.lower is not None or op.defn.execute is not None:
+        return False
+    return node.called is not None
+
+
+def _returned(node: Node, outputs: Sequence[Any]) -> list[Any]:
+    """What a node makes, of the outputs of what it runs."""
+    results = dict(zip(node.regions[0].outputs, outputs, strict=True))
+    return [results[i] for i in range(len(node.outputs))]
 
 
 def _zeros(spec: TensorSpec) -> jax.Array:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from popxl._analysis.functional import count_updates, functionalise
+from popxl._analysis.known import Deep
 from popxl._ir.regions import regions
 from popxl._schedule.assembly import Assembly, labelled
 from popxl._schedule.donation import copy_borrowed_entries, donate
@@ -63,6 +64,7 @@ class _Program:
     def __init__(self) -> None:
         self.routines: dict[Any, Routine] = {}
         self.flattened = Flattener()
+        self._deep = Deep()
 
     def routine(
         self,
@@ -79,9 +81,7 @@ class _Program:
             zeros: inputs that are zeros, and not passed.
         """
         key = graph, known, frozenset(arrays), tuple(zeros)
-        if key not in self.routines:
-            self.routines[key] = _Builder(self, *key).build()
-        return self.routines[key]
+        return self._deep.once(self.routines, key, lambda: _Builder(self, *key).build())
 
 
 class _Builder:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from popxl._analysis.functional import Copy, Functional, Node, Value
+from popxl._analysis.known import Deep
 from popxl._ir.regions import Region
 from popxl._schedule.index_arithmetic import host_rule
 from popxl.ops.remote import REMOTE_LOAD, REMOTE_STORE
@@ -23,20 +24,22 @@ class Flattener:
     """Takes graphs apart, each once."""
 
     def __init__(self) -> None:
+        self._deep = Deep()
         self._inlined: dict[Functional, bool] = {}
         self._known: dict[Functional, Functional] = {}
         self._halves: dict[Functional, tuple[Functional, Functional] | None] = {}
 
     def __call__(self, graph: Functional) -> Functional:
         """The same graph with such calls taken apart."""
-        if graph not in self._known:
-            copy = Copy({v: Value(v.tensor) for v in graph.inputs})
-            inputs = copy.all(graph.inputs)
-            for node in graph.nodes:
-                self._add(copy, node, graph.used)
-            outputs = copy.all(graph.outputs)
-            self._known[graph] = replace(graph, inputs=inputs, nodes=copy.nodes, outputs=outputs)
-        return self._known[graph]
+        return self._deep.once(self._known, graph, lambda: self._taken_apart(graph))
+
+    def _taken_apart(self, graph: Functional) -> Functional:
+        copy = Copy({v: Value(v.tensor) for v in graph.inputs})
+        inputs = copy.all(graph.inputs)
+        for node in graph.nodes:
+            self._add(copy, node, graph.used)
+        outputs = copy.all(graph.outputs)
+        return replace(graph, inputs=inputs, nodes=copy.nodes, outputs=outputs)
 
     def _add(self, copy: Copy, node: Node, used: set[Value]) -> None:
         if self._is_inlined(node):
@@ -64,9 +67,7 @@ class Flattener:
         graph = node.called
         if graph is None:
             return False
-        if graph not in self._inlined:
-            self._inlined[graph] = self._can_be_inlined(graph)
-        return self._inlined[graph]
+        return self._deep.once(self._inlined, graph, lambda: self._can_be_inlined(graph))
 
     def _can_be_inlined(self, graph: Functional) -> bool:
         if graph.is_outlined or graph.changed:

@@ -89,8 +89,7 @@ class Segment:
     @cached_property
     def constants(self) -> list[Constant]:
         """The constants that it takes as arguments, each content once."""
-        constants: dict[int, Constant] = {}
-        _collect_constants(self.nodes, constants, set())
+        constants = _constants_of(self.nodes)
         _note_constants(self.results, constants)
         return list(constants.values())
 
@@ -147,17 +146,20 @@ def _note_constants(values: Iterable[Value], constants: dict[int, Constant]) -> 
             constants.setdefault(t._content, t)
 
 
-def _collect_constants(
-    nodes: Iterable[Node], constants: dict[int, Constant], seen: set[Functional]
-) -> None:
-    """Note the constants that nodes read, and the graphs that they run."""
-    for node in nodes:
-        _note_constants(node.inputs, constants)
-        for graph in (region.graph for region in node.regions):
-            if graph not in seen:
-                seen.add(graph)
-                _note_constants(graph.outputs, constants)
-                _collect_constants(graph.nodes, constants, seen)
+def _constants_of(nodes: Iterable[Node]) -> dict[int, Constant]:
+    """The constants that nodes read, and the graphs that they run."""
+    constants: dict[int, Constant] = {}
+    seen: set[Functional] = set()
+    waiting = [nodes]
+    while waiting:
+        for node in waiting.pop():
+            _note_constants(node.inputs, constants)
+            for graph in (region.graph for region in node.regions):
+                if graph not in seen:
+                    seen.add(graph)
+                    _note_constants(graph.outputs, constants)
+                    waiting.append(graph.nodes)
+    return constants
 
 
 # ---- its function, as data -----------------------------------------------------------------------

@@ -92,18 +92,32 @@ def walk(at: Activation, copy: Callable[[Any], Any] = lambda value: value) -> St
     Args:
         copy: makes a value of its own memory.
     """
+    under_way = [_steps(at, copy)]
+    while under_way:
+        for found in under_way[-1]:
+            if isinstance(found, Activation):
+                under_way.append(_steps(found, copy))
+                break
+            yield found
+        else:
+            under_way.pop()
+
+
+def _steps(
+    at: Activation, copy: Callable[[Any], Any]
+) -> Iterator[tuple[Step, Activation] | Activation]:
+    """The steps of an activation, and those in it, each walked through before the next item."""
     slots = at.slots
     for step in at.routine.steps:
         yield step, at
         if isinstance(step, Loop):
-            for inner in _iterations(step, at, copy):
-                yield from walk(inner, copy)
+            yield from _iterations(step, at, copy)
         elif isinstance(step, Branch):
             passed = step.branches[0 if slots[step.condition] else 1]
             given = [slots[slot] for slot in passed.args]
             updates, part = at.updates + step.updates, step.part or at.part
             inner = Activation(passed.routine, given, updates, part)
-            yield from walk(inner, copy)
+            yield inner
             at.give(step.outs, inner.ended())
         for slot in step.last:
             slots[slot] = None
@@ -148,14 +162,21 @@ def routines_by_part(
 ) -> Iterator[tuple[Routine, str]]:
     """All routines, those first that others call, however often they run: each once for each part
     of the program that calls it, unless the steps that call it are skipped."""
-    seen: set[tuple[Routine, str]] = set()
 
-    def reached(routine: Routine, part: str) -> Iterator[tuple[Routine, str]]:
-        seen.add((routine, part))
+    def called(routine: Routine, part: str) -> Iterator[tuple[Routine, str]]:
         for step in routine.steps:
             for passed in () if skipped(step) else calls(step):
-                if (passed.routine, step.part or part) not in seen:
-                    yield from reached(passed.routine, step.part or part)
-        yield routine, part
+                yield passed.routine, step.part or part
 
-    return reached(main, "")
+    seen = {(main, "")}
+    under_way = [((main, ""), called(main, ""))]
+    while under_way:
+        at, inner = under_way[-1]
+        for found in inner:
+            if found not in seen:
+                seen.add(found)
+                under_way.append((found, called(*found)))
+                break
+        else:
+            under_way.pop()
+            yield at

@@ -153,10 +153,16 @@ class Walk:
         if segment in self._works:
             for label, work in self._works[segment].parts.items():
                 sums[label or part].work.add(work)
-            for node in segment.nodes:
-                self._count_node(node, node.part or part, 1, sums)
+            waiting = [(node, node.part or part, 1) for node in segment.nodes]
+            while waiting:
+                node, label, times = waiting.pop()
+                self._count_node(node, label, times, sums)
+                for region in node.regions:
+                    waiting += [(inner, inner.part or label, times * region.count)
+                                for inner in region.graph.nodes]  # fmt: skip
 
-    def _count_node(self, node: Node, part: str, times: int, sums: dict[str, _Sums]) -> None:
+    @staticmethod
+    def _count_node(node: Node, part: str, times: int, sums: dict[str, _Sums]) -> None:
         op = node.op
         if op is None or node.kind in ("view", "write"):
             return
@@ -165,9 +171,6 @@ class Walk:
         if "stream" in op.attrs:
             nbytes = times * math.prod(op.attrs["stream"].shape) * op.attrs["stream"].dtype.itemsize
             part_sums.moved["host_to_device" if op.outputs else "device_to_host"] += nbytes
-        for region in node.regions:
-            for inner in region.graph.nodes:
-                self._count_node(inner, inner.part or part, times * region.count, sums)
 
     def _count_transfer(self, step: Load | Store, sums: _Sums) -> None:
         if not self._works:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from popxl import context
+from popxl._analysis.known import Deep
 from popxl._analysis.verify import verify_if_asked
 from popxl._ir.op import Op
 from popxl._ir.opdef import NoGrad
@@ -77,6 +78,7 @@ class _Autodiff:
         self.given = given
         self.made: dict[Graph, GradGraphInfo] = {}
         self._memo: dict[Any, GradGraphInfo] = {}
+        self._deep = Deep()
 
     def of_called(
         self, graph: Graph, provided: list[Tensor], required: list[Tensor], expose: bool = True
@@ -89,11 +91,12 @@ class _Autodiff:
                 "ops: pass it in called_graphs_grad_info"
             )
         key = (graph, tuple(provided), tuple(required), expose)
-        if key not in self._memo:
-            self._memo[key] = self.differentiate(graph, provided, required, expose)
-            if expose:
-                self.made[graph] = self._memo[key]
-        return self._memo[key]
+        info = self._deep.once(
+            self._memo, key, lambda: self.differentiate(graph, provided, required, expose)
+        )
+        if expose:
+            self.made[graph] = info
+        return info
 
     def differentiate(
         self,

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from popxl._analysis.infer import freeze
-from popxl._analysis.known import recent
+from popxl._analysis.known import found_once, recent
 from popxl._ir.op import Op
 from popxl._ir.opdef import NoGrad, OpDef, define, registry
 from popxl._ir.regions import regions
@@ -49,24 +49,19 @@ def total(terms: Sequence[Tensor], is_maximum: bool = False) -> Tensor:
     return emit(GRAD_MAXIMUM if is_maximum else GRAD_SUM, terms)[0]
 
 
-def observed_tensors(graph: Graph, known: dict[Graph, set[Tensor]] | None = None) -> set[Tensor]:
+@found_once
+def observed_tensors(graph: Graph) -> set[Tensor]:
     """Tensors of `graph` for which gradient graphs return an observed maximum.
 
     They are those that an op uses as `OpDef.maxima` says, itself or in a graph that it runs.
-
-    Args:
-        known: what was found for graphs before; what is found is added to it.
     """
-    known = {} if known is None else known
-    if graph not in known:
-        known[graph] = {
-            t
-            for op in graph._ops
-            for i, t in enumerate(op.inputs)
-            if i in op.defn.maxima
-            or any(inner in observed_tensors(inner._graph, known) for inner in _entered(op, i))
-        }
-    return known[graph]
+    return {
+        t
+        for op in graph._ops
+        for i, t in enumerate(op.inputs)
+        if i in op.defn.maxima
+        or any(inner in observed_tensors(inner._graph) for inner in _entered(op, i))
+    }
 
 
 def _entered(op: Op, index: int) -> list[Tensor]:
