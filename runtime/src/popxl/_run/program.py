@@ -27,7 +27,7 @@ from popxl._analysis.effects import Effects, program_effects
 from popxl._compile.cache import SegmentCache
 from popxl._compile.platforms import platform_named
 from popxl._compile.segment_function import lower_segment
-from popxl._devices.mesh import copied, global_shape, per_replica, replicated
+from popxl._devices.mesh import copied, global_shape, per_replica, replicated, target_of
 from popxl._ir.host_array import device_view
 from popxl._ir.switches import STEPS, STEPWISE, checked_values, is_on
 from popxl._run.exchange import numbers
@@ -95,10 +95,11 @@ class State:
         return self.traffic.run(upcoming(main, fetched.followed()), self.entries)
 
 
-def facts_of_program(schedule: Schedule, ir: Ir, platform: str, watched: str = "") -> Facts:
-    """What the program of `ir` says to its segments on `platform`.
+def facts_of_program(schedule: Schedule, ir: Ir, target: str, watched: str = "") -> Facts:
+    """What the program of `ir` says to its segments.
 
     Args:
+        target: see `Facts`.
         watched: what no op may make: see `popxl._ir.switches.CHECK`.
     """
     options = ir._pb_ir.getSessionOptions()
@@ -113,7 +114,7 @@ def facts_of_program(schedule: Schedule, ir: Ir, platform: str, watched: str = "
         rounding=options.enableStochasticRounding and schedule.graph.updates > 0,
         replicas=ir.replication_factor,
         transfers=ir.num_host_transfers,
-        platform=platform,
+        target=target,
         watched={op: i for i, op in enumerate(every, len(checked) + 1)},
         infinite=watched == "inf",
     )
@@ -128,7 +129,8 @@ class Program:
         self.effects: Effects = program_effects(ir)
         self.schedule: Schedule = build_schedule(ir)
         self.platform.look_at(self.schedule)
-        self.facts = facts_of_program(self.schedule, ir, self.platform.name, checked_values())
+        target = target_of(self.platform.name, mesh.devices.flat[0])
+        self.facts = facts_of_program(self.schedule, ir, target, checked_values())
         for segment in self.schedule.segments:
             segment.facts = self.facts
         self.variables: list[Any] = [v.tensor for v in self.schedule.graph.inputs]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from popxl.plan.plan import Traced
     from popxl.remote_buffer import RemoteBuffer
 
-MARGIN = 0.1  # of the device's memory, for what XLA takes beyond the estimate
+MARGIN = 0.05  # of the memory for the program, for what XLA takes beyond the estimate
 _STEP = 1 / 64  # of the room: what is chosen at a time
 _ROUND = 4  # choices
 _GOLDEN = (5**0.5 - 1) / 2  # the first multiples of it, modulo 1, are spread evenly
@@ -77,7 +77,7 @@ def place(traced: Traced, rates: Rates, device: int, peak: int | None = None) ->
     """Choose which entries of the program's remote buffers stay on the device, and set it.
 
     Args:
-        device: bytes of a device's memory.
+        device: bytes of a device's memory for the program.
         peak: of them, what a run takes besides those entries; default: what it takes if none stay.
     """
     for buffer in traced.ir.remote_buffers:
