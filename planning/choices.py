@@ -80,7 +80,8 @@ class Devices:
         accelerated = machine.platform != "cpu"
         count = (machine.devices or 1) if accelerated else 1
         on = machine if accelerated else None
-        return cls(machine.platform, accelerated, count, machine.room, on)
+        bfloat16 = accelerated and machine.flops["bfloat16"] >= machine.flops["float16"]
+        return cls(machine.platform, bfloat16, count, machine.room, on)
 
     @classmethod
     def here(cls, config: RunConfig) -> Devices:

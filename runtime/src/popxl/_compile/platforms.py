@@ -6,6 +6,7 @@ Nothing else in the engine asks which platform it is. What ops are traced to dif
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from popxl.remote_buffer import RemoteBuffer
 
 _DETERMINISTIC = "xla_gpu_exclude_nondeterministic_ops"
+_CUDA_GRAPHS = "xla_gpu_enable_command_buffer"
 
 
 class Platform:
@@ -99,6 +101,10 @@ class Gpu(Platform):
 
     def options(self, lowered: jax.stages.Lowered) -> dict[str, Any]:
         options = super().options(lowered)
+        # XLA records graphs anew where addresses change, as those of entries do in each call
+        # (openxla/xla#35315).
+        if _CUDA_GRAPHS not in os.environ.get("XLA_FLAGS", ""):
+            options[_CUDA_GRAPHS] = ""
         if "stablehlo.select_and_scatter" in lowered.as_text():
             # The gradient of max pooling, which XLA does not compile with it.
             options[_DETERMINISTIC] = False

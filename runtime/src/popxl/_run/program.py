@@ -41,7 +41,7 @@ from popxl._schedule.segment import Facts, Segment, argument_specs, result_specs
 from popxl._storage.disk_traffic import Traffic
 from popxl._storage.entries import Entries
 from popxl._storage.moving import Direct, InFlight
-from popxl._storage.replica_arrays import put
+from popxl._storage.replica_arrays import put, sent
 from popxl._storage.transit import Transit
 from popxl.errors import poplar_application_runtime_error
 
@@ -234,7 +234,7 @@ class Program:
             if len(self._numbers) > _NUMBERS_KEPT:
                 self._numbers.clear()
             array = np.full(spec.shape, value, spec.dtype.as_jax())
-            self._numbers[key] = put(array, replicated(self.mesh))
+            self._numbers[key] = sent(array, replicated(self.mesh))
         return self._numbers[key]
 
     def _call(self, segment: Segment, arguments: Sequence[jax.Array]) -> Sequence[jax.Array]:
@@ -304,17 +304,23 @@ class Program:
             self._moving.settle()
         self._launcher.settle()
 
+    @cached_property
+    def _zero(self) -> jax.Array:
+        """A zero for each replica, which no segment is donated."""
+        zeros = np.zeros(global_shape(self.ir.replication_factor, ()), np.int32)
+        return put(zeros, per_replica(self.mesh))
+
     def _globals(self, inputs: dict[Any, jax.Array], seed: jax.Array | None) -> Globals:
         replicas, own = self.ir.replication_factor, per_replica(self.mesh)
 
         def zeros(shape: Sequence[int], dtype: Any) -> jax.Array:
-            return put(np.zeros(global_shape(replicas, tuple(shape)), dtype), own)
+            return sent(np.zeros(global_shape(replicas, tuple(shape)), dtype), own)
 
         sinks = {
             s: zeros((self.ir.num_host_transfers, *s.shape), s.dtype.as_jax()) for s in self.d2h
         }
-        positions = {s: zeros((), np.int32) for s in (*self.h2d, *self.d2h)}
-        fault = zeros((), np.int32) if self._rules else None
+        positions = dict.fromkeys((*self.h2d, *self.d2h), self._zero)
+        fault = self._zero if self._rules else None
         streams: dict[Stream, jax.Array] = {**inputs, **sinks}  # type: ignore[dict-item]
         return Globals(streams, positions, self._constants, fault, seed)
 

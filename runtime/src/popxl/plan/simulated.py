@@ -10,7 +10,8 @@ The rules are those of XLA's GPU client (StreamExecutor):
 - The host dispatches; each dispatch takes it some time. So many executions may wait to run.
 - Entries on disk are read in the order of their loads, ahead of them by a number of bytes, and
   written once they are in host memory; of the two, what can begin first does
-  (`popxl._storage.disk_traffic`).
+  (`popxl._storage.disk_traffic`). Where devices have memory of their own, the host copies what
+  was read to memory that they reach, and from there what is written.
 - Device memory is taken when something is dispatched, and free again when the host drops it; what
   is copied to the host stays until it has arrived.
 """
@@ -224,10 +225,10 @@ class Device:
 
 
 class Disk:
-    """The clock of the host's disk, which does one thing at a time."""
+    """The clock of the host's disk, which does one thing at a time, and of its copies, likewise."""
 
     def __init__(self, device: Device) -> None:
-        self._device, self.clock = device, 0.0
+        self._device, self.clock, self._copies = device, 0.0, 0.0
         self._may_read = 0.0  # there is room for what is read ahead from then on
         self._ahead: deque[tuple[float, int]] = deque()  # loads: the host's clock, and bytes
         self._ahead_bytes = 0
@@ -250,7 +251,7 @@ class Disk:
             start = max(self.clock, self._may_read)
             self.clock = start + entry.nbytes / device.rates.disk_read
             self._span("read", start, entry)
-            device.wait_until(self.clock)
+            device.wait_until(self._copied(self.clock, entry))
         self._ahead.append((device.host, entry.nbytes))
         self._ahead_bytes += entry.nbytes
 
@@ -269,12 +270,19 @@ class Disk:
         """Begin what can be written until then; forget what is written by the host's clock."""
         while self._behind and self._behind[0].ready <= time:
             entry = self._behind.popleft()
-            start = max(self.clock, entry.ready)
+            start = max(self.clock, self._copied(entry.ready, entry))
             self.clock = start + entry.nbytes / self._device.rates.disk_write
             self._span("write", start, entry)
             self._unwritten.append((self.clock, entry))
         while self._unwritten and self._unwritten[0][0] <= self._device.host:
             self._waiting -= self._unwritten.popleft()[1].nbytes
+
+    def _copied(self, ready: float, entry: Array) -> float:
+        """When an entry, which is there at `ready`, is copied within the host's memory."""
+        rates = self._device.rates
+        if rates.apart:
+            ready = self._copies = max(self._copies, ready) + entry.nbytes / rates.host_copy
+        return ready
 
     def _span(self, name: str, start: float, entry: Array) -> None:
         device = self._device
