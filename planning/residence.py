@@ -63,7 +63,8 @@ def on_platform(config: RunConfig, target: str) -> RunConfig:
     execution = config.execution
     if execution.device != "auto":
         return config
-    return replace(config, execution=replace(execution, device=cast(Device, target.partition(" ")[0])))
+    device = cast(Device, target.partition(" ")[0])
+    return replace(config, execution=replace(execution, device=device))
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,9 @@ def test_products_of_linear_layers_are_in_fp8(precision: str) -> None:
     kept = {"activations": "keep"}
     wide, eight = (
         finetuning_needs(
-            preset("gptj_tiny", model={"precision": precision}, execution=kept, fp8={"enabled": on}),
+            preset(
+                "gptj_tiny", model={"precision": precision}, execution=kept, fp8={"enabled": on}
+            ),
             "gpu",
         ).plan
         for on in (False, True)

@@ -253,6 +253,7 @@ def test_a_file_describes_ones_own_machine(
     [
         ("memory: 12.0e+9\n", "", "lacks memory"),
         ("memory: 12.0e+9\n", "memory: many\n", "memory must be a number above 0, not 'many'"),
+        ("devices: 1", "devices: 1\ncapability: new", "capability must be a number such as 9.0"),
         ("link: 12.0e+9\nd", "lnk: 12.0e+9\nd", "has no field 'lnk'"),
         ("float16: 5.0e+13, ", "", "flops must have the rates"),
         ("devices: 1", "devices: -1", "devices must be a whole number above 0"),

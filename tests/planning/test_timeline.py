@@ -20,7 +20,7 @@ from modelling.phases.training import build_training
 from modelling.spec import family_of
 from planning.needs import finetuning_needs
 from popxl._schedule.lookahead import window_of
-from popxl.plan.simulated import drive
+from popxl.plan.simulated import Device, drive
 from tests.planning.presets import preset
 from tests.popxl.threads import ThreadDevice
 
@@ -120,6 +120,16 @@ def test_loads_in_their_place_overlap_nothing(name: str) -> None:
         span.end - span.start for span in places.spans if span.stream == "copies in"
     )
     assert places.seconds > 0.95 * both
+
+
+def test_loads_do_not_wait_for_stores_that_were_dispatched_before() -> None:
+    """Although XLA's client shares its streams among both, and they share the link's rate."""
+    link = replace(machine("h200").rates("bfloat16", 1), host_link=1e9, both_ways=5e8, put=0.0)
+    device = Device(link, lambda _: 0.0, lambda _: 0)
+    (stored,) = device.put([device.array(10**9, True)], ["host"])
+    loaded = device.put([device.array(10**6, False) for _ in range(8)], ["device"] * 8)
+    assert stored.ready == pytest.approx(1, rel=0.01)
+    assert max(array.ready for array in loaded) == pytest.approx(8 * 2e-3, rel=0.1)
 
 
 def test_updates_behind_the_forward_pass_wait_less() -> None:

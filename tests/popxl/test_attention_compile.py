@@ -96,7 +96,14 @@ def test_attention_is_one_kernel_each_way_on_an_h100():
 
 @pytest.mark.parametrize(
     ("target", "largest"),
-    [("gpu", 128), ("gpu 7.5", 0), ("gpu 8.9", 128), ("gpu 9.0", 256), ("gpu 10.0", 128), ("cpu", 0)],
+    [
+        ("gpu", 128),
+        ("gpu 7.5", 0),
+        ("gpu 8.9", 128),
+        ("gpu 9.0", 256),
+        ("gpu 10.0", 128),
+        ("cpu", 0),
+    ],
 )
 def test_heads_that_cudnn_takes(target: str, largest: int):
     """Hopper alone has kernels for 256 features, Turing and older GPUs none."""

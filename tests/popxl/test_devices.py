@@ -64,7 +64,9 @@ def test_absent_platforms_are_named_with_what_to_do():
         replica_mesh("tpu", 2)
 
 
-@pytest.mark.parametrize("given", [None, "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"])
+@pytest.mark.parametrize(
+    "given", [None, "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"]
+)
 def test_xla_takes_as_much_of_a_gpu_as_plans_count_on(given, monkeypatch):
     """By default JAX gives a program three quarters. It refuses both names at once."""
     names = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from popxl._devices import cpu
 from popxl._schedule.lookahead import upcoming, window_of
-from popxl._storage.entries import put_together
+from popxl._storage.entries import put_apart, put_together
 from popxl._storage.moving import Direct
 from popxl._storage.preview import loads_ahead
 from popxl._storage.transit import Transit
@@ -38,11 +38,13 @@ class Platform:
         host_memory: JAX's kind of memory that entries of remote buffers live in; "device", where
             host and device share it: then a load is no copy.
         switches: compiler options of all programs.
+        put: moves arrays between memories, all one way.
     """
 
     name = "tpu"
     host_memory = "pinned_host"
     switches: ClassVar[dict[str, Any]] = {}
+    put = staticmethod(put_together)
 
     def options(self, lowered: jax.stages.Lowered) -> dict[str, Any]:
         """Compiler options of a program."""
@@ -72,7 +74,7 @@ class Platform:
         """
         if window is None:
             return Direct(entries, in_flight)
-        return Transit(upcoming(main, fetched.followed()), entries, put_together, window)
+        return Transit(upcoming(main, fetched.followed()), entries, self.put, window)
 
 
 class Launcher:
@@ -98,6 +100,7 @@ class Gpu(Platform):
         # attention does so in its gradient: the same program would give other bits in each run.
         _DETERMINISTIC: True,
     }
+    put = staticmethod(put_apart)
 
     def options(self, lowered: jax.stages.Lowered) -> dict[str, Any]:
         options = super().options(lowered)

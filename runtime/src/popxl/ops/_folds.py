@@ -31,7 +31,7 @@ _target: ContextVar[tuple[str | None, float]] = ContextVar("target", default=(No
 
 @contextmanager
 def tracing_for(target: str) -> Iterator[None]:
-    """Programs traced inside are for a platform, or for a GPU of a compute capability: "gpu 9.0"."""
+    """Programs traced inside are for a platform, or a GPU of a compute capability: "gpu 9.0"."""
     platform, _, capability = target.partition(" ")
     token = _target.set((platform, float(capability or 0)))
     try:

@@ -73,9 +73,11 @@ class Rates:
             rate = self.attention[size or max(self.attention)][kernel.backward]
         return max(kernel.flops / rate, kernel.nbytes / self.bandwidth) + self.gap
 
-    def moving(self, nbytes: int) -> float:
-        """Seconds of a transfer between host and device."""
-        return self.copy + nbytes / self.host_link
+    def moving(self, nbytes: int, both_ways: bool = False) -> float:
+        """Seconds of a transfer between host and device, or of one while another goes the other
+        way."""
+        rate = self.both_ways if both_ways and self.both_ways else self.host_link
+        return self.copy + nbytes / rate
 
     def exchange(self, collectives: Iterable[Collective]) -> float:
         """Seconds of collectives, each on the slowest link that a ring over its group uses, if
