@@ -58,9 +58,11 @@ def tasks(presets: Sequence[str], fp8: Sequence[str], generating: Sequence[str])
         ("matrix rate", ["matrix"]),
         *([("matrix rate, FP8", ["matrix", "--fp8"])] if fp8 else []),
         *trained,
+        *((f"{preset}, CUDA graphs", ["train", "--config", preset, "--cuda-graphs"])
+          for preset in presets[:1]),
         *((f"{preset}, FP8", ["train", "--config", preset]) for preset in fp8),
         *((f"{preset}, generation", ["generate", "--config", preset]) for preset in generating),
-    ]
+    ]  # fmt: skip
 
 
 def in_a_process(arguments: Sequence[str], timeout: float) -> dict[str, Any]:

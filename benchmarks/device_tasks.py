@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
@@ -44,6 +45,7 @@ from terminal.entry_point import entry_point
 from terminal.parser import Parser
 
 Facts = dict[str, Any]
+CUDA_GRAPHS = "--xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN"
 _BLOCK = 2**20  # random numbers; weights repeat them
 
 
@@ -59,11 +61,11 @@ def bandwidth(given: argparse.Namespace) -> Facts:
 def _described(device: DeviceDesc) -> Facts:
     """The fields of `config.machines.Machine`, with the memories that are here."""
     kind, memory = hardware.device_kinds(device, 1)[0], popxl.plan.device_memory(device, 1)
-    fields = asdict(_of_kind(kind, hardware.platform(device)))
+    known, host = _of_kind(kind, hardware.platform(device)), host_memory()
+    fields = asdict(known if memory is None else known.with_room(memory))
     del fields["name"]
     fields |= {"title": f"{kind}, as measured", "devices": hardware.device_count(device)}
-    sizes = {"memory": memory, "host_memory": host_memory()}
-    return fields | {name: float(size) for name, size in sizes.items() if size is not None}
+    return fields | ({} if host is None else {"host_memory": float(host)})
 
 
 def matrix(given: argparse.Namespace) -> Facts:
@@ -74,6 +76,8 @@ def matrix(given: argparse.Namespace) -> Facts:
 
 def train(given: argparse.Namespace) -> Facts:
     """Seconds of an optimizer step."""
+    if given.cuda_graphs:
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {CUDA_GRAPHS}"
     return _smaller_until_it_fits(given, "finetuning", _train)
 
 
@@ -164,7 +168,7 @@ def weights(table: WeightTable) -> Computed:
 def _predicted(config: RunConfig, needs_of: Callable[[RunConfig, str], Needs]) -> Facts:
     """What the plan says of a run on this kind of device."""
     on = _machine(config)
-    made = report("", needs_of(config, on.platform), on)
+    made = report("", needs_of(config, on.target), on)
     predicted: Mapping[str, Any] = {"bound": made.seconds, "device_bytes": made.device_bytes}
     if made.timeline is not None:
         predicted = {**predicted, "seconds": made.timeline.seconds,
@@ -200,6 +204,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--mebibytes", type=int, default=256, help="of an entry")
     parser.add_argument("--size", type=int, default=8192, help="rows of a matrix")
     parser.add_argument("--fp8", action="store_true", help="matrices in FP8")
+    parser.add_argument("--cuda-graphs", action="store_true", help="let XLA record CUDA graphs")
     given = parser.parse_args(arguments)
     given.device = _description(given.device_name)
     return given

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,8 +27,8 @@ TYPICAL = {
     "bandwidth": 0.88,
     "host_link": 0.86,
     "both_ways": 0.78,
-    "link": 0.8,
-    "network": 0.8,
+    "link": 0.8,  # a ring over 8 H200: 82 % (Bekman, "Machine Learning Engineering", 2026-08)
+    "network": 0.8,  # taken to be as good
 }
 """The fractions of a data sheet's rates that programs reach, where none are known of a machine."""
 
@@ -48,6 +48,7 @@ class Machine:
         network: bytes that a device sends to other hosts.
         disk: bytes of a host's local disk, of which `disk_read` and `disk_write` per second.
         platform: "gpu", "tpu" or "cpu", on which devices share the host's memory.
+        capability: NVIDIA's compute capability of the device; 0: it has none.
         kind: what the platform calls the device, where that is not the machine's name.
         reached: what programs reach of the rates above, by the names of fields and of types; of
             `host_link` also `both_ways` at once. What is not there is `TYPICAL`.
@@ -69,6 +70,7 @@ class Machine:
     disk_read: float = 3e9
     disk_write: float = 1.5e9
     platform: str = "gpu"
+    capability: float = 0.0
     kind: str = ""
     reached: Mapping[str, float] = field(default_factory=dict)
     attention: Mapping[int, Sequence[float]] = field(default_factory=dict)
@@ -82,6 +84,8 @@ class Machine:
         rates = {f"flops.{name}": rate for name, rate in self.flops.items()}
         rates |= {name: getattr(self, name) for name in (*_RATES, *_OF_HOST)}
         rates |= self._check_reached()
+        if type(self.capability) not in (int, float) or not 0 <= self.capability < 100:
+            raise ValueError(f"capability must be a number such as 9.0, not {self.capability!r}")
         for name, rate in rates.items():
             if not isinstance(rate, (int, float)) or isinstance(rate, bool) or not rate > 0:
                 raise ValueError(f"{name} must be a number above 0, not {rate!r}")
@@ -100,6 +104,22 @@ class Machine:
         for size, pair in pairs:
             rates |= {f"attention.{size}": rate for rate in pair}
         return rates
+
+    @property
+    def target(self) -> str:
+        """What programs are traced for, see `popxl.plan.trace`."""
+        return f"{self.platform} {self.capability}" if self.capability else self.platform
+
+    @property
+    def room(self) -> float:
+        """Bytes of a device's memory that a program may take."""
+        from popxl.plan import MEMORY_FRACTION
+
+        return self.memory if self.platform == "cpu" else self.memory * MEMORY_FRACTION
+
+    def with_room(self, nbytes: float) -> Machine:
+        """The machine with devices of which a program may take so many bytes."""
+        return replace(self, memory=self.memory * nbytes / self.room)
 
     def is_kind(self, kind: str) -> bool:
         """Whether a platform that calls a device `kind` has this machine's, such as "NVIDIA H100

@@ -149,10 +149,13 @@ def computed(model: str, on: str) -> Row:
     """Plan and simulate a model of `MODELS` on a machine of `MACHINES`."""
     preset, changes = MODELS[model]
     name, devices = MACHINES[on]
+    target = machine(name)
     config = load_config(
         config_class_of(preset_data("finetuning", preset), preset), "finetuning", preset, changes
     )
-    return _row(model, on, best_training(preset, config, machine(name), devices))
+    if target.flops["bfloat16"] < target.flops["float16"]:
+        config = config.changed({"model.precision": "float16"})
+    return _row(model, on, best_training(preset, config, target, devices))
 
 
 def _row(model: str, on: str, made: Report) -> Row:

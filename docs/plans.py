@@ -53,7 +53,7 @@ def _head(preset: str) -> str:
         config_class_of(preset_data("finetuning", preset), preset), "finetuning", preset
     )
     machine = default_machine(config)
-    plan = as_text(report(preset, finetuning_needs(config, machine.platform), machine))
+    plan = as_text(report(preset, finetuning_needs(config, machine.target), machine))
     return plan.partition("\n\n")[0]
 
 

@@ -51,10 +51,11 @@ def _accelerator(config: RunConfig, platform: str) -> Machine:
     kind = hardware.device_kinds(desc, 1)[0]
     known, memory = machine_of_kind(kind), popxl.plan.device_memory(desc, 1)
     described = known or replace(machine("h100"), title=f"{kind}, at the rates of an H100")
+    if memory is not None:
+        described = described.with_room(memory)
     return replace(
         described,
         name="here",
-        memory=described.memory if memory is None else memory,
         devices=hardware.device_count(desc),
         platform=platform,
     )

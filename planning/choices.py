@@ -80,7 +80,8 @@ class Devices:
         accelerated = machine.platform != "cpu"
         count = (machine.devices or 1) if accelerated else 1
         on = machine if accelerated else None
-        return cls(machine.platform, accelerated, count, machine.memory, on)
+        bfloat16 = accelerated and machine.flops["bfloat16"] >= machine.flops["float16"]
+        return cls(machine.platform, bfloat16, count, machine.room, on)
 
     @classmethod
     def here(cls, config: RunConfig) -> Devices:
@@ -97,7 +98,7 @@ class Devices:
         on = None
         if platform != "cpu":
             kind = hardware.device_kinds(desc, 1)[0]
-            on = replace(machine_of_kind(kind) or machine("h100"), memory=least)
+            on = (machine_of_kind(kind) or machine("h100")).with_room(least)
         return cls(platform, hardware.has_bfloat16(desc), count, least, on)
 
 
@@ -297,7 +298,7 @@ def _with_micro_batch(choices: Choices) -> Choices:
 def _simulated(config: RunConfig, on: Machine) -> float | None:
     """Seconds of a simulated run of training; None where it does not fit."""
     again = replace(config, execution=replace(config.execution, activations="recompute"))
-    needs = finetuning_candidates(again, on.platform)
+    needs = finetuning_candidates(again, on.target)
     best = choose(needs, again, on).best
     return best.seconds if best.fits else None
 

@@ -41,11 +41,11 @@ def generation(name: str, config: RunConfig, machine: Machine) -> Report:
     """The plan of generation on one device, with the prompts of a batch of training, and with the
     disk if host memory is too small."""
     one = config.changed({f"execution.{n}": 1 for n in ("data_parallel", "tensor_parallel")})
-    made = report(name, inference_needs(one, machine.platform), machine)
+    made = report(name, inference_needs(one, machine.target), machine)
     if made.fits or one.execution.disk is not None:
         return made
     on_disk = one.changed({"execution.disk": DISK})
-    other = report(name, inference_needs(on_disk, machine.platform), machine)
+    other = report(name, inference_needs(on_disk, machine.target), machine)
     return other if other.fits else made
 
 
@@ -71,7 +71,7 @@ def _layouts(config: RunConfig, devices: int) -> Iterator[RunConfig]:
 def _smallest_that_fits(name: str, config: RunConfig, machine: Machine) -> Report:
     """With smaller micro-batches as long as device memory is too small, and with the disk if host
     memory is."""
-    made = report(name, finetuning_needs(config, machine.platform), machine)
+    made = report(name, finetuning_needs(config, machine.target), machine)
     while not made.fits:
         execution = made.needs.config.execution
         needed, there = made.shares.get("device memory", (0, 0))
@@ -82,5 +82,5 @@ def _smallest_that_fits(name: str, config: RunConfig, machine: Machine) -> Repor
             config = made.needs.config.changed({"execution.disk": DISK})
         else:
             break
-        made = report(name, finetuning_needs(config, machine.platform), machine)
+        made = report(name, finetuning_needs(config, machine.target), machine)
     return made

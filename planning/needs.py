@@ -88,11 +88,11 @@ def host_room(config: RunConfig, machine: Machine) -> float:
     return machine.host_memory if given is None else min(given * 1e9, machine.host_memory)
 
 
-def finetuning_needs(config: RunConfig, platform: str = "cpu") -> Needs:
-    """What fine-tuning needs, traced for a platform."""
+def finetuning_needs(config: RunConfig, target: str = "cpu") -> Needs:
+    """What fine-tuning needs, traced for a machine (`Machine.target`)."""
     family = family_of(config)
     table = family.weights(config)
-    candidates = finetuning_candidates(config, platform)
+    candidates = finetuning_candidates(config, target)
     _, traced = candidates.get()
     count, shapes = _parameters(table), [weight.shape for weight in table.trained]
     kept = [(slot, shape) for shape in shapes for slot in config.optimizer_slots(len(shape))]
@@ -107,10 +107,10 @@ def finetuning_needs(config: RunConfig, platform: str = "cpu") -> Needs:
     return Needs("finetuning", config, traced, traced.plan(), *sizes, candidates=candidates)
 
 
-def inference_needs(config: RunConfig, platform: str = "cpu") -> Needs:
-    """What generation needs, traced for a platform."""
+def inference_needs(config: RunConfig, target: str = "cpu") -> Needs:
+    """What generation needs, traced for a machine (`Machine.target`)."""
     config = replace(config, model=replace(config.model, eval=True))
-    family, here = family_of(config), on_platform(config, platform)
+    family, here = family_of(config), on_platform(config, target)
     streamed = config.generation.weights == "streamed"
     strategy, table = strategy_of(config), family.weights(config)
     if streamed:
@@ -119,7 +119,7 @@ def inference_needs(config: RunConfig, platform: str = "cpu") -> Needs:
         program = build_generation(here, family.generator, strategy)
     execution, count = config.execution, _parameters(table)
     batches = program.ir.num_host_transfers * execution.data_parallel
-    traced = popxl.plan.trace(program.ir, platform)
+    traced = popxl.plan.trace(program.ir, target)
     return Needs(
         "inference",
         config,
@@ -133,13 +133,13 @@ def inference_needs(config: RunConfig, platform: str = "cpu") -> Needs:
     )
 
 
-def streamed_instead(needs: Needs, platform: str) -> Needs | None:
+def streamed_instead(needs: Needs, target: str) -> Needs | None:
     """What generation layer by layer needs, where the configuration leaves the choice."""
     config = needs.config
     if needs.kind != "inference" or config.generation.weights != "auto":
         return None
     generation = replace(config.generation, weights="streamed")
-    return inference_needs(replace(config, generation=generation), platform)
+    return inference_needs(replace(config, generation=generation), target)
 
 
 def tokens_of_sample(config: RunConfig) -> int:

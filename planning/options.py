@@ -97,7 +97,7 @@ def planned(line: CommandLine, needs_of: NeedsOf) -> bool:
     from planning.text import as_text
 
     target = machine(options.machine) if options.machine else default_machine(line.config)
-    made = report(line.preset, needs_of(line.config, target.platform), target)
+    made = report(line.preset, needs_of(line.config, target.target), target)
     if options.plan:
         print(as_text(made))
     if options.plan_json is not None:

@@ -85,7 +85,7 @@ class Report:
             needed = plan.host + plan.device * plan.replicas + besides
             return {"memory": (needed, host)} | disk
         return {
-            "device memory": (self.device_bytes, machine.memory),
+            "device memory": (self.device_bytes, machine.room),
             "host memory": (self.bytes_per_host + besides, host),
         } | disk
 
@@ -178,7 +178,7 @@ def report(preset: str, needs: Needs, machine: Machine) -> Report:
     (`modelling.generation.choice`).
     """
     made = _report(preset, needs, machine)
-    streamed = None if made.fits else streamed_instead(needs, machine.platform)
+    streamed = None if made.fits else streamed_instead(needs, machine.target)
     return made if streamed is None else _report(preset, streamed, machine)
 
 

@@ -32,38 +32,39 @@ class Candidates:
     """Training programs that differ in which layers keep their activations; each is built once.
 
     Args:
-        platform: that they are traced for.
+        target: that they are traced for.
     """
 
-    def __init__(self, build: Build, platform: str) -> None:
-        self._build, self._platform = build, platform
+    def __init__(self, build: Build, target: str) -> None:
+        self._build, self._target = build, target
         self._found: dict[frozenset[str], tuple[TrainingProgram, popxl.plan.Traced]] = {}
 
     def get(self, keeping: frozenset[str] = NOTHING) -> tuple[TrainingProgram, popxl.plan.Traced]:
         """The program in which the phases of these names keep their activations."""
         if keeping not in self._found:
             program = self._build(keeping)
-            self._found[keeping] = program, popxl.plan.trace(program.ir, self._platform)
+            self._found[keeping] = program, popxl.plan.trace(program.ir, self._target)
         return self._found[keeping]
 
 
-def finetuning_candidates(config: RunConfig, platform: str) -> Candidates:
-    """The candidates for a configuration on a platform."""
-    family, there = family_of(config), on_platform(config, platform)
+def finetuning_candidates(config: RunConfig, target: str) -> Candidates:
+    """The candidates for a configuration, traced for a machine (`Machine.target`)."""
+    family, there = family_of(config), on_platform(config, target)
     table = family.weights(config)
 
     def build(keeping: frozenset[str]) -> TrainingProgram:
         return build_training(there, family.layout, table=table, keeping=keeping)
 
-    return Candidates(build, platform)
+    return Candidates(build, target)
 
 
-def on_platform(config: RunConfig, platform: str) -> RunConfig:
-    """The configuration as it runs on a platform that need not be here."""
+def on_platform(config: RunConfig, target: str) -> RunConfig:
+    """The configuration as it runs on a machine that need not be here."""
     execution = config.execution
     if execution.device != "auto":
         return config
-    return replace(config, execution=replace(execution, device=cast(Device, platform)))
+    device = cast(Device, target.partition(" ")[0])
+    return replace(config, execution=replace(execution, device=device))
 
 
 @dataclass(frozen=True)
@@ -119,11 +120,11 @@ def choose(
     their activations one after the other, that first which saves most, as long as it saves time.
 
     Args:
-        memory: bytes of a device; default: the machine's.
+        memory: bytes of a device for the program; default: the machine's.
         host: bytes of host memory for a replica; default: its share of the machine's.
     """
     rates = on.reached_rates(config.model.precision, config.replicas)
-    memory = memory or on.memory
+    memory = memory or on.room
     host = host or on.host_memory / min(config.replicas, on.devices or config.replicas)
 
     def trial(kinds: frozenset[str]) -> Trial:
@@ -178,7 +179,7 @@ def program_here(config: RunConfig, build: Build) -> TrainingProgram:
     known = machine_of_kind(kind)
     room = (host_room(config) or 2**63) * (1 - _SPARE_HOST) / (config.replicas // instances)
     memory, room = (min(popdist.gather(each)) for each in (memory, room))  # all choose alike
-    candidates = Candidates(build, "gpu" if known is None else known.platform)
+    candidates = Candidates(build, "gpu" if known is None else known.target)
     choice = choose(candidates, config, known or machine("h100"), memory, room)
     say(described(choice.best) + ("" if known else f" ({kind} is unknown: as for an H100)"))
     return choice.best.program

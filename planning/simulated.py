@@ -36,7 +36,7 @@ def simulated(preset: str, on: str, host: float | None = None) -> Report:
     config = load_config(
         config_class_of(preset_data("finetuning", preset), preset), "finetuning", preset
     )
-    return report(preset, finetuning_needs(config, target.platform), target)
+    return report(preset, finetuning_needs(config, target.target), target)
 
 
 def row(case: Case) -> str:

@@ -42,7 +42,7 @@ def test_rates_are_measured_and_written(tmp_path: Path) -> None:
     wanted = tasks(["gptj_tiny"], ["gptj_tiny_fp8"], ["gptj_tiny"])
     assert [name for name, _ in wanted] == [
         "bandwidths", "matrix rate", "matrix rate, FP8", "gptj_tiny, auto", "gptj_tiny, host",
-        "gptj_tiny_fp8, FP8", "gptj_tiny, generation",
+        "gptj_tiny, CUDA graphs", "gptj_tiny_fp8, FP8", "gptj_tiny, generation",
     ]  # fmt: skip
     found = record(tmp_path, wanted[:3], TINY, run=here)
     assert [each.error for each in found] == [None] * 3

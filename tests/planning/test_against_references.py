@@ -105,11 +105,18 @@ def test_host_memory_is_the_state_and_the_activations(name: str, bytes_each: int
     assert needs.plan.host == pytest.approx(needs.state + rows, rel=1e-3)
 
 
-def test_products_of_linear_layers_are_in_fp8() -> None:
-    """Output, input gradient and weight gradient of GPT-J's 12 hidden² weights a layer."""
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_products_of_linear_layers_are_in_fp8(precision: str) -> None:
+    """Output, input gradient and weight gradient of GPT-J's 12 hidden² weights a layer. In
+    bfloat16 they are written on operands that are scaled back, for XLA to recognise."""
     kept = {"activations": "keep"}
     wide, eight = (
-        finetuning_needs(preset("gptj_tiny", execution=kept, fp8={"enabled": on})).plan
+        finetuning_needs(
+            preset(
+                "gptj_tiny", model={"precision": precision}, execution=kept, fp8={"enabled": on}
+            ),
+            "gpu",
+        ).plan
         for on in (False, True)
     )
     model = preset("gptj_tiny").model

@@ -117,6 +117,12 @@ def test_devices_share_the_batch(chosen, monkeypatch):
     assert chosen("--model", "t5", *DATA).model.precision == "float32"
 
 
+def test_bfloat16_is_chosen_where_it_has_the_full_rate():
+    """A T4 computes it in float32."""
+    found = {name: choices.Devices.of(machines()[name]).bfloat16 for name in ("t4", "a100")}
+    assert found == {"t4": False, "a100": True}
+
+
 def test_a_small_device_gets_a_small_micro_batch(chosen, monkeypatch):
     machine(monkeypatch, devices=1)
     large = chosen("--model", "gptj", *DATA, "--global_batch_size", "32")

@@ -70,3 +70,13 @@ def test_a_simulated_run_reads_while_it_computes() -> None:
     reading = sum(s.end - s.start for s in found.spans if s.stream == "disk")
     assert min(reading, found.computing) > 0.4
     assert found.seconds < max(reading, found.computing) + 0.2
+
+
+def test_entries_of_a_gpu_are_copied_once_more_in_host_memory_each_way() -> None:
+    """The disk reads into and writes from memory that the device does not reach."""
+    quick = replace(RATES, disk_read=1e12, disk_write=1e12, host_copy=1e6)
+    program_on_disk = popxl.plan.trace(program(ROWS)[0])
+    found = program_on_disk.timeline(quick)
+    moved = sum(span.nbytes for span in found.spans if span.stream == "disk")
+    assert found.seconds >= moved / quick.host_copy
+    assert program_on_disk.timeline(replace(quick, apart=False)).seconds < 0.1 * found.seconds

@@ -23,7 +23,10 @@ ONE = replace(machine("t4"), memory=1 * GB, host_memory=1 * GB, devices=2)
 def tiny(**execution: object) -> RunConfig:
     execution = {"micro_batch_size": 16} | execution
     return preset(
-        "tiny", model={"layers": 1}, training={"global_batch_size": 16}, execution=execution
+        "tiny",
+        model={"layers": 1},
+        training={"global_batch_size": 16},
+        execution={"micro_batch_size": 16} | execution,
     )
 
 

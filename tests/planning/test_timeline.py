@@ -20,7 +20,7 @@ from modelling.phases.training import build_training
 from modelling.spec import family_of
 from planning.needs import finetuning_needs
 from popxl._schedule.lookahead import window_of
-from popxl.plan.simulated import drive
+from popxl.plan.simulated import Device, drive
 from tests.planning.presets import preset
 from tests.popxl.threads import ThreadDevice
 
@@ -122,6 +122,16 @@ def test_loads_in_their_place_overlap_nothing(name: str) -> None:
     assert places.seconds > 0.95 * both
 
 
+def test_loads_do_not_wait_for_stores_that_were_dispatched_before() -> None:
+    """Although XLA's client shares its streams among both, and they share the link's rate."""
+    link = replace(machine("h200").rates("bfloat16", 1), host_link=1e9, both_ways=5e8, put=0.0)
+    device = Device(link, lambda _: 0.0, lambda _: 0)
+    (stored,) = device.put([device.array(10**9, True)], ["host"])
+    loaded = device.put([device.array(10**6, False) for _ in range(8)], ["device"] * 8)
+    assert stored.ready == pytest.approx(1, rel=0.01)
+    assert max(array.ready for array in loaded) == pytest.approx(8 * 2e-3, rel=0.1)
+
+
 def test_updates_behind_the_forward_pass_wait_less() -> None:
     """Their transfers are hidden, and one load of the weights is gone."""
     end, behind = traced("gptj_tiny"), traced("gptj_tiny", "behind")
@@ -161,11 +171,11 @@ def test_placement_beats_keeping_one_kind(name: str, share: float) -> None:
     program = traced(name, "behind")
     link, plan = rates(program), program.plan()
     buffers = program.ir.remote_buffers
-    device = int((share * plan.remote + program.timeline(link).peak + plan.on_device) / 0.9) + 9
+    device = int((share * plan.remote + program.timeline(link).peak + plan.on_device) / 0.95) + 9
     try:
         placement = popxl.plan.place(program, link, device)
         assert 0.9 * share * plan.remote < placement.nbytes <= placement.room
-        assert placement.after.peak + plan.on_device <= 0.9 * device
+        assert placement.after.peak + plan.on_device <= 0.95 * device
         found = []
         for kind in {buffer.kind for buffer in buffers}:
             left = placement.room

@@ -15,14 +15,17 @@ import pytest
 from popxl._ir.opdef import registry
 from popxl.ops._attention import Settings
 from popxl.ops._folds import tracing_for
+from popxl.ops.fused_attention import KERNELS
 from tests.popxl.h100 import compiled_for_an_h100, needs_the_compiler
 
 HEADS, TOKENS, FEATURES = 8, 512, 64
 PLAIN = Settings(1.0, 0, 0.0, False, None, None, False, False, False)
-CASES = {  # settings, heads of keys, shapes of biases, of places and lengths
+CASES = {  # settings, heads of keys, shapes of biases, of places and lengths; "... 256": of a head
     "T5": (PLAIN._replace(biases=1, lengths=True), HEADS, [(1, HEADS, TOKENS, TOKENS)], [(4,)]),
     "GPT-J": (PLAIN._replace(causal=True), HEADS, [], []),
     "grouped, window": (PLAIN._replace(causal=True, window=128), 2, [], []),
+    "causal 256": (PLAIN._replace(causal=True), HEADS, [], []),
+    "packed 256": (PLAIN._replace(causal=True, segments=True), HEADS, [], [(4, TOKENS)] * 2),
     "packed": (PLAIN._replace(causal=True, segments=True), 2, [], [(4, TOKENS)] * 2),
 }
 REFUSED = {
@@ -32,11 +35,13 @@ REFUSED = {
 
 SCRIPT = """
 import re
+from jax._src.cudnn import fused_attention_stablehlo
 from tests.popxl.test_attention_compile import CASES, REFUSED, lowered
 
 def calls(hlo):
     return ",".join(sorted(re.findall(r'custom_call_target="__cudnn[$](\\w+)"', hlo)))
 
+fused_attention_stablehlo.check_compute_capability = lambda least: True  # it asks the device
 for name in (*CASES, *REFUSED):
     print(name, calls(compiled(lowered(name))), sep=";")
 """
@@ -57,12 +62,13 @@ def lowered(name: str) -> jax.stages.Lowered:
     """For CUDA, in bfloat16."""
     plain = REFUSED.get(name, PLAIN), HEADS, [], [(2,)] if name == "dropout" else []
     settings, groups, biases, others = CASES.get(name, plain)
-    shapes = [(4, heads, TOKENS, FEATURES) for heads in (HEADS, HEADS, groups, groups)]
+    features = 256 if name.endswith("256") else FEATURES
+    shapes = [(4, heads, TOKENS, features) for heads in (HEADS, HEADS, groups, groups)]
     specs = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in shapes]
     specs += [jax.ShapeDtypeStruct(s, jnp.float32) for s in biases]
     kind = jnp.uint32 if name == "dropout" else jnp.int32
     specs += [jax.ShapeDtypeStruct(s, kind) for s in others]
-    with tracing_for("cuda"):
+    with tracing_for("gpu 9.0"):
         traced = jax.jit(both_ways(settings)).trace(*specs)
     return traced.lower(lowering_platforms=("cuda",))
 
@@ -81,6 +87,33 @@ def test_attention_is_one_kernel_each_way_on_an_h100():
         "GPT-J": "fmhaSoftmax,fmhaSoftmaxBackward",
         "grouped, window": "fmhaSoftmax,fmhaSoftmaxBackward",
         "packed": biased,
+        "causal 256": "fmhaSoftmax,fmhaSoftmaxBackward",
+        "packed 256": biased,
         "dropout": "",
         "cap": "",
     }
+
+
+@pytest.mark.parametrize(
+    ("target", "largest"),
+    [
+        ("gpu", 128),
+        ("gpu 7.5", 0),
+        ("gpu 8.9", 128),
+        ("gpu 9.0", 256),
+        ("gpu 10.0", 128),
+        ("cpu", 0),
+    ],
+)
+def test_heads_that_cudnn_takes(target: str, largest: int):
+    """Hopper alone has kernels for 256 features, Turing and older GPUs none."""
+    settings = PLAIN._replace(causal=True)
+    found = []
+    for size in (64, 128, 256, 512):
+        specs = [jax.ShapeDtypeStruct((1, 2, 256, size), jnp.bfloat16)] * 4
+        with tracing_for(target):
+            text = str(jax.make_jaxpr(both_ways(settings))(*specs))
+        kernels = {name in text for name in KERNELS}
+        assert len(kernels) == 1
+        found += [size] * kernels.pop()
+    assert max(found, default=0) == largest

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import popxl
-from popxl._devices.mesh import platform_of, replica_mesh
+from config.machines import machine
+from popxl._devices.mesh import platform_of, prepare_environment, replica_mesh
 
 MORE_DEVICES = """
 import numpy as np, popxl
@@ -61,3 +62,20 @@ def test_a_mesh_has_a_device_for_each_replica():
 def test_absent_platforms_are_named_with_what_to_do():
     with pytest.raises(popxl.errors.DeviceError, match=r"needs 2 tpu .* device_desc='cpu'"):
         replica_mesh("tpu", 2)
+
+
+@pytest.mark.parametrize(
+    "given", [None, "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"]
+)
+def test_xla_takes_as_much_of_a_gpu_as_plans_count_on(given, monkeypatch):
+    """By default JAX gives a program three quarters. It refuses both names at once."""
+    names = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    if given is not None:
+        monkeypatch.setenv(given, "0.5")
+    prepare_environment()
+    found = {name: os.environ[name] for name in names if name in os.environ}
+    planned = machine("h100").room / machine("h100").memory
+    assert found == ({given: "0.5"} if given else {names[0]: f"{planned:g}"})
+    assert planned > 0.9

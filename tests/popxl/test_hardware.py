@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import jax
 import pytest
 
 import popxl
 from popxl import hardware
+from popxl._compile.platforms import platform_named
 
 
 def test_each_replica_has_a_device_of_a_kind():
@@ -26,3 +28,12 @@ def test_a_profile_is_written(tmp_path):
     with popxl.Session(ir, "cpu") as session, hardware.profiled(tmp_path):
         session.run()
     assert list(tmp_path.rglob("*.xplane.pb"))
+
+
+@pytest.mark.parametrize("given", ["", "--xla_gpu_enable_command_buffer=FUSION"])
+def test_no_cuda_graphs_unless_they_are_asked_for(given: str, monkeypatch: pytest.MonkeyPatch):
+    """They would be recorded anew for the addresses of each call."""
+    monkeypatch.setenv("XLA_FLAGS", given)
+    lowered = jax.jit(lambda x: x).lower(1.0)
+    options = platform_named("gpu").options(lowered)
+    assert options.get("xla_gpu_enable_command_buffer") == (None if given else "")

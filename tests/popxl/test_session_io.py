@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pytest
 
@@ -280,3 +281,23 @@ def test_streams_have_a_direction():
             ops.host_load(result)
         with pytest.raises(TypeError, match="host_store .*DeviceToHostStream, but got HostTo"):
             ops.host_store(given, ops.host_load(given))
+
+
+def test_a_run_waits_once_for_all_its_inputs(monkeypatch):
+    """And for nothing else that it sends: on a GPU each wait takes as long as a transfer."""
+    ir = popxl.Ir()
+    with ir.main_graph:
+        sources = [popxl.h2d_stream((2,), popxl.float32) for _ in range(5)]
+        for source in sources:
+            ops.host_store(popxl.d2h_stream((2,), popxl.float32), ops.host_load(source))
+    session, waits = popxl.Session(ir, "cpu"), []
+    inputs = {source: np.ones(2, np.float32) for source in sources}
+    kind, wait = type(jax.numpy.zeros(1)), jax.block_until_ready
+    one = kind.block_until_ready
+    with session:
+        session.run(inputs)  # what programs need once
+        monkeypatch.setattr(jax, "block_until_ready", lambda x: waits.append(x) or wait(x))
+        monkeypatch.setattr(kind, "block_until_ready", lambda x: waits.append(x) or one(x))
+        found = session.run(inputs)
+    assert len(waits) <= 2, "jax.block_until_ready of several asks none of them"
+    assert all(array.tolist() == [1, 1] for array in found.values())

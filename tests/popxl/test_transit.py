@@ -37,7 +37,7 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
             return entries_module.put_together(arrays, to)
 
         monkeypatch.setattr(platforms.Cpu, "host_memory", "pinned_host")
-        monkeypatch.setattr(platforms, "put_together", put)
+        monkeypatch.setattr(platforms.Cpu, "put", staticmethod(put))
         if window is not None:
             monkeypatch.setattr(platforms, "window_of", lambda _schedule: window)
         return calls
@@ -99,6 +99,28 @@ def test_moving_entries_ahead_changes_no_bit(moved, window, resident, replicas):
     assert {kind for call in calls for kind in call} == {"device", "pinned_host"}
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_on_a_gpu_each_direction_has_every_other_stream(moved, replicas, monkeypatch):
+    """XLA puts copies on streams in turn; all that moves is moved as without spacers."""
+    expected, streams = trained(0, replicas), dict[str, set[int]]()
+    moved()
+    monkeypatch.setattr(platforms.Cpu, "put", staticmethod(entries_module.put_apart))
+    together, count = entries_module.put_together, 0
+
+    def noted(arrays: Any, to: Any) -> list[jax.Array]:
+        nonlocal count
+        for array, sharding in zip(arrays, to, strict=True):
+            if array.ndim > 1:
+                streams.setdefault(sharding.memory_kind, set()).add(count % 4)
+            count += 1
+        return together(arrays, to)
+
+    monkeypatch.setattr(entries_module, "put_together", noted)
+    for a, b in zip(trained(0, replicas), expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert streams == {"device": {0, 2}, "pinned_host": {1, 3}}
 
 
 def test_the_window_is_two_layers_and_the_schedule_says_so(moved):

@@ -319,7 +319,7 @@ class Session:
         """The seed of a run for rounding at random; None if the program has no use for one."""
         if not self._program.rounds:
             return None
-        return replica_arrays.put(next(self._seeds), replicated(self._program.mesh))
+        return replica_arrays.sent(next(self._seeds), replicated(self._program.mesh))
 
     def _full_input_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of a stream's host array: host transfers and replicas, where not 1, in front."""

@@ -6,12 +6,13 @@ Nothing else in the engine asks which platform it is. What ops are traced to dif
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from popxl._devices import cpu
 from popxl._schedule.lookahead import upcoming, window_of
-from popxl._storage.entries import put_together
+from popxl._storage.entries import put_apart, put_together
 from popxl._storage.moving import Direct
 from popxl._storage.preview import loads_ahead
 from popxl._storage.transit import Transit
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from popxl.remote_buffer import RemoteBuffer
 
 _DETERMINISTIC = "xla_gpu_exclude_nondeterministic_ops"
+_CUDA_GRAPHS = "xla_gpu_enable_command_buffer"
 
 
 class Platform:
@@ -36,11 +38,13 @@ class Platform:
         host_memory: JAX's kind of memory that entries of remote buffers live in; "device", where
             host and device share it: then a load is no copy.
         switches: compiler options of all programs.
+        put: moves arrays between memories, all one way.
     """
 
     name = "tpu"
     host_memory = "pinned_host"
     switches: ClassVar[dict[str, Any]] = {}
+    put = staticmethod(put_together)
 
     def options(self, lowered: jax.stages.Lowered) -> dict[str, Any]:
         """Compiler options of a program."""
@@ -70,7 +74,7 @@ class Platform:
         """
         if window is None:
             return Direct(entries, in_flight)
-        return Transit(upcoming(main, fetched.followed()), entries, put_together, window)
+        return Transit(upcoming(main, fetched.followed()), entries, self.put, window)
 
 
 class Launcher:
@@ -96,9 +100,14 @@ class Gpu(Platform):
         # attention does so in its gradient: the same program would give other bits in each run.
         _DETERMINISTIC: True,
     }
+    put = staticmethod(put_apart)
 
     def options(self, lowered: jax.stages.Lowered) -> dict[str, Any]:
         options = super().options(lowered)
+        # XLA records graphs anew where addresses change, as those of entries do in each call
+        # (openxla/xla#35315).
+        if _CUDA_GRAPHS not in os.environ.get("XLA_FLAGS", ""):
+            options[_CUDA_GRAPHS] = ""
         if "stablehlo.select_and_scatter" in lowered.as_text():
             # The gradient of max pooling, which XLA does not compile with it.
             options[_DETERMINISTIC] = False

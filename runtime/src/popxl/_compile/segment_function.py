@@ -92,6 +92,6 @@ def lower_segment(segment: Segment, mesh: Any, specs: Any, target: str | None = 
         keep_unused=True,
         out_shardings=NamedSharding(mesh, PartitionSpec(AXIS)),
     )
-    with tracing_for(target or facts_of(segment).platform):
+    with tracing_for(target or facts_of(segment).target):
         traced = jitted.trace(*specs)
     return traced.lower(lowering_platforms=None if target is None else (target,))

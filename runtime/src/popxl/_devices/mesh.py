@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,6 +34,13 @@ def platform_of(device_desc: str) -> str:
     raise ValueError(
         f"unknown device_desc {device_desc!r}: use 'ipu_hw', 'ipu_model', 'cpu', 'gpu' or 'tpu'"
     )
+
+
+def target_of(platform: str, device: Any) -> str:
+    """What programs for a device are traced for: its platform, of NVIDIA's GPUs with their compute
+    capability: "gpu 9.0"."""
+    found = re.fullmatch(r"\d+\.\d+", str(getattr(device, "compute_capability", "")))
+    return f"{platform} {found[0]}" if found else platform
 
 
 def replica_mesh(device_desc: str, replicas: int, instances: int = 1) -> Mesh:
@@ -129,13 +137,19 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 # ---- the environment ----------------------------------------------------------------------------
+MEMORY_FRACTION = 0.92
+"""Of a GPU's memory, what XLA takes for a program: contexts and libraries need the rest."""
+
 _PATIENCE = "xla_cpu_collective_call_terminate_timeout_seconds"
+_FRACTION, _OLD_FRACTION = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
 
 
 def prepare_environment() -> None:
     """Settings XLA reads once, when a backend starts. Values the user has set stay."""
     # The pinned host memory pool of a GPU is 64 GB by default; ours holds the whole model state.
     os.environ.setdefault("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", str(_host_memory_gb()))
+    if _FRACTION not in os.environ and _OLD_FRACTION not in os.environ:
+        os.environ[_FRACTION] = str(MEMORY_FRACTION)  # by default it is 0.75
     # Replicas of a large layer on few processors may reach a collective minutes apart. XLA would
     # end the process after 40 s.
     flags = os.environ.get("XLA_FLAGS", "")

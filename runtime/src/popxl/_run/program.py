@@ -27,7 +27,7 @@ from popxl._analysis.effects import Effects, program_effects
 from popxl._compile.cache import SegmentCache
 from popxl._compile.platforms import platform_named
 from popxl._compile.segment_function import lower_segment
-from popxl._devices.mesh import copied, global_shape, per_replica, replicated
+from popxl._devices.mesh import copied, global_shape, per_replica, replicated, target_of
 from popxl._ir.host_array import device_view
 from popxl._ir.switches import STEPS, STEPWISE, checked_values, is_on
 from popxl._run.exchange import numbers
@@ -41,7 +41,7 @@ from popxl._schedule.segment import Facts, Segment, argument_specs, result_specs
 from popxl._storage.disk_traffic import Traffic
 from popxl._storage.entries import Entries
 from popxl._storage.moving import Direct, InFlight
-from popxl._storage.replica_arrays import put
+from popxl._storage.replica_arrays import put, sent
 from popxl._storage.transit import Transit
 from popxl.errors import poplar_application_runtime_error
 
@@ -95,10 +95,11 @@ class State:
         return self.traffic.run(upcoming(main, fetched.followed()), self.entries)
 
 
-def facts_of_program(schedule: Schedule, ir: Ir, platform: str, watched: str = "") -> Facts:
-    """What the program of `ir` says to its segments on `platform`.
+def facts_of_program(schedule: Schedule, ir: Ir, target: str, watched: str = "") -> Facts:
+    """What the program of `ir` says to its segments.
 
     Args:
+        target: see `Facts`.
         watched: what no op may make: see `popxl._ir.switches.CHECK`.
     """
     options = ir._pb_ir.getSessionOptions()
@@ -113,7 +114,7 @@ def facts_of_program(schedule: Schedule, ir: Ir, platform: str, watched: str = "
         rounding=options.enableStochasticRounding and schedule.graph.updates > 0,
         replicas=ir.replication_factor,
         transfers=ir.num_host_transfers,
-        platform=platform,
+        target=target,
         watched={op: i for i, op in enumerate(every, len(checked) + 1)},
         infinite=watched == "inf",
     )
@@ -128,7 +129,8 @@ class Program:
         self.effects: Effects = program_effects(ir)
         self.schedule: Schedule = build_schedule(ir)
         self.platform.look_at(self.schedule)
-        self.facts = facts_of_program(self.schedule, ir, self.platform.name, checked_values())
+        target = target_of(self.platform.name, mesh.devices.flat[0])
+        self.facts = facts_of_program(self.schedule, ir, target, checked_values())
         for segment in self.schedule.segments:
             segment.facts = self.facts
         self.variables: list[Any] = [v.tensor for v in self.schedule.graph.inputs]
@@ -232,7 +234,7 @@ class Program:
             if len(self._numbers) > _NUMBERS_KEPT:
                 self._numbers.clear()
             array = np.full(spec.shape, value, spec.dtype.as_jax())
-            self._numbers[key] = put(array, replicated(self.mesh))
+            self._numbers[key] = sent(array, replicated(self.mesh))
         return self._numbers[key]
 
     def _call(self, segment: Segment, arguments: Sequence[jax.Array]) -> Sequence[jax.Array]:
@@ -302,17 +304,23 @@ class Program:
             self._moving.settle()
         self._launcher.settle()
 
+    @cached_property
+    def _zero(self) -> jax.Array:
+        """A zero for each replica, which no segment is donated."""
+        zeros = np.zeros(global_shape(self.ir.replication_factor, ()), np.int32)
+        return put(zeros, per_replica(self.mesh))
+
     def _globals(self, inputs: dict[Any, jax.Array], seed: jax.Array | None) -> Globals:
         replicas, own = self.ir.replication_factor, per_replica(self.mesh)
 
         def zeros(shape: Sequence[int], dtype: Any) -> jax.Array:
-            return put(np.zeros(global_shape(replicas, tuple(shape)), dtype), own)
+            return sent(np.zeros(global_shape(replicas, tuple(shape)), dtype), own)
 
         sinks = {
             s: zeros((self.ir.num_host_transfers, *s.shape), s.dtype.as_jax()) for s in self.d2h
         }
-        positions = {s: zeros((), np.int32) for s in (*self.h2d, *self.d2h)}
-        fault = zeros((), np.int32) if self._rules else None
+        positions = dict.fromkeys((*self.h2d, *self.d2h), self._zero)
+        fault = self._zero if self._rules else None
         streams: dict[Stream, jax.Array] = {**inputs, **sinks}  # type: ignore[dict-item]
         return Globals(streams, positions, self._constants, fault, seed)
 

@@ -12,7 +12,7 @@ import numpy as np
 import popdist
 from popxl._devices.mesh import per_replica
 from popxl._ir.host_array import device_view, host_array
-from popxl._storage.replica_arrays import own_part, put_parts
+from popxl._storage.replica_arrays import own_part, sent_parts
 from popxl.streams import DeviceToHostStream, HostToDeviceStream
 from popxl.tensor import HostScalarTensor
 from popxl.utils import downcast_np_dtypes, to_numpy
@@ -83,7 +83,8 @@ class HostStreams:
             array = self._normalise(stream, inputs[stream], downcast)
             parts = device_view(np.moveaxis(array, 1, 0))
             own = dict(enumerate(parts, first))
-            out[stream] = put_parts(own.__getitem__, parts[0], sharding)
+            out[stream] = sent_parts(own.__getitem__, parts[0], sharding)
+        jax.block_until_ready(list(out.values()))  # the caller may change its arrays
         return out
 
     def _normalise(

@@ -36,7 +36,8 @@ class Facts:
         rounding: whether updates of 16-bit variables round at random.
         replicas: number of replicas.
         transfers: transfers of each stream in a run.
-        platform: where the segments run.
+        target: what they are traced for: "cpu", "gpu", "tpu", or with the compute capability of
+            a GPU "gpu 9.0".
         watched: ops whose results must be finite, with a number for each, after those of checks.
         infinite: whether infinities are no finite values either; NaN never is.
     """
@@ -45,7 +46,7 @@ class Facts:
     rounding: bool
     replicas: int
     transfers: int
-    platform: str
+    target: str
     watched: Mapping[Op, int] = field(default_factory=dict)
     infinite: bool = False
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import jax
@@ -274,6 +275,28 @@ def _is_zeros(value: np.ndarray) -> bool:
     if content[:_FIRST].any() or content[end:].any():
         return False
     return not content[:end].view(np.uint64).any()
+
+
+def put_apart(arrays: Sequence[jax.Array], to: Sequence[NamedSharding]) -> list[jax.Array]:
+    """Like `put_together`, of arrays that all go one way, for XLA's GPU client.
+
+    It puts copies on four streams in turn, so that loads would wait for the stores before them.
+    A copy of one number after each load, and before each store, is a spacer: loads have every other
+    stream, and stores the rest.
+    """
+    mesh, leaves = to[0].mesh, to[0].memory_kind != "device"
+    spacer = _spacer(mesh), per_replica(mesh)
+    pairs = [
+        pair
+        for moved in zip(arrays, to, strict=True)
+        for pair in ((spacer, moved) if leaves else (moved, spacer))
+    ]
+    return put_together([array for array, _ in pairs], [s for _, s in pairs])[leaves::2]
+
+
+@lru_cache(1)
+def _spacer(mesh: Mesh) -> jax.Array:
+    return put(np.zeros(mesh.devices.size, np.int32), per_replica(mesh, "pinned_host"))
 
 
 def put_together(arrays: Sequence[jax.Array], to: Sequence[NamedSharding]) -> list[jax.Array]:

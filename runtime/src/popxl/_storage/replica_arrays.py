@@ -29,9 +29,12 @@ def put(x: np.ndarray, sharding: Sharding) -> jax.Array:
     The array owns its memory: `x` may change afterwards, and the array can be donated and updated
     in place.
     """
-    return jax.make_array_from_callback(
-        x.shape, sharding, lambda index: not_adopted(x[index])
-    ).block_until_ready()
+    return sent(x, sharding).block_until_ready()
+
+
+def sent(x: np.ndarray, sharding: Sharding) -> jax.Array:
+    """Like `put`, but `x` may change only once the array is there."""
+    return jax.make_array_from_callback(x.shape, sharding, lambda index: not_adopted(x[index]))
 
 
 def put_parts(
@@ -43,17 +46,24 @@ def put_parts(
         part: gives what a replica has; called for those of this process.
         spec: an array of the shape and dtype that each has.
     """
+    return sent_parts(part, spec, sharding).block_until_ready()
+
+
+def sent_parts(
+    part: Callable[[int], np.ndarray], spec: np.ndarray, sharding: NamedSharding
+) -> jax.Array:
+    """Like `put_parts`, but what `part` gives may change only once the array is there."""
     replicas = sharding.mesh.devices.size
     whole = global_shape(replicas, spec.shape)
     if not spec.size:
-        return put(np.zeros(whole, spec.dtype), sharding)
+        return sent(np.zeros(whole, spec.dtype), sharding)
     rows = whole[0] // replicas
 
     def part_at(index: tuple[slice, ...]) -> np.ndarray:
         value = part((index[0].start or 0) // rows)
         return not_adopted(value if value.ndim else value[None])
 
-    return jax.make_array_from_callback(whole, sharding, part_at).block_until_ready()
+    return jax.make_array_from_callback(whole, sharding, part_at)
 
 
 def own_part(x: jax.Array) -> np.ndarray:

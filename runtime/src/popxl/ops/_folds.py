@@ -26,27 +26,33 @@ from jax import lax
 
 _ROWS, _SHORTEST = 16, 32  # most rows that are folded, and the fewest elements a row may have
 
-_platform: ContextVar[str | None] = ContextVar("platform", default=None)
+_target: ContextVar[tuple[str | None, float]] = ContextVar("target", default=(None, 0.0))
 
 
 @contextmanager
-def tracing_for(platform: str) -> Iterator[None]:
-    """Programs traced inside are for `platform`."""
-    token = _platform.set(platform)
+def tracing_for(target: str) -> Iterator[None]:
+    """Programs traced inside are for a platform, or a GPU of a compute capability: "gpu 9.0"."""
+    platform, _, capability = target.partition(" ")
+    token = _target.set((platform, float(capability or 0)))
     try:
         yield
     finally:
-        _platform.reset(token)
+        _target.reset(token)
 
 
 def traced_for() -> str | None:
     """The platform that the program being traced is for; None outside of `tracing_for`."""
-    return _platform.get()
+    return _target.get()[0]
+
+
+def traced_capability() -> float:
+    """NVIDIA's compute capability of the GPU that it is for; 0: not known."""
+    return _target.get()[1]
 
 
 def apart_on_cpu(x: Any) -> Any:
     """`x`, which XLA's CPU compiler must not fuse with what follows."""
-    return lax.optimization_barrier(x) if _platform.get() in ("cpu", None) else x
+    return lax.optimization_barrier(x) if traced_for() in ("cpu", None) else x
 
 
 def sum_over(x: Any, axes: int | tuple[int, ...], keepdims: bool = False) -> Any:
@@ -70,7 +76,7 @@ def _reduced(
 ) -> Any:
     axes = tuple(sorted(a % x.ndim for a in ((axes,) if isinstance(axes, int) else axes)))
     inner, outer = len(axes), x.ndim - len(axes)
-    if _platform.get() != "cpu":
+    if traced_for() != "cpu":
         return reduce(x, axes, keepdims=keepdims)
     if inner > 1 and outer and axes == tuple(range(inner)):
         out = _reduced_as_one(reduce, x, inner)

@@ -26,7 +26,7 @@ from popxl.ops._attention import (
     visible,
 )
 from popxl.ops._emit import emit
-from popxl.ops._folds import traced_for
+from popxl.ops._folds import traced_capability, traced_for
 from popxl.tensor import Tensor
 
 TILE = 128
@@ -157,12 +157,21 @@ def _is_kernel(q: Any, k: Any, rest: Sequence[Any], settings: Settings) -> bool:
         and q.ndim == 4
         and q.dtype in (jnp.bfloat16, jnp.float16)
         and q.shape[-1] % 8 == 0
-        and q.shape[-1] <= 128
+        and q.shape[-1] <= _largest_head()
         and (not biases or all(n % 2 == 0 for n in shapes))
         and min(batch, heads) == 1
         and settings.cap is None
         and not settings.p
     )
+
+
+def _largest_head() -> int:
+    """Most features of a head that cuDNN's kernel takes forwards and backwards: none before Ampere,
+    and 256 on Hopper alone."""
+    capability = traced_capability()
+    if 0 < capability < 8:
+        return 0
+    return 256 if 9 <= capability < 10 else 128
 
 
 def _added(q: Any, k: Any, rest: Sequence[Any], settings: Settings) -> list[Any]:

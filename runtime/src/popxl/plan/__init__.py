@@ -15,6 +15,7 @@ segment does is read off the function that XLA would compile (`work`), and so is
 takes besides its arguments and results, as long as XLA has not compiled it (`estimate`).
 """
 
+from popxl._devices.mesh import MEMORY_FRACTION as MEMORY_FRACTION
 from popxl._storage.disk_traffic import DISK_WINDOW as DISK_WINDOW
 from popxl._storage.replica_arrays import variable_parts as variable_parts
 from popxl.context import part as part

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from popxl.plan.flat import Flat, Node
-from popxl.plan.primitives import MATERIALISED, PICKS, RANDOM_BITS, kind_of, nbytes
+from popxl.plan.primitives import MATERIALISED, PICKS, RANDOM_BITS, is_float8, kind_of, nbytes
 
 
 class Memory:
@@ -25,11 +25,11 @@ class Memory:
 
     def __init__(self, flat: Flat, platform: str) -> None:
         self._flat, self._platform = flat, platform
-        self._names: dict[Any, Any] = {}  # values that are another value under another shape
+        self._names: dict[Any, Any] = {}  # values that are read where another value is
         written = set()  # because the program says so
         for node in flat.nodes:
-            if kind_of(node.name) == "free" and node.inputs:
-                self._names[node.outputs[0]] = self.name(node.inputs[0])
+            if (source := self._source(node)) is not None:
+                self._names[node.outputs[0]] = self.name(source)
             if node.name == MATERIALISED:
                 written.add(self.name(node.inputs[0]))
         outputs = [self.name(v) for v in flat.outputs]
@@ -40,6 +40,16 @@ class Memory:
                 self.stored.update(self.name(v) for v in (*node.inputs, *node.outputs))
             elif kind_of(node.name) == "reduction":
                 self.stored.update(node.outputs)
+
+    def _source(self, node: Node) -> Any:
+        """The value that a node's is under another shape, or the float8 one that it scales back:
+        FP8 products read that, see `popxl.ops.fp8`."""
+        if kind_of(node.name) == "free":
+            return next(iter(node.inputs), None)
+        if node.name not in ("convert_element_type", "mul"):
+            return None
+        large = [v for v in node.inputs if v.aval.shape]
+        return large[0] if len(large) == 1 and is_float8(self.name(large[0])) else None
 
     def name(self, value: Any) -> Any:
         """The value whose memory `value` is in."""

@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     from popxl.plan.plan import Traced
     from popxl.remote_buffer import RemoteBuffer
 
-MARGIN = 0.1  # of the device's memory, for what XLA takes beyond the estimate
+MARGIN = 0.05  # of the memory for the program, for what XLA takes beyond the estimate
 _STEP = 1 / 64  # of the room: what is chosen at a time
 _ROUND = 4  # choices
 _GOLDEN = (5**0.5 - 1) / 2  # the first multiples of it, modulo 1, are spread evenly
 _HOT = 8  # crossings of the host link a run: entries that many loads read
+_SMALL = 2**20  # bytes
 _EASE = 0.01  # seconds that one second less of transfers counts, hidden or not
 
 
@@ -77,7 +78,7 @@ def place(traced: Traced, rates: Rates, device: int, peak: int | None = None) ->
     """Choose which entries of the program's remote buffers stay on the device, and set it.
 
     Args:
-        device: bytes of a device's memory.
+        device: bytes of a device's memory for the program.
         peak: of them, what a run takes besides those entries; default: what it takes if none stay.
     """
     for buffer in traced.ir.remote_buffers:
@@ -144,17 +145,18 @@ class _Group:
 
 def _groups(traced: Traced, flow: Flow) -> Iterator[_Group]:
     """All entries that a run moves, by kind of their buffer and the parts of the program that use
-    it; those that many loads read apart."""
+    it; those that many loads read apart, and small ones, of which time goes into each copy."""
     parts = _parts_of(traced.schedule.main)
-    grouped: dict[tuple[str, frozenset[str]], list[Entry]] = defaultdict(list)
+    grouped: dict[tuple[str, bool, frozenset[str]], list[Entry]] = defaultdict(list)
     for (buffer, index), crossings in flow.crossings.items():
         if index >= buffer.entries - buffer.on_disk:
             continue
         label = buffer.kind or f"buffer {buffer.remote_buffer_id}"
         often = len(crossings.loads) + len(crossings.stores) > _HOT
         label += " that many layers read" if often else ""
-        grouped[label, frozenset(parts[buffer])].append((buffer, index))
-    return (_Group(label, entries, flow) for (label, _), entries in grouped.items())
+        is_small = crossings.nbytes < _SMALL
+        grouped[label, is_small, frozenset(parts[buffer])].append((buffer, index))
+    return (_Group(label, entries, flow) for (label, *_), entries in grouped.items())
 
 
 def _parts_of(main: Routine) -> dict[RemoteBuffer, set[str]]:

@@ -61,14 +61,15 @@ class Traced:
         return timeline(self.schedule, rates, self.works, window, self.temporaries)
 
 
-def trace(ir: Ir, platform: str = "cpu") -> Traced:
+def trace(ir: Ir, target: str = "cpu") -> Traced:
     """Trace the program of `ir`. It needs no devices and allocates neither weights nor state.
 
     Args:
-        platform: that the program is traced for: "cpu", "gpu" or "tpu".
+        target: that the program is traced for: "cpu", "gpu", "tpu", or a GPU with its compute
+            capability, as "gpu 9.0".
     """
     schedule = build_schedule(ir)
-    facts = facts_of_program(schedule, ir, platform)
+    facts = facts_of_program(schedule, ir, target)
     for segment in schedule.segments:
         segment.facts = facts
     with no_collection():
@@ -76,7 +77,7 @@ def trace(ir: Ir, platform: str = "cpu") -> Traced:
     return Traced(ir, schedule, works, lambda segment: works[segment].temporaries)
 
 
-def plan_of(ir: Ir, platform: str = "cpu") -> Plan:
+def plan_of(ir: Ir, target: str = "cpu") -> Plan:
     """What a run of the program of `ir` needs and does.
 
     Sums of operations and traffic are exact, and so is what the schedule keeps on a device; what
@@ -84,13 +85,13 @@ def plan_of(ir: Ir, platform: str = "cpu") -> Plan:
     compiled.
 
     Args:
-        platform: as for `trace`.
+        target: as for `trace`.
 
     Example:
         >>> plan = popxl.plan.plan_of(ir)
         >>> print(plan.host, plan.device, plan.flops)
     """
-    return trace(ir, platform).plan()
+    return trace(ir, target).plan()
 
 
 def plan_of_program(program: Program) -> Plan:

@@ -90,9 +90,9 @@ def flops_of(node: Node) -> int:
     return 0
 
 
-def is_float8(node: Node) -> bool:
-    """Whether all operands of a product are float8."""
-    return all(atom.aval.dtype.name.startswith("float8") for atom in node.atoms)
+def is_float8(value: Any) -> bool:
+    """Whether a value is float8."""
+    return getattr(value.aval.dtype, "name", "").startswith("float8")
 
 
 def attention_of(node: Node) -> tuple[int, bool]:

@@ -26,6 +26,8 @@ class Rates:
         replicas: devices that the program runs on.
         apart: whether devices have memory of their own; where they have not, loads take no time.
         disk_read, disk_write: of the host's disk.
+        host_copy: of host memory, between what the disk reads or writes and entries of devices with
+            memory of their own.
         gap: seconds between two kernels.
         copy: seconds that a transfer takes besides its bytes.
         run: seconds of the host to dispatch an executable.
@@ -46,6 +48,7 @@ class Rates:
     apart: bool = True
     disk_read: float = 3e9
     disk_write: float = 1.5e9
+    host_copy: float = 6.5e9
     attention: Mapping[int, tuple[float, float]] = field(default_factory=dict)
     gap: float = 2e-6
     copy: float = 100e-6
@@ -70,9 +73,11 @@ class Rates:
             rate = self.attention[size or max(self.attention)][kernel.backward]
         return max(kernel.flops / rate, kernel.nbytes / self.bandwidth) + self.gap
 
-    def moving(self, nbytes: int) -> float:
-        """Seconds of a transfer between host and device."""
-        return self.copy + nbytes / self.host_link
+    def moving(self, nbytes: int, both_ways: bool = False) -> float:
+        """Seconds of a transfer between host and device, or of one while another goes the other
+        way."""
+        rate = self.both_ways if both_ways and self.both_ways else self.host_link
+        return self.copy + nbytes / rate
 
     def exchange(self, collectives: Iterable[Collective]) -> float:
         """Seconds of collectives, each on the slowest link that a ring over its group uses, if

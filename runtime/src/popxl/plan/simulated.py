@@ -3,14 +3,15 @@
 The rules are those of XLA's GPU client (StreamExecutor):
 
 - Executables run one after the other, each once its arguments are there.
-- A copy to the device starts when all compute dispatched before it is done, since the memory that
-  it goes to may be in use until then. Copies to the device run one after the other.
-- A copy to the host starts when its source is there. Copies to the host run one after the other,
-  at the same time as those to the device.
+- A copy starts when all compute dispatched before it is done, since the memory that it goes to may
+  be in use until then. Copies are put on four streams in turn, and wait for what is before them on
+  their stream; so the walker keeps the directions on streams of their own
+  (`popxl._storage.entries.put_apart`). Each direction of the link moves one array after the other.
 - The host dispatches; each dispatch takes it some time. So many executions may wait to run.
 - Entries on disk are read in the order of their loads, ahead of them by a number of bytes, and
   written once they are in host memory; of the two, what can begin first does
-  (`popxl._storage.disk_traffic`).
+  (`popxl._storage.disk_traffic`). Where devices have memory of their own, the host copies what
+  was read to memory that they reach, and from there what is written.
 - Device memory is taken when something is dispatched, and free again when the host drops it; what
   is copied to the host stays until it has arrived.
 """
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from popxl._schedule.segment import Segment
     from popxl._schedule.walk import Steps
     from popxl.remote_buffer import RemoteBuffer
+
+STREAMS = 4
+"""That XLA puts copies on in turn, whichever way they go."""
 
 Stream = Literal["compute", "copies in", "copies out", "disk", "host"]
 
@@ -111,7 +115,9 @@ class Device:
     ) -> None:
         self.rates, self._seconds, self._temporaries = rates, seconds, temporaries
         self.apart = rates.apart
-        self.host = self._compute = self._in = self._out = 0.0
+        self.host = self._compute = 0.0
+        self._streams, self._copies = [0.0] * STREAMS, 0
+        self._in, self._out = Way(), Way()
         self.part = ""
         self.live = self.peak = 0
         self.spans: list[Span] = []
@@ -124,7 +130,7 @@ class Device:
     @property
     def end(self) -> float:
         """When everything that was dispatched is done."""
-        return max(self.host, self._compute, self._in, self._out, self._disk.clock)
+        return max(self.host, self._compute, self._in.end, self._out.end, self._disk.clock)
 
     # ---- memory ---------------------------------------------------------------------------------
     def allocate(self, nbytes: int) -> None:
@@ -188,26 +194,44 @@ class Device:
         return Array(self, array.nbytes, end)
 
     def put(self, arrays: Sequence[Array], to: Sequence[str]) -> list[Array]:
-        """Move arrays; `to` says "device" or "host" of each."""
-        cost = self.rates.put + self.rates.put_array * len(arrays)
+        """Move arrays; `to` says "device" or "host" of each. With each goes a spacer."""
+        cost = self.rates.put + 2 * self.rates.put_array * len(arrays)
         self._dispatch(f"move {len(arrays)} arrays", cost)
         return [
             self._bring(array) if where == "device" else self._send(array)
             for array, where in zip(arrays, to, strict=True)
         ]
 
+    def _stream(self) -> int:
+        """The stream of the next copy."""
+        self._copies += 1
+        return self._copies % STREAMS
+
+    def _space(self) -> None:
+        i = self._stream()
+        self._streams[i] = max(self._streams[i], self._compute, self.host) + self.rates.copy
+
     def _bring(self, array: Array) -> Array:
-        start = max(self.host, self._in, self._compute, array.ready)
-        self._in = start + self.rates.moving(array.nbytes)
-        self.spans.append(Span("copies in", "load", self.part, start, self._in, array.nbytes))
-        return Array(self, array.nbytes, self._in)
+        start, end = self._copy(array, self._in, self._out)
+        self._space()
+        self.spans.append(Span("copies in", "load", self.part, start, end, array.nbytes))
+        return Array(self, array.nbytes, end)
 
     def _send(self, array: Array) -> Array:
-        start = max(self.host, self._out, self._compute, array.ready)
-        self._out = start + self.rates.moving(array.nbytes)
-        self.spans.append(Span("copies out", "store", self.part, start, self._out, array.nbytes))
-        self._leaving.append((self._out, array))
-        return Array(self, array.nbytes, self._out, held=False)
+        self._space()
+        start, end = self._copy(array, self._out, self._in)
+        self.spans.append(Span("copies out", "store", self.part, start, end, array.nbytes))
+        self._leaving.append((end, array))
+        return Array(self, array.nbytes, end, held=False)
+
+    def _copy(self, array: Array, way: Way, other: Way) -> tuple[float, float]:
+        """Move an array over the host link; returns when that begins and ends."""
+        stream = self._stream()
+        after = max(self.host, self._compute, array.ready, self._streams[stream])
+        both = other.end > max(after, way.end)
+        start, end = way.taken(after, self.rates.moving(array.nbytes, both), self.host)
+        self._streams[stream] = end
+        return start, end
 
     # ---- the disk -------------------------------------------------------------------------------
     def read(self, entry: Array) -> None:
@@ -223,11 +247,38 @@ class Device:
         self._disk.settle()
 
 
+class Way:
+    """One direction of the host link: it moves one array after the other, first what can begin
+    first.
+
+    Attributes:
+        end: when it is free for ever.
+    """
+
+    def __init__(self) -> None:
+        self.end = 0.0
+        self._gaps: list[tuple[float, float]] = []  # before that, in which it is free
+
+    def taken(self, after: float, seconds: float, now: float) -> tuple[float, float]:
+        """Take it for so long, not before `after`; forget what was free before `now`."""
+        self._gaps = [gap for gap in self._gaps if gap[1] > now]
+        for i, (start, end) in enumerate(self._gaps):
+            begin = max(after, start)
+            if begin + seconds <= end:
+                self._gaps[i : i + 1] = [(start, begin), (begin + seconds, end)]
+                return begin, begin + seconds
+        begin = max(after, self.end)
+        if begin > self.end:
+            self._gaps.append((self.end, begin))
+        self.end = begin + seconds
+        return begin, self.end
+
+
 class Disk:
-    """The clock of the host's disk, which does one thing at a time."""
+    """The clock of the host's disk, which does one thing at a time, and of its copies, likewise."""
 
     def __init__(self, device: Device) -> None:
-        self._device, self.clock = device, 0.0
+        self._device, self.clock, self._copies = device, 0.0, 0.0
         self._may_read = 0.0  # there is room for what is read ahead from then on
         self._ahead: deque[tuple[float, int]] = deque()  # loads: the host's clock, and bytes
         self._ahead_bytes = 0
@@ -250,7 +301,7 @@ class Disk:
             start = max(self.clock, self._may_read)
             self.clock = start + entry.nbytes / device.rates.disk_read
             self._span("read", start, entry)
-            device.wait_until(self.clock)
+            device.wait_until(self._copied(self.clock, entry))
         self._ahead.append((device.host, entry.nbytes))
         self._ahead_bytes += entry.nbytes
 
@@ -269,12 +320,19 @@ class Disk:
         """Begin what can be written until then; forget what is written by the host's clock."""
         while self._behind and self._behind[0].ready <= time:
             entry = self._behind.popleft()
-            start = max(self.clock, entry.ready)
+            start = max(self.clock, self._copied(entry.ready, entry))
             self.clock = start + entry.nbytes / self._device.rates.disk_write
             self._span("write", start, entry)
             self._unwritten.append((self.clock, entry))
         while self._unwritten and self._unwritten[0][0] <= self._device.host:
             self._waiting -= self._unwritten.popleft()[1].nbytes
+
+    def _copied(self, ready: float, entry: Array) -> float:
+        """When an entry, which is there at `ready`, is copied within the host's memory."""
+        rates = self._device.rates
+        if rates.apart:
+            ready = self._copies = max(self._copies, ready) + entry.nbytes / rates.host_copy
+        return ready
 
     def _span(self, name: str, start: float, entry: Array) -> None:
         device = self._device

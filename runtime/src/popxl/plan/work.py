@@ -94,12 +94,12 @@ def work_of(segment: Segment) -> SegmentWork:
         jax.ShapeDtypeStruct(spec.shape, spec.dtype.as_jax()) for spec, _ in argument_specs(segment)
     ]
     function = replica_function(segment)
-    with tracing_for(facts.platform):
+    with tracing_for(facts.target):
         closed = jax.make_jaxpr(function, axis_env=[(AXIS, facts.replicas)])(*specs)
     flat = flatten(closed.jaxpr)
-    counter = _Counter(facts.replicas, facts.platform)
+    counter = _Counter(facts.replicas, facts.target)
     counter.count(flat, 1)
-    return SegmentWork(counter.parts, Memory(flat, facts.platform).peak())
+    return SegmentWork(counter.parts, Memory(flat, facts.target).peak())
 
 
 class _Counter:
@@ -136,7 +136,7 @@ class _Counter:
             extra = memory.extra(node)
             written = sum(nbytes(v.aval) for v in node.outputs if v in memory.stored) + extra
             moved = written + sum(reads.values()) + extra
-        float8 = bool(flops) and is_float8(node)
+        float8 = bool(flops) and all(is_float8(memory.name(v)) for v in node.atoms)
         work.flops += times * flops
         work.float8_flops += times * flops * float8
         work.arithmetic += times * arithmetic_of(node)
