@@ -62,7 +62,7 @@ def planned_machine(options: argparse.Namespace) -> Machine | None:
 class NeedsOf(Protocol):
     """Says what a program needs."""
 
-    def __call__(self, config: RunConfig, platform: str = "cpu") -> Needs: ...
+    def __call__(self, config: RunConfig, target: str = "cpu") -> Needs: ...
 
 
 def _files(options: argparse.Namespace) -> dict[str, str | None]:
