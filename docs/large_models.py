@@ -32,6 +32,7 @@ from config.presets import load_config, preset_data
 from docs.tables import markdown
 from planning.fitting import best_training
 from planning.report import Report
+from planning.text import two_digits
 
 DOCUMENT = Path(__file__).with_suffix(".md")
 NUMBERS = Path(__file__).with_suffix(".json")
@@ -91,6 +92,7 @@ class Published:
     Attributes:
         like: the row of ours that is closest: model and machine.
         unit: of `figure`: tokens/s, or TFLOP/s as 6 × parameters × tokens/s.
+        differs: what they do otherwise, for people.
     """
 
     system: str
@@ -99,48 +101,45 @@ class Published:
     unit: str
     source: str
     like: tuple[str, str]
+    differs: str
 
 
 OTHERS = (
     Published(
         "RoundPipe",
-        "Llama 3.1 8B on an RTX 4090",
-        3142,
+        "Llama 3.1 8B, each of 8 A800",
+        3553,
         "tokens/s",
         "arXiv:2604.27085, its README",
-        ("Llama 3.1 8B", "RTX 4090"),
+        ("Llama 3.1 8B", "A100 80 GB"),
+        "AdamW on the host, which 8 GPUs share",
     ),
     Published(
         "RoundPipe",
-        "Qwen3 32B on an RTX 4090",
-        740,
+        "Qwen3 32B, each of 8 A800",
+        788,
         "tokens/s",
         "arXiv:2604.27085, its README",
-        ("Qwen3 32B", "RTX 4090"),
+        ("Qwen3 32B", "A100 80 GB"),
+        "as above",
     ),
     Published(
         "MegaTrain",
-        "Qwen2.5 7B on an H100",
+        "Qwen2.5 7B, an H100",
         272,
         "TFLOP/s",
         "arXiv:2604.05091, its README",
         ("Llama 3.1 8B", "H100"),
+        "AdamW on the host; 158 samples a step",
     ),
     Published(
-        "torchtitan, all in device memory of many GPUs",
-        "Llama 3.1 8B, an H100 of them",
+        "torchtitan",
+        "Llama 3.1 8B, each of several H100",
         6667,
         "tokens/s",
         "benchmarks/ of its repository, bfloat16 with compile",
         ("Llama 3.1 8B", "H100"),
-    ),
-    Published(
-        "ZeRO-Offload",
-        "10 B parameters on a V100 of 32 GB",
-        40,
-        "TFLOP/s",
-        "DeepSpeed's blog, 2020-09-09",
-        ("FLAN-T5 XXL", "T4"),
+        "all in device memory, gathered from other GPUs; 8,192 tokens a sample",
     ),
 )
 
@@ -225,7 +224,7 @@ def _by_machine(rows: Sequence[Row], cell: Callable[[Row], str]) -> str:
 
 
 def _speed(row: Row) -> str:
-    return _three_digits(row.tokens_per_second) if row.fits else "does not fit"
+    return two_digits(row.tokens_per_second) if row.fits else "does not fit"
 
 
 def _memory(row: Row) -> str:
@@ -236,12 +235,8 @@ def _memory(row: Row) -> str:
     return "/".join(f"{n / 1e9:,.1f}" if n >= 1e8 else "0" for n in sizes)
 
 
-def _three_digits(number: float) -> str:
-    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
-
-
 def _others(rows: Sequence[Row]) -> str:
-    head = ("System", "Published", "Here, simulated", "Source")
+    head = ("System", "Published", "Here, simulated", "Ratio", "There", "Source")
     by = {(row.model, row.machine): row for row in rows}
     return markdown(head, (_other(o, by[o.like]) for o in OTHERS if o.like in by))
 
@@ -253,7 +248,9 @@ def _other(other: Published, row: Row) -> tuple[str, ...]:
     return (
         other.system,
         f"{other.what}: {other.figure:,.0f} {other.unit}",
-        f"{row.model} on {row.machine}: {ours:,.0f} {other.unit}",
+        f"{row.model} on {row.machine}: {two_digits(ours)} {other.unit}",
+        f"{ours / other.figure:.1f}",
+        other.differs,
         other.source,
     )
 

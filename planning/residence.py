@@ -127,16 +127,18 @@ def choose(
     memory = memory or on.room
     host = host or on.host_memory / min(config.replicas, on.devices or config.replicas)
 
+    def fits(traced: popxl.plan.Traced, placement: popxl.plan.Placement) -> bool:
+        plan = traced.plan()
+        return plan.on_device + placement.after.peak <= memory and plan.remote <= host
+
     def trial(kinds: frozenset[str]) -> Trial:
         layers = candidates.get()[0].layers
         program, traced = candidates.get(frozenset(n for kind in kinds for n in layers[kind]))
         placement = popxl.plan.place(traced, rates, int(memory))
-        if traced.plan().remote > host:  # what travels less leaves room for more
+        if not fits(traced, placement):  # what travels less takes more memory for that, or less
             besides = placement.after.peak - placement.nbytes
             placement = popxl.plan.place(traced, rates, int(memory), besides)
-        plan = traced.plan()
-        device = plan.on_device + placement.after.peak
-        return Trial(kinds, program, traced, placement, device <= memory and plan.remote <= host)
+        return Trial(kinds, program, traced, placement, fits(traced, placement))
 
     best = trial(NOTHING)
     tried = [best]

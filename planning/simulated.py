@@ -9,7 +9,7 @@ from config.machines import machine
 from config.presets import load_config, preset_data
 from planning.needs import finetuning_needs
 from planning.report import Report, report
-from planning.text import gigabytes
+from planning.text import gigabytes, two_digits
 
 Case = tuple[str, str, float | None]
 """A preset, a machine, and gigabytes of host memory if not the machine's."""
@@ -48,10 +48,10 @@ def row(case: Case) -> str:
     cells = (
         f"`{made.preset}`",
         made.machine.title,
-        f"{timeline.seconds:.2f} s",
-        f"{made.needs.samples / timeline.seconds:.1f}",
+        f"{two_digits(timeline.seconds)} s",
+        two_digits(made.needs.samples / timeline.seconds),
         f"{made.simulated_utilisation:.0%}",
-        f"{timeline.exposed_transfers / timeline.seconds:.1%}",
+        f"{timeline.exposed_transfers / timeline.seconds:.0%}",
         gigabytes(made.device_bytes),
         gigabytes(made.bytes_per_host),
     )

@@ -274,6 +274,12 @@ def place(report: Report) -> str:
     return f"on {hosts} host{'s' if hosts > 1 else ''} of {machine.devices} ({machine.title})"
 
 
+def two_digits(number: float) -> str:
+    """What is simulated, as text: 1,200, 34, 5.6."""
+    rounded = float(f"{number:.2g}")
+    return f"{rounded:,.0f}" if rounded >= 10 else f"{rounded:.2g}"
+
+
 def gigabytes(count: float) -> str:
     """Bytes as text: 1.50 GB, 20.3 MB."""
     return f"{count / 1e9:,.2f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"

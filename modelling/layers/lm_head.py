@@ -42,16 +42,23 @@ class LMHead(Layer):
         Args:
             table: the weight of the embedding, if it is the head's too: its transpose.
         """
-        shard = self.groups.vocabulary_shard(self.vocabulary)
+        return self.of(self.groups.copy_to_tp(x), *self.weights(x, table))
+
+    def weights(self, x: Tensor, table: Tensor | None = None) -> list[Tensor]:
+        """The matrix, and the bias if there is one; see `build`."""
+        groups, shard = self.groups, self.groups.vocabulary_shard(self.vocabulary)
         if table is None:
-            weight = self.weight("weight", (x.shape[-1], shard), x.dtype, self.groups.sharded)
+            weight = self.weight("weight", (x.shape[-1], shard), x.dtype, groups.sharded)
         else:
             weight = table.transpose()
-        x = self.groups.copy_to_tp(x)
-        bias = None
-        if self.bias:
-            bias = cast(self.weight("bias", (shard,), x.dtype, self.groups.sharded), popxl.float32)
-        logits = self.product(x, weight, bias, popxl.float32)
+        bias = [self.weight("bias", (shard,), x.dtype, groups.sharded)] if self.bias else []
+        return [weight, *bias]
+
+    def of(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """See `build`; `x` is on all replicas of a tensor-parallel group."""
+        shard = weight.shape[-1]
+        wide = None if bias is None else cast(bias, popxl.float32)
+        logits = self.product(x, weight, wide, popxl.float32)
         if self.cap is not None:
             logits = ops.tanh(logits / self.cap) * self.cap
         padded = shard * self.groups.tensor_parallel

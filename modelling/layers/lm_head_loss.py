@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from config.sections import RunConfig
 from modelling.fp8 import linear_head
 from modelling.layers.axes import Axes
@@ -10,8 +12,12 @@ from modelling.layers.embedding import VocabularyEmbedding
 from modelling.layers.layer import Layer
 from modelling.layers.lm_head import LMHead
 from modelling.layers.parallel import Groups
+from modelling.layers.sliced_loss import SlicedLoss
 from modelling.objectives import objective_of
 from popxl import Tensor
+
+LARGEST_LOGITS = 2**32
+"""Bytes of the logits that a replica computes at a time."""
 
 
 class LMHeadLoss(Layer):
@@ -42,6 +48,8 @@ class LMHeadLoss(Layer):
         super().__init__()
         groups = Groups.current(config.execution.tensor_parallel)
         self.axes, self.objective = Axes.of(config), objective_of(config)
+        self.is_fp8 = config.fp8.enabled and config.fp8.head
+        self.is_evaluated = config.model.eval
         self.norm = norm
         self.dropout = dropout
         self.tied = tied
@@ -62,9 +70,40 @@ class LMHeadLoss(Layer):
         Returns:
             float32 scalar.
         """
-        logits, (*own, weight) = self.logits(x, seed), inputs
-        named = dict(zip(self.objective.inputs, own, strict=True))
-        return self.objective.loss(logits, named, self.axes, self.lm_head.groups) * weight
+        (*own, weight), x = inputs, self.features(x, seed)
+        slices = self._slices(x)
+        if slices == 1:
+            return self._loss(self.lm_head(x, self._table()), own) * weight
+        head, axis = self.lm_head, 0 if self.axes.transposed else 1
+
+        def of_slice(x: Tensor, weights: Sequence[Tensor], own: Sequence[Tensor]) -> Tensor:
+            return self._loss(head.of(x, *weights), own)
+
+        sliced = SlicedLoss(of_slice, slices, axis)
+        call = self.call_module(sliced, "sliced", autodiff="none" if self.is_evaluated else "auto")
+        return call(head.groups.copy_to_tp(x), head.weights(x, self._table()), own)[0] * weight
+
+    def _loss(self, logits: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+        named = dict(zip(self.objective.inputs, inputs, strict=True))
+        return self.objective.loss(logits, named, self.axes, self.lm_head.groups)
+
+    def _slices(self, x: Tensor) -> int:
+        """As few slices of the tokens as keep the logits of each within `LARGEST_LOGITS`."""
+        if self.is_fp8:
+            return 1
+        groups, length = self.lm_head.groups, self.axes.length(x)
+        nbytes = 4 * (x.nelms // x.shape[-1]) * groups.vocabulary_shard(self.lm_head.vocabulary)
+        fit = (n for n in range(1, length) if not length % n and nbytes <= n * LARGEST_LOGITS)
+        return next(fit, length)
+
+    def _table(self) -> Tensor | None:
+        return self.tokens.table() if self.tied else None
+
+    def features(self, x: Tensor, seed: Tensor | None = None) -> Tensor:
+        """What the logits are a product of; see `logits`."""
+        x = self.dropout(self.norm(x), seed)
+        # The features are scaled, not the logits: they are fewer.
+        return x if self.scale == 1 else x * self.scale
 
     def logits(self, x: Tensor, seed: Tensor | None = None, table: Tensor | None = None) -> Tensor:
         """x: (batch, length, hidden) -> this replica's logits, float32; see `LMHead.build`.
@@ -72,11 +111,7 @@ class LMHeadLoss(Layer):
         Args:
             table: the embedding's weight, where the graph has it and the head is tied to it.
         """
-        if self.tied and table is None:
-            table = self.tokens.table()
-        x = self.dropout(self.norm(x), seed)
-        # The features are scaled, not the logits: they are fewer.
-        return self.lm_head(x if self.scale == 1 else x * self.scale, table)
+        return self.lm_head(self.features(x, seed), self._table() if table is None else table)
 
     def next_logits(self, x: Tensor, table: Tensor | None = None) -> Tensor:
         """Like `logits` for one position: (batch, 1, hidden) -> (batch, part of the vocabulary)."""

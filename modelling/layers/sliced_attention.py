@@ -17,6 +17,7 @@ import popxl
 import popxl_addons as addons
 from modelling.layers.attention_step import AttentionStep
 from modelling.layers.layer import cast
+from modelling.layers.slices import forward_values, slice_of, sliced_spec, with_slice
 from popxl import Tensor, TensorSpec, ops
 
 QUERIES = 2
@@ -56,7 +57,7 @@ class SlicedAttention(addons.Module):
         ) -> tuple[Tensor, Tensor]:
             (q, k, v, *biases), places = inputs.cut(values, start, size)
             part = self.step(q, k, v, biases, places, _own(seed, start))
-            return _put(out, start, part), start + size
+            return with_slice(out, start, part, QUERIES), start + size
 
         out, start = ops.init(q.shape, v.dtype), popxl.constant(0, popxl.int32)
         graph = popxl.gir().create_graph(iteration, out, start, inputs.all, seed)
@@ -77,8 +78,8 @@ class SlicedAttention(addons.Module):
             seed: Tensor | None,
         ) -> list[Tensor]:
             floats, places = inputs.cut(values, start, size)
-            given = _forward_values(gradient, [*floats, *places, *_present(_own(seed, start))])
-            gradients = gradient.call(_slice(dy, start, size), args=given)
+            given = forward_values(gradient, [*floats, *places, *_present(_own(seed, start))])
+            gradients = gradient.call(slice_of(dy, start, size, QUERIES), args=given)
             pairs = zip(totals, gradients, strict=True)
             return [*(_add(total, start, g) for total, g in pairs), start + size]
 
@@ -141,7 +142,7 @@ class _Inputs:
     ) -> tuple[list[Tensor], list[Tensor]]:
         """`floats` and `places` of the slice of queries that begins at `start`."""
         parts = [
-            t if axis is None else _slice(t, start, size, axis)
+            t if axis is None else slice_of(t, start, size, axis)
             for t, axis in zip(values, self.moving, strict=True)
         ]
         return parts[: len(self.floats)], parts[len(self.floats) :]
@@ -149,32 +150,10 @@ class _Inputs:
     def specs(self, size: int) -> tuple[list[TensorSpec], list[TensorSpec]]:
         """Specs of `floats` and `places` of one slice."""
         all_specs = [
-            t.spec if axis is None else _resized(t, axis, size)
+            t.spec if axis is None else sliced_spec(t, size, axis)
             for t, axis in zip(self.all, self.moving, strict=True)
         ]
         return all_specs[: len(self.floats)], all_specs[len(self.floats) :]
-
-
-def _forward_values(
-    gradient: addons.GraphWithNamedArgs, values: Sequence[Tensor]
-) -> dict[Tensor, Tensor]:
-    """By input of a recomputing gradient graph: the values of the forward graph's inputs."""
-    info = gradient.grad_graph_info
-    by_input = dict(zip(info.forward_graph.inputs, values, strict=True))
-    expected = zip(info.graph.inputs, info.expected_inputs, strict=True)
-    return {t: by_input[c.fwd_tensor] for t, c in expected if c.fwd_tensor in by_input}
-
-
-def _resized(t: Tensor, axis: int, size: int) -> TensorSpec:
-    return TensorSpec((*t.shape[:axis], size, *t.shape[axis + 1 :]), t.dtype)
-
-
-def _slice(t: Tensor, start: Tensor, size: int, axis: int = QUERIES) -> Tensor:
-    return ops.dynamic_slice(t, start, [axis], [size], no_overlap=True)
-
-
-def _put(t: Tensor, start: Tensor, part: Tensor) -> Tensor:
-    return ops.dynamic_update(t, start, part, [QUERIES], [part.shape[QUERIES]], no_overlap=True)
 
 
 def _zeros(t: Tensor, moves: bool) -> Tensor:
@@ -186,7 +165,7 @@ def _add(total: Tensor, start: Tensor, gradient: Tensor) -> Tensor:
     """Put in a slice's gradient, or add it if it is one of the whole."""
     gradient = cast(gradient, total.dtype)
     whole = gradient.shape == total.shape
-    return total + gradient if whole else _put(total, start, gradient)
+    return total + gradient if whole else with_slice(total, start, gradient, QUERIES)
 
 
 def _own(seed: Tensor | None, start: Tensor) -> Tensor | None:

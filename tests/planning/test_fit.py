@@ -14,6 +14,7 @@ from config.sections import RunConfig
 from machine.here import machine_here
 from planning import fit
 from planning.fitting import best_training, generation
+from planning.needs import finetuning_needs
 from tests.planning.presets import preset
 
 GB = 1e9
@@ -137,3 +138,17 @@ def test_the_numbers_of_large_models_are_what_is_simulated(model: str) -> None:
     rows = {(row.model, row.machine): row for row in large.read()}
     for on in large.MACHINES:
         assert large.computed(model, on) == rows[model, on], "run: python3 -m docs.large_models"
+
+
+def test_a_long_text_of_a_large_vocabulary_plans_with_little_memory() -> None:
+    """Its logits take 67 GB in float32, and their gradient as much."""
+    config = preset(
+        "llama3_1_8B",
+        model={"layers": 1, "sequence_length": 2**17},
+        training={"global_batch_size": 1},
+        execution={"micro_batch_size": 1},
+    )
+    plan = finetuning_needs(config, "gpu 9.0").plan
+    logits = 4 * 2**17 * config.model.embedding.vocab_size
+    assert plan.temporaries < 0.5 * logits
+    assert {part.name for part in plan.parts} >= {"head/backward"}

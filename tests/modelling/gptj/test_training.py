@@ -9,6 +9,7 @@ import torch
 
 from modelling.gptj.family import FAMILY
 from modelling.gptj.weights import weight_table
+from modelling.layers import LMHeadLoss
 from modelling.phases.training import build_training
 from tests.modelling.gptj.hf import hf_model, small_config
 from tests.modelling.gptj.training import RATE, STEPS, batches, reference
@@ -31,6 +32,14 @@ TRANSPOSED = (2, 2)
 def test_loss_every_gradient_and_five_steps_of_adamw(dp: int, tp: int) -> None:
     """In one layout with the sequence before the batch."""
     model = fine_tuning(transposed(small_config(dp, tp), (dp, tp) == TRANSPOSED), gradients=True)
+    model.write(logical(hf_model(small_config())))
+    check_training(model, batches(STEPS), reference(), RATE)
+
+
+@pytest.mark.parametrize(("dp", "tp"), [(1, 2), pytest.param(2, 1, marks=pytest.mark.slow)])
+def test_so_with_the_loss_in_slices_of_the_tokens(dp: int, tp: int, monkeypatch) -> None:
+    monkeypatch.setattr(LMHeadLoss, "_slices", lambda self, x: self.axes.length(x) // 4)
+    model = fine_tuning(transposed(small_config(dp, tp), dp == 2), gradients=True)
     model.write(logical(hf_model(small_config())))
     check_training(model, batches(STEPS), reference(), RATE)
 
