@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from config.adapter import Adapter as Adapter
 from config.base import Section
 from config.errors import ConfigError
 from config.least import ITEM_BYTES, check_any_memory
@@ -35,6 +36,7 @@ class RunConfig(Section):
 
     model: Model = field(default_factory=Model)
     training: Training = field(default_factory=Training)
+    adapter: Adapter = field(default_factory=Adapter)
     execution: Execution = field(default_factory=Execution)
     fp8: FP8 = field(default_factory=FP8)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
@@ -44,6 +46,11 @@ class RunConfig(Section):
 
     published_tokenizer: ClassVar[str] = ""
     """Tokenizer of the family's published models, a name of the hub."""
+
+    @property
+    def adapter_targets(self) -> str:
+        """What has adapters where `adapter.targets` is null: queries and values, as in PEFT."""
+        return "q_proj,v_proj"
 
     @property
     def gradient_accumulation(self) -> int:
@@ -80,9 +87,14 @@ class RunConfig(Section):
             return MASTER
         return RESIDUALS.get(self.training.optimizer.state)
 
-    def optimizer_slots(self, rank: int) -> tuple[Slot, ...]:
-        """What is kept for a weight of so many axes, besides the step's number."""
-        slots, more = self.training.optimizer.slots(rank), self.kept_of_weight
+    def optimizer_slots(self, rank: int, wide: bool = False) -> tuple[Slot, ...]:
+        """What is kept for a weight of so many axes, besides the step's number.
+
+        Args:
+            wide: it is float32, whatever the model's precision.
+        """
+        slots = self.training.optimizer.slots(rank)
+        more = None if wide else self.kept_of_weight
         return slots if more is None else (*slots, more)
 
     @property

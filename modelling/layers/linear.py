@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import popxl
 from modelling.layers.layer import Layer, cast
+from modelling.layers.low_rank import Adapters
 from modelling.quantisation import PARTS, packed_shapes
 from popxl import ReplicaGrouping, Tensor, ops
 from popxl_addons.fp8 import matrix_product
@@ -19,7 +20,8 @@ class Linear(Layer):
 
     Variables: `weight` (in_features, out_features), and `bias` (out_features,) if there is one; in
     FP8 those of `product`, see `popxl_addons.fp8.FP8Product`. In 4 bits, the weight is
-    `weight.packed`, `weight.scale` and `weight.bias`, see `modelling.quantisation`.
+    `weight.packed`, `weight.scale` and `weight.bias`, see `modelling.quantisation`. Those of
+    `adapters`, if it is given some (`adapt`).
 
     Args:
         out_features: length of the output's last axis on a replica.
@@ -41,13 +43,15 @@ class Linear(Layer):
         self.bias = bias
         self.group_size = group_size
         self.product = matrix_product()
+        self.adapters: Adapters | None = None
 
     def build(self, x: Tensor) -> Tensor:
         """x: (..., in_features) -> (..., out_features)."""
         shape = (x.shape[-1], self.out_features)
         matrix = self._matrix(shape, x.dtype)
         bias = self.weight("bias", shape[1:], x.dtype, self.grouping) if self.bias else None
-        return self.product(x, matrix, bias)
+        y: Tensor = self.product(x, matrix, bias)
+        return y if self.adapters is None else self.adapters(x, y)
 
     def _matrix(self, shape: tuple[int, int], dtype: popxl.dtype) -> Tensor:
         if self.group_size is None:

@@ -62,14 +62,14 @@ def train(
     rate: float,
     optimizer_of: OptimizerOf = adamw,
 ) -> Reference:
-    """Train with clipping, a step for each batch.
+    """Train what has gradients, with clipping, a step for each batch.
 
     Weight decay is 0.1, but for vectors; the norm is clipped to 1.
 
     Args:
         loss_of: the model's loss of a batch.
     """
-    named = dict(model.named_parameters())
+    named = {n: p for n, p in model.named_parameters() if p.requires_grad}
     groups = [
         {"params": [p for p in named.values() if p.ndim > 1], "weight_decay": 0.1},
         {"params": [p for p in named.values() if p.ndim == 1], "weight_decay": 0.0},

@@ -1,0 +1,109 @@
+"""Low-rank adapters of linear maps (Hu et al., arXiv:2106.09685)."""
+
+from __future__ import annotations
+
+import popxl
+import popxl_addons as addons
+from modelling.layers.dropout import Dropout
+from modelling.layers.layer import Layer, cast
+from modelling.layers.parallel import Groups
+from modelling.weights import LowRank, WeightRow
+from popxl import Tensor, ops
+
+
+class Adapter(Layer):
+    """scale * (dropout(x) @ A @ B), for this replica's part of a linear map's weight.
+
+    Where the weight's input features are cut, so are the rows of A, and each replica has a part of
+    the sum; else the columns of B. The other matrix is whole on all replicas, each of which uses it
+    for a part of the work.
+
+    Variables: `A` (in_features, rank), unless `owner` has it, and `B` (rank, out_features), float32.
+
+    Args:
+        row: the weight's.
+        owner: the adapter whose A this one has.
+    """
+
+    def __init__(
+        self, adapter: LowRank, row: WeightRow, groups: Groups, owner: Adapter | None = None
+    ) -> None:
+        super().__init__()
+        self._of, self._groups, self._owner = adapter, groups, owner
+        self.dropout, self.seed = Dropout(adapter.dropout), None
+        self._cut_in, self._holders = row.axis == 0, row.holders
+
+    def build(self, x: Tensor, out_features: int) -> Tensor:
+        """x: float32 (..., in_features) -> float32 (..., out_features)."""
+        whole = self._groups.identical
+        cut = self._groups.held_by(self._holders)
+        groupings = (cut, whole) if self._cut_in else (whole, cut)
+        rank, float32 = self._of.rank, popxl.float32
+        if self._owner is None:
+            a = self.weight("A", (x.shape[-1], rank), float32, groupings[0])
+        else:
+            a = self._owner.get("A")
+        b = self.weight("B", (rank, out_features), float32, groupings[1])
+        a, b = (a, self._open(b)) if self._cut_in else (self._open(a), b)
+        return (self.dropout(x, self.seed) @ a @ b) * self._of.scale
+
+    def _open(self, t: Tensor) -> Tensor:
+        """Its gradient is the sum over the group; of what neighbours do alike, once."""
+        return self._groups.share_held(self._groups.copy_to_tp(t), self._holders)
+
+
+class Adapters(Layer):
+    """Adds what the adapters of a linear map give to its result.
+
+    Args:
+        row: of the map's weight, which names its adapters.
+        owners: adapters by path, which may have an A for these; these are added.
+    """
+
+    def __init__(self, row: WeightRow, groups: Groups, owners: dict[str, Adapter]) -> None:
+        super().__init__()
+        self._row, names = row, [w.name for w in row.weights]
+        self._parts: list[tuple[int, Adapter | None]] = []
+        of_weight = {adapter.weights[0]: adapter for adapter in row.adapters}
+        while names:
+            found = of_weight.get(names[0])
+            made = None
+            if found is not None:
+                made = Adapter(found, row, groups, owners.get(found.owner))
+                owners[found.path] = made
+                setattr(self, found.path.rpartition(".")[2], made)
+            count = 1 if found is None else len(found.weights)
+            self._parts.append((count, made))
+            del names[:count]
+
+    def build(self, x: Tensor, y: Tensor) -> Tensor:
+        """y: W x, or this replica's part of it -> the same with what the adapters add."""
+        wide, size = cast(x, popxl.float32), y.shape[-1] // len(self._row.weights)
+        parts = ops.split(y, [count * size for count, _ in self._parts], axis=-1)
+        return ops.concat(
+            [
+                part if adapter is None else self._added(part, adapter(wide, part.shape[-1]))
+                for part, (_, adapter) in zip(parts, self._parts, strict=True)
+            ],
+            axis=-1,
+        )
+
+    @staticmethod
+    def _added(y: Tensor, more: Tensor) -> Tensor:
+        return cast(cast(y, popxl.float32) + more, y.dtype)
+
+
+def adapt(module: addons.Module, rows: tuple[WeightRow, ...], groups: Groups) -> None:
+    """Give the linear maps of a layer the adapters that its rows name, as far as it has the maps.
+    """
+    owners: dict[str, Adapter] = {}
+    for row in rows:
+        linear = _at(module, row.path.split(".")[:-1]) if row.adapters else None
+        if linear is not None:
+            linear.adapters = Adapters(row, groups, owners)
+
+
+def _at(module: addons.Module, path: list[str]) -> addons.Module | None:
+    for name in path:
+        module = getattr(module, name, None)
+    return module

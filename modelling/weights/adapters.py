@@ -1,0 +1,162 @@
+"""The rows of adapters: an A and a B beside each linear map that has one, under PEFT's names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+
+from config.adapter import Adapter
+from config.errors import ConfigError
+from files.shown import shown_name, shown_names
+from modelling.weights.row import LowRank, Weight, WeightRow
+from modelling.weights.table import WeightTable
+from modelling.weights.trained import cut_by_trained
+
+A, B = "lora_A.weight", "lora_B.weight"
+"""What PEFT's names of the matrices end with, after the module's."""
+
+
+def with_adapters(table: WeightTable, adapter: Adapter, targets: str) -> WeightTable:
+    """The table of a model with adapters, which are trained, and `modules_to_save`; all else is
+    frozen.
+
+    Args:
+        targets: those of the family, where `adapter` names none.
+
+    Raises:
+        ConfigError: no linear map is meant, or the layers of a stack would not all have the same.
+    """
+    if not adapter.rank:
+        return table
+    modules = _Modules(table, adapter, targets)
+    layers = {name: modules.adapted(rows) for name, rows in table.layers.items()}
+    modules.check(layers)
+    return cut_by_trained(replace(table, layers=layers, fused={**table.fused, **modules.fused}))
+
+
+def module_of(weight: str) -> str:
+    """The module that has a weight or a bias."""
+    return weight.rpartition(".")[0]
+
+
+class _Modules:
+    """The linear maps as files have them, of which a row may have several or a part of one.
+
+    Attributes:
+        fused: the matrices B that are parts of one in files.
+    """
+
+    def __init__(self, table: WeightTable, adapter: Adapter, targets: str) -> None:
+        self._table, self._adapter, self._targets = table, adapter, targets
+        self._of = {own: name for name, owns in table.fused.items() for own in owns}
+        self.fused: dict[str, list[str]] = {}
+
+    def adapted(self, rows: Sequence[WeightRow]) -> tuple[WeightRow, ...]:
+        """The rows of a layer, and those of its adapters."""
+        owners: dict[str, str] = {}
+        own, more = [], list[WeightRow]()
+        for row in rows:
+            adapters = tuple(self._adapters(row, owners))
+            own.append(replace(row, trained=self._is_saved(row), adapters=adapters))
+            for adapter in adapters:
+                more += self._rows(row, adapter)
+        return (*own, *more)
+
+    def _is_saved(self, row: WeightRow) -> bool:
+        saved = [self._adapter.is_saved(self._module(w)) for w in row.weights]
+        if any(saved) and not all(saved):
+            raise ConfigError(
+                f"adapter.modules_to_save means a part of {shown_names([w.name for w in row.weights])}"
+                ", which are one variable: name all of them, or none"
+            )
+        return all(saved)
+
+    def _module(self, weight: Weight) -> str:
+        return module_of(self._of.get(weight.name, weight.name))
+
+    def _adapters(self, row: WeightRow, owners: dict[str, str]) -> Iterator[LowRank]:
+        """The adapters of a row's weights.
+
+        Args:
+            owners: paths of adapters that have an A, by module; new ones are added.
+        """
+        if not _is_linear(row):
+            return
+        linear, settings = row.path.removesuffix(".weight"), self._adapter
+        for number, (module, weights) in enumerate(groupby(row.weights, self._module)):
+            if self._is_target(module):
+                path = f"{linear}.adapters.{number}"
+                yield LowRank(
+                    module,
+                    tuple(w.name for w in weights),
+                    path,
+                    settings.rank_of(module),
+                    settings.scale_of(module),
+                    settings.dropout,
+                    owners.setdefault(module, path),
+                )
+
+    def _is_target(self, module: str) -> bool:
+        saved, settings = self._adapter.is_saved(module), self._adapter
+        return not saved and settings.is_target(module, self._targets)
+
+    def _rows(self, row: WeightRow, adapter: LowRank) -> Iterator[WeightRow]:
+        """Those of an adapter's A, unless another has it, and B."""
+        weights = [w for w in row.weights if w.name in adapter.weights]
+        features = weights[0].shape[1]
+        cut_in = row.axis == 0
+        if adapter.owner == adapter.path:
+            std = (3 * features) ** -0.5  # from -1 / sqrt(features) to its opposite, as in PEFT
+            a = Weight(f"{adapter.module}.{A}", (adapter.rank, features), std, uniform=True)
+            axis = 0 if cut_in else None
+            yield WeightRow(f"{adapter.path}.A", (a,), transpose=True, axis=axis, wide=True)
+        names = [f"{module_of(w.name)}.{B}" for w in weights]
+        parts = [
+            Weight(name, (w.shape[0], adapter.rank), 0.0)
+            for name, w in zip(names, weights, strict=True)
+        ]
+        whole = f"{adapter.module}.{B}"
+        if names != [whole]:
+            self.fused.setdefault(whole, []).extend(names)
+        axis, holders = (None, 1) if cut_in else (1, row.holders)
+        yield WeightRow(
+            f"{adapter.path}.B", tuple(parts), True, axis, holders=holders, wide=True
+        )
+
+    def check(self, layers: Mapping[str, Sequence[WeightRow]]) -> None:
+        """Raise ConfigError unless there are adapters, alike in all layers of a stack."""
+        found = {name: _alike(rows) for name, rows in layers.items()}
+        if not any(found.values()):
+            some = dict.fromkeys(
+                self._module(w).rpartition(".")[2]
+                for rows in self._table.layers.values()
+                for row in rows
+                if _is_linear(row)
+                for w in row.weights
+            )
+            targets = self._adapter.targets or self._targets
+            raise ConfigError(
+                f"adapter.targets {shown_name(targets)} means no linear map inside the model: "
+                f"there are {', '.join(some)}"
+            )
+        first: dict[str, str] = {}
+        for name in found:
+            other = first.setdefault(name.partition(".")[0], name)
+            if found[name] != found[other]:
+                raise ConfigError(
+                    f"adapter.targets and patterns give {name} other adapters than {other}: the "
+                    "layers of a stack need the same ones"
+                )
+
+
+def _is_linear(row: WeightRow) -> bool:
+    """Whether a row is a linear map inside a layer, which the head is not."""
+    return row.transpose and "." in row.path.removesuffix(".weight")
+
+
+def _alike(rows: Sequence[WeightRow]) -> list[object]:
+    """What the layers of a stack have in common."""
+    return [
+        (a.path, a.rank, a.scale, len(a.weights), a.owner) for row in rows for a in row.adapters
+    ]
