@@ -24,7 +24,7 @@ from tests.modelling.t5 import training as t5_training
 from tests.modelling.torch_training import Reference, check_training, logical, named_by_hf, train
 
 SLOW = pytest.mark.slow
-STEPS, RATE = 3, 1e-2
+STEPS, RATE = 3, 2e-3
 Batches = list[dict[str, np.ndarray]]
 
 
