@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from config.base import Section
 from config.errors import ConfigError
 from config.values import Names, NonNegativeInt, PathText, PositiveFloat, Probability, listed
+from files.shown import shown
 
 ALL_LINEAR = "all-linear"
-_NAMES = re.compile(r"[\w.-]+(,[\w.-]+)*")
+_NAMES = re.compile(r"[\w.-]+( *, *[\w.-]+)*")
 
 
 @dataclass(frozen=True)
@@ -48,22 +52,18 @@ class Adapter(Section):
     """Folder of an adapter to begin with, as PEFT writes it, which says all of the above."""
 
     def validate(self) -> None:
-        if self.targets is not None and not self._names_or_expression(self.targets):
-            raise ConfigError(
-                f"adapter.targets is {self.targets!r}, which is no regular expression: give names "
-                f"such as q_proj,v_proj, or {ALL_LINEAR}"
-            )
-        self.rank_of("")
-        self.alpha_of("")
-        if any(rank < 1 or rank % 1 for rank in _pattern("rank_pattern", self.rank_pattern).values()):
-            raise ConfigError(f"adapter.rank_pattern {self.rank_pattern!r} needs positive integers")
-
-    @staticmethod
-    def _names_or_expression(text: str) -> bool:
         try:
-            return bool(re.compile(text))
-        except re.error:
-            return False
+            re.compile(self.targets or "")
+        except re.error as error:
+            raise ConfigError(
+                f"adapter.targets is {shown(self.targets)}, which is no regular expression "
+                f"({error}): give names such as q_proj,v_proj, or {ALL_LINEAR}"
+            ) from error
+        self.patterns("alpha_pattern")
+        if any(rank % 1 for rank in self.patterns("rank_pattern").values()):
+            raise ConfigError(
+                f"adapter.rank_pattern is {shown(self.rank_pattern)}, but ranks are integers"
+            )
 
     def is_target(self, module: str, default: str) -> bool:
         """Whether a linear map inside the model has an adapter.
@@ -75,49 +75,54 @@ class Adapter(Section):
         targets = self.targets or default
         if targets == ALL_LINEAR:
             return True
-        if _NAMES.fullmatch(targets):
+        if is_names(targets):
             return _ends(module, targets)
         return re.fullmatch(targets, module) is not None
 
     def is_saved(self, module: str) -> bool:
         """Whether a module is trained whole."""
-        return self.modules_to_save is not None and _ends(module, self.modules_to_save)
+        return _ends(module, self.modules_to_save)
 
     def rank_of(self, module: str) -> int:
         """The rank of a module's adapter."""
-        return int(_matching(_pattern("rank_pattern", self.rank_pattern), module, self.rank))
+        return int(_matching(self.patterns("rank_pattern"), module, self.rank))
 
     def alpha_of(self, module: str) -> float:
         """The alpha of a module's adapter."""
-        return _matching(_pattern("alpha_pattern", self.alpha_pattern), module, self.alpha)
+        return _matching(self.patterns("alpha_pattern"), module, self.alpha)
 
     def scale_of(self, module: str) -> float:
         """The factor on what a module's adapter adds."""
         rank = self.rank_of(module)
         return self.alpha_of(module) / (rank**0.5 if self.rslora else rank)
 
+    def patterns(self, field: Literal["rank_pattern", "alpha_pattern"]) -> dict[str, float]:
+        """The numbers of a field, by regular expressions for the ends of names."""
+        text: str | None = getattr(self, field)
+        pairs = [pair.rpartition("=") for pair in listed(text)]
+        try:
+            found = {key.strip(): float(value) for key, _, value in pairs}
+            if all(found) and all(re.compile(k) and 0 < v < math.inf for k, v in found.items()):
+                return found
+        except (ValueError, re.error):
+            pass
+        raise ConfigError(
+            f"adapter.{field} is {shown(text)}, but must be ends of names with positive numbers, "
+            "such as k_proj=4,o_proj=16"
+        )
 
-def _ends(module: str, names: str) -> bool:
+
+def is_names(targets: str) -> bool:
+    """Whether a text lists ends of names; else it is a regular expression."""
+    return _NAMES.fullmatch(targets) is not None
+
+
+def _ends(module: str, names: str | None) -> bool:
     """Whether a module's name ends with one of those between commas."""
     return any(f".{module}".endswith(f".{name}") for name in listed(names))
 
 
-def _pattern(field: str, text: str | None) -> dict[str, float]:
-    """Numbers by regular expressions for the ends of names."""
-    pairs = [pair.rpartition("=") for pair in listed(text)]
-    try:
-        found = {key.strip(): float(value) for key, _, value in pairs}
-        if all(found) and all(re.compile(key) and value > 0 for key, value in found.items()):
-            return found
-    except (ValueError, re.error):
-        pass
-    raise ConfigError(
-        f"adapter.{field} is {text!r}, but must be names with positive numbers, such as "
-        "k_proj=4,o_proj=16"
-    )
-
-
-def _matching(pattern: dict[str, float], module: str, default: float) -> float:
+def _matching(pattern: Mapping[str, float], module: str, default: float) -> float:
     """The number of the first expression that the end of a name matches."""
     for key, value in pattern.items():
         if re.fullmatch(rf"(.*\.)?({key})", module):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,10 @@ from checkpoints.errors import CheckpointError
 from checkpoints.shards import as_stored, write_json, write_shard
 from checkpoints.tensor_files import TensorFiles
 from config.adapter import Adapter, is_names
-from files.errors import FileError
+from config.values import listed
 from files.json_files import Fields, read_object
 from files.lazy import Lazy
-from files.shown import shown, shown_path
+from files.shown import shown_path
 
 SETTINGS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -137,7 +136,7 @@ def settings_of(
         "layers_to_transform": None,
         "lora_alpha": _whole(adapter.alpha),
         "lora_dropout": adapter.dropout,
-        "modules_to_save": list(adapter.saved) or None,
+        "modules_to_save": list(listed(adapter.modules_to_save)) or None,
         "peft_type": "LORA",
         "r": adapter.rank,
         "rank_pattern": ranks,
@@ -162,7 +161,9 @@ def _shortest(modules: Collection[str], others: Collection[str]) -> list[str]:
     return sorted(ends)
 
 
-def write_adapter(folder: Path, tensors: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> None:
+def write_adapter(
+    folder: Path, tensors: Mapping[str, np.ndarray], settings: Mapping[str, Any]
+) -> None:
     """Write an adapter's files into a folder. They are small, and held in memory at once.
 
     Args:

@@ -6,17 +6,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import popxl_addons as addons
 from config.sections import RunConfig
 from modelling.decoder import Decoder
 from modelling.decoder_weights import layer_name
-from modelling.layers import Groups, Layers, adapt
+from modelling.layers import Dropout, Groups, Layer, Layers, adapt
+from modelling.layers.dropout import NO_DROPOUT
 from modelling.weights import WeightTable
 from modelling.weights.adapters import with_adapters
 
 
 def give_adapters(
-    module: addons.Module, config: RunConfig, table_of: Callable[[Any], WeightTable], layer: str
+    module: Layer, config: RunConfig, table_of: Callable[[Any], WeightTable], layer: str
 ) -> None:
     """Give a layer the adapters of the rows of its table; a part of a layer those it has maps for.
 
@@ -26,7 +26,9 @@ def give_adapters(
     """
     if config.adapter.rank:
         table = with_adapters(table_of(config), config.adapter, config.adapter_targets)
-        adapt(module, table.layers[layer], Groups.current(config.execution.tensor_parallel))
+        groups = Groups.current(config.execution.tensor_parallel)
+        dropout = NO_DROPOUT if config.model.eval else Dropout(config.adapter.dropout)
+        adapt(module, table.layers[layer], groups, dropout)
 
 
 def adapted_decoder(
@@ -37,6 +39,7 @@ def adapted_decoder(
     def layers(room: int) -> Layers:
         made = decoder.layers(room)
         for kind in made.kinds:
+            assert isinstance(kind, Layer)
             give_adapters(kind, config, table_of, layer_name(0))
         return made
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import popxl
-import popxl_addons as addons
-from modelling.layers.dropout import Dropout
+from modelling.layers.dropout import NO_DROPOUT, Dropout
 from modelling.layers.layer import Layer, cast
 from modelling.layers.parallel import Groups
 from modelling.weights import LowRank, WeightRow
 from popxl import Tensor, ops
+
+_TAG = 0xADA
+"""Tells the seeds of adapters from those that a layer makes for itself."""
 
 
 class Adapter(Layer):
@@ -18,19 +22,29 @@ class Adapter(Layer):
     the sum; else the columns of B. The other matrix is whole on all replicas, each of which uses it
     for a part of the work.
 
-    Variables: `A` (in_features, rank), unless `owner` has it, and `B` (rank, out_features), float32.
+    Variables, float32: `A` (in_features, rank), unless `owner` has it; `B` (rank, out_features).
 
     Args:
         row: the weight's.
         owner: the adapter whose A this one has.
+
+    Attributes:
+        seed: for dropout, see `seed_adapters`.
     """
 
+    seed: Tensor | None = None
+
     def __init__(
-        self, adapter: LowRank, row: WeightRow, groups: Groups, owner: Adapter | None = None
+        self,
+        adapter: LowRank,
+        row: WeightRow,
+        groups: Groups,
+        dropout: Dropout,
+        owner: Adapter | None = None,
     ) -> None:
         super().__init__()
-        self._of, self._groups, self._owner = adapter, groups, owner
-        self.dropout, self.seed = Dropout(adapter.dropout), None
+        self._of, self._groups, self._dropout = adapter, groups, dropout
+        self._owners = () if owner is None else (owner,)  # not a part of this module
         self._cut_in, self._holders = row.axis == 0, row.holders
 
     def build(self, x: Tensor, out_features: int) -> Tensor:
@@ -39,13 +53,12 @@ class Adapter(Layer):
         cut = self._groups.held_by(self._holders)
         groupings = (cut, whole) if self._cut_in else (whole, cut)
         rank, float32 = self._of.rank, popxl.float32
-        if self._owner is None:
-            a = self.weight("A", (x.shape[-1], rank), float32, groupings[0])
-        else:
-            a = self._owner.get("A")
+        shared = [owner.get("A") for owner in self._owners]
+        a = shared[0] if shared else self.weight("A", (x.shape[-1], rank), float32, groupings[0])
         b = self.weight("B", (rank, out_features), float32, groupings[1])
         a, b = (a, self._open(b)) if self._cut_in else (self._open(a), b)
-        return (self.dropout(x, self.seed) @ a @ b) * self._of.scale
+        seed = self._groups.own_seed(self.seed) if self._cut_in else self.seed
+        return (self._dropout(x, seed) @ a @ b) * self._of.scale
 
     def _open(self, t: Tensor) -> Tensor:
         """Its gradient is the sum over the group; of what neighbours do alike, once."""
@@ -57,10 +70,13 @@ class Adapters(Layer):
 
     Args:
         row: of the map's weight, which names its adapters.
+        dropout: of what they read.
         owners: adapters by path, which may have an A for these; these are added.
     """
 
-    def __init__(self, row: WeightRow, groups: Groups, owners: dict[str, Adapter]) -> None:
+    def __init__(
+        self, row: WeightRow, groups: Groups, dropout: Dropout, owners: dict[str, Adapter]
+    ) -> None:
         super().__init__()
         self._row, names = row, [w.name for w in row.weights]
         self._parts: list[tuple[int, Adapter | None]] = []
@@ -69,7 +85,7 @@ class Adapters(Layer):
             found = of_weight.get(names[0])
             made = None
             if found is not None:
-                made = Adapter(found, row, groups, owners.get(found.owner))
+                made = Adapter(found, row, groups, dropout, owners.get(found.owner))
                 owners[found.path] = made
                 setattr(self, found.path.rpartition(".")[2], made)
             count = 1 if found is None else len(found.weights)
@@ -93,17 +109,33 @@ class Adapters(Layer):
         return cast(cast(y, popxl.float32) + more, y.dtype)
 
 
-def adapt(module: addons.Module, rows: tuple[WeightRow, ...], groups: Groups) -> None:
+def adapt(
+    layer: Layer, rows: tuple[WeightRow, ...], groups: Groups, dropout: Dropout = NO_DROPOUT
+) -> None:
     """Give the linear maps of a layer the adapters that its rows name, as far as it has the maps.
+
+    Args:
+        dropout: of what adapters read; it needs `seed_adapters`.
     """
     owners: dict[str, Adapter] = {}
     for row in rows:
-        linear = _at(module, row.path.split(".")[:-1]) if row.adapters else None
+        linear = _at(layer, row.path.split(".")[:-1]) if row.adapters else None
         if linear is not None:
-            linear.adapters = Adapters(row, groups, owners)
+            linear.adapters = Adapters(row, groups, dropout, owners)
+    layer.inside = tuple(owners.values()) if dropout.active else ()
 
 
-def _at(module: addons.Module, path: list[str]) -> addons.Module | None:
+def seed_adapters(layer: Layer, seed: Tensor | None) -> None:
+    """Give each adapter that `adapt` gave to a layer a seed for dropout, made from the layer's."""
+    if layer.inside:
+        assert seed is not None, "dropout needs a seed"
+        own = ops.create_random_seed(seed, popxl.constant(_TAG, popxl.uint32))
+        seeds = ops.split_random_seed(own, len(layer.inside))
+        for adapter, of_adapter in zip(layer.inside, seeds, strict=True):
+            adapter.seed = of_adapter
+
+
+def _at(module: Any, path: list[str]) -> Any:
     for name in path:
         module = getattr(module, name, None)
     return module

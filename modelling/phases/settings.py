@@ -64,8 +64,9 @@ class Settings:
     @property
     def seed_spec(self) -> popxl.TensorSpec | None:
         """Spec of the seed of a phase; None if nothing is random."""
-        model = self.config.model
-        random = model.dropout_prob > 0 and not model.eval
+        model, adapter = self.config.model, self.config.adapter
+        drops = model.dropout_prob > 0 or (adapter.rank > 0 and adapter.dropout > 0)
+        random = drops and not model.eval
         return popxl.TensorSpec((2,), popxl.uint32) if random else None
 
     def runs(self, phase: str, layers: int) -> dict[str, int]:

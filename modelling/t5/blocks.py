@@ -25,6 +25,7 @@ from modelling.layers import (
     LMHeadLoss,
     RMSNorm,
     add_residual,
+    seed_adapters,
 )
 from modelling.t5.biases import Packing, RelativePosition
 from modelling.t5.weights import decoder_layer, encoder_layer, weight_table
@@ -190,6 +191,7 @@ class EncoderBlock(Layer):
             mask: int32 (batch, length), see `Packing`.
             seed: uint32 (2,) for dropout, the same on the replicas of a tensor-parallel group.
         """
+        seed_adapters(self, seed)
         attention_seed, feed_forward_seed = self.dropout.seeds(seed, 2)
         x = self.self_attention(x, mask, attention_seed)
         return self.feed_forward(x, feed_forward_seed)
@@ -222,6 +224,7 @@ class DecoderBlock(Layer):
             mask: int32 (batch, encoder length), see `Packing`.
             seed: as for `EncoderBlock`.
         """
+        seed_adapters(self, seed)
         self_seed, cross_seed, feed_forward_seed = self.dropout.seeds(seed, 3)
         x = self.self_attention(x, seed=self_seed)
         x = self.cross_attention(x, encoded, mask, cross_seed)

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from config.adapter import Adapter
 from config.errors import ConfigError
-from files.shown import shown_name, shown_names
+from files.shown import shown_name
 from modelling.weights.row import LowRank, Weight, WeightRow
 from modelling.weights.table import WeightTable
 from modelling.weights.trained import cut_by_trained
@@ -66,9 +66,10 @@ class _Modules:
     def _is_saved(self, row: WeightRow) -> bool:
         saved = [self._adapter.is_saved(self._module(w)) for w in row.weights]
         if any(saved) and not all(saved):
+            names = ", ".join(w.name for w in row.weights)
             raise ConfigError(
-                f"adapter.modules_to_save means a part of {shown_names([w.name for w in row.weights])}"
-                ", which are one variable: name all of them, or none"
+                f"adapter.modules_to_save means some of {names}, which are one variable: name all "
+                "of them, or none"
             )
         return all(saved)
 
@@ -93,7 +94,6 @@ class _Modules:
                     path,
                     settings.rank_of(module),
                     settings.scale_of(module),
-                    settings.dropout,
                     owners.setdefault(module, path),
                 )
 
@@ -120,9 +120,7 @@ class _Modules:
         if names != [whole]:
             self.fused.setdefault(whole, []).extend(names)
         axis, holders = (None, 1) if cut_in else (1, row.holders)
-        yield WeightRow(
-            f"{adapter.path}.B", tuple(parts), True, axis, holders=holders, wide=True
-        )
+        yield WeightRow(f"{adapter.path}.B", tuple(parts), True, axis, holders=holders, wide=True)
 
     def check(self, layers: Mapping[str, Sequence[WeightRow]]) -> None:
         """Raise ConfigError unless there are adapters, alike in all layers of a stack."""

@@ -61,7 +61,6 @@ class LowRank:
         path: of the adapter's variables.
         rank: rows of A.
         scale: factor on what it adds.
-        dropout: of what A reads.
         owner: path of the adapter that has A, where several rows are one map in files; else `path`.
     """
 
@@ -70,7 +69,6 @@ class LowRank:
     path: str
     rank: int
     scale: float
-    dropout: float
     owner: str
 
 
