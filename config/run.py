@@ -157,6 +157,11 @@ class Training(Section):
 
     optimizer: Optimizer = field(default_factory=Optimizer)
 
+    @property
+    def some_frozen(self) -> bool:
+        """Whether not all weights are trained."""
+        return self.trained is not None or self.frozen is not None
+
 
 Device = Literal["auto", "cpu", "gpu", "tpu"]
 
@@ -298,6 +303,10 @@ class Checkpoint(Section):
 
     save_optimizer: bool = True
     """Save the optimizer's state too, without which training cannot resume."""
+
+    base: PathText | None = None
+    """Where the model is that has the weights which the run in `load` left frozen. null: where it
+    was."""
 
     load_optimizer: bool = True
     """Continue the run in `load`; false: a new run, from its weights alone."""

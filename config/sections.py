@@ -69,6 +69,11 @@ class RunConfig(Section):
         return self.checkpoint.keep_best or ("loss" if self.evaluation.patience else None)
 
     @property
+    def some_frozen(self) -> bool:
+        """Whether there are weights that are not trained."""
+        return self.training.some_frozen or self.adapter.rank > 0
+
+    @property
     def rounds_stochastically(self) -> bool:
         """Whether what is stored in 16 bits is rounded at random: null is true unless more is kept
         of it."""
@@ -137,7 +142,9 @@ class RunConfig(Section):
         elements = self.min_weights()
         return {
             "the weights": elements // 2 if m.quantisation else elements * item,
-            "gradients and moments": 0 if m.eval else elements * self._least_state(),
+            "gradients and moments": (
+                0 if m.eval or self.some_frozen else elements * self._least_state()
+            ),
             "the activations": kept * tokens * m.hidden_size * item,
             "the inputs of a run": e.device_iterations * tokens * 4,
         }
@@ -167,6 +174,16 @@ class RunConfig(Section):
                 f"{self.execution.tensor_parallel} must be at most {MAX_REPLICAS:,} devices"
             )
         self._check_rounding()
+        if self.fp8.enabled and self.fp8.recipe == "delayed" and self.some_frozen:
+            raise ConfigError(
+                "fp8.recipe delayed learns its scales in backward passes, which frozen layers may "
+                "not have: where some are frozen, set fp8.recipe current"
+            )
+        if self.adapter.rank and self.training.trained is not None:
+            raise ConfigError(
+                "training.trained is for runs without adapters: with adapter.rank, name in "
+                "adapter.modules_to_save what is trained besides them"
+            )
         if self.execution.update == "behind" and not self.rounds_behind:
             raise ConfigError(
                 "execution.update behind with stochastic rounding needs execution.device_iterations"

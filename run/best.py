@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from checkpoints import CheckpointError, CheckpointStore
@@ -17,6 +18,9 @@ from files.yaml_files import yaml_text
 from modelling.weights import Arrays
 from terminal.screen import say
 
+NO_BASE: Mapping[str, Any] = MappingProxyType({})
+"""All weights are trained."""
+
 
 class Best:
     """Watches one metric: `checkpoint.keep_best`, else the loss.
@@ -25,9 +29,15 @@ class Best:
     optimizer state, in a folder of their own. NaN is never the best.
     """
 
-    def __init__(self, config: RunConfig, state: Mapping[str, Any] | None) -> None:
-        """Args: `state`: what `state()` gave when the run was saved."""
-        self._config = config
+    def __init__(
+        self, config: RunConfig, state: Mapping[str, Any] | None, base: Mapping[str, Any] = NO_BASE
+    ) -> None:
+        """
+        Args:
+            state: what `state()` gave when the run was saved.
+            base: what to save of the weights that are not trained.
+        """
+        self._config, self._base = config, base
         self._metric = config.checkpoint.keep_best or "loss"
         self._value: float | None = None
         self._step = self._since = 0
@@ -71,6 +81,7 @@ class Best:
         if self._folder is not None:
             with CheckpointStore(self._folder, to_keep=1) as store:
                 facts = {"metrics": dict(metrics), "config": self._config.to_dict()}
+                facts |= self._base
                 texts = {CONFIG: yaml_text(self._config.to_dict())}
                 store.save(step, weights, facts, wait=True, texts=texts)
 

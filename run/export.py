@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
+import numpy as np
+
+import popxl
 from checkpoints.together import damage_told
 from config.sections import RunConfig
 from data.loaded import Loaded
@@ -13,7 +17,7 @@ from huggingface.hub import DataUnavailable
 from huggingface.models import RANDOM
 from machine.memory import check_least
 from modelling.spec import ModelFamily, family_of
-from modelling.weights import Arrays
+from modelling.weights import Arrays, Computed
 from run.base_model import base_settings, copy_processors, with_other_parts
 from run.card import RunRecord, write_card
 from run.start import Start, load_weights
@@ -54,6 +58,9 @@ def export(
     except DataUnavailable as error:
         say(f"warning: no tokenizer is written: {error}")
 
+    if config.some_frozen:  # the base's may be of another type than those that it trains
+        dtype = popxl.dtype.from_name(config.model.precision).as_numpy()
+        weights = Computed({name: partial(_typed, weights, name, dtype) for name in weights})
     files = family.weights(config).for_files(weights)
     description = family.to_config_json(config) | {PARAMS: {TASK: task_fields(config)}}
     files, description, whole = with_other_parts(config, files, description)
@@ -68,6 +75,10 @@ def export(
     settings = base_settings(config)
     write_hf_directory(folder, files, description, complete=complete, generation=settings)
     say(f"wrote a model for Hugging Face to {folder}")
+
+
+def _typed(weights: Arrays, name: str, dtype: np.dtype) -> np.ndarray:
+    return weights[name].astype(dtype, copy=False)
 
 
 def task_fields(config: RunConfig) -> dict[str, str]:

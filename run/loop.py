@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -48,7 +49,7 @@ from run.schedule import Schedule, changed_rate, check_iterations, with_steps
 from run.signals import StopSignal
 from run.skipped_steps import SkippedSteps
 from run.stalls import Stalls
-from run.start import Start, starting_point
+from run.start import Start, saved_base, starting_point, whole_weights
 from run.utilisation import utilisation_of
 from sessions.running import compiled
 from sessions.training import FineTuning
@@ -152,8 +153,11 @@ def _finetune(
         _continue(loader, start)
         say(f"starting from {start.source}")
         _say_new_rate(config, start)
+        save = config.checkpoint.save is not None
+        base = saved_base(start, family.weights(config)) if save else {}
+        best = Best(config, start.best, base)
         run = _Run(
-            config, family, options, loader, start, model, evaluator, Best(config, start.best),
+            config, family, options, loader, start, model, evaluator, best, base,
             SkippedSteps(config.training.max_skipped_steps, start.skipped_steps), folder, loaded,
         )  # fmt: skip
         return run.train(data.tokenizer)
@@ -192,6 +196,7 @@ class _Run:
     model: FineTuning
     evaluator: Evaluator | None
     best: Best
+    base: Mapping[str, Any]
     skipped: SkippedSteps
     folder: RunFolder
     loaded: Loaded
@@ -224,6 +229,7 @@ class _Run:
                     self.best,
                     self.start.step,
                     tokenizer,
+                    self.base,
                 )
             )
             checkpoints.begin()
@@ -257,7 +263,10 @@ class _Run:
             f"the weights of step {checkpoint.step}, the best by "
             f"{config.checkpoint.keep_best}, go out"
         )
-        return checkpoint.step, checkpoint.tensors
+        if not config.some_frozen:
+            return checkpoint.step, checkpoint.tensors
+        table = self.family.weights(config)
+        return checkpoint.step, whole_weights(config, checkpoint, table, str(best))
 
     def _records(self) -> Recorder | Silence:
         """What records steps; that of process 0 does."""
@@ -334,7 +343,8 @@ class _Run:
         if self.evaluator is None or not due:
             return {}
         outcome = self.evaluator.evaluate(self.model.tensors(), quiet=True)
-        self.best.consider(step, outcome.metrics, without_optimizer(self.model.tensors()))
+        weights = without_optimizer(self.model.tensors(frozen=False))
+        self.best.consider(step, outcome.metrics, weights)
         values = {f"{VALIDATION}{name}": value for name, value in outcome.metrics.items()}
         logged = outcome.answers[: self.config.evaluation.log_samples]
         return {**values, SAMPLES: [answer.to_dict() for answer in logged]}

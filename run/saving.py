@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -21,7 +22,7 @@ from files.yaml_files import yaml_text
 from modelling.spec import ModelFamily
 from modelling.weights import Arrays, nbytes_of
 from run.base_model import base_settings
-from run.best import Best
+from run.best import NO_BASE, Best
 from run.mirror import Mirror
 from run.skipped_steps import SkippedSteps
 from run.start import MODEL
@@ -49,15 +50,17 @@ class Checkpoints:
         best: Best,
         saved: int,
         tokenizer: Tokenizer | None = None,
+        base: Mapping[str, Any] = NO_BASE,
     ) -> None:
         """
         Args:
             saved: step that the run starts at, which need not be saved again.
+            base: what to save of the weights that are not trained.
             tokenizer: of the data; kept next to the steps.
         """
         self._config, self._family, self._model = config, family, model
         self._loader, self._skipped, self._best = loader, skipped, best
-        self._tokenizer = tokenizer
+        self._tokenizer, self._base = tokenizer, base
         settings = config.checkpoint
         on_disk = config.execution.disk is not None
         size = SHARD_OF_DISK if on_disk else SHARD_BYTES
@@ -160,7 +163,7 @@ class Checkpoints:
     def _save(self, step: int, wait: bool) -> None:
         assert self._store is not None
         self._last = time.monotonic()
-        tensors = self._model.tensors(self._config.checkpoint.save_optimizer)
+        tensors = self._model.tensors(self._config.checkpoint.save_optimizer, frozen=False)
         texts = {CONFIG: yaml_text(self._config.to_dict())}
         self._prepare(step, tensors)
         self._bytes = nbytes_of(tensors)
@@ -205,6 +208,7 @@ class Checkpoints:
             "config": self._config.to_dict(),
             MODEL: self._family.to_config_json(self._config),
             "versions": {name: metadata.version(name) for name in ("jax", "numpy", "popxl-xla")},
+            **self._base,
         }
 
     def _prepare(self, step: int | None, tensors: Arrays) -> None:
@@ -237,7 +241,7 @@ class Checkpoints:
         if self._store is None:
             say("no checkpoints are saved, so that nothing can be continued: --save DIR keeps them")
             return
-        tensors = self._model.tensors(settings.save_optimizer)
+        tensors = self._model.tensors(settings.save_optimizer, frozen=False)
         self._prepare(None, tensors)
         every = [f"{settings.steps} steps"] if settings.steps is not None else []
         every += [f"{settings.minutes:g} minutes"] if settings.minutes is not None else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from checkpoints import (
 from checkpoints.parts import Part, PartialReader
 from config.agreement import agree
 from config.base import flattened
+from config.errors import UserError
 from config.model import TiedEmbedding
 from config.sections import RunConfig
 from files.json_files import Fields
@@ -32,7 +33,8 @@ from huggingface.wrappers import TextTensors, text_part, wrapper_of
 from modelling.spec import family_of
 from modelling.weights import FP8, OPTIMIZER, WeightTable
 from modelling.weights.state_forms import in_form, kept_state
-from terminal.screen import say
+from run.frozen_base import Base, WithBase
+from terminal.screen import is_first_process, say
 
 Tensors = Mapping[str, np.ndarray]
 ModelTensors = TensorFiles | TextTensors
@@ -67,6 +69,7 @@ class Start:
         best: state of the watch over the best evaluation; None: there is none.
         sha256: digest of what was read, as far as there is one.
         checkpoint: what it is a state of, if it is one that was saved.
+        base: which model its weights are that are not trained; None: not known.
         reload: finds the start anew.
     """
 
@@ -78,6 +81,7 @@ class Start:
     best: dict[str, Any] | None = None
     sha256: str = ""
     checkpoint: Checkpoint | None = None
+    base: Base | None = None
     reload: Callable[[], Start] | None = None
 
     def load_with_fallback(self, use: Callable[[Start], Used]) -> tuple[Start, Used]:
@@ -141,16 +145,18 @@ def _starting_point(config: RunConfig, table: WeightTable, fresh: bool) -> Start
         saved = flattened(_mapping(_metadata(checkpoint), "config") or {})
         if not _is_within(load, save) or saved.get("checkpoint.load") == load:
             _check_same_run(saved, config, save)
-            return _continued(config, checkpoint, table, save, "--fresh starts over")
+            model = load if load != RANDOM and load and not has_checkpoint(load) else None
+            return _continued(config, checkpoint, table, save, "--fresh starts over", model)
     if load is None or load == RANDOM:
-        return Start(table.initial(config.model.seed))
+        return Start(table.initial(config.model.seed), base=Base(RANDOM))
     if not has_checkpoint(load):
         return _of_model(config, table, load)
     checkpoint = load_checkpoint(load, verify=False)
     if not config.checkpoint.load_optimizer:
-        weights = _weights(config, checkpoint, table, load)
+        weights = whole_weights(config, checkpoint, table, load)
         source = f"the weights of step {checkpoint.step} in {load}"
-        return Start(weights, source=source, sha256=checkpoint.sha256, checkpoint=checkpoint)
+        base = _base_of(checkpoint, table)
+        return Start(weights, 0, None, source, 0, None, checkpoint.sha256, checkpoint, base)
     advice = "--checkpoint.load_optimizer false starts a new run from its weights"
     return _continued(config, checkpoint, table, load, advice)
 
@@ -166,7 +172,7 @@ def _of_model(config: RunConfig, table: WeightTable, name: str) -> Start:
     _check_head(config, table, tensors, name)
     _check_fit(table, tensors, tensors, name)
     weights = _Finite(config, table.renamed(tensors), name)
-    return Start(weights, source=name, sha256=tensors.fingerprint())
+    return Start(weights, source=name, sha256=tensors.fingerprint(), base=Base.at(name))
 
 
 def _language_model(
@@ -199,19 +205,30 @@ def _check_head(config: RunConfig, table: WeightTable, tensors: Tensors, name: s
 
 
 def _continued(
-    config: RunConfig, checkpoint: Checkpoint, table: WeightTable, folder: str, advice: str
+    config: RunConfig,
+    checkpoint: Checkpoint,
+    table: WeightTable,
+    folder: str,
+    advice: str,
+    model: str | None = None,
 ) -> Start:
-    _weights(config, checkpoint, table, folder)  # which checks that they fit
+    """The state of a run that goes on; `model` is where its base is said to be."""
+    whole_weights(config, checkpoint, table, folder)  # which checks that they fit
     if not any(name.startswith(f"{OPTIMIZER}/") for name in checkpoint.tensors):
         raise CheckpointError(
             f"the checkpoint in {folder} has no optimizer state to continue with: {advice}"
+        )
+    if set(_names_of_weights(checkpoint)) != {weight.name for weight in table.trained}:
+        raise CheckpointError(
+            f"the run in {shown_path(folder)} trains other weights than training.trained and "
+            f"frozen mean: continue it as it was; {advice}"
         )
     tensors = _Finite(config, checkpoint.tensors, folder)
     state = _in_form(config, tensors, checkpoint.tensors, table, folder)
     changed = ", its optimizer state in another form from now on" if state is not tensors else ""
     metadata = _metadata(checkpoint)
     return Start(
-        state,
+        _with_base(config, state, checkpoint, table, folder, model),
         checkpoint.step,
         _mapping(metadata, "data"),
         f"step {checkpoint.step} in {folder}{changed}",
@@ -219,6 +236,7 @@ def _continued(
         _mapping(metadata, "best"),
         checkpoint.sha256,
         checkpoint,
+        Base.saved(metadata),
     )
 
 
@@ -253,6 +271,14 @@ def _mapping(metadata: Fields, name: str) -> dict[str, Any] | None:
 def _is_within(load: str | None, save: str) -> bool:
     """Whether `load` names the run in `save`, or one of its steps."""
     return load is not None and Path(load).resolve().is_relative_to(Path(save).resolve())
+
+
+def saved_base(start: Start, table: WeightTable) -> dict[str, Any]:
+    """What checkpoints say of the weights that they do not hold; process 0 writes it."""
+    if not table.frozen or not is_first_process():
+        return {}
+    assert start.base is not None, "who starts to train knows where its weights are"
+    return start.base.known(start.tensors, table.frozen).record()
 
 
 def _check_same_run(saved: Mapping[str, Any], config: RunConfig, folder: str) -> None:
@@ -295,7 +321,7 @@ def _load_weights(config: RunConfig, table: WeightTable) -> Start:
             raise _no_scales(load)
         return _of_model(config, table, load)
     checkpoint = load_checkpoint(load, verify=False)
-    weights = _weights(config, checkpoint, table, load)
+    weights = whole_weights(config, checkpoint, table, load)
     if needs_scales:
         weights = _with_scales(config, weights, checkpoint.tensors, load)
     source = f"step {checkpoint.step} in {load}"
@@ -318,13 +344,70 @@ def _no_scales(load: str) -> CheckpointError:
     )
 
 
-def _weights(config: RunConfig, checkpoint: Checkpoint, table: WeightTable, load: str) -> Tensors:
-    """The weights alone of a checkpoint, each read when it is asked for."""
+def whole_weights(
+    config: RunConfig, checkpoint: Checkpoint, table: WeightTable, load: str
+) -> Tensors:
+    """All weights of a checkpoint's model, each read when it is asked for.
+
+    Raises:
+        CheckpointError: they do not fit the configuration, or those that the checkpoint does not
+            hold cannot be had.
+    """
     _check_model(config, checkpoint.metadata.get(MODEL), load)
-    tensors = checkpoint.tensors
-    names = [n for n in tensors if not n.startswith((f"{OPTIMIZER}/", f"{FP8}/"))]
-    _check_fit(table, tensors, names, load)
-    return _Finite(config, tensors, load, names)
+    tensors, names = checkpoint.tensors, _names_of_weights(checkpoint)
+    base = Base.saved(_metadata(checkpoint))
+    frozen = {} if base is None else base.sha256 or {}
+    _check_fit(table, tensors, names, load, frozen)
+    own = _Finite(config, tensors, load, names)
+    return _with_base(config, own, checkpoint, table, load)
+
+
+def _names_of_weights(checkpoint: Checkpoint) -> list[str]:
+    return [n for n in checkpoint.tensors if not n.startswith((f"{OPTIMIZER}/", f"{FP8}/"))]
+
+
+def _base_of(checkpoint: Checkpoint, table: WeightTable) -> Base:
+    """The base of a run that begins with the weights of a checkpoint: its own, if that has all that
+    are not trained."""
+    base = Base.saved(_metadata(checkpoint))
+    if base is not None and base.sha256 is not None and base.sha256.keys() >= {*table.frozen}:
+        return base
+    return Base.at(checkpoint.path)
+
+
+def _with_base(
+    config: RunConfig,
+    own: Tensors,
+    checkpoint: Checkpoint,
+    table: WeightTable,
+    load: str,
+    model: str | None = None,
+) -> Tensors:
+    """What a checkpoint holds, with the weights that it does not.
+
+    Args:
+        model: where the base is said to be.
+    """
+    base = Base.saved(_metadata(checkpoint))
+    if base is None:
+        return own
+    place = config.checkpoint.base or model or base.name
+    try:
+        weights = _base_weights(config, table, place)
+    except UserError as error:
+        raise CheckpointError(
+            f"the run in {shown_path(load)} holds what it trained, and {shown_path(place)} the "
+            f"other weights, which cannot be had: {error}; --checkpoint.base says where they are"
+        ) from error
+    return WithBase(own, base, weights, (load, place))
+
+
+def _base_weights(config: RunConfig, table: WeightTable, place: str) -> Tensors:
+    if place == RANDOM:
+        return table.initial(config.model.seed)
+    if has_checkpoint(place):
+        return whole_weights(config, load_checkpoint(place, verify=False), table, place)
+    return _of_model(config, table, place).tensors
 
 
 def _check_model(config: RunConfig, theirs: Any, load: str) -> None:
@@ -381,8 +464,15 @@ class _Finite(Lazy[np.ndarray]):
         return array
 
 
-def _check_fit(table: WeightTable, files: ModelTensors, names: Iterable[str], load: str) -> None:
-    """Raise CheckpointError unless the weights `names` of `files` are those of the model."""
+def _check_fit(
+    table: WeightTable,
+    files: ModelTensors,
+    names: Iterable[str],
+    load: str,
+    elsewhere: Collection[str] = (),
+) -> None:
+    """Raise CheckpointError unless the weights `names` of `files` are those of the model, together
+    with those that are `elsewhere`."""
     specs = {name: files.spec(name) for name in names}
     wrong = [name for name, spec in specs.items() if spec.dtype.name not in _FLOATS]
     if wrong:
@@ -391,6 +481,7 @@ def _check_fit(table: WeightTable, files: ModelTensors, names: Iterable[str], lo
             f"{', '.join(_FLOATS)}"
         )
     try:
-        table.check_shapes({name: spec.shape for name, spec in specs.items()})
+        others = {w.name: w.shape for w in table.weights if w.name in elsewhere}
+        table.check_shapes(others | {name: spec.shape for name, spec in specs.items()})
     except ValueError as error:
         raise CheckpointError(f"{load}: {error}") from error

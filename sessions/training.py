@@ -67,8 +67,9 @@ class FineTuning(RunningModel):
         super().__init__(config, self.program.ir, table, self.program.variables)
 
     # ---- state ----------------------------------------------------------------------------------
-    def tensors(self, optimizer: bool = True) -> Mapping[str, np.ndarray]:
-        """Weights, and optimizer state if asked, as whole tensors by logical name.
+    def tensors(self, optimizer: bool = True, frozen: bool = True) -> Mapping[str, np.ndarray]:
+        """Weights, and optimizer state if asked, as whole tensors by logical name; without those
+        that are not trained if `frozen` is false.
 
         Each is brought from the devices when it is asked for, best in order. They change with the
         next step. An update that is pending is done first, by all processes together.
@@ -81,7 +82,7 @@ class FineTuning(RunningModel):
         session = self.session
         held = HeldParts(session.variable_parts, session.read_variable_part)
         read = session.read_variable_data
-        return self._table.to_logical(read, self.program.variables, optimizer, held)
+        return self._table.to_logical(read, self.program.variables, optimizer, held, frozen)
 
     def read(self, optimizer: bool = True) -> dict[str, np.ndarray]:
         """Like `tensors`, all at once: a copy."""

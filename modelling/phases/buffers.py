@@ -44,9 +44,9 @@ class Port:
 class Chain:
     """The values that the layers of a stack hand on, and their gradients.
 
-    Each layer reads a row of `x`, with an entry for each micro-batch, and writes the next one; row r
-    of `dx` is the gradient of row r of `x`. As long as nothing up to a layer is trained, there is no
-    backward pass to read its row again, nor a gradient: it writes the row that it reads.
+    Each layer reads a row, with an entry for each micro-batch, and writes the next one. As long as
+    nothing up to a layer is trained, there is no backward pass to read its row again, nor a
+    gradient: it writes the row that it reads.
 
     Args:
         spec: of one micro-batch on one replica, [batch, sequence, hidden].

@@ -78,6 +78,12 @@ class WeightTable:
         rows = (row for rows in self.layers.values() for row in rows if row.trained)
         return tuple(w for row in rows for w in row.weights)
 
+    @property
+    def frozen(self) -> list[str]:
+        """The names of the other logical weights."""
+        trained = {w.name for w in self.trained}
+        return [w.name for w in self.weights if w.name not in trained]
+
     # ---- logical weights ------------------------------------------------------------------------
     def initial(self, seed: int) -> Arrays:
         """Initial weights by name, float32, made when asked for. No layout changes them."""
@@ -168,6 +174,7 @@ class WeightTable:
         variables: Variables,
         optimizer: bool = True,
         held: HeldParts | None = None,
+        frozen: bool = True,
     ) -> Arrays:
         """The inverse of `to_variables`: logical tensors, made when they are asked for.
 
@@ -177,8 +184,10 @@ class WeightTable:
         Args:
             read: gives the host data of a variable.
             held: access to their parts, where tensors are asked for in parts (`ShardSource`).
+            frozen: also weights that are not trained.
         """
         places = self._places(variables, optimizer)
+        places = [place for place in places if frozen or place.row.trained]
         return LogicalTensors(places, read, self.tensor_parallel, held)
 
     def gradients(self, read: Callable[[Variable], np.ndarray], variables: Variables) -> Arrays:

@@ -26,9 +26,9 @@ def with_trained(table: WeightTable, training: Training) -> WeightTable:
         ConfigError: a pattern means no weight; nothing is left to train; or some weights of a
             variable are trained and others not.
     """
-    chosen, frozen = listed(training.trained), listed(training.frozen)
-    if not chosen and not frozen:
+    if not training.some_frozen:
         return table
+    chosen, frozen = listed(training.trained), listed(training.frozen)
     names = _names(table)
     changed = {w.name for w in table.trained}
     if chosen:

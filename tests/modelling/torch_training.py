@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -61,15 +62,19 @@ def train(
     loss_of: Callable[[dict[str, torch.Tensor]], torch.Tensor],
     rate: float,
     optimizer_of: OptimizerOf = adamw,
+    only: str = "",
 ) -> Reference:
-    """Train what has gradients, with clipping, a step for each batch.
+    """Train with clipping, a step for each batch, what has gradients.
 
     Weight decay is 0.1, but for vectors; the norm is clipped to 1.
 
     Args:
         loss_of: the model's loss of a batch.
+        only: train the weights alone in whose names this regular expression is.
     """
-    named = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    named = {n: p for n, p in model.named_parameters() if p.requires_grad and re.search(only, n)}
+    for parameter in model.parameters():
+        parameter.requires_grad_(any(parameter is p for p in named.values()))
     groups = [
         {"params": [p for p in named.values() if p.ndim > 1], "weight_decay": 0.1},
         {"params": [p for p in named.values() if p.ndim == 1], "weight_decay": 0.0},
@@ -99,12 +104,15 @@ def check_training(
     expected: Reference,
     rate: float,
     named: Callable[[Batch], Batch] = dict,
-) -> None:
+) -> Batch:
     """Train a model, which has its weights: the loss, every gradient of the first step and the last
     weights must be torch's.
 
     Args:
         named: gives our tensors the reference's names.
+
+    Returns:
+        The last weights.
     """
     with model:
         results = model.run([batches[0]], [rate], 0)
@@ -119,6 +127,7 @@ def check_training(
     for ours, theirs in ((gradients, expected.gradients), (weights, expected.weights)):
         error, name = worst(ours, theirs)
         assert error < 1e-4, name
+    return weights
 
 
 def worst(ours: Batch, theirs: Batch) -> tuple[float, str]:

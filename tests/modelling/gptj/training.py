@@ -28,7 +28,7 @@ def batches(count: int) -> list[dict[str, np.ndarray]]:
 
 
 @cache
-def reference(steps: int = STEPS, optimizer: OptimizerOf = adamw) -> Reference:
+def reference(steps: int = STEPS, optimizer: OptimizerOf = adamw, only: str = "") -> Reference:
     """Train Hugging Face's model. Its own loss would shift the labels, which the data have done."""
     model = hf_model(small_config())
 
@@ -36,4 +36,4 @@ def reference(steps: int = STEPS, optimizer: OptimizerOf = adamw) -> Reference:
         logits = model(input_ids=batch["input_ids"]).logits
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
 
-    return train(model, batches(steps), loss, RATE, optimizer)
+    return train(model, batches(steps), loss, RATE, optimizer, only)

@@ -34,7 +34,7 @@ def batches(count: int) -> Batches:
 
 
 def trained(
-    theirs: Any, given: Batches, rate: float = RATE
+    theirs: Any, given: Batches, rate: float = RATE, only: str = ""
 ) -> tuple[dict[str, np.ndarray], Reference]:
     """Weights before, and what training Hugging Face's model in float64 gives: in float32 its own
     rounding can be larger than the bounds. Its own loss would shift the labels, which the data have
@@ -49,7 +49,7 @@ def trained(
         logits = model(input_ids=batch["input_ids"]).logits
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
 
-    return start, train(model, given, loss, rate)
+    return start, train(model, given, loss, rate, only=only)
 
 
 def check_trained(

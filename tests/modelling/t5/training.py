@@ -110,11 +110,13 @@ def batches(count: int, config: T5Config | None = None) -> list[dict[str, np.nda
 
 
 @cache
-def reference(steps: int = STEPS, optimizer: OptimizerOf = adamw, layers: int = 3) -> Reference:
+def reference(
+    steps: int = STEPS, optimizer: OptimizerOf = adamw, layers: int = 3, only: str = ""
+) -> Reference:
     """Train Hugging Face's model. Its loss is the mean over all target tokens of a batch."""
     model = their_model(layers)
 
     def loss(batch: Mapping[str, Any]) -> torch.Tensor:
         return model(**named_by_hf(batch)).loss
 
-    return train(model, batches(steps), loss, RATE, optimizer)
+    return train(model, batches(steps), loss, RATE, optimizer, only)

@@ -1,0 +1,98 @@
+"""The model whose weights a run did not train: checkpoints name it, and do not hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from checkpoints import CheckpointError
+from checkpoints.digests import digest
+from checkpoints.parts import Part, PartialReader
+from checkpoints.tensor_files import readers
+from files.json_files import Fields
+from files.lazy import Lazy
+from files.shown import shown_path
+
+_BASE = "base"  # among a checkpoint's metadata
+
+Tensors = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Base:
+    """
+    Attributes:
+        name: a folder, a name of the hub, or "random".
+        sha256: digests of the weights that it has, by logical name; None: not known yet.
+    """
+
+    name: str
+    sha256: Mapping[str, str] | None = None
+
+    @classmethod
+    def at(cls, place: str | Path) -> Base:
+        """What is to be found again from any folder."""
+        return cls(str(Path(place).resolve()) if Path(place).exists() else str(place))
+
+    @classmethod
+    def saved(cls, metadata: Fields) -> Base | None:
+        """That of a checkpoint; None: it holds all weights."""
+        if _BASE not in metadata.data:
+            return None
+        saved = metadata.object(_BASE)
+        return cls(saved.text("name"), saved.texts("sha256"))
+
+    def known(self, tensors: Tensors, names: Sequence[str]) -> Base:
+        """The base of these weights alone, with digests.
+
+        Args:
+            tensors: read where they are not known.
+        """
+        if self.sha256 is not None:
+            return Base(self.name, {name: self.sha256[name] for name in names})
+        with readers() as pool:
+            found = pool.map(lambda name: digest(tensors[name]), names)
+            return Base(self.name, dict(zip(names, found, strict=True)))
+
+    def record(self) -> dict[str, Any]:
+        """What a checkpoint's metadata have of it."""
+        return {_BASE: {"name": self.name, "sha256": dict(self.sha256 or {})}}
+
+
+class WithBase(Lazy[np.ndarray]):
+    """What a checkpoint holds, and the weights of its base, verified as they are read.
+
+    Args:
+        own: the checkpoint's.
+        weights: those that are at the base's place.
+        what: the checkpoint, and the base, for people.
+    """
+
+    concurrent: ClassVar[bool] = True
+    """Several threads may read some at a time."""
+
+    def __init__(self, own: Tensors, base: Base, weights: Tensors, what: tuple[str, str]) -> None:
+        self._own, self._sha256, self._weights, self._what = own, base.sha256 or {}, weights, what
+        super().__init__(dict.fromkeys([*own, *self._sha256]))
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name in self._own:
+            return self._own[name]
+        array = self._weights[name]
+        if digest(array) != self._sha256[name]:
+            checkpoint, place = map(shown_path, self._what)
+            raise CheckpointError(
+                f"{place} is not the model that the run in {checkpoint} began with: {name} is "
+                "another; --checkpoint.base names the folder of that model"
+            )
+        return array
+
+    def some(self, name: str, wanted: Sequence[Part]) -> np.ndarray:
+        """Like `PartialReader`; the base's are read whole, as their digests are."""
+        if name in self._own and isinstance(self._own, PartialReader):
+            return self._own.some(name, wanted)
+        return self[name]

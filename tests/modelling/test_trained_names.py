@@ -1,0 +1,126 @@
+"""Which weights `training.trained` and `training.frozen` mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from config.errors import ConfigError
+from config.run import Training
+from config.sections import RunConfig
+from config.t5 import T5Config
+from modelling.gptj.weights import weight_table as gptj_table
+from modelling.llama.weights import weight_table as llama_table
+from modelling.t5.weights import weight_table as t5_table
+from modelling.weights import WeightTable
+from modelling.weights.trained import with_trained
+from tests.modelling.gptj.hf import small_config
+from tests.modelling.llama.hf import hf_config
+from tests.modelling.llama.hf import our_config as llama_config
+from tests.modelling.t5.training import our_config
+
+GPTJ, T5 = gptj_table(small_config()), t5_table(our_config())
+
+
+def trained(table: WeightTable, **training: Any) -> set[str]:
+    return {weight.name for weight in with_trained(table, Training(**training)).trained}
+
+
+def every(table: WeightTable) -> set[str]:
+    return {weight.name for weight in table.weights}
+
+
+@pytest.mark.parametrize("name", ["layer.1", "transformer.h.1", "layer.1*", "*.h.1.*"])
+def test_a_layer_by_either_name(name: str) -> None:
+    names = trained(GPTJ, trained=name)
+    assert names == {n for n in every(GPTJ) if n.startswith("transformer.h.1.")}
+    assert len(names) == 10
+    assert trained(GPTJ, frozen=name) == every(GPTJ) - names
+
+
+def test_a_name_ends_at_a_dot() -> None:
+    assert trained(GPTJ, trained="lm_head") == {"lm_head.weight", "lm_head.bias"}
+    assert trained(GPTJ, trained="lm_head.b*") == {"lm_head.bias"}
+    with pytest.raises(ConfigError, match="lm_hea means no weight; did you mean lm_head"):
+        trained(GPTJ, trained="lm_hea")
+
+
+def test_no_characters_but_the_star_are_special() -> None:
+    for pattern in ("transformer.h.?", "transformer.h.[12]", "transformer/h", "transformer.h|"):
+        with pytest.raises(ConfigError, match="means no weight"):
+            trained(GPTJ, frozen=pattern)
+
+
+def test_several_and_frozen_wins() -> None:
+    names = trained(GPTJ, trained="layer.1, lm_head", frozen="*.bias")
+    assert names == {
+        "lm_head.weight",
+        *(f"transformer.h.1.attn.{n}_proj.weight" for n in ("q", "k", "v", "out")),
+        *(f"transformer.h.1.{n}.weight" for n in ("ln_1", "mlp.fc_in", "mlp.fc_out")),
+    }
+
+
+def test_nothing_to_train_is_refused() -> None:
+    with pytest.raises(ConfigError, match="nothing is left to train"):
+        trained(GPTJ, trained="layer.1", frozen="transformer")
+    with pytest.raises(ConfigError, match="nothing is left to train"):
+        trained(GPTJ, frozen="*")
+
+
+def test_a_variable_is_one() -> None:
+    """What is one variable of ours is trained whole, or not."""
+    with pytest.raises(ConfigError, match=r"q_proj.weight trained and .*k_proj.weight frozen, but"):
+        trained(GPTJ, trained="*q_proj*")
+    assert len(trained(GPTJ, trained="*q_proj*,*k_proj*,*v_proj*")) == 9
+    assert len(trained(GPTJ, trained="layer.*.attention.qkv")) == 9
+
+
+def test_names_in_files_that_are_joined() -> None:
+    table = llama_table(llama_config(hf_config("phi3")))
+    with pytest.raises(ConfigError, match="gate_proj.weight trained and .*up_proj.weight frozen"):
+        trained(table, trained="*gate_proj*")
+    names = trained(table, trained="model.layers.0.mlp.gate_up_proj")
+    assert names == {f"model.layers.0.mlp.{n}_proj.weight" for n in ("gate", "up")}
+
+
+def test_tied_weights_are_one() -> None:
+    table = llama_table(llama_config(hf_config("llama")))
+    assert "lm_head.weight" not in every(table)
+    for name in ("lm_head", "model.embed_tokens", "embeddings"):
+        assert trained(table, trained=name) == {"model.embed_tokens.weight"}
+    assert trained(T5, trained="decoder.embed_tokens") == {"shared.weight"}
+
+
+def test_layers_that_are_trained_alike_are_a_phase() -> None:
+    table = with_trained(GPTJ, Training(trained="layer.0,layer.2"))
+    assert {n: list(layers) for n, layers in table.phases.items()} == {
+        "embeddings": ["embeddings"],
+        "layer": ["layer.0"],
+        "layer_from_1": ["layer.1"],
+        "layer_from_2": ["layer.2"],
+        "head": ["head"],
+    }
+    assert table.runs["layer"] == ["layer", "layer_from_1", "layer_from_2"]
+    table = with_trained(T5, Training(frozen="*norm*"))
+    assert table.phases == T5.phases
+    table = with_trained(T5, Training(trained="decoder.2"))
+    assert table.phases["decoder_block"] == ("decoder.1",)
+    assert table.phases["decoder_block_from_2"] == ("decoder.2",)
+
+
+@pytest.mark.parametrize("text", ["", ",", "a,,b", "a, "])
+def test_empty_names_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="must be names, separated by commas, or null"):
+        Training(trained=text)
+
+
+def test_learned_scales_need_all_weights() -> None:
+    found = our_config().to_dict()
+    found["fp8"]["enabled"] = True
+    config: RunConfig = T5Config.from_dict(found)
+    found["training"]["frozen"] = "shared"
+    with pytest.raises(ConfigError, match="set fp8.recipe current"):
+        T5Config.from_dict(found)
+    found["fp8"]["recipe"] = "current"
+    assert T5Config.from_dict(found) != config

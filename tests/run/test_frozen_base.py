@@ -1,0 +1,181 @@
+"""Checkpoints of runs that train some weights: they hold these, and name the model that has the
+others."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import run_export
+import run_finetuning
+import run_generation
+import run_validation
+from checkpoints import load_checkpoint
+from data.pipeline import Pipeline
+from data.texts import Corpus
+from run.records.metrics import read_metrics
+from tests.small_runs import MODEL, TRAINING
+
+NORMS = ("--training.trained", "encoder_head", "*.1.layer_norm", "--training.frozen", "encoder.0")
+TRAINED = {"encoder.final_layer_norm.weight", "decoder.block.0.layer.1.layer_norm.weight"}
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_examples(executables: Path) -> Iterator[None]:
+    """Programs are compiled once."""
+    load = Pipeline.corpus
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("POPXL_CACHE_DIR", str(executables))
+        patch.setattr(Pipeline, "corpus", lambda *split: Corpus(load(*split).examples[:40], 0))
+        yield
+
+
+def train(folder: Path, *arguments: str, trained: tuple[str, ...] = NORMS) -> int:
+    saving = ("--checkpoint.steps", "2", "--save", str(folder))
+    return run_finetuning.main([*TRAINING, *trained, *saving, *arguments])
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of Hugging Face's form."""
+    folder = tmp_path_factory.mktemp("model") / "base"
+    assert run_export.main([*MODEL, "--load", "random", "--save-hf", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four steps, with its steps 2 and 4."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    best = ("--evaluation.steps", "2", "--checkpoint.keep_best", "loss")
+    assert train(folder, "--load", str(base), "--steps", "4", *best) == 0
+    return folder
+
+
+@pytest.fixture
+def moved(base: Path, run: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """Copies of the model and of a run of two steps of it."""
+    other = Path(shutil.copytree(base, tmp_path / "base"))
+    folder = tmp_path / "run"
+    assert train(folder, "--load", str(other), "--steps", "2") == 0
+    return other, folder
+
+
+def test_they_hold_what_is_trained(run: Path, base: Path) -> None:
+    checkpoint = load_checkpoint(run)
+    names = {name.rpartition("/")[2] for name in checkpoint.tensors}
+    assert names == TRAINED
+    assert {n for n in checkpoint.tensors if "/" not in n} == TRAINED
+    named = checkpoint.metadata["base"]
+    assert named["name"] == str(base)
+    assert named["sha256"].keys() == load_file(base / WEIGHTS).keys() - TRAINED
+    assert set(load_checkpoint(run / "best").tensors) == TRAINED
+
+
+def test_an_export_has_all(run: Path, base: Path, tmp_path: Path) -> None:
+    assert run_export.main(["--load", str(run), "--save-hf", str(tmp_path / "out")]) == 0
+    before, after = (load_file(folder / WEIGHTS) for folder in (base, tmp_path / "out"))
+    trained = load_checkpoint(run).tensors
+    assert before.keys() == after.keys()
+    for name, array in after.items():
+        expected = trained[name] if name in TRAINED else before[name]
+        assert array.tobytes() == expected.tobytes(), name
+        assert (array.tobytes() == before[name].tobytes()) == (name not in TRAINED), name
+
+
+def test_the_best_is_exported_whole(run: Path, base: Path, tmp_path: Path) -> None:
+    """Also by a run that has nothing left to do."""
+    done = ("--load", str(base), "--steps", "4", "--save-hf", str(tmp_path / "out"))
+    assert train(run, *done) == 0
+    assert load_file(tmp_path / "out" / WEIGHTS).keys() == load_file(base / WEIGHTS).keys()
+
+
+def test_a_run_continues_bit_for_bit(moved: tuple[Path, Path], run: Path) -> None:
+    """Also without its model's name on the command line."""
+    model, folder = moved
+    assert train(folder, "--load", str(folder), "--steps", "4") == 0
+    found, expected = (load_checkpoint(each).tensors for each in (folder, run))
+    assert found.keys() == expected.keys()
+    for name in expected:
+        assert found[name].tobytes() == expected[name].tobytes(), name
+    losses = [[r["loss"] for r in read_metrics(each / "metrics.jsonl")] for each in (folder, run)]
+    assert losses[0] == losses[1]
+
+
+def test_validation_and_generation_read_both(run: Path, tmp_path: Path, capsys) -> None:
+    command = ["--load", str(run), "--micro_batch_size", "8", "--evaluation.metrics", "loss"]
+    assert run_validation.main([*command, "--evaluation.samples", "8"]) == 0
+    whole = str(tmp_path / "out")
+    assert run_export.main(["--load", str(run), "--save-hf", whole]) == 0
+    answers = []
+    for name in (str(run), whole):
+        prompt = ["--prompt", "a lamp", "--load", name]
+        assert run_generation.main([*MODEL, *prompt, "--generation.max_tokens", "4"]) == 0
+        answers.append(capsys.readouterr().out)
+    assert answers[0] == answers[1]
+
+
+def spoil(folder: Path) -> None:
+    """Change one element of one weight."""
+    weights = load_file(folder / WEIGHTS)
+    weights["shared.weight"] = np.array(weights["shared.weight"])
+    weights["shared.weight"][3, 5] += 0.25
+    save_file(weights, folder / WEIGHTS, {"format": "pt"})
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_another_model_is_refused(moved: tuple[Path, Path], base: Path, tmp_path, capsys) -> None:
+    """One that has changed, that is named instead, or that is gone."""
+    model, folder = moved
+    spoil(model)
+    refusal = f"{model} is not the model that the run in {folder} began with: shared.weight is"
+    assert train(folder, "--load", str(model), "--steps", "4") == 2
+    assert refusal in told(capsys)
+    assert run_export.main(["--load", str(folder), "--save-hf", str(tmp_path / "out")]) == 2
+    assert refusal in told(capsys)
+    # The same bits elsewhere are the same model.
+    assert train(folder, "--load", str(base), "--steps", "3") == 0
+    shutil.rmtree(model)
+    assert run_export.main(["--load", str(folder), "--save-hf", str(tmp_path / "out")]) == 2
+    assert "--checkpoint.base says where they are" in told(capsys)
+    command = ["--load", str(folder), "--save-hf", str(tmp_path / "out")]
+    assert run_export.main([*command, "--checkpoint.base", str(base)]) == 0
+
+
+def test_other_weights_cannot_be_trained_on(run: Path, base: Path, capsys) -> None:
+    for trained in ((), ("--training.trained", "*norm*")):
+        assert train(run, "--load", str(base), "--steps", "6", trained=trained) == 2
+        assert "trains other weights than training.trained and frozen mean" in told(capsys)
+
+
+def test_a_new_run_from_one(run: Path, base: Path, tmp_path: Path) -> None:
+    """Its base is the same model where that has all that it does not train, else the step."""
+    new = ("--load", str(run), "--checkpoint.load_optimizer", "false", "--steps", "1")
+    for patterns, expected in ((NORMS, base), (("--training.trained", "lm_head"), run)):
+        folder = tmp_path / expected.name
+        assert train(folder, *new, trained=patterns) == 0
+        name = load_checkpoint(folder).metadata["base"]["name"]
+        assert name == str(base) if expected is base else Path(name).parent == run
+        assert run_export.main(["--load", str(folder), "--save-hf", f"{folder}.out"]) == 0
+    found, before = load_file(f"{folder}.out/{WEIGHTS}"), load_checkpoint(run).tensors
+    for name in TRAINED:
+        assert found[name].tobytes() == before[name].tobytes()
+
+
+def test_random_weights_are_a_model_too(tmp_path: Path, capsys) -> None:
+    assert train(tmp_path / "run", "--steps", "1") == 0
+    assert load_checkpoint(tmp_path / "run").metadata["base"]["name"] == "random"
+    assert train(tmp_path / "run", "--steps", "2") == 0
+    out = ["--save-hf", str(tmp_path / "out")]
+    assert run_export.main(["--load", str(tmp_path / "run"), *out, "--seed", "7"]) == 2
+    assert "random is not the model that the run in" in told(capsys)
+    assert run_export.main(["--load", str(tmp_path / "run"), *out]) == 0
