@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 from config.base import Section
@@ -80,8 +81,11 @@ class Adapter(Section):
         return re.fullmatch(targets, module) is not None
 
     def is_saved(self, module: str) -> bool:
-        """Whether a module is trained whole."""
-        return _ends(module, self.modules_to_save)
+        """Whether a module is trained whole, or is inside one. As in PEFT, names may end amid a
+        word."""
+        around = accumulate(module.split("."), "{}.{}".format)
+        names = listed(self.modules_to_save)
+        return any(outer.endswith(name) for outer in around for name in names)
 
     def rank_of(self, module: str) -> int:
         """The rank of a module's adapter."""
@@ -117,7 +121,7 @@ def is_names(targets: str) -> bool:
     return _NAMES.fullmatch(targets) is not None
 
 
-def _ends(module: str, names: str | None) -> bool:
+def _ends(module: str, names: str) -> bool:
     """Whether a module's name ends with one of those between commas."""
     return any(f".{module}".endswith(f".{name}") for name in listed(names))
 

@@ -179,10 +179,10 @@ class RunConfig(Section):
                 "fp8.recipe delayed learns its scales in backward passes, which frozen layers may "
                 "not have: where some are frozen, set fp8.recipe current"
             )
-        if self.adapter.rank and self.training.trained is not None:
+        if self.adapter.rank and self.training.some_frozen:
             raise ConfigError(
-                "training.trained is for runs without adapters: with adapter.rank, name in "
-                "adapter.modules_to_save what is trained besides them"
+                "training.trained and frozen are for runs without adapters: with adapter.rank, "
+                "adapter.modules_to_save names what is trained besides them"
             )
         if self.execution.update == "behind" and not self.rounds_behind:
             raise ConfigError(

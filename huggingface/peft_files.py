@@ -10,6 +10,7 @@ import numpy as np
 
 from checkpoints.errors import CheckpointError
 from checkpoints.shards import as_stored, write_json, write_shard
+from checkpoints.stored import TensorSpec
 from checkpoints.tensor_files import TensorFiles
 from config.adapter import Adapter, is_names
 from config.values import listed
@@ -105,6 +106,10 @@ class AdapterTensors(Lazy[np.ndarray]):
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self._files[self._inside[name]]
+
+    def spec(self, name: str) -> TensorSpec:
+        """See `TensorFiles`."""
+        return self._files.spec(self._inside[name])
 
     def fingerprint(self) -> str:
         """See `TensorFiles`."""

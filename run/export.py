@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import popxl
 from checkpoints.together import damage_told
+from config.adapter import Adapter
 from config.sections import RunConfig
 from data.loaded import Loaded
 from data.pipeline import Pipeline
-from huggingface.folders import PARAMS, TASK, TASK_FIELDS, check_is_free, write_hf_directory
+from huggingface.folders import (
+    PARAMS,
+    TASK,
+    TASK_FIELDS,
+    check_is_free,
+    new_folder,
+    write_hf_directory,
+)
 from huggingface.hub import DataUnavailable
 from huggingface.models import RANDOM
+from huggingface.peft_files import settings_of, write_adapter
 from machine.memory import check_least
 from modelling.spec import ModelFamily, family_of
 from modelling.weights import Arrays, Computed
+from modelling.weights.adapters import modules_of
+from modelling.weights.merging import merged
+from modelling.weights.row import is_trained
 from run.base_model import base_settings, copy_processors, with_other_parts
 from run.card import RunRecord, write_card
+from run.frozen_base import Base
 from run.start import Start, load_weights
 from terminal.screen import is_first_process, say
 
@@ -31,8 +47,10 @@ def export(
     folder: str | Path,
     run: RunRecord | None = None,
     loaded: Loaded | None = None,
+    base: Base | None = None,
 ) -> None:
-    """Write weights, configuration, tokenizer and model card to a folder that transformers loads.
+    """Write weights, configuration, tokenizer and model card to a folder that transformers loads;
+    of a model with adapters, these alone, as PEFT loads them.
 
     Without a tokenizer, because the hub cannot be reached, the model is written all the same. Of
     several processes, the first one writes.
@@ -41,10 +59,15 @@ def export(
         weights: whole weights by logical name; each is read once.
         run: the run that they are from; None: they are from what `checkpoint.load` names.
         loaded: what the run shares; None: it has loaded nothing yet.
+        base: what adapters are for.
 
     Raises:
         CheckpointError: the folder is there and not empty, or cannot be written.
     """
+    table, adapts = family.weights(config), config.adapter.rank > 0
+    if adapts:
+        names = [w.name for w in table.only(is_trained).weights]
+        weights = Computed({name: partial(weights.__getitem__, name) for name in names})
     if (
         not is_first_process()
     ):  # all processes take part in reading values that are spread over them
@@ -58,6 +81,29 @@ def export(
     except DataUnavailable as error:
         say(f"warning: no tokenizer is written: {error}")
 
+    def complete(draft: Path) -> None:
+        if tokenizer is not None:
+            tokenizer.base.save_pretrained(draft)
+        write_card(draft, Path(folder).resolve().name, family.sample_format, load, run)
+
+    if adapts:
+        own = {name: weights[name] for name in weights}
+        settings = _adapter_settings(config, family, base)
+        with new_folder(folder) as draft:
+            write_adapter(draft, table.only(is_trained).for_files(own), settings)
+            complete(draft)
+    else:
+        _write_model(config, family, weights, folder, complete)
+    say(f"wrote {'an adapter' if adapts else 'a model'} for Hugging Face to {folder}")
+
+
+def _write_model(
+    config: RunConfig,
+    family: ModelFamily,
+    weights: Arrays,
+    folder: str | Path,
+    complete: Callable[[Path], None],
+) -> None:
     if config.some_frozen:  # the base's may be of another type than those that it trains
         dtype = popxl.dtype.from_name(config.model.precision).as_numpy()
         weights = Computed({name: partial(_typed, weights, name, dtype) for name in weights})
@@ -65,16 +111,21 @@ def export(
     description = family.to_config_json(config) | {PARAMS: {TASK: task_fields(config)}}
     files, description, whole = with_other_parts(config, files, description)
 
-    def complete(draft: Path) -> None:
-        if tokenizer is not None:
-            tokenizer.base.save_pretrained(draft)
+    def completed(draft: Path) -> None:
+        complete(draft)
         if whole is not None:
             copy_processors(whole, draft)
-        write_card(draft, Path(folder).resolve().name, family.sample_format, load, run)
 
     settings = base_settings(config)
-    write_hf_directory(folder, files, description, complete=complete, generation=settings)
-    say(f"wrote a model for Hugging Face to {folder}")
+    write_hf_directory(folder, files, description, complete=completed, generation=settings)
+
+
+def _adapter_settings(config: RunConfig, family: ModelFamily, base: Base | None) -> dict[str, Any]:
+    """The content of an adapter_config.json."""
+    adapted, others = modules_of(family.weights(config))
+    named = None if base is None or base.name == RANDOM else base.name
+    task = "SEQ_2_SEQ_LM" if family.sample_format.name == "pairs" else "CAUSAL_LM"
+    return settings_of(config.adapter, adapted, others, named, task)
 
 
 def _typed(weights: Arrays, name: str, dtype: np.dtype) -> np.ndarray:
@@ -87,8 +138,12 @@ def task_fields(config: RunConfig) -> dict[str, str]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def export_checkpoint(config: RunConfig, folder: str) -> None:
-    """Write what `checkpoint.load` names to a folder, random weights too; see `export`."""
+def export_checkpoint(config: RunConfig, folder: str, merge: bool = False) -> None:
+    """Write what `checkpoint.load` names to a folder, random weights too; see `export`.
+
+    Args:
+        merge: merge adapters into the model, and write that.
+    """
     check_is_free(folder)
     check_least(config)
     family = family_of(config)
@@ -98,9 +153,12 @@ def export_checkpoint(config: RunConfig, folder: str) -> None:
         return
 
     def written(start: Start) -> None:
+        weights, of = start.tensors, config
+        if merge:
+            weights, of = merged(table, weights), replace(config, adapter=Adapter())
         with damage_told():
             if is_first_process():
-                export(config, family, start.tensors, folder, _record(config, start))
+                export(of, family, weights, folder, _record(config, start), base=start.base)
 
     load_weights(config, table).load_with_fallback(written)
 

@@ -40,6 +40,15 @@ def module_of(weight: str) -> str:
     return weight.rpartition(".")[0]
 
 
+def modules_of(table: WeightTable) -> tuple[list[str], list[str]]:
+    """The modules that have adapters, and all others, by their names in files."""
+    of = {own: name for name, owns in table.fused.items() for own in owns}
+    rows = [row for rows in table.layers.values() for row in rows]
+    adapted = dict.fromkeys(adapter.module for row in rows for adapter in row.adapters)
+    every = dict.fromkeys(module_of(of.get(w.name, w.name)) for w in table.base.weights)
+    return list(adapted), [name for name in every if name not in adapted]
+
+
 class _Modules:
     """The linear maps as files have them, of which a row may have several or a part of one.
 
@@ -110,7 +119,7 @@ class _Modules:
             std = (3 * features) ** -0.5  # from -1 / sqrt(features) to its opposite, as in PEFT
             a = Weight(f"{adapter.module}.{A}", (adapter.rank, features), std, uniform=True)
             axis = 0 if cut_in else None
-            yield WeightRow(f"{adapter.path}.A", (a,), transpose=True, axis=axis, wide=True)
+            yield WeightRow(f"{adapter.path}.A", (a,), transpose=True, axis=axis, of_adapter=True)
         names = [f"{module_of(w.name)}.{B}" for w in weights]
         parts = [
             Weight(name, (w.shape[0], adapter.rank), 0.0)
@@ -120,7 +129,9 @@ class _Modules:
         if names != [whole]:
             self.fused.setdefault(whole, []).extend(names)
         axis, holders = (None, 1) if cut_in else (1, row.holders)
-        yield WeightRow(f"{adapter.path}.B", tuple(parts), True, axis, holders=holders, wide=True)
+        yield WeightRow(
+            f"{adapter.path}.B", tuple(parts), True, axis, holders=holders, of_adapter=True
+        )
 
     def check(self, layers: Mapping[str, Sequence[WeightRow]]) -> None:
         """Raise ConfigError unless there are adapters, alike in all layers of a stack."""

@@ -86,7 +86,7 @@ class WeightRow:
         holders: neighbours of a tensor-parallel group that have the same part, see `Groups`.
         trained: whether training changes it. If not, it is frozen: it is loaded, and never written
             back, and has no gradient and no optimizer state.
-        wide: whether it is float32, whatever the model's precision.
+        of_adapter: whether it is an adapter's, float32 whatever the model's precision.
         adapters: of its weights, in their order.
     """
 
@@ -97,7 +97,7 @@ class WeightRow:
     cut: bool = True
     holders: int = 1
     trained: bool = True
-    wide: bool = False
+    of_adapter: bool = False
     adapters: tuple[LowRank, ...] = ()
 
     @classmethod
@@ -169,6 +169,16 @@ class WeightRow:
 
     def _turned(self, array: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(array.T if self.transpose else array)
+
+
+def is_trained(row: WeightRow) -> bool:
+    """Whether training changes a row."""
+    return row.trained
+
+
+def is_of_adapter(row: WeightRow) -> bool:
+    """Whether a row is an adapter's."""
+    return row.of_adapter
 
 
 def _checked(weight: Weight, logical: Arrays, prefix: str) -> np.ndarray:
