@@ -34,6 +34,9 @@ class Adapter(Section):
     rslora: bool = False
     """Scale by alpha / √rank instead (arXiv:2312.03732). PEFT: use_rslora."""
 
+    dora: bool = False
+    """Scale the rows of W + s B A to learned norms (arXiv:2402.09353). PEFT: use_dora."""
+
     targets: Names | None = None
     """Which linear maps have them: ends of Hugging Face's names, separated by commas; all-linear,
     without the head; or a regular expression for whole names. null: queries and values. PEFT:

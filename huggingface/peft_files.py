@@ -22,8 +22,9 @@ SETTINGS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _NO_MATTER = {
     "alpha_pattern", "auto_mapping", "base_model_name_or_path", "inference_mode", "layers_pattern",
-    "lora_alpha", "lora_dropout", "modules_to_save", "peft_type", "peft_version", "r",
-    "rank_pattern", "revision", "target_modules", "task_type", "use_rslora",
+    "lora_alpha", "lora_dropout", "megatron_core", "modules_to_save", "peft_type", "peft_version",
+    "qalora_group_size", "r", "rank_pattern", "revision", "target_modules", "task_type",
+    "use_dora", "use_rslora",
 }  # fmt: skip
 """Fields that are read, or do not change what an adapter computes."""
 _INITIAL = (True, False, "gaussian", "eva", "orthogonal")
@@ -48,6 +49,7 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
         "alpha": found.number("lora_alpha"),
         "dropout": found.number("lora_dropout") if "lora_dropout" in found else 0.0,
         "rslora": found.data.get("use_rslora") is True,
+        "dora": found.data.get("use_dora") is True,
         "targets": _targets(found),
         "modules_to_save": ",".join(_list(found, "modules_to_save")) or None,
     }
@@ -148,7 +150,7 @@ def settings_of(
         "revision": None,
         "target_modules": _shortest(modules, others),
         "task_type": task,
-        "use_dora": False,
+        "use_dora": adapter.dora,
         "use_rslora": adapter.rslora,
     }
 

@@ -33,6 +33,7 @@ from huggingface.peft_files import AdapterTensors
 from huggingface.wrappers import TextTensors, text_part, wrapper_of
 from modelling.spec import family_of
 from modelling.weights import FP8, OPTIMIZER, WeightTable
+from modelling.weights.merging import begun
 from modelling.weights.row import is_of_adapter, is_trained
 from modelling.weights.state_forms import in_form, kept_state
 from run.adapted import Over
@@ -188,7 +189,7 @@ def _adapted(config: RunConfig, table: WeightTable, weights: Tensors) -> Tensors
     if not own.weights:
         return weights
     if folder is None:
-        return Over(own.initial(config.model.seed), weights)
+        return Over(begun(table, weights, config.model.seed), weights)
     own, files = table.only(is_trained), AdapterTensors(folder)
     _check_fit(own, files, files, folder)
     return Over(_Finite(config, own.renamed(files), folder), weights)

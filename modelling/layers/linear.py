@@ -51,7 +51,7 @@ class Linear(Layer):
         matrix = self._matrix(shape, x.dtype)
         bias = self.weight("bias", shape[1:], x.dtype, self.grouping) if self.bias else None
         y: Tensor = self.product(x, matrix, bias)
-        return y if self.adapters is None else self.adapters(x, y)
+        return y if self.adapters is None else self.adapters(x, y, matrix, bias)
 
     def _matrix(self, shape: tuple[int, int], dtype: popxl.dtype) -> Tensor:
         if self.group_size is None:

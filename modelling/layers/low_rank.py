@@ -1,4 +1,4 @@
-"""Low-rank adapters of linear maps (Hu et al., arXiv:2106.09685)."""
+"""Low-rank adapters of linear maps (LoRA, Hu et al., arXiv:2106.09685)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ _TAG = 0xADA
 
 
 class Adapter(Layer):
-    """scale * (dropout(x) @ A @ B), for this replica's part of a linear map's weight.
+    """W x + scale * B A dropout(x), for this replica's part of a linear map's weight W.
 
-    Where the weight's input features are cut, so are the rows of A, and each replica has a part of
-    the sum; else the columns of B. The other matrix is whole on all replicas, each of which uses it
+    With DoRA (Liu et al., arXiv:2402.09353) that is multiplied by m / n, where n are the norms of
+    the rows of W + scale * B A, which have no gradient.
+
+    Where the weight's input features are cut, so are those of A, and each replica has a part of the
+    sum; else the outputs of B and m. The others are whole on all replicas, each of which uses them
     for a part of the work.
 
-    Variables, float32: `A` (in_features, rank), unless `owner` has it; `B` (rank, out_features).
+    Variables, float32: `A` (in_features, rank), unless `owner` has it; `B` (rank, out_features);
+    with DoRA `m` (out_features,).
 
     Args:
         row: the weight's.
@@ -47,22 +51,47 @@ class Adapter(Layer):
         self._owners = () if owner is None else (owner,)  # not a part of this module
         self._cut_in, self._holders = row.axis == 0, row.holders
 
-    def build(self, x: Tensor, out_features: int) -> Tensor:
-        """x: float32 (..., in_features) -> float32 (..., out_features)."""
-        whole = self._groups.identical
+    def build(self, x: Tensor, y: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+        """y: W x + bias -> the same with the adapter, of the same type.
+
+        Args:
+            x: float32 (..., in_features).
+            matrix: W, (in_features, out_features).
+            bias: (out_features,).
+        """
         cut = self._groups.held_by(self._holders)
-        groupings = (cut, whole) if self._cut_in else (whole, cut)
+        inside, outside = (cut, None) if self._cut_in else (None, cut)
         rank, float32 = self._of.rank, popxl.float32
         shared = [owner.get("A") for owner in self._owners]
-        a = shared[0] if shared else self.weight("A", (x.shape[-1], rank), float32, groupings[0])
-        b = self.weight("B", (rank, out_features), float32, groupings[1])
-        a, b = (a, self._open(b)) if self._cut_in else (self._open(a), b)
-        seed = self._groups.own_seed(self.seed) if self._cut_in else self.seed
-        return (self._dropout(x, seed) @ a @ b) * self._of.scale
+        a = shared[0] if shared else self.weight("A", (x.shape[-1], rank), float32, inside)
+        b = self.weight("B", (rank, y.shape[-1]), float32, outside)
+        dropped = self._dropout(x, self._seed())
+        own_a, own_b = (a, self._open(b)) if self._cut_in else (self._open(a), b)
+        more = (dropped @ own_a @ own_b) * self._of.scale
+        wide = cast(y, float32)
+        if not self._of.dora:
+            return cast(wide + more, y.dtype)
+        m = self.weight("m", y.shape[-1:], float32, outside)
+        factor = (self._open(m) if self._cut_in else m) / self._norms(matrix, a, b)
+        base = wide if bias is None else wide - cast(bias, float32)
+        if self._dropout.active:
+            base = ops.matmul(cast(dropped, matrix.dtype), matrix, output_type=float32)
+        return cast(wide + base * (factor - 1) + more * factor, y.dtype)
+
+    def _norms(self, matrix: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """Those of the rows of the whole weight and its adapter: float32 (out_features,)."""
+        whole = ops.detach(cast(matrix, popxl.float32) + (a @ b) * self._of.scale)
+        squares = ops.sum(whole * whole, 0)
+        if self._cut_in and self._groups.tensor_parallel > 1:
+            squares = ops.collectives.replicated_all_reduce(squares, "add", self._groups.tp)
+        return ops.sqrt(squares)
 
     def _open(self, t: Tensor) -> Tensor:
         """Its gradient is the sum over the group; of what neighbours do alike, once."""
         return self._groups.share_held(self._groups.copy_to_tp(t), self._holders)
+
+    def _seed(self) -> Tensor | None:
+        return self._groups.own_seed(self.seed) if self._cut_in else self.seed
 
 
 class Adapters(Layer):
@@ -92,21 +121,21 @@ class Adapters(Layer):
             self._parts.append((count, made))
             del names[:count]
 
-    def build(self, x: Tensor, y: Tensor) -> Tensor:
-        """y: W x, or this replica's part of it -> the same with what the adapters add."""
+    def build(self, x: Tensor, y: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+        """Like `Adapter.build`, with all the map's outputs."""
         wide, size = cast(x, popxl.float32), y.shape[-1] // len(self._row.weights)
-        parts = ops.split(y, [count * size for count, _ in self._parts], axis=-1)
+        sizes = [count * size for count, _ in self._parts]
+        parts, matrices = (ops.split(t, sizes, axis=-1) for t in (y, matrix))
+        biases = [None] * len(sizes) if bias is None else ops.split(bias, sizes, axis=-1)
         return ops.concat(
             [
-                part if adapter is None else self._added(part, adapter(wide, part.shape[-1]))
-                for part, (_, adapter) in zip(parts, self._parts, strict=True)
+                part if adapter is None else adapter(wide, part, *own)
+                for part, (_, adapter), *own in zip(
+                    parts, self._parts, matrices, biases, strict=True
+                )
             ],
             axis=-1,
         )
-
-    @staticmethod
-    def _added(y: Tensor, more: Tensor) -> Tensor:
-        return cast(cast(y, popxl.float32) + more, y.dtype)
 
 
 def adapt(

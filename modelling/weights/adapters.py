@@ -1,8 +1,8 @@
-"""The rows of adapters: an A and a B beside each linear map that has one, under PEFT's names."""
+"""The rows of adapters, beside each linear map that has one, under PEFT's names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -13,8 +13,8 @@ from modelling.weights.row import LowRank, Weight, WeightRow
 from modelling.weights.table import WeightTable
 from modelling.weights.trained import cut_by_trained
 
-A, B = "lora_A.weight", "lora_B.weight"
-"""What PEFT's names of the matrices end with, after the module's."""
+A, B, M = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
+"""What PEFT's names end with, after the module's."""
 
 
 def with_adapters(table: WeightTable, adapter: Adapter, targets: str) -> WeightTable:
@@ -103,6 +103,7 @@ class _Modules:
                     path,
                     settings.rank_of(module),
                     settings.scale_of(module),
+                    settings.dora,
                     owners.setdefault(module, path),
                 )
 
@@ -111,7 +112,7 @@ class _Modules:
         return not saved and settings.is_target(module, self._targets)
 
     def _rows(self, row: WeightRow, adapter: LowRank) -> Iterator[WeightRow]:
-        """Those of an adapter's A, unless another has it, and B."""
+        """Those of an adapter: A, unless another has it, B, and the norms of DoRA."""
         weights = [w for w in row.weights if w.name in adapter.weights]
         features = weights[0].shape[1]
         cut_in = row.axis == 0
@@ -120,18 +121,28 @@ class _Modules:
             a = Weight(f"{adapter.module}.{A}", (adapter.rank, features), std, uniform=True)
             axis = 0 if cut_in else None
             yield WeightRow(f"{adapter.path}.A", (a,), transpose=True, axis=axis, of_adapter=True)
-        names = [f"{module_of(w.name)}.{B}" for w in weights]
-        parts = [
-            Weight(name, (w.shape[0], adapter.rank), 0.0)
-            for name, w in zip(names, weights, strict=True)
-        ]
-        whole = f"{adapter.module}.{B}"
+        axis, holders = (None, 1) if cut_in else (1, row.holders)
+        b = self._parts(adapter, B, weights, lambda w: (w.shape[0], adapter.rank), 0.0)
+        yield WeightRow(f"{adapter.path}.B", b, True, axis, holders=holders, of_adapter=True)
+        if adapter.dora:
+            m = self._parts(adapter, M, weights, lambda w: w.shape[:1])
+            cut = not cut_in
+            yield WeightRow(f"{adapter.path}.m", m, False, 0, cut, holders, of_adapter=True)
+
+    def _parts(
+        self,
+        adapter: LowRank,
+        end: str,
+        weights: Sequence[Weight],
+        shape: Callable[[Weight], tuple[int, ...]],
+        std: float | None = None,
+    ) -> tuple[Weight, ...]:
+        """What an adapter has of a name for each of its weights, joined where files join them."""
+        names = [f"{module_of(w.name)}.{end}" for w in weights]
+        whole = f"{adapter.module}.{end}"
         if names != [whole]:
             self.fused.setdefault(whole, []).extend(names)
-        axis, holders = (None, 1) if cut_in else (1, row.holders)
-        yield WeightRow(
-            f"{adapter.path}.B", tuple(parts), True, axis, holders=holders, of_adapter=True
-        )
+        return tuple(Weight(n, shape(w), std) for n, w in zip(names, weights, strict=True))
 
     def check(self, layers: Mapping[str, Sequence[WeightRow]]) -> None:
         """Raise ConfigError unless there are adapters, alike in all layers of a stack."""

@@ -1,4 +1,4 @@
-"""The weights of a model with its adapters merged: W + scale * B A."""
+"""The weights of a model with its adapters merged, and what adapters begin with."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from functools import partial
 
 import numpy as np
 
-from modelling.weights.adapters import A, B, module_of
+from modelling.weights.adapters import A, B, M, module_of
 from modelling.weights.computed import Arrays, Computed
-from modelling.weights.row import LowRank
+from modelling.weights.row import LowRank, is_of_adapter
 from modelling.weights.table import WeightTable
 
 
@@ -18,15 +18,41 @@ def merged(table: WeightTable, weights: Arrays) -> Arrays:
     Args:
         weights: of the model with adapters.
     """
-    rows = [row for rows in table.layers.values() for row in rows if not row.of_adapter]
-    makers = {w.name: partial(weights.__getitem__, w.name) for row in rows for w in row.weights}
-    for adapter in (adapter for row in rows for adapter in row.adapters):
-        makers |= {name: partial(_merged, weights, name, adapter) for name in adapter.weights}
+    makers = {w.name: partial(weights.__getitem__, w.name) for w in table.base.weights}
+    for name, adapter in _adapted(table):
+        makers[name] = partial(_merged, weights, name, adapter)
     return Computed(makers)
 
 
+def begun(table: WeightTable, base: Arrays, seed: int) -> Arrays:
+    """The weights of new adapters, which change nothing: DoRA's norms are those of the base."""
+    own = table.only(is_of_adapter).initial(seed)
+    makers = {name: partial(own.__getitem__, name) for name in own}
+    for name, adapter in _adapted(table):
+        if adapter.dora:
+            makers[f"{module_of(name)}.{M}"] = partial(_norms_of, base, name)
+    return Computed(makers)
+
+
+def _adapted(table: WeightTable) -> list[tuple[str, LowRank]]:
+    """Each weight that has an adapter, and this."""
+    rows = [row for rows in table.layers.values() for row in rows]
+    return [(name, a) for row in rows for a in row.adapters for name in a.weights]
+
+
 def _merged(weights: Arrays, name: str, adapter: LowRank) -> np.ndarray:
-    weight = weights[name]
-    b, a = weights[f"{module_of(name)}.{B}"], weights[f"{adapter.module}.{A}"]
+    weight, module = weights[name], module_of(name)
+    b, a = weights[f"{module}.{B}"], weights[f"{adapter.module}.{A}"]
     total = weight.astype(np.float32) + np.float32(adapter.scale) * (b @ a)
+    if adapter.dora:
+        total *= (weights[f"{module}.{M}"] / _norms(total))[:, None]
     return total.astype(weight.dtype, copy=False)
+
+
+def _norms_of(weights: Arrays, name: str) -> np.ndarray:
+    return _norms(weights[name].astype(np.float32))
+
+
+def _norms(matrix: np.ndarray) -> np.ndarray:
+    norms: np.ndarray = np.linalg.norm(matrix, axis=1)
+    return norms

@@ -61,6 +61,7 @@ class LowRank:
         path: of the adapter's variables.
         rank: rows of A.
         scale: factor on what it adds.
+        dora: whether the rows of the result have norms of their own, see `modelling.layers`.
         owner: path of the adapter that has A, where several rows are one map in files; else `path`.
     """
 
@@ -69,6 +70,7 @@ class LowRank:
     path: str
     rank: int
     scale: float
+    dora: bool
     owner: str
 
 

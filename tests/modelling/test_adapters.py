@@ -8,11 +8,13 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
+import peft
 import pytest
 import torch
 
 from config.sections import RunConfig
 from modelling.spec import family_of
+from modelling.weights.merging import begun, merged
 from tests.modelling.gptj import hf as gptj_hf
 from tests.modelling.gptj import training as gptj_training
 from tests.modelling.llama import hf as llama_hf
@@ -143,3 +145,111 @@ SETTINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 @pytest.mark.parametrize(("ours", "theirs"), SETTINGS, ids=["default", "expression", "patterns"])
 def test_settings_mean_what_they_do_in_peft(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     check("mistral", (1, 2, 4), ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "split", "targets"),
+    [
+        ("llama", (2, 2, 2), "q_proj,k_proj,v_proj,down_proj"),  # with biases
+        pytest.param("llama", (1, 4, 2), "all-linear", marks=SLOW),
+        pytest.param("phi3", (1, 2, 4), "all-linear", marks=SLOW),
+        pytest.param("t5", (2, 1, 4), "all-linear", marks=SLOW),
+    ],
+)
+def test_dora(kind: str, split: tuple[int, ...], targets: str) -> None:
+    """Norms of the rows of all of a weight, a part of which is on each device."""
+    theirs = targets if targets == "all-linear" else targets.split(",")
+    ours = {"rank": 3, "dora": True, "targets": targets}
+    check(kind, split, ours, {"r": 3, "use_dora": True, "target_modules": theirs})
+
+
+# ---- merged -------------------------------------------------------------------------------------
+@pytest.mark.parametrize("dora", [False, True])
+@pytest.mark.parametrize("kind", ["t5", "gptj", "phi3"])
+def test_merged_weights_are_those_of_peft(kind: str, dora: bool) -> None:
+    of = case(kind)
+    more: dict[str, Any] = {"target_modules": "all-linear", "use_dora": dora, "use_rslora": True}
+    model = with_peft(of.model(), r=4, alpha_pattern={"v": 3, "v_proj": 3}, **more)
+    ours = {"rank": 4, "targets": "all-linear", "dora": dora, "rslora": True}
+    ours |= {"alpha_pattern": "v=3,v_proj=3"}
+    config = of.config().changed({f"adapter.{name}": value for name, value in ours.items()})
+    table = family_of(config).weights(config)
+    found = table.base.for_files(merged(table, table.renamed(named(logical(model)))))
+    expected = logical(model.merge_and_unload())
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_new_adapters_begin_as_those_of_peft() -> None:
+    """They change nothing, and A is drawn from the same distribution."""
+    of = case("mistral")
+    model = peft.get_peft_model(of.model(), peft.LoraConfig(r=200, use_dora=True))
+    ours = {"rank": 200, "dora": True}
+    config = of.config().changed({f"adapter.{name}": value for name, value in ours.items()})
+    table = family_of(config).weights(config)
+    theirs = table.renamed(named(logical(model)))
+    found = begun(table, theirs, seed=3)
+    assert found.keys() == theirs.keys() - {w.name for w in table.base.weights}
+    for name, array in found.items():
+        if name.endswith("lora_A.weight"):
+            limit = array.shape[1] ** -0.5
+            for drawn in (array, theirs[name]):
+                assert 0.98 * limit < np.abs(drawn).max() <= limit
+                assert abs(np.abs(drawn).mean() / limit - 0.5) < 0.02
+        else:
+            np.testing.assert_allclose(array, theirs[name], rtol=1e-6, err_msg=name)
+
+
+# ---- dropout, and 16 bits -----------------------------------------------------------------------
+def losses(config: RunConfig, steps: int = 2) -> list[float]:
+    """Of a model with random weights, whose adapters matter."""
+    table = family_of(config).weights(config)
+    rng = np.random.default_rng(0)
+    weights = dict(table.initial(0))
+    for name in weights:
+        if name.endswith("lora_B.weight"):
+            weights[name] = 0.3 * rng.standard_normal(weights[name].shape, np.float32)
+    model = fine_tuning(config)
+    model.write(weights)
+    batches = case("mistral").batches
+    with model:
+        return [model.run([batches[i]], [1e-2], i)[0].loss for i in range(steps)]
+
+
+def dropping(split: Sequence[int], probability: float, **fields: Any) -> RunConfig:
+    """Adapters of maps whose inputs are whole on each device of a tensor-parallel group."""
+    adapter = {"rank": 4, "dropout": probability, "targets": "q_proj,v_proj,up_proj"}
+    config = case("mistral").config(*split)
+    return config.changed({f"adapter.{n}": x for n, x in adapter.items()} | fields)
+
+
+def test_dropout_is_the_same_on_a_group_and_when_computed_again() -> None:
+    kept = {"execution.activations": "keep"}
+    first = losses(dropping((1, 1, 8), 0.4))
+    assert losses(dropping((1, 1, 8), 0.4, **kept)) == first
+    np.testing.assert_allclose(losses(dropping((1, 2, 8), 0.4)), first, rtol=1e-5)
+    without = losses(dropping((1, 1, 8), 0.0))
+    assert np.abs(np.subtract(first, without)).min() > 1e-3
+
+
+def test_adapters_are_float32_beside_weights_of_16_bits() -> None:
+    """Their updates are as small as they are; the base's bits stay."""
+    of = case("mistral")
+    ours = {"adapter.rank": 4, "model.precision": "bfloat16", "execution.master_weights": True}
+    config = of.config(2, 2, 2).changed(ours)
+    table = family_of(config).weights(config)
+    model = fine_tuning(config)
+    model.write(table.initial(0))
+    with model:
+        before = model.read()
+        model.run([of.batches[0]], [1e-7], 0)
+        model.run([of.batches[0]], [1e-7], 1)
+        after = model.read()
+    for name, array in before.items():
+        adapter = "lora_" in name and "/" not in name
+        assert array.dtype == (np.float32 if adapter or "/" in name else "bfloat16"), name
+        assert (array.tobytes() == after[name].tobytes()) != ("lora_" in name), name
+        if adapter:
+            assert 0 < np.abs(after[name] - array).max() < 3e-7
+    assert not [name for name in after if "master" in name]
