@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from config.adapter import Adapter
+from config.adapter import ALL_LINEAR, Adapter
 from config.errors import ConfigError
 from files.shown import shown_name
 from modelling.weights.row import LowRank, Weight, WeightRow
@@ -60,6 +60,10 @@ class _Modules:
         self._table, self._adapter, self._targets = table, adapter, targets
         self._of = {own: name for name, owns in table.fused.items() for own in owns}
         self.fused: dict[str, list[str]] = {}
+
+    @property
+    def _targets_all(self) -> bool:
+        return (self._adapter.targets or self._targets) == ALL_LINEAR
 
     def adapted(self, rows: Sequence[WeightRow]) -> tuple[WeightRow, ...]:
         """The rows of a layer, and those of its adapters."""
@@ -145,27 +149,25 @@ class _Modules:
         return tuple(Weight(n, shape(w), std) for n, w in zip(names, weights, strict=True))
 
     def check(self, layers: Mapping[str, Sequence[WeightRow]]) -> None:
-        """Raise ConfigError unless there are adapters, alike in all layers of a stack."""
-        found = {name: _alike(rows) for name, rows in layers.items()}
-        if not any(found.values()):
-            some = dict.fromkeys(
-                self._module(w).rpartition(".")[2]
-                for rows in self._table.layers.values()
-                for row in rows
-                if _is_linear(row)
-                for w in row.weights
-            )
-            targets = self._adapter.targets or self._targets
-            raise ConfigError(
-                f"adapter.targets {shown_name(targets)} means no linear map inside the model: "
-                f"there are {', '.join(some)}"
-            )
+        """Raise ConfigError unless there are adapters, of linear maps inside layers alone, which are
+        alike in all layers of a stack."""
+        linear, others = dict[str, None](), dict[str, None]()
+        for row in (row for rows in self._table.layers.values() for row in rows):
+            found = linear if _is_linear(row) else others
+            found |= dict.fromkeys(map(self._module, row.weights))
+        adapters = {name: _alike(rows) for name, rows in layers.items()}
+        asked = f"adapter.targets {shown_name(self._adapter.targets or self._targets)}"
+        ends = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linear))
+        wrong = [] if self._targets_all else list(filter(self._is_target, others))
+        if wrong or not any(adapters.values()):
+            what = f"{wrong[0]}, which is" if wrong else "what is"
+            raise ConfigError(f"{asked} means {what} no linear map of a layer: these are {ends}")
         first: dict[str, str] = {}
-        for name in found:
+        for name in adapters:
             other = first.setdefault(name.partition(".")[0], name)
-            if found[name] != found[other]:
+            if adapters[name] != adapters[other]:
                 raise ConfigError(
-                    f"adapter.targets and patterns give {name} other adapters than {other}: the "
+                    f"{asked}, with the patterns, gives {name} other adapters than {other}: the "
                     "layers of a stack need the same ones"
                 )
 

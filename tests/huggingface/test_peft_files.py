@@ -31,8 +31,8 @@ def test_settings_that_peft_wrote(tmp_path: Path) -> None:
     found = read_settings(
         written(
             tmp_path, r=2, lora_alpha=3, lora_dropout=0.25, use_rslora=True, use_dora=True,
-            target_modules="k", modules_to_save=["lm_head"], rank_pattern={"^a.k": 7}, alpha_pattern={"k": 0.5},
-            task_type="CAUSAL_LM",
+            target_modules="k", modules_to_save=["lm_head"], task_type="CAUSAL_LM",
+            rank_pattern={"^a.k": 7}, alpha_pattern={"k": 0.5},
         )
     )  # fmt: skip
     assert found == {

@@ -12,6 +12,7 @@ import peft
 import pytest
 import torch
 
+from config.errors import ConfigError
 from config.sections import RunConfig
 from modelling.spec import family_of
 from modelling.weights.merging import begun, merged
@@ -161,6 +162,27 @@ def test_dora(kind: str, split: tuple[int, ...], targets: str) -> None:
     theirs = targets if targets == "all-linear" else targets.split(",")
     ours = {"rank": 3, "dora": True, "targets": targets}
     check(kind, split, ours, {"r": 3, "use_dora": True, "target_modules": theirs})
+
+
+@pytest.mark.parametrize(
+    ("adapter", "said"),
+    [
+        (
+            {"targets": "qkv_proj"},
+            "qkv_proj means what is no linear map of a layer: these are q_pr",
+        ),
+        ({"targets": "q_proj,lm_head"}, "means lm_head, which is no linear map of a layer"),
+        ({"targets": ".*embed.*|.*q_proj"}, "means model.embed_tokens, which is no linear map"),
+        ({"targets": r".*\.1\..*q_proj"}, "gives layer.1 other adapters than layer.0"),
+        ({"rank_pattern": "0.self_attn.q_proj=2"}, "gives layer.1 other adapters than layer.0"),
+        ({"modules_to_save": "up_proj"}, "means some of .*gate_proj.*, .*up_proj.*, which are one"),
+    ],
+)
+def test_what_adapters_cannot_be_of(adapter: dict[str, Any], said: str) -> None:
+    fields = {"rank": 4, **adapter}
+    config = case("mistral").config().changed({f"adapter.{n}": x for n, x in fields.items()})
+    with pytest.raises(ConfigError, match=said):
+        family_of(config).weights(config)
 
 
 # ---- merged -------------------------------------------------------------------------------------
