@@ -16,6 +16,7 @@ from config.adapter import Adapter
 from config.sections import RunConfig
 from data.loaded import Loaded
 from data.pipeline import Pipeline
+from files.shown import shown_path
 from huggingface.folders import (
     PARAMS,
     TASK,
@@ -156,6 +157,8 @@ def export_checkpoint(config: RunConfig, folder: str, merge: bool = False) -> No
         weights, of = start.tensors, config
         if merge:
             weights, of = merged(table, weights), replace(config, adapter=Adapter())
+            if start.base is not None:
+                say(f"the adapters are merged into the weights of {shown_path(start.base.name)}")
         with damage_told():
             if is_first_process():
                 export(of, family, weights, folder, _record(config, start), base=start.base)

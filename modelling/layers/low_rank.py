@@ -91,7 +91,9 @@ class Adapter(Layer):
         return self._groups.share_held(self._groups.copy_to_tp(t), self._holders)
 
     def _seed(self) -> Tensor | None:
-        return self._groups.own_seed(self.seed) if self._cut_in else self.seed
+        """That of the adapter which has A: for both, what A reads is the same."""
+        (seed,) = [owner.seed for owner in self._owners] or [self.seed]
+        return self._groups.own_seed(seed) if self._cut_in else seed
 
 
 class Adapters(Layer):

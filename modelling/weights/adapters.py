@@ -149,8 +149,8 @@ class _Modules:
         return tuple(Weight(n, shape(w), std) for n, w in zip(names, weights, strict=True))
 
     def check(self, layers: Mapping[str, Sequence[WeightRow]]) -> None:
-        """Raise ConfigError unless there are adapters, of linear maps inside layers alone, which are
-        alike in all layers of a stack."""
+        """Raise ConfigError unless there are adapters, of linear maps of layers alone, which are alike
+        in all layers of a stack."""
         linear, others = dict[str, None](), dict[str, None]()
         for row in (row for rows in self._table.layers.values() for row in rows):
             found = linear if _is_linear(row) else others
