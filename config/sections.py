@@ -138,13 +138,12 @@ class RunConfig(Section):
         m, e = self.model, self.execution
         item = ITEM_BYTES[m.precision]
         tokens = self._batch * m.sequence_length
-        kept = 1 if m.eval else m.layers
+        some = m.eval or self.some_frozen  # trained may be as little as a norm
+        kept = 1 if some else m.layers
         elements = self.min_weights()
         return {
             "the weights": elements // 2 if m.quantisation else elements * item,
-            "gradients and moments": (
-                0 if m.eval or self.some_frozen else elements * self._least_state()
-            ),
+            "gradients and moments": 0 if some else elements * self._least_state(),
             "the activations": kept * tokens * m.hidden_size * item,
             "the inputs of a run": e.device_iterations * tokens * 4,
         }

@@ -39,15 +39,16 @@ LLAMA = modelling.llama.family.FAMILY, llama
 
 
 def _config(
-    family: Any, execution: dict[str, Any], precision: str, dropout: float, **split: int
+    family: Any, execution: dict[str, Any], precision: str, dropout: float, **split: Any
 ) -> Any:
     """A small model, whose steps have several micro-batches.
 
     Args:
         execution: fields of that section.
-        split: arguments of the family's `our_config` or `small_config`, and `slices` of attention.
+        split: arguments of the family's `our_config` or `small_config`, `slices` of attention, and
+            which weights are `trained`.
     """
-    slices = split.pop("slices", 1)
+    slices, trained = split.pop("slices", 1), split.pop("trained", None)
     config: RunConfig
     if family is LLAMA:  # with windows, norms on both sides, caps
         config = llama_config(hf_config("gemma2"), **split)
@@ -55,6 +56,7 @@ def _config(
         config = small_config(**split) if family is GPTJ else t5.our_config(**split)
     found = config.to_dict()
     found["model"] |= {"precision": precision, "dropout_prob": dropout}
+    found["training"]["trained"] = trained
     scaling = 128.0 if precision == "float16" else 1.0
     found["execution"] |= {
         "attention_serialisation": slices,
@@ -117,7 +119,7 @@ def _two_memories(
         yield
 
 
-def _check(family: Any, precision: str, dropout: float, quick: bool = False, **split: int) -> None:
+def _check(family: Any, precision: str, dropout: float, quick: bool = False, **split: Any) -> None:
     """Assert that all ways give the same; only that both `activations` do, if `quick`."""
 
     def train(ahead: int = 2**30, **execution: Any) -> Any:
@@ -148,6 +150,13 @@ def test_t5_in_float32() -> None:
     _check(T5, "float32", 0.2, quick=True, tp=2, layers=1)
 
 
+@pytest.mark.usefixtures("cached")
+def test_some_trained() -> None:
+    """With layers below that have no backward pass, and one in between that is frozen."""
+    trained = "layer.0.norm,layer.2.attention"
+    _check(GPTJ, "float32", 0.2, quick=True, trained=trained)
+
+
 @pytest.mark.slow  # half a minute on 2 cores
 def test_gptj_in_bfloat16_with_sliced_attention() -> None:
     _check(GPTJ, "bfloat16", 0.2, dp=2, tp=2, slices=2)
@@ -166,7 +175,10 @@ def test_gptj_in_bfloat16_with_sliced_attention() -> None:
         (GPTJ, "float16", 0.2, {"slices": 3}),
         (LLAMA, "float32", 0.2, {"tp": 4, "micro_batch": 2}),
         (LLAMA, "bfloat16", 0.2, {"dp": 2, "tp": 2, "micro_batch": 2, "slices": 3}),
+        (T5, "bfloat16", 0.2, {"dp": 2, "micro_batch": 2, "trained": "encoder.2,decoder.1"}),
+        (GPTJ, "bfloat16", 0.2, {"tp": 2, "micro_batch": 2, "trained": "layer.1,layer.2"}),
+        (LLAMA, "float32", 0.2, {"dp": 2, "tp": 2, "micro_batch": 2, "trained": "*norm*"}),
     ],
 )
-def test_all_types(family: Any, precision: str, dropout: float, split: dict[str, int]) -> None:
+def test_all_types(family: Any, precision: str, dropout: float, split: dict[str, Any]) -> None:
     _check(family, precision, dropout, **split)

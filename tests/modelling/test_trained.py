@@ -3,8 +3,11 @@ need no gradient."""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,11 +17,14 @@ import tests.modelling.llama.training as llama
 import tests.modelling.t5.training as t5
 from config.sections import RunConfig
 from modelling.spec import family_of
+from planning.needs import finetuning_needs
+from popxl._run.walker import Walker
 from tests.modelling.gptj.hf import hf_model, small_config
 from tests.modelling.llama.hf import hf_config
 from tests.modelling.llama.hf import our_config as llama_config
 from tests.modelling.sessions import fine_tuning
 from tests.modelling.torch_training import Reference, check_training, logical
+from tests.planning.presets import preset
 
 STEPS = 3
 
@@ -117,3 +123,89 @@ def test_as_torch_trains_them(name: str, dp: int, tp: int) -> None:
     )
     for name in start.keys() - expected.gradients.keys():
         assert weights[name].tobytes() == start[name].tobytes(), name
+
+
+# ---- what a step moves and computes --------------------------------------------------------------
+def weight_bytes(config: RunConfig, *layers: str) -> int:
+    """Bytes of the float32 weights in some layers, or all."""
+    table = family_of(config).weights(config)
+    rows = [row for name in layers or table.layers for row in table.layers[name]]
+    return sum(4 * math.prod(w.shape) for row in rows for w in row.weights)
+
+
+def moved(config: RunConfig, batch: Any) -> dict[tuple[str, str], int]:
+    """Bytes that a step loads and stores, by what they are."""
+    found: Counter[tuple[str, str]] = Counter()
+    plain = {"load": Walker._load, "store": Walker._store}
+
+    def noted(what: str) -> Callable[..., None]:
+        def note(walker: Any, step: Any, at: Any) -> None:
+            found[what, step.buffer.kind] += step.nbytes
+            plain[what](walker, step, at)
+
+        return note
+
+    with mock.patch.multiple(Walker, _load=noted("load"), _store=noted("store")):
+        model = fine_tuning(config)
+        model.write(family_of(config).weights(config).initial(seed=0))
+        with model:
+            found.clear()
+            model.run([batch], [1e-3], 0)
+    return found
+
+
+@pytest.mark.parametrize(("trained", "layers"), [("layer.1", ["layer.1"]), ("lm_head", ["head"])])
+def test_frozen_weights_come_and_never_go(trained: str, layers: list[str]) -> None:
+    """A step reads them for each pass, and writes what is trained, alone; the layers below have no
+    backward pass."""
+    config = chosen(small_config(), trained=trained, frozen="*norm*,*ln_*")
+    rows = [row for name in layers for row in family_of(config).weights(config).layers[name]]
+    own = sum(4 * math.prod(w.shape) for row in rows if row.trained for w in row.weights)
+    found = moved(config, gptj.batches(1)[0])
+    steps = 4 * sum(row.trained for row in rows)
+    assert found["store", "weights"] == found["store", "gradients"] == own > 0
+    assert found["store", "moments"] == 2 * own + steps
+    assert found["load", "moments"] == 2 * own + steps
+    assert found["load", "gradients"] == own
+    backward = {"layer.1": ["layer.1", "layer.2"], "lm_head": []}[trained]
+    passes = weight_bytes(config) + (weight_bytes(config, *backward) if backward else 0)
+    assert found["load", "weights"] == passes + own
+    rows_between = len(backward) + 1
+    entry = 16 * 12 * 32 * 4  # samples, tokens, features
+    assert found["store", "activations between layers"] == 4 * entry  # of embeddings and layers
+    plan = finetuning_needs(config).plan
+    between = (rows_between + (rows_between if backward else 0)) * entry
+    inputs = 2 * 16 * 12 * 4 + 4 * 4  # words, labels, weights of micro-batches
+    assert plan.remote == weight_bytes(config) + 3 * own + steps + between + inputs
+
+
+def test_products_of_frozen_weights_gradients_are_not_computed() -> None:
+    config = small_config()
+    every = finetuning_needs(config)
+    norms = finetuning_needs(chosen(config, trained="*norm*,*ln_*"))
+    table = family_of(config).weights(config)
+    matrices = [w for w in table.weights if len(w.shape) == 2 and "wte" not in w.name]
+    products = sum(2 * 16 * 12 * math.prod(w.shape) for w in matrices)
+    assert every.plan.flops - norms.plan.flops == products
+    last = finetuning_needs(chosen(config, trained="layer.2,head"))
+    parts = {part.name: part.flops for part in last.plan.parts}
+    assert parts["layer/forward"] == 2 * parts["layer_from_2/forward"]
+    assert "layer/backward" not in parts
+    assert "embeddings/backward" not in parts
+
+
+@pytest.mark.parametrize("name", ["xxl_pod64", "gptj_6B_1024_pod64"])
+def test_host_memory_is_what_is_kept_of_both(name: str) -> None:
+    """2 bytes of a frozen weight; 12 more of one that is trained; rows of the trained layers."""
+    trained = "decoder.22,decoder.23" if name.startswith("xxl") else "layer.26,layer.27"
+    config = preset(name, training={"trained": trained})
+    needs, table = finetuning_needs(config), family_of(config).weights(config)
+    own = sum(math.prod(w.shape) for w in table.trained)
+    assert needs.state == 2 * needs.parameters + 12 * own
+    model, samples = config.model, config.training.global_batch_size
+    token = samples * model.hidden_size * 2
+    if config.family == "t5":  # the encoder's output, and three rows of the decoder's
+        rows = model.sequence_length + 2 * 3 * model.decoder_sequence_length
+    else:
+        rows = 2 * 3 * model.sequence_length
+    assert needs.plan.host == pytest.approx(needs.state + rows * token, rel=2e-3)

@@ -148,6 +148,8 @@ FLOAT16 = {"model": {"precision": "float16"}, "execution": {"loss_scaling": 128.
         ("gptj", {"micro_batch": 16}, {}),
         ("t5", {"tp": 2}, ADAFACTOR),
         ("gptj", {"dp": 2}, ADAFACTOR | HALF),
+        ("gptj", {"dp": 2, "tp": 2}, HALF | {"training": {"trained": "layer.1,head.norm"}}),
+        ("t5", {"tp": 2}, HALF | {"training": {"frozen": "shared,encoder.1"}}),
     ],
 )
 def test_all_ways(family: str, split: dict[str, int], changes: dict[str, Any]) -> None:

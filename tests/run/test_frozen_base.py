@@ -53,8 +53,11 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of four steps, with its steps 2 and 4."""
     folder = tmp_path_factory.mktemp("runs") / "run"
-    best = ("--evaluation.steps", "2", "--checkpoint.keep_best", "loss")
-    assert train(folder, "--load", str(base), "--steps", "4", *best) == 0
+    best = ("--evaluation.steps", "2", "--evaluation.metrics", "loss")
+    assert (
+        train(folder, "--load", str(base), "--steps", "4", *best, "--checkpoint.keep_best", "loss")
+        == 0
+    )
     return folder
 
 
@@ -98,7 +101,7 @@ def test_the_best_is_exported_whole(run: Path, base: Path, tmp_path: Path) -> No
 
 def test_a_run_continues_bit_for_bit(moved: tuple[Path, Path], run: Path) -> None:
     """Also without its model's name on the command line."""
-    model, folder = moved
+    folder = moved[1]
     assert train(folder, "--load", str(folder), "--steps", "4") == 0
     found, expected = (load_checkpoint(each).tensors for each in (folder, run))
     assert found.keys() == expected.keys()
@@ -108,17 +111,19 @@ def test_a_run_continues_bit_for_bit(moved: tuple[Path, Path], run: Path) -> Non
     assert losses[0] == losses[1]
 
 
+@pytest.mark.slow  # 7 seconds on 2 cores
 def test_validation_and_generation_read_both(run: Path, tmp_path: Path, capsys) -> None:
     command = ["--load", str(run), "--micro_batch_size", "8", "--evaluation.metrics", "loss"]
     assert run_validation.main([*command, "--evaluation.samples", "8"]) == 0
     whole = str(tmp_path / "out")
     assert run_export.main(["--load", str(run), "--save-hf", whole]) == 0
+    capsys.readouterr()
     answers = []
     for name in (str(run), whole):
-        prompt = ["--prompt", "a lamp", "--load", name]
-        assert run_generation.main([*MODEL, *prompt, "--generation.max_tokens", "4"]) == 0
+        assert run_generation.main(["--load", name, "a lamp"]) == 0
         answers.append(capsys.readouterr().out)
-    assert answers[0] == answers[1]
+    assert len(answers[0]) > 3
+    assert answers[1].startswith(answers[0].strip())  # the run's writes as much as labels have
 
 
 def spoil(folder: Path) -> None:
@@ -152,11 +157,14 @@ def test_another_model_is_refused(moved: tuple[Path, Path], base: Path, tmp_path
 
 
 def test_other_weights_cannot_be_trained_on(run: Path, base: Path, capsys) -> None:
-    for trained in ((), ("--training.trained", "*norm*")):
+    """All of them, or some others."""
+    for named in ("null", "*norm*"):
+        trained = ("--training.trained", named, "--training.frozen", "null")
         assert train(run, "--load", str(base), "--steps", "6", trained=trained) == 2
         assert "trains other weights than training.trained and frozen mean" in told(capsys)
 
 
+@pytest.mark.slow  # 6 seconds on 2 cores
 def test_a_new_run_from_one(run: Path, base: Path, tmp_path: Path) -> None:
     """Its base is the same model where that has all that it does not train, else the step."""
     new = ("--load", str(run), "--checkpoint.load_optimizer", "false", "--steps", "1")

@@ -44,7 +44,15 @@ def entered(borrower: RunningModel, model: FineTuning) -> RunningModel:
 
 
 @pytest.mark.parametrize(
-    "config", [t5_config(1), pytest.param(gptj_config(1, 2), marks=pytest.mark.slow)]
+    "config",
+    [
+        t5_config(1),
+        gptj_config(2).changed({"training.trained": "layer.0,layer.2"}),  # phases that are cut
+        pytest.param(gptj_config(1, 2), marks=pytest.mark.slow),
+        pytest.param(
+            t5_config(1).changed({"training.frozen": "encoder.1,decoder.0"}), marks=pytest.mark.slow
+        ),
+    ],
 )
 def test_what_is_borrowed_is_what_would_be_copied(config):
     family = family_of(config)
