@@ -53,7 +53,8 @@ class Model(Section):
     """Type of weights and activations on the device. HF: dtype."""
 
     quantisation: Literal["int4"] | None = None
-    """int4: generate with the weights of linear layers, but the head's, in 4 bits."""
+    """int4: hold the weights of linear layers, but the head's, in 4 bits: to generate, or to train
+    adapters beside them."""
 
     quantisation_group_size: PositiveInt = 64
     """Input features of a linear layer whose 4-bit weights share a scale and a bias."""

@@ -253,10 +253,10 @@ class RunConfig(Section):
         return {"model.hidden_size": self.model.hidden_size}
 
     def _check_quantisation(self) -> None:
-        if not self.model.eval:
+        if not (self.model.eval or self.adapter.rank):
             raise ConfigError(
-                f"model.quantisation {self.model.quantisation} is for generation: weights in so "
-                "few bits cannot be trained"
+                f"model.quantisation {self.model.quantisation} is for generation and adapters: "
+                "weights in so few bits cannot be trained"
             )
         if self.fp8.enabled:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""The weights of linear maps in 4 bits, for generation: a quarter of the memory of 16 bits.
+"""The weights of linear maps in 4 bits, which are not trained: a quarter of the memory of 16 bits.
 
 Weight-only quantisation with a scale and a bias for each group of neighbouring input features, as
 in GPTQ (Frantar et al., arXiv:2210.17323), but rounding each value to the nearest step: loading

@@ -22,7 +22,7 @@ from modelling.phases.decoder_only import decoder_only_layout
 from modelling.phases.layout import Layout
 from modelling.phases.settings import Settings
 from modelling.weights import WeightTable
-from modelling.weights.adapters import with_adapters
+from modelling.weights.adapters import check_all_frozen, with_adapters
 from modelling.weights.trained import with_trained
 
 
@@ -62,6 +62,8 @@ class ModelFamily:
             ConfigError: see `with_adapters` and `with_trained`.
         """
         table = with_adapters(self.table(config), config.adapter, config.adapter_targets)
+        if config.model.quantisation is not None and not config.model.eval:
+            check_all_frozen(table)
         return with_trained(table, config.training)
 
 

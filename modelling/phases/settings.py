@@ -87,10 +87,10 @@ class Settings:
         return self.table is None or self.row(phase, variable).trained
 
     def row(self, phase: str, variable: str) -> WeightRow:
-        """The table's row for a variable of the layers of a phase."""
+        """The table's row for a variable of the layers of a phase, or a part of one in 4 bits."""
         assert self.table is not None, "this needs the table of weights"
-        layer = self.table.phases[phase][0]
-        return next(row for row in self.table.layers[layer] if row.path == variable)
+        rows = self.table.layers[self.table.phases[phase][0]]
+        return next(r for r in rows if variable == r.path or variable.startswith(f"{r.path}."))
 
     def whole(self, phase: str, variable: str) -> Whole:
         """To which matrices a variable belongs, for optimizers that treat weights as such."""

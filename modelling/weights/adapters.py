@@ -35,6 +35,16 @@ def with_adapters(table: WeightTable, adapter: Adapter, targets: str) -> WeightT
     return cut_by_trained(replace(table, layers=layers, fused={**table.fused, **modules.fused}))
 
 
+def check_all_frozen(table: WeightTable) -> None:
+    """Raise ConfigError if a linear map of a layer is trained whole, which 4 bits do not allow."""
+    for row in (row for rows in table.layers.values() for row in rows):
+        if _is_linear(row) and row.trained and not row.of_adapter:
+            raise ConfigError(
+                f"adapter.modules_to_save means {row.weights[0].name}, which model.quantisation "
+                "holds in few bits: leave out one of the two"
+            )
+
+
 def module_of(weight: str) -> str:
     """The module that has a weight or a bias."""
     return weight.rpartition(".")[0]
@@ -149,8 +159,8 @@ class _Modules:
         return tuple(Weight(n, shape(w), std) for n, w in zip(names, weights, strict=True))
 
     def check(self, layers: Mapping[str, Sequence[WeightRow]]) -> None:
-        """Raise ConfigError unless there are adapters, of linear maps of layers alone, which are alike
-        in all layers of a stack."""
+        """Raise ConfigError unless there are adapters, of linear maps of layers alone, and alike in
+        all layers of a stack."""
         linear, others = dict[str, None](), dict[str, None]()
         for row in (row for rows in self._table.layers.values() for row in rows):
             found = linear if _is_linear(row) else others

@@ -21,6 +21,7 @@ from tests.modelling.gptj import training as gptj_training
 from tests.modelling.llama import hf as llama_hf
 from tests.modelling.llama import training as llama_training
 from tests.modelling.peft_reference import named, renamed, with_peft
+from tests.modelling.rounding import rounded_weights
 from tests.modelling.sessions import fine_tuning
 from tests.modelling.t5 import training as t5_training
 from tests.modelling.torch_training import Reference, check_training, logical, named_by_hf, train
@@ -164,6 +165,9 @@ def test_dora(kind: str, split: tuple[int, ...], targets: str) -> None:
     check(kind, split, ours, {"r": 3, "use_dora": True, "target_modules": theirs})
 
 
+QUANTISED = {"model.quantisation": "int4", "model.quantisation_group_size": 4}
+
+
 @pytest.mark.parametrize(
     ("adapter", "said"),
     [
@@ -175,12 +179,14 @@ def test_dora(kind: str, split: tuple[int, ...], targets: str) -> None:
         ({"targets": ".*embed.*|.*q_proj"}, "means model.embed_tokens, which is no linear map"),
         ({"targets": r".*\.1\..*q_proj"}, "gives layer.1 other adapters than layer.0"),
         ({"rank_pattern": "0.self_attn.q_proj=2"}, "gives layer.1 other adapters than layer.0"),
+        ({"modules_to_save": "mlp", "quantised": True}, "means .*gate_proj.*, which model.quantis"),
         ({"modules_to_save": "up_proj"}, "means some of .*gate_proj.*, .*up_proj.*, which are one"),
     ],
 )
 def test_what_adapters_cannot_be_of(adapter: dict[str, Any], said: str) -> None:
-    fields = {"rank": 4, **adapter}
-    config = case("mistral").config().changed({f"adapter.{n}": x for n, x in fields.items()})
+    fields: dict[str, Any] = {"rank": 4, **adapter}
+    more = QUANTISED if fields.pop("quantised", False) else {}
+    config = case("mistral").config().changed({f"adapter.{n}": x for n, x in fields.items()} | more)
     with pytest.raises(ConfigError, match=said):
         family_of(config).weights(config)
 
@@ -275,3 +281,26 @@ def test_adapters_are_float32_beside_weights_of_16_bits() -> None:
         if adapter:
             assert 0 < np.abs(after[name] - array).max() < 3e-7
     assert not [name for name in after if "master" in name]
+
+
+# ---- a base in 4 bits ---------------------------------------------------------------------------
+@pytest.mark.parametrize("split", [(1, 1, 4), (2, 2, 2)])
+def test_a_base_in_4_bits_is_its_rounded_weights_bit_for_bit(split: tuple[int, ...]) -> None:
+    """Of which none takes gradients, or is written back."""
+    of = case("gptj")
+    config = of.config(*split).changed({"adapter.rank": 4, "adapter.targets": "all-linear"})
+    table = family_of(config).weights(config)
+    adapters = {w.name for w in table.weights} - {w.name for w in table.base.weights}
+    whole = logical(of.model())
+    found = []
+    for fields, base in (({}, rounded_weights(whole, size=4)), (QUANTISED, whole)):
+        model = fine_tuning(config.changed(fields))
+        model.write({**table.initial(0), **base})
+        with model:
+            losses = [model.run([of.batches[i]], [1e-2], i)[0].loss for i in range(2)]
+            found.append((losses, dict(model.tensors(frozen=False))))
+    (losses, plain), (packed_losses, packed) = found
+    assert packed_losses == losses
+    assert {name for name in packed if "/" not in name} == adapters
+    for name, array in plain.items():
+        assert packed[name].tobytes() == array.tobytes(), name
