@@ -61,7 +61,8 @@ class Linear(Layer):
             self.weight(f"weight.{part}", s, d, self.grouping)
             for part, s, d in zip(PARTS, shapes, _PART_DTYPES, strict=True)
         )
-        return cast(group_quantize_decompress(packed, scale, bias, dim=0), dtype)
+        matrix = cast(group_quantize_decompress(packed, scale, bias, dim=0), dtype)
+        return ops.materialise(matrix)  # so that it is multiplied as any other
 
 
 class FusedLinear(Linear):

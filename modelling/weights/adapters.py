@@ -168,7 +168,8 @@ class _Modules:
         adapters = {name: _alike(rows) for name, rows in layers.items()}
         asked = f"adapter.targets {shown_name(self._adapter.targets or self._targets)}"
         ends = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linear))
-        wrong = [] if self._targets_all else list(filter(self._is_target, others))
+        asks = [] if self._targets_all else others.keys() - linear.keys()
+        wrong = sorted(filter(self._is_target, asks))
         if wrong or not any(adapters.values()):
             what = f"{wrong[0]}, which is" if wrong else "what is"
             raise ConfigError(f"{asked} means {what} no linear map of a layer: these are {ends}")

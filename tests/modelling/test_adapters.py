@@ -195,11 +195,11 @@ def test_what_adapters_cannot_be_of(adapter: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize("dora", [False, True])
 @pytest.mark.parametrize("kind", ["t5", "gptj", "phi3"])
 def test_merged_weights_are_those_of_peft(kind: str, dora: bool) -> None:
-    of = case(kind)
+    of, odd = case(kind), {"t5": "wo", "gptj": "fc_in", "phi3": "down_proj"}[kind]
     more: dict[str, Any] = {"target_modules": "all-linear", "use_dora": dora, "use_rslora": True}
-    model = with_peft(of.model(), r=4, alpha_pattern={"v": 3, "v_proj": 3}, **more)
+    model = with_peft(of.model(), r=4, alpha_pattern={odd: 3}, **more)
     ours = {"rank": 4, "targets": "all-linear", "dora": dora, "rslora": True}
-    ours |= {"alpha_pattern": "v=3,v_proj=3"}
+    ours |= {"alpha_pattern": f"{odd}=3"}
     config = of.config().changed({f"adapter.{name}": value for name, value in ours.items()})
     table = family_of(config).weights(config)
     found = table.base.for_files(merged(table, table.renamed(named(logical(model)))))
@@ -230,16 +230,20 @@ def test_new_adapters_begin_as_those_of_peft() -> None:
 
 
 # ---- dropout, and 16 bits -----------------------------------------------------------------------
-def losses(config: RunConfig, steps: int = 2) -> list[float]:
-    """Of a model with random weights, whose adapters matter."""
-    table = family_of(config).weights(config)
+def random_weights(config: RunConfig) -> dict[str, np.ndarray]:
+    """With a B that is not zero."""
+    weights = dict(family_of(config).weights(config).initial(0))
     rng = np.random.default_rng(0)
-    weights = dict(table.initial(0))
     for name in weights:
         if name.endswith("lora_B.weight"):
             weights[name] = 0.3 * rng.standard_normal(weights[name].shape, np.float32)
+    return weights
+
+
+def losses(config: RunConfig, steps: int = 2) -> list[float]:
+    """Of a model with random weights, whose adapters matter."""
     model = fine_tuning(config)
-    model.write(weights)
+    model.write(random_weights(config))
     batches = case("mistral").batches
     with model:
         return [model.run([batches[i]], [1e-2], i)[0].loss for i in range(steps)]
@@ -266,9 +270,8 @@ def test_adapters_are_float32_beside_weights_of_16_bits() -> None:
     of = case("mistral")
     ours = {"adapter.rank": 4, "model.precision": "bfloat16", "execution.master_weights": True}
     config = of.config(2, 2, 2).changed(ours)
-    table = family_of(config).weights(config)
     model = fine_tuning(config)
-    model.write(table.initial(0))
+    model.write(random_weights(config))
     with model:
         before = model.read()
         model.run([of.batches[0]], [1e-7], 0)

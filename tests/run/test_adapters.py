@@ -60,7 +60,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of four steps, with its steps 2 and 4."""
     folder = tmp_path_factory.mktemp("runs") / "run"
-    assert train(folder, "--load", str(base), "--steps", "4") == 0
+    best = ("--evaluation.steps", "2", "--checkpoint.keep_best", "loss")
+    assert train(folder, "--load", str(base), "--steps", "4", *best) == 0
     return folder
 
 
@@ -136,7 +137,7 @@ def test_a_base_with_its_adapter_answers_as_the_run(
         report = json.loads((exported.parent / "out" / "validation.json").read_text())
         losses.append(report["loss"])
         capsys.readouterr()
-        more = ["--prompt", "a lamp", "--generation.max_tokens", "4"]
+        more = ["a lamp", "--generation.max_tokens", "4"]
         assert run_generation.main([*MODEL, *names, *more]) == 0
         answers.append(capsys.readouterr().out)
     assert losses[0] == losses[1]
@@ -165,3 +166,54 @@ def test_a_run_begins_with_an_adapter_of_peft(base: Path, tmp_path: Path) -> Non
     run = str(tmp_path / "run")
     assert run_export.main(["--load", run, "--merge", "--save-hf", str(whole)]) == 0
     np.testing.assert_allclose(logits(model_in(whole)), logits(model), rtol=1e-4, atol=1e-5)
+
+
+def test_a_run_that_is_done_writes_its_adapter(
+    run: Path, base: Path, exported: Path, tmp_path: Path
+) -> None:
+    given = ("--load", str(base), "--steps", "4", "--save-hf", str(tmp_path / "out"))
+    assert train(run, *given) == 0
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (exported / name).read_bytes()
+    assert "Adapters of rank 3 were trained with PopXL" in (exported / "README.md").read_text()
+
+
+def test_a_base_in_4_bits(base: Path, tmp_path: Path) -> None:
+    """A run's evaluations and its continuation read the same packed weights."""
+    packed = ("--quantisation", "int4", "--model.quantisation_group_size", "8")
+    few = ("--evaluation.steps", "2", "--evaluation.samples", "8", "--evaluation.metrics", "loss")
+    given = ("--load", str(base), *packed, *few)
+    assert train(tmp_path / "run", *given, "--steps", "2") == 0
+    assert train(tmp_path / "run", *given, "--steps", "4") == 0
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert all(row["loss"] > 0 for row in rows)
+    assert rows[-1]["validation_loss"] > 0
+    prompt = ["a lamp", "--generation.max_tokens", "4"]
+    assert run_generation.main(["--load", str(tmp_path / "run"), *prompt]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--load", "{base}", "--merge"), "--merge is for models with adapters, but what --load"),
+        (("--load", "{run}", "--adapter.load", "{exported}"), "has adapters of its own: leave out"),
+        (("--load", "{base}", "--adapter.load", "{base}"), "no adapter in {base}: give a folder"),
+        (
+            ("--load", "{base}", "--adapter.load", "{exported}", "--adapter.rank", "9"),
+            "adapter.rank is 3 in {exported}, not 9: leave it out",
+        ),
+    ],
+)
+def test_what_is_refused(arguments, said, run, base, exported, tmp_path, capsys) -> None:
+    names = {"run": run, "base": base, "exported": exported}
+    given = [argument.format(**names) for argument in arguments]
+    assert run_export.main([*given, "--save-hf", str(tmp_path / "out")]) == 2
+    assert said.format(**names) in capsys.readouterr().err
+
+
+def test_an_adapter_of_another_model_is_refused(base, exported, tmp_path, capsys) -> None:
+    other = [*MODEL, "--layers", "2", "--load", "random", "--save-hf", str(tmp_path / "base")]
+    assert run_export.main(other) == 0
+    command = ["--load", str(tmp_path / "base"), "--adapter.load", str(exported)]
+    assert run_export.main([*command, "--save-hf", str(tmp_path / "out")]) == 2
+    assert "belong to a model of another kind or size" in capsys.readouterr().err
