@@ -85,5 +85,5 @@ class Model(Section):
 
     @property
     def weight_group_size(self) -> int | None:
-        """`quantisation_group_size`, or None if weights are not quantised."""
-        return self.quantisation_group_size if self.quantisation else None
+        """`quantisation_group_size`; None if layers take whole weights, as in training."""
+        return self.quantisation_group_size if self.quantisation and self.eval else None

@@ -12,12 +12,14 @@ from collections.abc import Callable
 
 import numpy as np
 
+import popxl
 from popxl import Variable
 from popxl_addons import NamedTensors
 from popxl_addons.ops.group_quantize_decompress import group_quantize_compress_numpy
 
 PARTS = ("packed", "scale", "bias")
 """Names of the variables that stand for one weight; see `packed_shapes`."""
+PART_DTYPES = (popxl.uint16, popxl.float16, popxl.float16)
 PER_WORD = 4
 
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import popxl
 from modelling.layers.layer import Layer, cast
 from modelling.layers.low_rank import Adapters
-from modelling.quantisation import PARTS, packed_shapes
+from modelling.quantisation import PART_DTYPES, PARTS, packed_shapes
 from popxl import ReplicaGrouping, Tensor, ops
 from popxl_addons.fp8 import matrix_product
 from popxl_addons.ops.group_quantize_decompress import group_quantize_decompress
-
-_PART_DTYPES = (popxl.uint16, popxl.float16, popxl.float16)
 
 
 class Linear(Layer):
@@ -59,10 +57,9 @@ class Linear(Layer):
         shapes = packed_shapes(shape, self.group_size)
         packed, scale, bias = (
             self.weight(f"weight.{part}", s, d, self.grouping)
-            for part, s, d in zip(PARTS, shapes, _PART_DTYPES, strict=True)
+            for part, s, d in zip(PARTS, shapes, PART_DTYPES, strict=True)
         )
-        matrix = cast(group_quantize_decompress(packed, scale, bias, dim=0), dtype)
-        return ops.materialise(matrix)  # so that it is multiplied as any other
+        return cast(group_quantize_decompress(packed, scale, bias, dim=0), dtype)
 
 
 class FusedLinear(Linear):

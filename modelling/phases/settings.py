@@ -9,6 +9,7 @@ import popxl
 from config.sections import RunConfig
 from modelling.layers.parallel import Groups
 from modelling.weights import WeightRow, WeightTable
+from modelling.weights.row import is_linear
 from popxl_addons.optimizers import packed
 from popxl_addons.optimizers.adafactor import Whole
 
@@ -87,10 +88,18 @@ class Settings:
         return self.table is None or self.row(phase, variable).trained
 
     def row(self, phase: str, variable: str) -> WeightRow:
-        """The table's row for a variable of the layers of a phase, or a part of one in 4 bits."""
+        """The table's row for a variable of the layers of a phase."""
         assert self.table is not None, "this needs the table of weights"
-        rows = self.table.layers[self.table.phases[phase][0]]
-        return next(r for r in rows if variable == r.path or variable.startswith(f"{r.path}."))
+        layer = self.table.phases[phase][0]
+        return next(row for row in self.table.layers[layer] if row.path == variable)
+
+    def group_size(self, phase: str, variable: str) -> int | None:
+        """Input features that share a scale in a variable that is stored in 4 bits in training;
+        None: it is stored as it is."""
+        model = self.config.model
+        if model.quantisation is None or model.eval or self.table is None:
+            return None
+        return model.quantisation_group_size if is_linear(self.row(phase, variable)) else None
 
     def whole(self, phase: str, variable: str) -> Whole:
         """To which matrices a variable belongs, for optimizers that treat weights as such."""

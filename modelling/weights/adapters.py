@@ -9,7 +9,7 @@ from itertools import groupby
 from config.adapter import ALL_LINEAR, Adapter
 from config.errors import ConfigError
 from files.shown import shown_name
-from modelling.weights.row import LowRank, Weight, WeightRow
+from modelling.weights.row import LowRank, Weight, WeightRow, is_linear
 from modelling.weights.table import WeightTable
 from modelling.weights.trained import cut_by_trained
 
@@ -38,7 +38,7 @@ def with_adapters(table: WeightTable, adapter: Adapter, targets: str) -> WeightT
 def check_all_frozen(table: WeightTable) -> None:
     """Raise ConfigError if a linear map of a layer is trained whole, which 4 bits do not allow."""
     for row in (row for rows in table.layers.values() for row in rows):
-        if _is_linear(row) and row.trained and not row.of_adapter:
+        if is_linear(row) and row.trained:
             raise ConfigError(
                 f"adapter.modules_to_save means {row.weights[0].name}, which model.quantisation "
                 "holds in few bits: leave out one of the two"
@@ -105,7 +105,7 @@ class _Modules:
         Args:
             owners: paths of adapters that have an A, by module; new ones are added.
         """
-        if not _is_linear(row):
+        if not is_linear(row):
             return
         linear, settings = row.path.removesuffix(".weight"), self._adapter
         for number, (module, weights) in enumerate(groupby(row.weights, self._module)):
@@ -163,7 +163,7 @@ class _Modules:
         all layers of a stack."""
         linear, others = dict[str, None](), dict[str, None]()
         for row in (row for rows in self._table.layers.values() for row in rows):
-            found = linear if _is_linear(row) else others
+            found = linear if is_linear(row) else others
             found |= dict.fromkeys(map(self._module, row.weights))
         adapters = {name: _alike(rows) for name, rows in layers.items()}
         asked = f"adapter.targets {shown_name(self._adapter.targets or self._targets)}"
@@ -181,11 +181,6 @@ class _Modules:
                     f"{asked}, with the patterns, gives {name} other adapters than {other}: the "
                     "layers of a stack need the same ones"
                 )
-
-
-def _is_linear(row: WeightRow) -> bool:
-    """Whether a row is a linear map inside a layer, which the head is not."""
-    return row.transpose and "." in row.path.removesuffix(".weight")
 
 
 def _alike(rows: Sequence[WeightRow]) -> list[object]:

@@ -173,6 +173,12 @@ class WeightRow:
         return np.ascontiguousarray(array.T if self.transpose else array)
 
 
+def is_linear(row: WeightRow) -> bool:
+    """Whether a row is a linear map inside a layer, which the head is not."""
+    inside = row.transpose and "." in row.path.removesuffix(".weight")
+    return inside and not row.of_adapter
+
+
 def is_trained(row: WeightRow) -> bool:
     """Whether training changes a row."""
     return row.trained

@@ -192,6 +192,7 @@ def test_what_adapters_cannot_be_of(adapter: dict[str, Any], said: str) -> None:
 
 
 # ---- merged -------------------------------------------------------------------------------------
+@pytest.mark.filterwarnings("ignore:Input and output embeddings are no longer tied")  # as ours
 @pytest.mark.parametrize("dora", [False, True])
 @pytest.mark.parametrize("kind", ["t5", "gptj", "phi3"])
 def test_merged_weights_are_those_of_peft(kind: str, dora: bool) -> None:

@@ -130,7 +130,8 @@ def test_a_base_with_its_adapter_answers_as_the_run(
     run: Path, base: Path, exported: Path, capsys
 ) -> None:
     losses, answers = [], []
-    for names in (("--load", str(run)), ("--load", str(base), "--adapter.load", str(exported))):
+    of_run = (*ADAPTER, "--load", str(run))
+    for names in (of_run, ("--load", str(base), "--adapter.load", str(exported))):
         few = ["--micro_batch_size", "8", "--evaluation.metrics", "loss"]
         few += ["--evaluation.samples", "8", "--out", str(exported.parent / "out")]
         assert run_validation.main([*MODEL, *names, *few]) == 0
