@@ -47,7 +47,7 @@ def expanded(stored: addons.NamedTensors, dtypes: Mapping[str, popxl.dtype]) -> 
     """Whole variables from what is stored; `dtypes` are those of the packed ones."""
     tensors = stored.to_dict()
     for name, dtype in dtypes.items():
-        parts = [tensors.pop(f"{name}.{part}", None) for part in PARTS]
-        if parts[0] is not None:
-            tensors[name] = cast(group_quantize_decompress(*parts, dim=0), dtype)
+        if f"{name}.{PARTS[0]}" in tensors:
+            words, scale, bias = (tensors.pop(f"{name}.{part}") for part in PARTS)
+            tensors[name] = cast(group_quantize_decompress(words, scale, bias, dim=0), dtype)
     return addons.NamedTensors.from_dict(tensors)
