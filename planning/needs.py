@@ -14,7 +14,7 @@ from modelling.generation import build_generation, build_streamed
 from modelling.generation.strategies import strategy_of
 from modelling.spec import family_of
 from modelling.weights import WeightTable
-from modelling.weights.row import is_of_adapter
+from modelling.weights.row import is_linear, is_of_adapter
 from planning.residence import (
     Candidates,
     Chosen,
@@ -161,6 +161,10 @@ def _parameters(table: WeightTable) -> int:
 
 def _weight_bytes(config: RunConfig, table: WeightTable) -> int:
     """Bytes of all weights, of which those of adapters are float32."""
-    wide = _parameters(table.only(is_of_adapter))
-    item = popxl.dtype.from_name(config.model.precision).itemsize
-    return (_parameters(table) - wide) * item + wide * 4
+    wide, model = _parameters(table.only(is_of_adapter)), config.model
+    item = popxl.dtype.from_name(model.precision).itemsize
+    total = (_parameters(table) - wide) * item + wide * 4
+    if model.quantisation is None or model.eval:
+        return total
+    packed = _parameters(table.only(is_linear))  # in 4 bits, with two numbers of 16 for each group
+    return total - packed * item + packed // 2 + packed * 4 // model.quantisation_group_size

@@ -106,7 +106,7 @@ def _write_model(
     complete: Callable[[Path], None],
 ) -> None:
     if config.some_frozen:  # the base's may be of another type than those that it trains
-        dtype = popxl.dtype.from_name(config.model.precision).as_numpy()
+        dtype = _dtype(config)
         weights = Computed({name: partial(_typed, weights, name, dtype) for name in weights})
     files = family.weights(config).for_files(weights)
     description = family.to_config_json(config) | {PARAMS: {TASK: task_fields(config)}}
@@ -127,6 +127,10 @@ def _adapter_settings(config: RunConfig, family: ModelFamily, base: Base | None)
     named = None if base is None or base.name == RANDOM else base.name
     task = "SEQ_2_SEQ_LM" if family.sample_format.name == "pairs" else "CAUSAL_LM"
     return settings_of(config.adapter, adapted, others, named, task)
+
+
+def _dtype(config: RunConfig) -> np.dtype:
+    return np.dtype(popxl.dtype.from_name(config.model.precision).as_numpy())
 
 
 def _typed(weights: Arrays, name: str, dtype: np.dtype) -> np.ndarray:
@@ -156,7 +160,7 @@ def export_checkpoint(config: RunConfig, folder: str, merge: bool = False) -> No
     def written(start: Start) -> None:
         weights, of = start.tensors, config
         if merge:
-            weights, of = merged(table, weights), replace(config, adapter=Adapter())
+            weights, of = merged(table, weights, _dtype(config)), replace(config, adapter=Adapter())
             if start.base is not None:
                 say(f"the adapters are merged into the weights of {shown_path(start.base.name)}")
         with damage_told():

@@ -12,16 +12,18 @@ from modelling.weights.row import LowRank, is_of_adapter
 from modelling.weights.table import WeightTable
 
 
-def merged(table: WeightTable, weights: Arrays) -> Arrays:
-    """The weights of the base model, each merged when it is asked for, in its own type.
+def merged(table: WeightTable, weights: Arrays, dtype: np.dtype) -> Arrays:
+    """The weights of the base model, each merged when it is asked for.
 
     Args:
         weights: of the model with adapters.
+        dtype: of the result.
     """
-    makers = {w.name: partial(weights.__getitem__, w.name) for w in table.base.weights}
-    for name, adapter in _adapted(table):
-        makers[name] = partial(_merged, weights, name, adapter)
-    return Computed(makers)
+    adapters = dict(_adapted(table))
+    names = (w.name for w in table.base.weights)
+    return Computed(
+        {name: partial(_merged, weights, name, adapters.get(name), dtype) for name in names}
+    )
 
 
 def begun(table: WeightTable, base: Arrays, seed: int) -> Arrays:
@@ -40,13 +42,15 @@ def _adapted(table: WeightTable) -> list[tuple[str, LowRank]]:
     return [(name, a) for row in rows for a in row.adapters for name in a.weights]
 
 
-def _merged(weights: Arrays, name: str, adapter: LowRank) -> np.ndarray:
+def _merged(weights: Arrays, name: str, adapter: LowRank | None, dtype: np.dtype) -> np.ndarray:
     weight, module = weights[name], module_of(name)
+    if adapter is None:
+        return weight.astype(dtype, copy=False)
     b, a = weights[f"{module}.{B}"], weights[f"{adapter.module}.{A}"]
     total = weight.astype(np.float32) + np.float32(adapter.scale) * (b @ a)
     if adapter.dora:
         total *= (weights[f"{module}.{M}"] / _norms(total))[:, None]
-    return total.astype(weight.dtype, copy=False)
+    return total.astype(dtype, copy=False)
 
 
 def _norms_of(weights: Arrays, name: str) -> np.ndarray:

@@ -93,10 +93,9 @@ def side_by_side(config: RunConfig, loaded: Loaded | None = None) -> SideBySide:
 
     start, ours = start.load_with_fallback(generated)
     description = family.to_config_json(fitted)
+    whole = merged(table, start.tensors, np.dtype(np.float32))
     theirs = _hugging_face(
-        model_of(
-            description, fitted.model.precision, table.base.for_files(merged(table, start.tensors))
-        ),
+        model_of(description, fitted.model.precision, table.base.for_files(whole)),
         prompts,
         ours.shape[1],
         data.tokenizer.pad,

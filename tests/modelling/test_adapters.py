@@ -207,7 +207,9 @@ def test_merged_weights_are_those_of_peft(kind: str, dora: bool) -> None:
     ours |= {"alpha_pattern": f"{odd}=3"}
     config = of.config().changed({f"adapter.{name}": value for name, value in ours.items()})
     table = family_of(config).weights(config)
-    found = table.base.for_files(merged(table, table.renamed(named(logical(model)))))
+    found = table.base.for_files(
+        merged(table, table.renamed(named(logical(model))), np.dtype("float32"))
+    )
     expected = logical(model.merge_and_unload())
     assert found.keys() == expected.keys()
     for name, array in expected.items():
