@@ -48,8 +48,8 @@ def local_model(name: str, files: Sequence[str] = WEIGHTS) -> Path:
     folder = Path(name) if Path(name).exists() else _downloaded(name, files)
     if (folder / ADAPTER).exists() and not (folder / CONFIG).exists():
         raise CheckpointError(
-            f"{shown_path(name)} is an adapter, not a model: name that with --load, and the adapter "
-            "with --adapter.load"
+            f"{shown_path(name)} is an adapter, not a model: give --adapter.load with it, and "
+            "--load with its model"
         )
     if not is_hf_directory(folder):
         raise CheckpointError(
