@@ -23,13 +23,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     line = read_command_line(__doc__, "inference", "tiny", arguments, add_export_option, ORIGINS)
     if line.options.save_hf is None:
         raise ConfigError("there is nowhere to write to: give --save-hf DIR")
+    if line.options.merge and not line.config.adapter.rank:
+        raise ConfigError("--merge is for models with adapters, but what --load names has none")
     # These take seconds: mistakes in the command line are said before.
     from machine.shortage import explain_shortages
     from run.export import export_checkpoint
 
     with explain_shortages(line.preset, line.config):
         precision = line.config.model.precision if line.settings.by_flag(PRECISION) else None
-        export_checkpoint(line.config, line.options.save_hf, precision)
+        export_checkpoint(line.config, line.options.save_hf, precision, line.options.merge)
 
 
 if __name__ == "__main__":

@@ -70,6 +70,7 @@ GROUPS = {
     "data": "the data",
     "checkpoint": "weights and checkpoints",
     "training": "training",
+    "adapter": "adapters",
     "evaluation": "evaluation",
     "generation": "generation",
     "family": "the family",

@@ -30,8 +30,8 @@ class Flag:
 
 
 _ON = {"true": "true", "false": "false"}
-_NO_ADAPTERS = (
-    "all weights are trained, and what exceeds memory goes to the host's or to --execution.disk"
+_PACKED = (
+    "frozen weights are in the model's precision; what exceeds memory goes to --execution.disk"
 )
 _NO_ENGINE = "layers stream through the device; --data_parallel, --tensor_parallel split the work"
 _PRECISIONS = {"bfloat16": "bfloat16", "float16": "float16", "float32": "float32",
@@ -100,9 +100,14 @@ FLAGS = (
          says="run_finetuning.py trains, run_validation.py evaluates, run_generation.py writes"),
     Flag("push_to_hub hub_model_id",
          says="--save-hf DIR writes a model, which Hugging Face's `hf upload` takes"),
-    Flag("lora use_lora lora_r lora_rank lora_alpha lora_dropout lora_target lora_target_modules "
-         "use_peft peft adapter finetuning_type", says=_NO_ADAPTERS),
-    Flag("qlora load_in_4bit load_in_8bit quantization_bit", says=_NO_ADAPTERS),
+    Flag("lora_r lora_rank", "--adapter.rank"),
+    Flag("lora use_lora use_peft peft finetuning_type", says="--adapter.rank 8 trains adapters"),
+    Flag("lora_alpha", "--adapter.alpha"),
+    Flag("lora_dropout", "--adapter.dropout"),
+    Flag("lora_target lora_target_modules", "--adapter.targets"),
+    Flag("adapter adapter_name_or_path", "--adapter.load"),
+    Flag("qlora load_in_4bit", "--quantisation int4", values={"true": ""}),
+    Flag("load_in_8bit quantization_bit", says=_PACKED),
     Flag("deepspeed fsdp zero_stage", says=_NO_ENGINE),
     Flag("num_gpus n_gpu gpus", "--data_parallel"),
     Flag("nproc_per_node num_processes", says="python3 -m popdist.run starts several processes"),

@@ -315,6 +315,10 @@ class LlamaConfig(RunConfig):
     training: GPTJTraining = field(default_factory=GPTJTraining)
     data: SegmentsData = field(default_factory=SegmentsData)
 
+    @property
+    def adapter_targets(self) -> str:
+        return "qkv_proj" if self.model.architecture == "phi3" else super().adapter_targets
+
     def validate(self) -> None:
         super().validate()
         heads, parts = self.model.attention.key_value_heads, self.execution.tensor_parallel

@@ -53,7 +53,8 @@ class Model(Section):
     """Type of weights and activations on the device. HF: dtype."""
 
     quantisation: Literal["int4"] | None = None
-    """int4: generate with the weights of linear layers, but the head's, in 4 bits."""
+    """int4: hold the weights of linear layers, but the head's, in 4 bits: to generate, or to train
+    adapters beside them."""
 
     quantisation_group_size: PositiveInt = 64
     """Input features of a linear layer whose 4-bit weights share a scale and a bias."""
@@ -89,5 +90,5 @@ class Model(Section):
 
     @property
     def weight_group_size(self) -> int | None:
-        """`quantisation_group_size`, or None if weights are not quantised."""
-        return self.quantisation_group_size if self.quantisation else None
+        """`quantisation_group_size`; None if layers take whole weights, as in training."""
+        return self.quantisation_group_size if self.quantisation and self.eval else None

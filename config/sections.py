@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from config.adapter import Adapter as Adapter
 from config.base import Section
 from config.errors import ConfigError
 from config.least import ITEM_BYTES, check_any_memory
@@ -35,6 +36,7 @@ class RunConfig(Section):
 
     model: Model = field(default_factory=Model)
     training: Training = field(default_factory=Training)
+    adapter: Adapter = field(default_factory=Adapter)
     execution: Execution = field(default_factory=Execution)
     fp8: FP8 = field(default_factory=FP8)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
@@ -44,6 +46,11 @@ class RunConfig(Section):
 
     published_tokenizer: ClassVar[str] = ""
     """Tokenizer of the family's published models, a name of the hub."""
+
+    @property
+    def adapter_targets(self) -> str:
+        """What has adapters where `adapter.targets` is null: queries and values, as in PEFT."""
+        return "q_proj,v_proj"
 
     @property
     def gradient_accumulation(self) -> int:
@@ -60,6 +67,11 @@ class RunConfig(Section):
     def watched(self) -> str | None:
         """The metric that decides which evaluation is the best; None: nobody asks."""
         return self.checkpoint.keep_best or ("loss" if self.evaluation.patience else None)
+
+    @property
+    def some_frozen(self) -> bool:
+        """Whether there are weights that are not trained."""
+        return self.training.some_frozen or self.adapter.rank > 0
 
     @property
     def rounds_stochastically(self) -> bool:
@@ -80,9 +92,14 @@ class RunConfig(Section):
             return MASTER
         return RESIDUALS.get(self.training.optimizer.state)
 
-    def optimizer_slots(self, rank: int) -> tuple[Slot, ...]:
-        """What is kept for a weight of so many axes, besides the step's number."""
-        slots, more = self.training.optimizer.slots(rank), self.kept_of_weight
+    def optimizer_slots(self, rank: int, wide: bool = False) -> tuple[Slot, ...]:
+        """What is kept for a weight of so many axes, besides the step's number.
+
+        Args:
+            wide: it is float32, whatever the model's precision.
+        """
+        slots = self.training.optimizer.slots(rank)
+        more = None if wide else self.kept_of_weight
         return slots if more is None else (*slots, more)
 
     @property
@@ -121,7 +138,7 @@ class RunConfig(Section):
         m, e = self.model, self.execution
         item = ITEM_BYTES[m.precision]
         tokens = self._batch * m.sequence_length
-        some = m.eval or self.training.some_frozen  # trained may be as little as a norm
+        some = m.eval or self.some_frozen  # trained may be as little as a norm
         kept = 1 if some else m.layers
         elements = self.min_weights()
         return {
@@ -156,10 +173,15 @@ class RunConfig(Section):
                 f"{self.execution.tensor_parallel} must be at most {MAX_REPLICAS:,} devices"
             )
         self._check_rounding()
-        if self.fp8.enabled and self.fp8.recipe == "delayed" and self.training.some_frozen:
+        if self.fp8.enabled and self.fp8.recipe == "delayed" and self.some_frozen:
             raise ConfigError(
                 "fp8.recipe delayed learns its scales in backward passes, which frozen layers may "
-                "not have: with training.trained or frozen, set fp8.recipe current"
+                "not have: where some are frozen, set fp8.recipe current"
+            )
+        if self.adapter.rank and self.training.some_frozen:
+            raise ConfigError(
+                "training.trained and frozen are for runs without adapters: with adapter.rank, "
+                "adapter.modules_to_save names what is trained besides them"
             )
         if self.execution.update == "behind" and not self.rounds_behind:
             raise ConfigError(
@@ -231,10 +253,10 @@ class RunConfig(Section):
         return {"model.hidden_size": self.model.hidden_size}
 
     def _check_quantisation(self) -> None:
-        if not self.model.eval:
+        if not (self.model.eval or self.adapter.rank):
             raise ConfigError(
-                f"model.quantisation {self.model.quantisation} is for generation: weights in so "
-                "few bits cannot be trained"
+                f"model.quantisation {self.model.quantisation} is for generation and adapters: "
+                "weights in so few bits cannot be trained"
             )
         if self.fp8.enabled:
             raise ConfigError(

@@ -99,6 +99,10 @@ class T5Config(RunConfig):
     model: T5Model = field(default_factory=T5Model)
     data: Seq2SeqData = field(default_factory=Seq2SeqData)
 
+    @property
+    def adapter_targets(self) -> str:
+        return "q,v"
+
     def tensor_parallel_sizes(self) -> dict[str, int]:
         return super().tensor_parallel_sizes() | {
             "model.attention.heads": self.model.attention.heads,

@@ -54,8 +54,8 @@ def _table_of(name: str) -> str:
 HEAD = ("Flag and default", "Meaning")
 DECODERS = ("gptj", "llama")
 """Families with fields that T5 lacks; those with the same default have a table of their own."""
-_HF = re.compile(r" HF: .*")
-"""What ends a field's docstring and stands in `--help-all` alone: its name in a config.json."""
+_HF = re.compile(r" (HF|PEFT): .*")
+"""What ends a field's docstring and stands in `--help-all` alone: its name in others' files."""
 
 
 def _rows(section: type[RunConfig]) -> dict[str, tuple[str, str]]:

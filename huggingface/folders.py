@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -84,10 +85,8 @@ def write_hf_directory(
 ) -> None:
     """Write a model folder that `from_pretrained` of transformers loads.
 
-    It is written next to its place, and appears there whole.
-
     Args:
-        path: the folder; it may be there if it is empty.
+        path: see `new_folder`; it may be there if it is empty.
         tensors: arrays by Hugging Face name. Each is taken when its turn comes to be written.
         config_json: content of config.json; the weights' type is added. Those of its tokens that
             generation needs go to generation_config.json too, where transformers looks for them.
@@ -96,8 +95,23 @@ def write_hf_directory(
         generation: what generation_config.json has besides.
 
     Raises:
-        CheckpointError: if the folder is not empty, or cannot be written.
+        CheckpointError: see `new_folder`.
         TypeError: for a dtype that cannot be stored.
+    """
+    with new_folder(path) as draft:
+        write_json(draft / GENERATION, exported_settings(generation, config_json))
+        dtype = _write_weights(draft, tensors, shard_bytes)
+        write_json(draft / CONFIG, {**config_json, "dtype": dtype})
+        if complete is not None:
+            complete(draft)
+
+
+@contextmanager
+def new_folder(path: str | Path) -> Iterator[Path]:
+    """A folder to write a model's files to, next to `path`, where it appears whole.
+
+    Raises:
+        CheckpointError: `path` is there and not empty, or cannot be written.
     """
     path = Path(os.path.abspath(path))
     check_is_free(path)
@@ -106,11 +120,7 @@ def write_hf_directory(
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed
         draft.mkdir()
-        write_json(draft / GENERATION, exported_settings(generation, config_json))
-        dtype = _write_weights(draft, tensors, shard_bytes)
-        write_json(draft / CONFIG, {**config_json, "dtype": dtype})
-        if complete is not None:
-            complete(draft)
+        yield draft
         sync(draft)
         os.rename(draft, path)
         sync(path.parent)

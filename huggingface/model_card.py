@@ -29,6 +29,7 @@ class ModelCard:
         metrics: by name, of the validation data.
         prompt, target: templates of what it reads and writes; None: none are known.
         chat: whether it was trained on conversations.
+        trained: which parameters were trained.
         data, training: tables.
         sessions: a table for each time that the run was started or continued.
         settings: the whole configuration, as YAML.
@@ -45,6 +46,7 @@ class ModelCard:
     prompt: str | None = None
     target: str | None = None
     chat: bool = False
+    trained: str = "All parameters were fine-tuned"
     data: Facts = field(default_factory=dict)
     training: Facts = field(default_factory=dict)
     sessions: Sequence[Facts] = ()
@@ -97,7 +99,7 @@ class ModelCard:
     def _summary(self) -> str:
         if not self.training:
             return f"Weights of {_plain(self.base)}."
-        return f"All parameters were fine-tuned with PopXL on XLA, from {_plain(self.base)}."
+        return f"{_plain(self.trained)} with PopXL on XLA, from {_plain(self.base)}."
 
     def _inputs(self) -> list[str]:
         if not self.chat:

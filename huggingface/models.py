@@ -48,8 +48,8 @@ def local_model(name: str, files: Sequence[str] = WEIGHTS) -> Path:
     folder = Path(name) if Path(name).exists() else _downloaded(name, files)
     if (folder / ADAPTER).exists() and not (folder / CONFIG).exists():
         raise CheckpointError(
-            f"{shown_path(name)} is an adapter, not a model: merge it into its base model first, "
-            "as peft's merge_and_unload does"
+            f"{shown_path(name)} is an adapter, not a model: give --adapter.load with it, and "
+            "--load with its model"
         )
     if not is_hf_directory(folder):
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""The weights of linear maps in 4 bits, for generation: a quarter of the memory of 16 bits.
+"""The weights of linear maps in 4 bits, which are not trained: a quarter of the memory of 16 bits.
 
 Weight-only quantisation with a scale and a bias for each group of neighbouring input features, as
 in GPTQ (Frantar et al., arXiv:2210.17323), but rounding each value to the nearest step: loading
@@ -12,12 +12,14 @@ from collections.abc import Callable
 
 import numpy as np
 
+import popxl
 from popxl import Variable
 from popxl_addons import NamedTensors
 from popxl_addons.ops.group_quantize_decompress import group_quantize_compress_numpy
 
 PARTS = ("packed", "scale", "bias")
 """Names of the variables that stand for one weight; see `packed_shapes`."""
+PART_DTYPES = (popxl.uint16, popxl.float16, popxl.float16)
 PER_WORD = 4
 
 

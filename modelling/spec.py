@@ -14,6 +14,7 @@ from data.causal_lm import CAUSAL_LM
 from data.sample_format import SampleFormat
 from files.json_files import Fields
 from files.shown import shown
+from modelling.adapters import adapted_decoder
 from modelling.decoder import Decoder
 from modelling.generation.decoder_only import generator_of
 from modelling.generation.generator import GeneratorOf
@@ -21,6 +22,7 @@ from modelling.phases.decoder_only import decoder_only_layout
 from modelling.phases.layout import Layout
 from modelling.phases.settings import Settings
 from modelling.weights import WeightTable
+from modelling.weights.adapters import check_all_frozen, with_adapters
 from modelling.weights.trained import with_trained
 
 
@@ -54,12 +56,15 @@ class ModelFamily:
     )
 
     def weights(self, config: RunConfig) -> WeightTable:
-        """The table of a configured model, which says what the configuration trains.
+        """The table of a configured model with its adapters, which says what is trained.
 
         Raises:
-            ConfigError: see `with_trained`.
+            ConfigError: see `with_adapters` and `with_trained`.
         """
-        return with_trained(self.table(config), config.training)
+        table = with_adapters(self.table(config), config.adapter, config.adapter_targets)
+        if config.model.quantisation is not None and not config.model.eval:
+            check_all_frozen(table)
+        return with_trained(table, config.training)
 
 
 def decoder_family(
@@ -76,13 +81,16 @@ def decoder_family(
         others: further fields of the record.
     """
 
+    def adapted(config: Any) -> Decoder:
+        return adapted_decoder(decoder_of(config), config, table)
+
     def layout(settings: Settings) -> Layout:
-        decoder = decoder_of(settings.config)
+        decoder = adapted(settings.config)
         return decoder_only_layout(
             settings, decoder.embeddings(), decoder.layers(0), decoder.head()
         )
 
-    generator = generator_of(decoder_of)
+    generator = generator_of(adapted)
     return ModelFamily(
         CAUSAL_LM, layout, generator, table, to_config_json, from_config_json, **others
     )

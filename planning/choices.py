@@ -50,6 +50,9 @@ RATES = {
 """Learning rates of full fine-tuning with AdamW, by shape and for models of fewer parameters than
 that: those of the presets."""
 
+ADAPTER_RATE = 2e-4
+"""That of adapters, of any model."""
+
 WARMUP = 0.1
 
 MIN_GAIN = 0.02
@@ -238,7 +241,8 @@ def _most(config: RunConfig) -> int:
 def _habits(config: RunConfig, shape: SampleFormat) -> dict[str, Any]:
     """What suits fine-tuning by the habit of the field, beyond the defaults of the fields."""
     size = config.min_weights()
-    rate = next(rate for most, rate in RATES[shape.name] if size < most)
+    of_shape = next(rate for most, rate in RATES[shape.name] if size < most)
+    rate = ADAPTER_RATE if config.adapter.rank else of_shape
     learned = {} if shape is SEQ2SEQ else {"data__loss": "answers"}
     prefix = "training__optimizer__learning_rate"
     return {f"{prefix}__maximum": rate, f"{prefix}__warmup_proportion": WARMUP, **learned}

@@ -14,6 +14,7 @@ from modelling.generation import build_generation, build_streamed
 from modelling.generation.strategies import strategy_of
 from modelling.spec import family_of
 from modelling.weights import WeightTable
+from modelling.weights.row import is_linear, is_of_adapter
 from planning.residence import (
     Candidates,
     Chosen,
@@ -95,12 +96,18 @@ def finetuning_needs(config: RunConfig, target: str = "cpu") -> Needs:
     candidates = finetuning_candidates(config, target)
     _, traced = candidates.get()
     count, shapes = _parameters(table), [weight.shape for weight in table.trained]
-    kept = [(slot, shape) for shape in shapes for slot in config.optimizer_slots(len(shape))]
+    rows = [row for rows in table.layers.values() for row in rows if row.trained]
+    kept = [
+        (slot, weight.shape)
+        for row in rows
+        for weight in row.weights
+        for slot in config.optimizer_slots(len(weight.shape), row.of_adapter)
+    ]
     more = config.kept_of_weight
     moments = sum(slot.nbytes(shape) for slot, shape in kept if slot != more)
     masters = sum(slot.nbytes(shape) for slot, shape in kept if slot == more)
     gradients = ITEM_BYTES[config.training.gradients] * sum(map(math.prod, shapes))
-    state = count * _itemsize(config) + gradients + moments + masters
+    state = _weight_bytes(config, table) + gradients + moments + masters
     samples = config.training.global_batch_size * config.execution.device_iterations
     tokens = samples * tokens_of_sample(config)
     sizes = (count, state, samples, tokens, moments)
@@ -126,7 +133,7 @@ def inference_needs(config: RunConfig, target: str = "cpu") -> Needs:
         traced,
         traced.plan(),
         count,
-        count * _itemsize(config),
+        _weight_bytes(config, table),
         batches * execution.micro_batch_size,
         batches * math.prod(program.tokens.shape),
         streamed=streamed,
@@ -152,5 +159,12 @@ def _parameters(table: WeightTable) -> int:
     return sum(math.prod(weight.shape) for weight in table.weights)
 
 
-def _itemsize(config: RunConfig) -> int:
-    return popxl.dtype.from_name(config.model.precision).itemsize
+def _weight_bytes(config: RunConfig, table: WeightTable) -> int:
+    """Bytes of all weights, of which those of adapters are float32."""
+    wide, model = _parameters(table.only(is_of_adapter)), config.model
+    item = popxl.dtype.from_name(model.precision).itemsize
+    total = (_parameters(table) - wide) * item + wide * 4
+    if model.quantisation is None or model.eval:
+        return total
+    packed = _parameters(table.only(is_linear))  # in 4 bits, with two numbers of 16 for each group
+    return total - packed * item + packed // 2 + packed * 4 // model.quantisation_group_size

@@ -25,6 +25,7 @@ from files.shown import shown, shown_name
 from huggingface.folders import CONFIG as MODEL_CONFIG
 from huggingface.folders import PARAMS, TASK, TASK_FIELDS
 from huggingface.models import RANDOM, local_model, published
+from huggingface.peft_files import read_settings
 from huggingface.wrappers import WRAPPERS
 
 OF_ONE_RUN = ("checkpoint", "evaluation")
@@ -78,7 +79,8 @@ class SavedOrModel:
         kept = kept_tokenizer(RunFolder.of_step(step))
         # The tokenizer that was kept has the chat template of a file that may be gone.
         own = {"tokenizer": str(kept), "chat_template": None}
-        return merge(inherited, {"data": own} if kept else {})
+        begun = {"adapter": {"load": None}} if "adapter" in saved else {}
+        return merge(inherited, begun | ({"data": own} if kept else {}))
 
     def _newest(self, folder: str) -> tuple[Path | None, Mapping[str, Any]]:
         """The newest intact step of a run, and its configuration."""
@@ -95,6 +97,10 @@ class SavedOrModel:
             if CONFIG in manifest.texts:
                 return step, preset_data("finetuning", str(step / CONFIG))
         return None, {}
+
+    def adapter(self, folder: str) -> Mapping[str, Any]:
+        """What its adapter_config.json says."""
+        return read_settings(folder)
 
     def described(self, name: str) -> Mapping[str, Any]:
         """The model's sizes, weights and tokenizer."""

@@ -124,12 +124,20 @@ def _card_of_run(name: str, sequence_to_sequence: bool, run: RunRecord, curve: b
         prompt=flat.get("data.prompt"),
         target=flat.get("data.target"),
         chat=flat.get("data.format") == "chat",
+        trained=_trained(flat),
         data=data,
         training=_training(flat, run),
         sessions=_sessions(run),
         settings=yaml_text(_without_places(run.config)),
         curve=curve,
     )
+
+
+def _trained(flat: Mapping[str, Any]) -> str:
+    if rank := flat.get("adapter.rank"):
+        return f"Adapters of rank {rank} were trained"
+    some = flat.get("training.trained") or flat.get("training.frozen")
+    return f"{'Some' if some else 'All'} parameters were fine-tuned"
 
 
 def _base(load: str | None) -> tuple[str, str | None]:

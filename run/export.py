@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import popxl
 from checkpoints.together import damage_told
+from config.adapter import Adapter
 from config.errors import ConfigError
 from config.sections import RunConfig
 from data.loaded import Loaded
 from data.pipeline import Pipeline
-from files.shown import shown_name
-from huggingface.folders import PARAMS, TASK, TASK_FIELDS, check_is_free, write_hf_directory
+from files.shown import shown_name, shown_path
+from huggingface.folders import (
+    PARAMS,
+    TASK,
+    TASK_FIELDS,
+    check_is_free,
+    new_folder,
+    write_hf_directory,
+)
 from huggingface.hub import DataUnavailable
 from huggingface.models import RANDOM
+from huggingface.peft_files import settings_of, write_adapter
 from machine.memory import check_least
 from modelling.spec import ModelFamily, family_of
 from modelling.weights import Arrays, Computed
+from modelling.weights.adapters import modules_of
+from modelling.weights.merging import merged
+from modelling.weights.row import is_trained
 from run.base_model import base_settings, copy_processors, with_other_parts
 from run.card import RunRecord, write_card
+from run.frozen_base import Base
 from run.start import Start, load_weights
 from terminal.screen import is_first_process, say
 
@@ -33,9 +49,11 @@ def export(
     folder: str | Path,
     run: RunRecord | None = None,
     loaded: Loaded | None = None,
+    base: Base | None = None,
     precision: str | None = None,
 ) -> None:
-    """Write weights, configuration, tokenizer and model card to a folder that transformers loads.
+    """Write weights, configuration, tokenizer and model card to a folder that transformers loads;
+    of a model with adapters, these alone, as PEFT loads them.
 
     Without a tokenizer, because the hub cannot be reached, the model is written all the same. Of
     several processes, the first one writes.
@@ -44,12 +62,17 @@ def export(
         weights: whole weights by logical name; each is read once.
         run: the run that they are from; None: they are from what `checkpoint.load` names.
         loaded: what the run shares; None: it has loaded nothing yet.
+        base: what adapters are for.
         precision: the type of the weights that are written; None: the one that they have.
 
     Raises:
         ConfigError: a weight does not fit that type.
         CheckpointError: the folder is there and not empty, or cannot be written.
     """
+    table, adapts = family.weights(config), config.adapter.rank > 0
+    if adapts:
+        names = [w.name for w in table.only(is_trained).weights]
+        weights = Computed({name: partial(weights.__getitem__, name) for name in names})
     if (
         not is_first_process()
     ):  # all processes take part in reading values that are spread over them
@@ -63,7 +86,31 @@ def export(
     except DataUnavailable as error:
         say(f"warning: no tokenizer is written: {error}")
 
-    if config.training.some_frozen:  # the base's may be of another type than those that it trains
+    def complete(draft: Path) -> None:
+        if tokenizer is not None:
+            tokenizer.base.save_pretrained(draft)
+        write_card(draft, Path(folder).resolve().name, family.sample_format, load, run)
+
+    if adapts:
+        own = {name: weights[name] for name in weights}
+        settings = _adapter_settings(config, family, base)
+        with new_folder(folder) as draft:
+            write_adapter(draft, table.only(is_trained).for_files(own), settings)
+            complete(draft)
+    else:
+        _write_model(config, family, weights, folder, complete, precision)
+    say(f"wrote {'an adapter' if adapts else 'a model'} for Hugging Face to {folder}")
+
+
+def _write_model(
+    config: RunConfig,
+    family: ModelFamily,
+    weights: Arrays,
+    folder: str | Path,
+    complete: Callable[[Path], None],
+    precision: str | None,
+) -> None:
+    if config.some_frozen:  # the base's may be of another type than those that it trains
         weights = _in_types(weights, config.model.precision)
     files = family.weights(config).for_files(weights)
     description = family.to_config_json(config) | {PARAMS: {TASK: task_fields(config)}}
@@ -71,16 +118,25 @@ def export(
     if precision is not None:
         files = _in_types(files, precision)
 
-    def complete(draft: Path) -> None:
-        if tokenizer is not None:
-            tokenizer.base.save_pretrained(draft)
+    def completed(draft: Path) -> None:
+        complete(draft)
         if whole is not None:
             copy_processors(whole, draft)
-        write_card(draft, Path(folder).resolve().name, family.sample_format, load, run)
 
     settings = base_settings(config)
-    write_hf_directory(folder, files, description, complete=complete, generation=settings)
-    say(f"wrote a model for Hugging Face to {folder}")
+    write_hf_directory(folder, files, description, complete=completed, generation=settings)
+
+
+def _adapter_settings(config: RunConfig, family: ModelFamily, base: Base | None) -> dict[str, Any]:
+    """The content of an adapter_config.json."""
+    adapted, others = modules_of(family.weights(config))
+    named = None if base is None or base.name == RANDOM else base.name
+    task = "SEQ_2_SEQ_LM" if family.sample_format.name == "pairs" else "CAUSAL_LM"
+    return settings_of(config.adapter, adapted, others, named, task)
+
+
+def _dtype(config: RunConfig) -> np.dtype:
+    return np.dtype(popxl.dtype.from_name(config.model.precision).as_numpy())
 
 
 def _in_types(weights: Arrays, precision: str) -> Computed:
@@ -108,8 +164,14 @@ def task_fields(config: RunConfig) -> dict[str, str]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def export_checkpoint(config: RunConfig, folder: str, precision: str | None = None) -> None:
-    """Write what `checkpoint.load` names to a folder, random weights too; see `export`."""
+def export_checkpoint(
+    config: RunConfig, folder: str, precision: str | None = None, merge: bool = False
+) -> None:
+    """Write what `checkpoint.load` names to a folder, random weights too; see `export`.
+
+    Args:
+        merge: merge adapters into the model, and write that.
+    """
     check_is_free(folder)
     check_least(config)
     family = family_of(config)
@@ -119,10 +181,15 @@ def export_checkpoint(config: RunConfig, folder: str, precision: str | None = No
         return
 
     def written(start: Start) -> None:
+        weights, of = start.tensors, config
+        if merge:
+            weights, of = merged(table, weights, _dtype(config)), replace(config, adapter=Adapter())
+            if start.base is not None:
+                say(f"the adapters are merged into the weights of {shown_path(start.base.name)}")
         with damage_told():
             if is_first_process():
-                record = _record(config, start)
-                export(config, family, start.tensors, folder, record, precision=precision)
+                record, base = _record(config, start), start.base
+                export(of, family, weights, folder, record, base=base, precision=precision)
 
     load_weights(config, table).load_with_fallback(written)
 

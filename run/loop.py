@@ -241,7 +241,8 @@ class _Run:
             if options.save_hf is not None and not stop.requested:
                 step, weights = self._to_export(last)
                 record = RunRecord(config.to_dict(), step, self.folder)
-                export(config, self.family, weights, options.save_hf, record, self.loaded)
+                base = self.start.base
+                export(config, self.family, weights, options.save_hf, record, self.loaded, base)
         say(f"records of the run are in {self.folder.path}")
         if stop.name is None:
             return None
@@ -263,7 +264,7 @@ class _Run:
             f"the weights of step {checkpoint.step}, the best by "
             f"{config.checkpoint.keep_best}, go out"
         )
-        if not config.training.some_frozen:
+        if not config.some_frozen:
             return checkpoint.step, checkpoint.tensors
         table = self.family.weights(config)
         return checkpoint.step, whole_weights(config, checkpoint, table, str(best))
@@ -366,7 +367,7 @@ def _say_done(
         names = [weight.name for weight in family.weights(config).weights]
         weights = Computed({name: partial(start.tensors.__getitem__, name) for name in names})
         record = RunRecord(config.to_dict(), start.step, folder)
-        export(config, family, weights, options.save_hf, record, loaded)
+        export(config, family, weights, options.save_hf, record, loaded, start.base)
 
 
 def _continue(loader: Loader, start: Start) -> None:

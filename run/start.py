@@ -29,15 +29,19 @@ from files.lazy import Lazy
 from files.shown import shown_name, shown_path
 from huggingface.folders import hf_description, read_hf_directory
 from huggingface.models import RANDOM, local_model
+from huggingface.peft_files import AdapterTensors
 from huggingface.wrappers import TextTensors, text_part, wrapper_of
 from modelling.spec import family_of
 from modelling.weights import FP8, OPTIMIZER, WeightTable
+from modelling.weights.merging import begun
+from modelling.weights.row import is_of_adapter, is_trained
 from modelling.weights.state_forms import in_form, kept_state
+from run.adapted import Over
 from run.frozen_base import Base, WithBase
 from terminal.screen import is_first_process, say
 
 Tensors = Mapping[str, np.ndarray]
-ModelTensors = TensorFiles | TextTensors
+ModelTensors = TensorFiles | TextTensors | AdapterTensors
 Used = TypeVar("Used")
 
 MODEL = "model"
@@ -148,10 +152,12 @@ def _starting_point(config: RunConfig, table: WeightTable, fresh: bool) -> Start
             model = load if load != RANDOM and load and not has_checkpoint(load) else None
             return _continued(config, checkpoint, table, save, "--fresh starts over", model)
     if load is None or load == RANDOM:
-        return Start(table.initial(config.model.seed), base=Base(RANDOM))
+        random = table.base.initial(config.model.seed)
+        return Start(_adapted(config, table, random), base=Base(RANDOM))
     if not has_checkpoint(load):
         return _of_model(config, table, load)
     checkpoint = load_checkpoint(load, verify=False)
+    _check_adapter(config, table, checkpoint, load)
     if not config.checkpoint.load_optimizer:
         weights = whole_weights(config, checkpoint, table, load)
         source = f"the weights of step {checkpoint.step} in {load}"
@@ -169,10 +175,24 @@ def _of_model(config: RunConfig, table: WeightTable, name: str) -> Start:
     if isinstance(tensors, TextTensors):
         description = text_part(Fields(description, name), tensors).data
     _check_model(config, description, name)
-    _check_head(config, table, tensors, name)
-    _check_fit(table, tensors, tensors, name)
-    weights = _Finite(config, table.renamed(tensors), name)
+    base = table.base
+    _check_head(config, base, tensors, name)
+    _check_fit(base, tensors, tensors, name)
+    weights = _adapted(config, table, _Finite(config, base.renamed(tensors), name))
     return Start(weights, source=name, sha256=tensors.fingerprint(), base=Base.at(name))
+
+
+def _adapted(config: RunConfig, table: WeightTable, weights: Tensors) -> Tensors:
+    """The weights of a base model with those of the table's adapters: `adapter.load` has them, or
+    they begin."""
+    own, folder = table.only(is_of_adapter), config.adapter.load
+    if not own.weights:
+        return weights
+    if folder is None:
+        return Over(begun(table, weights, config.model.seed), weights)
+    own, files = table.only(is_trained), AdapterTensors(folder)
+    _check_fit(own, files, files, folder)
+    return Over(_Finite(config, own.renamed(files), folder), weights)
 
 
 def _language_model(
@@ -321,12 +341,19 @@ def _load_weights(config: RunConfig, table: WeightTable) -> Start:
             raise _no_scales(load)
         return _of_model(config, table, load)
     checkpoint = load_checkpoint(load, verify=False)
+    _check_adapter(config, table, checkpoint, load)
     weights = whole_weights(config, checkpoint, table, load)
     if needs_scales:
         weights = _with_scales(config, weights, checkpoint.tensors, load)
     source = f"step {checkpoint.step} in {load}"
     return Start(
-        weights, checkpoint.step, None, source, sha256=checkpoint.sha256, checkpoint=checkpoint
+        weights,
+        checkpoint.step,
+        None,
+        source,
+        sha256=checkpoint.sha256,
+        checkpoint=checkpoint,
+        base=_base_of(checkpoint, table),
     )
 
 
@@ -353,13 +380,30 @@ def whole_weights(
         CheckpointError: they do not fit the configuration, or those that the checkpoint does not
             hold cannot be had.
     """
-    _check_model(config, checkpoint.metadata.get(MODEL), load)
     tensors, names = checkpoint.tensors, _names_of_weights(checkpoint)
+    if table.only(is_of_adapter).weights and not _has_adapters(table, checkpoint):
+        return _adapted(config, table, whole_weights(config, checkpoint, table.base, load))
+    _check_model(config, checkpoint.metadata.get(MODEL), load)
     base = Base.saved(_metadata(checkpoint))
     frozen = {} if base is None else base.sha256 or {}
     _check_fit(table, tensors, names, load, frozen)
     own = _Finite(config, tensors, load, names)
     return _with_base(config, own, checkpoint, table, load)
+
+
+def _has_adapters(table: WeightTable, checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint has some of the table's adapters; else it has what they are for."""
+    return any(w.name in checkpoint.tensors for w in table.only(is_of_adapter).weights)
+
+
+def _check_adapter(
+    config: RunConfig, table: WeightTable, checkpoint: Checkpoint, load: str
+) -> None:
+    if config.adapter.load is not None and _has_adapters(table, checkpoint):
+        raise CheckpointError(
+            f"the run in {shown_path(load)} has adapters of its own: leave out --adapter.load, or "
+            "--load the model that they are for"
+        )
 
 
 def _names_of_weights(checkpoint: Checkpoint) -> list[str]:
@@ -393,7 +437,7 @@ def _with_base(
         return own
     place = config.checkpoint.base or model or base.name
     try:
-        weights = _base_weights(config, table, place)
+        weights = _base_weights(config, table.base, place)
     except UserError as error:
         raise CheckpointError(
             f"the run in {shown_path(load)} holds what it trained, and {shown_path(place)} the "

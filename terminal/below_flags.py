@@ -54,6 +54,10 @@ class Origins(Protocol):
         """Folders for what are addresses of an object store, by dotted names."""
         ...
 
+    def adapter(self, folder: str) -> Mapping[str, Any]:
+        """The fields of the section `adapter` for that in a folder."""
+        ...
+
     def described(self, name: str) -> Mapping[str, Any]:
         """A configuration of the model in a Hugging Face folder or of the hub's."""
         ...

@@ -12,6 +12,7 @@ from typing import Any
 
 from config.base import nested
 from config.chosen import CHOSEN
+from config.errors import ConfigError
 from config.flags import (
     add_field_flags,
     field_overrides,
@@ -30,6 +31,7 @@ from config.layers import (
 )
 from config.presets import placed, preset_names
 from config.sections import RunConfig
+from files.shown import shown_name, shown_path
 from terminal.below_flags import Below, Origins, below_flags
 from terminal.first_reading import FirstReading, add_config_options
 from terminal.parser import Parser, add_process_options
@@ -121,11 +123,33 @@ def _settings(below: Below, flags: Mapping[str, Any], origins: Origins | None) -
     settings, most = with_fitting_micro_batch(settings)
     settings = with_length_and_batch(settings)
     if origins is not None:
+        settings = _with_adapter(settings, below, flags, origins)
         folders = origins.placed(settings.config.checkpoint)
         settings = settings.over(Layer("folders", nested(folders)))
     for note in (*notes, *more, *most):
         say(note)
     return settings
+
+
+def _with_adapter(
+    settings: Settings, below: Below, flags: Mapping[str, Any], origins: Origins
+) -> Settings:
+    """The settings of the adapter that is loaded, unless a run which began with it goes on."""
+    folder, given = settings.config.adapter.load, flags.get("adapter", {})
+    if folder is None or (below.run is not None and "load" not in given):
+        return settings
+    fields = dict(origins.adapter(folder))
+    if "dropout" in given:  # which is of training alone
+        del fields["dropout"]
+    own = settings.over(Layer(folder, {"adapter": fields}))
+    for name in given:
+        asked, found = (getattr(s.config.adapter, name) for s in (settings, own))
+        if asked != found:
+            raise ConfigError(
+                f"adapter.{name} is {shown_name(found)} in {shown_path(folder)}, not "
+                f"{shown_name(asked)}: leave it out"
+            )
+    return own
 
 
 def _epilog(preset: str, presets: str | Path, is_open: bool) -> str:

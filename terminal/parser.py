@@ -71,8 +71,13 @@ EXPORT: dict[str, Any] = {
 
 
 def add_export_option(parser: argparse.ArgumentParser) -> None:
-    """The option that writes a model for Hugging Face."""
+    """The options that write a model for Hugging Face."""
     parser.add_argument("--save-hf", **EXPORT)
+    parser.add_argument(
+        "--merge",
+        action="store_true",
+        help="merge adapters into the model and write that, not the adapters alone",
+    )
 
 
 def add_process_options(parser: argparse.ArgumentParser) -> None:

@@ -30,6 +30,8 @@ from modelling.layers.linear import FusedLinear as FusedLinear
 from modelling.layers.linear import Linear as Linear
 from modelling.layers.lm_head import LMHead as LMHead
 from modelling.layers.lm_head_loss import LMHeadLoss as LMHeadLoss
+from modelling.layers.low_rank import adapt as adapt
+from modelling.layers.low_rank import seed_adapters as seed_adapters
 from modelling.layers.masking import MASKED as MASKED
 from modelling.layers.masking import converted_mask as converted_mask
 from modelling.layers.masking import padding_bias as padding_bias

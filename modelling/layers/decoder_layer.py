@@ -8,6 +8,7 @@ from config.sections import RunConfig
 from modelling.layers.decoder_attention import DecoderAttention
 from modelling.layers.dropout import Dropout
 from modelling.layers.layer import Layer
+from modelling.layers.low_rank import seed_adapters
 from modelling.layers.parallel import Groups
 from popxl import Tensor
 
@@ -41,6 +42,7 @@ class DecoderLayer(Layer):
                 sample is one text.
             seed: uint32 (2,) for dropout, the same on the replicas of a tensor-parallel group.
         """
+        seed_adapters(self, seed)
         inside, attention, feed_forward = self.dropout.seeds(seed, 3)
         seeds = attention, feed_forward
         return self.around(x, lambda t: self.attention(t, inside, starts), seeds)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 import popxl
@@ -10,7 +12,13 @@ from popxl import ReplicaGrouping, Tensor, ops
 
 
 class Layer(addons.Module):
-    """A module whose variables get their values from the model's weight table."""
+    """A module whose variables get their values from the model's weight table.
+
+    Attributes:
+        inside: the adapters that need a seed, of a whole layer; see `seed_adapters`.
+    """
+
+    inside: tuple[Any, ...] = ()
 
     def weight(
         self,

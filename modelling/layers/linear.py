@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import popxl
 from modelling.layers.layer import Layer, cast
-from modelling.quantisation import PARTS, packed_shapes
+from modelling.layers.low_rank import Adapters
+from modelling.quantisation import PART_DTYPES, PARTS, packed_shapes
 from popxl import ReplicaGrouping, Tensor, ops
 from popxl_addons.fp8 import matrix_product
 from popxl_addons.ops.group_quantize_decompress import group_quantize_decompress
-
-_PART_DTYPES = (popxl.uint16, popxl.float16, popxl.float16)
 
 
 class Linear(Layer):
@@ -19,7 +18,8 @@ class Linear(Layer):
 
     Variables: `weight` (in_features, out_features), and `bias` (out_features,) if there is one; in
     FP8 those of `product`, see `popxl_addons.fp8.FP8Product`. In 4 bits, the weight is
-    `weight.packed`, `weight.scale` and `weight.bias`, see `modelling.quantisation`.
+    `weight.packed`, `weight.scale` and `weight.bias`, see `modelling.quantisation`. Those of
+    `adapters`, if it is given some (`adapt`).
 
     Args:
         out_features: length of the output's last axis on a replica.
@@ -41,13 +41,15 @@ class Linear(Layer):
         self.bias = bias
         self.group_size = group_size
         self.product = matrix_product()
+        self.adapters: Adapters | None = None
 
     def build(self, x: Tensor) -> Tensor:
         """x: (..., in_features) -> (..., out_features)."""
         shape = (x.shape[-1], self.out_features)
         matrix = self._matrix(shape, x.dtype)
         bias = self.weight("bias", shape[1:], x.dtype, self.grouping) if self.bias else None
-        return self.product(x, matrix, bias)
+        y: Tensor = self.product(x, matrix, bias)
+        return y if self.adapters is None else self.adapters(x, y, matrix, bias)
 
     def _matrix(self, shape: tuple[int, int], dtype: popxl.dtype) -> Tensor:
         if self.group_size is None:
@@ -55,7 +57,7 @@ class Linear(Layer):
         shapes = packed_shapes(shape, self.group_size)
         packed, scale, bias = (
             self.weight(f"weight.{part}", s, d, self.grouping)
-            for part, s, d in zip(PARTS, shapes, _PART_DTYPES, strict=True)
+            for part, s, d in zip(PARTS, shapes, PART_DTYPES, strict=True)
         )
         return cast(group_quantize_decompress(packed, scale, bias, dim=0), dtype)
 

@@ -115,7 +115,8 @@ def _graph(
 ) -> tuple[NamedVariableFactories, addons.GraphWithNamedArgs]:
     """The update of a variable, of which a replica has a part of `spec`."""
     optimizer = settings.config.training.optimizer
-    rank, kept = len(factory.shape_on_replica), settings.config.kept_of_weight
+    rank = len(factory.shape_on_replica)
+    kept = None if spec.dtype == popxl.float32 else settings.config.kept_of_weight
     step, own = optimizer.record.step(optimizer, rank, whole)
     module = step() if kept is None else keeping(step, kept)()
     clipping = {}

@@ -9,6 +9,7 @@ import popxl
 from config.sections import RunConfig
 from modelling.layers.parallel import Groups
 from modelling.weights import WeightRow, WeightTable
+from modelling.weights.row import is_linear
 from popxl_addons.optimizers import packed
 from popxl_addons.optimizers.adafactor import Whole
 
@@ -64,8 +65,9 @@ class Settings:
     @property
     def seed_spec(self) -> popxl.TensorSpec | None:
         """Spec of the seed of a phase; None if nothing is random."""
-        model = self.config.model
-        random = model.dropout_prob > 0 and not model.eval
+        model, adapter = self.config.model, self.config.adapter
+        drops = model.dropout_prob > 0 or (adapter.rank > 0 and adapter.dropout > 0)
+        random = drops and not model.eval
         return popxl.TensorSpec((2,), popxl.uint32) if random else None
 
     def runs(self, phase: str, layers: int) -> dict[str, int]:
@@ -90,6 +92,14 @@ class Settings:
         assert self.table is not None, "this needs the table of weights"
         layer = self.table.phases[phase][0]
         return next(row for row in self.table.layers[layer] if row.path == variable)
+
+    def group_size(self, phase: str, variable: str) -> int | None:
+        """Input features that share a scale in a variable that is stored in 4 bits in training;
+        None: it is stored as it is."""
+        model = self.config.model
+        if model.quantisation is None or model.eval or self.table is None:
+            return None
+        return model.quantisation_group_size if is_linear(self.row(phase, variable)) else None
 
     def whole(self, phase: str, variable: str) -> Whole:
         """To which matrices a variable belongs, for optimizers that treat weights as such."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 import popxl
 import popxl_addons as addons
+from modelling.phases.packed_weights import expanded, packed
 from modelling.phases.settings import Settings
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
 from popxl_addons.remote import NamedRemoteBuffers, create_remote_buffer, named_variable_buffers
@@ -21,13 +22,14 @@ class VariableStore:
     """The variables a phase owns: where they are and how to bring them to the device.
 
     Attributes:
-        facts: the variables' factories.
+        facts: factories of what is stored: the variables, or the parts of those that are packed.
         buffers: their remote buffers; one entry for each layer of the phase.
         grads: buffers of gradients of those that are trained, sharded as the variables are.
         shard_groups: for each variable, the replicas it is sharded over (a group of 1: not).
         names: of what `load` and `gather` give.
         load: graph that loads the entry of a layer.
-        gather: graph from what `load` gives to whole variables.
+        gather: graph from what `load` gives to what is stored, whole.
+        packed: types of the variables that are packed, by name.
     """
 
     facts: NamedVariableFactories
@@ -37,6 +39,7 @@ class VariableStore:
     names: list[str]
     load: addons.GraphWithNamedArgs
     gather: addons.GraphWithNamedArgs
+    packed: Mapping[str, popxl.dtype] = field(default_factory=dict)
 
     @classmethod
     def create(
@@ -48,6 +51,7 @@ class VariableStore:
         trained: Sequence[str] = (),
     ) -> VariableStore:
         """Buffers and graphs for the variables of `facts`, of `entries` layers of a phase."""
+        facts, in_few_bits = packed(facts, phase, settings)
         groupings = _cut_over(facts)
         shapes = {name: f.shape_on_replica for name, f in facts.to_dict().items()}
         over = {n: settings.shards(phase, n, shapes[n], groupings[n]) for n in shapes}
@@ -66,6 +70,7 @@ class VariableStore:
             names,
             load,
             gather,
+            in_few_bits,
         )
 
     def only(self, names: Sequence[str]) -> VariableStore:
@@ -98,7 +103,8 @@ class VariableStore:
 
     def gathered(self, shards: addons.NamedTensors) -> addons.NamedTensors:
         """Whole variables from the parts of all replicas."""
-        return addons.NamedTensors.pack(self.names, self.gather.bind(shards).call())
+        stored = addons.NamedTensors.pack(self.names, self.gather.bind(shards).call())
+        return expanded(stored, self.packed) if self.packed else stored
 
     def square_weight(self, name: str) -> float:
         """Weight of a replica's sum of squares of a gradient in the sum over all replicas.

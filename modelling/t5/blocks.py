@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import popxl
 from config.t5 import T5Config
+from modelling.adapters import give_adapters
 from modelling.layers import (
     AttentionHeads,
     Dropout,
@@ -24,8 +25,10 @@ from modelling.layers import (
     LMHeadLoss,
     RMSNorm,
     add_residual,
+    seed_adapters,
 )
 from modelling.t5.biases import Packing, RelativePosition
+from modelling.t5.weights import decoder_layer, encoder_layer, weight_table
 from popxl import Tensor
 
 
@@ -179,6 +182,7 @@ class EncoderBlock(Layer):
         self.dropout = Dropout.of(config.model)
         self.self_attention = SelfAttention(config, groups, causal=False, slices=slices)
         self.feed_forward = FeedForwardLayer(config, groups)
+        give_adapters(self, config, weight_table, encoder_layer(0))
 
     def build(self, x: Tensor, mask: Tensor, seed: Tensor | None = None) -> Tensor:
         """x: (batch, length, hidden) -> the same shape.
@@ -187,6 +191,7 @@ class EncoderBlock(Layer):
             mask: int32 (batch, length), see `Packing`.
             seed: uint32 (2,) for dropout, the same on the replicas of a tensor-parallel group.
         """
+        seed_adapters(self, seed)
         attention_seed, feed_forward_seed = self.dropout.seeds(seed, 2)
         x = self.self_attention(x, mask, attention_seed)
         return self.feed_forward(x, feed_forward_seed)
@@ -207,6 +212,7 @@ class DecoderBlock(Layer):
         self.self_attention = SelfAttention(config, groups, causal=True)
         self.cross_attention = CrossAttention(config, groups)
         self.feed_forward = FeedForwardLayer(config, groups)
+        give_adapters(self, config, weight_table, decoder_layer(0))
 
     def build(self, x: Tensor, encoded: Tensor, mask: Tensor, seed: Tensor | None = None) -> Tensor:
         """x: (batch * examples of a sample, length, hidden) -> the same shape.
@@ -218,6 +224,7 @@ class DecoderBlock(Layer):
             mask: int32 (batch, encoder length), see `Packing`.
             seed: as for `EncoderBlock`.
         """
+        seed_adapters(self, seed)
         self_seed, cross_seed, feed_forward_seed = self.dropout.seeds(seed, 3)
         x = self.self_attention(x, seed=self_seed)
         x = self.cross_attention(x, encoded, mask, cross_seed)

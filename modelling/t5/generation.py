@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import popxl
 from config.t5 import T5Config
+from modelling.adapters import give_adapters
 from modelling.generation import Caches, Executor, LayerInputs, Prompts, SpecialTokens, Value, put
 from modelling.generation.wrapped import Wrapped
 from modelling.layers import Embeddings, Groups, Layer, Layers
@@ -22,6 +23,7 @@ from modelling.t5.blocks import (
     EncoderBlock,
     EncoderFinalNorm,
 )
+from modelling.t5.weights import decoder_layer, weight_table
 from popxl import Tensor, TensorSpec, ops
 from popxl_addons import Module
 
@@ -56,6 +58,7 @@ class PreparedLayer(Layer):
         groups = Groups.current(config.execution.tensor_parallel)
         self.cross_attention = CrossAttention(config, groups)
         self.cache = cache
+        give_adapters(self, config, weight_table, decoder_layer(0))
 
     def build(self, encoded: Tensor) -> tuple[Tensor, ...]:
         """encoded: (batch, length, hidden) -> the keys and values that cross-attention takes from

@@ -6,6 +6,7 @@ from modelling.weights.logical import OPTIMIZER as OPTIMIZER
 from modelling.weights.logical import HeldParts as HeldParts
 from modelling.weights.logical import nbytes_of as nbytes_of
 from modelling.weights.logical import without_optimizer as without_optimizer
+from modelling.weights.row import LowRank as LowRank
 from modelling.weights.row import Weight as Weight
 from modelling.weights.row import WeightRow as WeightRow
 from modelling.weights.row import WeightsError as WeightsError

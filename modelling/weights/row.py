@@ -27,11 +27,13 @@ class Weight:
         name: Hugging Face's.
         shape: Hugging Face's.
         std: standard deviation of its initial values around 0 (0: they are 0); None: they are 1.
+        uniform: whether they are uniform, not normal.
     """
 
     name: str
     shape: tuple[int, ...]
     std: float | None = None
+    uniform: bool = False
 
     def initial(self, seed: int) -> np.ndarray:
         """Initial values, float32: a function of the seed and the name alone."""
@@ -41,9 +43,35 @@ class Weight:
             return np.zeros(self.shape, np.float32)
         digest = hashlib.sha256(self.name.encode()).digest()
         generator = np.random.default_rng([seed, int.from_bytes(digest[:8], "little")])
+        if self.uniform:
+            values = 2 * generator.random(self.shape, np.float32) - 1
+            return values * np.float32(self.std * 3**0.5)
         values = generator.standard_normal(self.shape, np.float32)
         values *= np.float32(self.std)
         return values
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """An adapter of neighbouring weights in a row, the linear map's as files have it.
+
+    Attributes:
+        module: PEFT's name of that map.
+        weights: names of the row's weights that it is made of.
+        path: of the adapter's variables.
+        rank: rows of A.
+        scale: factor on what it adds.
+        dora: whether the rows of the result have norms of their own, see `modelling.layers`.
+        owner: path of the adapter that has A, where several rows are one map in files; else `path`.
+    """
+
+    module: str
+    weights: tuple[str, ...]
+    path: str
+    rank: int
+    scale: float
+    dora: bool
+    owner: str
 
 
 @dataclass(frozen=True)
@@ -60,6 +88,8 @@ class WeightRow:
         holders: neighbours of a tensor-parallel group that have the same part, see `Groups`.
         trained: whether training changes it. If not, it is frozen: it is loaded, and never written
             back, and has no gradient and no optimizer state.
+        of_adapter: whether it is an adapter's, float32 whatever the model's precision.
+        adapters: of its weights, in their order.
     """
 
     path: str
@@ -69,6 +99,8 @@ class WeightRow:
     cut: bool = True
     holders: int = 1
     trained: bool = True
+    of_adapter: bool = False
+    adapters: tuple[LowRank, ...] = ()
 
     @classmethod
     def linear(
@@ -139,6 +171,22 @@ class WeightRow:
 
     def _turned(self, array: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(array.T if self.transpose else array)
+
+
+def is_linear(row: WeightRow) -> bool:
+    """Whether a row is a linear map inside a layer, which the head is not."""
+    inside = row.transpose and "." in row.path.removesuffix(".weight")
+    return inside and not row.of_adapter
+
+
+def is_trained(row: WeightRow) -> bool:
+    """Whether training changes a row."""
+    return row.trained
+
+
+def is_of_adapter(row: WeightRow) -> bool:
+    """Whether a row is an adapter's."""
+    return row.of_adapter
 
 
 def _checked(weight: Weight, logical: Arrays, prefix: str) -> np.ndarray:

@@ -67,7 +67,7 @@ def kept_state(config: RunConfig, table: WeightTable) -> dict[str, KeptState]:
     for row in (row for rows in table.layers.values() for row in rows if row.trained):
         for weight in row.weights:
             axis = 1 - row.uncut_axis if row.transpose else row.uncut_axis
-            for slot in config.optimizer_slots(len(weight.shape)):
+            for slot in config.optimizer_slots(len(weight.shape), row.of_adapter):
                 name = f"{OPTIMIZER}/{slot.name}/{weight.name}"
                 kept[name] = KeptState(slot, weight.name, weight.shape, axis)
     return kept

@@ -9,7 +9,7 @@ optimizer's moments, to variables and back, and hold the rules for initial value
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -81,6 +81,19 @@ class WeightTable:
         """The names of the other logical weights."""
         trained = {w.name for w in self.trained}
         return [w.name for w in self.weights if w.name not in trained]
+
+    def only(self, wanted: Callable[[WeightRow], bool]) -> WeightTable:
+        """The table of some rows alone."""
+        layers = {name: tuple(filter(wanted, rows)) for name, rows in self.layers.items()}
+        names = {w.name for rows in layers.values() for row in rows for w in row.weights}
+        aliases = {alias: name for alias, name in self.aliases.items() if name in names}
+        fused = {name: owns for name, owns in self.fused.items() if names.issuperset(owns)}
+        return replace(self, layers=layers, aliases=aliases, fused=fused)
+
+    @property
+    def base(self) -> WeightTable:
+        """The table without adapters."""
+        return self.only(lambda row: not row.of_adapter)
 
     # ---- logical weights ------------------------------------------------------------------------
     def initial(self, seed: int) -> Arrays:

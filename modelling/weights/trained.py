@@ -41,7 +41,7 @@ def with_trained(table: WeightTable, training: Training) -> WeightTable:
         layer: tuple(_marked(layer, row, changed) for row in rows)
         for layer, rows in table.layers.items()
     }
-    return _cut(replace(table, layers=marked))
+    return cut_by_trained(replace(table, layers=marked))
 
 
 def _names(table: WeightTable) -> dict[str, list[str]]:
@@ -79,7 +79,7 @@ def _marked(layer: str, row: WeightRow, changed: Collection[str]) -> WeightRow:
     return replace(row, trained=bool(trained))
 
 
-def _cut(table: WeightTable) -> WeightTable:
+def cut_by_trained(table: WeightTable) -> WeightTable:
     """The table with a phase for each run of neighbouring layers that are trained alike."""
     phases: dict[str, tuple[str, ...]] = {}
     runs: dict[str, list[str]] = {}

@@ -16,6 +16,7 @@ from huggingface.torch_model import generate, model_of, need_torch
 from machine.memory import check_least
 from modelling.generation import Greedy
 from modelling.spec import family_of
+from modelling.weights.merging import merged
 from run.start import Start, load_weights
 from sessions.generating import Inference
 from sessions.running import compiled
@@ -92,8 +93,9 @@ def side_by_side(config: RunConfig, loaded: Loaded | None = None) -> SideBySide:
 
     start, ours = start.load_with_fallback(generated)
     description = family.to_config_json(fitted)
+    whole = merged(table, start.tensors, np.dtype(np.float32))
     theirs = _hugging_face(
-        model_of(description, fitted.model.precision, table.for_files(start.tensors)),
+        model_of(description, fitted.model.precision, table.base.for_files(whole)),
         prompts,
         ours.shape[1],
         data.tokenizer.pad,

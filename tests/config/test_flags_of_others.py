@@ -63,9 +63,12 @@ def test_no_flag_of_others_is_ours() -> None:
         ("--optim adamw_8bit",
          "--optim is --training.optimizer.name, which has: adafactor, adamw"),
         ("--use_cpu", "--use_cpu is --device cpu"),
-        ("--lora_r 8 --output_dir out",
-         "--lora_r is not there: all weights are trained, and what exceeds memory goes to the "
-         "host's or to --execution.disk; --output_dir out is --save out"),
+        ("--lora_r 8 --use_lora", "--lora_r 8 is --adapter.rank 8; --use_lora is not there: "
+         "--adapter.rank 8 trains adapters"),
+        ("--load_in_4bit", "--load_in_4bit is --quantisation int4"),
+        ("--zero_stage 2 --output_dir out",
+         "--zero_stage is not there: layers stream through the device; --data_parallel, "
+         "--tensor_parallel split the work; --output_dir out is --save out"),
     ],
 )  # fmt: skip
 def test_a_flag_of_others_is_answered_with_ours(typed: str, said: str) -> None:

@@ -132,5 +132,5 @@ def test_a_group_must_divide_each_layers_features(family, preset):
 
 
 def test_quantised_weights_are_not_trained():
-    with pytest.raises(ConfigError, match="int4 is for generation"):
+    with pytest.raises(ConfigError, match="int4 is for generation and adapters: weights in so few"):
         load_config(GPTJConfig, "finetuning", "gptj_tiny", {"model": INT4})

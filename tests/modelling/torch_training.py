@@ -64,7 +64,7 @@ def train(
     optimizer_of: OptimizerOf = adamw,
     only: str = "",
 ) -> Reference:
-    """Train with clipping, a step for each batch.
+    """Train with clipping, a step for each batch, what has gradients.
 
     Weight decay is 0.1, but for vectors; the norm is clipped to 1.
 
@@ -72,7 +72,7 @@ def train(
         loss_of: the model's loss of a batch.
         only: train the weights alone in whose names this regular expression is.
     """
-    named = {n: p for n, p in model.named_parameters() if re.search(only, n)}
+    named = {n: p for n, p in model.named_parameters() if p.requires_grad and re.search(only, n)}
     for parameter in model.parameters():
         parameter.requires_grad_(any(parameter is p for p in named.values()))
     groups = [

@@ -153,7 +153,7 @@ def test_an_adapter_is_no_model(tmp_path, capsys):
     (tmp_path / "adapter_config.json").write_text("{}")
     (tmp_path / "adapter_model.safetensors").write_bytes(b"")
     assert run_finetuning.main(["--model", str(tmp_path), *SAMPLE]) == 2
-    assert f"{tmp_path} is an adapter, not a model: merge it" in capsys.readouterr().err
+    assert f"{tmp_path} is an adapter, not a model: give --adapter.load" in capsys.readouterr().err
 
 
 def test_a_folder_of_bin_files_says_how_to_convert_it(tmp_path, capsys):

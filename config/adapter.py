@@ -1,0 +1,137 @@
+"""Low-rank adapters (Hu et al., arXiv:2106.09685), with the settings of PEFT's LoRA."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal
+
+from config.base import Section
+from config.errors import ConfigError
+from config.values import Names, NonNegativeInt, PathText, PositiveFloat, Probability, listed
+from files.shown import shown
+
+ALL_LINEAR = "all-linear"
+_NAMES = re.compile(r"[\w.-]+( *, *[\w.-]+)*")
+
+
+@dataclass(frozen=True)
+class Adapter(Section):
+    """Matrices A and B of low rank that are trained beside frozen linear maps: W x + s B A x."""
+
+    rank: NonNegativeInt = 0
+    """Rows of A and columns of B; 0: no adapters, all weights are trained. PEFT: r."""
+
+    alpha: PositiveFloat = 8.0
+    """What they add is scaled by alpha / rank. PEFT: lora_alpha."""
+
+    dropout: Probability = 0.0
+    """Probability that an element of what A reads becomes 0 in training. PEFT: lora_dropout."""
+
+    rslora: bool = False
+    """Scale by alpha / √rank instead (arXiv:2312.03732). PEFT: use_rslora."""
+
+    dora: bool = False
+    """Scale the rows of W + s B A to learned norms (arXiv:2402.09353). PEFT: use_dora."""
+
+    targets: Names | None = None
+    """Which linear maps have them: ends of Hugging Face's names, separated by commas; all-linear,
+    without the head; or a regular expression for whole names. null: queries and values. PEFT:
+    target_modules."""
+
+    rank_pattern: str | None = None
+    """Other ranks by the end of the name, such as k_proj=4,o_proj=16. PEFT: rank_pattern."""
+
+    alpha_pattern: str | None = None
+    """Other alphas, likewise. PEFT: alpha_pattern."""
+
+    modules_to_save: Names | None = None
+    """Modules that are trained whole, by the ends of their names, separated by commas. PEFT:
+    modules_to_save."""
+
+    load: PathText | None = None
+    """Folder of an adapter to begin with, as PEFT writes it, which says all of the above."""
+
+    def validate(self) -> None:
+        try:
+            re.compile(self.targets or "")
+        except re.error as error:
+            raise ConfigError(
+                f"adapter.targets is {shown(self.targets)}, which is no regular expression "
+                f"({error}): give names such as q_proj,v_proj, or {ALL_LINEAR}"
+            ) from error
+        self.patterns("alpha_pattern")
+        if any(rank % 1 for rank in self.patterns("rank_pattern").values()):
+            raise ConfigError(
+                f"adapter.rank_pattern is {shown(self.rank_pattern)}, but ranks are integers"
+            )
+
+    def is_target(self, module: str, default: str) -> bool:
+        """Whether a linear map inside the model has an adapter.
+
+        Args:
+            module: Hugging Face's name of it.
+            default: the family's targets.
+        """
+        targets = self.targets or default
+        if targets == ALL_LINEAR:
+            return True
+        if is_names(targets):
+            return _ends(module, targets)
+        return re.fullmatch(targets, module) is not None
+
+    def is_saved(self, module: str) -> bool:
+        """Whether a module is trained whole, or is inside one. As in PEFT, names may end amid a
+        word."""
+        around = accumulate(module.split("."), "{}.{}".format)
+        names = listed(self.modules_to_save)
+        return any(outer.endswith(name) for outer in around for name in names)
+
+    def rank_of(self, module: str) -> int:
+        """The rank of a module's adapter."""
+        return int(_matching(self.patterns("rank_pattern"), module, self.rank))
+
+    def alpha_of(self, module: str) -> float:
+        """The alpha of a module's adapter."""
+        return _matching(self.patterns("alpha_pattern"), module, self.alpha)
+
+    def scale_of(self, module: str) -> float:
+        """The factor on what a module's adapter adds."""
+        rank = self.rank_of(module)
+        return self.alpha_of(module) / (rank**0.5 if self.rslora else rank)
+
+    def patterns(self, field: Literal["rank_pattern", "alpha_pattern"]) -> dict[str, float]:
+        """The numbers of a field, by regular expressions for the ends of names."""
+        text: str | None = getattr(self, field)
+        pairs = [pair.rpartition("=") for pair in listed(text)]
+        try:
+            found = {key.strip(): float(value) for key, _, value in pairs}
+            if all(found) and all(re.compile(k) and 0 < v < math.inf for k, v in found.items()):
+                return found
+        except (ValueError, re.error):
+            pass
+        raise ConfigError(
+            f"adapter.{field} is {shown(text)}, but must be ends of names with positive numbers, "
+            "such as k_proj=4,o_proj=16"
+        )
+
+
+def is_names(targets: str) -> bool:
+    """Whether a text lists ends of names; else it is a regular expression."""
+    return _NAMES.fullmatch(targets) is not None
+
+
+def _ends(module: str, names: str) -> bool:
+    """Whether a module's name ends with one of those between commas."""
+    return any(f".{module}".endswith(f".{name}") for name in listed(names))
+
+
+def _matching(pattern: Mapping[str, float], module: str, default: float) -> float:
+    """The number of the first expression that the end of a name matches."""
+    for key, value in pattern.items():
+        if re.fullmatch(rf"(.*\.)?({key})", module):
+            return value
+    return default

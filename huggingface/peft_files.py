@@ -1,0 +1,180 @@
+"""Folders of adapters as PEFT's `save_pretrained` and `from_pretrained` have them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from checkpoints.errors import CheckpointError
+from checkpoints.shards import as_stored, write_json, write_shard
+from checkpoints.stored import TensorSpec
+from checkpoints.tensor_files import TensorFiles
+from config.adapter import Adapter, is_names
+from config.values import listed
+from files.json_files import Fields, read_object
+from files.lazy import Lazy
+from files.shown import shown_path
+
+SETTINGS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_NO_MATTER = {
+    "alpha_pattern", "auto_mapping", "base_model_name_or_path", "inference_mode", "layers_pattern",
+    "lora_alpha", "lora_dropout", "megatron_core", "modules_to_save", "peft_type", "peft_version",
+    "qalora_group_size", "r", "rank_pattern", "revision", "target_modules", "task_type",
+    "use_dora", "use_rslora",
+}  # fmt: skip
+"""Fields that are read, or do not change what an adapter computes."""
+_INITIAL = (True, False, "gaussian", "eva", "orthogonal")
+"""Initial values that leave the base model as it is."""
+
+
+def read_settings(folder: str | Path) -> dict[str, Any]:
+    """The fields of the section `adapter` that a folder says.
+
+    Raises:
+        UserError: there is no adapter, or one that is not known here.
+    """
+    file = Path(folder) / SETTINGS
+    if not file.is_file():
+        raise CheckpointError(
+            f"no adapter in {shown_path(folder)}: give a folder with {SETTINGS} and {WEIGHTS}"
+        )
+    found = read_object(file)
+    _check(found)
+    fields = {
+        "rank": found.count("r"),
+        "alpha": found.number("lora_alpha"),
+        "dropout": found.number("lora_dropout") if "lora_dropout" in found else 0.0,
+        "rslora": found.data.get("use_rslora") is True,
+        "dora": found.data.get("use_dora") is True,
+        "targets": _targets(found),
+        "modules_to_save": ",".join(_list(found, "modules_to_save")) or None,
+    }
+    patterns = {name: _pattern(found, name) for name in ("rank_pattern", "alpha_pattern")}
+    return {**fields, **patterns}
+
+
+def _check(found: Fields) -> None:
+    """Raise CheckpointError for what is not known here."""
+    kind = found.text("peft_type")
+    if kind != "LORA":
+        raise found.error("peft_type", "LORA")
+    for name, value in found.data.items():
+        unused = value in (None, False, "none", 0) or value == [] or value == {}
+        if name == "init_lora_weights":
+            unused = value in _INITIAL
+        if not unused and name not in _NO_MATTER:
+            raise found.error(name, "left out: such adapters are not known")
+
+
+def _list(found: Fields, name: str) -> Sequence[str]:
+    return found.text_list(name) if found.data.get(name) else []
+
+
+def _targets(found: Fields) -> str:
+    """A text is an expression for whole names, even one that looks like a name."""
+    value = found.data.get("target_modules")
+    if isinstance(value, str):
+        return f"({value})" if is_names(value) else value
+    names = ",".join(sorted(found.text_list("target_modules")))
+    if not is_names(names):
+        raise found.error("target_modules", "names of modules")
+    return names
+
+
+def _pattern(found: Fields, name: str) -> str | None:
+    values = found.mapping(name) if found.data.get(name) else {}
+    if any("," in key or "=" in key for key in values):
+        raise found.error(name, "one whose expressions have no comma")
+    return ",".join(f"{key}={value}" for key, value in values.items()) or None
+
+
+class AdapterTensors(Lazy[np.ndarray]):
+    """The tensors of an adapter by the names of the base model's modules, read when asked for."""
+
+    concurrent = True
+
+    def __init__(self, folder: str | Path) -> None:
+        """Raises CheckpointError if the file is missing or damaged."""
+        path = Path(folder) / WEIGHTS
+        if not path.is_file():
+            raise CheckpointError(f"no {WEIGHTS} in {shown_path(folder)}")
+        self._files = TensorFiles([path])
+        self._inside = {name.removeprefix(_PREFIX): name for name in self._files}
+        super().__init__(self._inside)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._files[self._inside[name]]
+
+    def spec(self, name: str) -> TensorSpec:
+        """See `TensorFiles`."""
+        return self._files.spec(self._inside[name])
+
+    def fingerprint(self) -> str:
+        """See `TensorFiles`."""
+        return self._files.fingerprint()
+
+
+def settings_of(
+    adapter: Adapter, modules: Collection[str], others: Collection[str], base: str | None, task: str
+) -> dict[str, Any]:
+    """The content of adapter_config.json.
+
+    Args:
+        modules: names of those with an adapter.
+        others: names of all other modules, which `target_modules` must not mean.
+        base: the base model.
+        task: PEFT's name of it.
+    """
+    patterns = [adapter.patterns("rank_pattern"), adapter.patterns("alpha_pattern")]
+    ranks, alphas = ({k: _whole(v) for k, v in pattern.items()} for pattern in patterns)
+    return {
+        "alpha_pattern": alphas,
+        "base_model_name_or_path": base,
+        "bias": "none",
+        "exclude_modules": None,
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "layers_pattern": None,
+        "layers_to_transform": None,
+        "lora_alpha": _whole(adapter.alpha),
+        "lora_dropout": adapter.dropout,
+        "modules_to_save": list(listed(adapter.modules_to_save)) or None,
+        "peft_type": "LORA",
+        "r": adapter.rank,
+        "rank_pattern": ranks,
+        "revision": None,
+        "target_modules": _shortest(modules, others),
+        "task_type": task,
+        "use_dora": adapter.dora,
+        "use_rslora": adapter.rslora,
+    }
+
+
+def _whole(number: float) -> float:
+    """A number as an integer, if it is one."""
+    return int(number) if number == int(number) else number
+
+
+def _shortest(modules: Collection[str], others: Collection[str]) -> list[str]:
+    """Ends of names that mean these modules and no others; else their whole names."""
+    ends = {name.rpartition(".")[2] for name in modules}
+    if any(name.rpartition(".")[2] in ends for name in others):
+        return sorted(modules)
+    return sorted(ends)
+
+
+def write_adapter(
+    folder: Path, tensors: Mapping[str, np.ndarray], settings: Mapping[str, Any]
+) -> None:
+    """Write an adapter's files into a folder. They are small, and held in memory at once.
+
+    Args:
+        tensors: by the names of the base model's modules.
+    """
+    write_json(folder / SETTINGS, settings)
+    write_shard(folder / WEIGHTS, {_PREFIX + n: as_stored(n, tensors[n]) for n in tensors})

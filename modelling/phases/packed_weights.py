@@ -1,0 +1,53 @@
+"""Frozen weights in few bits: packed in host memory and on the link, expanded once they are loaded.
+
+So a layer's graphs are those of whole weights, bit for bit; there is an expanded copy of the
+weights of a layer as long as it is at work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+import popxl
+import popxl_addons as addons
+from modelling.layers import cast
+from modelling.phases.settings import Settings
+from modelling.quantisation import PART_DTYPES, PARTS, packed_shapes
+from popxl_addons.ops.group_quantize_decompress import group_quantize_decompress
+from popxl_addons.variable_factory import NamedVariableFactories, VariableFactory
+
+
+def packed(
+    facts: NamedVariableFactories, phase: str, settings: Settings
+) -> tuple[NamedVariableFactories, dict[str, popxl.dtype]]:
+    """The factories of what a phase stores for its variables.
+
+    Returns:
+        Factories, three for a variable that is packed, and the types of these variables, by name.
+    """
+    stored: dict[str, VariableFactory] = {}
+    expanded: dict[str, popxl.dtype] = {}
+    for name, factory in facts.to_dict().items():
+        size = settings.group_size(phase, name)
+        if size is None:
+            stored[name] = factory
+            continue
+        expanded[name] = factory.dtype
+        shapes = packed_shapes(factory.shape_on_replica, size)  # type: ignore[arg-type]
+        for part, shape, dtype in zip(PARTS, shapes, PART_DTYPES, strict=True):
+            zeros = np.broadcast_to(np.zeros((), dtype.as_numpy()), shape)
+            group = factory.replica_grouping
+            stored[f"{name}.{part}"] = VariableFactory(zeros, dtype, part, replica_grouping=group)
+    return NamedVariableFactories.from_dict(stored), expanded
+
+
+def expanded(stored: addons.NamedTensors, dtypes: Mapping[str, popxl.dtype]) -> addons.NamedTensors:
+    """Whole variables from what is stored; `dtypes` are those of the packed ones."""
+    tensors = stored.to_dict()
+    for name, dtype in dtypes.items():
+        if f"{name}.{PARTS[0]}" in tensors:
+            words, scale, bias = (tensors.pop(f"{name}.{part}") for part in PARTS)
+            tensors[name] = cast(group_quantize_decompress(words, scale, bias, dim=0), dtype)
+    return addons.NamedTensors.from_dict(tensors)

@@ -1,0 +1,190 @@
+"""The rows of adapters, beside each linear map that has one, under PEFT's names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+
+from config.adapter import ALL_LINEAR, Adapter
+from config.errors import ConfigError
+from files.shown import shown_name
+from modelling.weights.row import LowRank, Weight, WeightRow, is_linear
+from modelling.weights.table import WeightTable
+from modelling.weights.trained import cut_by_trained
+
+A, B, M = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
+"""What PEFT's names end with, after the module's."""
+
+
+def with_adapters(table: WeightTable, adapter: Adapter, targets: str) -> WeightTable:
+    """The table of a model with adapters, which are trained, and `modules_to_save`; all else is
+    frozen.
+
+    Args:
+        targets: those of the family, where `adapter` names none.
+
+    Raises:
+        ConfigError: no linear map is meant, or the layers of a stack would not all have the same.
+    """
+    if not adapter.rank:
+        return table
+    modules = _Modules(table, adapter, targets)
+    layers = {name: modules.adapted(rows) for name, rows in table.layers.items()}
+    modules.check(layers)
+    return cut_by_trained(replace(table, layers=layers, fused={**table.fused, **modules.fused}))
+
+
+def check_all_frozen(table: WeightTable) -> None:
+    """Raise ConfigError if a linear map of a layer is trained whole, which 4 bits do not allow."""
+    for row in (row for rows in table.layers.values() for row in rows):
+        if is_linear(row) and row.trained:
+            raise ConfigError(
+                f"adapter.modules_to_save means {row.weights[0].name}, which model.quantisation "
+                "holds in few bits: leave out one of the two"
+            )
+
+
+def module_of(weight: str) -> str:
+    """The module that has a weight or a bias."""
+    return weight.rpartition(".")[0]
+
+
+def modules_of(table: WeightTable) -> tuple[list[str], list[str]]:
+    """The modules that have adapters, and all others, by their names in files."""
+    of = {own: name for name, owns in table.fused.items() for own in owns}
+    rows = [row for rows in table.layers.values() for row in rows]
+    adapted = dict.fromkeys(adapter.module for row in rows for adapter in row.adapters)
+    every = dict.fromkeys(module_of(of.get(w.name, w.name)) for w in table.base.weights)
+    return list(adapted), [name for name in every if name not in adapted]
+
+
+class _Modules:
+    """The linear maps as files have them, of which a row may have several or a part of one.
+
+    Attributes:
+        fused: the matrices B that are parts of one in files.
+    """
+
+    def __init__(self, table: WeightTable, adapter: Adapter, targets: str) -> None:
+        self._table, self._adapter, self._targets = table, adapter, targets
+        self._of = {own: name for name, owns in table.fused.items() for own in owns}
+        self.fused: dict[str, list[str]] = {}
+
+    @property
+    def _targets_all(self) -> bool:
+        return (self._adapter.targets or self._targets) == ALL_LINEAR
+
+    def adapted(self, rows: Sequence[WeightRow]) -> tuple[WeightRow, ...]:
+        """The rows of a layer, and those of its adapters."""
+        owners: dict[str, str] = {}
+        own, more = [], list[WeightRow]()
+        for row in rows:
+            adapters = tuple(self._adapters(row, owners))
+            own.append(replace(row, trained=self._is_saved(row), adapters=adapters))
+            for adapter in adapters:
+                more += self._rows(row, adapter)
+        return (*own, *more)
+
+    def _is_saved(self, row: WeightRow) -> bool:
+        saved = [self._adapter.is_saved(self._module(w)) for w in row.weights]
+        if any(saved) and not all(saved):
+            names = ", ".join(w.name for w in row.weights)
+            raise ConfigError(
+                f"adapter.modules_to_save means some of {names}, which are one variable: name all "
+                "of them, or none"
+            )
+        return all(saved)
+
+    def _module(self, weight: Weight) -> str:
+        return module_of(self._of.get(weight.name, weight.name))
+
+    def _adapters(self, row: WeightRow, owners: dict[str, str]) -> Iterator[LowRank]:
+        """The adapters of a row's weights.
+
+        Args:
+            owners: paths of adapters that have an A, by module; new ones are added.
+        """
+        if not is_linear(row):
+            return
+        linear, settings = row.path.removesuffix(".weight"), self._adapter
+        for number, (module, weights) in enumerate(groupby(row.weights, self._module)):
+            if self._is_target(module):
+                path = f"{linear}.adapters.{number}"
+                yield LowRank(
+                    module,
+                    tuple(w.name for w in weights),
+                    path,
+                    settings.rank_of(module),
+                    settings.scale_of(module),
+                    settings.dora,
+                    owners.setdefault(module, path),
+                )
+
+    def _is_target(self, module: str) -> bool:
+        saved, settings = self._adapter.is_saved(module), self._adapter
+        return not saved and settings.is_target(module, self._targets)
+
+    def _rows(self, row: WeightRow, adapter: LowRank) -> Iterator[WeightRow]:
+        """Those of an adapter: A, unless another has it, B, and the norms of DoRA."""
+        weights = [w for w in row.weights if w.name in adapter.weights]
+        features = weights[0].shape[1]
+        cut_in = row.axis == 0
+        if adapter.owner == adapter.path:
+            std = (3 * features) ** -0.5  # from -1 / sqrt(features) to its opposite, as in PEFT
+            a = Weight(f"{adapter.module}.{A}", (adapter.rank, features), std, uniform=True)
+            axis = 0 if cut_in else None
+            yield WeightRow(f"{adapter.path}.A", (a,), transpose=True, axis=axis, of_adapter=True)
+        axis, holders = (None, 1) if cut_in else (1, row.holders)
+        b = self._parts(adapter, B, weights, lambda w: (w.shape[0], adapter.rank), 0.0)
+        yield WeightRow(f"{adapter.path}.B", b, True, axis, holders=holders, of_adapter=True)
+        if adapter.dora:
+            m = self._parts(adapter, M, weights, lambda w: w.shape[:1])
+            cut = not cut_in
+            yield WeightRow(f"{adapter.path}.m", m, False, 0, cut, holders, of_adapter=True)
+
+    def _parts(
+        self,
+        adapter: LowRank,
+        end: str,
+        weights: Sequence[Weight],
+        shape: Callable[[Weight], tuple[int, ...]],
+        std: float | None = None,
+    ) -> tuple[Weight, ...]:
+        """What an adapter has of a name for each of its weights, joined where files join them."""
+        names = [f"{module_of(w.name)}.{end}" for w in weights]
+        whole = f"{adapter.module}.{end}"
+        if names != [whole]:
+            self.fused.setdefault(whole, []).extend(names)
+        return tuple(Weight(n, shape(w), std) for n, w in zip(names, weights, strict=True))
+
+    def check(self, layers: Mapping[str, Sequence[WeightRow]]) -> None:
+        """Raise ConfigError unless there are adapters, of linear maps of layers alone, and alike in
+        all layers of a stack."""
+        linear, others = dict[str, None](), dict[str, None]()
+        for row in (row for rows in self._table.layers.values() for row in rows):
+            found = linear if is_linear(row) else others
+            found |= dict.fromkeys(map(self._module, row.weights))
+        adapters = {name: _alike(rows) for name, rows in layers.items()}
+        asked = f"adapter.targets {shown_name(self._adapter.targets or self._targets)}"
+        ends = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linear))
+        asks = [] if self._targets_all else others.keys() - linear.keys()
+        wrong = sorted(filter(self._is_target, asks))
+        if wrong or not any(adapters.values()):
+            what = f"{wrong[0]}, which is" if wrong else "what is"
+            raise ConfigError(f"{asked} means {what} no linear map of a layer: these are {ends}")
+        first: dict[str, str] = {}
+        for name in adapters:
+            other = first.setdefault(name.partition(".")[0], name)
+            if adapters[name] != adapters[other]:
+                raise ConfigError(
+                    f"{asked}, with the patterns, gives {name} other adapters than {other}: the "
+                    "layers of a stack need the same ones"
+                )
+
+
+def _alike(rows: Sequence[WeightRow]) -> list[object]:
+    """What the layers of a stack have in common."""
+    return [
+        (a.path, a.rank, a.scale, len(a.weights), a.owner) for row in rows for a in row.adapters
+    ]

@@ -1,0 +1,62 @@
+"""The weights of a model with its adapters merged, and what adapters begin with."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from modelling.weights.adapters import A, B, M, module_of
+from modelling.weights.computed import Arrays, Computed
+from modelling.weights.row import LowRank, is_of_adapter
+from modelling.weights.table import WeightTable
+
+
+def merged(table: WeightTable, weights: Arrays, dtype: np.dtype) -> Arrays:
+    """The weights of the base model, each merged when it is asked for.
+
+    Args:
+        weights: of the model with adapters.
+        dtype: of the result.
+    """
+    adapters = dict(_adapted(table))
+    names = (w.name for w in table.base.weights)
+    return Computed(
+        {name: partial(_merged, weights, name, adapters.get(name), dtype) for name in names}
+    )
+
+
+def begun(table: WeightTable, base: Arrays, seed: int) -> Arrays:
+    """The weights of new adapters, which change nothing: DoRA's norms are those of the base."""
+    own = table.only(is_of_adapter).initial(seed)
+    makers = {name: partial(own.__getitem__, name) for name in own}
+    for name, adapter in _adapted(table):
+        if adapter.dora:
+            makers[f"{module_of(name)}.{M}"] = partial(_norms_of, base, name)
+    return Computed(makers)
+
+
+def _adapted(table: WeightTable) -> list[tuple[str, LowRank]]:
+    """Each weight that has an adapter, and this."""
+    rows = [row for rows in table.layers.values() for row in rows]
+    return [(name, a) for row in rows for a in row.adapters for name in a.weights]
+
+
+def _merged(weights: Arrays, name: str, adapter: LowRank | None, dtype: np.dtype) -> np.ndarray:
+    weight, module = weights[name], module_of(name)
+    if adapter is None:
+        return weight.astype(dtype, copy=False)
+    b, a = weights[f"{module}.{B}"], weights[f"{adapter.module}.{A}"]
+    total = weight.astype(np.float32) + np.float32(adapter.scale) * (b @ a)
+    if adapter.dora:
+        total *= (weights[f"{module}.{M}"] / _norms(total))[:, None]
+    return total.astype(dtype, copy=False)
+
+
+def _norms_of(weights: Arrays, name: str) -> np.ndarray:
+    return _norms(weights[name].astype(np.float32))
+
+
+def _norms(matrix: np.ndarray) -> np.ndarray:
+    norms: np.ndarray = np.linalg.norm(matrix, axis=1)
+    return norms

@@ -1,0 +1,32 @@
+"""The weights of a model with adapters, which its base has not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from checkpoints.parts import Part, PartialReader
+from files.lazy import Lazy
+
+Tensors = Mapping[str, np.ndarray]
+
+
+class Over(Lazy[np.ndarray]):
+    """Some tensors, and those of other names that lie below."""
+
+    concurrent: ClassVar[bool] = True
+    """Several threads may read some at a time."""
+
+    def __init__(self, own: Tensors, below: Tensors) -> None:
+        self._own, self._below = own, below
+        super().__init__(dict.fromkeys([*below, *own]))
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return (self._own if name in self._own else self._below)[name]
+
+    def some(self, name: str, wanted: Sequence[Part]) -> np.ndarray:
+        """Like `PartialReader`."""
+        place = self._own if name in self._own else self._below
+        return place.some(name, wanted) if isinstance(place, PartialReader) else place[name]

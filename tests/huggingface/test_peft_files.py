@@ -1,0 +1,83 @@
+"""The files of PEFT's adapters: what is read of their settings, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+
+from checkpoints import CheckpointError
+from config.adapter import Adapter
+from files.errors import FileError
+from huggingface.peft_files import AdapterTensors, read_settings, settings_of
+
+
+def written(folder: Path, **settings: Any) -> Path:
+    """The file that PEFT writes for these settings."""
+    peft.LoraConfig(**settings).save_pretrained(folder)
+    return folder
+
+
+def test_settings_that_peft_wrote(tmp_path: Path) -> None:
+    found = read_settings(written(tmp_path, r=4, target_modules=["v", "k"]))
+    assert found == {
+        "rank": 4, "alpha": 8.0, "dropout": 0.0, "rslora": False, "dora": False, "targets": "k,v",
+        "modules_to_save": None, "rank_pattern": None, "alpha_pattern": None,
+    }  # fmt: skip
+    assert Adapter(**found).is_target("encoder.k", "q")
+    found = read_settings(
+        written(
+            tmp_path, r=2, lora_alpha=3, lora_dropout=0.25, use_rslora=True, use_dora=True,
+            target_modules="k", modules_to_save=["lm_head"], task_type="CAUSAL_LM",
+            rank_pattern={"^a.k": 7}, alpha_pattern={"k": 0.5},
+        )
+    )  # fmt: skip
+    assert found == {
+        "rank": 2, "alpha": 3.0, "dropout": 0.25, "rslora": True, "dora": True, "targets": "(k)",
+        "modules_to_save": "lm_head", "rank_pattern": "^a.k=7", "alpha_pattern": "k=0.5",
+    }  # fmt: skip
+    adapter = Adapter(**found)  # a text is an expression for whole names
+    assert adapter.is_target("k", "q")
+    assert not adapter.is_target("encoder.k", "q")
+    assert (adapter.rank_of("a.k"), adapter.rank_of("b.k")) == (7, 2)
+    assert adapter.scale_of("b.k") == pytest.approx(0.5 / 2**0.5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"bias": "all"}, "bias is 'all'"),
+        ({"fan_in_fan_out": True}, "fan_in_fan_out is True"),
+        ({"exclude_modules": ["v"]}, "exclude_modules is"),
+        ({"layers_to_transform": [1]}, "layers_to_transform is"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"),
+    ],
+)
+def test_an_adapter_of_another_kind_is_refused(tmp_path, settings, name) -> None:
+    with pytest.raises(FileError, match=f"{name}.*but must be left out"):
+        read_settings(written(tmp_path, target_modules=["k"], **settings))
+
+
+def test_what_is_no_adapter_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=f"no adapter in {tmp_path}: give a folder"):
+        read_settings(tmp_path)
+    with pytest.raises(CheckpointError, match="no adapter_model.safetensors in"):
+        AdapterTensors(tmp_path)
+    peft.IA3Config(target_modules=["k"], feedforward_modules=[]).save_pretrained(tmp_path)
+    with pytest.raises(FileError, match="peft_type is 'IA3', but must be LORA"):
+        read_settings(tmp_path)
+
+
+def test_targets_are_the_shortest_names_that_mean_them_alone() -> None:
+    adapter = Adapter(rank=2, alpha=3.0, rank_pattern="q=4", alpha_pattern="v=1.5")
+    found = settings_of(adapter, ["a.0.q", "a.1.q", "a.0.v"], ["a.0.k", "b.v"], "base", "CAUSAL_LM")
+    assert found["target_modules"] == ["a.0.q", "a.0.v", "a.1.q"]
+    found = settings_of(adapter, ["a.0.q", "a.1.q", "a.0.v"], ["a.0.k"], None, "CAUSAL_LM")
+    assert found["target_modules"] == ["q", "v"]
+    assert (found["rank_pattern"], found["alpha_pattern"]) == ({"q": 4}, {"v": 1.5})
+    assert json.loads(json.dumps(found)) == found
+    ours = {"use_rslora", *(name for name in found if name != "peft_version")}
+    assert ours <= set(peft.LoraConfig().to_dict())

@@ -1,0 +1,46 @@
+"""Adapters of `peft` on Hugging Face's models in torch, as the reference for ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import peft
+import torch
+
+from tests.modelling.torch_training import Reference
+
+PREFIX = "base_model.model."
+
+
+def with_peft(model: torch.nn.Module, **settings: Any) -> peft.PeftModel:
+    """A model with adapters, of which B is not zero, so that A has a gradient."""
+    adapted = peft.get_peft_model(model, peft.LoraConfig(**settings))
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                parameter += 0.3 * torch.randn_like(parameter)
+    return adapted.eval()
+
+
+def own_name(name: str) -> str:
+    """The name of a parameter in files, without PEFT's prefix."""
+    for part in (".base_layer", ".original_module", ".modules_to_save.default", ".default"):
+        name = name.replace(part, "")
+    name = name.replace("magnitude_vector.weight", "magnitude_vector")
+    return name.removeprefix(PREFIX)
+
+
+def named(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Arrays of a model's parameters by the names in files; of a module that is trained whole, the
+    copy that is trained."""
+    return {own_name(name): arrays[name] for name in arrays if ".original_module" not in name}
+
+
+def renamed(found: Reference) -> Reference:
+    """What training gave, by the names in files."""
+    return Reference(
+        found.losses, found.norms, named(found.gradients), named(found.weights), found.state
+    )

@@ -1,0 +1,323 @@
+"""Adapters against `peft` on Hugging Face's models in torch: loss, every gradient, AdamW."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import peft
+import pytest
+import torch
+
+from config.errors import ConfigError
+from config.sections import RunConfig
+from modelling.spec import family_of
+from modelling.weights.merging import begun, merged
+from popxl_addons.ops.group_quantize_decompress import (
+    group_quantize_compress_numpy,
+    group_quantize_decompress_numpy,
+)
+from tests.modelling.gptj import hf as gptj_hf
+from tests.modelling.gptj import training as gptj_training
+from tests.modelling.llama import hf as llama_hf
+from tests.modelling.llama import training as llama_training
+from tests.modelling.peft_reference import named, renamed, with_peft
+from tests.modelling.rounding import is_quantised
+from tests.modelling.sessions import fine_tuning
+from tests.modelling.t5 import training as t5_training
+from tests.modelling.torch_training import Reference, check_training, logical, named_by_hf, train
+
+SLOW = pytest.mark.slow
+STEPS, RATE = 3, 2e-3
+Batches = list[dict[str, np.ndarray]]
+
+
+class Case(NamedTuple):
+    """A small model of ours and theirs, and what both are trained on."""
+
+    config: Callable[..., RunConfig]
+    """For data and tensor parallelism and the micro-batch."""
+
+    model: Callable[[], torch.nn.Module]
+    batches: Batches
+    loss: Callable[[torch.nn.Module, dict[str, torch.Tensor]], torch.Tensor]
+
+
+def loss_of_tokens(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    if "segments" in batch:
+        return llama_training.loss_of_texts(model, batch)
+    logits = model(input_ids=batch["input_ids"]).logits
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+
+
+def case(kind: str) -> Case:
+    if kind == "t5":
+        given, loss = t5_training.batches(STEPS), lambda m, b: m(**named_by_hf(b)).loss
+        return Case(t5_training.our_config, t5_training.their_model, given, loss)
+    if kind == "gptj":
+        of = gptj_hf.small_config
+        given = gptj_training.batches(STEPS)
+        return Case(of, lambda: gptj_hf.hf_model(of()), given, loss_of_tokens)
+    theirs = llama_hf.hf_config(kind)
+    given = llama_training.batches(STEPS)
+    if kind not in ("qwen3", "phi3"):  # whose angles depend on lengths
+        given = [llama_training.several_texts(5), *given[1:]]
+    return Case(
+        lambda *split: llama_hf.our_config(theirs, *split),
+        lambda: llama_hf.hf_model(theirs),
+        given,
+        loss_of_tokens,
+    )
+
+
+def trained(kind: str, **settings: Any) -> tuple[dict[str, np.ndarray], Reference]:
+    return _trained(kind, json.dumps(settings))
+
+
+@cache
+def _trained(kind: str, settings: str) -> tuple[dict[str, np.ndarray], Reference]:
+    """Weights before, and what training gives, in float64."""
+    of = case(kind)
+    model = with_peft(of.model(), **json.loads(settings))
+    start = named(logical(model))
+    model.double()
+    return start, renamed(train(model, of.batches, lambda b: of.loss(model, b), RATE))
+
+
+# ---- every kind of model -------------------------------------------------------------------------
+def check(kind: str, split: Sequence[int], ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """Train both with these settings of adapters."""
+    of = case(kind)
+    start, expected = trained(kind, **theirs)
+    config = of.config(*split).changed({f"adapter.{name}": value for name, value in ours.items()})
+    table = family_of(config).weights(config)
+    model = fine_tuning(config, gradients=True)
+    model.write(table.renamed(start))
+    check_training(model, of.batches, expected, RATE, lambda ours: dict(table.for_files(ours)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "split"),
+    [
+        ("t5", (1, 1, 4)),
+        ("gptj", (2, 2, 2)),
+        ("llama", (1, 4, 2)),
+        ("phi3", (2, 2, 2)),
+        *(
+            pytest.param(kind, split, marks=SLOW)
+            for kind, split in (
+                *(("t5", (2, 2, 2)), ("t5", (1, 2, 4)), ("gptj", (2, 1, 4)), ("qwen3", (1, 2, 2))),
+                *(("phi3", (1, 1, 4)), ("gemma3_text", (1, 1, 4)), ("gemma3_text", (2, 2, 2))),
+            )
+        ),
+    ],
+)
+def test_loss_every_gradient_and_three_steps_of_adamw(kind: str, split: tuple[int, ...]) -> None:
+    """Of all linear maps, in fused products an adapter for each map that PEFT knows."""
+    ours = {"rank": 4, "alpha": 6.0, "targets": "all-linear"}
+    check(kind, split, ours, {"r": 4, "lora_alpha": 6, "target_modules": "all-linear"})
+
+
+# ---- settings -----------------------------------------------------------------------------------
+QUERIES_ALONE = r".*layers\.\d+\.self_attn\.q_proj"
+SETTINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"rank": 4}, {"r": 4, "target_modules": ["q_proj", "v_proj"]}),
+    (
+        {"rank": 4, "alpha": 2.0, "rslora": True, "targets": QUERIES_ALONE},
+        {"r": 4, "lora_alpha": 2, "use_rslora": True, "target_modules": QUERIES_ALONE},
+    ),
+    (
+        {
+            "rank": 4,
+            "targets": "k_proj,v_proj,o_proj,up_proj",
+            "rank_pattern": "k_proj=2,.*self_attn.o_proj=3",
+            "alpha_pattern": "v_proj=5,up_proj=0.5",
+            "modules_to_save": "lm_head,norm",
+        },
+        {
+            "r": 4,
+            "target_modules": ["k_proj", "v_proj", "o_proj", "up_proj"],
+            "rank_pattern": {"k_proj": 2, ".*self_attn.o_proj": 3},
+            "alpha_pattern": {"v_proj": 5, "up_proj": 0.5},
+            "modules_to_save": ["lm_head", "norm"],
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("ours", "theirs"), SETTINGS, ids=["default", "expression", "patterns"])
+def test_settings_mean_what_they_do_in_peft(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    check("mistral", (1, 2, 4), ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "split", "targets"),
+    [
+        ("llama", (2, 2, 2), "q_proj,k_proj,v_proj,down_proj"),  # with biases
+        pytest.param("llama", (1, 4, 2), "all-linear", marks=SLOW),
+        pytest.param("phi3", (1, 2, 4), "all-linear", marks=SLOW),
+        pytest.param("t5", (2, 1, 4), "all-linear", marks=SLOW),
+    ],
+)
+def test_dora(kind: str, split: tuple[int, ...], targets: str) -> None:
+    """Norms of the rows of all of a weight, a part of which is on each device."""
+    theirs = targets if targets == "all-linear" else targets.split(",")
+    ours = {"rank": 3, "dora": True, "targets": targets}
+    check(kind, split, ours, {"r": 3, "use_dora": True, "target_modules": theirs})
+
+
+QUANTISED = {"model.quantisation": "int4", "model.quantisation_group_size": 4}
+
+
+@pytest.mark.parametrize(
+    ("adapter", "said"),
+    [
+        (
+            {"targets": "qkv_proj"},
+            "qkv_proj means what is no linear map of a layer: these are q_pr",
+        ),
+        ({"targets": "q_proj,lm_head"}, "means lm_head, which is no linear map of a layer"),
+        ({"targets": ".*embed.*|.*q_proj"}, "means model.embed_tokens, which is no linear map"),
+        ({"targets": r".*\.1\..*q_proj"}, "gives layer.1 other adapters than layer.0"),
+        ({"rank_pattern": "0.self_attn.q_proj=2"}, "gives layer.1 other adapters than layer.0"),
+        ({"modules_to_save": "mlp", "quantised": True}, "means .*gate_proj.*, which model.quantis"),
+        ({"modules_to_save": "up_proj"}, "means some of .*gate_proj.*, .*up_proj.*, which are one"),
+    ],
+)
+def test_what_adapters_cannot_be_of(adapter: dict[str, Any], said: str) -> None:
+    fields: dict[str, Any] = {"rank": 4, **adapter}
+    more = QUANTISED if fields.pop("quantised", False) else {}
+    config = case("mistral").config().changed({f"adapter.{n}": x for n, x in fields.items()} | more)
+    with pytest.raises(ConfigError, match=said):
+        family_of(config).weights(config)
+
+
+# ---- merged -------------------------------------------------------------------------------------
+@pytest.mark.filterwarnings("ignore:Input and output embeddings are no longer tied")  # as ours
+@pytest.mark.parametrize("dora", [False, True])
+@pytest.mark.parametrize("kind", ["t5", "gptj", "phi3"])
+def test_merged_weights_are_those_of_peft(kind: str, dora: bool) -> None:
+    of, odd = case(kind), {"t5": "wo", "gptj": "fc_in", "phi3": "down_proj"}[kind]
+    more: dict[str, Any] = {"target_modules": "all-linear", "use_dora": dora, "use_rslora": True}
+    model = with_peft(of.model(), r=4, alpha_pattern={odd: 3}, **more)
+    ours = {"rank": 4, "targets": "all-linear", "dora": dora, "rslora": True}
+    ours |= {"alpha_pattern": f"{odd}=3"}
+    config = of.config().changed({f"adapter.{name}": value for name, value in ours.items()})
+    table = family_of(config).weights(config)
+    found = table.base.for_files(
+        merged(table, table.renamed(named(logical(model))), np.dtype("float32"))
+    )
+    expected = logical(model.merge_and_unload())
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_new_adapters_begin_as_those_of_peft() -> None:
+    """They change nothing, and A is drawn from the same distribution."""
+    of = case("mistral")
+    model = peft.get_peft_model(of.model(), peft.LoraConfig(r=200, use_dora=True))
+    ours = {"rank": 200, "dora": True}
+    config = of.config().changed({f"adapter.{name}": value for name, value in ours.items()})
+    table = family_of(config).weights(config)
+    theirs = table.renamed(named(logical(model)))
+    found = begun(table, theirs, seed=3)
+    assert found.keys() == theirs.keys() - {w.name for w in table.base.weights}
+    for name, array in found.items():
+        if name.endswith("lora_A.weight"):
+            limit = array.shape[1] ** -0.5
+            for drawn in (array, theirs[name]):
+                assert 0.98 * limit < np.abs(drawn).max() <= limit
+                assert abs(np.abs(drawn).mean() / limit - 0.5) < 0.02
+        else:
+            np.testing.assert_allclose(array, theirs[name], rtol=1e-6, err_msg=name)
+
+
+# ---- dropout, and 16 bits -----------------------------------------------------------------------
+def random_weights(config: RunConfig) -> dict[str, np.ndarray]:
+    """With a B that is not zero."""
+    weights = dict(family_of(config).weights(config).initial(0))
+    rng = np.random.default_rng(0)
+    for name in weights:
+        if name.endswith("lora_B.weight"):
+            weights[name] = 0.3 * rng.standard_normal(weights[name].shape, np.float32)
+    return weights
+
+
+def losses(config: RunConfig, steps: int = 2) -> list[float]:
+    """Of a model with random weights, whose adapters matter."""
+    model = fine_tuning(config)
+    model.write(random_weights(config))
+    batches = case("mistral").batches
+    with model:
+        return [model.run([batches[i]], [1e-2], i)[0].loss for i in range(steps)]
+
+
+def dropping(split: Sequence[int], probability: float, **fields: Any) -> RunConfig:
+    """Adapters of maps whose inputs are whole on each device of a tensor-parallel group."""
+    adapter = {"rank": 4, "dropout": probability, "targets": "q_proj,v_proj,up_proj"}
+    config = case("mistral").config(*split)
+    return config.changed({f"adapter.{n}": x for n, x in adapter.items()} | fields)
+
+
+def test_dropout_is_the_same_on_a_group_and_when_computed_again() -> None:
+    kept = {"execution.activations": "keep"}
+    first = losses(dropping((1, 1, 8), 0.4))
+    assert losses(dropping((1, 1, 8), 0.4, **kept)) == first
+    np.testing.assert_allclose(losses(dropping((1, 2, 8), 0.4)), first, rtol=1e-5)
+    without = losses(dropping((1, 1, 8), 0.0))
+    assert np.abs(np.subtract(first, without)).min() > 1e-3
+
+
+def test_adapters_are_float32_beside_weights_of_16_bits() -> None:
+    """Their updates are as small as they are; the base's bits stay."""
+    of = case("mistral")
+    ours = {"adapter.rank": 4, "model.precision": "bfloat16", "execution.master_weights": True}
+    config = of.config(2, 2, 2).changed(ours)
+    model = fine_tuning(config)
+    model.write(random_weights(config))
+    with model:
+        before = model.read()
+        model.run([of.batches[0]], [1e-7], 0)
+        model.run([of.batches[0]], [1e-7], 1)
+        after = model.read()
+    for name, array in before.items():
+        adapter = "lora_" in name and "/" not in name
+        assert array.dtype == (np.float32 if adapter or "/" in name else "bfloat16"), name
+        assert (array.tobytes() == after[name].tobytes()) != ("lora_" in name), name
+        if adapter:
+            assert 0 < np.abs(after[name] - array).max() < 3e-7
+    assert not [name for name in after if "master" in name]
+
+
+# ---- a base in 4 bits ---------------------------------------------------------------------------
+def in_4_bits(weight: np.ndarray) -> np.ndarray:
+    """What is left of a weight (out, in)."""
+    parts = group_quantize_compress_numpy(weight, 4)
+    return group_quantize_decompress_numpy(*parts).astype(np.float32)
+
+
+@pytest.mark.parametrize("split", [(1, 1, 4), (2, 2, 2)])
+def test_a_base_in_4_bits_is_its_rounded_weights_bit_for_bit(split: tuple[int, ...]) -> None:
+    """Of which none takes gradients, or is written back."""
+    of = case("gptj")
+    config = of.config(*split).changed({"adapter.rank": 4, "adapter.targets": "all-linear"})
+    table = family_of(config).weights(config)
+    adapters = {w.name for w in table.weights} - {w.name for w in table.base.weights}
+    whole = logical(of.model())
+    expanded = {n: in_4_bits(w) if is_quantised(n, w) else w for n, w in whole.items()}
+    found = []
+    for fields, base in (({}, expanded), (QUANTISED, whole)):
+        model = fine_tuning(config.changed(fields))
+        model.write({**table.initial(0), **base})
+        with model:
+            losses = [model.run([of.batches[i]], [1e-2], i)[0].loss for i in range(2)]
+            found.append((losses, dict(model.tensors(frozen=False))))
+    (losses, plain), (packed_losses, packed) = found
+    assert packed_losses == losses
+    assert {name for name in packed if "/" not in name} == adapters
+    for name, array in plain.items():
+        assert packed[name].tobytes() == array.tobytes(), name

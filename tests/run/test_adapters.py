@@ -1,0 +1,220 @@
+"""Runs of adapters: what they save, and PEFT's files in both directions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import peft
+import pytest
+import torch
+import transformers
+from safetensors.numpy import load_file
+
+import run_export
+import run_finetuning
+import run_generation
+import run_validation
+from checkpoints import load_checkpoint
+from data.pipeline import Pipeline
+from data.texts import Corpus
+from run.records.metrics import read_metrics
+from tests.modelling.peft_reference import PREFIX, with_peft
+from tests.small_runs import MODEL, TRAINING
+
+SAVED = "encoder.final_layer_norm"
+ADAPTER = (
+    *("--adapter.rank", "3", "--adapter.targets", "q", "v", "wi_0", "o", "--adapter.rslora"),
+    *("--adapter.rank_pattern", "v=2", "--adapter.modules_to_save", SAVED),
+    *("--adapter.dropout", "0.1", "--learning_rate", "0.02"),
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_examples(executables: Path) -> Iterator[None]:
+    """Programs are compiled once."""
+    load = Pipeline.corpus
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("POPXL_CACHE_DIR", str(executables))
+        patch.setattr(Pipeline, "corpus", lambda *split: Corpus(load(*split).examples[:40], 0))
+        yield
+
+
+def train(folder: Path, *arguments: str, adapter: tuple[str, ...] = ADAPTER) -> int:
+    saving = ("--checkpoint.steps", "2", "--save", str(folder))
+    return run_finetuning.main([*TRAINING, *adapter, *saving, *arguments])
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of Hugging Face's form."""
+    folder = tmp_path_factory.mktemp("model") / "base"
+    assert run_export.main([*MODEL, "--load", "random", "--save-hf", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four steps, with its steps 2 and 4."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    best = ("--evaluation.steps", "2", "--checkpoint.keep_best", "loss")
+    assert train(folder, "--load", str(base), "--steps", "4", *best) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exported") / "adapter"
+    assert run_export.main(["--load", str(run), "--save-hf", str(folder)]) == 0
+    return folder
+
+
+def logits(model: torch.nn.Module) -> np.ndarray:
+    words = torch.arange(2, 26).reshape(2, 12)
+    with torch.no_grad():
+        return model(input_ids=words, decoder_input_ids=words[:, :5]).logits.numpy()
+
+
+def model_in(folder: Path) -> Any:
+    return transformers.T5ForConditionalGeneration.from_pretrained(folder).eval()
+
+
+def test_a_step_holds_what_is_trained(run: Path, base: Path) -> None:
+    tensors = load_checkpoint(run).tensors
+    weights = [name for name in tensors if "/" not in name]
+    assert [name for name in weights if "lora_" not in name] == [f"{SAVED}.weight"]
+    assert "encoder.block.0.layer.0.SelfAttention.q.lora_A.weight" in weights
+    size = sum(tensors[name].nbytes for name in weights)
+    assert size < 0.5 * (base / "model.safetensors").stat().st_size
+
+
+def test_a_run_continues_bit_for_bit(run: Path, base: Path, tmp_path: Path) -> None:
+    assert train(tmp_path / "run", "--load", str(base), "--steps", "2") == 0
+    assert train(tmp_path / "run", "--load", str(base), "--steps", "4") == 0
+    found, expected = (load_checkpoint(each).tensors for each in (tmp_path / "run", run))
+    assert found.keys() == expected.keys()
+    for name in expected:
+        assert found[name].tobytes() == expected[name].tobytes(), name
+    losses = [
+        [row["loss"] for row in read_metrics(each / "metrics.jsonl")]
+        for each in (tmp_path / "run", run)
+    ]
+    assert losses[0] == losses[1]
+
+
+def test_peft_loads_what_is_written(run: Path, base: Path, exported: Path, tmp_path: Path) -> None:
+    """It computes the same as the merged model, and not as the base."""
+    assert {file.name for file in exported.iterdir()} >= {
+        *("adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "README.md")
+    }
+    settings = json.loads((exported / "adapter_config.json").read_text())
+    assert settings["base_model_name_or_path"] == str(base)
+    assert settings["target_modules"] == ["o", "q", "v", "wi_0"]
+    assert (settings["r"], settings["rank_pattern"], settings["use_rslora"]) == (3, {"v": 2}, True)
+    assert settings["task_type"] == "SEQ_2_SEQ_LM"
+    model = peft.PeftModel.from_pretrained(model_in(base), exported).eval()
+    own = load_checkpoint(run).tensors
+    written = load_file(exported / "adapter_model.safetensors")
+    assert {name.removeprefix(PREFIX) for name in written} == {n for n in own if "/" not in n}
+    whole = tmp_path / "whole"
+    assert run_export.main(["--load", str(run), "--merge", "--save-hf", str(whole)]) == 0
+    merged = logits(model_in(whole))
+    assert np.abs(merged - logits(model_in(base))).max() > 0.01
+    np.testing.assert_allclose(logits(model), merged, rtol=1e-4, atol=1e-5)
+
+
+def test_a_base_with_its_adapter_answers_as_the_run(
+    run: Path, base: Path, exported: Path, capsys
+) -> None:
+    losses, answers = [], []
+    of_run = (*ADAPTER, "--load", str(run))
+    for names in (of_run, ("--load", str(base), "--adapter.load", str(exported))):
+        few = ["--micro_batch_size", "8", "--evaluation.metrics", "loss"]
+        few += ["--evaluation.samples", "8", "--out", str(exported.parent / "out")]
+        assert run_validation.main([*MODEL, *names, *few]) == 0
+        report = json.loads((exported.parent / "out" / "validation.json").read_text())
+        losses.append(report["loss"])
+        capsys.readouterr()
+        more = ["a lamp", "--generation.max_tokens", "4"]
+        assert run_generation.main([*MODEL, *names, *more]) == 0
+        answers.append(capsys.readouterr().out)
+    assert losses[0] == losses[1]
+    assert answers[0] == answers[1]
+    assert answers[0].strip()
+
+
+def test_a_run_begins_with_an_adapter_of_peft(base: Path, tmp_path: Path) -> None:
+    """Its first loss is peft's, at a rate that changes nothing."""
+    settings: dict[str, Any] = {"r": 2, "lora_alpha": 5, "lora_dropout": 0.1}
+    settings |= {
+        "target_modules": r"decoder.*(EncDecAttention\.[kv]|wo)",
+        "alpha_pattern": {"k": 3},
+    }
+    model = with_peft(model_in(base), **settings, task_type="SEQ_2_SEQ_LM")
+    model.save_pretrained(tmp_path / "adapter")
+    given = ("--load", str(base), "--adapter.load", str(tmp_path / "adapter"))
+    still = ("--learning_rate", "1e-30", "--adapter.dropout", "0", "--steps", "2")
+    assert train(tmp_path / "run", *given, *still, adapter=()) == 0
+    found = load_checkpoint(tmp_path / "run")
+    assert found.metadata["config"]["adapter"]["rank"] == 2
+    expected = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    for name, array in expected.items():
+        np.testing.assert_allclose(found.tensors[name.removeprefix(PREFIX)], array, rtol=1e-6)
+    whole = tmp_path / "whole"
+    run = str(tmp_path / "run")
+    assert run_export.main(["--load", run, "--merge", "--save-hf", str(whole)]) == 0
+    np.testing.assert_allclose(logits(model_in(whole)), logits(model), rtol=1e-4, atol=1e-5)
+
+
+def test_a_run_that_is_done_writes_its_adapter(
+    run: Path, base: Path, exported: Path, tmp_path: Path
+) -> None:
+    given = ("--load", str(base), "--steps", "4", "--save-hf", str(tmp_path / "out"))
+    assert train(run, *given) == 0
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (exported / name).read_bytes()
+    assert "Adapters of rank 3 were trained with PopXL" in (exported / "README.md").read_text()
+
+
+def test_a_base_in_4_bits(base: Path, tmp_path: Path) -> None:
+    """A run's evaluations and its continuation read the same packed weights."""
+    packed = ("--quantisation", "int4", "--model.quantisation_group_size", "8")
+    few = ("--evaluation.steps", "2", "--evaluation.samples", "8", "--evaluation.metrics", "loss")
+    given = ("--load", str(base), *packed, *few)
+    assert train(tmp_path / "run", *given, "--steps", "2") == 0
+    assert train(tmp_path / "run", *given, "--steps", "4") == 0
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert all(row["loss"] > 0 for row in rows)
+    assert rows[-1]["validation_loss"] > 0
+    prompt = ["a lamp", "--generation.max_tokens", "4"]
+    assert run_generation.main(["--load", str(tmp_path / "run"), *prompt]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--load", "{base}", "--merge"), "--merge is for models with adapters, but what --load"),
+        (("--load", "{run}", "--adapter.load", "{exported}"), "has adapters of its own: leave out"),
+        (("--load", "{base}", "--adapter.load", "{base}"), "no adapter in {base}: give a folder"),
+        (
+            ("--load", "{base}", "--adapter.load", "{exported}", "--adapter.rank", "9"),
+            "adapter.rank is 3 in {exported}, not 9: leave it out",
+        ),
+    ],
+)
+def test_what_is_refused(arguments, said, run, base, exported, tmp_path, capsys) -> None:
+    names = {"run": run, "base": base, "exported": exported}
+    given = [argument.format(**names) for argument in arguments]
+    assert run_export.main([*given, "--save-hf", str(tmp_path / "out")]) == 2
+    assert said.format(**names) in capsys.readouterr().err
+
+
+def test_an_adapter_of_another_model_is_refused(base, exported, tmp_path, capsys) -> None:
+    other = [*MODEL, "--layers", "2", "--load", "random", "--save-hf", str(tmp_path / "base")]
+    assert run_export.main(other) == 0
+    command = ["--load", str(tmp_path / "base"), "--adapter.load", str(exported)]
+    assert run_export.main([*command, "--save-hf", str(tmp_path / "out")]) == 2
+    assert "belong to a model of another kind or size" in capsys.readouterr().err
