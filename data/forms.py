@@ -87,7 +87,7 @@ def pair_of(
             own = prompt is not None or target is not None
             between = "" if own else pair.between
             return Pair(prompt or pair.prompt, target or pair.target, between)
-    columns = shown_name(", ".join(map(str, row)) or "none", 150)
+    columns = shown_name(", ".join(map(str, row)) or "none", 100)
     plain = ", or --data.format plain to learn the column text" if "text" in row else ""
     raise DataError(
         f"{place}: the columns are {columns}, which have no usual meaning: say what the model "

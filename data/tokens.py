@@ -170,6 +170,8 @@ class Tokenizer:
     def lost(self, texts: Iterable[str]) -> list[str]:
         """The characters of texts that are lost when texts become tokens and text again."""
         characters = sorted(set[str]().union(*texts) - {" "})
+        if not characters:  # the tokenizer decodes no empty list
+            return []
         told = self.texts(
             [ids.tolist() for ids in self.ids(f"a{character}a" for character in characters)]
         )

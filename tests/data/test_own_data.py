@@ -66,6 +66,10 @@ def test_no_length_is_proposed_that_the_model_was_not_made_for(tmp_path):
             short.training_samples()
 
 
+def test_rows_of_empty_texts_are_rows(tmp_path):
+    assert len(own(tmp_path, "tiny", [("", "")] * 3).training_samples()) == 3
+
+
 @pytest.mark.parametrize("packing", [True, False])
 def test_targets_that_validation_would_refuse_are_refused_before_training(tmp_path, packing):
     data = own(tmp_path, "gptj_tiny", LONG, packing=packing, loss="answers")

@@ -199,7 +199,8 @@ def test_options_of_every_script(cases, forks, tmp_path):
         (script, option), values, joined = drawn
         given = [f"{option}={values[0]}"] if joined and values else [option, *values]
         arguments = ["--config", "tiny", *given, *place.get(script, [])]
-        check_outcome(forks.run("command", script=f"run_{script}", arguments=arguments))
+        outcome = forks.run("command", script=f"run_{script}", arguments=arguments)
+        check_outcome(outcome, seconds=10.0)  # a plan may be asked for
 
     examine(cases, st.tuples(options, words, st.booleans()), check)
 
@@ -392,7 +393,7 @@ def test_columns_of_every_habit(cases, forks, tmp_path):
 
     def check(drawn):
         family, ending, written = drawn
-        path = tmp_path / f"rows{ending}"
+        path = tmp_path.parent / f"rows{ending}"  # which messages name: the shorter, the better
         _write_rows(path, written)
         outcome = forks.run("own", family=family, path=str(path))
         check_outcome(outcome, seconds=5.0)
