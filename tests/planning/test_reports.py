@@ -163,7 +163,7 @@ def test_the_plan_places_what_saves_time_in_spare_device_memory() -> None:
     placement = made.needs.placement
     assert placement is not None
     kept = {kind.label: kind.entries / kind.of for kind in placement.kinds if kind.nbytes > 1e9}
-    assert kept["weights"] == 1
+    assert kept["weights"] > 0.99, "all but a table, whose only load compute hides"
     assert min(kept.values()) < 1
     assert placement.after.exposed_transfers < 0.01 * placement.after.seconds
     assert placement.after.seconds < 0.98 * placement.before.seconds
