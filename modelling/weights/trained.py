@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import translate
 from itertools import groupby
 
 from config.errors import ConfigError, nearest
@@ -57,11 +58,12 @@ def _meant(names: Mapping[str, Sequence[str]], field: str, patterns: Sequence[st
     """The weights that patterns mean."""
     meant: set[str] = set()
     for pattern in patterns:
-        matches = re.compile(".*".join(map(re.escape, pattern.split("*"))) + r"(\..*)?").fullmatch
+        glob = pattern.replace("[", "[[]").replace("?", "[?]")
+        matches = re.compile(f"{translate(glob)}|{translate(f'{glob}.*')}").match
         found = [name for name in names if matches(name)]
         if not found:
             close = nearest(pattern, names)
-            raise ConfigError(f"{field}: {shown_name(pattern)} means no weight{close}")
+            raise ConfigError(f"{field}: {shown_name(pattern, 40)} means no weight{close}")
         meant.update(weight for name in found for weight in names[name])
     return meant
 

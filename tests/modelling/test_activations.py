@@ -152,9 +152,8 @@ def test_t5_in_float32() -> None:
 
 @pytest.mark.usefixtures("cached")
 def test_some_trained() -> None:
-    """With layers below that have no backward pass, and one in between that is frozen."""
-    trained = "layer.0.norm,layer.2.attention"
-    _check(GPTJ, "float32", 0.2, quick=True, trained=trained)
+    """With a layer that has no backward pass."""
+    _check(GPTJ, "float32", 0.2, quick=True, layers=2, trained="layer.1.norm")
 
 
 @pytest.mark.slow  # half a minute on 2 cores

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -16,6 +17,9 @@ import tests.modelling.gptj.training as gptj
 import tests.modelling.llama.training as llama
 import tests.modelling.t5.training as t5
 from config.sections import RunConfig
+from modelling.generation import build_streamed
+from modelling.phases.evaluation import build_loss
+from modelling.phases.training import build_training
 from modelling.spec import family_of
 from planning.needs import finetuning_needs
 from popxl._run.walker import Walker
@@ -209,3 +213,24 @@ def test_host_memory_is_what_is_kept_of_both(name: str) -> None:
     else:
         rows = 2 * 3 * model.sequence_length
     assert needs.plan.host == pytest.approx(needs.state + rows * token, rel=2e-3)
+
+
+def test_programs_that_borrow_have_the_same_phases() -> None:
+    config = chosen(small_config(), trained="layer.0,layer.2")
+    family, training = family_of(config), family_of(config).weights(config)
+    model = replace(config.model, eval=True)
+    written = replace(config, model=model)
+    programs = (
+        build_training(config, family.layout, table=training),
+        build_loss(written, family.layout, training),
+        build_streamed(written, family.generator, training),
+    )
+    counts = [{name: len(layers) for name, layers in p.variables.items()} for p in programs]
+    assert counts[0] == counts[1] == counts[2]
+    assert counts[0] == {
+        "embeddings": 1,
+        "layer": 1,
+        "layer_from_1": 1,
+        "layer_from_2": 1,
+        "head": 1,
+    }

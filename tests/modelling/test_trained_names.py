@@ -52,6 +52,11 @@ def test_no_characters_but_the_star_are_special() -> None:
             trained(GPTJ, frozen=pattern)
 
 
+def test_many_stars_take_no_time() -> None:
+    with pytest.raises(ConfigError, match="means no weight"):
+        trained(GPTJ, trained="*r*" * 60 + "?")
+
+
 def test_several_and_frozen_wins() -> None:
     names = trained(GPTJ, trained="layer.1, lm_head", frozen="*.bias")
     assert names == {

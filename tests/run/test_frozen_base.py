@@ -19,11 +19,13 @@ from checkpoints import load_checkpoint
 from data.pipeline import Pipeline
 from data.texts import Corpus
 from run.records.metrics import read_metrics
-from tests.small_runs import MODEL, TRAINING
+from tests.small_runs import BATCH, RATE
 
-NORMS = ("--training.trained", "encoder_head", "*.1.layer_norm", "--training.frozen", "encoder.0")
-TRAINED = {"encoder.final_layer_norm.weight", "decoder.block.0.layer.1.layer_norm.weight"}
-WEIGHTS = "model.safetensors"
+MODEL = ("--config", "gptj_tiny", "--layers", "2", "--hidden_size", "32", "--heads", "4")
+TRAINING = (*MODEL, *BATCH, *RATE, "--dropout_prob", "0.1")
+NORMS = ("--training.trained", "head.norm", "*ln_1", "--training.frozen", "layer.0")
+TRAINED = {f"transformer.{n}.{p}" for n in ("ln_f", "h.1.ln_1") for p in ("weight", "bias")}
+WEIGHTS, WORDS = "model.safetensors", "transformer.wte.weight"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -129,8 +131,8 @@ def test_validation_and_generation_read_both(run: Path, tmp_path: Path, capsys) 
 def spoil(folder: Path) -> None:
     """Change one element of one weight."""
     weights = load_file(folder / WEIGHTS)
-    weights["shared.weight"] = np.array(weights["shared.weight"])
-    weights["shared.weight"][3, 5] += 0.25
+    weights[WORDS] = np.array(weights[WORDS])
+    weights[WORDS][3, 5] += 0.25
     save_file(weights, folder / WEIGHTS, {"format": "pt"})
 
 
@@ -142,7 +144,7 @@ def test_another_model_is_refused(moved: tuple[Path, Path], base: Path, tmp_path
     """One that has changed, that is named instead, or that is gone."""
     model, folder = moved
     spoil(model)
-    refusal = f"{model} is not the model that the run in {folder} began with: shared.weight is"
+    refusal = f"{model} is not the model that the run in {folder} began with: {WORDS} is"
     assert train(folder, "--load", str(model), "--steps", "4") == 2
     assert refusal in told(capsys)
     assert run_export.main(["--load", str(folder), "--save-hf", str(tmp_path / "out")]) == 2

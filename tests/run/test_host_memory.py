@@ -91,3 +91,48 @@ def test_peaks_of_host_memory(tmp_path):
     for source, peak in found.items():
         # Moments and gradients that are zero take no pages of the host before they are written.
         assert 0.7 < peak < 1.2, source
+
+
+FROZEN = """
+import ctypes, gc, json, sys
+from pathlib import Path
+
+import numpy as np
+import popxl
+from terminal.command_line import read_command_line
+from tests.modelling.sessions import fine_tuning
+from modelling.spec import family_of
+
+config = read_command_line("", "finetuning", "tiny", sys.argv[1:]).config
+family = family_of(config)
+
+def memory(which):
+    line = next(x for x in open("/proc/self/status") if x.startswith(which))
+    return int(line.split()[1]) * 1024
+
+model = fine_tuning(config)
+plan = popxl.plan.plan_of(model.session.ir)
+gc.collect()
+ctypes.CDLL(None).malloc_trim(0)
+before = memory("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")
+model.write(family.weights(config).initial(0))
+batch = family.sample_format.generated(config, 8, None).take(np.arange(8))
+with model:
+    for step in range(3):
+        model.run([batch], [1e-3], step)
+print(json.dumps([memory("VmHWM") - before, plan.remote + plan.device]))
+"""
+
+
+@pytest.mark.slow  # 20 seconds on 2 cores
+@pytest.mark.skipif(not RESET.exists(), reason="peaks are measured as Linux counts them")
+def test_frozen_layers_take_what_is_planned():
+    """Two of sixteen train: of the others there are the weights alone."""
+    larger = ["--hidden_size", "1024", "--layers", "16", "--training.trained", "layer.14,layer.15"]
+    command = [sys.executable, "-c", FROZEN, *FLAGS, *larger]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    measured, planned = json.loads(done.stdout.splitlines()[-1])
+    assert planned < 1.5e9
+    assert measured == pytest.approx(planned, rel=0.1)

@@ -124,3 +124,23 @@ def test_damage_that_one_process_finds_leads_both_to_the_step_before(tmp_path):
             assert f"starting from step {last - 2} in {folder}\n" in said
         seen = seen | found
         flip_in(newest.path / "tensors-00001-00001.safetensors")
+
+
+@pytest.mark.slow
+def test_what_is_frozen_comes_from_its_model(tmp_path):
+    """Two processes save in parts what they train, and go on from that and from random weights."""
+    flags = [*GPTJ, *RATE, "--training.trained", "layer.0.feed_forward,lm_head"]
+    found = {}
+    for name, stops in (("stopped", (2, 4)), ("straight", (4,))):
+        folder = tmp_path / name
+        for steps in stops:
+            saving = ["--save", str(folder), "--steps", str(steps)]
+            ended(finetuning(2, tmp_path / "executables", *flags, *saving))
+        checkpoint = load_checkpoint(folder)
+        found[name] = {n: digest(array) for n, array in checkpoint.tensors.items()}
+        assert checkpoint.metadata["base"]["name"] == "random"
+        weights = {n for n in found[name] if "/" not in n}
+        assert weights.isdisjoint(checkpoint.metadata["base"]["sha256"])
+        assert {n.partition(".")[0] for n in weights} == {"transformer", "lm_head"}
+        assert len(weights) == 5  # a bias of the feed-forward is another variable
+    assert found["stopped"] == found["straight"]

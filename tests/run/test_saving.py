@@ -26,7 +26,7 @@ def checkpoints(tmp_path, monkeypatch, clock, **checkpoint) -> Checkpoints:
     stub = SimpleNamespace(
         hf_config=lambda config: {},
         to_config_json=lambda config: {},
-        tensors=lambda optimizer: TENSORS,
+        tensors=lambda optimizer, frozen: TENSORS,
         state=dict,
         total=0,
     )

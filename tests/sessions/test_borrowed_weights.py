@@ -47,10 +47,14 @@ def entered(borrower: RunningModel, model: FineTuning) -> RunningModel:
     "config",
     [
         t5_config(1),
-        gptj_config(2).changed({"training.trained": "layer.0,layer.2"}),  # phases that are cut
-        pytest.param(gptj_config(1, 2), marks=pytest.mark.slow),
-        pytest.param(
-            t5_config(1).changed({"training.frozen": "encoder.1,decoder.0"}), marks=pytest.mark.slow
+        *(
+            pytest.param(config, marks=pytest.mark.slow)
+            for config in (
+                gptj_config(1, 2),
+                # Phases that are cut:
+                gptj_config(2).changed({"training.trained": "layer.0,layer.2"}),
+                t5_config(1).changed({"training.frozen": "encoder.1,decoder.0"}),
+            )
         ),
     ],
 )
