@@ -169,7 +169,7 @@ def field_overrides(parsed: Mapping[str, str], config_class: type[Section]) -> d
         for section in sections:
             target = target.setdefault(section, {})
         text = parsed[leaf.dotted]
-        if isinstance(text, list):
+        if isinstance(text, list) and text:
             text = ",".join(text)
         if not isinstance(text, str):  # argparse takes the value `--` away
             text = "--"

@@ -169,14 +169,14 @@ def main(arguments=None):
         (
             "--checkpoint.step 3",
             "unknown option --checkpoint.step; did you mean --checkpoint.steps or --save or "
-            "--to_keep?",
+            "--checkpoint.base?",
         ),
         (
             "--checkpoint 3",
             "--checkpoint is a section; set a field of it: --load or --save or "
             "--checkpoint.mirror or --checkpoint.steps or --checkpoint.minutes or --to_keep or "
             "--checkpoint.keep_best or --checkpoint.save_optimizer or "
-            "--checkpoint.load_optimizer or --checkpoint.nonfinite",
+            "--checkpoint.base or --checkpoint.load_optimizer or --checkpoint.nonfinite",
         ),
         ("--layers x", "model.layers is 'x', but must be an integer from 1 to 1024"),
         ("--layers=--", "model.layers is '--', but must be an integer from 1 to 1024"),
