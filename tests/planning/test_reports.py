@@ -166,7 +166,7 @@ def test_the_plan_places_what_saves_time_in_spare_device_memory() -> None:
     assert kept["weights"] > 0.99, "all but a table, whose only load compute hides"
     assert min(kept.values()) < 1
     assert placement.after.exposed_transfers < 0.01 * placement.after.seconds
-    assert placement.after.seconds < 0.98 * placement.before.seconds
+    assert placement.after.seconds < 0.99 * placement.before.seconds
     assert made.device_bytes < 0.95 * machine_of.room
     assert made.plan.resident == placement.nbytes
     assert re.search(r"^placement    \d+... GB of the buffers on each", as_text(made), re.MULTILINE)
