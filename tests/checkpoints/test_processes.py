@@ -163,7 +163,7 @@ def test_the_best_is_saved_beside_periodic_saves(tmp_path):
     assert all((best.tensors[name] == 5).all() for name in best.tensors)
 
 
-@pytest.mark.parametrize("host", [0, 2])
+@pytest.mark.parametrize("host", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_the_disk_of_one_host_is_full(host, tmp_path):
     """All three end the save, with the same sentence, and wait for nobody; the next one is good."""
     done = run(3, "full", str(tmp_path), str(host))

@@ -148,7 +148,11 @@ def test_updates_behind_the_forward_pass_wait_less() -> None:
 
 @pytest.mark.parametrize(
     ("name", "layers"),
-    [("xl_gpu", 24), ("gptj_6B_gpu", 8), pytest.param("gptj_6B_gpu", 28, marks=pytest.mark.slow)],
+    [
+        *(("xl_gpu", 8), ("gptj_6B_gpu", 8)),
+        pytest.param("xl_gpu", 24, marks=pytest.mark.slow),
+        pytest.param("gptj_6B_gpu", 28, marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_in_bulk_takes_as_long_as_the_simulation_says(name: str, layers: int) -> None:
     """With all entries in host memory, and with one kind on the device."""
