@@ -6,7 +6,16 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
+
+import run_export
+import run_finetuning
+from data.pipeline import Pipeline
+from data.texts import Corpus
 
 ROOT = Path(__file__).parents[1]
 
@@ -37,6 +46,28 @@ load = Pipeline.corpus
 Pipeline.corpus = lambda *split: Corpus(load(*split).examples[:200], 0)
 sys.exit(run_finetuning.main(sys.argv[1:]))
 """
+
+
+@contextmanager
+def few_examples(executables: Path) -> Iterator[None]:
+    """A context for runs in this process, on forty examples, whose programs are compiled once."""
+    load = Pipeline.corpus
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("POPXL_CACHE_DIR", str(executables))
+        patch.setattr(Pipeline, "corpus", lambda *split: Corpus(load(*split).examples[:40], 0))
+        yield
+
+
+def random_model(folder: Path, *model: str) -> Path:
+    """A new folder with a model of Hugging Face's form."""
+    assert run_export.main([*model, "--load", "random", "--save-hf", str(folder)]) == 0
+    return folder
+
+
+def train(folder: Path, *arguments: str) -> int:
+    """Train with a checkpoint at each second step."""
+    saving = ("--checkpoint.steps", "2", "--save", str(folder))
+    return run_finetuning.main([*arguments, *saving])
 
 
 def finetuning(

@@ -15,15 +15,13 @@ import transformers
 from safetensors.numpy import load_file
 
 import run_export
-import run_finetuning
 import run_generation
 import run_validation
 from checkpoints import load_checkpoint
-from data.pipeline import Pipeline
-from data.texts import Corpus
 from run.records.metrics import read_metrics
+from tests import small_runs
 from tests.modelling.peft_reference import PREFIX, with_peft
-from tests.small_runs import MODEL, TRAINING
+from tests.small_runs import MODEL, TRAINING, few_examples, random_model
 
 SAVED = "encoder.final_layer_norm"
 ADAPTER = (
@@ -34,26 +32,19 @@ ADAPTER = (
 
 
 @pytest.fixture(scope="module", autouse=True)
-def few_examples(executables: Path) -> Iterator[None]:
-    """Programs are compiled once."""
-    load = Pipeline.corpus
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("POPXL_CACHE_DIR", str(executables))
-        patch.setattr(Pipeline, "corpus", lambda *split: Corpus(load(*split).examples[:40], 0))
+def few(executables: Path) -> Iterator[None]:
+    with few_examples(executables):
         yield
 
 
 def train(folder: Path, *arguments: str, adapter: tuple[str, ...] = ADAPTER) -> int:
-    saving = ("--checkpoint.steps", "2", "--save", str(folder))
-    return run_finetuning.main([*TRAINING, *adapter, *saving, *arguments])
+    return small_runs.train(folder, *TRAINING, *adapter, *arguments)
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of Hugging Face's form."""
-    folder = tmp_path_factory.mktemp("model") / "base"
-    assert run_export.main([*MODEL, "--load", "random", "--save-hf", str(folder)]) == 0
-    return folder
+    return random_model(tmp_path_factory.mktemp("model") / "base", *MODEL)
 
 
 @pytest.fixture(scope="module")
