@@ -31,10 +31,11 @@ from tests.planning.presets import preset
 
 
 @cache
-def gptj_6b(target: str = "cpu", **execution: Any) -> Needs:
+def gptj_6b(target: str = "cpu", batch: int = 128, **execution: Any) -> Needs:
     name, kind = "gptj_6B_gpu", "finetuning"
     config_class = config_class_of(preset_data(kind, name), name)
-    config = load_config(config_class, kind, name, {"execution": execution})
+    changes = {"execution": execution, "training": {"global_batch_size": batch}}
+    config = load_config(config_class, kind, name, changes)
     return finetuning_needs(config, target)
 
 
@@ -158,15 +159,16 @@ def test_the_plan_names_the_phases(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_plan_places_what_saves_time_in_spare_device_memory() -> None:
     """GPT-J 6B's state fits an H200, but not with all its activations."""
     machine_of = machine("h200")
-    needs = gptj_6b(machine_of.target, activations="recompute")
+    # A smaller batch than the preset's hides fewer transfers.
+    needs = gptj_6b(machine_of.target, batch=64, activations="recompute")
     made = report("gptj_6B_gpu", needs, machine_of)
     placement = made.needs.placement
     assert placement is not None
     kept = {kind.label: kind.entries / kind.of for kind in placement.kinds if kind.nbytes > 1e9}
-    assert kept["weights"] > 0.99, "all but a table, whose only load compute hides"
+    assert kept["weights"] == 1
     assert min(kept.values()) < 1
     assert placement.after.exposed_transfers < 0.01 * placement.after.seconds
-    assert placement.after.seconds < 0.99 * placement.before.seconds
+    assert placement.after.seconds < 0.98 * placement.before.seconds
     assert made.device_bytes < 0.95 * machine_of.room
     assert made.plan.resident == placement.nbytes
     assert re.search(r"^placement    \d+... GB of the buffers on each", as_text(made), re.MULTILINE)
