@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from popxl._devices import cpu
 from popxl._run.device_variables import _own_parts
 from popxl._schedule.build import build_schedule
 from popxl._storage.replica_arrays import _parts
+from popxl.errors import popart_exception
 from popxl.transforms import autodiff
 from tests.popxl.programs import graph_of, run_ir, store
 
@@ -171,6 +173,33 @@ def test_gradients_go_through_calls_that_are_nested_deeply():
         out = store(ops.call(gradient.graph, popxl.constant(np.ones(2)), inputs_dict=inputs)[0])
     (dx,) = run_ir(ir, [out])
     assert dx.tolist() == [2.0, 2.0]
+
+
+def _conditionals(depth: int) -> tuple[popxl.Ir, popxl.DeviceToHostStream]:
+    """One in the other around x * 2; the other side of each is x + 1."""
+    ir = popxl.Ir()
+    with ir.main_graph:
+        chosen, x = popxl.variable(True, popxl.bool), _x()
+        other = graph_of(lambda _, x: x + 1, chosen, x)
+        graph = graph_of(lambda _, x: x * 2, chosen, x)
+
+        def around(c: popxl.Tensor, x: popxl.Tensor, inner: popxl.Graph) -> popxl.Tensor:
+            return ops.conditional(c, inner, other, [c, x], [c, x])[0]
+
+        for _ in range(depth):
+            graph = graph_of(partial(around, inner=graph), chosen, x)
+        return ir, store(ops.call(graph, chosen, x)[0])
+
+
+def test_conditionals_may_be_nested_sixty_times():
+    ir, out = _conditionals(60)
+    (y,) = run_ir(ir, [out])
+    assert y.tolist() == [2.0, 2.0]
+
+
+def test_conditionals_that_are_nested_too_deeply_are_named():
+    with pytest.raises(popart_exception, match=r"conditional.*test_growth.*cannot be lowered"):
+        run_ir(_conditionals(300)[0])
 
 
 @pytest.mark.parametrize("cached", [cpu._made, cpu._passed_on, _parts, _own_parts])
