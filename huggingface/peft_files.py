@@ -20,7 +20,7 @@ from files.shown import shown_path
 
 SETTINGS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
-_NO_MATTER = {
+_IGNORED = {
     "alpha_pattern", "auto_mapping", "base_model_name_or_path", "inference_mode", "layers_pattern",
     "lora_alpha", "lora_dropout", "megatron_core", "modules_to_save", "peft_type", "peft_version",
     "qalora_group_size", "r", "rank_pattern", "revision", "target_modules", "task_type",
@@ -66,7 +66,7 @@ def _check(found: Fields) -> None:
         unused = value in (None, False, "none", 0) or value == [] or value == {}
         if name == "init_lora_weights":
             unused = value in _INITIAL
-        if not unused and name not in _NO_MATTER:
+        if not unused and name not in _IGNORED:
             raise found.error(name, "left out: such adapters are not known")
 
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from checkpoints import CheckpointError
 from checkpoints.digests import digest
-from checkpoints.parts import Part, PartialReader
 from checkpoints.tensor_files import readers
 from files.json_files import Fields
 from files.lazy import Lazy
@@ -63,25 +62,22 @@ class Base:
         return {_BASE: {"name": self.name, "sha256": dict(self.sha256 or {})}}
 
 
-class WithBase(Lazy[np.ndarray]):
-    """What a checkpoint holds, and the weights of its base, verified as they are read.
+class Verified(Lazy[np.ndarray]):
+    """The weights of a base, verified as they are read, each whole.
 
     Args:
-        own: the checkpoint's.
         weights: those that are at the base's place.
-        what: the checkpoint, and the base, for people.
+        what: the checkpoint that has the others, and the base, for people.
     """
 
     concurrent: ClassVar[bool] = True
     """Several threads may read some at a time."""
 
-    def __init__(self, own: Tensors, base: Base, weights: Tensors, what: tuple[str, str]) -> None:
-        self._own, self._sha256, self._weights, self._what = own, base.sha256 or {}, weights, what
-        super().__init__(dict.fromkeys([*own, *self._sha256]))
+    def __init__(self, base: Base, weights: Tensors, what: tuple[str, str]) -> None:
+        self._sha256, self._weights, self._what = base.sha256 or {}, weights, what
+        super().__init__(self._sha256)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        if name in self._own:
-            return self._own[name]
         array = self._weights[name]
         if digest(array) != self._sha256[name]:
             checkpoint, place = map(shown_path, self._what)
@@ -90,9 +86,3 @@ class WithBase(Lazy[np.ndarray]):
                 "another; --checkpoint.base names the folder of that model"
             )
         return array
-
-    def some(self, name: str, wanted: Sequence[Part]) -> np.ndarray:
-        """Like `PartialReader`; the base's are read whole, as their digests are."""
-        if name in self._own and isinstance(self._own, PartialReader):
-            return self._own.some(name, wanted)
-        return self[name]

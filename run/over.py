@@ -1,4 +1,4 @@
-"""The weights of a model with adapters, which its base has not."""
+"""Tensors of two sources under one mapping: what a run holds, over what its base has."""
 
 from __future__ import annotations
 

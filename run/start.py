@@ -36,8 +36,8 @@ from modelling.weights import FP8, OPTIMIZER, WeightTable
 from modelling.weights.merging import begun
 from modelling.weights.row import is_of_adapter, is_trained
 from modelling.weights.state_forms import in_form, kept_state
-from run.adapted import Over
-from run.frozen_base import Base, WithBase
+from run.frozen_base import Base, Verified
+from run.over import Over
 from terminal.screen import is_first_process, say
 
 Tensors = Mapping[str, np.ndarray]
@@ -48,7 +48,7 @@ MODEL = "model"
 """Name under which a checkpoint's metadata have Hugging Face's description of its model."""
 
 _FLOATS = ("float32", "float16", "bfloat16", "float64")
-_NO_MATTER = {
+_IGNORED = {
     "architectures", "attn_pdrop", "bos_token_id", "decoder_start_token_id", "dropout_rate",
     "embd_pdrop", "eos_token_id", "initializer_range", "n_positions", "pad_token_id",
     "resid_pdrop", "tie_word_embeddings",
@@ -443,7 +443,7 @@ def _with_base(
             f"the run in {shown_path(load)} holds what it trained, and {shown_path(place)} the "
             f"other weights, which cannot be had: {error}; --checkpoint.base says where they are"
         ) from error
-    return WithBase(own, base, weights, (load, place))
+    return Over(own, Verified(base, weights, (load, place)))
 
 
 def _base_weights(config: RunConfig, table: WeightTable, place: str) -> Tensors:
@@ -465,7 +465,7 @@ def _check_model(config: RunConfig, theirs: Any, load: str) -> None:
         return
     family = family_of(config)
     ours, theirs = family.to_config_json(config), family.normalise(config, theirs)
-    for name in sorted(ours.keys() & theirs.keys() - _NO_MATTER):
+    for name in sorted(ours.keys() & theirs.keys() - _IGNORED):
         if theirs[name] is not None and theirs[name] != ours[name]:
             raise CheckpointError(
                 f"the weights in {shown_path(load)} belong to a model with {name} "
