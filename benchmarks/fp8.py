@@ -10,18 +10,16 @@ the folder and not done again. Ends with a table, `fp8.json` and the picture `fp
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from config.errors import UserError
+from benchmarks.own_commands import metric, run
 from files.writing import write_text
 from terminal.entry_point import entry_point
 from terminal.parser import Parser
 
-ROOT = Path(__file__).parent.parent
 SEEDS = (42, 43, 44)
 FP8 = "--fp8.enabled"
 KEEP = ("--activations", "keep")  # the same bits as with recomputation, sooner
@@ -61,23 +59,10 @@ def train(preset: str, seed: int, fp8: bool, folder: Path) -> Run:
         preset,
         seed,
         fp8,
-        accuracy(path),
-        accuracy(in_fp8) if fp8 else None,
+        metric(path, "accuracy"),
+        metric(in_fp8, "accuracy") if fp8 else None,
         [json.loads(line)["loss"] for line in records],
     )
-
-
-def run(script: str, *arguments: str) -> None:
-    """Run one of the repository's scripts. Raises UserError if it fails."""
-    done = subprocess.run([sys.executable, str(ROOT / script), *arguments], cwd=ROOT, check=False)
-    if done.returncode:
-        raise UserError(f"{script} {' '.join(arguments)} ended with exit code {done.returncode}")
-
-
-def accuracy(folder: Path) -> float:
-    """What the validation in a folder found."""
-    report = json.loads((folder / "validation.json").read_text(encoding="utf-8"))
-    return float(report["accuracy"])
 
 
 def table(runs: Sequence[Run]) -> str:
