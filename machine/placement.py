@@ -44,6 +44,19 @@ def place(config: RunConfig, ir: popxl.Ir, taken: int = 0, borrows: bool = False
         _spill_over(config, ir, taken, borrows)
 
 
+def place_compiled(
+    config: RunConfig, session: popxl.Session, taken: int = 0, borrows: bool = False
+) -> None:
+    """Put more on disk if the compiled program takes more memory than `place` expected. Before the
+    session is entered, as state is placed then; arguments as for `place`."""
+    ir = session.ir
+    if config.execution.disk is None or not _shares_host_memory(config, ir):
+        return
+    unexpected = session.memory_use().device - popxl.plan.plan_of(ir).device
+    if unexpected > 0:
+        _spill_over(config, ir, taken + unexpected * ir.instance_replication_factor, borrows)
+
+
 def check_placed(config: RunConfig, ir: popxl.Ir, taken: int = 0, borrows: bool = False) -> None:
     """Check that a program fits as it is placed; arguments as for `place`.
 
@@ -143,12 +156,13 @@ def _instances() -> int:
 
 
 def _spill(ir: popxl.Ir, kinds: Sequence[str], excess: int, replicas: int) -> None:
-    """Put entries of so many bytes on disk, or all that are worth it."""
+    """Put entries of so many more bytes on disk, or all that are worth it."""
     for kind in kinds:
         for buffer in ir.remote_buffers:
             nbytes = math.prod(buffer.tensor_shape) * buffer.tensor_dtype.itemsize * replicas
-            movable = max(buffer.entries - buffer.resident, 0)
+            movable = max(buffer.entries - buffer.resident - buffer.on_disk, 0)
             own = buffer.kind if buffer.kind in KINDS else ""
             if own == kind and excess > 0 and nbytes >= MIN_ENTRY * replicas:
-                buffer.on_disk = min(movable, math.ceil(excess / nbytes))
-                excess -= buffer.on_disk * nbytes
+                more = min(movable, math.ceil(excess / nbytes))
+                buffer.on_disk += more
+                excess -= more * nbytes

@@ -14,7 +14,7 @@ import popxl
 from checkpoints.together import damage_told
 from config.sections import RunConfig
 from machine.devices import device_desc
-from machine.placement import check_placed, place
+from machine.placement import check_placed, place, place_compiled
 from modelling.weights import Variables, WeightTable
 from popxl import Variable
 from popxl_addons import NamedTensors
@@ -51,6 +51,7 @@ class RunningModel:
         self.session = popxl.Session(
             ir, device_desc(config), weights_to_host_on_exit=False, disk=config.execution.disk
         )
+        place_compiled(config, self.session, taken, lender is not None)
 
     @property
     def stored(self) -> int:

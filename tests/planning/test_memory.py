@@ -23,6 +23,7 @@ from modelling.generation.choice import generation_program
 from modelling.spec import family_of
 from planning.needs import Needs, finetuning_needs, inference_needs
 from planning.text import as_text
+from sessions.training import FineTuning
 from tests.planning.presets import preset
 
 
@@ -142,3 +143,20 @@ def test_a_limit_that_no_program_keeps_is_one_sentence(
     ends = "but execution.host_memory is 0.3: raise it, or lower --micro_batch_size\n"
     assert re.match(begins, said)
     assert said.endswith(ends)
+
+
+def test_a_program_that_takes_more_than_planned_has_more_of_its_state_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Estimates of intermediate values may be low; the limit is kept all the same."""
+    for name in ("PROCESS", "WINDOWS"):
+        monkeypatch.setattr(machine.placement, name, 1000)
+    size = {"hidden_size": 512, "layers": 1}
+    config = preset("tiny", model=size, execution={"device": "cpu", "disk": str(tmp_path)})
+    plan = popxl.plan.plan_of(finetuning_needs(config).traced.ir)
+    limit = plan.device * 1.2 + plan.remote / 2
+    config = config.changed({"execution.host_memory": limit / 1e9})
+    monkeypatch.setattr(popxl.plan, "plan_of", lambda ir: replace(plan, temporaries=0))
+    use = FineTuning(config, family_of(config)).session.memory_use()
+    assert 0 < use.disk < plan.remote
+    assert machine.placement.planned_bytes(use, 1) <= limit
