@@ -25,6 +25,7 @@ PARTS = ("packed", "scale", "bias")
 """Names of the variables that stand for one weight; see `packed_shapes`."""
 PART_DTYPES = (popxl.uint16, popxl.float16, popxl.float16)
 _WORD = 16  # bits
+_AT_ONCE = 2**22  # elements that are quantised at a time, whose steps take memory
 
 
 def packed_shapes(
@@ -68,7 +69,9 @@ def quantised(weight: np.ndarray, parts: NamedTensors) -> dict[Variable, np.ndar
     """
     _, groups, words = parts.packed.shape[-3:]
     size = weight.shape[-2] // groups
-    data = group_quantize_compress_numpy(weight, size, -2, words * _WORD // size)
+    cuts = np.array_split(weight, -(-weight.size // _AT_ONCE), -1)
+    made = [group_quantize_compress_numpy(cut, size, -2, words * _WORD // size) for cut in cuts]
+    data = [np.concatenate(each, -3) for each in zip(*made, strict=True)]
     return {parts.get(name): array for name, array in zip(PARTS, data, strict=True)}
 
 
