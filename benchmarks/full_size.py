@@ -69,6 +69,9 @@ COMPACT = {
         "stochastic_rounding": False,
     }
 }
+ADAPTERS = {"adapter": {"rank": 16, "targets": "all-linear"}}
+IN_4_BITS = {**ADAPTERS, "model": {"quantisation": "int4"}}
+SHORT_IN_4_BITS = {**ADAPTERS, "model": {"quantisation": "int4", "sequence_length": 256}}
 RUNS: Mapping[str, Run] = {
     "base_adamw": Run("base", 2.5, 4, {}),
     "base_validation": Run("base", 1.8, 4, {}, "validation"),
@@ -81,6 +84,11 @@ RUNS: Mapping[str, Run] = {
     "xl_generation": Run("xl_gpu", 3.75, 4, {}, "generation"),
     "gptj_6b_adamw": Run("gptj_6B_gpu", 15.0, 1, COMPACT, steps=1),
     "gptj_6b_adafactor": Run("gptj_6B_gpu", 15.0, 1, ADAFACTOR, steps=1),
+    "xl_adapters": Run("xl_gpu", 9.0, 4, ADAPTERS),
+    "xl_adapters_int4": Run("xl_gpu", 5.0, 4, IN_4_BITS),
+    "gptj_6b_adapters": Run("gptj_6B_gpu", 15.0, 1, ADAPTERS, steps=1),
+    "gptj_6b_adapters_int4": Run("gptj_6B_gpu", 8.0, 1, IN_4_BITS, steps=1),
+    "llama_8b_adapters_int4": Run("llama3_1_8B", 7.0, 1, SHORT_IN_4_BITS, steps=1),
 }
 
 
@@ -101,6 +109,7 @@ def config_of(
     }
     training = {**run.changes.get("training", {}), "global_batch_size": run.batch}
     given = {
+        **run.changes,
         "training": training,
         "execution": execution,
         "checkpoint": {"load": None, "save": save},

@@ -30,9 +30,6 @@ class Flag:
 
 
 _ON = {"true": "true", "false": "false"}
-_PACKED = (
-    "frozen weights are in the model's precision; what exceeds memory goes to --execution.disk"
-)
 _NO_ENGINE = "layers stream through the device; --data_parallel, --tensor_parallel split the work"
 _PRECISIONS = {"bfloat16": "bfloat16", "float16": "float16", "float32": "float32",
                "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}  # fmt: skip
@@ -107,7 +104,9 @@ FLAGS = (
     Flag("lora_target lora_target_modules", "--adapter.targets"),
     Flag("adapter adapter_name_or_path", "--adapter.load"),
     Flag("qlora load_in_4bit", "--quantisation int4", values={"true": ""}),
-    Flag("load_in_8bit quantization_bit", says=_PACKED),
+    Flag("load_in_8bit", "--quantisation int8", values={"true": ""}),
+    Flag("quantization_bit", "--quantisation", values={"4": "int4", "8": "int8"}),
+    Flag("frozen_weights execution.frozen_weights", "--quantisation"),
     Flag("deepspeed fsdp zero_stage", says=_NO_ENGINE),
     Flag("num_gpus n_gpu gpus", "--data_parallel"),
     Flag("nproc_per_node num_processes", says="python3 -m popdist.run starts several processes"),

@@ -6,11 +6,23 @@ In the docstrings, HF is the name of the same setting in Hugging Face's model co
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from config.base import Section
 from config.errors import ConfigError
 from config.values import LayerCount, NonNegativeInt, PositiveInt, Probability
+
+
+class FewBits(NamedTuple):
+    """How weights are held in few bits.
+
+    Attributes:
+        bits: of a value.
+        group_size: input features that share a scale and a bias.
+    """
+
+    bits: int
+    group_size: int
 
 
 @dataclass(frozen=True)
@@ -52,12 +64,12 @@ class Model(Section):
     precision: Literal["float32", "float16", "bfloat16"] = "float32"
     """Type of weights and activations on the device. HF: dtype."""
 
-    quantisation: Literal["int4"] | None = None
-    """int4: hold the weights of linear layers, but the head's, in 4 bits: to generate, or to train
+    quantisation: Literal["int8", "int4"] | None = None
+    """Hold the weights of linear layers, but the head's, in 8 or 4 bits: to generate, or to train
     adapters beside them."""
 
     quantisation_group_size: PositiveInt = 64
-    """Input features of a linear layer whose 4-bit weights share a scale and a bias."""
+    """Input features of a linear layer whose weights in few bits share a scale and a bias."""
 
     seed: NonNegativeInt = 42
     """Seed of initial weights, dropout, stochastic rounding and generated data."""
@@ -89,6 +101,13 @@ class Model(Section):
         return ()
 
     @property
-    def weight_group_size(self) -> int | None:
-        """`quantisation_group_size`; None if layers take whole weights, as in training."""
-        return self.quantisation_group_size if self.quantisation and self.eval else None
+    def few_bits(self) -> FewBits | None:
+        """How frozen weights of linear layers are held; None: in `precision`."""
+        if self.quantisation is None:
+            return None
+        return FewBits(int(self.quantisation.removeprefix("int")), self.quantisation_group_size)
+
+    @property
+    def few_bits_in_layers(self) -> FewBits | None:
+        """`few_bits`, if layers take packed weights; in training, they take whole ones."""
+        return self.few_bits if self.eval else None

@@ -10,6 +10,7 @@ from config.base import Section
 from config.errors import ConfigError
 from config.least import ITEM_BYTES, check_any_memory
 from config.model import Embedding as Embedding
+from config.model import FewBits
 from config.model import Model as Model
 from config.model import TiedEmbedding as TiedEmbedding
 from config.optimizer_state import MASTER, RESIDUALS, Slot
@@ -142,7 +143,7 @@ class RunConfig(Section):
         kept = 1 if some else m.layers
         elements = self.min_weights()
         return {
-            "the weights": elements // 2 if m.quantisation else elements * item,
+            "the weights": elements * (m.few_bits.bits if m.few_bits else 8 * item) // 8,
             "gradients and moments": 0 if some else elements * self._least_state(),
             "the activations": kept * tokens * m.hidden_size * item,
             "the inputs of a run": e.device_iterations * tokens * 4,
@@ -213,8 +214,8 @@ class RunConfig(Section):
         )
         for name, value in self.tensor_parallel_sizes().items():
             self.require_multiple(name, value, "tensor_parallel")
-        if self.model.quantisation is not None:
-            self._check_quantisation()
+        if self.model.few_bits is not None:
+            self._check_few_bits(self.model.few_bits)
 
     def _check_rounding(self) -> None:
         optimizer, random = self.training.optimizer, self.training.stochastic_rounding
@@ -252,7 +253,7 @@ class RunConfig(Section):
         own."""
         return {"model.hidden_size": self.model.hidden_size}
 
-    def _check_quantisation(self) -> None:
+    def _check_few_bits(self, few_bits: FewBits) -> None:
         if not (self.model.eval or self.adapter.rank):
             raise ConfigError(
                 f"model.quantisation {self.model.quantisation} is for generation and adapters: "
@@ -261,14 +262,14 @@ class RunConfig(Section):
         if self.fp8.enabled:
             raise ConfigError(
                 f"model.quantisation {self.model.quantisation} and fp8.enabled exclude each other: "
-                "a weight is held in 4 bits or multiplied in 8"
+                "a weight is held in few bits or multiplied in 8"
             )
-        size = self.model.quantisation_group_size
+        size, in_a_word = few_bits.group_size, 16 // few_bits.bits
         for name, value in self.linear_inputs().items():
-            if value % size or size % 4:
+            if value % size or size % in_a_word:
                 raise ConfigError(
-                    f"model.quantisation_group_size {size} must be a multiple of 4 that divides "
-                    f"{name}, {value}"
+                    f"model.quantisation_group_size {size} must be a multiple of "
+                    f"{in_a_word} that divides {name}, {value}"
                 )
 
     def require_multiple(self, name: str, value: int, divisor: str) -> None:

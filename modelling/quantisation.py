@@ -1,4 +1,4 @@
-"""The weights of linear maps in 4 bits, which are not trained: a quarter of the memory of 16 bits.
+"""The weights of linear maps in 4 or 8 bits, which are not trained.
 
 Weight-only quantisation with a scale and a bias for each group of neighbouring input features, as
 in GPTQ (Frantar et al., arXiv:2210.17323), but rounding each value to the nearest step: loading
@@ -8,58 +8,75 @@ needs no data. Activations stay as they are; a weight is decompressed where it i
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 import popxl
-from popxl import Variable
+from config.model import FewBits
+from popxl import Tensor, Variable, ops
 from popxl_addons import NamedTensors
-from popxl_addons.ops.group_quantize_decompress import group_quantize_compress_numpy
+from popxl_addons.ops.group_quantize_decompress import (
+    group_quantize_compress_numpy,
+    group_quantize_decompress,
+)
 
 PARTS = ("packed", "scale", "bias")
 """Names of the variables that stand for one weight; see `packed_shapes`."""
 PART_DTYPES = (popxl.uint16, popxl.float16, popxl.float16)
-PER_WORD = 4
+_WORD = 16  # bits
+_AT_ONCE = 2**22  # elements that are quantised at a time, whose steps take memory
 
 
 def packed_shapes(
-    shape: tuple[int, int], group_size: int
+    shape: tuple[int, int], few_bits: FewBits
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """Shapes of the parts of a weight (in features, out features).
 
     Returns:
-        Of the packed values, uint16, four to a word; of scale and bias, float16.
+        Of the packed values, uint16, four or two to a word; of scale and bias, float16.
 
     Raises:
         ValueError: the groups do not divide the input features, or are no whole words.
     """
     features, outputs = shape
-    if features % group_size or group_size % PER_WORD:
+    size, in_a_word = few_bits.group_size, _WORD // few_bits.bits
+    if features % size or size % in_a_word:
         raise ValueError(
-            f"{features} input features cannot be cut into groups of {group_size}: it must be a "
-            f"multiple of {PER_WORD} that divides them"
+            f"{features} input features cannot be cut into groups of {size}: it must be a "
+            f"multiple of {in_a_word} that divides them"
         )
-    groups = (outputs, features // group_size)
-    return (*groups, group_size // PER_WORD), (*groups, 1), (*groups, 1)
+    groups = (outputs, features // size)
+    return (*groups, size // in_a_word), (*groups, 1), (*groups, 1)
+
+
+def unpacked(parts: Sequence[Tensor], few_bits: FewBits, dtype: popxl.dtype) -> Tensor:
+    """The weight (in features, out features) that `PARTS` stand for."""
+    words, scale, bias = parts
+    matrix = group_quantize_decompress(words, scale, bias, 0, few_bits.bits)
+    return matrix if matrix.dtype == dtype else ops.cast(matrix, dtype)
 
 
 def quantised(weight: np.ndarray, parts: NamedTensors) -> dict[Variable, np.ndarray]:
-    """Host data of the variables of a weight in 4 bits.
+    """Host data of the variables of a packed weight.
 
-    An element is off by half a step at most; a step is a fifteenth of the range of its group.
+    An element is off by half a step at most; a step is a fifteenth of the range of its group in 4
+    bits, a 255th in 8.
 
     Args:
         weight: float (..., in features, out features), such as one for each shard.
         parts: the variables `PARTS`.
     """
-    size = parts.packed.shape[-1] * PER_WORD
-    data = group_quantize_compress_numpy(weight, size, -2)
+    _, groups, words = parts.packed.shape[-3:]
+    size = weight.shape[-2] // groups
+    cuts = np.array_split(weight, -(-weight.size // _AT_ONCE), -1)
+    made = [group_quantize_compress_numpy(cut, size, -2, words * _WORD // size) for cut in cuts]
+    data = [np.concatenate(each, -3) for each in zip(*made, strict=True)]
     return {parts.get(name): array for name, array in zip(PARTS, data, strict=True)}
 
 
 class QuantisedParts:
-    """The parts of a weight in 4 bits, which are made together and handed out one by one."""
+    """The parts of a packed weight, which are made together and handed out one by one."""
 
     def __init__(self, whole: Callable[[], np.ndarray], parts: NamedTensors) -> None:
         self._whole, self._parts = whole, parts

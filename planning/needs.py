@@ -164,7 +164,8 @@ def _weight_bytes(config: RunConfig, table: WeightTable) -> int:
     wide, model = _parameters(table.only(is_of_adapter)), config.model
     item = popxl.dtype.from_name(model.precision).itemsize
     total = (_parameters(table) - wide) * item + wide * 4
-    if model.quantisation is None or model.eval:
+    if model.few_bits is None or model.eval:
         return total
-    packed = _parameters(table.only(is_linear))  # in 4 bits, with two numbers of 16 for each group
-    return total - packed * item + packed // 2 + packed * 4 // model.quantisation_group_size
+    packed = _parameters(table.only(is_linear))  # with two numbers of 16 bits for each group
+    own = packed * model.few_bits.bits // 8 + packed * 4 // model.few_bits.group_size
+    return total - packed * item + own

@@ -49,7 +49,7 @@ class SelfAttention(DecoderAttention):
             slices=config.execution.attention_serialisation,
         )
         self.model = model
-        self.qkv = FusedLinear(self.features, 3, groups.sharded, self.group_size)
+        self.qkv = FusedLinear(self.features, 3, groups.sharded, self.few_bits)
 
     def tables(self, positions: int) -> Tables:
         """See `DecoderAttention`."""
@@ -81,7 +81,7 @@ class Block(DecoderLayer):
         self.norm = LayerNorm(model.layer_norm_epsilon)
         self.attention = SelfAttention(config, self.groups)
         self.feed_forward = FeedForward(
-            model.hidden_size, model.inner_size, self.groups, model.weight_group_size, bias=True
+            model.hidden_size, model.inner_size, self.groups, model.few_bits_in_layers, bias=True
         )
 
     def around(self, x: Tensor, attend: Map, seeds: Seeds = NO_SEEDS) -> Tensor:

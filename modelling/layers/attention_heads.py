@@ -69,8 +69,8 @@ class AttentionHeads(Layer):
         self.attention = Attention(
             self.dropout, scores, slices, differentiable=not model.eval, fused=self.fused
         )
-        self.group_size = model.weight_group_size
-        self.output = Linear(model.hidden_size, groups.sharded, group_size=self.group_size)
+        self.few_bits = model.few_bits_in_layers
+        self.output = Linear(model.hidden_size, groups.sharded, few_bits=self.few_bits)
 
     def attend(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, get_args
 
+from config.model import FewBits
 from modelling.layers.dropout import NO_DROPOUT, Dropout
 from modelling.layers.layer import Layer
 from modelling.layers.linear import FusedLinear, Linear
@@ -30,7 +31,7 @@ class FeedForward(Layer):
     Args:
         hidden: features of the input and output.
         inner: features inside.
-        group_size: of weights in 4 bits, see `Linear`.
+        few_bits: of weights, see `Linear`.
         bias: whether there is one.
         dropout: of the inner features.
         scale: divisor of the inner features, undone after the sum (`whole`). With float16 it keeps
@@ -42,7 +43,7 @@ class FeedForward(Layer):
         hidden: int,
         inner: int,
         groups: Groups,
-        group_size: int | None = None,
+        few_bits: FewBits | None = None,
         activation: Activation = "gelu_tanh",
         bias: bool = False,
         dropout: Dropout = NO_DROPOUT,
@@ -54,12 +55,12 @@ class FeedForward(Layer):
         self.scale = scale
         self.activation = activation_of(activation)
         part = groups.shard(inner, "inner features")
-        self.wi = self.into(part, groups, bias, group_size)
-        self.wo = Linear(hidden, groups.sharded, group_size=group_size)
+        self.wi = self.into(part, groups, bias, few_bits)
+        self.wo = Linear(hidden, groups.sharded, few_bits=few_bits)
 
-    def into(self, part: int, groups: Groups, bias: bool, group_size: int | None) -> Linear:
+    def into(self, part: int, groups: Groups, bias: bool, few_bits: FewBits | None) -> Linear:
         """The map to the inner features, `part` of them on a replica."""
-        return Linear(part, groups.sharded, bias, group_size)
+        return Linear(part, groups.sharded, bias, few_bits)
 
     def build(self, x: Tensor, seed: Tensor | None = None) -> Tensor:
         """x: (..., hidden) -> this replica's part of the sum, of the same shape.
@@ -90,8 +91,8 @@ class GatedFeedForward(FeedForward):
     those of wi_1, and `wi.bias` likewise if there is one; `wo.weight`.
     """
 
-    def into(self, part: int, groups: Groups, bias: bool, group_size: int | None) -> Linear:
-        return FusedLinear(part, 2, groups.sharded, group_size, bias)
+    def into(self, part: int, groups: Groups, bias: bool, few_bits: FewBits | None) -> Linear:
+        return FusedLinear(part, 2, groups.sharded, few_bits, bias)
 
     def inner(self, x: Tensor) -> Tensor:
         gate, linear = self.wi(x)

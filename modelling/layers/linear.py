@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import popxl
-from modelling.layers.layer import Layer, cast
+from config.model import FewBits
+from modelling.layers.layer import Layer
 from modelling.layers.low_rank import Adapters
-from modelling.quantisation import PART_DTYPES, PARTS, packed_shapes
+from modelling.quantisation import PART_DTYPES, PARTS, packed_shapes, unpacked
 from popxl import ReplicaGrouping, Tensor, ops
 from popxl_addons.fp8 import matrix_product
-from popxl_addons.ops.group_quantize_decompress import group_quantize_decompress
 
 
 class Linear(Layer):
@@ -17,15 +17,14 @@ class Linear(Layer):
     The product is an FP8 one if the layer is made in `popxl_addons.fp8_autocast`.
 
     Variables: `weight` (in_features, out_features), and `bias` (out_features,) if there is one; in
-    FP8 those of `product`, see `popxl_addons.fp8.FP8Product`. In 4 bits, the weight is
-    `weight.packed`, `weight.scale` and `weight.bias`, see `modelling.quantisation`. Those of
-    `adapters`, if it is given some (`adapt`).
+    FP8 those of `product`, see `popxl_addons.fp8.FP8Product`. A packed weight is `weight.packed`,
+    `weight.scale` and `weight.bias`, see `modelling.quantisation`. Those of `adapters`, if it is
+    given some (`adapt`).
 
     Args:
         out_features: length of the output's last axis on a replica.
         grouping: replicas that hold the same part of the weight and the bias.
-        group_size: input features that share a scale in a weight of 4 bits; None: the weight is in
-            the dtype of x.
+        few_bits: how the weight is held; None: in the dtype of x.
     """
 
     def __init__(
@@ -33,13 +32,13 @@ class Linear(Layer):
         out_features: int,
         grouping: ReplicaGrouping,
         bias: bool = False,
-        group_size: int | None = None,
+        few_bits: FewBits | None = None,
     ) -> None:
         super().__init__()
         self.out_features = out_features
         self.grouping = grouping
         self.bias = bias
-        self.group_size = group_size
+        self.few_bits = few_bits
         self.product = matrix_product()
         self.adapters: Adapters | None = None
 
@@ -52,14 +51,14 @@ class Linear(Layer):
         return y if self.adapters is None else self.adapters(x, y, matrix, bias)
 
     def _matrix(self, shape: tuple[int, int], dtype: popxl.dtype) -> Tensor:
-        if self.group_size is None:
+        if self.few_bits is None:
             return self.weight("weight", shape, dtype, self.grouping)
-        shapes = packed_shapes(shape, self.group_size)
-        packed, scale, bias = (
+        shapes = packed_shapes(shape, self.few_bits)
+        parts = [
             self.weight(f"weight.{part}", s, d, self.grouping)
             for part, s, d in zip(PARTS, shapes, PART_DTYPES, strict=True)
-        )
-        return cast(group_quantize_decompress(packed, scale, bias, dim=0), dtype)
+        ]
+        return unpacked(parts, self.few_bits, dtype)
 
 
 class FusedLinear(Linear):
@@ -68,7 +67,7 @@ class FusedLinear(Linear):
     Args:
         out_features: of each map, on a replica.
         parts: number of maps.
-        grouping, group_size, bias: see `Linear`.
+        grouping, few_bits, bias: see `Linear`.
     """
 
     def __init__(
@@ -76,10 +75,10 @@ class FusedLinear(Linear):
         out_features: int,
         parts: int,
         grouping: ReplicaGrouping,
-        group_size: int | None = None,
+        few_bits: FewBits | None = None,
         bias: bool = False,
     ) -> None:
-        super().__init__(out_features * parts, grouping, bias, group_size)
+        super().__init__(out_features * parts, grouping, bias, few_bits)
         self.parts = parts
 
     def build(self, x: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]

@@ -60,8 +60,8 @@ class SelfAttention(DecoderAttention):
         self.model, self.kind = model, kind
         self.positions = model.sequence_length + room
         bias, keys = attention.input_bias, self.key_heads * attention.head_size
-        self.q = Linear(self.features, groups.sharded, bias, self.group_size)
-        self.kv = Linear(2 * keys, groups.held_by(self.holders), bias, self.group_size)
+        self.q = Linear(self.features, groups.sharded, bias, self.few_bits)
+        self.kv = Linear(2 * keys, groups.held_by(self.holders), bias, self.few_bits)
         if attention.norms is not None:
             self.q_norm, self.k_norm = self._norms()
 
@@ -138,7 +138,7 @@ class Block(DecoderLayer):
             model.hidden_size,
             model.inner_size,
             self.groups,
-            model.weight_group_size,
+            model.few_bits_in_layers,
             model.activation,
             model.feed_forward_bias,
         )

@@ -12,10 +12,9 @@ import numpy as np
 
 import popxl
 import popxl_addons as addons
-from modelling.layers import cast
+from config.model import FewBits
 from modelling.phases.settings import Settings
-from modelling.quantisation import PART_DTYPES, PARTS, packed_shapes
-from popxl_addons.ops.group_quantize_decompress import group_quantize_decompress
+from modelling.quantisation import PART_DTYPES, PARTS, packed_shapes, unpacked
 from popxl_addons.variable_factory import NamedVariableFactories, VariableFactory
 
 
@@ -30,12 +29,12 @@ def packed(
     stored: dict[str, VariableFactory] = {}
     expanded: dict[str, popxl.dtype] = {}
     for name, factory in facts.to_dict().items():
-        size = settings.group_size(phase, name)
-        if size is None:
+        few_bits = settings.few_bits(phase, name)
+        if few_bits is None:
             stored[name] = factory
             continue
         expanded[name] = factory.dtype
-        shapes = packed_shapes(factory.shape_on_replica, size)  # type: ignore[arg-type]
+        shapes = packed_shapes(factory.shape_on_replica, few_bits)  # type: ignore[arg-type]
         for part, shape, dtype in zip(PARTS, shapes, PART_DTYPES, strict=True):
             zeros = np.broadcast_to(np.zeros((), dtype.as_numpy()), shape)
             group = factory.replica_grouping
@@ -43,11 +42,13 @@ def packed(
     return NamedVariableFactories.from_dict(stored), expanded
 
 
-def expanded(stored: addons.NamedTensors, dtypes: Mapping[str, popxl.dtype]) -> addons.NamedTensors:
+def expanded(
+    stored: addons.NamedTensors, dtypes: Mapping[str, popxl.dtype], few_bits: FewBits
+) -> addons.NamedTensors:
     """Whole variables from what is stored; `dtypes` are those of the packed ones."""
     tensors = stored.to_dict()
     for name, dtype in dtypes.items():
         if f"{name}.{PARTS[0]}" in tensors:
-            words, scale, bias = (tensors.pop(f"{name}.{part}") for part in PARTS)
-            tensors[name] = cast(group_quantize_decompress(words, scale, bias, dim=0), dtype)
+            parts = [tensors.pop(f"{name}.{part}") for part in PARTS]
+            tensors[name] = unpacked(parts, few_bits, dtype)
     return addons.NamedTensors.from_dict(tensors)

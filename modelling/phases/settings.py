@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 import popxl
+from config.model import FewBits
 from config.sections import RunConfig
 from modelling.layers.parallel import Groups
 from modelling.weights import WeightRow, WeightTable
@@ -93,13 +94,11 @@ class Settings:
         layer = self.table.phases[phase][0]
         return next(row for row in self.table.layers[layer] if row.path == variable)
 
-    def group_size(self, phase: str, variable: str) -> int | None:
-        """Input features that share a scale in a variable that is stored in 4 bits in training;
-        None: it is stored as it is."""
-        model = self.config.model
-        if model.quantisation is None or model.eval or self.table is None:
+    def few_bits(self, phase: str, variable: str) -> FewBits | None:
+        """How a variable is stored that is expanded before a layer takes it; None: as it is."""
+        if not self.training or self.table is None:
             return None
-        return model.quantisation_group_size if is_linear(self.row(phase, variable)) else None
+        return self.config.model.few_bits if is_linear(self.row(phase, variable)) else None
 
     def whole(self, phase: str, variable: str) -> Whole:
         """To which matrices a variable belongs, for optimizers that treat weights as such."""

@@ -9,6 +9,7 @@ import numpy as np
 
 import popxl
 import popxl_addons as addons
+from config.model import FewBits
 from modelling.phases.packed_weights import expanded, packed
 from modelling.phases.settings import Settings
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
@@ -30,6 +31,7 @@ class VariableStore:
         load: graph that loads the entry of a layer.
         gather: graph from what `load` gives to what is stored, whole.
         packed: types of the variables that are packed, by name.
+        few_bits: how they are.
     """
 
     facts: NamedVariableFactories
@@ -40,6 +42,7 @@ class VariableStore:
     load: addons.GraphWithNamedArgs
     gather: addons.GraphWithNamedArgs
     packed: Mapping[str, popxl.dtype] = field(default_factory=dict)
+    few_bits: FewBits | None = None
 
     @classmethod
     def create(
@@ -71,6 +74,7 @@ class VariableStore:
             load,
             gather,
             in_few_bits,
+            settings.config.model.few_bits,
         )
 
     def only(self, names: Sequence[str]) -> VariableStore:
@@ -104,7 +108,7 @@ class VariableStore:
     def gathered(self, shards: addons.NamedTensors) -> addons.NamedTensors:
         """Whole variables from the parts of all replicas."""
         stored = addons.NamedTensors.pack(self.names, self.gather.bind(shards).call())
-        return expanded(stored, self.packed) if self.packed else stored
+        return expanded(stored, self.packed, self.few_bits) if self.few_bits else stored
 
     def square_weight(self, name: str) -> float:
         """Weight of a replica's sum of squares of a gradient in the sum over all replicas.

@@ -74,7 +74,7 @@ class SelfAttention(AttentionLayer):
     def __init__(self, config: T5Config, groups: Groups, causal: bool, slices: int = 1) -> None:
         super().__init__(config, groups, slices)
         dtype = popxl.dtype.as_dtype(config.model.precision)
-        self.qkv = FusedLinear(self.features, 3, groups.sharded, self.group_size)
+        self.qkv = FusedLinear(self.features, 3, groups.sharded, self.few_bits)
         self.relative_position = RelativePosition(config.model.attention, dtype, causal, groups)
 
     def build(self, x: Tensor, mask: Tensor | None = None, seed: Tensor | None = None) -> Tensor:
@@ -108,8 +108,8 @@ class CrossAttention(AttentionLayer):
 
     def __init__(self, config: T5Config, groups: Groups) -> None:
         super().__init__(config, groups)
-        self.q = Linear(self.features, groups.sharded, group_size=self.group_size)
-        self.kv = FusedLinear(self.features, 2, groups.sharded, self.group_size)
+        self.q = Linear(self.features, groups.sharded, few_bits=self.few_bits)
+        self.kv = FusedLinear(self.features, 2, groups.sharded, self.few_bits)
 
     def build(self, x: Tensor, encoded: Tensor, mask: Tensor, seed: Tensor | None = None) -> Tensor:
         """x: (batch * examples of a sample, length, hidden) -> the same shape.
@@ -156,7 +156,7 @@ class FeedForwardLayer(Layer):
             model.hidden_size,
             model.d_ff,
             groups,
-            model.weight_group_size,
+            model.few_bits_in_layers,
             model.activation,
             dropout=self.dropout,
             scale=model.scale_ff,

@@ -26,7 +26,7 @@ class VariableRow(NamedTuple):
 
     row: WeightRow
     variable: Any
-    """For a weight in 4 bits, which is written only, the tree of its parts."""
+    """For a weight in few bits, which is written only, the tree of its parts."""
 
     prefix: str
     """Prefix of the tensors' names, before the names of the weights."""

@@ -7,12 +7,12 @@ import numpy as np
 GROUP = 8
 
 
-def rounded(weight: np.ndarray, size: int = GROUP) -> tuple[np.ndarray, np.ndarray]:
-    """What 4 bits keep of a weight (in, out), and the step of each element, in float16."""
+def rounded(weight: np.ndarray, size: int = GROUP, bits: int = 4) -> tuple[np.ndarray, np.ndarray]:
+    """What few bits keep of a weight (in, out), and the step of each element, in float16."""
     features, outputs = weight.shape
     groups = weight.astype(np.float16).reshape(features // size, size, outputs)
     low = groups.min(1, keepdims=True)
-    step = (groups.max(1, keepdims=True) - low) / np.float16(15)
+    step = (groups.max(1, keepdims=True) - low) / np.float16(2**bits - 1)
     kept = np.rint((groups - low) / step) * step + low
     return kept.reshape(weight.shape), np.broadcast_to(step, groups.shape).reshape(weight.shape)
 
@@ -23,9 +23,11 @@ def is_quantised(name: str, weight: np.ndarray) -> bool:
     return weight.ndim == 2 and not any(other in name for other in others)
 
 
-def rounded_weights(weights: dict[str, np.ndarray], size: int) -> dict[str, np.ndarray]:
+def rounded_weights(
+    weights: dict[str, np.ndarray], size: int, bits: int = 4
+) -> dict[str, np.ndarray]:
     """Their weights are (out, in)."""
     return {
-        n: rounded(w.T, size)[0].T.astype(np.float32) if is_quantised(n, w) else w
+        n: rounded(w.T, size, bits)[0].T.astype(np.float32) if is_quantised(n, w) else w
         for n, w in weights.items()
     }

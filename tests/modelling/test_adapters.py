@@ -293,24 +293,34 @@ def test_adapters_are_float32_beside_weights_of_16_bits() -> None:
     assert not [name for name in after if "master" in name]
 
 
-# ---- a base in 4 bits ---------------------------------------------------------------------------
-def in_4_bits(weight: np.ndarray) -> np.ndarray:
+# ---- a base in few bits -------------------------------------------------------------------------
+def in_few_bits(weight: np.ndarray, bits: int) -> np.ndarray:
     """What is left of a weight (out, in). Devices take subnormal numbers of float16 for 0."""
-    left = group_quantize_decompress_numpy(*group_quantize_compress_numpy(weight, 4))
+    parts = group_quantize_compress_numpy(weight, 4, bits=bits)
+    left = group_quantize_decompress_numpy(*parts, bits=bits)
     return np.where(np.abs(left) < np.finfo(np.float16).tiny, 0, left.astype(np.float32))
 
 
-@pytest.mark.parametrize("split", [(1, 1, 4), (2, 2, 2)])
-def test_a_base_in_4_bits_is_its_rounded_weights_bit_for_bit(split: tuple[int, ...]) -> None:
+MORE_BITS = [((1, 1, 4), 4), ((2, 2, 2), 8)]
+
+
+@pytest.mark.parametrize(
+    ("split", "bits"),
+    [((1, 1, 4), 8), ((2, 2, 2), 4), *(pytest.param(*c, marks=SLOW) for c in MORE_BITS)],
+)
+def test_a_base_in_few_bits_is_its_rounded_weights_bit_for_bit(
+    split: tuple[int, ...], bits: int
+) -> None:
     """Of which none takes gradients, or is written back."""
     of = case("gptj")
     config = of.config(*split).changed({"adapter.rank": 4, "adapter.targets": "all-linear"})
     table = family_of(config).weights(config)
     adapters = {w.name for w in table.weights} - {w.name for w in table.base.weights}
     whole = logical(of.model())
-    expanded = {n: in_4_bits(w) if is_quantised(n, w) else w for n, w in whole.items()}
+    expanded = {n: in_few_bits(w, bits) if is_quantised(n, w) else w for n, w in whole.items()}
     found = []
-    for fields, base in (({}, expanded), (QUANTISED, whole)):
+    packed_fields = {**QUANTISED, "model.quantisation": f"int{bits}"}
+    for fields, base in (({}, expanded), (packed_fields, whole)):
         model = fine_tuning(config.changed(fields))
         model.write({**table.initial(0), **base})
         with model:

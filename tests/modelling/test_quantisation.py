@@ -1,4 +1,4 @@
-"""Weights in 4 bits: rounded as numpy rounds them, in any layout, in a quarter of the memory."""
+"""Weights in few bits: rounded as numpy rounds them, in any layout, in so much less memory."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ml_dtypes import bfloat16, finfo
 import popxl
 from config.errors import ConfigError
 from config.gptj import GPTJConfig
+from config.model import FewBits
 from config.presets import load_config
 from config.sections import RunConfig
 from config.t5 import T5Config
@@ -26,12 +27,12 @@ from tests.modelling.sessions import inference
 rng = np.random.default_rng(0)
 
 
-def on_device(weight: np.ndarray, x: np.ndarray, dtype: type) -> np.ndarray:
+def on_device(weight: np.ndarray, x: np.ndarray, dtype: type, bits: int) -> np.ndarray:
     """A linear layer's output, from its quantised weight."""
     ir = popxl.Ir()
     with ir.main_graph:
         t = popxl.variable(x.astype(dtype))
-        layer = Linear(weight.shape[1], Groups.current(1).sharded, group_size=GROUP)
+        layer = Linear(weight.shape[1], Groups.current(1).sharded, few_bits=FewBits(bits, GROUP))
         facts, graph = layer.create_graph(t)
         variables = facts.init(empty=True)
         (y,) = graph.bind(variables).call(t)
@@ -42,15 +43,16 @@ def on_device(weight: np.ndarray, x: np.ndarray, dtype: type) -> np.ndarray:
         return session.run()[out]
 
 
+@pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, bfloat16])
-def test_a_linear_layer_multiplies_by_the_rounded_weight(dtype):
+def test_a_linear_layer_multiplies_by_the_rounded_weight(dtype, bits):
     """The identity through the layer shows the weight itself."""
     weight = rng.normal(size=(24, 6)).astype(np.float32)
-    kept, step = rounded(weight)
-    found = on_device(weight, np.eye(24), dtype).astype(np.float64)
-    # Half a step, and that scale, bias and result are rounded; the scale is used up to 15 times.
+    kept, step = rounded(weight, bits=bits)
+    found = on_device(weight, np.eye(24), dtype, bits).astype(np.float64)
+    # Half a step, and that scale, bias and result are rounded; the scale is used so many times.
     eps = max(float(finfo(dtype).eps), float(finfo(np.float16).eps))
-    rounding = eps / 2 * (15 * step + 3 * np.abs(kept).max())
+    rounding = eps / 2 * ((2**bits - 1) * step + 3 * np.abs(kept).max())
     error = np.abs(found - weight)
     assert (error <= step / 2 + rounding).all()
     assert error.max() > step.min() / 4
@@ -58,21 +60,22 @@ def test_a_linear_layer_multiplies_by_the_rounded_weight(dtype):
         np.testing.assert_array_equal(found, kept)
 
 
-def test_memory():
-    """4 bits a value, and a scale and a bias of 16 bits for each group of 64."""
-    shapes = packed_shapes((4096, 1024), 64)
-    assert sum(2 * int(np.prod(s)) for s in shapes) == 4096 * 1024 * (4 + 32 / 64) / 8
+@pytest.mark.parametrize("bits", [4, 8])
+def test_memory(bits):
+    """So many bits a value, and a scale and a bias of 16 bits for each group of 64."""
+    shapes = packed_shapes((4096, 1024), FewBits(bits, 64))
+    assert sum(2 * int(np.prod(s)) for s in shapes) == 4096 * 1024 * (bits + 32 / 64) / 8
 
 
-@pytest.mark.parametrize(("features", "size"), [(24, 9), (24, 6)])
-def test_groups_must_divide_the_features(features, size):
+@pytest.mark.parametrize(("features", "size", "bits"), [(24, 9, 4), (24, 6, 4), (24, 3, 8)])
+def test_groups_must_divide_the_features(features, size, bits):
     with pytest.raises(ValueError, match=f"{features} input features .* groups of {size}"):
-        packed_shapes((features, 8), size)
+        packed_shapes((features, 8), FewBits(bits, size))
 
 
 # ---- whole models -------------------------------------------------------------------------------
-def quantised_config(config: RunConfig, size: int) -> RunConfig:
-    model = replace(config.model, quantisation="int4", quantisation_group_size=size)
+def quantised_config(config: RunConfig, size: int, bits: int) -> RunConfig:
+    model = replace(config.model, quantisation=f"int{bits}", quantisation_group_size=size)
     return replace(config, model=model)
 
 
@@ -85,27 +88,29 @@ def bytes_of(model: Inference) -> int:
 
 
 @pytest.mark.parametrize(
-    ("family", "layout", "size"),
+    ("family", "layout", "size", "bits"),
     [
-        pytest.param(gptj, (1, 1, 16), 8, marks=pytest.mark.slow),
-        *((gptj, (2, 4, 8), 8), (t5, (1, 1, 16), 4)),
+        pytest.param(gptj, (1, 1, 16), 8, 4, marks=pytest.mark.slow),
+        pytest.param(t5, (2, 2, 8), 4, 8, marks=pytest.mark.slow),
+        *((gptj, (2, 4, 8), 8, 4), (t5, (1, 1, 16), 4, 4), (gptj, (1, 1, 16), 8, 8)),
     ],
 )
-def test_a_model_is_that_of_the_rounded_weights(family, layout, size):
-    """In 4 bits, it generates what it does from weights that numpy has rounded."""
+def test_a_model_is_that_of_the_rounded_weights(family, layout, size, bits):
+    """In few bits, it generates what it does from weights that numpy has rounded."""
     expected, config = family.reference(), family.config_of(*layout)
     prompts = expected.words[:16], expected.mask[:16]
     with inference(config) as model:
-        model.write(rounded_weights(expected.weights, size))
+        model.write(rounded_weights(expected.weights, size, bits))
         plain, before = model.generate(*prompts), bytes_of(model)
-    with inference(quantised_config(config, size)) as model:
+    with inference(quantised_config(config, size, bits)) as model:
         model.write(expected.weights)
         np.testing.assert_array_equal(model.generate(*prompts), plain)
         after = bytes_of(model)
-    assert (plain != expected.tokens[:16]).any()  # rounding is seen
+    if bits == 4:
+        assert (plain != expected.tokens[:16]).any()  # rounding is seen
     count = sum(w.size for n, w in expected.weights.items() if is_quantised(n, w))
-    # Half a byte for each value, and a scale and a bias of float16 for each group.
-    assert before - after == count * (4 - 0.5 - 4 / size)
+    # So many bits for each value, and a scale and a bias of float16 for each group.
+    assert before - after == count * (4 - bits / 8 - 4 / size)
 
 
 def test_one_weight_at_a_time_is_decompressed():

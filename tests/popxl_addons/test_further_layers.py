@@ -200,7 +200,7 @@ def test_tables_must_fit():
             rotary_pos_embed(t[0], *trig_table_constants(5, 8))
 
 
-# ---- four bits ----------------------------------------------------------------------------------
+# ---- few bits -----------------------------------------------------------------------------------
 def test_the_first_of_four_values_is_in_the_highest_bits():
     packed, scale, bias = group_quantize_compress_numpy(np.array([[0.0, 15, 1, 2, 3, 4, 5, 6]]), 8)
     assert [hex(word) for word in packed[0, 0]] == ["0xf12", "0x3456"]
@@ -224,25 +224,34 @@ def test_scale_and_bias_may_lack_their_last_axis(last_axis):
     np.testing.assert_array_equal(found, group_quantize_decompress_numpy(*parts))
 
 
-@pytest.mark.parametrize(("shape", "size", "dim"), [((8, 12), 4, -1), ((8, 12), 8, 0)])
-def test_values_come_back_up_to_half_a_step(shape, size, dim):
+def test_the_first_of_two_values_is_in_the_highest_bits():
+    packed, scale, bias = group_quantize_compress_numpy(np.array([[0.0, 255, 1, 2]]), 4, bits=8)
+    assert [hex(word) for word in packed[0, 0]] == ["0xff", "0x102"]
+    assert (scale.item(), bias.item()) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "dim", "bits"),
+    [((8, 12), 4, -1, 4), ((8, 12), 8, 0, 4), ((8, 12), 6, -1, 8), ((8, 12), 2, 0, 8)],
+)
+def test_values_come_back_up_to_half_a_step(shape, size, dim, bits):
     x = rng.normal(size=shape).astype(np.float16).astype(np.float32)
-    packed, scale, bias = group_quantize_compress_numpy(x, size, dim)
+    packed, scale, bias = group_quantize_compress_numpy(x, size, dim, bits)
     assert packed.dtype == np.uint16
-    assert packed.size * 4 == x.size
-    back = group_quantize_decompress_numpy(packed, scale, bias, dim)
+    assert packed.nbytes * 8 == x.size * bits
+    back = group_quantize_decompress_numpy(packed, scale, bias, dim, bits)
     assert back.shape == x.shape
     assert back.dtype == np.float16
     step = np.broadcast_to(scale, (*scale.shape[:-1], size)).reshape(*scale.shape[:-2], -1)
     error = np.moveaxis(np.abs(back - x), dim, -1)
-    # Scale and value are rounded to float16; the scale is used up to 15 times.
-    rounding = np.finfo(np.float16).eps / 2 * (15 * step + 2 * np.abs(x).max())
+    # Scale and value are rounded to float16; the scale is used so many times.
+    rounding = np.finfo(np.float16).eps / 2 * ((2**bits - 1) * step + 2 * np.abs(x).max())
     assert (error <= step.astype(np.float32) / 2 + rounding).all()
     assert error.max() > 0
 
     def build():
         tensors = [popxl.constant(a) for a in (packed, scale, bias)]
-        return [group_quantize_decompress(*tensors, dim=dim)]
+        return [group_quantize_decompress(*tensors, dim=dim, bits=bits)]
 
     (on_device,) = single_run(build)
     np.testing.assert_array_equal(on_device, back)
@@ -257,6 +266,8 @@ def test_equal_values_are_exact():
 def test_groups_must_fit():
     with pytest.raises(ValueError, match="multiple of 4"):
         group_quantize_compress_numpy(np.zeros((2, 12)), 6, -1)
+    with pytest.raises(ValueError, match="4 or 8 bits, not 5"):
+        group_quantize_compress_numpy(np.zeros((2, 12)), 6, -1, bits=5)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-"""Weights in 4 bits: groups of neighbouring values share a scale and a bias.
+"""Weights in 4 or 8 bits: groups of neighbouring values share a scale and a bias.
 
-A group of values x is stored as integers q in 0..15 with x ≈ q * scale + bias; scale and bias are
-float16. Four integers share a uint16, the first in its highest bits.
+A group of values x is stored as integers q in 0..15 or 0..255 with x ≈ q * scale + bias; scale and
+bias are float16. Four or two integers share a uint16, the first in its highest bits.
 """
 
 from __future__ import annotations
@@ -23,52 +23,65 @@ __all__ = [
     "group_quantize_decompress_numpy",
 ]
 
-_LEVELS = 15
-_PER_WORD = 4
-_SHIFTS = np.arange(_PER_WORD, dtype=np.uint16)[::-1] * 4  # the first value is the highest
+_WORD = 16
+
+
+def _shifts(bits: int) -> np.ndarray:
+    """Of the values in a word: the first is the highest."""
+    if bits not in (4, 8):
+        raise ValueError(f"values have 4 or 8 bits, not {bits}")
+    return np.arange(_WORD - bits, -1, -bits, dtype=np.uint16)
 
 
 def group_quantize_compress_numpy(
-    t: np.ndarray, group_size: int, dim: int = -1
+    t: np.ndarray, group_size: int, dim: int = -1, bits: int = 4
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Quantise float data. All arithmetic is in float16.
 
     Args:
         t: array of n axes.
-        group_size: values in a group, a multiple of 4 that divides the length of axis `dim`.
+        group_size: values in a group, a multiple of those in a word that divides the length of
+            axis `dim`.
         dim: axis along which neighbours form groups.
+        bits: of a value, 4 or 8.
 
     Returns:
         Packed uint16, and scale and bias, float16. Their axes are those of `t`, with `dim` moved
-        to the end and cut in two: (..., groups, group_size / 4), and (..., groups, 1) for scale
-        and bias.
+        to the end and cut in two: (..., groups, group_size * bits / 16), and (..., groups, 1) for
+        scale and bias.
 
     Raises:
         ValueError: the group size does not fit; an element is NaN or infinite, in float16 too.
     """
-    if group_size < 1 or group_size % _PER_WORD or t.shape[dim] % group_size:
+    shifts, levels = _shifts(bits), 2**bits - 1
+    if group_size < 1 or group_size % len(shifts) or t.shape[dim] % group_size:
         raise ValueError(
-            f"group_size {group_size} must be a multiple of {_PER_WORD} that divides axis {dim} "
+            f"group_size {group_size} must be a multiple of {len(shifts)} that divides axis {dim} "
             f"of shape {t.shape}"
         )
     with np.errstate(over="ignore"):
         moved = np.moveaxis(np.asarray(t).astype(np.float16), dim, -1)
     if not np.isfinite(moved).all():
-        raise ValueError("NaN, infinity and numbers past float16's 65504 have no 4-bit form")
+        raise ValueError(f"NaN, infinity and numbers past float16's 65504 have no {bits}-bit form")
     groups = moved.reshape(*moved.shape[:-1], -1, group_size)
     bias = groups.min(-1, keepdims=True)
-    scale = (groups.max(-1, keepdims=True) - bias) / np.float16(_LEVELS)
+    scale = (groups.max(-1, keepdims=True) - bias) / np.float16(levels)
     steps = np.where(scale == 0, np.float16(1), scale)
-    q = np.clip(np.rint((groups - bias) / steps), 0, _LEVELS).astype(np.uint16)
-    words = q.reshape(*q.shape[:-1], -1, _PER_WORD) << _SHIFTS
+    q = np.clip(np.rint((groups - bias) / steps), 0, levels).astype(np.uint16)
+    words = q.reshape(*q.shape[:-1], -1, len(shifts)) << shifts
     return np.bitwise_or.reduce(words, -1), scale, bias
 
 
 def _unpacked(
-    words: Any, scale: Any, bias: Any, dim: int, rounded: Callable[[Any], Any] = lambda x: x
+    words: Any,
+    scale: Any,
+    bias: Any,
+    dim: int,
+    bits: int,
+    rounded: Callable[[Any], Any] = lambda x: x,
 ) -> Any:
     """The values of packed arrays, of numpy or of the device."""
-    q = (words[..., None] >> _SHIFTS) & 15
+    q = (words[..., None] >> _shifts(bits)) & (2**bits - 1)
     column = (*words.shape[:-1], 1)
     scale, bias = scale.reshape(column), bias.reshape(column)
     scaled = rounded(q.reshape((*words.shape[:-1], -1)).astype(scale.dtype) * scale)
@@ -79,13 +92,13 @@ def _unpacked(
     return moved.transpose(axes)
 
 
-def _decompress(words: Any, scale: Any, bias: Any, dim: int) -> Any:
+def _decompress(words: Any, scale: Any, bias: Any, dim: int, bits: int) -> Any:
     """As numpy does: the product is rounded, and then the sum."""
-    return _unpacked(words, scale, bias, dim, rounded)
+    return _unpacked(words, scale, bias, dim, bits, rounded)
 
 
 def group_quantize_decompress_numpy(
-    t: np.ndarray, group_scale: np.ndarray, group_bias: np.ndarray, dim: int = -1
+    t: np.ndarray, group_scale: np.ndarray, group_bias: np.ndarray, dim: int = -1, bits: int = 4
 ) -> np.ndarray:
     """The values that `group_quantize_compress_numpy` stored, up to half a step of their group.
 
@@ -93,13 +106,15 @@ def group_quantize_decompress_numpy(
         float16.
     """
     scale, bias = (np.asarray(a, np.float16) for a in (group_scale, group_bias))
-    return _unpacked(np.asarray(t), scale, bias, dim)
+    return _unpacked(np.asarray(t), scale, bias, dim, bits)
 
 
-def _infer(t: TensorSpec, scale: TensorSpec, bias: TensorSpec, dim: int) -> list[TensorSpec]:
+def _infer(
+    t: TensorSpec, scale: TensorSpec, bias: TensorSpec, dim: int, bits: int
+) -> list[TensorSpec]:
     if len(t.shape) != 3 or t.dtype != popxl.uint16:
         raise ValueError(
-            "packed values must be uint16 of shape (n, groups, group_size / 4), but are "
+            "packed values must be uint16 of shape (n, groups, words), but are "
             f"{t.dtype.name} {t.shape}"
         )
     if not -2 <= dim < 2:
@@ -116,7 +131,7 @@ def _infer(t: TensorSpec, scale: TensorSpec, bias: TensorSpec, dim: int) -> list
             f"{scale.dtype.name} and {bias.dtype.name}"
         )
     shape = [t.shape[0]]
-    shape.insert(dim % 2, t.shape[1] * t.shape[2] * _PER_WORD)
+    shape.insert(dim % 2, t.shape[1] * t.shape[2] * len(_shifts(bits)))
     return [TensorSpec(shape, scale.dtype)]
 
 
@@ -129,14 +144,19 @@ _DECOMPRESS = define(
 
 
 def group_quantize_decompress(
-    t: popxl.Tensor, group_scale: popxl.Tensor, group_bias: popxl.Tensor, dim: int = -1
+    t: popxl.Tensor,
+    group_scale: popxl.Tensor,
+    group_bias: popxl.Tensor,
+    dim: int = -1,
+    bits: int = 4,
 ) -> popxl.Tensor:
     """The values of a packed matrix, see `group_quantize_compress_numpy`.
 
     Args:
-        t: uint16 (n, groups, group_size / 4).
+        t: uint16 (n, groups, group_size * bits / 16).
         group_scale, group_bias: float16 (n, groups, 1) or (n, groups).
         dim: axis of the result along which groups lie.
+        bits: of a value, 4 or 8.
 
     Returns:
         A matrix in the dtype of the scale.
@@ -144,4 +164,4 @@ def group_quantize_decompress(
     Raises:
         ValueError: shapes or dtypes that do not fit.
     """
-    return emit(_DECOMPRESS, [t, group_scale, group_bias], {"dim": dim})[0]
+    return emit(_DECOMPRESS, [t, group_scale, group_bias], {"dim": dim, "bits": bits})[0]
