@@ -58,7 +58,7 @@ OBJECTIVES: Mapping[str, Metrics] = {
     "cross_entropy": {"loss": _loss, "perplexity": _perplexity},
     **dict.fromkeys(("dpo", "ipo", "hinge", "simpo", "orpo", "cpo"), PAIRS),
     "kto": {**{n: f for n, f in PAIRS.items() if n != "rewards/accuracies"},
-            "kl": partial(mean_of, "kl")},
+            "kl": lambda tally: max(mean_of("kl", tally), 0.0)},
 }  # fmt: skip
 """The metrics of each objective, from the tally of an evaluation."""
 

@@ -34,7 +34,7 @@ from modelling.spec import ModelFamily, family_of
 from modelling.weights import Arrays, Computed, without_optimizer
 from run.best import Best
 from run.card import RunRecord
-from run.evaluation.evaluator import Evaluator
+from run.evaluation.evaluator import Evaluator, wanted_metrics
 from run.export import export
 from run.options import RunOptions
 from run.profile import Profile, profiled_runs
@@ -127,6 +127,8 @@ def _finetune(
     """Train; returns why it ended early, if it did."""
     family = family_of(config)
     data = Pipeline(config, family.sample_format, loaded)
+    if config.evaluation.steps is not None:
+        wanted_metrics(config, data.task)
     samples = data.training_samples()
     loader = Loader.of(config, samples)
     if options.preview:
@@ -326,8 +328,7 @@ class _Run:
                     epoch=(s + 1) * config.training.global_batch_size / self.loader.samples,
                     skipped_steps=self.skipped.total,
                     tokens=result.tokens,
-                    **result.told,
-                    **(validation | checkpoints.facts() if s == step - 1 else {}),
+                    **(result.told | (validation | checkpoints.facts() if s == step - 1 else {})),
                 )
             if self.skipped.too_many:
                 break

@@ -173,7 +173,7 @@ def _digest(of: Any) -> str:
     return hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()
 
 
-def _draft(path: Path, shape: tuple[int, ...]) -> np.ndarray:
+def _draft(path: Path, shape: tuple[int, ...]) -> np.memmap:
     """The numbers that are known so far, NaN where they are not: a file's, of process 0."""
     if is_first_process():
         with writing("the reference", path):
@@ -183,7 +183,7 @@ def _draft(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     popdist.gather("the draft is there")
     if not path.exists():
         raise UserError(f"all processes must see the folder {shown_path(path.parent)}")
-    return np.load(path, mmap_mode="r+" if is_first_process() else "c")
+    return np.lib.format.open_memmap(path, "r+" if is_first_process() else "c")
 
 
 def _write_nothing(path: Path, shape: tuple[int, ...]) -> None:

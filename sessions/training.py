@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +42,7 @@ class StepResult:
     gradient_norm: float
     tokens: int = 0
     target_tokens: int = 0
-    told: Mapping[str, float] = field(default_factory=dict)
+    told: dict[str, Any] = field(default_factory=dict)
 
     @property
     def skipped(self) -> bool:
@@ -242,7 +243,7 @@ class FineTuning(RunningModel):
         means: np.ndarray,
         counts: Sequence[tuple[int, int]],
         batches: Sequence[Batch],
-    ) -> Sequence[Mapping[str, float]]:
+    ) -> list[dict[str, Any]]:
         """The objective's metrics of each step, besides the loss."""
         stream, objective, sharding = self.program.sums, self._objective, self._sharding
         if stream is None:
@@ -253,7 +254,7 @@ class FineTuning(RunningModel):
             once = sharding.without_duplicates({**batch, "sums": rows})
             own.append(objective.tally(once["sums"], once))
         every = [reduce(added, of_step) for of_step in zip(*popdist.gather(own), strict=True)]
-        told = []
+        told = list[dict[str, Any]]()
         for tally, mean, (_, normaliser) in zip(every, means, counts, strict=True):
             whole = {**tally, "loss": (mean * normaliser, normaliser)}
             found = {name: metric(whole) for name, metric in objective.metrics.items()}

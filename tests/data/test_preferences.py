@@ -180,7 +180,7 @@ def test_rows_with_null_and_equal_answers_are_left_out_if_wanted(tmp_path: Path)
     rows = [GOOD, {**GOOD, "chosen": None}, {**GOOD, "chosen": " a cat"}, GOOD]
     corpus = data_of(tmp_path, "gptj_tiny", rows, nulls="skip").corpus("train")
     assert (len(corpus.examples), corpus.nulls) == (4, 2)
-    assert [corpus.place(i).number for i in range(4)] == [0, 0, 3, 3]  # type: ignore[union-attr]
+    assert [corpus.place(i).number for i in range(4)] == [1, 1, 4, 4]  # type: ignore[union-attr]
 
 
 # ---- samples ------------------------------------------------------------------------------------
