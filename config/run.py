@@ -160,21 +160,20 @@ class Training(Section):
     """Do not train these weights, which are named alike; also if `trained` means them."""
 
     objective: ObjectiveName = "cross_entropy"
-    """What is learned. cross_entropy: the next token; the others: preferences, where simpo, orpo
-    and cpo need no reference. kto: answers that are liked or not, each by itself."""
+    """What is learned: the next token, or preferences. simpo, orpo and cpo need no reference; kto
+    learns single answers."""
 
     beta: PositiveFloat = 0.1
-    """Preferences: how much a difference of log-probabilities counts; orpo: the weight of the odds.
-    """
+    """Preferences: the weight of log-probabilities; orpo: of the odds."""
 
     gamma: NonNegativeFloat = 0.5
-    """simpo: the margin of the reward that is aimed at."""
+    """simpo: the margin that is aimed at."""
 
     label_smoothing: Fraction = 0.0
-    """dpo, simpo, cpo: fraction of the pairs that are thought to be the wrong way round."""
+    """dpo, simpo, cpo: fraction of the pairs thought to be in the wrong order."""
 
     reference: PathText | None = None
-    """Folder of the reference's log-probabilities, which runs may share. null: the run's own."""
+    """Folder of what the reference says, which runs may share. null: the run's own."""
 
     optimizer: Optimizer = field(default_factory=Optimizer)
 

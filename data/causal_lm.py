@@ -234,7 +234,7 @@ class CausalLM(SampleFormat):
         self, config: RunConfig, units: Sequence[Unit], tokenizer: Tokenizer
     ) -> Preferences:
         length, places = config.model.sequence_length, examples_per_row(config)
-        limit = Limit(length, "sequence_length", config.model.made_for)
+        limit = Limit(length, "sequence_length")  # positions begin anew in each text
         kept, cuts = fitted_units(units, limit, config.data.long_targets)
         texts = [text for unit in kept for text in unit.texts]
         stream = one_stream(texts, True, cuts)
