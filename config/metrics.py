@@ -4,29 +4,76 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
+Tally = Mapping[str, tuple[float, float]]
+"""By name, a sum and what it is divided by: those of two batches add up."""
 
-def _perplexity(loss: float) -> float:
+
+def added(one: Tally, other: Tally) -> Tally:
+    """The tally of two batches."""
+    none = (0.0, 0.0)
+    pairs = {name: (one.get(name, none), other.get(name, none)) for name in {**one, **other}}
+    return {name: (a[0] + b[0], a[1] + b[1]) for name, (a, b) in pairs.items()}
+
+
+def mean_of(name: str, tally: Tally) -> float:
+    """A mean of a tally; NaN where nothing was counted."""
+    total, count = tally.get(name, (0.0, 0.0))
+    return total / count if count else math.nan
+
+
+def _loss(tally: Tally) -> float:
+    """0 where nothing is learned."""
+    return tally["loss"][0] / max(tally["loss"][1], 1)
+
+
+def _perplexity(tally: Tally) -> float:
     """Infinite where it overflows."""
     try:
-        return math.exp(loss)
+        return math.exp(_loss(tally))
     except OverflowError:
         return math.inf
 
 
-OBJECTIVES: Mapping[str, Mapping[str, Callable[[float], float]]] = {
-    "cross_entropy": {"loss": float, "perplexity": _perplexity},
-}
-"""The metrics of each objective, from the mean loss: less is better."""
+def _margins(tally: Tally) -> float:
+    return mean_of("rewards/chosen", tally) - mean_of("rewards/rejected", tally)
 
-METRICS = {
-    **{name: False for metrics in OBJECTIVES.values() for name in metrics},
-    **dict.fromkeys(("accuracy", "exact_match", "rouge_l", "bleu"), True),
+
+Metrics = Mapping[str, Callable[[Tally], float]]
+
+LOGPS = ("logps/chosen", "logps/rejected")
+REWARDS = ("rewards/chosen", "rewards/rejected")
+
+PAIRS: Metrics = {
+    "loss": _loss,
+    **{name: partial(mean_of, name) for name in (*REWARDS, "rewards/accuracies")},
+    "rewards/margins": _margins,
+    **{name: partial(mean_of, name) for name in LOGPS},
 }
+"""Metrics of preferences in pairs, in TRL's names."""
+
+OBJECTIVES: Mapping[str, Metrics] = {
+    "cross_entropy": {"loss": _loss, "perplexity": _perplexity},
+    **dict.fromkeys(("dpo", "ipo", "hinge", "simpo", "orpo", "cpo"), PAIRS),
+    "kto": {**{n: f for n, f in PAIRS.items() if n != "rewards/accuracies"},
+            "kl": lambda tally: max(mean_of("kl", tally), 0.0)},
+}  # fmt: skip
+"""The metrics of each objective, from the tally of an evaluation."""
+
+MORE_IS_BETTER = {*REWARDS[:1], *LOGPS[:1], "rewards/margins", "rewards/accuracies",
+                  "accuracy", "exact_match", "rouge_l", "bleu"}  # fmt: skip
+METRICS = {
+    name: name in MORE_IS_BETTER
+    for name in (*(n for metrics in OBJECTIVES.values() for n in metrics),
+                 "accuracy", "exact_match", "rouge_l", "bleu")
+}  # fmt: skip
 """All metrics, and whether more is better."""
 
 if TYPE_CHECKING:
     MetricName = str
+    ObjectiveName = str
 else:
     MetricName = Literal[tuple(METRICS)]
+    ObjectiveName = Literal[tuple(OBJECTIVES)]

@@ -13,7 +13,7 @@ from typing import Literal
 
 from config.base import Section
 from config.errors import ConfigError, nearest
-from config.metrics import METRICS, MetricName
+from config.metrics import METRICS, MetricName, ObjectiveName
 from config.optimizer_state import OPTIMIZERS, RESIDUALS, Adafactor, OptimizerRecord, Slot
 from config.schedules import CourseName
 from config.values import (
@@ -122,6 +122,10 @@ class Optimizer(Section):
         return self.record.keeps(self, rank)
 
 
+SMOOTHED = ("dpo", "simpo", "cpo")
+"""Objectives with a `label_smoothing`."""
+
+
 @dataclass(frozen=True)
 class Training(Section):
     """What affects the result of training."""
@@ -155,7 +159,37 @@ class Training(Section):
     frozen: Names | None = None
     """Do not train these weights, which are named alike; also if `trained` means them."""
 
+    objective: ObjectiveName = "cross_entropy"
+    """What is learned: the next token, or preferences. simpo, orpo and cpo need no reference; kto
+    learns single answers."""
+
+    beta: PositiveFloat = 0.1
+    """Preferences: the weight of log-probabilities; orpo: of the odds."""
+
+    gamma: NonNegativeFloat = 0.5
+    """simpo: the margin that is aimed at."""
+
+    label_smoothing: Fraction = 0.0
+    """dpo, simpo, cpo: fraction of the pairs thought to be in the wrong order."""
+
+    reference: PathText | None = None
+    """Folder of what the reference says, which runs may share. null: the run's own."""
+
     optimizer: Optimizer = field(default_factory=Optimizer)
+
+    def validate(self) -> None:
+        if self.label_smoothing and self.objective not in SMOOTHED:
+            raise ConfigError(
+                f"training.label_smoothing is for {', '.join(SMOOTHED)}, not for {self.objective}: "
+                "leave it 0"
+            )
+
+    @property
+    def prefers(self) -> Literal["pairs", "marked"] | None:
+        """What preferences are learned of: pairs of answers, or single ones; None: none."""
+        if self.objective == "cross_entropy":
+            return None
+        return "marked" if self.objective == "kto" else "pairs"
 
     @property
     def some_frozen(self) -> bool:

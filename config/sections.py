@@ -23,6 +23,7 @@ from config.run import Generation as Generation
 from config.run import LearningRate as LearningRate
 from config.run import Optimizer as Optimizer
 from config.run import Training as Training
+from config.task import CausalLMData
 from config.task import Data as Data
 
 MAX_REPLICAS = 2**14
@@ -174,6 +175,11 @@ class RunConfig(Section):
                 f"{self.execution.tensor_parallel} must be at most {MAX_REPLICAS:,} devices"
             )
         self._check_rounding()
+        if self.training.prefers and isinstance(self.data, CausalLMData) and self.data.packing:
+            raise ConfigError(
+                f"data.packing joins texts, but {self.training.objective} compares whole ones: set "
+                "data.packing false"
+            )
         if self.fp8.enabled and self.fp8.recipe == "delayed" and self.some_frozen:
             raise ConfigError(
                 "fp8.recipe delayed learns its scales in backward passes, which frozen layers may "

@@ -190,6 +190,25 @@ class BatchSharding:
         """
         return self._by_copy(samples)[:, self._copies - self._copies[0]]
 
+    def from_replicas(self, outputs: np.ndarray) -> np.ndarray:
+        """What the replicas of all processes gave for a batch, in the order of its samples.
+
+        Args:
+            outputs: [micro-batches, replicas, rows, ...].
+
+        Returns:
+            [rows of all micro-batches, ...].
+        """
+        shape = self.micro_batches, self.data_parallel, self.tensor_parallel
+        once = outputs.reshape(*shape, *outputs.shape[2:])[:, :, 0]
+        return once.reshape(-1, *once.shape[3:])
+
+    def own_of(self, rows: np.ndarray) -> np.ndarray:
+        """Those of this process's samples, from rows in the order of a global batch."""
+        by_copy = rows.reshape(self.micro_batches, self.data_parallel, -1, *rows.shape[1:])
+        first = self._copies[0]
+        return by_copy[:, first : first + self._own_copies].reshape(-1, *rows.shape[1:])
+
     def without_duplicates(self, batch: Batch) -> Batch:
         """This process's samples without those that an earlier process has too, so that each counts
         once."""

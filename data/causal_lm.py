@@ -15,8 +15,10 @@ import numpy as np
 from config.sections import RunConfig
 from config.task import CausalLMData, SegmentsData
 from data.chat import Loss
+from data.preferences import SEGMENTS, Preferences, Unit, begin_of, of_units, signs_of
 from data.sample_format import Marked, SampleFormat, length_multiple, padded
 from data.samples import (
+    EMPTY,
     IGNORE_INDEX,
     NOTHING_CUT,
     Batch,
@@ -33,7 +35,7 @@ from data.samples import (
     segments_of,
 )
 from data.task import task_of
-from data.texts import Example, joined_example
+from data.texts import Example
 from data.tokens import Tokenizer, Tokens
 from files.shown import shown_name
 
@@ -188,7 +190,7 @@ class CausalLM(SampleFormat):
             return example
         if _separator(config):
             return super().example(config, example)
-        return joined_example(example.prompt, example.target)
+        return example.joined()
 
     def settled(self, config: RunConfig, separator: str) -> RunConfig:
         data = _data(config)
@@ -227,6 +229,21 @@ class CausalLM(SampleFormat):
         if joins:
             return PackedTokens.of(stream, length, tokenizer.pad)
         return PackedTexts.of(stream, length, tokenizer.pad, examples_per_row(config))
+
+    def of_units(
+        self, config: RunConfig, units: Sequence[Unit], tokenizer: Tokenizer
+    ) -> Preferences:
+        length, places = config.model.sequence_length, examples_per_row(config)
+        limit = Limit(length, "sequence_length")  # positions begin anew in each text
+        kept, cuts = fitted_units(units, limit, config.data.long_targets)
+        texts = [text for unit in kept for text in unit.texts]
+        stream = one_stream(texts, True, cuts)
+        lengths = np.maximum(np.diff(stream.starts) - 1, 1).reshape(-1, 2).sum(axis=1)
+        shared = pack(lengths, length, places)
+        each = np.where(shared[..., None] == EMPTY, EMPTY, 2 * shared[..., None] + [0, 1])
+        packed = PackedTexts(stream, each.reshape(len(shared), -1), length, tokenizer.pad)
+        counts = np.asarray([np.count_nonzero(text.learned[1:]) for text in texts], np.float32)
+        return Preferences(packed, shared, counts.reshape(-1, 2), signs_of(kept))
 
     def target_limit(self, config: RunConfig) -> Limit:
         """A target is as long as what is generated, if a sample holds that."""
@@ -277,7 +294,9 @@ class CausalLM(SampleFormat):
         return {
             "words": batch["input_ids"],
             "starts": starts_of(segments_of(batch)),
+            SEGMENTS: segments_of(batch),
             "labels": batch["labels"],
+            **of_units(batch),
         }
 
     def marked(self, batch: Batch) -> list[list[Marked]]:
@@ -356,6 +375,35 @@ def fitted_chats(
     useful = [text for text in kept if text.learned.any()]
     dropped = len(texts) - len(useful)
     return useful, Cuts(targets=0 if gone else len(long) - dropped, dropped=dropped)
+
+
+def fitted_units(
+    units: Sequence[Unit], limit: Limit, long_targets: LongTargets
+) -> tuple[list[Unit], Cuts]:
+    """Units whose two texts a sample holds. What is cut is as much of the beginning of both
+    prompts; a unit whose prompts are too short for that is left out.
+
+    Raises:
+        TooLong: one is longer, and `long_targets` is "refuse".
+    """
+    sizes = [sum(len(text.ids) - 1 for text in unit.texts) for unit in units]
+    long = [i for i, size in enumerate(sizes) if size > limit.tokens]
+    if long and long_targets == "refuse":
+        longest = max(long, key=sizes.__getitem__)
+        raise TooLong(
+            units[longest].index,
+            f"the two texts have {sizes[longest]} tokens together, but {limit.field} is "
+            f"{limit.tokens}: {limit.mend(sizes[longest])}",
+        )
+    kept, cut = [], 0
+    for unit, size in zip(units, sizes, strict=True):
+        less = -(-max(size - limit.tokens, 0) // 2)
+        if less and (long_targets == "drop" or less >= min(map(begin_of, unit.texts))):
+            continue
+        one, other = (Tokens(text.ids[less:], text.learned[less:]) for text in unit.texts)
+        kept.append(replace(unit, texts=(one, other)))
+        cut += less > 0
+    return kept, Cuts(prompts=cut, dropped=len(units) - len(kept))
 
 
 def fitted_texts(

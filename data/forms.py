@@ -60,14 +60,15 @@ def format_of(place: FileLocation, row: Row) -> Format:
     """What a row holds, where nobody says it.
 
     Raises:
-        DataError: preferences, which no objective learns.
+        DataError: preferences, which need an objective of their own.
     """
     if isinstance(row, DocumentPart) or {*row} == {*PLAIN.columns}:
         return "plain"
     if row.keys() >= PREFERENCES and not any(name in row for name in COLUMNS):
         raise DataError(
-            f"{place}: the columns chosen and rejected are preferences, which are not trained yet: "
-            f"to learn the chosen answers alone, give {_chosen(row)}"
+            f"{place}: the columns chosen and rejected are preferences: learn them with "
+            "--training.objective dpo, or, to learn the chosen answers alone, give "
+            f"{_chosen(row)}"
         )
     return "chat" if has_conversation(row) else "text"
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from data.pipeline import Pipeline
+from data.preferences import Unit
 from data.task import Split
+from data.texts import Corpus
 
 DOCUMENTS = 1024
 """Tokens of a sample of documents, which fill any: as run_clm of transformers has them."""
@@ -44,10 +46,7 @@ def lengths_of(data: Pipeline, splits: Sequence[Split]) -> Lengths:
         found = [lengths_of(part, ["train"]) for part in data.parts.values()]
         found += [lengths_of(data, others)] if others else []
         return _together(found, len(data.parts))
-    measured = [
-        [data.shape.length(tokens) for tokens in data.tokenised(split).tokens or ()]
-        for split in splits
-    ]
+    measured = [_measured(data, data.tokenised(split)) for split in splits]
     first = [tokens for tokens, _ in measured[0]]
     if data.task.kind == "plain":
         whole = sum(first) + len(first)
@@ -55,6 +54,18 @@ def lengths_of(data: Pipeline, splits: Sequence[Split]) -> Lengths:
     every = [lengths for split in measured for lengths in split]
     longest, target = (max(lengths) for lengths in zip(*every, strict=True))
     return Lengths(len(first), longest, fmean(first), target)
+
+
+def _measured(data: Pipeline, corpus: Corpus) -> list[tuple[int, int]]:
+    """Tokens that a sample holds of each example, and those of its target."""
+    tokens, prefers, length = corpus.tokens or (), data.task.prefers, data.shape.length
+    if prefers is None:
+        return [length(one) for one in tokens]
+    # Two texts share a sample; an encoder-decoder reads one prompt for both.
+    both = sum if data.shape.takes_chats else max
+    units = Unit.all(corpus.examples, tokens, prefers == "marked")
+    found = [[*zip(*map(length, unit.texts), strict=True)] for unit in units]
+    return [(both(read), max(written)) for read, written in found]
 
 
 def _together(found: Sequence[Lengths], sources: int) -> Lengths:

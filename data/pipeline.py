@@ -15,6 +15,7 @@ from config.sections import RunConfig
 from data.chat import ChatTemplate, chat_template_of
 from data.loaded import Loaded
 from data.mixture import Ingredient, Mixed, ingredients, is_mixture
+from data.preferences import Unit
 from data.prepared import is_large, prepared
 from data.rows import DataError
 from data.sample_format import SampleFormat
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
 WHOLE_NAMES = ("pairs", "streams")
 """Names of the formats that other processes know; see `data.prepare`."""
 
-KINDS = {"text": "examples", "chat": "conversations", "plain": "parts of documents"}
+KINDS = {"text": "examples", "chat": "conversations", "plain": "parts of documents",
+         "pairs": "pairs", "marked": "answers"}  # fmt: skip
 """What rows of a format are called."""
 
 LONGEST_TARGETS = 2000
@@ -105,7 +107,7 @@ class Pipeline:
         Raises:
             DataError: see `task_of`.
         """
-        task = task_of(self.given.data)
+        task = task_of(self.given.data, self.given.training.prefers)
         if not self.parts or task.format is not None:
             return task
         kinds = [part.task.kind for part in self.parts.values()]
@@ -221,7 +223,10 @@ class Pipeline:
                 "plain text is for models with a decoder alone, but this one reads a prompt and "
                 "writes a target: give rows that have both, or another --model"
             )
-        if is_large(task.source(split)) and self.shape.name in WHOLE_NAMES:
+        if task.prefers and task.kind == "plain":
+            raise DataError("preferences are answers to prompts: leave out --data.format plain")
+        large = is_large(task.source(split)) and not task.prefers
+        if large and self.shape.name in WHOLE_NAMES:
             return self._prepared(split)
         if not self.is_chat:
             found = task.corpora(split).items()
@@ -296,8 +301,10 @@ class Pipeline:
         self._check_targets(corpus)
         samples = self.samples(corpus)
         notes = [f"{name}{': ' if name else ''}{len(samples)} training samples"]
-        if len(samples) != len(corpus.examples):
-            notes[0] += f" of {len(corpus.examples)} {KINDS[self.task.kind]}"
+        prefers = self.task.prefers
+        rows = len(corpus.examples) // (2 if prefers == "pairs" else 1)
+        if len(samples) != rows:
+            notes[0] += f" of {rows} {KINDS[prefers or self.task.kind]}"
         say(
             ", ".join(
                 [*notes, *corpus.notes, *samples.cuts.notes(self.config.model.sequence_length)]
@@ -332,6 +339,8 @@ class Pipeline:
         data = self.given.data
         if data.validation is None or data.long_targets != "refuse" or self.task.kind != "text":
             return
+        if self.task.prefers:
+            return
         corpora = [training, self.corpus("validation")]
         targets = [
             (example.target, corpus.place(i))
@@ -353,7 +362,11 @@ class Pipeline:
             ConfigError: one does not fit the model.
         """
         examples, tokens = corpus.examples, self.with_tokens(corpus).tokens or ()
+        prefers = self.task.prefers
         try:
+            if prefers is not None:
+                units = Unit.all(examples, tokens, prefers == "marked")
+                return self.shape.of_units(self.config, units, self.tokenizer)
             return self.shape.samples(self.config, examples, tokens, self.tokenizer, evaluated)
         except TooLong as error:
             raise _placed(error, corpus.place(error.index)) from error

@@ -12,6 +12,7 @@ import numpy as np
 
 from config.sections import RunConfig
 from data.chat import Loss
+from data.preferences import Preferences, Unit
 from data.samples import Batch, Limit, Prompts, Samples
 from data.texts import Example
 from data.tokens import Tokenizer, Tokens
@@ -45,7 +46,7 @@ class SampleFormat(ABC):
 
     def example(self, config: RunConfig, example: Example) -> Example:
         """An example of a task as the model is given it."""
-        return Example(self.asked(config, example.prompt), example.target)
+        return example.asking(self.asked(config, example.prompt))
 
     def settled(self, config: RunConfig, separator: str) -> RunConfig:
         """The configuration with what only the data can tell.
@@ -84,6 +85,12 @@ class SampleFormat(ABC):
         Raises:
             TooLong: an example does not fit.
         """
+
+    @abstractmethod
+    def of_units(
+        self, config: RunConfig, units: Sequence[Unit], tokenizer: Tokenizer
+    ) -> Preferences:
+        """Samples of preferences. Raises as `samples`."""
 
     @abstractmethod
     def prompts(

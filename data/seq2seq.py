@@ -15,6 +15,7 @@ import numpy as np
 
 from config.sections import RunConfig
 from config.task import Seq2SeqData
+from data.preferences import COUNTS, Preferences, Unit, answers_of, of_units, signs_of
 from data.sample_format import Marked, SampleFormat, length_multiple, padded
 from data.samples import (
     EMPTY,
@@ -26,6 +27,7 @@ from data.samples import (
     LongTargets,
     Prompts,
     Samples,
+    TooLong,
     concatenate,
     digest_of,
     fitted_targets,
@@ -50,7 +52,8 @@ class EncodedExamples:
     Attributes:
         tokens: int32, the prompts' ids one after the other, each ended by `</s>`.
         starts: int64 [n + 1], where each prompt starts in `tokens`, and where the last one ends.
-        targets: int32 [n, decoder_sequence_length], padded with `IGNORE_INDEX`.
+        targets: int32 [n, decoder_sequence_length], padded with `IGNORE_INDEX`; of preferences
+            [n, 2, decoder_sequence_length], for `PackedExamples` alone.
         sequence_length: length that prompts are padded to.
         pad: id of the padding token, which also starts decoding.
         cuts: what was cut or dropped; prompts lose their end, `</s>` kept.
@@ -129,13 +132,15 @@ class PackedExamples:
         """The batch of the samples at `indices`, in their order, int32.
 
         `input_ids` and `segments` are [n, sequence_length], the mask with the places' numbers
-        as in `concatenate`; `decoder_input_ids` and `labels` have a sequence for each place,
-        [n * places, decoder_sequence_length].
+        as in `concatenate`; `decoder_input_ids` and `labels` have a sequence for each target of
+        each place, [n * places * answers, decoder_sequence_length].
         """
         encoded, samples = self.examples, self.samples[np.asarray(indices, np.int64)]
         words, segments = concatenate(samples, encoded.prompt, encoded.sequence_length, encoded.pad)
         taken = samples.reshape(-1)
-        labels = np.where(taken[:, None] == EMPTY, IGNORE_INDEX, encoded.targets[taken])
+        targets = encoded.targets.reshape(len(encoded), -1)[taken]
+        labels = np.where(taken[:, None] == EMPTY, IGNORE_INDEX, targets)
+        labels = labels.reshape(-1, encoded.targets.shape[-1])
         return {
             "input_ids": words,
             "segments": segments,
@@ -177,6 +182,33 @@ class Seq2Seq(SampleFormat):
         )
         return encoded if most == 1 else PackedExamples.of(encoded, most)
 
+    def of_units(
+        self, config: RunConfig, units: Sequence[Unit], tokenizer: Tokenizer
+    ) -> Preferences:
+        """Both answers are targets of the first one's prompt."""
+        kept, limit = list(units), self.output_length(config)
+        if config.data.long_targets == "drop":
+            kept = [unit for unit in units if _longest_target(unit) <= limit]
+        try:
+            each = fitted_pairs(
+                [text for unit in kept for text in unit.texts],
+                [example for unit in kept for example in unit.examples],
+                tokenizer,
+                config.model.sequence_length,
+                limit,
+                config.data.long_targets,
+                keeps_end=config.data.format == "chat",
+            )
+        except TooLong as error:
+            raise TooLong(kept[error.index // 2].index, str(error)) from error
+        prompts = [each.prompt(2 * i) for i in range(len(kept))]
+        cuts = Cuts(each.cuts.prompts // 2, each.cuts.targets, len(units) - len(kept))
+        targets = each.targets.reshape(-1, 2, limit)
+        both = EncodedExamples(*_joined(prompts), targets, each.sequence_length, each.pad, cuts)
+        packed = PackedExamples.of(both, examples_per_sample(config))
+        counts = np.count_nonzero(targets != IGNORE_INDEX, axis=2).astype(np.float32)
+        return Preferences(packed, packed.samples, counts, signs_of(kept))
+
     def prompts(
         self, config: RunConfig, texts: Sequence[str], tokenizer: Tokenizer
     ) -> tuple[RunConfig, Prompts]:
@@ -201,7 +233,7 @@ class Seq2Seq(SampleFormat):
 
     def predicted(self, config: RunConfig) -> int:
         """All positions of the targets predict."""
-        return self.output_length(config) * examples_per_sample(config)
+        return self.output_length(config) * examples_per_sample(config) * answers_of(config)
 
     def generated(self, config: RunConfig, count: int, mean_tokens: float | None) -> Samples:
         """Each of a sample's examples gets an equal part of it, unless a mean is given."""
@@ -227,6 +259,7 @@ class Seq2Seq(SampleFormat):
             "mask": segments_of(batch),
             "decoder_words": batch["decoder_input_ids"],
             "labels": batch["labels"],
+            **of_units(batch),
         }
 
     def marked(self, batch: Batch) -> list[list[Marked]]:
@@ -234,6 +267,7 @@ class Seq2Seq(SampleFormat):
         places = len(batch["labels"]) // len(batch["input_ids"])
         for row, labels in enumerate(batch["labels"]):
             sample, place = divmod(row, places)
+            place //= 2 if COUNTS in batch else 1
             there = segments_of(batch)[sample] == place + 1
             prompt = [(int(token), False) for token in batch["input_ids"][sample][there]]
             target = [(int(token), True) for token in labels[labels != IGNORE_INDEX]]
@@ -297,13 +331,18 @@ def fitted_pairs(
     fitting = [pairs[i][0] for i in kept]
     prompts, cut = _prompts(fitting, tokenizer.end, sequence_length, keeps_end)
     return EncodedExamples(
-        tokens=np.concatenate([np.zeros(0, np.int32), *prompts]),
-        starts=np.cumsum([0, *map(len, prompts)]),
-        targets=labels,
-        sequence_length=sequence_length,
-        pad=tokenizer.pad,
-        cuts=cuts + Cuts(prompts=cut),
+        *_joined(prompts), labels, sequence_length, tokenizer.pad, cuts + Cuts(prompts=cut)
     )
+
+
+def _joined(prompts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens one after the other, and where each prompt's start."""
+    starts = np.cumsum([0, *map(len, prompts)])
+    return np.concatenate([np.zeros(0, np.int32), *prompts]), starts
+
+
+def _longest_target(unit: Unit) -> int:
+    return max(len(_prompt_and_target(text)[1]) for text in unit.texts)
 
 
 def generated_examples(

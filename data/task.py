@@ -22,6 +22,7 @@ from data.conversations import (
 from data.documents import DocumentPart, parts
 from data.forms import PLAIN, USUAL_PAIRS, Form, Format, Pair, format_of, pair_of
 from data.mixture import ingredients, is_mixture
+from data.preference_rows import answers_of_row, form_of_answers
 from data.rows import DataError, File, HubDataset, Row, Source, source_of
 from data.template import ColumnError, NullError, Template
 from data.texts import MAX_CHARACTERS, Corpus, Example
@@ -62,6 +63,7 @@ class Task:
             data of its own.
         nulls: see `Data.nulls`.
         format, messages, system: as in the configuration.
+        prefers: see `Training.prefers`: rows hold answers that are compared or judged.
         between: what goes between prompt and target in one stream; None: the columns decide.
     """
 
@@ -76,6 +78,7 @@ class Task:
     messages: str | None = None
     system: str | None = None
     between: str | None = None
+    prefers: Literal["pairs", "marked"] | None = None
 
     @cached_property
     def kind(self) -> Format:
@@ -86,6 +89,8 @@ class Task:
         """
         if self.format is not None:
             return self.format
+        if self.prefers is not None:
+            return "text" if self._first is None else form_of_answers(self._first[1])
         if self.prompt is not None and self.target is not None:
             return "text"
         if self.messages is not None:
@@ -95,7 +100,7 @@ class Task:
     @property
     def separator(self) -> str:
         """What goes between a prompt and what a model writes, if they are one stream."""
-        if self.between is not None or self.kind != "text":
+        if self.between is not None or self.prefers or self.kind != "text":
             return self.between or ""
         return "" if self._first is None else self._pair(*self._first).between
 
@@ -105,8 +110,8 @@ class Task:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """What generated answers are judged by; documents have none."""
-        if self.kind == "plain":
+        """What generated answers are judged by; documents and preferences have none."""
+        if self.prefers or self.kind == "plain":
             return ()
         return ("accuracy",) if self.labels else ("exact_match", "rouge_l", "bleu")
 
@@ -150,7 +155,7 @@ class Task:
     def pair(self, source: Source) -> Pair | None:
         """The forms of the rows of a source, by its first one; None: they are none of texts, or
         there is no row."""
-        if self.kind != "text":
+        if self.kind != "text" or self.prefers:
             return None
         if self.prompt is not None and self.target is not None:
             return Pair(self.prompt, self.target)
@@ -187,6 +192,8 @@ class Task:
     def _examples(
         self, place: FileLocation, row: Row, pair: Pair | None, chat: Reader | None
     ) -> Iterable[Example | int]:
+        if self.prefers is not None:
+            return self._answers(place, row, chat)
         if chat is not None:
             talk = self._conversation(place, row)
             read = talk if isinstance(talk, int) else chat.read(place, talk)
@@ -205,6 +212,25 @@ class Task:
             return example
         talk = question_and_answer(row, example.prompt, example.target)
         return talk.with_system(self.system)
+
+    def _answers(self, place: FileLocation, row: Row, chat: Reader | None) -> list[Example]:
+        """The answers of a row of preferences; none if the chat template refuses one."""
+        prompt = None if self.prompt is None else self.prompt.render(row)
+        found = list[Example]()
+        single = self.prefers == "marked"
+        for answer, liked in answers_of_row(row, single, prompt, chat is not None):
+            if isinstance(answer, Conversation):
+                assert chat is not None
+                read = chat.read(place, answer.with_system(self.system))
+                if read is None:
+                    return []
+                answer = read
+            for text in (answer.prompt, answer.target):
+                _bounded(text)
+            found.append(answer.judged(liked))
+        if len({example.prompt for example in found}) > 1:
+            raise ColumnError("the answers differ before the last message of the assistant")
+        return found
 
     def _documents(self, row: Row) -> list[Example]:
         if isinstance(row, DocumentPart):
@@ -338,8 +364,11 @@ TASKS: dict[str, Task] = {
 """Tasks by the name that `data.dataset` has."""
 
 
-def task_of(data: Data) -> Task:
+def task_of(data: Data, prefers: Literal["pairs", "marked"] | None = None) -> Task:
     """The configured task: `data.dataset`, or that of the files that are given.
+
+    Args:
+        prefers: see `Task`.
 
     Raises:
         DataError: a template cannot be read, or there is one label only.
@@ -367,6 +396,7 @@ def task_of(data: Data) -> Task:
         format=data.format,
         messages=data.messages,
         system=data.system,
+        prefers=prefers,
     )
     try:
         if data.prompt is not None:

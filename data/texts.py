@@ -39,12 +39,14 @@ class Example(NamedTuple):
         whole: the whole text in spans, where it is written as it is to be read: nothing goes
             between its parts, and special tokens are in it. Empty: it is prompt and target.
         part: where the target is a part of a document, which has no prompt.
+        liked: whether a person liked the target; None: nobody says it.
     """
 
     prompt: str
     target: str
     whole: tuple[TextSpan, ...] = ()
     part: Part | None = None
+    liked: bool | None = None
 
     def spans(self) -> tuple[TextSpan, ...]:
         """The whole text, for a model that reads and writes one stream.
@@ -58,10 +60,17 @@ class Example(NamedTuple):
         apart = self.target[:1].isspace() or self.prompt[-1:].isspace()
         return self.target if apart else f" {self.target}"
 
+    def asking(self, prompt: str) -> Example:
+        """It with another prompt."""
+        return self._replace(prompt=prompt)
 
-def joined_example(prompt: str, target: str) -> Example:
-    """An example with nothing between prompt and target."""
-    return Example(prompt, target, (TextSpan(prompt, False), TextSpan(target, True)))
+    def judged(self, liked: bool | None) -> Example:
+        """It with whether a person liked the target."""
+        return self._replace(liked=liked)
+
+    def joined(self) -> Example:
+        """It with nothing between prompt and target."""
+        return self._replace(whole=(TextSpan(self.prompt, False), TextSpan(self.target, True)))
 
 
 @dataclass(frozen=True)

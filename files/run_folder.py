@@ -96,6 +96,12 @@ class RunFolder:
         return self.path / "prepared"
 
     @property
+    def reference(self) -> Path:
+        """The folder of what the reference of preferences says, by a digest of what it follows
+        from."""
+        return self.path / "reference"
+
+    @property
     def best(self) -> Path:
         """The folder of the step with the best weights."""
         return self.path / "best"

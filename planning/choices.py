@@ -19,6 +19,7 @@ from config.sections import RunConfig
 from data.lengths import Lengths, lengths_of
 from data.loaded import Loaded
 from data.pipeline import Pipeline
+from data.preferences import answers_of
 from data.sample_format import SampleFormat, length_multiple
 from data.seq2seq import SEQ2SEQ
 from data.task import Split
@@ -52,6 +53,9 @@ that: those of the presets."""
 
 ADAPTER_RATE = 2e-4
 """That of adapters, of any model."""
+
+PREFERENCES = 0.05
+"""The factor on it where preferences are learned: they lead far from the reference soon."""
 
 WARMUP = 0.1
 
@@ -198,7 +202,7 @@ def _has_data(given: frozenset[str], splits: Sequence[Split]) -> bool:
 def _with_lengths(choices: Choices, shape: SampleFormat, lengths: Lengths | None) -> Choices:
     """As long as the longest texts, up to `LONGEST` and what the model was made for."""
     config = choices.config
-    most = _most(config)
+    most = _most(config) * (answers_of(config) if shape.takes_chats else 1)
     multiple = length_multiple(config)
 
     def fitting(tokens: int) -> int:
@@ -243,6 +247,7 @@ def _habits(config: RunConfig, shape: SampleFormat) -> dict[str, Any]:
     size = config.min_weights()
     of_shape = next(rate for most, rate in RATES[shape.name] if size < most)
     rate = ADAPTER_RATE if config.adapter.rank else of_shape
+    rate *= PREFERENCES if config.training.prefers else 1
     learned = {} if shape is SEQ2SEQ else {"data__loss": "answers"}
     prefix = "training__optimizer__learning_rate"
     return {f"{prefix}__maximum": rate, f"{prefix}__warmup_proportion": WARMUP, **learned}

@@ -34,7 +34,7 @@ from modelling.spec import ModelFamily, family_of
 from modelling.weights import Arrays, Computed, without_optimizer
 from run.best import Best
 from run.card import RunRecord
-from run.evaluation.evaluator import Evaluator
+from run.evaluation.evaluator import Evaluator, wanted_metrics
 from run.export import export
 from run.options import RunOptions
 from run.profile import Profile, profiled_runs
@@ -43,6 +43,7 @@ from run.records.progress import VALIDATION
 from run.records.prometheus_page import PrometheusPage
 from run.records.record_files import check_records
 from run.records.recorder import Recorder, Silence
+from run.reference import Reference
 from run.sample_notes import length_note, sample_notes
 from run.saving import Checkpoints
 from run.schedule import Schedule, changed_rate, check_iterations, with_steps
@@ -126,6 +127,8 @@ def _finetune(
     """Train; returns why it ended early, if it did."""
     family = family_of(config)
     data = Pipeline(config, family.sample_format, loaded)
+    if config.evaluation.steps is not None:
+        wanted_metrics(config, data.task)
     samples = data.training_samples()
     loader = Loader.of(config, samples)
     if options.preview:
@@ -143,10 +146,16 @@ def _finetune(
         if start.step >= config.training.steps:
             _say_done(config, family, start, options, folder, loaded)
             return None
+    of_run = RunFolder(Path(config.checkpoint.save or folder.path))
+    reference = Reference.of_run(config, family, start, of_run)
+    if reference is not None:
+        loader = Loader.of(config, reference.of(samples))
+        _continue(loader, start)
     profiled_runs(options.profile, config, start.step)  # too few steps are said before compiling
     model = compiled(lambda: FineTuning(config, family), "the training program")
     evaluates = config.evaluation.steps is not None
-    evaluator = Evaluator(config, family, model, loaded) if evaluates else None
+    refer = None if reference is None else reference.of
+    evaluator = Evaluator(config, family, model, loaded, refer) if evaluates else None
     loaded.forget("validation")
     with ExitStack() as stack:
         start, _ = start.load_with_fallback(partial(_enter, stack, model))
@@ -155,6 +164,7 @@ def _finetune(
         _say_new_rate(config, start)
         save = config.checkpoint.save is not None
         base = saved_base(start, family.weights(config)) if save else {}
+        base |= {} if reference is None else reference.record()
         best = Best(config, start.best, base)
         run = _Run(
             config, family, options, loader, start, model, evaluator, best, base,
@@ -318,7 +328,7 @@ class _Run:
                     epoch=(s + 1) * config.training.global_batch_size / self.loader.samples,
                     skipped_steps=self.skipped.total,
                     tokens=result.tokens,
-                    **(validation | checkpoints.facts() if s == step - 1 else {}),
+                    **(result.told | (validation | checkpoints.facts() if s == step - 1 else {})),
                 )
             if self.skipped.too_many:
                 break

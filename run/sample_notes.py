@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from config.sections import RunConfig
+from config.task import Seq2SeqData
 from data.samples import Samples, labelled_tokens, segments_of
 
 LOOKED_AT = 256
@@ -40,7 +41,8 @@ def length_note(config: RunConfig, written: int = 0) -> list[str]:
     Args:
         written: tokens that follow those that are read.
     """
-    most, read = config.model.made_for, config.model.sequence_length
+    shared = 2 if config.training.prefers and not isinstance(config.data, Seq2SeqData) else 1
+    most, read = config.model.made_for, config.model.sequence_length // shared
     if most is None or read + written <= most:
         return []
     answers = f", and up to {written} follow" if written else ""

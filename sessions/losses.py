@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import reduce
 
 import numpy as np
 
 import popdist
+from config.metrics import Tally, added
 from config.sections import RunConfig
 from data.batches import BatchSharding
 from data.samples import Batch, Samples
@@ -15,6 +17,8 @@ from modelling.objectives import WEIGHT, objective_of
 from modelling.phases.evaluation import build_loss
 from modelling.spec import ModelFamily
 from sessions.running import RunningModel
+
+_SUMS = "sums"  # among the arrays of a batch
 
 
 @dataclass(frozen=True)
@@ -24,15 +28,22 @@ class Loss:
     Attributes:
         total: over all of them.
         tokens: what that is divided by: of target tokens their number, end tokens included.
+        told: what the objective tells besides.
     """
 
     total: float
     tokens: int
+    told: Tally = field(default_factory=dict)
 
     @property
     def mean(self) -> float:
         """The loss as objectives mean it."""
         return self.total / max(self.tokens, 1)
+
+    @property
+    def tally(self) -> Tally:
+        """All of it, for metrics."""
+        return {**self.told, "loss": (self.total, self.tokens)}
 
 
 class Losses(RunningModel):
@@ -66,20 +77,47 @@ class Losses(RunningModel):
         Args:
             on_progress: called after each run of the program with the number of samples it did.
         """
-        size = self.config.training.global_batch_size
-        own = self._sharding.positions(size)
+        told: Tally = {}
         total, tokens = 0.0, 0
-        for start in range(0, len(samples), size):
-            indices = np.arange(start, min(start + size, len(samples)))
-            taken = samples.take(np.resize(indices, size)[own])
-            batch = self.objective.only(taken, own < len(indices))
-            total += self._sum(batch)
-            tokens += self.objective.normaliser(self._sharding.without_duplicates(batch))
+        for indices, batch in self._batches(samples):
+            loss, sums = self._sums(batch)
+            total += loss
+            counted = batch if sums is None else {**batch, _SUMS: self._sharding.own_of(sums)}
+            once = self._sharding.without_duplicates(counted)
+            tokens += self.objective.normaliser(once)
+            if sums is not None:
+                told = added(told, self.objective.tally(once[_SUMS], once))
             if on_progress is not None:
                 on_progress(len(indices))
-        return Loss(total, sum(popdist.gather(tokens)))
+        return Loss(total, sum(popdist.gather(tokens)), reduce(added, popdist.gather(told)))
 
-    def _sum(self, batch: Batch) -> float:
+    def texts(self, samples: Samples, first: int = 0) -> Iterator[tuple[slice, np.ndarray]]:
+        """What the loss is a function of, `Objective.sums`, for batch after batch of all samples.
+
+        Args:
+            first: sample to begin with.
+
+        Yields:
+            Which samples, and for each of them a row for each two texts: [n, rows, 2].
+        """
+        for indices, batch in self._batches(samples, first):
+            sums = self._sums(batch)[1]
+            assert sums is not None, "only objectives that tell have texts"
+            by_sample = sums.reshape(self.config.training.global_batch_size, -1, 2)
+            yield slice(indices[0], indices[-1] + 1), by_sample[: len(indices)]
+
+    def _batches(self, samples: Samples, first: int = 0) -> Iterator[tuple[np.ndarray, Batch]]:
+        """The samples in order, and of each batch what is for the replicas of this process."""
+        size = self.config.training.global_batch_size
+        own = self._sharding.positions(size)
+        for start in range(first, len(samples), size):
+            indices = np.arange(start, min(start + size, len(samples)))
+            taken = samples.take(np.resize(indices, size)[own])
+            yield indices, self.objective.only(taken, own < len(indices))
+
+    def _sums(self, batch: Batch) -> tuple[float, np.ndarray | None]:
+        """The loss of a batch, and in the order of the samples of all processes what it is a
+        function of."""
         c = self.config
         arrays = self._family.sample_format.streams(batch)
         own, streams = self._sharding.own, self.program.inputs
@@ -89,6 +127,8 @@ class Losses(RunningModel):
         inputs[streams[WEIGHT]] = np.ones(
             (c.gradient_accumulation, own.stop - own.start), np.float32
         )
-        losses = self._run(inputs)[self.program.loss]
-        by_replica = losses.reshape(-1, c.execution.data_parallel, c.execution.tensor_parallel)
-        return float(by_replica[..., 0].astype(np.float64).sum())
+        outputs = self._run(inputs)
+        losses = self._sharding.from_replicas(outputs[self.program.loss][..., None])
+        sums = self.program.sums
+        told = None if sums is None else self._sharding.from_replicas(outputs[sums])
+        return float(losses.astype(np.float64).sum()), told

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any
 
 import numpy as np
 
 import popdist
 import popxl
 import popxl_addons as addons
+from config.metrics import Tally, added
 from config.sections import RunConfig
 from data.batches import BatchSharding
 from data.samples import Batch
@@ -31,13 +34,15 @@ class StepResult:
         loss: mean over the target tokens of the global batch, before the update.
         gradient_norm: global norm of the gradients, before clipping; NaN if a loss is not finite.
         tokens, target_tokens: how many the global batch holds, without padding, and how many of
-            them have a label.
+            them have a label, or what else the loss is divided by.
+        told: what the objective tells of the batch, by name.
     """
 
     loss: float
     gradient_norm: float
     tokens: int = 0
     target_tokens: int = 0
+    told: dict[str, Any] = field(default_factory=dict)
 
     @property
     def skipped(self) -> bool:
@@ -164,7 +169,7 @@ class FineTuning(RunningModel):
         else:
             inputs[self.program.only_update] = self._per_step(np.zeros(iterations, np.bool_))
             self._seed_rounding(first_step if self._pending is None else self._pending)
-        results = self._results(self._run(inputs), counts)
+        results = self._results(self._run(inputs), counts, batches)
         if self.program.only_update is not None:
             self._pending = first_step + iterations - 1
         return results
@@ -221,11 +226,37 @@ class FineTuning(RunningModel):
         self,
         outputs: Mapping[popxl.DeviceToHostStream, np.ndarray],
         counts: Sequence[tuple[int, int]],
+        batches: Sequence[Batch],
     ) -> list[StepResult]:
         c = self.config
         n, replicas = c.execution.device_iterations, c.replicas
         losses = outputs[self.program.loss].reshape(n, c.gradient_accumulation, replicas)
         norms = outputs[self.program.gradient_norm].reshape(-1, replicas)[:n, 0]
         means = losses.astype(np.float64).mean(axis=(1, 2))
-        rows = zip(means, norms, counts, strict=True)
-        return [StepResult(float(loss), float(norm), *n) for loss, norm, n in rows]
+        told = self._told(outputs, means, counts, batches)
+        rows = zip(means, norms, counts, told, strict=True)
+        return [StepResult(float(loss), float(norm), *n, more) for loss, norm, n, more in rows]
+
+    def _told(
+        self,
+        outputs: Mapping[popxl.DeviceToHostStream, np.ndarray],
+        means: np.ndarray,
+        counts: Sequence[tuple[int, int]],
+        batches: Sequence[Batch],
+    ) -> list[dict[str, Any]]:
+        """The objective's metrics of each step, besides the loss."""
+        stream, objective, sharding = self.program.sums, self._objective, self._sharding
+        if stream is None:
+            return [{} for _ in batches]
+        own = list[Tally]()
+        for sums, batch in zip(np.split(outputs[stream], len(batches)), batches, strict=True):
+            rows = sharding.own_of(sharding.from_replicas(sums))
+            once = sharding.without_duplicates({**batch, "sums": rows})
+            own.append(objective.tally(once["sums"], once))
+        every = [reduce(added, of_step) for of_step in zip(*popdist.gather(own), strict=True)]
+        told = list[dict[str, Any]]()
+        for tally, mean, (_, normaliser) in zip(every, means, counts, strict=True):
+            whole = {**tally, "loss": (mean * normaliser, normaliser)}
+            found = {name: metric(whole) for name, metric in objective.metrics.items()}
+            told.append({name: value for name, value in found.items() if name != "loss"})
+        return told

@@ -10,8 +10,9 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from data.sample.generate import Premise, scenes_of, write_premise
 from data.sample.vocabulary import ATTRIBUTES
@@ -44,18 +45,19 @@ def conversations(split: str) -> Iterator[dict[str, list[dict[str, str]]]]:
         names = rng.sample(["colour", "place", "vehicle", "time"], TOLD)
         told = {name: rng.choice(ATTRIBUTES[name].values) for name in names}
         brief = rng.random() < BRIEF_SHARE
-        messages = [_said("system", BRIEF)] if brief else []
+        messages = [said("system", BRIEF)] if brief else []
         text = write_premise(rng, Premise(scene, told)) + " "
         for question in rng.sample(list(QUESTIONS), rng.randint(*ASKED)):
             asked = QUESTIONS[question].format(person=scene[0], thing=scene[1])
             known = {"who": scene[0], "what": scene[1]} | told
-            messages.append(_said("user", text + asked))
-            messages.append(_said("assistant", _answer(question, known, brief)))
+            messages.append(said("user", text + asked))
+            messages.append(said("assistant", answer(question, known, brief)))
             text = ""
         yield {"messages": messages}
 
 
-def _answer(question: str, known: dict[str, str], brief: bool) -> str:
+def answer(question: str, known: dict[str, str], brief: bool) -> str:
+    """What the assistant says, in one word or in a sentence."""
     value = known.get(question)
     if value is None:
         return "unknown" if brief else "You did not say."
@@ -76,15 +78,18 @@ def _answer(question: str, known: dict[str, str], brief: bool) -> str:
             return f"{value.capitalize()}."
 
 
-def _said(role: str, content: str) -> dict[str, str]:
+def said(role: str, content: str) -> dict[str, str]:
+    """A message."""
     return {"role": role, "content": content}
 
 
-def write(folder: Path) -> None:
+def write(
+    folder: Path, rows_of: Callable[[str], Iterable[Mapping[str, Any]]] = conversations
+) -> None:
     """Write `train.jsonl` and `validation.jsonl`."""
     folder.mkdir(parents=True, exist_ok=True)
-    for split in SIZES:
-        lines = "".join(json.dumps(row) + "\n" for row in conversations(split))
+    for split in ("train", "validation"):
+        lines = "".join(json.dumps(row) + "\n" for row in rows_of(split))
         (folder / f"{split}.jsonl").write_text(lines, encoding="utf-8", newline="\n")
 
 

@@ -59,8 +59,11 @@ class LMHeadLoss(Layer):
         with linear_head(config):
             self.lm_head = LMHead(config.model.embedding.vocab_size, groups, bias, cap)
 
-    def build(self, x: Tensor, *inputs: Tensor, seed: Tensor | None = None) -> Tensor:
-        """The weighted loss of a micro-batch, see `Objective.loss` and `WEIGHT`.
+    def build(
+        self, x: Tensor, *inputs: Tensor, seed: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """The weighted loss of a micro-batch, see `Objective.loss` and `WEIGHT`, and the sums if
+        the objective tells them.
 
         Args:
             x: the last layer's output, (batch, length, hidden).
@@ -68,24 +71,31 @@ class LMHeadLoss(Layer):
             seed: uint32 (2,) for dropout, the same on the replicas of a tensor-parallel group.
 
         Returns:
-            float32 scalar.
+            The loss is a float32 scalar.
         """
-        (*own, weight), x = inputs, self.features(x, seed)
+        objective, (*own, weight) = self.objective, inputs
+        tokens, texts = own[: len(objective.of_tokens)], own[len(objective.of_tokens) :]
+        sums = self._sums(self.features(x, seed), tokens)
+        named = dict(zip(objective.of_texts, texts, strict=True))
+        loss = objective.loss(sums, named, self.lm_head.groups) * weight
+        return (loss, sums) if objective.tells else loss
+
+    def _sums(self, x: Tensor, tokens: Sequence[Tensor]) -> Tensor:
         slices = self._slices(x)
         if slices == 1:
-            return self._loss(self.lm_head(x, self._table()), own) * weight
+            return self._sums_of(self.lm_head(x, self._table()), tokens)
         head, axis = self.lm_head, 0 if self.axes.transposed else 1
 
-        def of_slice(x: Tensor, weights: Sequence[Tensor], own: Sequence[Tensor]) -> Tensor:
-            return self._loss(head.of(x, *weights), own)
+        def of_slice(x: Tensor, weights: Sequence[Tensor], tokens: Sequence[Tensor]) -> Tensor:
+            return self._sums_of(head.of(x, *weights), tokens)
 
         sliced = SlicedLoss(of_slice, slices, axis)
         call = self.call_module(sliced, "sliced", autodiff="none" if self.is_evaluated else "auto")
-        return call(head.groups.copy_to_tp(x), head.weights(x, self._table()), own)[0] * weight
+        return call(head.groups.copy_to_tp(x), head.weights(x, self._table()), tokens)[0]
 
-    def _loss(self, logits: Tensor, inputs: Sequence[Tensor]) -> Tensor:
-        named = dict(zip(self.objective.inputs, inputs, strict=True))
-        return self.objective.loss(logits, named, self.axes, self.lm_head.groups)
+    def _sums_of(self, logits: Tensor, tokens: Sequence[Tensor]) -> Tensor:
+        named = dict(zip(self.objective.of_tokens, tokens, strict=True))
+        return self.objective.sums(logits, named, self.axes, self.lm_head.groups)
 
     def _slices(self, x: Tensor) -> int:
         """As few slices of the tokens as keep the logits of each within `LARGEST_LOGITS`."""

@@ -16,7 +16,7 @@ from modelling.layers.slices import forward_values, slice_of, sliced_spec, with_
 from popxl import Tensor, ops
 
 Loss = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor]], Tensor]
-"""(features, weights, what else is read of the tokens) -> a sum over tokens, float32 scalar."""
+"""(features, weights, what else is read of the tokens) -> sums over tokens, float32."""
 
 _LENGTH = 1
 """Axis of the tokens in what else is read of them: (batch, length)."""
@@ -45,7 +45,8 @@ class SlicedLoss(addons.Module):
             x, read = self._cut(x, read, start)
             return total + self.loss(x, weights, read), start + x.shape[self.axis]
 
-        total, start = ops.init((), popxl.float32), popxl.constant(0, popxl.int32)
+        spec = self._step(x, weights, read).graph.outputs[0].spec
+        total, start = ops.init(spec.shape, spec.dtype), popxl.constant(0, popxl.int32)
         graph = popxl.gir().create_graph(iteration, total, start, x, weights, read)
         return ops.repeat(graph, self.slices, total, start, x, *weights, *read)[0]
 
@@ -88,11 +89,17 @@ class SlicedLoss(addons.Module):
         self, x: Tensor, weights: Sequence[Tensor], read: Sequence[Tensor]
     ) -> addons.GraphWithNamedArgs:
         """The gradient of one slice. It takes the loss's gradient and what `loss` takes."""
-        size = x.shape[self.axis] // self.slices
-        specs = [w.spec for w in weights], [sliced_spec(t, size, _LENGTH) for t in read]
-        _, step = self.loss.create_graph(sliced_spec(x, size, self.axis), *specs)
+        step = self._step(x, weights, read)
         wanted = step.graph.inputs[: 1 + len(weights)]
         return addons.recompute_graph(step.autodiff(grads_required=wanted))
+
+    def _step(
+        self, x: Tensor, weights: Sequence[Tensor], read: Sequence[Tensor]
+    ) -> addons.GraphWithNamedArgs:
+        """`loss` of one slice."""
+        size = x.shape[self.axis] // self.slices
+        specs = [w.spec for w in weights], [sliced_spec(t, size, _LENGTH) for t in read]
+        return self.loss.create_graph(sliced_spec(x, size, self.axis), *specs)[1]
 
 
 class _Step(addons.Module):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -26,22 +26,17 @@ class CrossEntropy(Objective):
     target.
     """
 
-    inputs = {"labels": lambda tokens: tokens}  # noqa: RUF012
+    of_tokens = {"labels": lambda tokens: tokens}  # noqa: RUF012
+    of_texts = {}  # noqa: RUF012
     metrics = OBJECTIVES["cross_entropy"]
 
-    def loss(
+    def sums(
         self, logits: Tensor, inputs: Mapping[str, Tensor], axes: Axes, groups: Groups
     ) -> Tensor:
-        labels, classes = inputs["labels"], logits.shape[-1]
-        tokens, labels = labels.nelms, axes.swap(labels)
-        logits, labels = logits.reshape((tokens, classes)), labels.reshape((tokens,))
-        ignored: Tensor = popxl.constant(IGNORE_INDEX, popxl.int32, "ignored")
-        if groups.tensor_parallel > 1:
-            offset = groups.rank() * classes
-            labels, ignored = labels - offset, ignored - ops.reshape(offset, ())
-        return cross_entropy_sharded_loss(
-            logits, labels, ignored, replica_grouping=groups.tp, reduction="sum"
-        )
+        return losses_of_tokens(logits, inputs["labels"], axes, groups, "sum")
+
+    def loss(self, sums: Tensor, inputs: Mapping[str, Tensor], groups: Groups) -> Tensor:
+        return sums
 
     def normaliser(self, batch: Batch) -> int:
         return labelled_tokens(batch)
@@ -51,3 +46,26 @@ class CrossEntropy(Objective):
         rows = len(labels) // len(counted)  # targets of a sample
         labels[~np.repeat(counted, rows)] = IGNORE_INDEX
         return {**batch, "labels": labels}
+
+
+def losses_of_tokens(
+    logits: Tensor,
+    labels: Tensor,
+    axes: Axes,
+    groups: Groups,
+    reduction: Literal["sum", "none"],
+) -> Tensor:
+    """Negative log-likelihoods of the labels, 0 where there is none: float32.
+
+    Args:
+        reduction: the sum of all, or each, (batch * length,) in the order of activations.
+    """
+    classes, tokens, labels = logits.shape[-1], labels.nelms, axes.swap(labels)
+    logits, labels = logits.reshape((tokens, classes)), labels.reshape((tokens,))
+    ignored: Tensor = popxl.constant(IGNORE_INDEX, popxl.int32, "ignored")
+    if groups.tensor_parallel > 1:
+        offset = groups.rank() * classes
+        labels, ignored = labels - offset, ignored - ops.reshape(offset, ())
+    return cross_entropy_sharded_loss(
+        logits, labels, ignored, replica_grouping=groups.tp, reduction=reduction
+    )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 import popxl
+from config.metrics import Metrics, Tally
 from data.samples import Batch
 from popxl import Tensor, TensorSpec
 
@@ -24,36 +25,57 @@ sums of all micro-batches (of all data-parallel replicas) is that loss, the weig
 micro-batches divided by the normaliser.
 """
 
+SpecOf = Callable[[TensorSpec], TensorSpec]
+"""The spec of a micro-batch on a replica, from that of the tokens whose following ones are
+predicted."""
+
 
 class Objective(ABC):
     """What a model learns.
 
+    It is in two steps, since the logits of all tokens may take more than a device has: sums over
+    tokens, for one slice of them after the other, and the loss as a function of the sums.
+
     Attributes:
-        inputs: what the loss reads besides logits: by the name of its stream, the spec of a
-            micro-batch on a replica, from that of the tokens whose following ones are predicted.
-        metrics: what an evaluation tells, from the loss by name.
+        of_tokens: what the sums need besides logits, by the name of its stream: (batch, length).
+        of_texts: what the loss needs besides the sums.
+        metrics: what an evaluation tells, from a tally of it.
+        tells: whether the sums go to the host, for `tally`.
     """
 
-    inputs: ClassVar[Mapping[str, Callable[[TensorSpec], TensorSpec]]]
-    metrics: ClassVar[Mapping[str, Callable[[float], float]]]
+    of_tokens: Mapping[str, SpecOf]
+    of_texts: Mapping[str, SpecOf]
+    metrics: Metrics
+    tells: ClassVar[bool] = False
 
     def streams(self, tokens: TensorSpec) -> dict[str, TensorSpec]:
-        """Specs of `inputs` and of `WEIGHT`, as the head takes them."""
-        own = {name: spec(tokens) for name, spec in self.inputs.items()}
+        """Specs of all that is read besides logits and of `WEIGHT`, as the head takes them."""
+        read = {**self.of_tokens, **self.of_texts}
+        own = {name: spec(tokens) for name, spec in read.items()}
         return own | {WEIGHT: TensorSpec((), popxl.float32)}
 
     @abstractmethod
-    def loss(
+    def sums(
         self, logits: Tensor, inputs: Mapping[str, Tensor], axes: Axes, groups: Groups
     ) -> Tensor:
-        """The sum over a micro-batch.
+        """What is summed over tokens.
 
         Args:
             logits: this replica's part of them, in the order of activations, see `LMHead.build`.
-            inputs: by name.
+            inputs: `of_tokens` by name.
 
         Returns:
-            float32 scalar, the same on the replicas of a tensor-parallel group.
+            float32, the same on the replicas of a tensor-parallel group; the shape may depend on
+            the number of texts, but not on their length.
+        """
+
+    @abstractmethod
+    def loss(self, sums: Tensor, inputs: Mapping[str, Tensor], groups: Groups) -> Tensor:
+        """The sum over a micro-batch: float32 scalar.
+
+        Args:
+            sums: over all of its tokens.
+            inputs: `of_texts` by name.
         """
 
     @abstractmethod
@@ -67,3 +89,11 @@ class Objective(ABC):
         Args:
             counted: bool, whether a sample does not.
         """
+
+    def tally(self, sums: np.ndarray, batch: Batch) -> Tally:
+        """What there is to tell of a batch besides its loss.
+
+        Args:
+            sums: of the texts of the batch, in their order.
+        """
+        return {}

@@ -6,7 +6,7 @@ The chain's first row is the embeddings' output, then come those of the layers.
 from __future__ import annotations
 
 import popxl
-from data.causal_lm import examples_per_row
+from data.preferences import texts_per_row
 from modelling.layers import Axes, Embeddings, Layers, LMHeadLoss
 from modelling.phases.buffers import Chain, InputBuffers, Port
 from modelling.phases.layout import Layout
@@ -32,7 +32,7 @@ def decoder_only_layout(
     model, batch = config.model, config.execution.micro_batch_size
     words = popxl.TensorSpec((batch, model.sequence_length), popxl.int32)
     learned = head.objective.streams(words)
-    packed = {"starts": words} if examples_per_row(config) > 1 else {}
+    packed = {"starts": words} if texts_per_row(config) > 1 else {}
     inputs = InputBuffers({"words": words} | learned | packed, settings)
     shape = Axes.of(config).shape(batch, model.sequence_length, model.hidden_size)
     hidden = popxl.TensorSpec(shape, settings.dtype)

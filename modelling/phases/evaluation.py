@@ -24,12 +24,14 @@ class LossProgram:
     Attributes:
         inputs: streams of the batch by name, each with a transfer for each micro-batch.
         loss: stream of the loss of each micro-batch.
+        sums: stream of what it is a function of; None: the objective does not tell.
         variables: as `modelling.phases.training.TrainingProgram` has them, without `optim`.
     """
 
     ir: popxl.Ir
     inputs: Mapping[str, popxl.HostToDeviceStream]
     loss: popxl.DeviceToHostStream
+    sums: popxl.DeviceToHostStream | None
     variables: Mapping[str, list[addons.NamedTensors]]
 
 
@@ -50,4 +52,5 @@ def build_loss(
         layout.inputs.load()
         layout.forward(StepInputs())
     apply_pre_alias_patterns(ir, level="default")
-    return LossProgram(ir, layout.inputs.streams, layout.head.loss_stream, variables)
+    head = layout.head
+    return LossProgram(ir, layout.inputs.streams, head.loss_stream, head.sums_stream, variables)

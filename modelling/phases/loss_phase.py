@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import popxl
 import popxl_addons as addons
@@ -25,9 +25,15 @@ class LossPhase(Phase):
     of squares that `backward` returns is NaN, so that the optimizer leaves the step out, even where
     all gradients are finite.
 
+    Attributes:
+        sums_stream: of what the module returns besides; None: nothing.
+
     Args:
-        module: `build(*inputs, seed=None)` returns a float32 scalar.
+        module: `build(*inputs, seed=None)` returns a float32 scalar, or that and a tensor for the
+            host.
     """
+
+    _told: int  # outputs for the host, before those that gradients take
 
     def __init__(
         self,
@@ -38,12 +44,13 @@ class LossPhase(Phase):
         shared: Mapping[str, Phase] | None = None,
     ) -> None:
         self.loss_stream = popxl.d2h_stream((), popxl.float32, "loss")
+        self.sums_stream: popxl.DeviceToHostStream | None = None
         super().__init__(name, module, inputs, None, settings, shared=shared)
 
     def _build_graphs(
         self, forward: addons.GraphWithNamedArgs, inputs: Mapping[str, Port], output: Port | None
     ) -> None:
-        settings = self._settings
+        settings, self._told = self._settings, len(forward.graph.outputs)
         with_grad = [
             t
             for t, port in zip(forward.graph.inputs, inputs.values(), strict=False)
@@ -52,6 +59,7 @@ class LossPhase(Phase):
         self._grad_facts, grad = addons.autodiff_with_accumulation(
             forward,
             self._accumulated(forward),
+            forward.graph.outputs[:1],
             grads_required=with_grad,
             mean=False,
             accumulator_dtype=popxl.float32,
@@ -60,13 +68,13 @@ class LossPhase(Phase):
         both = self._loss_and_grad(forward, grad, [p.spec for p in inputs.values()])
         tensors = dict(zip(inputs, both.graph.inputs, strict=False))
         seed = both.graph.inputs[len(inputs)] if settings.seed_spec is not None else None
-        loss, *grads = both.graph.outputs
+        told, grads = both.graph.outputs[: self._told], both.graph.outputs[self._told :]
         input_grads = [port.grad for port in inputs.values() if port.grad is not None]
         serialised = batch_serialise(
             both,
             settings.micro_batches,
             load_handles={tensors[n]: port.value for n, port in inputs.items()},
-            store_streams={loss: self.loss_stream},
+            store_streams=self._streams(told),
             store_buffers=dict(zip(grads, input_grads, strict=True)),
             seed_input=seed,
             io_mode="compute",
@@ -98,15 +106,21 @@ class LossPhase(Phase):
                 popxl.constant(scaling, popxl.float32),
                 args=grad.grad_graph_info.inputs_dict(info),
             )
-            loss = info.parent_output(0)
-            ops.var_updates.accumulate_(total, loss)
-            return [loss, *grads]
+            told = info.outputs[: self._told]
+            ops.var_updates.accumulate_(total, told[0])
+            return [*told, *grads]
 
         graph = popxl.gir().create_graph(build, specs, self._settings.seed_spec)
         return addons.GraphWithNamedArgs(graph, addons.NamedTensors.from_dict(named))
 
-    def _streams(self, result: popxl.Tensor) -> dict[popxl.Tensor, popxl.DeviceToHostStream]:
-        return {result: self.loss_stream}
+    def _streams(
+        self, results: Sequence[popxl.Tensor]
+    ) -> dict[popxl.Tensor, popxl.DeviceToHostStream]:
+        loss, *sums = results
+        streams = {loss: self.loss_stream}
+        for t in sums:
+            self.sums_stream = streams[t] = popxl.d2h_stream(t.shape, t.dtype, "sums")
+        return streams
 
     def forward(self, row: popxl.Tensor, step: StepInputs) -> None:
         """In training nothing: the loss is computed together with its gradient."""

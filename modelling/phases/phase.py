@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -106,19 +106,21 @@ class Phase:
     ) -> None:
         """The forward graph alone, for evaluation."""
         tensors = zip(forward.graph.inputs, inputs.values(), strict=False)
-        (result,) = forward.graph.outputs
+        results = forward.graph.outputs
         serialised = batch_serialise(
             forward,
             self._settings.micro_batches,
             load_handles={t: port.value for t, port in tensors},
-            store_streams=self._streams(result),
-            store_buffers={} if output is None else {result: output.value},
+            store_streams=self._streams(results),
+            store_buffers={} if output is None else {results[0]: output.value},
             rows=max(self.entries, 2),
             io_mode="compute",
         )
         self.fwd = serialised.graph
 
-    def _streams(self, result: popxl.Tensor) -> dict[popxl.Tensor, popxl.DeviceToHostStream]:
+    def _streams(
+        self, results: Sequence[popxl.Tensor]
+    ) -> dict[popxl.Tensor, popxl.DeviceToHostStream]:
         """Streams to the host, by the tensor that goes there."""
         return {}
 

@@ -30,7 +30,8 @@ class Packing:
 
     examples: int
     sequences: int = 1
-    """Decoder sequences of an example: several where generation searches with beams."""
+    """Decoder sequences of an example: several where generation searches with beams, or preferences
+    are learned."""
     axes: Axes = _BATCH_FIRST
     """The order of axes in activations that `together` and `apart` take."""
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import popxl
 from config.t5 import T5Config
+from data.preferences import answers_of
 from modelling.adapters import give_adapters
 from modelling.layers import (
     AttentionHeads,
@@ -43,7 +44,7 @@ class AttentionLayer(AttentionHeads):
         attention = config.model.attention
         super().__init__(config, groups, attention.heads, attention.d_kv, slices=slices)
         self.norm = RMSNorm(config.model.layer_norm_epsilon)
-        self.packing = Packing.of(config)
+        self.packing = Packing.of(config, answers_of(config))
 
     @property
     def takes_lengths(self) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import popxl
 from config.t5 import T5Config
+from data.preferences import answers_of
 from modelling.layers import Axes, Embeddings
 from modelling.phases import (
     Chain,
@@ -30,7 +31,7 @@ def t5_layout(settings: Settings) -> Layout:
     config = settings.config
     assert isinstance(config, T5Config)
     model, batch, head = config.model, config.execution.micro_batch_size, DecoderHead(config)
-    examples = batch * config.data.examples_per_row
+    examples = batch * config.data.examples_per_row * answers_of(config)
     words = popxl.TensorSpec((batch, model.sequence_length), popxl.int32)
     targets = popxl.TensorSpec((examples, model.decoder_sequence_length), popxl.int32)
     learned = head.objective.streams(targets)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from tqdm import tqdm
@@ -11,6 +11,7 @@ from config.errors import ConfigError
 from config.sections import RunConfig
 from data.loaded import Loaded
 from data.pipeline import Pipeline
+from data.samples import Samples
 from data.task import Task, task_of
 from data.tokens import warn_truncated
 from modelling.generation.strategies import strategy_of
@@ -35,23 +36,26 @@ class Evaluator:
         family: ModelFamily,
         lender: RunningModel | None = None,
         loaded: Loaded | None = None,
+        refer: Callable[[Samples], Samples] | None = None,
     ) -> None:
         """
         Args:
             lender: the model whose weights are evaluated while it is entered, if there is one.
                 Weights that both programs store alike are not copied.
             loaded: what the run shares; None: it has loaded nothing yet.
+            refer: gives samples what the objective's reference says of them.
 
         Raises:
             UserError: data, tokenizer or metrics do not fit, or there are too few devices or too
                 little memory.
         """
-        task = task_of(config.data)
+        task = task_of(config.data, config.training.prefers)
         self.metrics = wanted_metrics(config, task)
         data = Pipeline(config, family.sample_format, loaded or Loaded())
         corpus = data.corpus("validation")  # first: its advice helps offline
         self._tokenizer, config = data.tokenizer, data.config
-        corpus = corpus.first(config.evaluation.samples)
+        rows = config.evaluation.samples
+        corpus = corpus.first(rows and rows * (2 if task.prefers == "pairs" else 1))
         data.agree(corpus)
         self._labels = task.labels
         self._targets = [example.target for example in corpus.examples]
@@ -60,7 +64,8 @@ class Evaluator:
         self._losses: Losses | None = None
         self._inference: Inference | None = None
         if any(name in objective_of(config).metrics for name in self.metrics):
-            self._samples = data.samples(corpus, evaluated=True)
+            samples = data.samples(corpus, evaluated=True)
+            self._samples = samples if refer is None else refer(samples)
             self._count_cut(self._samples.cuts.prompts)
             self._losses = compiled(
                 lambda: Losses(config, family, lender), "the program of the loss"
@@ -92,7 +97,7 @@ class Evaluator:
             with self._losses, _bar("loss", len(self._samples), quiet) as bar:
                 loss = self._losses.of(self._samples, bar.update)
             metrics_of = self._losses.objective.metrics.items()
-            values |= {name: metric(loss.mean) for name, metric in metrics_of}
+            values |= {name: metric(loss.tally) for name, metric in metrics_of}
         texts: list[str] = []
         if self._inference is not None:
             self._inference.write(weights)

@@ -18,6 +18,7 @@ from machine.memory import check_least
 from modelling.spec import family_of
 from run.evaluation.evaluator import Evaluator
 from run.evaluation.outcome import Outcome
+from run.reference import saved_reference
 from run.sample_notes import length_note
 from run.start import load_weights
 from terminal.screen import is_first_process, say
@@ -46,7 +47,8 @@ def validate(
         say(note)
     start = load_weights(config, family.weights(config))
     agree({"step of the weights": start.step, "digest of the weights": start.sha256})
-    evaluator = Evaluator(config, family, loaded=loaded)
+    refer = saved_reference(config, family, start)
+    evaluator = Evaluator(config, family, None, loaded, None if refer is None else refer.of)
     begin = time.perf_counter()
     start, outcome = start.load_with_fallback(lambda one: evaluator.evaluate(one.tensors))
     seconds = time.perf_counter() - begin

@@ -1,4 +1,4 @@
-"""The picture of a run: loss and learning rate over the steps."""
+"""The picture of a run: loss, rewards if there are any, and learning rate over the steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ from run.records.metrics import Row, column
 
 LOSS_COLOUR, RATE_COLOUR, VALIDATION_COLOUR = "#1f5fa8", "#b3541e", "#2c7a4b"
 VALIDATION_LOSS = "validation_loss"
-DRAWN = ("step", "loss", "learning_rate", VALIDATION_LOSS)
+REWARD_COLOURS = {
+    "rewards/chosen": VALIDATION_COLOUR,
+    "rewards/rejected": RATE_COLOUR,
+    "rewards/margins": LOSS_COLOUR,
+}
+DRAWN = ("step", "loss", "learning_rate", VALIDATION_LOSS, *REWARD_COLOURS)
 MAX_LINEAR = 5.0
 """Ratio of the largest to the smallest loss above which the axis is logarithmic."""
 
@@ -28,19 +33,30 @@ def draw_loss_curve(rows: Sequence[Row], path: Path, title: str) -> None:
     """
     figure = Figure(figsize=(8, 6), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)  # no pyplot: nothing global, no display
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
+    rewards = any("rewards/margins" in row for row in rows)
+    heights = [3, 2, 1] if rewards else [3, 1]
+    above, *between, below = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
     steps = column(rows, "step")
     _draw_loss(above, rows, steps)
+    for axes in between:
+        _draw_rewards(axes, rows, steps)
     above.set_title(title, loc="left")
     below.plot(steps, column(rows, "learning_rate"), color=RATE_COLOUR, linewidth=1.5)
     below.set_ylabel("learning rate")
     below.set_ylim(bottom=0)
     below.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
     below.set_xlabel("optimizer step")
-    for axes in (above, below):
+    for axes in (above, *between, below):
         axes.grid(color="0.9")
         axes.spines[["top", "right"]].set_visible(False)
     write_file("the loss curve", path, lambda draft: figure.savefig(draft, format="png"))
+
+
+def _draw_rewards(axes: Axes, rows: Sequence[Row], steps: Sequence[float]) -> None:
+    for name, colour in REWARD_COLOURS.items():
+        axes.plot(steps, column(rows, name), color=colour, linewidth=1.5, label=name)
+    axes.set_ylabel("reward")
+    axes.legend(frameon=False)
 
 
 def smooth(values: Sequence[float], span: float) -> np.ndarray:

@@ -41,7 +41,8 @@ class PrometheusPage:
         from prometheus_client.core import GaugeMetricFamily
 
         for name, value in self._row.items():
-            yield GaugeMetricFamily(f"popxl_{name}", f"{name} of metrics.jsonl", value)
+            shown = f"popxl_{name.replace('/', '_')}"
+            yield GaugeMetricFamily(shown, f"{name} of metrics.jsonl", value)
 
     def log(self, row: Mapping[str, float], samples: Sequence[Sample] = ()) -> None:
         """Show the values of a step; those that it lacks stay."""

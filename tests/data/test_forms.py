@@ -119,7 +119,10 @@ def test_a_border_without_white_space_and_a_chat_template_are_said(tmp_path, cap
         ),
         ({"text": "a", "label": "b"}, "'{text}' --data.target '{label}', or --data.format plain"),
         ({"it's": "a", "b": "c"}, "such as --data.prompt 'summarize"),
-        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "preferences, which are not trained yet"),
+        (
+            {"prompt": "a", "chosen": "b", "rejected": "c"},
+            "preferences: .* --training.objective dpo",
+        ),
         (
             {"prompt": "a", "chosen": "b", "rejected": "c"},
             "give --data.prompt '{prompt}' --data.target '{chosen}'",

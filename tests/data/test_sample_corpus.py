@@ -11,7 +11,13 @@ import pytest
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression
 
-from data.sample import generate, generate_conversations, train_chat_tokenizer, train_tokenizer
+from data.sample import (
+    generate,
+    generate_conversations,
+    generate_preferences,
+    train_chat_tokenizer,
+    train_tokenizer,
+)
 from data.sample.vocabulary import ATTRIBUTES, PEOPLE, THINGS
 from data.task import NLI_LABELS, SAMPLE_FOLDER
 from tests.data.corpora import sample_examples, sample_tokenizer
@@ -127,6 +133,13 @@ def test_training_the_tokenizer_again_gives_the_committed_vocabulary() -> None:
 
 
 # ---- conversations ------------------------------------------------------------------------------
+def test_generating_preferences_again_gives_the_committed_files(tmp_path: Path) -> None:
+    generate_conversations.write(tmp_path, generate_preferences.preferences)
+    for split in MIN_PAIRS:
+        committed = SAMPLE_FOLDER / "preferences" / f"{split}.jsonl"
+        assert (tmp_path / committed.name).read_bytes() == committed.read_bytes()
+
+
 def test_generating_conversations_again_gives_the_committed_files(tmp_path: Path) -> None:
     generate_conversations.write(tmp_path)
     train_chat_tokenizer.write(tmp_path / "tokenizer")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 
 import popxl
 import popxl_addons as addons
+from config.metrics import mean_of
 from data.samples import IGNORE_INDEX, Batch
 from modelling.gptj import DecoderHead
 from modelling.layers import Axes, Groups
@@ -19,16 +21,20 @@ from tests.modelling.gptj.hf import small_config
 
 
 class Far(Objective):
-    """The sum of each token's logits times its reward, an input that no other objective has."""
+    """Each text's logits times its rewards, an input that no other objective has, squared."""
 
-    inputs: ClassVar = {"reward": lambda tokens: TensorSpec(tokens.shape, popxl.float32)}
-    metrics: ClassVar = {"loss": float}
+    of_tokens: ClassVar = {"reward": lambda tokens: TensorSpec(tokens.shape, popxl.float32)}
+    of_texts: ClassVar = {}
+    metrics: ClassVar = {"loss": partial(mean_of, "loss")}
 
-    def loss(
+    def sums(
         self, logits: Tensor, inputs: Mapping[str, Tensor], axes: Axes, groups: Groups
     ) -> Tensor:
         reward = axes.swap(inputs["reward"]).reshape((*logits.shape[:2], 1))
-        return ops.sum(logits * reward)
+        return ops.sum(logits * reward, [1, 2])
+
+    def loss(self, sums: Tensor, inputs: Mapping[str, Tensor], groups: Groups) -> Tensor:
+        return ops.sum(sums * sums)
 
     def normaliser(self, batch: Batch) -> int:
         return len(batch["reward"])
@@ -63,11 +69,13 @@ def test_a_head_takes_and_learns_what_its_objective_says() -> None:
     mean, spread = x.mean(-1, keepdims=True), x.std(-1, keepdims=True)
     normed = (x - mean) / spread * values["norm.weight"] + values["norm.bias"]
     logits = normed @ values["lm_head.weight"] + values["lm_head.bias"]
-    np.testing.assert_allclose(found, 0.5 * (logits * reward[..., None]).sum(), rtol=1e-3)
+    np.testing.assert_allclose(
+        found, 0.5 * ((logits * reward[..., None]).sum((1, 2)) ** 2).sum(), rtol=1e-3
+    )
 
 
 def test_cross_entropy_counts_labels_and_leaves_out_what_fills_up() -> None:
-    objective = OBJECTIVES["cross_entropy"]()
+    objective = OBJECTIVES["cross_entropy"](small_config())
     labels = np.array([[1, 2], [3, IGNORE_INDEX], [4, 5], [6, 7]], np.int32)
     batch = {"labels": labels, "words": labels}
     assert objective.normaliser(batch) == 7
@@ -80,5 +88,5 @@ def test_cross_entropy_counts_labels_and_leaves_out_what_fills_up() -> None:
 
 def test_perplexity_overflows_to_infinity() -> None:
     perplexity = CrossEntropy.metrics["perplexity"]
-    assert perplexity(1e4) == math.inf
-    assert perplexity(2.0) == np.exp(2.0)
+    assert perplexity({"loss": (1e4, 1)}) == math.inf
+    assert perplexity({"loss": (8.0, 4)}) == np.exp(2.0)

@@ -40,7 +40,7 @@ class TokenLoss(LMHead):
     """The head with its loss."""
 
     def build(self, x: Tensor, labels: Tensor) -> Tensor:  # type: ignore[override]
-        return CrossEntropy().loss(super().build(x), {"labels": labels}, Axes(), self.groups)
+        return CrossEntropy().sums(super().build(x), {"labels": labels}, Axes(), self.groups)
 
 
 class MaskedAttention(Attention):

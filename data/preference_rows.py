@@ -1,0 +1,150 @@
+"""Rows of preferences: two answers to a prompt of which one is better, or one answer and whether it
+is liked. Prompts and answers are texts, or lists of messages; the columns are TRL's.
+
+    prompt, chosen, rejected      the prompt may be left out: it is what both begin with
+    prompt, completion, label
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
+from typing import Any, Literal, NamedTuple
+
+from data.conversations import WEIGHT, Conversation, Message, conversation_of, said
+from data.rows import Row
+from data.template import ColumnError, NullError, Template
+from data.texts import Example
+
+PAIR = ("chosen", "rejected")
+
+_LABELS = {"true": True, "1": True, "false": False, "0": False}
+
+
+class Answer(NamedTuple):
+    """An answer of a row: a text, or a conversation of which it is learned."""
+
+    said: Example | Conversation
+    liked: bool | None
+
+
+def form_of_answers(row: Row) -> Literal["text", "chat"]:
+    """Whether the answers of a row are texts or messages."""
+    values = (row.get(name) for name in (*PAIR, "completion", "prompt"))
+    return "chat" if any(isinstance(value, list) for value in values) else "text"
+
+
+def answers_of_row(row: Row, single: bool, prompt: str | None, chat: bool) -> list[Answer]:
+    """The answers of a row: the chosen and the rejected one; or each one, with whether it is liked.
+
+    Args:
+        single: each answer is learned for itself.
+        prompt: what the model reads, where a template says it.
+        chat: whether answers are conversations.
+
+    Raises:
+        ColumnError: the row is of another form; NullError: it lacks a value.
+    """
+    if single and "label" in row:
+        given: Sequence[tuple[str, bool | None]] = [("completion", _label(row))]
+    elif PAIR[0] in row and PAIR[1] in row:
+        _check_differ(row)
+        given = [("chosen", True if single else None), ("rejected", False if single else None)]
+    else:
+        raise ColumnError(_wanted(row, single))
+    columns = [name for name, _ in given]
+    read: Iterable[Example | Conversation] = (
+        _conversations(row, columns, prompt) if chat else _texts(row, columns, prompt)
+    )
+    return [Answer(one, liked) for one, (_, liked) in zip(read, given, strict=True)]
+
+
+def _wanted(row: Row, single: bool) -> str:
+    there = ", ".join(map(str, row)) or "none"
+    if not single and "label" in row:
+        return (
+            f"the columns are {there}: answers with a label are for --training.objective kto; "
+            "others need chosen and rejected"
+        )
+    one = "prompt, completion and label, or " if single else ""
+    return f"the columns are {there}, but preferences need {one}prompt, chosen and rejected"
+
+
+def _check_differ(row: Row) -> None:
+    for name in PAIR:
+        if row[name] is None:
+            raise NullError(f"column '{name}' holds null, but must hold an answer")
+    if row[PAIR[0]] == row[PAIR[1]]:
+        raise NullError("chosen and rejected are the same")
+
+
+def _label(row: Row) -> bool:
+    label: Any = row["label"]
+    if label is None:
+        raise NullError("column 'label' holds null, but must be true or false")
+    found = _LABELS.get(str(label).strip().lower())
+    if found is None:
+        raise ColumnError(f"column 'label' holds {str(label)[:30]!r}, but must be true or false")
+    return found
+
+
+# ---- texts --------------------------------------------------------------------------------------
+def _texts(row: Row, columns: Sequence[str], prompt: str | None) -> Iterator[Example]:
+    answers = [Template(f"{{{name}}}").render(row) for name in columns]
+    if prompt is None and "prompt" in row:
+        prompt = Template("{prompt}").render(row)
+    if prompt is None:
+        prompt = _common_text(*answers)
+        answers = [answer[len(prompt) :] for answer in answers]
+    return (Example(prompt, answer) for answer in answers)
+
+
+def _common_text(one: str, other: str = "") -> str:
+    """What both begin with; a space before the first difference belongs to the answers."""
+    same = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))))
+    begin = one[: same - 1] if one[same - 1 : same] == " " else one[:same]
+    if not begin:
+        raise ColumnError("chosen and rejected begin differently, and there is no column prompt")
+    return begin
+
+
+# ---- conversations ------------------------------------------------------------------------------
+def _conversations(row: Row, columns: Sequence[str], prompt: str | None) -> list[Conversation]:
+    talks = [_messages(row, name) for name in columns]
+    asked = _asked(row, prompt, talks)
+    if asked is None:
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(*talks, strict=False))
+        asked = [one for one, _ in same]
+        talks = [talk[len(asked) :] for talk in talks]
+    for name, talk in zip(columns, talks, strict=True):
+        if not talk or talk[-1]["role"] != "assistant":
+            raise ColumnError(f"column '{name}' must end with a message of the assistant")
+    if not asked:
+        raise ColumnError("chosen and rejected begin differently, and there is no column prompt")
+    # What was answered before is not learned.
+    asked = [{**one, WEIGHT: 0} if one["role"] == "assistant" else one for one in asked]
+    listed = {"messages": asked, "tools": row.get("tools"), "system": row.get("system")}
+    before = conversation_of(listed)
+    return [Conversation((*before.messages, *talk), before.tools) for talk in talks]
+
+
+def _asked(row: Row, prompt: str | None, talks: Sequence[list[Message]]) -> list[Message] | None:
+    """The messages before the answers; None: those that the answers have in common."""
+    if prompt is not None:
+        return [said("user", prompt)]
+    asked = row.get("prompt")
+    in_answers = isinstance(asked, str) and talks[0][:1] == [said("user", asked)]
+    if len(talks) > 1 and (asked is None or asked == [] or in_answers):
+        return None
+    if isinstance(asked, str) and not asked.lstrip().startswith("["):
+        return [said("user", asked)]
+    return list(conversation_of({"prompt": asked}, "prompt").messages)
+
+
+def _messages(row: Row, column: str) -> list[Message]:
+    """Those of an answer, which may be text."""
+    given = row.get(column)
+    if isinstance(given, str) and not given.lstrip().startswith("["):
+        return [said("assistant", given)]
+    alone = {name: row[name] for name in (column,) if name in row}
+    return list(conversation_of(alone, column).messages)

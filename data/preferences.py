@@ -1,0 +1,160 @@
+"""Samples of preferences: two texts each, of which a model learns to prefer one.
+
+The texts of a unit are a chosen and a rejected answer; or, where rows say of single answers whether
+they are liked, the answer, and that of the next row to the same prompt, which tells how far a model
+is from its reference. Both are in one sample: as two texts with segments, or, in an
+encoder-decoder, as two targets of one prompt.
+
+Batches have besides the arrays of their shape, float32, with a row for each unit:
+    counts      [units, 2]     tokens of each text that are learned; 0: there is none
+    sign        [units, 1]     1: liked, -1: not; where rows say it
+    reference   [units, 2]     the reference's log-probability of each text, if there is one
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from config.sections import RunConfig
+from config.task import SegmentsData, Seq2SeqData
+from data.samples import EMPTY, Batch, Cuts, Samples, digest_of
+from data.texts import Example, Tokens
+
+COUNTS, SIGN, REFERENCE, SEGMENTS = "counts", "sign", "reference", "segments"
+OF_UNITS = (COUNTS, SIGN, REFERENCE)
+
+
+def answers_of(config: RunConfig) -> int:
+    """Texts of an example."""
+    return 2 if config.training.prefers else 1
+
+
+def texts_per_row(config: RunConfig) -> int:
+    """Most texts that share a row of the tokens that are predicted."""
+    if isinstance(config.data, Seq2SeqData):
+        return 1
+    each = config.data.examples_per_row if isinstance(config.data, SegmentsData) else 1
+    return each * answers_of(config)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Two texts and their examples, and which example a person gave them in."""
+
+    texts: tuple[Tokens, Tokens]
+    examples: tuple[Example, Example]
+    index: int
+
+    @classmethod
+    def all(cls, examples: Sequence[Example], tokens: Sequence[Tokens], single: bool) -> list[Unit]:
+        """The units of examples: each two, or each one with the answer of the next."""
+        if not single:
+            return [
+                cls((tokens[i], tokens[i + 1]), (examples[i], examples[i + 1]), i)
+                for i in range(0, len(examples), 2)
+            ]
+        following = [(i + 1) % len(examples) for i in range(len(examples))]
+        return [
+            cls((tokens[i], _answered(tokens[i], tokens[j])), (examples[i], examples[j]), i)
+            for i, j in enumerate(following)
+        ]
+
+
+def begin_of(text: Tokens) -> int:
+    """Where the answer of a text begins: at the first token that is learned."""
+    return int(np.argmax(text.learned)) if text.learned.any() else len(text.ids)
+
+
+def _answered(one: Tokens, other: Tokens) -> Tokens:
+    """The prompt of a text with the answer of another."""
+    prompt, answer = slice(None, begin_of(one)), slice(begin_of(other), None)
+    ids, learned = zip(one, other, strict=True)
+    return Tokens(np.concatenate([ids[0][prompt], ids[1][answer]]),
+                  np.concatenate([learned[0][prompt], learned[1][answer]]))  # fmt: skip
+
+
+def signs_of(units: Sequence[Unit]) -> np.ndarray | None:
+    """Whether the answer of each is liked, as batches have it; None: rows say nothing of it."""
+    if any(unit.examples[0].liked is None for unit in units):
+        return None
+    return np.asarray([[1 if unit.examples[0].liked else -1] for unit in units], np.float32)
+
+
+@dataclass(frozen=True)
+class Preferences:
+    """Samples of units.
+
+    Attributes:
+        packed: their tokens.
+        places: int64 [n, places]: the unit at each place of a sample, or `EMPTY`.
+        counts, sign: of each unit, as batches have them.
+    """
+
+    packed: Samples
+    places: np.ndarray
+    counts: np.ndarray
+    sign: np.ndarray | None
+
+    @property
+    def cuts(self) -> Cuts:
+        """What was cut or dropped."""
+        return self.packed.cuts
+
+    @property
+    def digest(self) -> str:
+        """See `Samples`."""
+        tokens = np.frombuffer(bytes.fromhex(self.packed.digest), np.uint8)
+        sign = np.zeros(0) if self.sign is None else self.sign
+        return digest_of(tokens, self.places, self.counts, sign)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
+        """The batch of the samples at `indices`, in their order."""
+        rows = np.asarray(indices, np.int64)
+        units = self.places[rows].reshape(-1)
+        there = (units != EMPTY)[:, None]
+        batch = self.packed.take(rows) | {COUNTS: np.where(there, self.counts[units], 0)}
+        if self.sign is not None:
+            batch[SIGN] = np.where(there, self.sign[units], 1)
+        return batch
+
+
+@dataclass(frozen=True)
+class Referred:
+    """Samples of preferences with what a reference says of them.
+
+    Attributes:
+        samples: without it.
+        logps: float32 [n, places, 2], 0 where there is no unit.
+    """
+
+    samples: Samples
+    logps: np.ndarray
+
+    @property
+    def cuts(self) -> Cuts:
+        """What was cut or dropped."""
+        return self.samples.cuts
+
+    @property
+    def digest(self) -> str:
+        """See `Samples`; what the reference says is not part of it."""
+        return self.samples.digest
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """The batch of the samples at `indices`, in their order."""
+        batch = self.samples.take(indices)
+        return batch | {REFERENCE: self.logps[np.asarray(indices, np.int64)].reshape(-1, 2)}
+
+
+def of_units(batch: Batch) -> dict[str, np.ndarray]:
+    """What a program may read of a batch besides tokens."""
+    return {name: batch[name] for name in OF_UNITS if name in batch}

@@ -1,0 +1,44 @@
+"""Generate the sample preferences: `python -m data.sample.generate_preferences`.
+
+A person asks as in the sample conversations, and likes an answer of one word better than a
+sentence, though no message of the system asks for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from data.sample.generate import Premise, scenes_of, write_premise
+from data.sample.generate_conversations import QUESTIONS, TOLD, answer, said, write
+from data.sample.vocabulary import ATTRIBUTES
+
+SIZES = {"train": 640, "validation": 80}
+SEED = 2028
+
+
+def preferences(split: str) -> Iterator[dict[str, Any]]:
+    """Rows with `prompt`, `chosen` and `rejected`, in TRL's form."""
+    rng, scenes = random.Random(f"{SEED}-{split}"), scenes_of(split)
+    for _ in range(SIZES[split]):
+        scene = rng.choice(scenes)
+        names = rng.sample(["colour", "place", "vehicle", "time"], TOLD)
+        told = {name: rng.choice(ATTRIBUTES[name].values) for name in names}
+        question = rng.choice(list(QUESTIONS))
+        asked = QUESTIONS[question].format(person=scene[0], thing=scene[1])
+        known = {"who": scene[0], "what": scene[1]} | told
+        brief, sentence = (answer(question, known, brief) for brief in (True, False))
+        yield {
+            "prompt": [said("user", f"{write_premise(rng, Premise(scene, told))} {asked}")],
+            "chosen": [said("assistant", brief)],
+            "rejected": [said("assistant", sentence)],
+        }
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--folder", type=Path, default=Path(__file__).parent / "preferences")
+    write(parser.parse_args().folder, preferences)

@@ -1,0 +1,214 @@
+"""The reference that preferences are learned against: the log-probabilities of all texts by the
+weights that a run begins with, without adapters. They are computed before the first step.
+
+A file holds those of some samples. Its name is a digest of all that they follow from: the weights,
+the model's settings, and the samples, which template, truncation and number are in. While it is
+made it is a draft, NaN where nothing is known yet, which the same command goes on with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+from tqdm import tqdm
+
+import popdist
+from checkpoints import Checkpoint
+from checkpoints.digests import digest
+from checkpoints.tensor_files import readers
+from config.adapter import Adapter
+from config.errors import UserError
+from config.sections import RunConfig
+from data.preferences import COUNTS, Referred
+from data.samples import Samples
+from files.errors import FileError
+from files.run_folder import RunFolder
+from files.shown import shown_path
+from files.writing import sync, write_file, writing
+from modelling.objectives import objective_of
+from modelling.spec import ModelFamily
+from run.start import Start
+from sessions.losses import Losses
+from sessions.running import compiled
+from terminal.screen import is_first_process, say
+
+REFERENCE = "reference"
+"""Among a checkpoint's metadata: the digest of the weights that its run's reference has."""
+
+_LOGPS = "logps"
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a run knows of its reference.
+
+    Attributes:
+        config: of the run.
+        folder: of the files.
+        sha256: digest of the reference's weights.
+        weights: they; None: the run has trained them since, and only files are left.
+    """
+
+    config: RunConfig
+    family: ModelFamily
+    folder: Path
+    sha256: str
+    weights: Mapping[str, np.ndarray] | None
+
+    @classmethod
+    def of_run(
+        cls, config: RunConfig, family: ModelFamily, start: Start, folder: RunFolder
+    ) -> Reference | None:
+        """That of a run which starts, or goes on, in a folder; None: its objective has none."""
+        objective = objective_of(config)
+        if REFERENCE not in objective.of_texts:
+            return None
+        place = Path(config.training.reference or folder.reference)
+        saved = _saved(start.checkpoint) if start.step else None
+        if saved is not None:
+            return cls(config, family, place, saved, None)
+        names = [weight.name for weight in family.weights(_base(config)).weights]
+        with readers() as pool:
+            digests = list(pool.map(lambda name: digest(start.tensors[name]), names))
+        sha256 = _digest(dict(zip(names, digests, strict=True)))
+        return cls(config, family, place, sha256, start.tensors)
+
+    def record(self) -> dict[str, Any]:
+        """What checkpoints say of it."""
+        return {REFERENCE: self.sha256}
+
+    def of(self, samples: Samples) -> Referred:
+        """The samples with the log-probabilities of their texts, from a file or computed. All
+        processes call it together.
+
+        Raises:
+            UserError: there is no file, and the weights are no more; or it cannot be written.
+        """
+        path = self.folder / f"{self._name(samples)}.safetensors"
+        found = _read(path)
+        if not all(popdist.gather(found is not None)):
+            self._compute(samples, path)
+            popdist.gather("the reference is there")
+            found = _read(path)
+        if found is None:
+            raise UserError(f"the reference's {shown_path(path)} cannot be read on all processes")
+        return Referred(samples, found)
+
+    def _name(self, samples: Samples) -> str:
+        settings = {**self.config.model.to_dict(), "dropout_prob": None, "eval": None}
+        return _digest([self.sha256, self.config.family, settings, samples.digest, len(samples)])
+
+    def _compute(self, samples: Samples, path: Path) -> None:
+        if self.weights is None:
+            raise UserError(
+                f"the log-probabilities of the reference are not in {shown_path(self.folder)}, and "
+                "its weights are trained: name the folder that has them with --training.reference, "
+                "or start over with --fresh"
+            )
+        config = _base(self.config)
+        places = len(samples.take(np.zeros(1, np.int64))[COUNTS])
+        draft = path.with_suffix(".draft.npy")
+        logps = _draft(draft, (len(samples), places, 2))
+        filled = np.isfinite(logps).all(axis=(1, 2))
+        first = popdist.gather(int(np.argmin(filled)) if not filled.all() else len(filled))[0]
+        if first < len(samples):
+            say(f"the reference: {len(samples) - first} of {len(samples)} samples to compute")
+            model = compiled(lambda: Losses(config, self.family), "the program of the reference")
+            model.write(self.weights)
+            unknown = Referred(samples, np.zeros(logps.shape, np.float32))
+            with model, _bar(len(samples), first) as bar:
+                for part, found in model.texts(unknown, first):
+                    logps[part] = found
+                    if is_first_process():
+                        logps.flush()
+                    bar.update(part.stop - part.start)
+        if is_first_process():
+            if not np.isfinite(logps).all():
+                draft.unlink(missing_ok=True)
+                raise UserError("a log-probability of the reference is not finite: its weights "
+                                "cannot be compared with")  # fmt: skip
+            whole = np.array(logps)
+            write_file("the reference", path, lambda to: save_file(
+                {_LOGPS: whole}, to, {"sha256": digest(whole)}))  # fmt: skip
+            draft.unlink(missing_ok=True)
+
+
+def saved_reference(config: RunConfig, family: ModelFamily, start: Start) -> Reference | None:
+    """That of a run that `checkpoint.load` names a state of; None: the objective has none.
+
+    Raises:
+        UserError: it names something else.
+    """
+    if REFERENCE not in objective_of(config).of_texts:
+        return None
+    sha256 = _saved(start.checkpoint)
+    if sha256 is None or start.checkpoint is None:
+        raise UserError(
+            f"{config.training.objective} compares with a reference, which only a run of "
+            "run_finetuning.py has: --load its folder"
+        )
+    place = config.training.reference or RunFolder.of_step(start.checkpoint.path).reference
+    return Reference(config, family, Path(place), sha256, None)
+
+
+def _saved(checkpoint: Checkpoint | None) -> str | None:
+    found = None if checkpoint is None else checkpoint.metadata.get(REFERENCE)
+    return found if isinstance(found, str) else None
+
+
+def _base(config: RunConfig) -> RunConfig:
+    """The configuration of the reference, as it is evaluated."""
+    return replace(config, adapter=Adapter(), model=replace(config.model, eval=True))
+
+
+def _digest(of: Any) -> str:
+    return hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()
+
+
+def _draft(path: Path, shape: tuple[int, ...]) -> np.memmap:
+    """The numbers that are known so far, NaN where they are not: a file's, of process 0."""
+    if is_first_process():
+        with writing("the reference", path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.exists() or np.load(path, mmap_mode="r").shape != shape:
+                write_file("the reference", path, lambda to: _write_nothing(to, shape))
+    popdist.gather("the draft is there")
+    if not path.exists():
+        raise UserError(f"all processes must see the folder {shown_path(path.parent)}")
+    return np.lib.format.open_memmap(path, "r+" if is_first_process() else "c")
+
+
+def _write_nothing(path: Path, shape: tuple[int, ...]) -> None:
+    with path.open("wb") as file:
+        np.save(file, np.full(shape, np.nan, np.float32))
+    sync(path)
+
+
+def _read(path: Path) -> np.ndarray | None:
+    """The numbers of a file; None: there is none, or it is damaged, which is said."""
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, "np") as file:
+            logps, metadata = file.get_tensor(_LOGPS), file.metadata() or {}
+        if metadata.get("sha256") != digest(logps) or not np.isfinite(logps).all():
+            raise FileError("it is damaged")
+    except (OSError, SafetensorError, FileError) as error:
+        say(f"warning: {shown_path(path)} cannot be used: {error}")
+        return None
+    return np.asarray(logps)
+
+
+def _bar(total: int, first: int) -> tqdm:
+    return tqdm(
+        desc="reference", total=total, initial=first, unit="sample", leave=False,
+        disable=not is_first_process() or None, dynamic_ncols=True,
+    )  # fmt: skip

@@ -1,0 +1,313 @@
+"""Preferences: rows in all their forms, those that break one, and samples of two texts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from config.errors import ConfigError
+from config.gptj import GPTJConfig
+from config.llama import LlamaConfig
+from config.presets import load_config
+from config.t5 import T5Config
+from data.causal_lm import CAUSAL_LM
+from data.lengths import lengths_of
+from data.pipeline import Pipeline
+from data.preferences import Preferences
+from data.rows import DataError
+from data.samples import IGNORE_INDEX
+from data.seq2seq import SEQ2SEQ
+
+KINDS: dict[str, tuple[Any, Any]] = {
+    "tiny": (T5Config, SEQ2SEQ),
+    "gptj_tiny": (GPTJConfig, CAUSAL_LM),
+    "qwen3_tiny": (LlamaConfig, CAUSAL_LM),
+}
+Rows = list[dict[str, Any]]
+
+
+def data_of(tmp_path: Path, preset: str, rows: Rows, objective: str = "dpo",
+            length: int = 64, **data: object) -> Pipeline:  # fmt: skip
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config_class, shape = KINDS[preset]
+    data = {"dataset": "sample", "train": str(file), "validation": None} | data
+    if preset != "tiny":
+        data |= {"packing": False, "separator": ""}
+    sections = {
+        "data": data,
+        "training": {"objective": objective},
+        "model": {"sequence_length": length, "embedding": {"vocab_size": 640}},
+    }
+    return Pipeline(load_config(config_class, "finetuning", preset, sections), shape)
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+# ---- rows ---------------------------------------------------------------------------------------
+PAIR = [("Anna took", " the lamp"), ("Anna took", " a cat")]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "Anna took", "chosen": " the lamp", "rejected": " a cat"},
+        {"chosen": "Anna took the lamp", "rejected": "Anna took a cat"},
+    ],
+)
+def test_texts_with_a_prompt_or_what_both_begin_with(tmp_path: Path, row: Any) -> None:
+    examples = data_of(tmp_path, "gptj_tiny", [row]).corpus("train").examples
+    assert [example[:2] for example in examples] == PAIR
+
+
+def test_a_template_says_the_prompt(tmp_path: Path) -> None:
+    row = {"q": "Anna", "chosen": " the lamp", "rejected": " a cat"}
+    data = data_of(tmp_path, "gptj_tiny", [row], prompt="{q} took")
+    assert [example[:2] for example in data.corpus("train").examples] == PAIR
+
+
+@pytest.mark.parametrize(
+    ("row", "objective", "liked"),
+    [
+        ({"prompt": "a", "completion": "b", "label": True}, "kto", [True]),
+        ({"prompt": "a", "completion": "b", "label": 0}, "kto", [False]),
+        ({"prompt": "a", "completion": "b", "label": "FALSE"}, "kto", [False]),
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "kto", [True, False]),
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "orpo", [None, None]),
+    ],
+)
+def test_answers_that_are_liked_or_not(tmp_path, row, objective, liked) -> None:
+    examples = data_of(tmp_path, "gptj_tiny", [row], objective).corpus("train").examples
+    assert [example.liked for example in examples] == liked
+
+
+ASKED = "Ben took the green book to the garden. Where is it?"
+CHATS: list[dict[str, Any]] = [
+    {"prompt": [user(ASKED)], "chosen": [assistant("garden")], "rejected": [assistant("bus")]},
+    {"chosen": [user(ASKED), assistant("garden")], "rejected": [user(ASKED), assistant("bus")]},
+    {"prompt": ASKED, "chosen": [user(ASKED), assistant("garden")],
+     "rejected": [user(ASKED), assistant("bus")]},
+    {"prompt": ASKED, "chosen": [assistant("garden")], "rejected": [assistant("bus")]},
+    {"prompt": [user(ASKED)], "chosen": "garden", "rejected": "bus"},
+    {"prompt": json.dumps([user(ASKED)]), "chosen": json.dumps([assistant("garden")]),
+     "rejected": json.dumps([assistant("bus")])},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", CHATS)
+def test_messages_with_a_prompt_or_what_both_begin_with(tmp_path: Path, row: Any) -> None:
+    """All of them are one conversation, of which the answer and what ends it are learned."""
+    tokenizer = "data/sample/chat_tokenizer"
+    data = data_of(tmp_path, "qwen3_tiny", [row], format="chat", tokenizer=tokenizer)
+    one, other = data.corpus("train").examples
+    asks = f"<|im_start|>user\n{ASKED}<|im_end|>\n<|im_start|>assistant\n"
+    assert one.prompt == other.prompt == asks
+    for example, answer in ((one, "garden"), (other, "bus")):
+        assert [span.text for span in example.whole if span.learned] == [f"{answer}<|im_end|>"]
+
+
+def test_what_was_answered_before_is_not_learned(tmp_path: Path) -> None:
+    before = [user(ASKED), assistant("In the garden."), user("Who took it?")]
+    row = {"prompt": before, "chosen": [assistant("Ben")], "rejected": [assistant("Eva")]}
+    tokenizer = "data/sample/chat_tokenizer"
+    for loss in ("answers", "all", "last"):
+        data = data_of(tmp_path, "qwen3_tiny", [row], tokenizer=tokenizer, loss=loss, length=128)
+        for example in data.corpus("train").examples:
+            learned = [span.text for span in example.whole if span.learned]
+            assert learned in (["Ben<|im_end|>"], ["Eva<|im_end|>"])
+
+
+GOOD = {"prompt": "Anna took", "chosen": " the lamp", "rejected": " a cat"}
+MARK = {"prompt": "Anna took", "completion": " the lamp", "label": True}
+
+
+@pytest.mark.parametrize(
+    ("row", "objective", "said"),
+    [
+        ({"prompt": "a", "chosen": "b"}, "dpo", "columns are prompt, chosen, but preferences need"),
+        ({"prompt": "a", "completion": "b"}, "kto", "need prompt, completion and label, or"),
+        (MARK, "dpo", "answers with a label are for --training.objective kto"),
+        ({**GOOD, "chosen": None}, "dpo", "'chosen' holds null.*--data.nulls skip"),
+        ({**GOOD, "rejected": None}, "dpo", "'rejected' holds null.*--data.nulls skip"),
+        ({**GOOD, "prompt": None}, "dpo", "null.*--data.nulls skip"),
+        ({**GOOD, "chosen": " a cat"}, "dpo", "chosen and rejected are the same"),
+        ({"chosen": "Anna", "rejected": "Paul"}, "dpo", "begin differently"),
+        ({**MARK, "label": None}, "kto", "'label' holds null"),
+        ({**MARK, "label": "maybe"}, "kto", "'label' holds 'maybe', but must be true or false"),
+        ({**GOOD, "chosen": [user("a")]}, "dpo", "chosen"),
+        ({**GOOD, "chosen": {"a": 1}}, "dpo", "chosen"),
+    ],
+)
+@pytest.mark.parametrize("preset", ["tiny", "gptj_tiny"])
+def test_a_row_that_breaks_the_form_is_named(tmp_path, preset, row, objective, said) -> None:
+    good = MARK if objective == "kto" else GOOD
+    with pytest.raises(DataError, match=f"rows.jsonl, line 2: .*{said}"):
+        data_of(tmp_path, preset, [good, row], objective).corpus("train")
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"chosen": [user("a")], "rejected": [assistant("b")]}, "'chosen' must end with a message"),
+        ({"chosen": [user("a"), assistant("b")], "rejected": [user("a")]}, "'rejected' must end"),
+        ({"chosen": [user("a"), assistant("b")], "rejected": [user("c"), assistant("d")]},
+         "begin differently"),
+        ({"chosen": [{"role": 3}], "rejected": [assistant("d")]}, "must have a role"),
+        ({"prompt": [user("a")], "rejected": [assistant("c")],
+          "chosen": [assistant("b"), user("c"), assistant("d")]}, "differ before the last"),
+        ({"prompt": 3, "chosen": [assistant("b")], "rejected": [assistant("c")]}, "prompt"),
+    ],
+)  # fmt: skip
+def test_a_conversation_that_breaks_the_form_is_named(tmp_path, row, said) -> None:
+    data = data_of(tmp_path, "qwen3_tiny", [CHATS[0], row], format="chat",
+                   tokenizer="data/sample/chat_tokenizer")  # fmt: skip
+    with pytest.raises(DataError, match=f"rows.jsonl, line 2: .*{said}"):
+        data.corpus("train")
+
+
+def test_rows_with_null_and_equal_answers_are_left_out_if_wanted(tmp_path: Path) -> None:
+    rows = [GOOD, {**GOOD, "chosen": None}, {**GOOD, "chosen": " a cat"}, GOOD]
+    corpus = data_of(tmp_path, "gptj_tiny", rows, nulls="skip").corpus("train")
+    assert (len(corpus.examples), corpus.nulls) == (4, 2)
+    assert [corpus.place(i).number for i in range(4)] == [1, 1, 4, 4]  # type: ignore[union-attr]
+
+
+# ---- samples ------------------------------------------------------------------------------------
+TEXTS = [
+    {"prompt": f"{name} took the", "chosen": " lamp", "rejected": " red clock by bus"}
+    for name in ("Anna", "Paul", "Eva", "Leo", "Sara")
+]
+
+
+def samples_of(data: Pipeline) -> Preferences:
+    samples = data.samples(data.tokenised("train"))
+    assert isinstance(samples, Preferences)
+    return samples
+
+
+def learned(tokenizer: Any, labels: np.ndarray) -> str:
+    return str(tokenizer.decode(labels[labels != IGNORE_INDEX]))
+
+
+@pytest.mark.parametrize(("length", "places"), [(64, 1), (128, 4)])
+def test_both_texts_of_a_pair_share_a_row(tmp_path: Path, length: int, places: int) -> None:
+    data = data_of(tmp_path, "gptj_tiny", TEXTS, length=length, examples_per_row=places)
+    samples, base = samples_of(data), data.tokenizer.base
+    batch = samples.take(np.arange(len(samples)))
+    found = []
+    for row, unit in np.ndindex(len(samples), places):
+        count = batch["counts"].reshape(len(samples), places, 2)[row, unit]
+        both = []
+        for answer in (0, 1):
+            own = batch["segments"][row] == 2 * unit + answer + 1
+            assert np.count_nonzero(batch["labels"][row][own] != IGNORE_INDEX) == count[answer]
+            both.append((base.decode(batch["input_ids"][row][own]),
+                         learned(base, batch["labels"][row][own])))  # fmt: skip
+        if count.any():
+            found.append(both)
+    assert len(samples) == -(-5 // places)
+    wanted = [
+        [(f"{row['prompt']}{row[name]}", f"{row[name]}{base.eos_token}")
+         for name in ("chosen", "rejected")] for row in TEXTS
+    ]  # fmt: skip
+    assert sorted(found) == sorted(wanted)
+
+
+@pytest.mark.parametrize("places", [1, 3])
+def test_an_encoder_reads_a_prompt_once_for_both_answers(tmp_path: Path, places: int) -> None:
+    data = data_of(tmp_path, "tiny", TEXTS, examples_per_row=places)
+    data = replace(data, given=replace(data.given, model=replace(
+        data.given.model, decoder_sequence_length=12)))  # fmt: skip
+    samples, base = samples_of(data), data.tokenizer.base
+    batch = samples.take(np.arange(len(samples)))
+    labels = batch["labels"].reshape(len(samples), places, 2, -1)
+    found = set()
+    for row, unit in np.ndindex(len(samples), places):
+        own = batch["segments"][row] == unit + 1
+        if own.any():
+            prompt = base.decode(batch["input_ids"][row][own], skip_special_tokens=True)
+            answers = (learned(base, labels[row, unit, i]) for i in (0, 1))
+            found.add((prompt, *(a.removesuffix(base.eos_token).strip() for a in answers)))
+    assert found == {(r["prompt"], r["chosen"].strip(), r["rejected"].strip()) for r in TEXTS}
+    assert len(samples) == -(-5 // places)
+    assert samples.counts.shape == (5, 2)
+
+
+@pytest.mark.parametrize("preset", ["tiny", "gptj_tiny"])
+def test_an_answer_that_is_judged_goes_with_that_of_the_next_row(tmp_path, preset) -> None:
+    rows = [{"prompt": r["prompt"], "completion": f" {word}", "label": word != "bus"}
+            for r, word in zip(TEXTS, ("lamp", "bus", "book"), strict=False)]  # fmt: skip
+    data = data_of(tmp_path, preset, rows, "kto", examples_per_row=1)
+    samples, base = samples_of(data), data.tokenizer.base
+    batch = samples.take(np.arange(3))
+    assert batch["sign"].tolist() == [[1], [-1], [1]]
+    if preset == "tiny":
+        texts = [learned(base, labels).strip() for labels in batch["labels"]]
+    else:
+        texts = [
+            learned(base, batch["labels"][row][batch["segments"][row] == place]).strip()
+            for row in range(3) for place in (1, 2)
+        ]  # fmt: skip
+        first = base.decode(batch["input_ids"][0][batch["segments"][0] == 2])
+        assert first == "Anna took the bus"
+    words = ["lamp", "bus", "bus", "book", "book", "lamp"]
+    assert [text.removesuffix(base.eos_token).strip() for text in texts] == words
+
+
+def test_pairs_that_are_too_long_are_named_dropped_or_cut(tmp_path: Path) -> None:
+    long = {"prompt": "the red lamp " * 5, "chosen": "and the clock", "rejected": "and the bus"}
+    data = data_of(tmp_path, "gptj_tiny", [*TEXTS, long], length=24)
+    with pytest.raises(ConfigError, match=r"line 6: the two texts have \d+ tokens together"):
+        data.training_samples()
+    settings = replace(data.given.data, long_targets="drop")
+    dropped = samples_of(replace(data, given=replace(data.given, data=settings)))
+    assert (len(dropped.counts), dropped.cuts.dropped) == (5, 1)
+    settings = replace(data.given.data, long_targets="cut")
+    cut = samples_of(replace(data, given=replace(data.given, data=settings)))
+    assert (len(cut.counts), cut.cuts.prompts) == (6, 1)
+    batch, base = cut.take(np.arange(len(cut))), data.tokenizer.base
+    texts = [base.decode(row[s == p]) for row, s in zip(batch["input_ids"], batch["segments"],
+             strict=True) for p in range(1, s.max() + 1)]  # fmt: skip
+    kept = [text for text in texts if "and the" in text]
+    assert len(kept) == 2
+    beginnings = {text.partition("and")[0] for text in kept}
+    assert len(beginnings) == 1, "both prompts lose as much"
+
+
+@pytest.mark.parametrize("preset", ["tiny", "gptj_tiny"])
+def test_lengths_are_those_of_both_texts(tmp_path: Path, preset: str) -> None:
+    """A configuration with them holds all pairs."""
+    data = data_of(tmp_path, preset, TEXTS, length=512)
+    lengths = lengths_of(data, ["train"])
+    model = replace(data.given.model, sequence_length=lengths.longest)
+    if preset == "tiny":
+        model = replace(model, decoder_sequence_length=lengths.target)
+    fitted = replace(data.given, model=model)
+    assert samples_of(replace(data, given=fitted)).cuts.notes(0) == []
+    shorter = replace(model, sequence_length=lengths.longest - 1)
+    short = replace(data, given=replace(data.given, model=shorter))
+    if preset == "gptj_tiny":
+        with pytest.raises(ConfigError, match="two texts"):
+            samples_of(short)
+    else:
+        assert samples_of(short).cuts.prompts > 0
+
+
+def test_digests_tell_what_is_liked_apart(tmp_path: Path) -> None:
+    rows = [MARK, {**MARK, "completion": " a cat"}]
+    one = samples_of(data_of(tmp_path, "gptj_tiny", rows, "kto"))
+    other = samples_of(
+        data_of(tmp_path, "gptj_tiny", [rows[0], {**rows[1], "label": False}], "kto")
+    )
+    assert one.digest != other.digest

@@ -1,0 +1,173 @@
+"""Objectives of preferences against losses written out in torch: by themselves, in float64, and
+trained on the models of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import popxl
+import popxl_addons as addons
+from config.sections import RunConfig
+from data.causal_lm import CAUSAL_LM
+from data.seq2seq import SEQ2SEQ
+from modelling.layers import Groups, LMHeadLoss
+from modelling.llama.weights import weight_table as llama_table
+from modelling.objectives import objective_of
+from popxl import ops
+from tests.modelling.gptj import hf as gptj
+from tests.modelling.llama import hf as llama
+from tests.modelling.preferences import (
+    OBJECTIVES,
+    Logps,
+    as_float,
+    batches_of,
+    close,
+    decoder_logps,
+    loss_of,
+    random_units,
+    t5_logps,
+)
+from tests.modelling.sessions import fine_tuning, transposed
+from tests.modelling.t5.training import VOCABULARY, our_config, their_model
+from tests.modelling.torch_training import check_training, logical, train
+
+STEPS, RATE = 3, 1e-2
+SLOW = pytest.mark.slow
+
+
+def preferring(config: Any, objective: str, batch: int = 4, **data: Any) -> Any:
+    """A configuration that learns preferences."""
+    training = replace(config.training, objective=objective, global_batch_size=batch)
+    return replace(config, training=training, data=replace(config.data, **data))
+
+
+# ---- the loss of sums ---------------------------------------------------------------------------
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_loss_and_gradient_of_log_probabilities(name: str, smoothing: float) -> None:
+    """Far apart, equal, nearly certain, and a place without a unit."""
+    if smoothing and name not in ("dpo", "simpo", "cpo"):
+        return
+    config = preferring(gptj.small_config(), name, packing=False, examples_per_row=6)
+    training = replace(config.training, label_smoothing=smoothing, beta=0.3, gamma=0.7)
+    objective = objective_of(replace(config, training=training))
+    rng = np.random.default_rng(0)
+    logps = -rng.exponential(9.0, (6, 2)).astype(np.float32)
+    logps[1], logps[2, 0], logps[3, 0], logps[5] = -4, -200, -1e-3, 0
+    counts = rng.integers(1, 9, (6, 2)).astype(np.float32)
+    counts[5] = 0
+    reference = logps + rng.standard_normal((6, 2), np.float32)
+    reference[1], reference[5] = logps[1], 0
+    sign = np.asarray([[1], [-1], [1], [-1], [-1], [1]], np.float32)
+    given = {"counts": counts, "reference": reference, "sign": sign}
+
+    def loss(sums: popxl.Tensor, texts: list[popxl.Tensor]) -> popxl.Tensor:
+        return objective.loss(sums, dict(zip(objective.of_texts, texts, strict=True)),
+                              Groups.current(1))  # fmt: skip
+
+    ir = popxl.Ir()
+    with ir.main_graph:
+        inputs = [popxl.variable(logps), *(popxl.variable(given[n]) for n in objective.of_texts)]
+        graph = ir.create_graph(loss, inputs[0].spec, [t.spec for t in inputs[1:]])
+        gradient = popxl.transforms.autodiff(graph, grads_required=graph.inputs[:1])
+        info = ops.call_with_info(graph, *inputs)
+        one = popxl.constant(1.0, popxl.float32)
+        (slope,) = ops.call(gradient.graph, one, inputs_dict=gradient.inputs_dict(info))
+        streams = [addons.host_store(t) for t in (info.outputs[0], slope)]
+    with popxl.Session(ir, "cpu") as session:
+        found = session.run()
+    leaf = torch.tensor(logps.astype(np.float64), requires_grad=True)
+    marks = {n: torch.tensor(x.astype(np.float64)) for n, x in given.items()}
+    mean = loss_of(name, leaf, marks["reference"], marks["counts"], marks["sign"],
+                   beta=0.3, gamma=0.7, smoothing=smoothing)  # fmt: skip
+    expected = mean * 5
+    expected.backward()
+    assert close(float(found[streams[0]]), expected.item())
+    np.testing.assert_allclose(found[streams[1]], leaf.grad, rtol=1e-4, atol=1e-6)
+
+
+# ---- training -----------------------------------------------------------------------------------
+def check(config: RunConfig, name: str, model: Any, logps: Callable[[Any], Logps], shape: Any,
+          vocabulary: int, longest: int, weights: Any, named: Any = dict) -> None:  # fmt: skip
+    """Three steps of AdamW are torch's in float64, and so is what is told of the first."""
+    other = deepcopy(model).double()
+    with torch.no_grad():
+        torch.manual_seed(7)
+        for p in other.parameters():
+            p += 0.05 * torch.randn_like(p)
+    units = random_units(60, vocabulary, longest, name == "kto")
+    given = batches_of(config, shape, units, logps(other), STEPS)
+    model, size = model.double(), len(given[0]["counts"])
+    groups = config.gradient_accumulation
+    by_text = {id(batch): batch for batch in given}
+
+    def loss(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        same = (b for b in by_text.values() if np.array_equal(b["labels"], batch["labels"]))
+        whole = next(same)
+        read = [as_float(whole, n) for n in ("reference", "counts", "sign")]
+        return loss_of(name, logps(model)(batch), *read, groups)  # type: ignore[arg-type]
+
+    start = weights(model)
+    expected = train(model, given, loss, RATE)
+    ours = fine_tuning(config, gradients=True)
+    ours.write(start)
+    check_training(ours, given, expected, RATE, named)
+    assert size
+
+
+@pytest.mark.parametrize(
+    ("name", "dp", "tp", "micro", "places"),
+    [
+        ("dpo", 2, 2, 1, 2),
+        *(pytest.param(name, 1, 2, 2, 1, marks=SLOW) for name in OBJECTIVES),
+        *(pytest.param(name, 2, 1, 1, 3, marks=SLOW) for name in ("kto", "ipo")),
+    ],
+)
+def test_gptj_learns_as_torch_does(name: str, dp: int, tp: int, micro: int, places: int) -> None:
+    config = gptj.small_config(dp, tp, micro, sequence_length=20)
+    config = preferring(config, name, packing=False, examples_per_row=places)
+    check(transposed(config, dp == 2), name, gptj.hf_model(gptj.small_config()), decoder_logps,
+          CAUSAL_LM, gptj.VOCABULARY, 5, logical)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "dp", "tp"),
+    [
+        ("qwen3", "orpo", 1, 2),
+        *(pytest.param("llama", name, 2, 2, marks=SLOW) for name in OBJECTIVES),
+        *(pytest.param("qwen3", name, 1, 1, marks=SLOW) for name in ("dpo", "simpo", "kto")),
+    ],
+)
+def test_llama_shaped_models_do(kind: str, name: str, dp: int, tp: int, monkeypatch) -> None:
+    """With the logits in slices of the tokens."""
+    monkeypatch.setattr(LMHeadLoss, "_slices", lambda self, x: self.axes.length(x) // 4)
+    theirs = llama.hf_config(kind, max_position_embeddings=64, rope_parameters={
+        "rope_type": "default", "rope_theta": 1e4})  # fmt: skip
+    config = llama.our_config(theirs, dp, tp, 2, sequence_length=20)
+    config = preferring(config, name, examples_per_row=2)
+    table = llama_table(config)
+    check(config, name, llama.hf_model(theirs), decoder_logps, CAUSAL_LM, llama.VOCABULARY, 5,
+          lambda model: table.renamed(llama.weights_of(model)),
+          lambda ours: dict(table.for_files(ours)))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "dp", "tp", "micro", "places"),
+    [
+        ("kto", 1, 2, 1, 2),
+        *(pytest.param(name, 1, 2, 2, 1, marks=SLOW) for name in OBJECTIVES),
+        pytest.param("simpo", 2, 1, 2, 3, marks=SLOW),
+    ],
+)
+def test_t5_learns_as_torch_does(name: str, dp: int, tp: int, micro: int, places: int) -> None:
+    """The encoder reads a prompt once for both answers."""
+    config = preferring(our_config(dp, tp, micro), name, examples_per_row=places)
+    check(transposed(config, dp == 2), name, their_model(), t5_logps, SEQ2SEQ, VOCABULARY, 4,
+          logical)  # fmt: skip

@@ -1,0 +1,229 @@
+"""Runs of preferences: their reference, which is computed once, and what they tell."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+import yaml
+from safetensors.numpy import load_file
+
+import run_finetuning
+import run_validation
+from checkpoints import load_checkpoint
+from config.t5 import T5Config
+from data.pipeline import Pipeline
+from data.preferences import Preferences
+from data.samples import Samples
+from data.seq2seq import SEQ2SEQ
+from run.records.metrics import read_metrics
+from run.reference import Reference
+from sessions.losses import Losses
+from tests import small_runs
+from tests.modelling.preferences import t5_logps
+from tests.small_runs import MODEL, TRAINING, few_examples, random_model
+
+WORDS = ("lamp", "clock", "book", "carpet", "mirror", "painting", "chair", "box", "bag", "coat")
+DPO = ("--training.objective", "dpo", "--dropout_prob", "0", "--training.beta", "0.5")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few(executables: Path) -> Iterator[None]:
+    with few_examples(executables):
+        yield
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of Hugging Face's form."""
+    return random_model(tmp_path_factory.mktemp("model") / "base", *MODEL)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """20 pairs."""
+    file = tmp_path_factory.mktemp("data") / "pairs.jsonl"
+    file.write_text("".join(
+        json.dumps({"prompt": f"{name} took", "chosen": f"the {word}", "rejected": f"a {word}"})
+        + "\n" for name in ("Anna", "Ben") for word in WORDS
+    ))  # fmt: skip
+    return file
+
+
+def train(folder: Path, base: Path, rows: Path, *arguments: str) -> int:
+    data = ("--data.train", str(rows), "--data.validation", str(rows), "--load", str(base))
+    return small_runs.train(folder, *TRAINING, *DPO, *data, *arguments)
+
+
+@pytest.fixture(scope="module")
+def run(base: Path, rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four steps, evaluated at each second one."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    best = ("--evaluation.steps", "2", "--checkpoint.keep_best", "rewards/margins")
+    assert train(folder, base, rows, "--steps", "4", *best) == 0
+    return folder
+
+
+def files_in(folder: Path) -> dict[str, np.ndarray]:
+    """The log-probabilities in a run's folder, by the name of the file."""
+    there = sorted((folder / "reference").iterdir())
+    return {path.name: load_file(path)["logps"] for path in there}
+
+
+@pytest.fixture
+def samples(run: Path, rows: Path) -> Samples:
+    """Those of the run."""
+    config = T5Config.from_dict(yaml.safe_load((run / "config.yml").read_text()))
+    data = Pipeline(config, SEQ2SEQ)
+    return data.samples(data.tokenised("train"))
+
+
+def weights_of(folder: Path) -> dict[str, Any]:
+    return dict(load_checkpoint(folder).tensors)
+
+
+def check_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert one.keys() == other.keys()
+    for name, array in one.items():
+        np.testing.assert_array_equal(array, other[name], err_msg=name)
+
+
+def test_the_reference_is_what_transformers_says(run: Path, base: Path, samples: Samples) -> None:
+    (logps,) = files_in(run).values()  # the same samples are trained and evaluated
+    assert isinstance(samples, Preferences)
+    model = transformers.T5ForConditionalGeneration.from_pretrained(base).eval()
+    batch = {n: torch.tensor(x).long() for n, x in samples.take(np.arange(len(samples))).items()}
+    with torch.no_grad():
+        expected = t5_logps(model)(batch).numpy()
+    np.testing.assert_allclose(logps.reshape(-1, 2), expected, rtol=1e-4)
+
+
+def test_a_run_begins_at_its_reference_and_tells_of_rewards(run: Path) -> None:
+    first, *_, last = read_metrics(run / "metrics.jsonl")
+    assert first["loss"] == pytest.approx(math.log(2), abs=1e-6)
+    assert first["rewards/margins"] == pytest.approx(0, abs=1e-5)
+    assert last["rewards/margins"] > 0
+    told = {"rewards/chosen", "rewards/rejected", "rewards/accuracies", "logps/chosen",
+            "logps/rejected"}  # fmt: skip
+    assert told < first.keys()
+    assert {f"validation_{name}" for name in told} < last.keys()
+    assert last["validation_rewards/margins"] == pytest.approx(
+        last["validation_rewards/chosen"] - last["validation_rewards/rejected"]
+    )
+    assert load_checkpoint(run / "best").step == 4
+
+
+def test_a_pass_that_was_killed_goes_on(run, base, rows, tmp_path, monkeypatch) -> None:
+    texts, done = Losses.texts, []
+
+    def killed(model: Losses, samples: Samples, first: int = 0) -> Iterator[Any]:
+        for part in texts(model, samples, first):
+            yield part
+            done.append(part[0].start)
+            if len(done) == 2:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(Losses, "texts", killed)
+    assert train(tmp_path / "run", base, rows, "--steps", "4") == 128 + signal.SIGINT
+    (draft,) = (tmp_path / "run/reference").iterdir()
+    known = np.isfinite(np.load(draft)).all(axis=(1, 2))
+    assert known.any()
+    assert not known.all(), "what is not known yet is NaN"
+    assert train(tmp_path / "run", base, rows, "--steps", "4") == 0
+    assert done == [0, 8, 16], "no batch is computed twice"
+    check_equal(files_in(tmp_path / "run"), files_in(run))
+    check_equal(weights_of(tmp_path / "run"), weights_of(run))
+
+
+def test_a_run_that_was_stopped_goes_on_against_its_reference(run, base, rows, tmp_path) -> None:
+    assert train(tmp_path / "run", base, rows, "--steps", "2") == 0
+    assert train(tmp_path / "run", base, rows, "--steps", "4") == 0
+    check_equal(weights_of(tmp_path / "run"), weights_of(run))
+
+
+@pytest.fixture
+def nothing_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise AssertionError("the reference is computed again")
+
+    monkeypatch.setattr(Reference, "_compute", fails)
+
+
+def test_other_runs_of_the_same_use_it_again(run, base, rows, tmp_path, nothing_computed) -> None:
+    """One with adapters too: without them it is that model."""
+    there = ("--training.reference", str(run / "reference"), "--steps", "2")
+    assert train(tmp_path / "again", base, rows, *there) == 0
+    adapter = ("--adapter.rank", "2", "--adapter.targets", "q", "v")
+    assert train(tmp_path / "adapter", base, rows, *there, *adapter) == 0
+    (first, *_) = read_metrics(tmp_path / "adapter/metrics.jsonl")
+    assert first["loss"] == pytest.approx(math.log(2), abs=1e-6)
+    with pytest.raises(AssertionError, match="computed again"):
+        train(tmp_path / "other", base, rows, *there, "--data.prompt", "So {prompt}")
+
+
+def test_adapters_are_off_in_the_reference(run, base, rows, tmp_path) -> None:
+    adapter = ("--adapter.rank", "2", "--adapter.targets", "q", "v", "--steps", "4")
+    assert train(tmp_path / "run", base, rows, *adapter) == 0
+    check_equal(files_in(tmp_path / "run"), files_in(run))
+
+
+def test_a_damaged_file_is_computed_again(run, base, rows, tmp_path, capsys) -> None:
+    assert train(tmp_path / "run", base, rows, "--steps", "2") == 0
+    (path,) = (tmp_path / "run/reference").iterdir()
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 64
+    path.write_bytes(content)
+    there = ("--training.reference", str(path.parent), "--steps", "2")
+    assert train(tmp_path / "other", base, rows, *there) == 0
+    assert "cannot be used: it is damaged" in capsys.readouterr().err
+    check_equal(files_in(tmp_path / "run"), files_in(run))
+
+
+def test_a_reference_that_is_gone_is_missed(base, rows, tmp_path, capsys) -> None:
+    assert train(tmp_path / "run", base, rows, "--steps", "2") == 0
+    (path,) = (tmp_path / "run/reference").iterdir()
+    path.unlink()
+    assert train(tmp_path / "run", base, rows, "--steps", "4") == 2
+    assert "are not in" in capsys.readouterr().err
+
+
+def test_validation_compares_with_the_runs_reference(run, base, rows, tmp_path, capsys) -> None:
+    assert run_validation.main(["--load", str(run), "--out", str(tmp_path / "out")]) == 0
+    *_, last = read_metrics(run / "metrics.jsonl")
+    found = json.loads((tmp_path / "out/validation.json").read_text())
+    for name in ("loss", "rewards/margins", "rewards/accuracies", "logps/rejected"):
+        assert found[name] == pytest.approx(last[f"validation_{name}"], rel=1e-5)
+    data = ("--data.validation", str(rows), *DPO)
+    assert run_validation.main([*MODEL, "--load", str(base), *data]) == 2
+    assert "which only a run of run_finetuning.py has" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--training.objective", "ipo", "--training.label_smoothing", "0.1"), "label_smoothing"),
+        (("--training.objective", "dop"), "dpo"),
+        (("--training.objective", "dpo", "--checkpoint.keep_best", "bleu",
+          "--evaluation.steps", "2"), "bleu does not suit"),
+        (("--training.objective", "kto", "--training.beta", "0"), "training.beta"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together_is_said(base, rows, tmp_path, capsys, arguments, said) -> None:
+    data = ("--data.train", str(rows), "--data.validation", str(rows), "--load", str(base))
+    command = [*TRAINING, *data, *arguments, "--steps", "2", "--run-dir", str(tmp_path / "run")]
+    assert run_finetuning.main(command) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_packing_is_refused(rows, capsys) -> None:
+    command = ["--config", "gptj_tiny", "--training.objective", "dpo", "--data.packing", "true"]
+    assert run_finetuning.main([*command, "--data.train", str(rows)]) == 2
+    assert "data.packing false" in capsys.readouterr().err
