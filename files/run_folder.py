@@ -96,6 +96,11 @@ class RunFolder:
         return self.path / "prepared"
 
     @property
+    def packed(self) -> Path:
+        """The folder of frozen weights in few bits, by a digest of what they were."""
+        return self.path / "packed"
+
+    @property
     def best(self) -> Path:
         """The folder of the step with the best weights."""
         return self.path / "best"
