@@ -106,7 +106,7 @@ WRITTEN_BY_RUNS = {
     "metrics.damaged.jsonl",
     "validation.json",
     "phases.txt",
-    "prepared/",
+    "prepared/", "packed/",
     "profile/",
     "run.json",
     "tokenizer/",
