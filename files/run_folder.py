@@ -102,6 +102,11 @@ class RunFolder:
         return self.path / "reference"
 
     @property
+    def packed(self) -> Path:
+        """The folder of frozen weights in few bits, by a digest of what they were."""
+        return self.path / "packed"
+
+    @property
     def best(self) -> Path:
         """The folder of the step with the best weights."""
         return self.path / "best"

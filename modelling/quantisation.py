@@ -8,7 +8,8 @@ needs no data. Activations stay as they are; a weight is decompressed where it i
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -57,8 +58,8 @@ def unpacked(parts: Sequence[Tensor], few_bits: FewBits, dtype: popxl.dtype) -> 
     return matrix if matrix.dtype == dtype else ops.cast(matrix, dtype)
 
 
-def quantised(weight: np.ndarray, parts: NamedTensors) -> dict[Variable, np.ndarray]:
-    """Host data of the variables of a packed weight.
+def quantised(weight: np.ndarray, parts: NamedTensors) -> list[np.ndarray]:
+    """Host data of the variables of a packed weight, in the order of `PARTS`.
 
     An element is off by half a step at most; a step is a fifteenth of the range of its group in 4
     bits, a 255th in 8.
@@ -71,26 +72,43 @@ def quantised(weight: np.ndarray, parts: NamedTensors) -> dict[Variable, np.ndar
     size = weight.shape[-2] // groups
     cuts = np.array_split(weight, -(-weight.size // _AT_ONCE), -1)
     made = [group_quantize_compress_numpy(cut, size, -2, words * _WORD // size) for cut in cuts]
-    data = [np.concatenate(each, -3) for each in zip(*made, strict=True)]
-    return {parts.get(name): array for name, array in zip(PARTS, data, strict=True)}
+    return [np.concatenate(each, -3) for each in zip(*made, strict=True)]
+
+
+@runtime_checkable
+class KeepsPacked(Protocol):
+    """Tensors that keep what became of some of them when they were packed."""
+
+    def packed(
+        self,
+        names: Sequence[str],
+        form: str,
+        make: Callable[[Mapping[str, np.ndarray]], Sequence[np.ndarray]],
+    ) -> Sequence[np.ndarray]:
+        """The arrays that `make` makes of the tensors `names`, or made of equal ones before.
+
+        Args:
+            form: all that the arrays depend on besides the tensors' bytes.
+        """
 
 
 class QuantisedParts:
     """The parts of a packed weight, which are made together and handed out one by one."""
 
-    def __init__(self, whole: Callable[[], np.ndarray], parts: NamedTensors) -> None:
-        self._whole, self._parts = whole, parts
+    def __init__(self, make: Callable[[], Sequence[np.ndarray]], parts: NamedTensors) -> None:
+        """Args: `make`: makes their data, in the order of `PARTS`."""
+        self._make, self._parts = make, parts
         self._made: dict[Variable, np.ndarray] = {}
         self._lock = threading.Lock()
 
     @property
     def variables(self) -> list[Variable]:
         """The parts' variables."""
-        return [v for v in self._parts.tensors if isinstance(v, Variable)]
+        return [self._parts.get(name) for name in PARTS]
 
     def of(self, variable: Variable) -> np.ndarray:
         """The data of one part."""
         with self._lock:
             if variable not in self._made:
-                self._made = quantised(self._whole(), self._parts)
+                self._made = dict(zip(self.variables, self._make(), strict=True))
             return self._made.pop(variable)

@@ -37,6 +37,7 @@ from run.card import RunRecord
 from run.evaluation.evaluator import Evaluator, wanted_metrics
 from run.export import export
 from run.options import RunOptions
+from run.packed_base import with_packed_base
 from run.profile import Profile, profiled_runs
 from run.records.metrics import SAMPLES
 from run.records.progress import VALIDATION
@@ -190,7 +191,7 @@ def _verify(start: Start) -> None:
 
 
 def _enter(stack: ExitStack, model: FineTuning, start: Start) -> None:
-    model.write(start.tensors)
+    model.write(with_packed_base(model.config, start))
     stack.enter_context(model)
 
 

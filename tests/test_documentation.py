@@ -107,6 +107,7 @@ WRITTEN_BY_RUNS = {
     "validation.json",
     "phases.txt",
     "prepared/",
+    "packed/",
     "reference/",
     "profile/",
     "run.json",

@@ -110,7 +110,7 @@ class WeightRow:
         axis = 0 if cut == "in" else 1
         return cls(f"{path}.weight", weights, transpose=True, axis=axis, holders=holders)
 
-    def _parts(self, tensor_parallel: int) -> int:
+    def cut_into(self, tensor_parallel: int) -> int:
         """Into how many parts the weights are cut."""
         return tensor_parallel // self.holders if self.cut else 1
 
@@ -131,7 +131,7 @@ class WeightRow:
         if self.axis is None:
             (array,) = arrays
             return array
-        tensor_parallel = self._parts(tensor_parallel)
+        tensor_parallel = self.cut_into(tensor_parallel)
         cut = [_shards(array, self.axis, tensor_parallel) for array in arrays]
         data = cut[0] if len(cut) == 1 else np.concatenate(cut, 1 + self.axis)
         return data if tensor_parallel > 1 else data[0]
@@ -142,7 +142,7 @@ class WeightRow:
         """The inverse of `to_host`. Padding is dropped."""
         if self.axis is None:
             return {prefix + self.weights[0].name: self._turned(data)}
-        tensor_parallel = self._parts(tensor_parallel)
+        tensor_parallel = self.cut_into(tensor_parallel)
         shards = data if tensor_parallel > 1 else data[None]
         parts = np.split(shards, len(self.weights), 1 + self.axis)
         out = {}

@@ -16,7 +16,7 @@ import numpy as np
 
 from checkpoints.parts import PartialReader
 from config.optimizer_state import MASTER, RESIDUAL, SLOTS
-from modelling.quantisation import QuantisedParts
+from modelling.quantisation import KeepsPacked, QuantisedParts, quantised
 from modelling.weights.computed import Arrays, Computed
 from modelling.weights.in_files import InFiles
 from modelling.weights.logical import (
@@ -139,7 +139,7 @@ class WeightTable:
             for weight in place.row.weights:
                 check_presence(place.prefix + weight.name, tensors)
             if isinstance(place.variable, NamedTensors):
-                parts = QuantisedParts(partial(self._host_data, place, tensors), place.variable)
+                parts = QuantisedParts(partial(self._packed, place, tensors), place.variable)
                 out.update({v: partial(parts.of, v) for v in parts.variables})
             else:
                 out[place.variable] = self._source(place, tensors)
@@ -160,6 +160,20 @@ class WeightTable:
             return self._typed_data(place, Computed(wanted))
 
         return OnDemand(whole, some)
+
+    def _packed(self, place: VariableRow, tensors: Arrays) -> Sequence[np.ndarray]:
+        """The data of a variable in few bits."""
+        row, parts = place.row, place.variable
+
+        def make(tensors: Arrays) -> Sequence[np.ndarray]:
+            return quantised(self._host_data(place, tensors), parts)
+
+        if not isinstance(tensors, KeepsPacked):
+            return make(tensors)
+        names = [place.prefix + w.name for w in row.weights]
+        shapes = [w.shape for w in row.weights]
+        cut = row.axis, row.cut_into(self.tensor_parallel), row.transpose
+        return tensors.packed(names, f"{shapes} {cut} {parts.packed.shape}", make)
 
     def _typed_data(self, place: VariableRow, tensors: Arrays) -> np.ndarray:
         data, own = self._host_data(place, tensors), place.variable.dtype.as_numpy()

@@ -16,7 +16,7 @@ from config.presets import load_config
 from config.sections import RunConfig
 from config.t5 import T5Config
 from modelling.layers import Groups, Linear
-from modelling.quantisation import packed_shapes, quantised
+from modelling.quantisation import PARTS, packed_shapes, quantised
 from popxl import ops
 from sessions.generating import Inference
 from tests.modelling.generation import gptj, t5
@@ -39,7 +39,9 @@ def on_device(weight: np.ndarray, x: np.ndarray, dtype: type, bits: int) -> np.n
         out = popxl.d2h_stream(y.shape, y.dtype)
         ops.host_store(out, y)
     with popxl.Session(ir, "cpu") as session:
-        session.write_variables_data(quantised(weight, variables.weight))
+        parts = variables.weight
+        data = zip(map(parts.get, PARTS), quantised(weight, parts), strict=True)
+        session.write_variables_data(dict(data))
         return session.run()[out]
 
 

@@ -18,9 +18,11 @@ import run_export
 import run_generation
 import run_validation
 from checkpoints import load_checkpoint
+from modelling import quantisation
 from run.records.metrics import read_metrics
 from tests import small_runs
 from tests.modelling.peft_reference import PREFIX, with_peft
+from tests.modelling.rounding import is_quantised
 from tests.small_runs import MODEL, TRAINING, few_examples, random_model
 
 SAVED = "encoder.final_layer_norm"
@@ -170,18 +172,30 @@ def test_a_run_that_is_done_writes_its_adapter(
     assert "Adapters of rank 3 were trained with PopXL" in (exported / "README.md").read_text()
 
 
-def test_a_base_in_4_bits(base: Path, tmp_path: Path) -> None:
-    """A run's evaluations and its continuation read the same packed weights."""
-    packed = ("--quantisation", "int4", "--model.quantisation_group_size", "8")
+IN_4_BITS = ("--quantisation", "int4", "--model.quantisation_group_size", "8")
+
+
+def test_a_base_in_4_bits(base: Path, tmp_path: Path, monkeypatch) -> None:
+    """It is quantised once. A run's evaluations and its continuation read the same weights."""
     few = ("--evaluation.steps", "2", "--evaluation.samples", "8", "--evaluation.metrics", "loss")
-    given = ("--load", str(base), *packed, *few)
+    given = ("--load", str(base), *IN_4_BITS, *few)
     assert train(tmp_path / "run", *given, "--steps", "2") == 0
+    kept = {path: path.read_bytes() for path in (tmp_path / "run" / "packed").iterdir()}
+    weights = load_file(base / "model.safetensors")
+    assert 4.5 / 8 <= sum(map(len, kept.values())) / sum(map(quantised_size, weights.items())) < 1.2
+    monkeypatch.setattr(quantisation, "group_quantize_compress_numpy", None)
     assert train(tmp_path / "run", *given, "--steps", "4") == 0
+    assert {path: path.read_bytes() for path in (tmp_path / "run" / "packed").iterdir()} == kept
+    monkeypatch.undo()
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert all(row["loss"] > 0 for row in rows)
     assert rows[-1]["validation_loss"] > 0
     prompt = ["a lamp", "--generation.max_tokens", "4"]
     assert run_generation.main(["--load", str(tmp_path / "run"), *prompt]) == 0
+
+
+def quantised_size(named: tuple[str, np.ndarray]) -> int:
+    return named[1].size if is_quantised(*named) else 0
 
 
 @pytest.mark.parametrize(

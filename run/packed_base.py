@@ -1,0 +1,95 @@
+"""A cache of the frozen weights of a run in few bits, beside it: they are quantised once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from checkpoints import CheckpointError, TensorFiles
+from checkpoints.digests import digest, digest_of_bytes
+from checkpoints.shards import as_stored, write_shard
+from config.sections import RunConfig
+from files.errors import WriteError
+from files.run_folder import RunFolder
+from files.shown import shown_path
+from files.writing import remove_drafts, write_file
+from run.over import Over
+from run.start import Start
+from terminal.screen import say
+
+Tensors = Mapping[str, np.ndarray]
+
+_FORMAT = "1"
+"""Changes when the same weights would be packed otherwise."""
+
+_DIGEST = "sha256"  # a tensor of a file: of the others
+
+
+def with_packed_base(config: RunConfig, start: Start) -> Tensors:
+    """The tensors that a run starts from, of which those in few bits come from its cache."""
+    save = config.checkpoint.save
+    if config.model.few_bits is None or save is None:
+        return start.tensors
+    known = {} if start.base is None else start.base.sha256 or {}
+    return PackedBase(start.tensors, known, RunFolder(Path(save)).packed)
+
+
+class PackedBase(Over):
+    """Tensors, and a folder with what became of some of them when they were packed.
+
+    A file is named after a digest of the tensors that it was made of: those of another base are
+    never taken for it. A damaged one is made again.
+    """
+
+    def __init__(self, tensors: Tensors, known: Mapping[str, str], folder: Path) -> None:
+        """Args: `known`: digests of tensors, which are not read if their file is there."""
+        super().__init__(tensors, {})
+        self._known, self._folder = known, folder
+        if folder.is_dir():
+            remove_drafts(folder)
+
+    def packed(
+        self, names: Sequence[str], form: str, make: Callable[[Tensors], Sequence[np.ndarray]]
+    ) -> Sequence[np.ndarray]:
+        """See `modelling.quantisation.KeepsPacked`."""
+        read = {name: self[name] for name in names if name not in self._known}
+        digests = [self._known[name] if name in self._known else digest(read[name])
+                   for name in names]  # fmt: skip
+        key = digest_of_bytes("\n".join((_FORMAT, form, *digests)).encode())
+        path = self._folder / f"{key[:32]}.safetensors"
+        kept = _kept(path)
+        if kept is not None:
+            return kept
+        arrays = make(Over(read, self))
+        try:
+            write_file("packed weights to", path, lambda draft: write_shard(draft, _file(arrays)))
+        except WriteError as error:
+            say(f"warning: {error}; the next start quantises again")
+        return arrays
+
+
+def _file(arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    stored = {str(n): as_stored(str(n), array) for n, array in enumerate(arrays)}
+    return {**stored, _DIGEST: _digest(arrays)}
+
+
+def _digest(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    text = " ".join(f"{a.dtype} {a.shape} {digest(a)}" for a in arrays)
+    return np.frombuffer(bytes.fromhex(digest_of_bytes(text.encode())), np.uint8)
+
+
+def _kept(path: Path) -> Sequence[np.ndarray] | None:
+    """What a file has; None if there is none, or a damaged one."""
+    if not path.exists():
+        return None
+    try:
+        files = TensorFiles([path])
+        arrays = [files[str(n)] for n in range(len(files) - 1)]
+        if np.array_equal(files[_DIGEST], _digest(arrays)):
+            return arrays
+    except (CheckpointError, KeyError):
+        pass
+    say(f"warning: {shown_path(path)} is damaged: it is made again")
+    return None
