@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from config.errors import ConfigError
+from config.metrics import OBJECTIVES
 from files.shown import shown_name
 
 
@@ -41,6 +42,7 @@ _SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant",
 _OPTIMIZERS = {"adafactor": "adafactor"} | dict.fromkeys(
     ("adamw", "adamw_torch", "adamw_hf", "adamw_torch_fused"), "adamw"
 )
+_OBJECTIVES = {"sigmoid": "dpo"} | {name: name for name in OBJECTIVES}
 _RATE = "--training.optimizer.learning_rate"
 
 FLAGS = (
@@ -108,6 +110,9 @@ FLAGS = (
     Flag("adapter adapter_name_or_path", "--adapter.load"),
     Flag("qlora load_in_4bit", "--quantisation int4", values={"true": ""}),
     Flag("load_in_8bit quantization_bit", says=_PACKED),
+    Flag("loss_type pref_loss rl", "--training.objective", values=_OBJECTIVES),
+    Flag("beta pref_beta rl_beta", "--training.beta"),
+    Flag("simpo_gamma", "--training.gamma"),
     Flag("deepspeed fsdp zero_stage", says=_NO_ENGINE),
     Flag("num_gpus n_gpu gpus", "--data_parallel"),
     Flag("nproc_per_node num_processes", says="python3 -m popdist.run starts several processes"),

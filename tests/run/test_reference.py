@@ -29,7 +29,15 @@ from run.reference import Reference
 from sessions.losses import Losses
 from tests import small_runs
 from tests.modelling.preferences import t5_logps
-from tests.small_runs import MODEL, TRAINING, few_examples, random_model
+from tests.small_runs import (
+    GPTJ,
+    MODEL,
+    RATE,
+    TRAINING,
+    few_examples,
+    finetuning,
+    random_model,
+)
 
 WORDS = ("lamp", "clock", "book", "carpet", "mirror", "painting", "chair", "box", "bag", "coat")
 DPO = ("--training.objective", "dpo", "--dropout_prob", "0", "--training.beta", "0.5")
@@ -227,3 +235,49 @@ def test_packing_is_refused(rows, capsys) -> None:
     command = ["--config", "gptj_tiny", "--training.objective", "dpo", "--data.packing", "true"]
     assert run_finetuning.main([*command, "--data.train", str(rows)]) == 2
     assert "data.packing false" in capsys.readouterr().err
+
+
+# ---- in any way of running ----------------------------------------------------------------------
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "way",
+    [
+        ("--device_iterations", "2"),
+        ("--resident_layers", "4"),
+        ("--activations", "keep"),
+        ("--execution.update", "behind"),
+        ("--execution.disk", "disk", "--execution.placement", "host"),
+    ],
+)
+def test_executions_train_and_tell_alike(way, run, base, rows, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert train(tmp_path / "run", base, rows, "--steps", "4", *way) == 0
+    check_equal(weights_of(tmp_path / "run"), weights_of(run))
+    told = zip(*(read_metrics(f / "metrics.jsonl") for f in (run, tmp_path / "run")), strict=True)
+    for one, other in told:
+        names = [name for name in one if name.startswith(("loss", "rewards/", "logps/"))]
+        assert len(names) == 7
+        assert [other[name] for name in names] == [one[name] for name in names]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["dpo", "kto"])
+def test_processes_tell_of_the_whole_batch(objective: str, rows: Path, tmp_path: Path) -> None:
+    """The reference is computed, shared and continued in one folder."""
+    flags = [*GPTJ, *RATE, "--training.objective", objective, "--data.packing", "false",
+             "--data.separator", "", "--examples_per_row", "2", "--sequence_length", "48",
+             "--data.train", str(rows), "--data.validation", str(rows),
+             "--evaluation.steps", "2"]  # fmt: skip
+    found = []
+    for processes in (1, 2):
+        folder = tmp_path / str(processes)
+        for steps in ("2", "4"):
+            for one in finetuning(processes, tmp_path / "executables", *flags, "--steps", steps,
+                                  "--save", str(folder)):  # fmt: skip
+                said = one.communicate(timeout=300)[1]
+                assert one.returncode == 0, said
+        found.append(read_metrics(folder / "metrics.jsonl"))
+    for one, other in zip(*found, strict=True):
+        for name in one:
+            if name.startswith(("loss", "rewards/", "logps/", "kl", "validation_")):
+                assert other[name] == pytest.approx(one[name], rel=1e-4, abs=1e-5), name
