@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -165,6 +166,7 @@ def nothing_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Reference, "_compute", fails)
 
 
+@pytest.mark.slow
 def test_other_runs_of_the_same_use_it_again(run, base, rows, tmp_path, nothing_computed) -> None:
     """One with adapters too: without them it is that model."""
     there = ("--training.reference", str(run / "reference"), "--steps", "2")
@@ -183,6 +185,7 @@ def test_adapters_are_off_in_the_reference(run, base, rows, tmp_path) -> None:
     check_equal(files_in(tmp_path / "run"), files_in(run))
 
 
+@pytest.mark.slow
 def test_a_damaged_file_is_computed_again(run, base, rows, tmp_path, capsys) -> None:
     assert train(tmp_path / "run", base, rows, "--steps", "2") == 0
     (path,) = (tmp_path / "run/reference").iterdir()
@@ -195,12 +198,51 @@ def test_a_damaged_file_is_computed_again(run, base, rows, tmp_path, capsys) -> 
     check_equal(files_in(tmp_path / "run"), files_in(run))
 
 
-def test_a_reference_that_is_gone_is_missed(base, rows, tmp_path, capsys) -> None:
-    assert train(tmp_path / "run", base, rows, "--steps", "2") == 0
+@pytest.mark.slow
+def test_a_reference_that_is_gone_is_computed_from_where_the_run_began(
+    run: Path, base: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "base"
+    shutil.copytree(base, mine)
+    assert train(tmp_path / "run", mine, rows, "--steps", "2") == 0
     (path,) = (tmp_path / "run/reference").iterdir()
     path.unlink()
-    assert train(tmp_path / "run", base, rows, "--steps", "4") == 2
-    assert "are not in" in capsys.readouterr().err
+    assert train(tmp_path / "run", mine, rows, "--steps", "4") == 0
+    check_equal(weights_of(tmp_path / "run"), weights_of(run))
+    check_equal(files_in(tmp_path / "run"), files_in(run))
+    path.unlink()
+    shutil.rmtree(mine)
+    assert train(tmp_path / "run", mine, rows, "--steps", "6") == 2
+    assert "the weights that the run began with are gone" in capsys.readouterr().err
+
+
+def test_a_run_that_goes_on_elsewhere_takes_its_reference_along(
+    run: Path, base: Path, rows: Path, tmp_path: Path, nothing_computed: None
+) -> None:
+    data = ("--data.train", str(rows), "--data.validation", str(rows), *DPO)
+    command = (*TRAINING, *data, "--load", str(run), "--steps", "6")
+    assert small_runs.train(tmp_path / "other", *command) == 0
+    check_equal(files_in(tmp_path / "other"), files_in(run))
+
+
+def test_rewards_are_those_of_transformers_log_probabilities(
+    run: Path, base: Path, samples: Samples
+) -> None:
+    """Of the last evaluation, by the weights of the last step."""
+    model = transformers.T5ForConditionalGeneration.from_pretrained(base).eval()
+    trained = {n: torch.tensor(x) for n, x in weights_of(run).items() if "/" not in n}
+    assert not model.load_state_dict(trained, strict=False).unexpected_keys
+    batch = {n: torch.tensor(x).long() for n, x in samples.take(np.arange(len(samples))).items()}
+    with torch.no_grad():
+        logps = t5_logps(model)(batch).numpy()
+    (reference,) = files_in(run).values()
+    rewards = 0.5 * (logps - reference.reshape(-1, 2))
+    *_, last = read_metrics(run / "metrics.jsonl")
+    for at, name in enumerate(("chosen", "rejected")):
+        assert last[f"validation_logps/{name}"] == pytest.approx(logps[:, at].mean(), rel=1e-4)
+        told = last[f"validation_rewards/{name}"]
+        assert told == pytest.approx(rewards[:, at].mean(), rel=1e-3)
+    assert last["validation_rewards/accuracies"] == np.mean(rewards[:, 0] > rewards[:, 1])
 
 
 def test_validation_compares_with_the_runs_reference(run, base, rows, tmp_path, capsys) -> None:
