@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from benchmarks.command import run_benchmark
 from benchmarks.idle_disk import idle_disk
 from benchmarks.machine_use import MachineUse
+from config.errors import ConfigError
 from config.sections import RunConfig
 from data.batches import Loader
 from machine.placement import planned_bytes
@@ -66,6 +67,10 @@ class Measurement:
 
 def measure(config: RunConfig, runs: int) -> Measurement:
     """Build the program of a configuration and run it, once unmeasured and then `runs` times."""
+    if config.training.prefers:
+        raise ConfigError(
+            "generated data have no preferences: give --training.objective cross_entropy"
+        )
     family = family_of(config)
     start = time.perf_counter()
     model = FineTuning(config, family)

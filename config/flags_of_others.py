@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from config.errors import ConfigError
+from config.metrics import OBJECTIVES
 from files.shown import shown_name
 
 
@@ -38,6 +39,7 @@ _SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant",
 _OPTIMIZERS = {"adafactor": "adafactor"} | dict.fromkeys(
     ("adamw", "adamw_torch", "adamw_hf", "adamw_torch_fused"), "adamw"
 )
+_OBJECTIVES = {"sigmoid": "dpo"} | {name: name for name in OBJECTIVES}
 _RATE = "--training.optimizer.learning_rate"
 
 FLAGS = (
@@ -107,6 +109,9 @@ FLAGS = (
     Flag("load_in_8bit", "--quantisation int8", values={"true": ""}),
     Flag("quantization_bit", "--quantisation", values={"4": "int4", "8": "int8"}),
     Flag("frozen_weights execution.frozen_weights", "--quantisation"),
+    Flag("loss_type pref_loss rl", "--training.objective", values=_OBJECTIVES),
+    Flag("beta pref_beta rl_beta", "--training.beta"),
+    Flag("simpo_gamma", "--training.gamma"),
     Flag("deepspeed fsdp zero_stage", says=_NO_ENGINE),
     Flag("num_gpus n_gpu gpus", "--data_parallel"),
     Flag("nproc_per_node num_processes", says="python3 -m popdist.run starts several processes"),

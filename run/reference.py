@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from files.shown import shown_path
 from files.writing import sync, write_file, writing
 from modelling.objectives import objective_of
 from modelling.spec import ModelFamily
-from run.start import Start
+from run.start import Start, starting_point
 from sessions.losses import Losses
 from sessions.running import compiled
 from terminal.screen import is_first_process, say
@@ -54,14 +55,16 @@ class Reference:
         config: of the run.
         folder: of the files.
         sha256: digest of the reference's weights.
-        weights: they; None: the run has trained them since, and only files are left.
+        weights: gives them; raises UserError where the run has trained them and they are gone.
+        before: the folder of a run that this one goes on with, which may have files.
     """
 
     config: RunConfig
     family: ModelFamily
     folder: Path
     sha256: str
-    weights: Mapping[str, np.ndarray] | None
+    weights: Callable[[], Mapping[str, np.ndarray]]
+    before: Path | None = None
 
     @classmethod
     def of_run(
@@ -73,13 +76,13 @@ class Reference:
             return None
         place = Path(config.training.reference or folder.reference)
         saved = _saved(start.checkpoint) if start.step else None
-        if saved is not None:
-            return cls(config, family, place, saved, None)
-        names = [weight.name for weight in family.weights(_base(config)).weights]
-        with readers() as pool:
-            digests = list(pool.map(lambda name: digest(start.tensors[name]), names))
-        sha256 = _digest(dict(zip(names, digests, strict=True)))
-        return cls(config, family, place, sha256, start.tensors)
+        if saved is None or start.checkpoint is None:
+            sha256 = _digest_of_weights(config, family, start.tensors)
+            return cls(config, family, place, sha256, lambda: start.tensors)
+        before = RunFolder.of_step(start.checkpoint.path).reference
+        return cls(
+            config, family, place, saved, lambda: _beginning(config, family, saved, place), before
+        )
 
     def record(self) -> dict[str, Any]:
         """What checkpoints say of it."""
@@ -95,7 +98,11 @@ class Reference:
         path = self.folder / f"{self._name(samples)}.safetensors"
         found = _read(path)
         if not all(popdist.gather(found is not None)):
-            self._compute(samples, path)
+            known = None if self.before is None else _read(self.before / path.name)
+            if all(popdist.gather(known is not None)) and known is not None:
+                _write(path, known)
+            else:
+                self._compute(samples, path)
             popdist.gather("the reference is there")
             found = _read(path)
         if found is None:
@@ -107,13 +114,7 @@ class Reference:
         return _digest([self.sha256, self.config.family, settings, samples.digest, len(samples)])
 
     def _compute(self, samples: Samples, path: Path) -> None:
-        if self.weights is None:
-            raise UserError(
-                f"the log-probabilities of the reference are not in {shown_path(self.folder)}, and "
-                "its weights are trained: name the folder that has them with --training.reference, "
-                "or start over with --fresh"
-            )
-        config = _base(self.config)
+        config, weights = _base(self.config), self.weights()
         places = len(samples.take(np.zeros(1, np.int64))[COUNTS])
         draft = path.with_suffix(".draft.npy")
         logps = _draft(draft, (len(samples), places, 2))
@@ -122,7 +123,7 @@ class Reference:
         if first < len(samples):
             say(f"the reference: {len(samples) - first} of {len(samples)} samples to compute")
             model = compiled(lambda: Losses(config, self.family), "the program of the reference")
-            model.write(self.weights)
+            model.write(weights)
             unknown = Referred(samples, np.zeros(logps.shape, np.float32))
             with model, _bar(len(samples), first) as bar:
                 for part, found in model.texts(unknown, first):
@@ -135,9 +136,7 @@ class Reference:
                 draft.unlink(missing_ok=True)
                 raise UserError("a log-probability of the reference is not finite: its weights "
                                 "cannot be compared with")  # fmt: skip
-            whole = np.array(logps)
-            write_file("the reference", path, lambda to: save_file(
-                {_LOGPS: whole}, to, {"sha256": digest(whole)}))  # fmt: skip
+            _write(path, np.array(logps))
             draft.unlink(missing_ok=True)
 
 
@@ -155,8 +154,38 @@ def saved_reference(config: RunConfig, family: ModelFamily, start: Start) -> Ref
             f"{config.training.objective} compares with a reference, which only a run of "
             "run_finetuning.py has: --load its folder"
         )
-    place = config.training.reference or RunFolder.of_step(start.checkpoint.path).reference
-    return Reference(config, family, Path(place), sha256, None)
+    place = Path(config.training.reference or RunFolder.of_step(start.checkpoint.path).reference)
+    return Reference(
+        config, family, place, sha256, lambda: _beginning(config, family, sha256, place)
+    )
+
+
+def _digest_of_weights(
+    config: RunConfig, family: ModelFamily, tensors: Mapping[str, np.ndarray]
+) -> str:
+    names = [weight.name for weight in family.weights(_base(config)).weights]
+    with readers() as pool:
+        digests = list(pool.map(lambda name: digest(tensors[name]), names))
+    return _digest(dict(zip(names, digests, strict=True)))
+
+
+def _beginning(
+    config: RunConfig, family: ModelFamily, sha256: str, folder: Path
+) -> Mapping[str, np.ndarray]:
+    """The weights that a run began with, if they are still where it found them.
+
+    Raises:
+        UserError: they are not.
+    """
+    with suppress(UserError):
+        begun = starting_point(config, family.weights(config), fresh=True)
+        if not begun.step and _digest_of_weights(config, family, begun.tensors) == sha256:
+            return begun.tensors
+    raise UserError(
+        f"what the reference says is not in {shown_path(folder)}, and the weights that the run "
+        "began with are gone: name the folder that has it with --training.reference, or start over "
+        "with --fresh"
+    )
 
 
 def _saved(checkpoint: Checkpoint | None) -> str | None:
@@ -190,6 +219,15 @@ def _write_nothing(path: Path, shape: tuple[int, ...]) -> None:
     with path.open("wb") as file:
         np.save(file, np.full(shape, np.nan, np.float32))
     sync(path)
+
+
+def _write(path: Path, logps: np.ndarray) -> None:
+    """Write the numbers of a file; process 0 does."""
+    if is_first_process():
+        with writing("the reference", path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        facts = {"sha256": digest(logps)}
+        write_file("the reference", path, lambda to: save_file({_LOGPS: logps}, to, facts))
 
 
 def _read(path: Path) -> np.ndarray | None:

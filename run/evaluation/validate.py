@@ -47,8 +47,9 @@ def validate(
         say(note)
     start = load_weights(config, family.weights(config))
     agree({"step of the weights": start.step, "digest of the weights": start.sha256})
-    refer = saved_reference(config, family, start)
-    evaluator = Evaluator(config, family, None, loaded, None if refer is None else refer.of)
+    reference = saved_reference(config, family, start)
+    refer = None if reference is None else reference.of
+    evaluator = Evaluator(config, family, None, loaded, refer)
     begin = time.perf_counter()
     start, outcome = start.load_with_fallback(lambda one: evaluator.evaluate(one.tensors))
     seconds = time.perf_counter() - begin

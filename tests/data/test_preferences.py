@@ -18,7 +18,7 @@ from config.t5 import T5Config
 from data.causal_lm import CAUSAL_LM
 from data.lengths import lengths_of
 from data.pipeline import Pipeline
-from data.preferences import Preferences
+from data.preferences import Preferences, Referred
 from data.rows import DataError
 from data.samples import IGNORE_INDEX
 from data.seq2seq import SEQ2SEQ
@@ -302,6 +302,23 @@ def test_lengths_are_those_of_both_texts(tmp_path: Path, preset: str) -> None:
             samples_of(short)
     else:
         assert samples_of(short).cuts.prompts > 0
+
+
+def test_a_mixture_keeps_what_the_reference_says_with_its_texts(tmp_path: Path) -> None:
+    for name, some in (("a", TEXTS[:3]), ("b", TEXTS[3:])):
+        lines = "".join(json.dumps(row) + "\n" for row in some)
+        (tmp_path / f"{name}.jsonl").write_text(lines)
+    mix = tmp_path / "mix.yml"
+    mix.write_text("one: {train: a.jsonl, weight: 1}\ntwo: {train: b.jsonl, weight: 1}\n")
+    data = data_of(tmp_path, "gptj_tiny", [], train=str(mix), examples_per_row=1)
+    samples = data.training_samples()
+    assert len(samples) == 6
+    marks = np.arange(12, dtype=np.float32).reshape(6, 1, 2)
+    batch = Referred(samples, marks).take(np.asarray([4, 0, 5]))
+    assert batch["reference"].tolist() == [[8, 9], [0, 1], [10, 11]]
+    assert batch["counts"].shape == (3, 2)
+    alone = [samples.take(np.asarray([i]))["input_ids"][0] for i in (4, 0, 5)]
+    np.testing.assert_array_equal(batch["input_ids"], alone)
 
 
 def test_digests_tell_what_is_liked_apart(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import torch
 
 import popxl
 import popxl_addons as addons
+from config.metrics import added
 from config.sections import RunConfig
 from data.causal_lm import CAUSAL_LM
 from data.seq2seq import SEQ2SEQ
@@ -91,6 +92,46 @@ def test_loss_and_gradient_of_log_probabilities(name: str, smoothing: float) -> 
     expected.backward()
     assert close(float(found[streams[0]]), expected.item())
     np.testing.assert_allclose(found[streams[1]], leaf.grad, rtol=1e-4, atol=1e-6)
+
+
+# ---- what is told -------------------------------------------------------------------------------
+LOGPS = np.asarray([[-2, -6], [-4, -3], [0, 0], [-8, -9]], np.float32)
+REFERENCE = np.asarray([[-3, -3], [-2, -4], [0, 0], [-8, -8]], np.float32)
+COUNTS = np.asarray([[2, 3], [4, 1], [0, 0], [1, 9]], np.float32)
+SIGN = np.asarray([[1], [-1], [1], [-1]], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        # differences to the reference: chosen 1, -2, 0; rejected -3, 1, -1
+        ("dpo", {"rewards/chosen": -0.1, "rewards/rejected": -0.3, "rewards/margins": 0.2,
+                 "rewards/accuracies": 2 / 3, "logps/chosen": -14 / 3, "logps/rejected": -6}),
+        # means: chosen -1, -1, -8; rejected -2, -3, -1
+        ("simpo", {"rewards/chosen": -1, "rewards/rejected": -0.6, "rewards/margins": -0.4,
+                   "rewards/accuracies": 2 / 3, "logps/chosen": -10 / 3, "logps/rejected": -2}),
+        # sums without a reference
+        ("cpo", {"rewards/chosen": -1.4, "rewards/rejected": -1.8, "rewards/accuracies": 2 / 3}),
+        # one is liked, two are not; the second texts differ by -3, 1, -1
+        ("kto", {"rewards/chosen": 0.3, "rewards/rejected": -0.3, "rewards/margins": 0.6,
+                 "logps/chosen": -2, "logps/rejected": -6, "kl": 0}),
+    ],
+)  # fmt: skip
+def test_rewards_and_log_probabilities(name: str, told: dict[str, float]) -> None:
+    """Of two batches together, with a place that has no unit; beta is 0.3."""
+    config = preferring(gptj.small_config(), name, packing=False)
+    objective = objective_of(replace(config, training=replace(config.training, beta=0.3)))
+    batch = {"counts": COUNTS, "reference": REFERENCE, "sign": SIGN, "labels": np.zeros((4, 1))}
+    parts = [{n: x[rows] for n, x in batch.items()} for rows in (slice(1), slice(1, 4))]
+    tallies = [objective.tally(LOGPS[:1], parts[0]), objective.tally(LOGPS[1:], parts[1])]
+    whole = added(*tallies)
+    for metric, value in told.items():
+        assert objective.metrics[metric](whole) == pytest.approx(value, abs=1e-6), metric
+    assert objective.normaliser(batch) == 3
+    only = objective.only(batch, np.asarray([True, True, False, False]))
+    assert objective.normaliser(only) == 2
+    nothing = objective.tally(LOGPS[2:3], {n: x[2:3] for n, x in batch.items()})
+    assert np.isnan(objective.metrics["rewards/chosen"](nothing))
 
 
 # ---- training -----------------------------------------------------------------------------------

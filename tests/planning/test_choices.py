@@ -28,7 +28,9 @@ from config.machines import machines
 from config.presets import load_config
 from config.sections import RunConfig
 from config.t5 import T5Config
+from data.pipeline import Pipeline
 from files.yaml_files import read_yaml, yaml_text
+from modelling.spec import family_of
 from planning.choices import with_own_lengths
 from planning.origins import ORIGINS
 from terminal.command_line import read_command_line
@@ -88,6 +90,23 @@ def test_lengths_are_those_of_the_longest_texts(kind, chosen, models, tmp_path):
     assert getattr(validation, output) == getattr(long, output)
     given = chosen("--model", kind, *DATA, f"--{output}", "12", "--sequence_length", "33").model
     assert (given.sequence_length, getattr(given, output)) == (33, 12)
+
+
+@pytest.mark.parametrize("kind", ["t5", "gptj"])
+def test_preferences_go_slowly_and_both_texts_have_room(kind, chosen, models, tmp_path):
+    rows = [{"prompt": f"Anna took {i}", "chosen": "the lamp " * 9, "rejected": "a lamp " * 5}
+            for i in range(40)]  # fmt: skip
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pairs = ("--data.train", str(path), "--training.objective", "dpo")
+    config = chosen("--model", kind, *pairs)
+    alone = chosen("--model", kind, "--data.train", str(path), "--data.prompt", "{prompt}",
+                   "--data.target", "{chosen}")  # fmt: skip
+    rates = [c.training.optimizer.learning_rate.maximum for c in (config, alone)]
+    assert rates[0] == pytest.approx(0.05 * rates[1])
+    lengths = config.model.sequence_length, alone.model.sequence_length
+    assert lengths[0] > lengths[1] if kind == "gptj" else lengths[0] == lengths[1]
+    Pipeline(config, family_of(config).sample_format).training_samples()
 
 
 def test_long_texts_do_not_take_all_memory(chosen, tmp_path, monkeypatch):

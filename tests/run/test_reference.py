@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +30,15 @@ from run.reference import Reference
 from sessions.losses import Losses
 from tests import small_runs
 from tests.modelling.preferences import t5_logps
-from tests.small_runs import MODEL, TRAINING, few_examples, random_model
+from tests.small_runs import (
+    GPTJ,
+    MODEL,
+    RATE,
+    TRAINING,
+    few_examples,
+    finetuning,
+    random_model,
+)
 
 WORDS = ("lamp", "clock", "book", "carpet", "mirror", "painting", "chair", "box", "bag", "coat")
 DPO = ("--training.objective", "dpo", "--dropout_prob", "0", "--training.beta", "0.5")
@@ -157,6 +166,7 @@ def nothing_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Reference, "_compute", fails)
 
 
+@pytest.mark.slow
 def test_other_runs_of_the_same_use_it_again(run, base, rows, tmp_path, nothing_computed) -> None:
     """One with adapters too: without them it is that model."""
     there = ("--training.reference", str(run / "reference"), "--steps", "2")
@@ -175,6 +185,7 @@ def test_adapters_are_off_in_the_reference(run, base, rows, tmp_path) -> None:
     check_equal(files_in(tmp_path / "run"), files_in(run))
 
 
+@pytest.mark.slow
 def test_a_damaged_file_is_computed_again(run, base, rows, tmp_path, capsys) -> None:
     assert train(tmp_path / "run", base, rows, "--steps", "2") == 0
     (path,) = (tmp_path / "run/reference").iterdir()
@@ -187,12 +198,51 @@ def test_a_damaged_file_is_computed_again(run, base, rows, tmp_path, capsys) -> 
     check_equal(files_in(tmp_path / "run"), files_in(run))
 
 
-def test_a_reference_that_is_gone_is_missed(base, rows, tmp_path, capsys) -> None:
-    assert train(tmp_path / "run", base, rows, "--steps", "2") == 0
+@pytest.mark.slow
+def test_a_reference_that_is_gone_is_computed_from_where_the_run_began(
+    run: Path, base: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "base"
+    shutil.copytree(base, mine)
+    assert train(tmp_path / "run", mine, rows, "--steps", "2") == 0
     (path,) = (tmp_path / "run/reference").iterdir()
     path.unlink()
-    assert train(tmp_path / "run", base, rows, "--steps", "4") == 2
-    assert "are not in" in capsys.readouterr().err
+    assert train(tmp_path / "run", mine, rows, "--steps", "4") == 0
+    check_equal(weights_of(tmp_path / "run"), weights_of(run))
+    check_equal(files_in(tmp_path / "run"), files_in(run))
+    path.unlink()
+    shutil.rmtree(mine)
+    assert train(tmp_path / "run", mine, rows, "--steps", "6") == 2
+    assert "the weights that the run began with are gone" in capsys.readouterr().err
+
+
+def test_a_run_that_goes_on_elsewhere_takes_its_reference_along(
+    run: Path, base: Path, rows: Path, tmp_path: Path, nothing_computed: None
+) -> None:
+    data = ("--data.train", str(rows), "--data.validation", str(rows), *DPO)
+    command = (*TRAINING, *data, "--load", str(run), "--steps", "6")
+    assert small_runs.train(tmp_path / "other", *command) == 0
+    check_equal(files_in(tmp_path / "other"), files_in(run))
+
+
+def test_rewards_are_those_of_transformers_log_probabilities(
+    run: Path, base: Path, samples: Samples
+) -> None:
+    """Of the last evaluation, by the weights of the last step."""
+    model = transformers.T5ForConditionalGeneration.from_pretrained(base).eval()
+    trained = {n: torch.tensor(x) for n, x in weights_of(run).items() if "/" not in n}
+    assert not model.load_state_dict(trained, strict=False).unexpected_keys
+    batch = {n: torch.tensor(x).long() for n, x in samples.take(np.arange(len(samples))).items()}
+    with torch.no_grad():
+        logps = t5_logps(model)(batch).numpy()
+    (reference,) = files_in(run).values()
+    rewards = 0.5 * (logps - reference.reshape(-1, 2))
+    *_, last = read_metrics(run / "metrics.jsonl")
+    for at, name in enumerate(("chosen", "rejected")):
+        assert last[f"validation_logps/{name}"] == pytest.approx(logps[:, at].mean(), rel=1e-4)
+        told = last[f"validation_rewards/{name}"]
+        assert told == pytest.approx(rewards[:, at].mean(), rel=1e-3)
+    assert last["validation_rewards/accuracies"] == np.mean(rewards[:, 0] > rewards[:, 1])
 
 
 def test_validation_compares_with_the_runs_reference(run, base, rows, tmp_path, capsys) -> None:
@@ -227,3 +277,49 @@ def test_packing_is_refused(rows, capsys) -> None:
     command = ["--config", "gptj_tiny", "--training.objective", "dpo", "--data.packing", "true"]
     assert run_finetuning.main([*command, "--data.train", str(rows)]) == 2
     assert "data.packing false" in capsys.readouterr().err
+
+
+# ---- in any way of running ----------------------------------------------------------------------
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "way",
+    [
+        ("--device_iterations", "2"),
+        ("--resident_layers", "4"),
+        ("--activations", "keep"),
+        ("--execution.update", "behind"),
+        ("--execution.disk", "disk", "--execution.placement", "host"),
+    ],
+)
+def test_executions_train_and_tell_alike(way, run, base, rows, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert train(tmp_path / "run", base, rows, "--steps", "4", *way) == 0
+    check_equal(weights_of(tmp_path / "run"), weights_of(run))
+    told = zip(*(read_metrics(f / "metrics.jsonl") for f in (run, tmp_path / "run")), strict=True)
+    for one, other in told:
+        names = [name for name in one if name.startswith(("loss", "rewards/", "logps/"))]
+        assert len(names) == 7
+        assert [other[name] for name in names] == [one[name] for name in names]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["dpo", "kto"])
+def test_processes_tell_of_the_whole_batch(objective: str, rows: Path, tmp_path: Path) -> None:
+    """The reference is computed, shared and continued in one folder."""
+    flags = [*GPTJ, *RATE, "--training.objective", objective, "--data.packing", "false",
+             "--data.separator", "", "--examples_per_row", "2", "--sequence_length", "48",
+             "--data.train", str(rows), "--data.validation", str(rows),
+             "--evaluation.steps", "2"]  # fmt: skip
+    found = []
+    for processes in (1, 2):
+        folder = tmp_path / str(processes)
+        for steps in ("2", "4"):
+            for one in finetuning(processes, tmp_path / "executables", *flags, "--steps", steps,
+                                  "--save", str(folder)):  # fmt: skip
+                said = one.communicate(timeout=300)[1]
+                assert one.returncode == 0, said
+        found.append(read_metrics(folder / "metrics.jsonl"))
+    for one, other in zip(*found, strict=True):
+        for name in one:
+            if name.startswith(("loss", "rewards/", "logps/", "kl", "validation_")):
+                assert other[name] == pytest.approx(one[name], rel=1e-4, abs=1e-5), name

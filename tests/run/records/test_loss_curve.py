@@ -6,7 +6,13 @@ import numpy as np
 import pandas as pd
 from matplotlib import image
 
-from run.records.loss_curve import LOSS_COLOUR, RATE_COLOUR, draw_loss_curve, smooth
+from run.records.loss_curve import (
+    LOSS_COLOUR,
+    RATE_COLOUR,
+    VALIDATION_COLOUR,
+    draw_loss_curve,
+    smooth,
+)
 
 
 def test_smoothing_is_pandas_centred_mean():
@@ -38,6 +44,18 @@ def test_picture_shows_both_curves(tmp_path):
     for colour in (LOSS_COLOUR, RATE_COLOUR):
         wanted = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
         assert (np.abs(pixels - wanted).max(axis=-1) < 0.01).sum() > 500, colour
+
+
+def test_rewards_are_drawn_where_there_are_any(tmp_path):
+    rows = [
+        {"step": step, "loss": 0.7, "learning_rate": 1e-3, "rewards/chosen": 0.1 * step,
+         "rewards/rejected": -0.1 * step, "rewards/margins": 0.2 * step}
+        for step in range(100)
+    ]  # fmt: skip
+    draw_loss_curve(rows, tmp_path / "curve.png", "a run")
+    pixels = image.imread(tmp_path / "curve.png")[..., :3]
+    wanted = np.array([int(VALIDATION_COLOUR[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    assert (np.abs(pixels - wanted).max(axis=-1) < 0.01).sum() > 300
 
 
 def test_a_loss_that_falls_far_has_a_logarithmic_axis(monkeypatch, tmp_path):

@@ -37,6 +37,8 @@ def test_the_values_of_the_last_step(tmp_path):
     options = RunOptions("tiny", metrics_port=port)
     with Recorder(config, RunFolder(tmp_path), options) as records:
         assert read(port) == {}
+        records.step(1, loss=3.5, learning_rate=0.1, **{"rewards/chosen": 0.25})
+        assert read(port)["popxl_rewards_chosen"] == 0.25
         records.step(1, loss=3.5, learning_rate=0.1)
         records.step(2, loss=math.nan, learning_rate=0.2, saved_step=1, save_stall_seconds=0.25)
         records.saved(2, {"saved_step": 2})
