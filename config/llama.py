@@ -1,8 +1,8 @@
 """The configuration of Llama-shaped decoders: what an architecture does, setting by setting.
 
-Llama 2 and 3, Mistral, Ministral 3, Qwen 2 and 3, Phi-3 and 4, Gemma 2 and 3, SmolLM, OLMo 2 and 3
-and Granite are this model with different settings, which their config.json says
-(`modelling/llama/config_json.py`).
+Llama 2 and 3, Mistral, Ministral 3, Qwen 2 and 3, Phi-3 and 4, Gemma 2 and 3, SmolLM, OLMo 2 and 3,
+Granite, and the mixtures of experts Mixtral, Qwen 2 and 3 and OLMoE are this model with different
+settings, which their config.json says (`modelling/llama/config_json.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from files.shown import shown
 
 Architecture = Literal[
     "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text", "smollm3", "olmo2",
-    "granite", "ministral3", "olmo3",
+    "granite", "ministral3", "olmo3", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe",
 ]  # fmt: skip
 
 WINDOW, FULL, UNROTATED, UNROTATED_WINDOW = "w", "f", "n", "u"
@@ -206,6 +206,31 @@ class LlamaAttention(Section):
 
 
 @dataclass(frozen=True)
+class LlamaExperts(Section):
+    """Experts, of which each token works with a few, in place of feed-forward layers."""
+
+    count: NonNegativeInt = 0
+    """Experts of a layer, each of model.inner_size features. 0: none. HF: num_experts,
+    num_local_experts."""
+
+    chosen: PositiveInt = 1
+    """Experts that a token works with. HF: num_experts_per_tok."""
+
+    normalised: bool = True
+    """Divide the weights of a token's experts by their sum. HF: norm_topk_prob."""
+
+    shared_size: PositiveInt | None = None
+    """Features of an expert for all tokens, with a gate of its own. null: none. HF:
+    shared_expert_intermediate_size."""
+
+    def validate(self) -> None:
+        if self.count and self.chosen > self.count:
+            raise ConfigError(
+                f"experts.chosen {self.chosen} must be at most experts.count {self.count}"
+            )
+
+
+@dataclass(frozen=True)
 class LlamaModel(Model):
     """The model. The defaults are Llama 2 7B."""
 
@@ -220,7 +245,8 @@ class LlamaModel(Model):
     hidden_size: PositiveInt = 4096
 
     inner_size: PositiveInt = 11008
-    """Features inside a feed-forward layer. HF: intermediate_size."""
+    """Features inside a feed-forward layer, or an expert. HF: intermediate_size,
+    moe_intermediate_size."""
 
     sequence_length: PositiveInt = 4096
     """Tokens of a training sample; the most that a prompt has."""
@@ -270,6 +296,7 @@ class LlamaModel(Model):
     pad_token: NonNegativeInt = 0
     embedding: LlamaEmbedding = field(default_factory=LlamaEmbedding)
     attention: LlamaAttention = field(default_factory=LlamaAttention)
+    experts: LlamaExperts = field(default_factory=LlamaExperts)
 
     @property
     def kinds(self) -> str:
@@ -284,6 +311,8 @@ class LlamaModel(Model):
     def validate(self) -> None:
         super().validate()
         self._check_end_tokens()
+        if self.experts.count and self.feed_forward_bias:
+            raise ConfigError("model.feed_forward_bias is not for model.experts: leave out one")
         if len(self.attention.pattern) > self.layers:
             raise ConfigError(
                 f"model.attention.pattern has {len(self.attention.pattern)} letters, but there are "
@@ -335,14 +364,19 @@ class LlamaConfig(RunConfig):
             )
 
     def tensor_parallel_sizes(self) -> dict[str, int]:
-        return super().tensor_parallel_sizes() | {
+        sizes = {
             "model.attention.heads": self.model.attention.heads,
             "model.inner_size": self.model.inner_size,
         }
+        if self.model.experts.shared_size:
+            sizes["model.experts.shared_size"] = self.model.experts.shared_size
+        return super().tensor_parallel_sizes() | sizes
 
     def min_weights(self) -> int:
         m, a = self.model, self.model.attention
-        a_layer = 2 * (a.heads + a.key_value_heads) * a.head_size + 3 * m.inner_size
+        a_layer = 2 * (a.heads + a.key_value_heads) * a.head_size + 3 * m.inner_size * (
+            m.experts.count or 1
+        )
         tables = 1 if m.embedding.tied else 2
         return m.hidden_size * (m.layers * a_layer + tables * m.embedding.vocab_size)
 

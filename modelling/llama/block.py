@@ -1,4 +1,5 @@
-"""The layer of Llama-shaped models, attention and then a gated feed-forward, and the head.
+"""The layer of Llama-shaped models, attention and then a gated feed-forward or experts, and
+the head.
 
 Attention is causal, with grouped heads of keys and values: Ainslie et al., arXiv:2305.13245
 (groups); Beltagy et al., arXiv:2004.05150 (windows); Henry et al., arXiv:2010.04245 (norms of
@@ -13,12 +14,14 @@ from modelling.layers import (
     DecoderAttention,
     DecoderLayer,
     Dropout,
+    Experts,
     GatedFeedForward,
     Groups,
     Linear,
     LMHeadLoss,
     Map,
     RMSNorm,
+    Router,
     Scores,
     Seeds,
     ShardedRMSNorm,
@@ -134,14 +137,17 @@ class Block(DecoderLayer):
             if model.norms != "before":
                 setattr(self, f"{branch}_end_norm", self._norm())
         self.attention = SelfAttention(config, self.groups, kind, room)
-        self.feed_forward = GatedFeedForward(
-            model.hidden_size,
-            model.inner_size,
-            self.groups,
-            model.few_bits_in_layers,
-            model.activation,
-            model.feed_forward_bias,
-        )
+        self.feed_forward = self._feed_forward()
+
+    def _feed_forward(self) -> GatedFeedForward | Experts:
+        model, experts, groups = self.model, self.model.experts, self.groups
+        hidden, inner, packed = model.hidden_size, model.inner_size, model.few_bits
+        if not experts.count:
+            bias = model.feed_forward_bias
+            return GatedFeedForward(hidden, inner, groups, packed, model.activation, bias)
+        router = Router(experts.count, experts.chosen, experts.normalised)
+        shared = experts.shared_size
+        return Experts(router, hidden, inner, groups, model.activation, shared, packed)
 
     def _norm(self) -> RMSNorm:
         return RMSNorm(self.model.norm_epsilon, self.model.norms_from_one)
@@ -149,16 +155,19 @@ class Block(DecoderLayer):
     def around(self, x: Tensor, attend: Map, seeds: Seeds = NO_SEEDS) -> Tensor:
         """See `DecoderLayer`."""
         biases = self.model.attention.output_bias, self.model.feed_forward_bias
-        parts: tuple[Map, Map] = (attend, self.feed_forward)
+        parts: tuple[Map, Map] = (lambda t: self._whole(attend, t), self.feed_forward.whole)
         for branch, part, bias, seed in zip(BRANCHES, parts, biases, seeds, strict=True):
             x = self._add(x, branch, part, bias, seed)
         return x
 
+    def _whole(self, part: Map, x: Tensor) -> Tensor:
+        """What the members of a tensor-parallel group give together."""
+        return self.groups.reduce_from_tp(part(self.groups.copy_to_tp(x)))
+
     def _add(self, x: Tensor, branch: str, part: Map, bias: bool, seed: Tensor | None) -> Tensor:
         """Add a branch to x."""
         before, after = (getattr(self, f"{branch}{n}_norm", None) for n in ("", "_end"))
-        y = x if before is None else before(x)
-        y = self.groups.reduce_from_tp(part(self.groups.copy_to_tp(y)))
+        y = part(x if before is None else before(x))
         if bias:
             y = y + self.weight(f"{branch}_bias", x.shape[-1:], x.dtype)
         y = self.dropout(y if after is None else after(y), seed)

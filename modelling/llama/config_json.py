@@ -12,7 +12,15 @@ from functools import cache
 from typing import Any
 
 from config.errors import ConfigError
-from config.llama import FULL, UNROTATED, UNROTATED_WINDOW, WINDOW, LlamaConfig, LlamaModel
+from config.llama import (
+    FULL,
+    UNROTATED,
+    UNROTATED_WINDOW,
+    WINDOW,
+    LlamaConfig,
+    LlamaExperts,
+    LlamaModel,
+)
 from files.json_files import Fields
 from files.shown import shown, shown_name
 
@@ -29,10 +37,17 @@ ARCHITECTURES = {
     "granite": "GraniteForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
     "olmo3": "Olmo3ForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
 }
 """The class of transformers that a model of an architecture is."""
 
 GEMMA, OLMO = ("gemma2", "gemma3_text"), ("olmo2", "olmo3")
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
+ONE_WINDOW = ("mistral", "ministral3", "phi3", "mixtral", "qwen3_moe")
+"""Architectures whose layers all have the window, if there is one."""
 TWO_ANGLES = ("gemma3_text", "olmo3")
 """Architectures whose layers with a window have angles of their own."""
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -50,8 +65,13 @@ READ = {
     "embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling",
     "original_max_position_embeddings", "layer_types", "sliding_window", "use_sliding_window",
     "no_rope_layers", "bos_token_id", "eos_token_id", "pad_token_id",
+    "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob",
+    "shared_expert_intermediate_size", "qkv_bias",
 }  # fmt: skip
 """Settings that are read where an architecture has them."""
+
+COUNTS = {"num_experts", "num_local_experts"}
+"""The two names of the number of experts, of which transformers takes either."""
 
 IGNORED = {
     "attention_dropout", "auto_map", "cache_implementation", "embd_pdrop", "max_window_layers",
@@ -99,7 +119,7 @@ def from_config_json(description: Fields) -> dict[str, Any]:
         "architecture": kind,
         "layers": theirs.num_hidden_layers,
         "hidden_size": theirs.hidden_size,
-        "inner_size": theirs.intermediate_size,
+        "inner_size": getattr(theirs, "moe_intermediate_size", theirs.intermediate_size),
         "max_length": theirs.max_position_embeddings,
         "activation": _activation(theirs),
         "feed_forward_bias": bool(getattr(theirs, "mlp_bias", False)),
@@ -120,10 +140,11 @@ def from_config_json(description: Fields) -> dict[str, Any]:
             "scale": scale["scores"],
             "cap": getattr(theirs, "attn_logit_softcapping", None),
             "norms": _query_key_norms(kind),
-            "input_bias": kind == "qwen2" or bool(getattr(theirs, "attention_bias", False)),
+            "input_bias": _input_bias(kind, theirs),
             "output_bias": bool(getattr(theirs, "attention_bias", False)),
             "rotary": _rotary(kind, theirs),
         },
+        "experts": _experts(kind, theirs),
     }
 
 
@@ -146,6 +167,7 @@ def _as_transformers(kind: str, data: Mapping[str, Any]) -> Any:
     """transformers' configuration, with all that is left out. Raises as `from_config_json`."""
     usual, common = _known(kind)
     known = common | IGNORED | EVERYWHERE | LEGACY.get(kind, set()) | (READ & usual.keys())
+    known |= COUNTS if kind in MIXTURES else set()
     same = usual | NO_EFFECT
     for name, value in data.items():
         if name in known or not value or (name in same and value == same[name]):
@@ -193,10 +215,27 @@ def _scales(kind: str, theirs: Any) -> dict[str, Any]:
     return {"embedding": embedding, "scores": getattr(theirs, "attention_multiplier", None)}
 
 
+def _input_bias(kind: str, theirs: Any) -> bool:
+    """Whether queries, keys and values have biases."""
+    asked = getattr(theirs, "attention_bias", False) or getattr(theirs, "qkv_bias", False)
+    return kind == "qwen2" or bool(asked)
+
+
+def _experts(kind: str, theirs: Any) -> dict[str, Any]:
+    if kind not in MIXTURES:
+        return LlamaExperts().to_dict()
+    return {
+        "count": theirs.num_experts,
+        "chosen": theirs.num_experts_per_tok,
+        "normalised": getattr(theirs, "norm_topk_prob", True),
+        "shared_size": getattr(theirs, "shared_expert_intermediate_size", None),
+    }
+
+
 def _query_key_norms(kind: str) -> str | None:
-    if kind in OLMO:
+    if kind in (*OLMO, "olmoe"):
         return "projections"
-    return "heads" if kind in ("qwen3", "gemma3_text") else None
+    return "heads" if kind in ("qwen3", "qwen3_moe", "gemma3_text") else None
 
 
 def _tokens(theirs: Any) -> dict[str, Any]:
@@ -221,7 +260,7 @@ def _layers(kind: str, theirs: Any) -> dict[str, Any]:
     count = theirs.num_hidden_layers
     types = getattr(theirs, "layer_types", None)
     window = getattr(theirs, "sliding_window", None)
-    if types is None or kind in ("mistral", "ministral3", "phi3"):
+    if types is None or kind in ONE_WINDOW:
         types = ["full_attention" if window is None else "sliding_attention"] * count
     rotated = getattr(theirs, "no_rope_layers", None) or [1] * count
     letters = {
@@ -370,7 +409,8 @@ def _plain(model: LlamaModel) -> dict[str, Any]:
 
 def _of_architecture(model: LlamaModel) -> dict[str, Any]:
     """Settings that the architecture's class has besides."""
-    attention, activations = model.attention, {ours: name for name, ours in ACTIVATIONS.items()}
+    attention, experts = model.attention, model.experts
+    activations = {ours: name for name, ours in ACTIVATIONS.items()}
     known, _ = _known(model.architecture)
     activation = activations[model.activation]
     candidates = {
@@ -385,6 +425,13 @@ def _of_architecture(model: LlamaModel) -> dict[str, Any]:
         "attention_multiplier": attention.scale or attention.head_size**-0.5,
         "residual_multiplier": model.residual_scale,
         "logits_scaling": model.logits_divisor,
+        "num_experts": experts.count,
+        "num_local_experts": experts.count,
+        "num_experts_per_tok": experts.chosen,
+        "moe_intermediate_size": model.inner_size,
+        "norm_topk_prob": experts.normalised,
+        "shared_expert_intermediate_size": experts.shared_size,
+        "qkv_bias": attention.input_bias,
     }
     settings = {name: value for name, value in candidates.items() if name in known}
     if "head_dim" in known or attention.head_size * attention.heads != model.hidden_size:

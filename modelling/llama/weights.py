@@ -39,6 +39,10 @@ def weight_table(config: LlamaConfig) -> WeightTable:
     ignored = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq" for i in indices}
     aliases = {logits.name: words.name} if model.embedding.tied else {}
     names = {"aliases": aliases, "ignored": ignored, "fused": _fused(model)}
+    if model.experts.count:
+        mixtures = [Mixture(model, f"model.layers.{i}") for i in indices]
+        names["stacked"] = {n: x for m in mixtures for n, x in m.stacked.items()}
+        aliases |= {m.alias: m.router for m in mixtures if m.alias != m.router}
     return decoder_table(words, layers, head, parts, **names)
 
 
@@ -52,6 +56,32 @@ def _fused(model: LlamaModel) -> dict[str, list[str]]:
         fused[f"{attention}.qkv_proj.weight"] = [f"{attention}.{n}_proj.weight" for n in "qkv"]
         fused[f"{mlp}.gate_up_proj.weight"] = [f"{mlp}.{n}_proj.weight" for n in ("gate", "up")]
     return fused
+
+
+class Mixture:
+    """Hugging Face's names of a layer's experts.
+
+    Attributes:
+        module: of router and experts.
+        router: the router's weight; `alias`: another name of it.
+        into, out: modules of each expert's maps: gate and up, and down.
+        stacked: what older and newer files have in place of all experts' maps, by its name.
+    """
+
+    def __init__(self, model: LlamaModel, layer: str) -> None:
+        old = model.architecture == "mixtral"
+        self.module = f"{layer}.{'block_sparse_moe' if old else 'mlp'}"
+        gate, up, down = ("w1", "w3", "w2") if old else ("gate_proj", "up_proj", "down_proj")
+        each = [f"{self.module}.experts.{e}" for e in range(model.experts.count)]
+        self.router, self.alias = f"{self.module}.gate.weight", f"{layer}.mlp.gate.weight"
+        self.into = [(f"{expert}.{gate}", f"{expert}.{up}") for expert in each]
+        self.out = [f"{expert}.{down}" for expert in each]
+        self.stacked = {
+            f"{layer}.mlp.experts.gate_up_proj": [
+                tuple(f"{name}.weight" for name in names) for names in self.into
+            ],
+            f"{layer}.mlp.experts.down_proj": [(f"{name}.weight",) for name in self.out],
+        }
 
 
 class _Rows:
@@ -68,7 +98,8 @@ class _Rows:
             self.norm(f"{path}_norm", f"{theirs}.{name}", self.hidden)
             for path, name in names.items()
         ]
-        return (*norms, *self.self_attention(theirs), *self.feed_forward(theirs))
+        inside = self.experts if self.model.experts.count else self.feed_forward
+        return (*norms, *self.self_attention(theirs), *inside(theirs))
 
     def self_attention(self, layer: str) -> list[WeightRow]:
         a, theirs, holders = self.attention, f"{layer}.self_attn", self.holders
@@ -96,15 +127,32 @@ class _Rows:
                 rows.append(WeightRow(row.path, row.weights, axis=0, holders=by))
         return rows
 
+    def experts(self, layer: str) -> list[WeightRow]:
+        theirs, path = Mixture(self.model, layer), "feed_forward"
+        count, shared = self.model.experts.count, self.model.experts.shared_size
+        into = [self.normal(n, self.inner, self.hidden) for names in theirs.into for n in names]
+        out = [self.normal(name, self.hidden, self.inner) for name in theirs.out]
+        router = self.normal(theirs.router.removesuffix(".weight"), count, self.hidden)
+        rows = [
+            WeightRow(f"{path}.router.weight", (router,)),
+            WeightRow(f"{path}.wi.weight", tuple(into), axis=0, experts=count),
+            WeightRow(f"{path}.wo.weight", tuple(out), True, axis=0, experts=count),
+        ]
+        if shared is not None:
+            gate = self.normal(f"{theirs.module}.shared_expert_gate", 1, self.hidden)
+            rows.append(WeightRow(f"{path}.shared_gate.weight", (gate,)))
+            rows += self._gated(f"{path}.shared", f"{theirs.module}.shared_expert", shared)
+        return rows
+
+    def _gated(self, path: str, theirs: str, inner: int) -> list[WeightRow]:
+        maps = [self.normal(f"{theirs}.{n}_proj", inner, self.hidden) for n in ("gate", "up")]
+        out = self.normal(f"{theirs}.down_proj", self.hidden, inner)
+        return [_linear(f"{path}.wi", *maps), WeightRow.linear(f"{path}.wo", out, cut="in")]
+
     def feed_forward(self, layer: str) -> list[WeightRow]:
         into = [f"{layer}.mlp.{name}_proj" for name in ("gate", "up")]
         down = f"{layer}.mlp.down_proj"
-        maps = [self.normal(name, self.inner, self.hidden) for name in into]
-        out = self.normal(down, self.hidden, self.inner)
-        rows = [
-            _linear("feed_forward.wi", *maps),
-            WeightRow.linear("feed_forward.wo", out, cut="in"),
-        ]
+        rows = self._gated("feed_forward", f"{layer}.mlp", self.inner)
         if self.model.feed_forward_bias:
             biases = tuple(_bias(name, self.inner) for name in into)
             rows.append(WeightRow("feed_forward.wi.bias", biases, axis=0))

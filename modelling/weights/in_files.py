@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import accumulate, pairwise
+from functools import lru_cache, partial
+from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,9 +32,12 @@ class InFiles:
                 file has under several names, they differ.
         """
         names = self._split_names(tensors)
-        sources, split = self._sources(names), self._splits()
+        sources, split = self._sources(names), self._splits(tensors)
+        read = lru_cache(1)(tensors.__getitem__)  # the parts of one follow each other
         made = {
-            own: partial(_part_of, tensors, *split.get(name, (name, None)))
+            own: partial(_part_of, read, *split[name])
+            if name in split
+            else partial(tensors.__getitem__, name)
             for own, name in sources.items()
         }
         for name in names:
@@ -52,11 +55,18 @@ class InFiles:
                 makers[name] = partial(_joined, weights, owns)
         return Computed(makers)
 
-    def _splits(self) -> dict[str, tuple[str, slice]]:
-        """For each logical weight that files join with others: the tensor, and its rows there."""
-        shapes = {w.name: w.shape for w in self.table.weights if self.table.fused}
+    @property
+    def _joined(self) -> dict[str, list[str]]:
+        """Weights that files may have as one, by its name."""
+        stacked = {name: list(chain(*owns)) for name, owns in self.table.stacked.items()}
+        return stacked | {name: list(owns) for name, owns in self.table.fused.items()}
+
+    def _splits(self, names: Collection[str]) -> dict[str, tuple[str, slice]]:
+        """For each logical weight that a file joins with others: the tensor, and its rows there."""
+        joined = {n: owns for n, owns in self._joined.items() if n in names}
+        shapes = {w.name: w.shape for w in self.table.weights if joined}
         splits: dict[str, tuple[str, slice]] = {}
-        for name, owns in self.table.fused.items():
+        for name, owns in joined.items():
             ends = list(accumulate((shapes[own][0] for own in owns), initial=0))
             parts = zip(owns, pairwise(ends), strict=True)
             splits |= {own: (name, slice(*part)) for own, part in parts}
@@ -64,7 +74,8 @@ class InFiles:
 
     def _split_names(self, names: Iterable[str]) -> list[str]:
         """Names in a file, with joined tensors replaced by the names of their parts."""
-        return [own for name in names for own in self.table.fused.get(name, (name,))]
+        joined = self._joined
+        return [own for name in names for own in joined.get(name, (name,))]
 
     def check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Check that a file has the weights of this model, from their shapes by the file's names.
@@ -74,10 +85,12 @@ class InFiles:
         """
         sources = self._sources(self._split_names(shapes))
         expected = {w.name: w.shape for w in self.table.weights}
-        for name, owns in self.table.fused.items():
+        for name, owns in self._joined.items():
             if name in shapes:
-                rows = sum(expected[own][0] for own in owns)
-                check_shape(name, shapes[name], (rows, *expected[owns[0]][1:]))
+                rows, rest = sum(expected[own][0] for own in owns), expected[owns[0]][1:]
+                count = len(self.table.stacked.get(name, ()))
+                whole = (count, rows // count, *rest) if count else (rows, *rest)
+                check_shape(name, shapes[name], whole)
         for own, shape in expected.items():
             if sources[own] in shapes:
                 check_shape(sources[own], shapes[sources[own]], shape)
@@ -99,8 +112,10 @@ class InFiles:
         return sources
 
 
-def _part_of(tensors: Arrays, name: str, rows: slice | None) -> np.ndarray:
-    return tensors[name] if rows is None else tensors[name][rows]
+def _part_of(read: Callable[[str], np.ndarray], name: str, rows: slice) -> np.ndarray:
+    """Rows of a tensor, or of all the matrices that it has."""
+    tensor = read(name)
+    return tensor[rows] if tensor.ndim < 3 else tensor.reshape(-1, tensor.shape[-1])[rows]
 
 
 def _same(read: Callable[[], np.ndarray], name: str, tensors: Arrays, copy: str) -> np.ndarray:

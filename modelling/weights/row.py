@@ -90,6 +90,7 @@ class WeightRow:
             back, and has no gradient and no optimizer state.
         of_adapter: whether it is an adapter's, float32 whatever the model's precision.
         adapters: of its weights, in their order.
+        experts: how many matrices it is, which a layer's experts have; 0: it is no such row.
     """
 
     path: str
@@ -101,6 +102,7 @@ class WeightRow:
     trained: bool = True
     of_adapter: bool = False
     adapters: tuple[LowRank, ...] = ()
+    experts: int = 0
 
     @classmethod
     def linear(
@@ -176,7 +178,7 @@ class WeightRow:
 def is_linear(row: WeightRow) -> bool:
     """Whether a row is a linear map inside a layer, which the head is not."""
     inside = row.transpose and "." in row.path.removesuffix(".weight")
-    return inside and not row.of_adapter
+    return inside and not row.of_adapter and not row.experts
 
 
 def is_trained(row: WeightRow) -> bool:

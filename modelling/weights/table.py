@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 
 import numpy as np
 
@@ -55,6 +56,8 @@ class WeightTable:
         aliases: other names of logical weights that files may have, by alias.
         ignored: names of tensors in files that are no weights.
         fused: logical weights that files have as one, joined along the first axis, by its name.
+        stacked: what some files have as one instead of logical weights, by its name: of each of its
+            matrices, the weights that it joins along the first axis.
     """
 
     layers: Mapping[str, tuple[WeightRow, ...]]
@@ -64,6 +67,7 @@ class WeightTable:
     ignored: Collection[str] = ()
     fused: Mapping[str, Sequence[str]] = field(default_factory=dict)
     runs: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    stacked: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
 
     @property
     def weights(self) -> tuple[Weight, ...]:
@@ -88,7 +92,8 @@ class WeightTable:
         names = {w.name for rows in layers.values() for row in rows for w in row.weights}
         aliases = {alias: name for alias, name in self.aliases.items() if name in names}
         fused = {name: owns for name, owns in self.fused.items() if names.issuperset(owns)}
-        return replace(self, layers=layers, aliases=aliases, fused=fused)
+        stacked = {n: x for n, x in self.stacked.items() if names.issuperset(chain(*x))}
+        return replace(self, layers=layers, aliases=aliases, fused=fused, stacked=stacked)
 
     @property
     def base(self) -> WeightTable:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import transformers
 
-from modelling.llama.config_json import TWO_ANGLES, _known
-from tests.modelling.llama.hf import END, LENGTH, PAD, SETTINGS, VOCABULARY
+from modelling.llama.config_json import MIXTURES, TWO_ANGLES, _known
+from tests.modelling.llama.hf import END, LENGTH, PAD, SETTINGS, VOCABULARY, implementations
 
 LAYOUTS = [(1, 1), (2, 1), (1, 2), (2, 2), (1, 4)]
 HIDDEN, INNER = 32, 24
@@ -37,14 +38,17 @@ class Draw:
     streamed: bool
 
 
-def draw(seed: int) -> Draw:
-    """The draw of a seed; twelve seeds in a row have all architectures."""
+DENSE = tuple(kind for kind in SETTINGS if kind not in MIXTURES)
+
+
+def draw(seed: int, kinds: Sequence[str] = DENSE) -> Draw:
+    """The draw of a seed; as many seeds in a row as there are kinds have all architectures."""
     rng = np.random.default_rng([24, seed])
-    kind = list(SETTINGS)[seed % len(SETTINGS)]
+    kind = kinds[seed % len(kinds)]
     settings = _settings(kind, rng)
     dp, tp = LAYOUTS[rng.integers(len(LAYOUTS))]
     tp = min(tp, settings["num_attention_heads"])
-    theirs = transformers.CONFIG_MAPPING[kind](**settings, attn_implementation="eager")
+    theirs = transformers.CONFIG_MAPPING[kind](**settings, **implementations(kind))
     rope = settings["rope_parameters"]
     return Draw(
         theirs, dp, tp,
@@ -90,7 +94,24 @@ def _settings(kind: str, rng: np.random.Generator) -> dict[str, Any]:
         | _caps(kind, rng)
         | _positions(kind, rng, size)
         | _windows(kind, rng, layers)
+        | _experts(kind, rng)
     )
+
+
+def _experts(kind: str, rng: np.random.Generator) -> dict[str, Any]:
+    """Up to as many as a token may choose, and more than a batch has tokens for."""
+    if kind not in MIXTURES:
+        return {}
+    known, _ = _known(kind)
+    count = int(rng.choice([1, 3, 8, 60]))
+    settings = {
+        "num_experts_per_tok": int(rng.choice([1, min(2, count), count])),
+        "moe_intermediate_size": 4 * int(rng.integers(1, 5)),
+        "shared_expert_intermediate_size": 4 * int(rng.integers(1, 5)),
+        "norm_topk_prob": bool(rng.integers(2)),
+        "qkv_bias": bool(rng.integers(2)),
+    }
+    return {"num_experts": count} | {n: x for n, x in settings.items() if n in known}
 
 
 def _caps(kind: str, rng: np.random.Generator) -> dict[str, Any]:
@@ -104,15 +125,20 @@ def _windows(kind: str, rng: np.random.Generator, layers: int) -> dict[str, Any]
     window = int(rng.integers(2, LENGTH))
     kinds = ["sliding_attention" if rng.integers(2) else "full_attention" for _ in range(layers)]
     match kind:
-        case "mistral" | "ministral3" | "phi3":
+        case "mistral" | "ministral3" | "phi3" | "mixtral":
             return {"sliding_window": window if rng.integers(3) else None}
         case "gemma2" | "gemma3_text" | "olmo3":
             return {"sliding_window": window, "layer_types": kinds}
-        case "qwen2" | "qwen3":
+        case "qwen2" | "qwen3" | "qwen2_moe" | "qwen3_moe":
             if not rng.integers(2):
                 return {"use_sliding_window": False}
             most = int(rng.integers(layers + 1))
-            return {"use_sliding_window": True, "sliding_window": window, "max_window_layers": most}
+            found = {
+                "use_sliding_window": True,
+                "sliding_window": window,
+                "max_window_layers": most,
+            }
+            return {n: x for n, x in found.items() if n in _known(kind)[0]}
         case "smollm3":
             return {"no_rope_layers": [int(rng.integers(2)) for _ in range(layers)]}
     return {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ import transformers
 
 from config.llama import LlamaConfig
 from files.json_files import Fields
-from modelling.llama.config_json import ARCHITECTURES, from_config_json
+from modelling.llama.config_json import ARCHITECTURES, MIXTURES, from_config_json
+from modelling.weights import WeightTable
 from tests.modelling.torch_training import ADAMW, execution
 
 VOCABULARY, END, PAD = 60, 1, 2
@@ -80,6 +82,17 @@ SETTINGS: dict[str, dict[str, Any]] = {
             },
         },
     },
+    "mixtral": {"sliding_window": 6, "num_local_experts": 5, "num_experts_per_tok": 2},
+    "qwen2_moe": {
+        "num_experts": 6, "num_experts_per_tok": 4, "moe_intermediate_size": 16, "qkv_bias": True,
+        "shared_expert_intermediate_size": 20, "norm_topk_prob": False,
+        "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2,
+    },
+    "qwen3_moe": {
+        "head_dim": 12, "num_experts": 8, "num_experts_per_tok": 3, "norm_topk_prob": True,
+        "moe_intermediate_size": 12, "tie_word_embeddings": True,
+    },
+    "olmoe": {"num_experts": 7, "num_experts_per_tok": 3, "norm_topk_prob": False},
 }  # fmt: skip
 """For each architecture something of all that it can do."""
 
@@ -103,7 +116,13 @@ def hf_config(kind: str, **settings: Any) -> Any:
         "attention_dropout": 0.0,
     }
     cls = transformers.CONFIG_MAPPING[kind]
-    return cls(**{**found, **SETTINGS[kind], **settings}, attn_implementation="eager")
+    return cls(**{**found, **SETTINGS[kind], **settings}, **implementations(kind))
+
+
+def implementations(kind: str) -> dict[str, str]:
+    """Plain code for what transformers has kernels for."""
+    experts = {"experts_implementation": "eager"} if kind in MIXTURES else {}
+    return {"attn_implementation": "eager", **experts}
 
 
 def our_config(
@@ -138,3 +157,13 @@ def weights_of(model: Any) -> dict[str, np.ndarray]:
     tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
     found = {n: p.detach().numpy().copy() for n, p in model.named_parameters()}
     return {n: x for n, x in found.items() if n not in tied}
+
+
+def as_parameters(table: WeightTable, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Weights as transformers' modules have them, which stack those of experts."""
+    found = dict(table.for_files(weights))
+    for name, matrices in table.stacked.items():
+        parts = [np.concatenate([found.pop(n) for n in matrix]) for matrix in matrices]
+        found[name] = np.stack(parts)
+    routers = {own: alias for alias, own in table.aliases.items() if "gate" in alias}
+    return {routers.get(name, name): x for name, x in found.items()}

@@ -13,7 +13,7 @@ import transformers
 
 from config.llama import LlamaConfig
 from huggingface.folders import read_hf_directory, write_hf_directory
-from modelling.llama.config_json import ARCHITECTURES, to_config_json
+from modelling.llama.config_json import ARCHITECTURES, MIXTURES, to_config_json
 from modelling.llama.weights import weight_table
 from sessions.generating import Inference
 from tests.modelling.generation.harness import hf_greedy
@@ -26,6 +26,7 @@ PROMPTS, POSITIONS = 6, 5
 RATE = 2e-3
 """At 1e-2, AdamW makes some draws so sensitive that rounding grows beyond the bounds."""
 IN_BRIEF = (5, 9)
+MIXTURES_IN_BRIEF = (3, 4)
 
 
 def config_of(drawn: Draw, dp: int, tp: int, micro_batch: int, **model: Any) -> LlamaConfig:
@@ -65,8 +66,7 @@ def check_folder(drawn: Draw, weights: dict[str, np.ndarray], folder: Path) -> N
     assert all(np.array_equal(again[n], x) for n, x in table.renamed(weights).items())
 
 
-def check(seed: int, folder: Path) -> None:
-    drawn = draw(seed)
+def check(drawn: Draw, folder: Path) -> None:
     given = [several_texts(5), *batches(1), several_texts(6)] if drawn.texts else batches(3)
     start, expected = trained(drawn.theirs, given, RATE)
     config = config_of(drawn, drawn.dp, drawn.tp, drawn.micro_batch)
@@ -78,10 +78,21 @@ def check(seed: int, folder: Path) -> None:
 
 @pytest.mark.parametrize("seed", IN_BRIEF)
 def test_a_drawn_model_is_hugging_faces(seed: int, tmp_path: Path) -> None:
-    check(seed, tmp_path)
+    check(draw(seed), tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [n for n in range(100) if n not in IN_BRIEF])
 def test_hundred_drawn_models_are_hugging_faces(seed: int, tmp_path: Path) -> None:
-    check(seed, tmp_path)
+    check(draw(seed), tmp_path)
+
+
+@pytest.mark.parametrize("seed", MIXTURES_IN_BRIEF)
+def test_a_drawn_mixture_of_experts_is_hugging_faces(seed: int, tmp_path: Path) -> None:
+    check(draw(seed, MIXTURES), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [n for n in range(100) if n not in MIXTURES_IN_BRIEF])
+def test_hundred_drawn_mixtures_are_hugging_faces(seed: int, tmp_path: Path) -> None:
+    check(draw(seed, MIXTURES), tmp_path)

@@ -33,9 +33,13 @@ LAYOUTS = {
     "granite": (1, 1, 1),
     "ministral3": (1, 2, 2),
     "olmo3": (1, 4, 1),
+    "mixtral": (1, 1, 1),
+    "qwen2_moe": (2, 2, 1),
+    "qwen3_moe": (1, 2, 1),
+    "olmoe": (1, 1, 2),
 }
 TRANSPOSED = ("qwen2", "smollm3", "olmo2", "ministral3")
-IN_BRIEF = ("ministral3", "phi3", "gemma3_text", "olmo2")
+IN_BRIEF = ("qwen2_moe", "ministral3", "phi3", "gemma3_text", "olmo2")
 """The others' features are drawn in `test_random`."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from tests.modelling.llama.hf import (
     LENGTH,
     PAD,
     VOCABULARY,
+    as_parameters,
     hf_model,
     weights_of,
 )
@@ -63,7 +65,7 @@ def check_trained(
     table = weight_table(config)
     model = fine_tuning(config, gradients=True)
     model.write(table.renamed(start))
-    check_training(model, given, expected, rate, lambda ours: dict(table.for_files(ours)))
+    check_training(model, given, expected, rate, partial(as_parameters, table))
 
 
 def several_texts(seed: int) -> dict[str, np.ndarray]:

@@ -72,6 +72,7 @@ from popxl.ops.gathering import onehot as onehot
 from popxl.ops.gathering import scatter as scatter
 from popxl.ops.gathering import tied_gather as tied_gather
 from popxl.ops.gathering import topk as topk
+from popxl.ops.grouped import grouped_matmul as grouped_matmul
 from popxl.ops.host import host_load as host_load
 from popxl.ops.host import host_store as host_store
 from popxl.ops.linalg import matmul as matmul

@@ -27,6 +27,7 @@ from popxl.ops._attention import (
 )
 from popxl.ops._emit import emit
 from popxl.ops._folds import traced_capability, traced_for
+from popxl.ops._kernels import KERNELS, Shapes
 from popxl.tensor import Tensor
 
 TILE = 128
@@ -230,9 +231,6 @@ def _cudnn_is_installed() -> bool:
 
 
 # ---- the op -------------------------------------------------------------------------------------
-Shapes = Sequence[tuple[int, ...]]
-
-
 def _flops(shapes: Shapes) -> int:
     """FLOPs of the forward pass: two products."""
     q, _, v = shapes[:3]
@@ -245,12 +243,8 @@ def _grads_flops(shapes: Shapes) -> int:
     return 2 * math.prod(q[:-1]) * v[-2] * (3 * q[-1] + 2 * v[-1])
 
 
-KERNELS: dict[str, Callable[[Shapes], int]] = {
-    attention_kernel.__name__: _flops,
-    attention_grads_kernel.__name__: _grads_flops,
-}
-"""Functions that are one kernel, by their names in what JAX traces: the operations of their matrix
-products by the shapes of their operands."""
+KERNELS[attention_kernel.__name__] = _flops
+KERNELS[attention_grads_kernel.__name__] = _grads_flops
 
 
 def _one_of(kernel: Callable[..., Any], tiles: Callable[..., Any], settings: Settings) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 from jax.extend.core import Literal
 
 from popxl._compile.machine import PART
-from popxl.ops.fused_attention import KERNELS
+from popxl.ops._kernels import KERNELS
 
 _INLINED = frozenset("pjit jit closed_call core_call remat checkpoint custom_jvp_call "
                      "custom_vjp_call custom_vjp_call_jaxpr custom_lin".split())  # fmt: skip

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Literal
 
-from popxl.ops.fused_attention import KERNELS, attention_grads_kernel
+from popxl.ops._kernels import KERNELS
+from popxl.ops.fused_attention import attention_grads_kernel, attention_kernel
 
 if TYPE_CHECKING:
     from popxl.plan.flat import Node
@@ -98,9 +99,10 @@ def is_float8(value: Any) -> bool:
 def attention_of(node: Node) -> tuple[int, bool]:
     """Features of a head, and whether gradients are computed, of attention that is one kernel; 0
     of others."""
-    if node.name not in KERNELS:
+    kernels = [kernel.__name__ for kernel in (attention_kernel, attention_grads_kernel)]
+    if node.name not in kernels:
         return 0, False
-    return node.atoms[0].aval.shape[-1], node.name == attention_grads_kernel.__name__
+    return node.atoms[0].aval.shape[-1], node.name == kernels[1]
 
 
 def arithmetic_of(node: Node) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
 import torch
 
 import popxl
@@ -15,7 +18,37 @@ def _matmul(name, a, b, dtypes=("float32", "float16")):
     return OpRecord(f"matmul{name}", ops.matmul, [a, b], torch.matmul, dtypes)
 
 
+def _grouped(sizes: list[int]) -> Callable[..., torch.Tensor]:
+    """Each group's rows by its matrix; zeros after the last group."""
+
+    def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        ends = np.cumsum(sizes)
+        parts = [x[e - n : e] @ m for n, e, m in zip(sizes, ends, w, strict=True)]
+        return torch.cat([*parts, 0 * x[ends[-1] :] @ w[0]])
+
+    return product
+
+
+def _grouped_case(name: str, sizes: list[int], rows: int, transpose: bool = False) -> OpRecord:
+    shape = (len(sizes), 6, 5) if transpose else (len(sizes), 5, 6)
+    expected = _grouped(sizes)
+
+    def build(x: popxl.Tensor, w: popxl.Tensor) -> popxl.Tensor:
+        return ops.grouped_matmul(x, w, popxl.constant(np.array(sizes, np.int32)), transpose)
+
+    def reference(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return expected(x, w.transpose(1, 2) if transpose else w)
+
+    return OpRecord(f"grouped_matmul{name}", build, [rand(rows, 5), rand(*shape)], reference, ALL,
+                    tolerance=4, why="sums of hundreds of rows")  # fmt: skip
+
+
 RECORDS = [
+    _grouped_case("", [3, 0, 4, 1], 8),
+    _grouped_case("_tiles", [130, 0, 33, 1, 291, 0], 455),
+    _grouped_case("_transpose", [0, 37, 164], 201, transpose=True),
+    _grouped_case("_rest", [2, 0, 35], 60, transpose=True),
+    _grouped_case("_none", [0, 0], 3),
     _matmul("", rand(3, 4), rand(4, 5), ALL),
     _matmul("_batch", rand(2, 3, 4), rand(2, 4, 5)),
     _matmul("_batch_matrix", rand(2, 6, 3, 4), rand(4, 5)),

@@ -1,0 +1,112 @@
+"""Feed-forward layers of which each token works with a few: mixtures of experts.
+
+Shazeer et al., arXiv:1701.06538. No token is dropped: rows are sorted by expert, and each expert
+multiplies as many as chose it.
+"""
+
+from __future__ import annotations
+
+import popxl
+from config.model import FewBits
+from modelling.layers.feed_forward import Activation, GatedFeedForward, activation_of
+from modelling.layers.layer import Layer, cast
+from modelling.layers.parallel import Groups
+from popxl import Tensor, ops
+from popxl_addons.ops.routing import choose_experts, mix_rows, rows_by_expert, take_rows
+
+
+class Router(Layer):
+    """The experts of each token, and their weights: probabilities over all experts, computed in
+    float32, the largest of which are kept.
+
+    Variables: `weight` (experts, hidden), the same on all replicas.
+
+    Args:
+        experts: how many there are.
+        chosen: how many a token works with.
+        normalised: whether the weights of a token add up to 1.
+    """
+
+    def __init__(self, experts: int, chosen: int, normalised: bool) -> None:
+        super().__init__()
+        self.experts, self.chosen, self.normalised = experts, chosen, normalised
+
+    def build(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x: (tokens, hidden) -> float32 weights and int32 experts, (tokens, chosen)."""
+        weight = self.weight("weight", (self.experts, x.shape[-1]), x.dtype)
+        logits = cast(ops.matmul(x, weight.transpose((1, 0))), popxl.float32)
+        weights, chosen = choose_experts(ops.softmax(logits, -1), k=self.chosen)
+        if self.normalised:
+            weights = weights / ops.sum(weights, -1, keepdims=True)
+        return weights, chosen
+
+
+class Experts(Layer):
+    """The sum of wo_e(activation(gate_e x) * up_e x) over a token's experts e, by their weights.
+
+    The inner features of each expert are cut over tensor parallelism. Matrices of all experts lie
+    one after the other, so that each is in one piece.
+
+    Variables: those of `router`; `wi.weight` (experts * 2 * inner / tensor_parallel, hidden), of
+    each expert a replica's part of gate and then of up; `wo.weight`
+    (experts * inner / tensor_parallel, hidden). Those of `shared`, a feed-forward layer that all
+    tokens use, times sigmoid(x @ `shared_gate.weight`), (hidden, 1), if there is one.
+
+    Args:
+        inner: features inside an expert.
+        shared: those of the shared one; None: there is none.
+        few_bits: of the shared one, see `Linear`.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        hidden: int,
+        inner: int,
+        groups: Groups,
+        activation: Activation,
+        shared: int | None = None,
+        few_bits: FewBits | None = None,
+    ) -> None:
+        super().__init__()
+        self.router, self.groups = router, groups
+        self.part = groups.shard(inner, "inner features of an expert")
+        self.activation = activation_of(activation)
+        self.shared: GatedFeedForward | None = None
+        if shared is not None:
+            self.shared = GatedFeedForward(hidden, shared, groups, few_bits, activation)
+
+    def whole(self, x: Tensor) -> Tensor:
+        """(..., hidden) -> the same shape, on all replicas."""
+        return self(x)
+
+    def build(self, x: Tensor) -> Tensor:
+        """See `whole`."""
+        tokens = x.reshape((-1, x.shape[-1]))
+        weights, chosen = self.router(tokens)
+        inside, weights = (self.groups.copy_to_tp(t) for t in (tokens, weights))
+        y = self.groups.reduce_from_tp(self._mixture(inside, weights, chosen))
+        if self.shared is not None:
+            y = y + self._shared_gate(tokens) * self.shared.whole(tokens)
+        return y.reshape(x.shape)
+
+    def _mixture(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """This replica's part of the sum, from its features of each expert."""
+        experts, hidden = self.router.experts, x.shape[-1]
+        shapes = (experts, 2 * self.part, hidden), (experts, self.part, hidden)
+        wi, wo = (self._matrices(*args, x.dtype) for args in zip(("wi", "wo"), shapes, strict=True))
+        order, places, sizes = rows_by_expert(chosen, experts=experts)
+        rows = take_rows(x, order, places)
+        both = ops.grouped_matmul(rows, wi, sizes, transpose=True)
+        gate, up = ops.split(both, 2, axis=-1)
+        y = ops.grouped_matmul(self.activation(gate) * up, wo, sizes)
+        return mix_rows(y, weights, order, places)
+
+    def _matrices(self, name: str, shape: tuple[int, int, int], dtype: popxl.dtype) -> Tensor:
+        joined = (shape[0] * shape[1], shape[2])
+        return self.weight(f"{name}.weight", joined, dtype, self.groups.sharded).reshape(shape)
+
+    def _shared_gate(self, x: Tensor) -> Tensor:
+        weight = self.weight("shared_gate.weight", (1, x.shape[-1]), x.dtype)
+        half = ops.matmul(x, weight.transpose((1, 0))) * 0.5
+        return (ops.tanh(half) + 1.0) * 0.5  # the sigmoid

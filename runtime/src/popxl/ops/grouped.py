@@ -1,0 +1,180 @@
+"""Products of rows that are sorted by group with a matrix of each group.
+
+A loop over groups multiplies tiles of rows, as many as a group has, so that work and memory go by
+the rows: XLA's own ragged product, but on TPUs, masks the rows of every group and multiplies them
+all with every matrix.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from popxl._ir.op import Op
+from popxl._ir.opdef import NoGrad, define
+from popxl.ops._emit import emit
+from popxl.ops._kernels import KERNELS, Shapes
+from popxl.ops._numerics import factors
+from popxl.tensor import Tensor
+
+TILES = (128, 32)
+"""Rows of a tile: whole ones, then smaller ones for the rest of a group."""
+
+
+def _check(x: Any, matrices: Any, sizes: Any, contracted: int) -> None:
+    if x.ndim != 2 or matrices.ndim != 3 or sizes.shape != matrices.shape[:1]:
+        raise ValueError(
+            "it takes rows (rows, in), a matrix of each group (groups, in, out) and the sizes "
+            f"(groups,), but the shapes are {x.shape}, {matrices.shape} and {sizes.shape}"
+        )
+    if x.shape[1] != matrices.shape[contracted]:
+        raise ValueError(
+            f"rows of {x.shape[1]} elements cannot be multiplied with matrices {matrices.shape}"
+        )
+
+
+def _tiles(size: Any, start: Any, value: Any, tile: Callable[..., Any]) -> Any:
+    """Change `value` by each tile of a group: `tile(value, its first row, rows of the group left,
+    rows of the tile)`."""
+    for number, rows in enumerate(TILES):
+        count = size // rows if number + 1 < len(TILES) else -(-size // rows)
+
+        def one(i: Any, value: Any, start: Any = start, size: Any = size, rows: int = rows) -> Any:
+            return tile(value, start + i * rows, size - i * rows, rows)
+
+        value = lax.fori_loop(0, count, one, value)
+        start, size = start + count * rows, size - count * rows
+    return value
+
+
+def _padded(x: Any) -> Any:
+    """With room for a tile that begins at the last row."""
+    return jnp.pad(x, ((0, TILES[0]), (0, 0)))
+
+
+def _by_group(x: Any, matrices: Any, sizes: Any, transpose: bool) -> Any:
+    rows, padded = _padded(x), x.shape[0] + TILES[0]
+    starts = jnp.cumsum(sizes) - sizes
+    numbers = (((1,), (1 if transpose else 0,)), ((), ()))
+    features = matrices.shape[1 if transpose else 2]
+
+    def group(g: Any, out: Any) -> Any:
+        matrix = lax.dynamic_index_in_dim(matrices, g, keepdims=False)
+
+        def tile(out: Any, start: Any, left: Any, count: int) -> Any:
+            """What it writes beyond the group, the next group's tiles overwrite."""
+            part = lax.dynamic_slice(rows, (start, 0), (count, x.shape[1]))
+            y = lax.dot_general(
+                *factors(part, matrix), numbers, preferred_element_type=_sums(x.dtype)
+            )
+            return lax.dynamic_update_slice(out, y.astype(x.dtype), (start, 0))
+
+        return _tiles(sizes[g], starts[g], out, tile)
+
+    out = lax.fori_loop(0, sizes.shape[0], group, jnp.zeros((padded, features), x.dtype))
+    inside = jnp.arange(x.shape[0])[:, None] < sizes.sum()
+    return jnp.where(inside, out[: x.shape[0]], 0)
+
+
+def _outer(x: Any, dy: Any, sizes: Any, dtype: Any) -> Any:
+    """Of each group the product of its rows, xᵀ dy."""
+    rows, grads = _padded(x), _padded(dy)
+    starts = jnp.cumsum(sizes) - sizes
+    shape = (x.shape[1], dy.shape[1])
+
+    def group(g: Any, out: Any) -> Any:
+        def tile(total: Any, start: Any, left: Any, count: int) -> Any:
+            a = lax.dynamic_slice(rows, (start, 0), (count, shape[0]))
+            b = lax.dynamic_slice(grads, (start, 0), (count, shape[1]))
+            b = jnp.where(jnp.arange(count)[:, None] < left, b, 0)
+            return total + lax.dot_general(
+                *factors(a, b), (((0,), (0,)), ((), ())), preferred_element_type=_sums(dtype)
+            )
+
+        total = _tiles(sizes[g], starts[g], jnp.zeros(shape, _sums(dtype)), tile)
+        return lax.dynamic_update_index_in_dim(out, total.astype(dtype), g, 0)
+
+    return lax.fori_loop(0, sizes.shape[0], group, jnp.zeros((*sizes.shape, *shape), dtype))
+
+
+def _sums(dtype: Any) -> Any:
+    """The type that products of a type are added up in."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+# ---- one kernel for plans -----------------------------------------------------------------------
+def grouped_product(x: Any, matrices: Any, sizes: Any, transpose: bool) -> Any:
+    return _by_group(x, matrices, sizes, transpose)
+
+
+def grouped_outer(x: Any, dy: Any, sizes: Any) -> Any:
+    return _outer(x, dy, sizes, x.dtype)
+
+
+def _product_flops(shapes: Shapes) -> int:
+    """FLOPs by the rows, whatever the number of groups."""
+    return 2 * shapes[0][0] * math.prod(shapes[1][1:])
+
+
+def _outer_flops(shapes: Shapes) -> int:
+    return 2 * shapes[0][0] * shapes[0][1] * shapes[1][1]
+
+
+KERNELS[grouped_product.__name__] = _product_flops
+KERNELS[grouped_outer.__name__] = _outer_flops
+
+_named_product = jax.jit(grouped_product, static_argnums=3)
+_named_outer = jax.jit(grouped_outer)
+
+
+# ---- the ops ------------------------------------------------------------------------------------
+def _grouped_matmul(x: Any, matrices: Any, sizes: Any, transpose: bool) -> Any:
+    _check(x, matrices, sizes, 2 if transpose else 1)
+    return _named_product(x, matrices, sizes, transpose)
+
+
+_OUTER = define(
+    "grouped_outer_product",
+    lambda x, dy, sizes: _named_outer(x, dy, sizes),
+    grad=NoGrad("second derivatives of grouped products are not supported"),
+)
+
+
+def _grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
+    x, matrices, sizes = op.inputs
+    groups, transpose = ctx.fwd(sizes), op.attrs["transpose"]
+    dx = dm = None
+    if ctx.needs(op, 0):
+        attrs = {"transpose": not transpose}
+        dx = emit(_GROUPED_MATMUL, [dy, ctx.fwd(matrices), groups], attrs)[0]
+    if ctx.needs(op, 1):
+        pair = [dy, ctx.fwd(x)] if transpose else [ctx.fwd(x), dy]
+        dm = emit(_OUTER, [*pair, groups])[0]
+    return [dx, dm, None]
+
+
+_GROUPED_MATMUL = define("grouped_matmul", _grouped_matmul, grad=_grad)
+
+
+def grouped_matmul(x: Tensor, matrices: Tensor, sizes: Tensor, transpose: bool = False) -> Tensor:
+    """Multiply rows, which are sorted by group, with the matrix of their group.
+
+    Args:
+        x: (rows, in).
+        matrices: (groups, in, out), of the dtype of `x`. Half types accumulate in float32.
+        sizes: int32 (groups,), how many rows each group has, at most all together. Rows that
+            belong to no group give zeros.
+        transpose: the matrices are (groups, out, in).
+
+    Returns:
+        (rows, out). Work and memory go by the rows, whatever the number of groups.
+
+    Raises:
+        SpecError: the shapes do not fit.
+    """
+    return emit(_GROUPED_MATMUL, [x, matrices, sizes], {"transpose": bool(transpose)})[0]
