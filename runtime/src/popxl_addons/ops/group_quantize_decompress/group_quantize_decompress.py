@@ -60,16 +60,26 @@ def group_quantize_compress_numpy(
             f"of shape {t.shape}"
         )
     with np.errstate(over="ignore"):
-        moved = np.moveaxis(np.asarray(t).astype(np.float16), dim, -1)
+        moved = _float16(np.moveaxis(np.asarray(t), dim, -1))
     if not np.isfinite(moved).all():
         raise ValueError(f"NaN, infinity and numbers past float16's 65504 have no {bits}-bit form")
     groups = moved.reshape(*moved.shape[:-1], -1, group_size)
     bias = groups.min(-1, keepdims=True)
-    scale = (groups.max(-1, keepdims=True) - bias) / np.float16(levels)
-    steps = np.where(scale == 0, np.float16(1), scale)
-    q = np.clip(np.rint((groups - bias) / steps), 0, levels).astype(np.uint16)
-    words = q.reshape(*q.shape[:-1], -1, len(shifts)) << shifts
-    return np.bitwise_or.reduce(words, -1), scale, bias
+    scale = _float16(_float16(groups.max(-1, keepdims=True) - bias) / np.float32(levels))
+    q = _float16(groups - bias)
+    q = _float16(np.divide(q, np.where(scale == 0, np.float32(1), scale), out=q))
+    values = np.clip(np.rint(q, out=q), 0, levels, out=q).astype(np.uint16)
+    values = values.reshape(*values.shape[:-1], -1, len(shifts))
+    words = values[..., 0] << shifts[0]
+    for number, shift in enumerate(shifts[1:], 1):
+        words |= values[..., number] << shift
+    return words, scale.astype(np.float16), bias.astype(np.float16)
+
+
+def _float16(x: np.ndarray) -> np.ndarray:
+    """Rounded to float16, in float32, in C order. A sum, difference or quotient of two such values
+    that is rounded so is float16's own, and NumPy computes it several times faster."""
+    return x.astype(np.float16, order="C").astype(np.float32)
 
 
 def _unpacked(
