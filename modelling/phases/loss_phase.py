@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import popxl
 import popxl_addons as addons
@@ -38,10 +38,13 @@ class LossPhase(Phase):
         shared: Mapping[str, Phase] | None = None,
     ) -> None:
         self.loss_stream = popxl.d2h_stream((), popxl.float32, "loss")
-        super().__init__(name, module, inputs, None, settings, shared=shared)
+        super().__init__(name, module, inputs, [], settings, shared=shared)
 
     def _build_graphs(
-        self, forward: addons.GraphWithNamedArgs, inputs: Mapping[str, Port], output: Port | None
+        self,
+        forward: addons.GraphWithNamedArgs,
+        inputs: Mapping[str, Port],
+        outputs: Sequence[Port],
     ) -> None:
         settings = self._settings
         with_grad = [
