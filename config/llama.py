@@ -223,7 +223,14 @@ class LlamaExperts(Section):
     """Features of an expert for all tokens, with a gate of its own. null: none. HF:
     shared_expert_intermediate_size."""
 
+    balance: NonNegativeFloat = 0.0
+    """Factor on the loss that balances experts: their number × the sum of each one's share of the
+    tokens × its mean probability, over all layers and the tokens of a micro-batch. HF:
+    router_aux_loss_coef, with output_router_logits."""
+
     def validate(self) -> None:
+        if self.balance and not self.count:
+            raise ConfigError("experts.balance needs experts.count")
         if self.count and self.chosen > self.count:
             raise ConfigError(
                 f"experts.chosen {self.chosen} must be at most experts.count {self.count}"

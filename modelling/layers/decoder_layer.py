@@ -10,7 +10,7 @@ from modelling.layers.dropout import Dropout
 from modelling.layers.layer import Layer
 from modelling.layers.low_rank import seed_adapters
 from modelling.layers.parallel import Groups
-from popxl import Tensor
+from popxl import Tensor, TensorSpec
 
 Map = Callable[[Tensor], Tensor]
 """A part of a layer."""
@@ -24,10 +24,15 @@ NO_SEEDS: Seeds = (None, None)
 class DecoderLayer(Layer):
     """A layer with `attention` inside, which subclasses set.
 
+    Attributes:
+        added_up: spec of what layers add up besides, as `build(x, sum, ...)` -> (x, sum); None:
+            nothing.
+
     Generation calls `around` with attention that reads caches.
     """
 
     attention: DecoderAttention
+    added_up: TensorSpec | None = None
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__()

@@ -11,8 +11,8 @@ from config.model import FewBits
 from modelling.layers.feed_forward import Activation, GatedFeedForward, activation_of
 from modelling.layers.layer import Layer, cast
 from modelling.layers.parallel import Groups
-from popxl import Tensor, ops
-from popxl_addons.ops.routing import choose_experts, mix_rows, rows_by_expert, take_rows
+from popxl import Tensor, TensorSpec, ops
+from popxl_addons.ops.routing import mix_rows, rows_by_expert, take_rows
 
 
 class Router(Layer):
@@ -31,14 +31,21 @@ class Router(Layer):
         super().__init__()
         self.experts, self.chosen, self.normalised = experts, chosen, normalised
 
-    def build(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x: (tokens, hidden) -> float32 weights and int32 experts, (tokens, chosen)."""
+    def build(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x: (tokens, hidden) -> float32 weights and int32 experts, (tokens, chosen), and all
+        probabilities, float32 (tokens, experts)."""
         weight = self.weight("weight", (self.experts, x.shape[-1]), x.dtype)
         logits = cast(ops.matmul(x, weight.transpose((1, 0))), popxl.float32)
-        weights, chosen = choose_experts(ops.softmax(logits, -1), k=self.chosen)
+        probabilities = ops.softmax(logits, -1)
+        weights, chosen = ops.topk(probabilities, self.chosen, -1, True, True)
         if self.normalised:
             weights = weights / ops.sum(weights, -1, keepdims=True)
-        return weights, chosen
+        return weights, chosen, probabilities
+
+    @property
+    def usage_spec(self) -> TensorSpec:
+        """The spec of `Experts.usage`."""
+        return TensorSpec((2, self.experts), popxl.float32)
 
 
 class Experts(Layer):
@@ -50,7 +57,11 @@ class Experts(Layer):
     Variables: those of `router`; `wi.weight` (experts * 2 * inner / tensor_parallel, hidden), of
     each expert a replica's part of gate and then of up; `wo.weight`
     (experts * inner / tensor_parallel, hidden). Those of `shared`, a feed-forward layer that all
-    tokens use, times sigmoid(x @ `shared_gate.weight`), (hidden, 1), if there is one.
+    tokens use, times sigmoid(x @ `shared_gate.weight`), (1, hidden), if there is one.
+
+    Attributes:
+        usage: of the tokens that went through last, float32 (2, experts): how many chose each
+            expert, and the sum of each one's probabilities.
 
     Args:
         inner: features inside an expert.
@@ -83,19 +94,22 @@ class Experts(Layer):
     def build(self, x: Tensor) -> Tensor:
         """See `whole`."""
         tokens = x.reshape((-1, x.shape[-1]))
-        weights, chosen = self.router(tokens)
+        weights, chosen, probabilities = self.router(tokens)
+        routes = rows_by_expert(chosen, experts=self.router.experts)
+        counts = ops.cast(routes[2], popxl.float32)
+        self.usage = ops.concat([t.reshape((1, -1)) for t in (counts, ops.sum(probabilities, 0))])
         inside, weights = (self.groups.copy_to_tp(t) for t in (tokens, weights))
-        y = self.groups.reduce_from_tp(self._mixture(inside, weights, chosen))
+        y = self.groups.reduce_from_tp(self._mixture(inside, weights, routes))
         if self.shared is not None:
             y = y + self._shared_gate(tokens) * self.shared.whole(tokens)
         return y.reshape(x.shape)
 
-    def _mixture(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+    def _mixture(self, x: Tensor, weights: Tensor, routes: tuple[Tensor, ...]) -> Tensor:
         """This replica's part of the sum, from its features of each expert."""
         experts, hidden = self.router.experts, x.shape[-1]
         shapes = (experts, 2 * self.part, hidden), (experts, self.part, hidden)
         wi, wo = (self._matrices(*args, x.dtype) for args in zip(("wi", "wo"), shapes, strict=True))
-        order, places, sizes = rows_by_expert(chosen, experts=experts)
+        order, places, sizes = routes
         rows = take_rows(x, order, places)
         both = ops.grouped_matmul(rows, wi, sizes, transpose=True)
         gate, up = ops.split(both, 2, axis=-1)

@@ -176,11 +176,28 @@ class Block(DecoderLayer):
         )
 
 
+class BalancedBlock(Block):
+    """A block with experts whose usage is added up, see `Experts.usage`."""
+
+    feed_forward: Experts
+
+    def __init__(self, config: LlamaConfig, kind: str, room: int = 0) -> None:
+        super().__init__(config, kind, room)
+        self.added_up = self.feed_forward.router.usage_spec
+
+    def build(  # type: ignore[override]
+        self, x: Tensor, usage: Tensor, starts: Tensor | None = None, seed: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """x and the usage before the layer -> those after it."""
+        y = super().build(x, starts, seed)
+        return y, usage + self.feed_forward.usage
+
+
 class DecoderHead(LMHeadLoss):
     """The final norm, logits and the loss."""
 
     def __init__(self, config: LlamaConfig) -> None:
-        model = config.model
+        self.model = model = config.model
         super().__init__(
             config,
             RMSNorm(model.norm_epsilon, model.norms_from_one),
@@ -190,3 +207,17 @@ class DecoderHead(LMHeadLoss):
             scale=1 / model.logits_divisor,
             cap=model.logits_cap,
         )
+
+
+class BalancedHead(DecoderHead):
+    """A head that adds the loss which balances experts (Fedus et al., arXiv:2101.03961)."""
+
+    def build(  # type: ignore[override]
+        self, x: Tensor, usage: Tensor, *inputs: Tensor, seed: Tensor | None = None
+    ) -> Tensor:
+        """Args: `usage`: `Experts.usage`, added up over layers; others: see `LMHeadLoss`."""
+        loss, experts = super().build(x, *inputs, seed=seed), self.model.experts
+        rows = self.model.layers * x.nelms // x.shape[-1]
+        counts, probabilities = ops.split(usage, 2, axis=0)
+        share = ops.sum(counts * probabilities) * (experts.count / rows**2)
+        return loss + share * experts.balance

@@ -66,7 +66,7 @@ READ = {
     "original_max_position_embeddings", "layer_types", "sliding_window", "use_sliding_window",
     "no_rope_layers", "bos_token_id", "eos_token_id", "pad_token_id",
     "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob",
-    "shared_expert_intermediate_size", "qkv_bias",
+    "shared_expert_intermediate_size", "qkv_bias", "output_router_logits", "router_aux_loss_coef",
 }  # fmt: skip
 """Settings that are read where an architecture has them."""
 
@@ -229,6 +229,7 @@ def _experts(kind: str, theirs: Any) -> dict[str, Any]:
         "chosen": theirs.num_experts_per_tok,
         "normalised": getattr(theirs, "norm_topk_prob", True),
         "shared_size": getattr(theirs, "shared_expert_intermediate_size", None),
+        "balance": theirs.router_aux_loss_coef if theirs.output_router_logits else 0.0,
     }
 
 
@@ -432,7 +433,10 @@ def _of_architecture(model: LlamaModel) -> dict[str, Any]:
         "norm_topk_prob": experts.normalised,
         "shared_expert_intermediate_size": experts.shared_size,
         "qkv_bias": attention.input_bias,
+        "output_router_logits": experts.balance > 0,
     }
+    if experts.balance:
+        candidates["router_aux_loss_coef"] = experts.balance
     settings = {name: value for name, value in candidates.items() if name in known}
     if "head_dim" in known or attention.head_size * attention.heads != model.hidden_size:
         settings["head_dim"] = attention.head_size

@@ -96,16 +96,22 @@ class Chain:
     def begin_gradient(self) -> None:
         """Let the gradient of the row that was written last be zero for all micro-batches, before
         layers add to it."""
-        if not self._has_gradient:
-            return
-        buffer, steps = self._dx, self._settings.micro_batches
+        if self._has_gradient:
+            self._begin(self._dx, self._row)
+
+    def begin_value(self) -> None:
+        """Let the first row be zero for all micro-batches."""
+        self._begin(self._x, 0)
+
+    def _begin(self, buffer: popxl.RemoteBuffer, row: int) -> None:
+        steps = self._settings.micro_batches
 
         def one_step(at: popxl.Tensor) -> popxl.Tensor:
             zero = ops.init(buffer.tensor_shape, buffer.tensor_dtype, meta_shape=buffer.meta_shape)
             ops.remote_store(buffer, at, zero)
             return at + 1
 
-        first = popxl.constant(self._row * steps, popxl.int32)
+        first = popxl.constant(row * steps, popxl.int32)
         ops.repeat(popxl.gir().create_graph(one_step, first), steps, first)
 
     def _port(self, ahead: int, gradient: bool = False) -> Port:

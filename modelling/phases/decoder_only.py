@@ -5,6 +5,8 @@ The chain's first row is the embeddings' output, then come those of the layers.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import popxl
 from data.preferences import texts_per_row
 from modelling.layers import Axes, Embeddings, Layers, LMHeadLoss
@@ -23,6 +25,8 @@ def decoder_only_layout(
     Inputs: `words`, int32 (micro-batch, sequence_length), those of the head's objective, and where
     samples hold several texts, `starts`, see `data.causal_lm.starts_of`.
 
+    Layers may add up something besides, which the head takes after x (`DecoderLayer.added_up`).
+
     Args:
         layers: `build(x, seed=None)` returns the shape of x, (batch, length, hidden), or
             `build(x, starts, seed=None)` where samples hold several texts.
@@ -37,32 +41,50 @@ def decoder_only_layout(
     shape = Axes.of(config).shape(batch, model.sequence_length, model.hidden_size)
     hidden = popxl.TensorSpec(shape, settings.dtype)
     chain = Chain(hidden, settings, trained=settings.trains_any("embeddings"))
-    first = Phase("embeddings", embeddings, inputs.ports(["words"]), chain.end, settings)
+    first = Phase("embeddings", embeddings, inputs.ports(["words"]), [chain.end], settings)
+    added_up = getattr(layers.kinds[0], "added_up", None)
+    sums = None if added_up is None else Chain(added_up, settings, trained=False)
+    chains = [chain] if sums is None else [chain, sums]
     stack: list[tuple[Phase, range]] = []
     begin = 0
     for name, count in settings.runs("layer", len(layers.order)).items():
         part = layers.part(range(begin, begin + count))
-        stack += _run(name, part, chain, inputs.ports(packed), settings)
+        stack += _run(name, part, chains, inputs.ports(packed), settings)
         begin += count
-    head_inputs = {"x": chain.end, **inputs.ports(learned)}
+    head_inputs = {**_named(c.end for c in chains), **inputs.ports(learned)}
     last = LossPhase("head", head, head_inputs, settings, {"tokens": first} if head.tied else None)
-    return Layout(inputs, [(first, range(1)), *stack, (last, range(1))])
+    order = [(first, range(1)), *stack, (last, range(1))]
+    return (
+        Layout(inputs, order)
+        if sums is None
+        else Layout(inputs, order, begin_forward=sums.begin_value)
+    )
+
+
+def _named(ports: Iterable[Port]) -> dict[str, Port]:
+    """The values that layers hand on, by name: x, and what they add up."""
+    return dict(zip(("x", "sum"), ports, strict=False))
 
 
 def _run(
-    name: str, layers: Layers, chain: Chain, others: dict[str, Port], settings: Settings
+    name: str,
+    layers: Layers,
+    chains: Sequence[Chain],
+    others: dict[str, Port],
+    settings: Settings,
 ) -> list[tuple[Phase, range]]:
     """Layers that are trained alike, in order: a phase for each kind."""
     count = len(layers.order)
-    x, y = chain.through(count, settings.trains_any(name))
+    trained = settings.trains_any(name)
+    into, out = zip(*(chain.through(count, trained) for chain in chains), strict=True)
     kinds: list[Phase] = []
     for number, module in enumerate(layers.kinds):
         kinds.append(
             Phase(
                 f"{name}_{number + 1}" if number else name,
                 module,
-                {"x": x, **others},
-                y,
+                {**_named(into), **others},
+                out,
                 settings,
                 count,
                 weights_of=kinds[0] if kinds else None,  # it has the variables of all layers

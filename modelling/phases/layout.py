@@ -25,12 +25,14 @@ class Layout:
         inputs: of a step.
         order: phases, and which of their layers run forwards then; backwards it is the opposite.
             One that keeps variables comes before those that borrow them, the loss is the last.
+        begin_forward: the same for values, before the forward phases.
         begin: lets further gradients than those of variables be zero, before the backward phases.
     """
 
     inputs: InputBuffers
     order: Sequence[tuple[Phase, range]]
     begin: Callable[[], None] = _nothing
+    begin_forward: Callable[[], None] = _nothing
 
     @cached_property
     def phases(self) -> list[Phase]:
@@ -46,6 +48,7 @@ class Layout:
 
     def forward(self, step: StepInputs) -> None:
         """All phases forwards, without the loss in training."""
+        self.begin_forward()
         for phase, rows in self.order:
 
             def body(

@@ -45,10 +45,13 @@ class LossPhase(Phase):
     ) -> None:
         self.loss_stream = popxl.d2h_stream((), popxl.float32, "loss")
         self.sums_stream: popxl.DeviceToHostStream | None = None
-        super().__init__(name, module, inputs, None, settings, shared=shared)
+        super().__init__(name, module, inputs, [], settings, shared=shared)
 
     def _build_graphs(
-        self, forward: addons.GraphWithNamedArgs, inputs: Mapping[str, Port], output: Port | None
+        self,
+        forward: addons.GraphWithNamedArgs,
+        inputs: Mapping[str, Port],
+        outputs: Sequence[Port],
     ) -> None:
         settings, self._told = self._settings, len(forward.graph.outputs)
         with_grad = [

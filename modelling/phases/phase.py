@@ -43,9 +43,9 @@ class Phase:
         bwd: the gradient graph; None where nothing in or before the phase is trained.
 
     Args:
-        module: the layer; `build(*inputs, seed=None)` returns one tensor.
+        module: the layer; `build(*inputs, seed=None)` returns a tensor for each output.
         inputs: its inputs by name, in the order of `build`'s parameters.
-        output: its output; the spec may be left to the graph. None if that is the loss.
+        outputs: its outputs; the specs may be left to the graph. none if that is the loss.
         entries: number of layers of this kind.
         shared: variables, by name in the module's tree, that another phase owns; as name -> phase.
             The name of a tree of variables stands for all of them, "" for all variables.
@@ -62,7 +62,7 @@ class Phase:
         name: str,
         module: addons.Module,
         inputs: Mapping[str, Port],
-        output: Port | None,
+        outputs: Sequence[Port],
         settings: Settings,
         entries: int = 1,
         shared: Mapping[str, Phase] | None = None,
@@ -78,9 +78,9 @@ class Phase:
         self.trained = [n for n in self.names if self._trains(n, weights_of or self)]
         self.bwd: addons.GraphWithNamedArgs | None = None
         if self.trained or (settings.training and any(port.grad for port in inputs.values())):
-            self._build_graphs(forward, inputs, output)
+            self._build_graphs(forward, inputs, outputs)
         else:
-            self._build_forward(forward, inputs, output)
+            self._build_forward(forward, inputs, outputs)
         if weights_of is None:
             self._own()
         else:
@@ -102,7 +102,10 @@ class Phase:
 
     # ---- graphs ---------------------------------------------------------------------------------
     def _build_forward(
-        self, forward: addons.GraphWithNamedArgs, inputs: Mapping[str, Port], output: Port | None
+        self,
+        forward: addons.GraphWithNamedArgs,
+        inputs: Mapping[str, Port],
+        outputs: Sequence[Port],
     ) -> None:
         """The forward graph alone, for evaluation."""
         tensors = zip(forward.graph.inputs, inputs.values(), strict=False)
@@ -112,7 +115,7 @@ class Phase:
             self._settings.micro_batches,
             load_handles={t: port.value for t, port in tensors},
             store_streams=self._streams(results),
-            store_buffers={} if output is None else {results[0]: output.value},
+            store_buffers={t: port.value for t, port in zip(results, outputs, strict=False)},
             rows=max(self.entries, 2),
             io_mode="compute",
         )
@@ -125,20 +128,21 @@ class Phase:
         return {}
 
     def _build_graphs(
-        self, forward: addons.GraphWithNamedArgs, inputs: Mapping[str, Port], output: Port | None
+        self,
+        forward: addons.GraphWithNamedArgs,
+        inputs: Mapping[str, Port],
+        outputs: Sequence[Port],
     ) -> None:
         settings = self._settings
-        assert output is not None, "LossPhase is for outputs that are losses"
-        assert output.grad is not None, "the output of a layer has a gradient"
         tensors = dict(zip(inputs, forward.graph.inputs, strict=False))
         seed = forward.graph.inputs[len(inputs)] if settings.seed_spec is not None else None
         with_grad = [tensors[n] for n, port in inputs.items() if port.grad is not None]
-        result = forward.graph.outputs[0]
+        results = dict(zip(forward.graph.outputs, outputs, strict=True))
         with popxl.transforms.saving(popxl.transforms.products_saveable):
             self._grad_facts, grad = addons.autodiff_with_accumulation(
                 forward,
                 self._accumulated(forward),
-                grads_provided=[result],
+                grads_provided=list(results),
                 grads_required=with_grad,
                 mean=False,
                 accumulator_dtype=popxl.float32,
@@ -149,8 +153,11 @@ class Phase:
         if not settings.keeps(self.name):
             grad = addons.recompute_graph(grad)
         loads = {tensors[n]: port.value for n, port in inputs.items()}
-        loads[_gradient_input(grad)] = output.grad
-        stores = {result: output.value}
+        for given, result in _gradient_inputs(grad).items():
+            gradient = results[result].grad
+            assert gradient is not None, "the output of a layer has a gradient"
+            loads[given] = gradient
+        stores = {t: port.value for t, port in results.items()}
         input_grads = [port.grad for port in inputs.values() if port.grad is not None]
         stores.update(zip(grad.graph.outputs, input_grads, strict=True))
         named = forward.args.copy()
@@ -408,11 +415,12 @@ class Phase:
         return dict(zip(self._updated, new, strict=True))
 
 
-def _gradient_input(grad: addons.GraphWithNamedArgs) -> popxl.Tensor:
-    """The input of a gradient graph for the gradient of the layer's output."""
+def _gradient_inputs(grad: addons.GraphWithNamedArgs) -> dict[popxl.Tensor, popxl.Tensor]:
+    """The inputs of a gradient graph for gradients of the layer's outputs, and these outputs."""
     expected = grad.grad_graph_info.expected_inputs
-    kinds = [c.connection_type for c in expected]
-    return grad.graph.inputs[kinds.index(popxl.transforms.ExpectedConnectionType.FwdGrad)]
+    given = popxl.transforms.ExpectedConnectionType.FwdGrad
+    pairs = zip(grad.graph.inputs, expected, strict=False)
+    return {t: c.fwd_tensor for t, c in pairs if c.connection_type == given}
 
 
 def _taken_from_inside(

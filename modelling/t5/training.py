@@ -46,14 +46,14 @@ def t5_layout(settings: Settings) -> Layout:
 
     encoder, decoder = chain_of(words), chain_of(targets)
     mask, read = inputs.ports(["mask"]), inputs.ports(["words"])
-    embeddings = Phase("embeddings", Embeddings(config), read, encoder.end, settings)
+    embeddings = Phase("embeddings", Embeddings(config), read, [encoder.end], settings)
     stacks = _stack("encoder", EncoderBlock, mask, encoder, settings)
     x, y = encoder.through(1, settings.trains_any("encoder_head"))
-    stacks.append(Phase("encoder_head", EncoderFinalNorm(config), {"x": x}, y, settings))
+    stacks.append(Phase("encoder_head", EncoderFinalNorm(config), {"x": x}, [y], settings))
     read = {"words": inputs.port("decoder_words")}
     borrowed = {"": embeddings}
     stacks.append(
-        Phase("decoder_embeddings", Embeddings(config), read, decoder.end, settings, 1, borrowed)
+        Phase("decoder_embeddings", Embeddings(config), read, [decoder.end], settings, 1, borrowed)
     )
     encoded = {"encoded": encoder.shared()}
     stacks += _stack("decoder", DecoderBlock, encoded | mask, decoder, settings)
@@ -91,6 +91,6 @@ def _stack(
             reads_trained = any(port.grad for port in others.values())
             x, y = chain.through(layers, settings.trains_any(phase) or reads_trained)
             inputs = {"x": x, **others}
-            phases.append(Phase(phase, block(config), inputs, y, settings, layers, lent))
+            phases.append(Phase(phase, block(config), inputs, [y], settings, layers, lent))
             lent = {n: phases[0] for n in phases[0].names if RELATIVE_POSITION in n.split(".")}
     return phases

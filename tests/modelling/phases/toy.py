@@ -51,10 +51,10 @@ def toy_layout(settings: Settings) -> Layout:
     spec, scalar = (popxl.TensorSpec(shape, popxl.float32) for shape in ((batch, WIDTH), ()))
     inputs = InputBuffers({"x": spec, "y": spec, "weight": scalar}, settings)
     chain = Chain(spec, settings, trained=settings.trains_any("first"))
-    first = Phase("first", Layer(), inputs.ports(["x"]), chain.end, settings)
+    first = Phase("first", Layer(), inputs.ports(["x"]), [chain.end], settings)
     lent = {"scale": first}
     x, y = chain.through(layers - 1, settings.trains_any("rest"))
-    rest = Phase("rest", Layer(), {"x": x}, y, settings, layers - 1, lent)
+    rest = Phase("rest", Layer(), {"x": x}, [y], settings, layers - 1, lent)
     ends = {"x": chain.end} | inputs.ports(["y", "weight"])
     head = LossPhase("head", Loss(), ends, settings)
     return Layout(inputs, [(phase, range(phase.entries)) for phase in (first, rest, head)])

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
-from jax import lax
+import numpy as np
 
 from popxl.custom import jax_op
 
@@ -26,17 +25,15 @@ def rows_by_expert(chosen: Any, *, experts: int) -> tuple[Any, Any, Any]:
         int32 (tokens, k): the place of each choice; int32 (experts,): each one's number of rows.
     """
     flat = chosen.reshape(-1)
-    numbers = jnp.arange(flat.size, dtype=jnp.int32)
-    sorted_experts, order = lax.sort((flat, numbers), num_keys=1, is_stable=True)
-    _, places = lax.sort((order, numbers), num_keys=1)
-    ends = jnp.searchsorted(sorted_experts, jnp.arange(1, experts + 1, dtype=jnp.int32))
-    sizes = jnp.diff(ends, prepend=0).astype(jnp.int32)
-    return order, places.reshape(chosen.shape), sizes
+    order = flat.argsort(stable=True).astype(np.int32)
+    places = order.argsort().astype(np.int32).reshape(chosen.shape)
+    begins = flat[order].searchsorted(np.arange(experts + 1, dtype=np.int32))
+    return order, places, (begins[1:] - begins[:-1]).astype(np.int32)
 
 
 def _sum_of_rows(xs: Any, ys: Any, dys: Any) -> tuple[Any, None, None]:
     _, _, places = xs
-    dx = dys[0][places].astype(jnp.float32).sum(1)
+    dx = dys[0][places].astype(np.float32).sum(1)
     return dx.astype(dys[0].dtype), None, None
 
 
@@ -57,9 +54,9 @@ def take_rows(x: Any, order: Any, places: Any) -> Any:
 def _weighted_back(xs: Any, ys: Any, dys: Any) -> tuple[Any, Any, None, None]:
     y, weights, order, places = xs
     (dy,) = dys
-    of_rows = dy[order // places.shape[1]].astype(jnp.float32)
-    d_rows = of_rows * weights.reshape(-1)[order][:, None].astype(jnp.float32)
-    d_weights = (of_rows * y.astype(jnp.float32)).sum(-1)[places]
+    of_rows = dy[order // places.shape[1]].astype(np.float32)
+    d_rows = of_rows * weights.reshape(-1)[order][:, None].astype(np.float32)
+    d_weights = (of_rows * y.astype(np.float32)).sum(-1)[places]
     return d_rows.astype(y.dtype), d_weights.astype(weights.dtype), None, None
 
 
@@ -75,26 +72,5 @@ def mix_rows(y: Any, weights: Any, order: Any, places: Any) -> Any:
     Returns:
         (tokens, features).
     """
-    rows = y[places].astype(jnp.float32) * weights[..., None].astype(jnp.float32)
+    rows = y[places].astype(np.float32) * weights[..., None].astype(np.float32)
     return rows.sum(1).astype(y.dtype)
-
-
-def _into_choices(xs: Any, ys: Any, dys: Any, *, k: int) -> tuple[Any]:
-    (probabilities,), (_, chosen) = xs, ys
-    experts = jnp.arange(probabilities.shape[1], dtype=jnp.int32)
-    hits = chosen[..., None] == experts
-    return (jnp.where(hits, dys[0][..., None], 0).sum(1),)
-
-
-@jax_op(name="choose_experts", grad=_into_choices)
-def choose_experts(scores: Any, *, k: int) -> tuple[Any, Any]:
-    """The k largest of each token's scores, best first; of equal ones the first.
-
-    Args:
-        scores: (tokens, experts).
-
-    Returns:
-        Them, (tokens, k), and the experts, int32 (tokens, k).
-    """
-    values, chosen = lax.top_k(scores, k)
-    return values, chosen.astype(jnp.int32)
