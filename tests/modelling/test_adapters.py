@@ -92,7 +92,8 @@ def check(kind: str, split: Sequence[int], ours: dict[str, Any], theirs: dict[st
     """Train both with these settings of adapters."""
     of = case(kind)
     start, expected = trained(kind, **theirs)
-    config = of.config(*split).changed({f"adapter.{name}": value for name, value in ours.items()})
+    fields = {name if "." in name else f"adapter.{name}": value for name, value in ours.items()}
+    config = of.config(*split).changed(fields)
     table = family_of(config).weights(config)
     model = fine_tuning(config, gradients=True)
     model.write(table.renamed(start))
@@ -122,6 +123,7 @@ def test_loss_every_gradient_and_three_steps_of_adamw(kind: str, split: tuple[in
 
 
 # ---- settings -----------------------------------------------------------------------------------
+NORMS = [f"{i}.{name}_layernorm" for i in (0, 2) for name in ("input", "post_attention")]
 QUERIES_ALONE = r".*layers\.\d+\.self_attn\.q_proj"
 SETTINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"rank": 4}, {"r": 4, "target_modules": ["q_proj", "v_proj"]}),
@@ -145,10 +147,16 @@ SETTINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
             "modules_to_save": ["lm_head", "norm"],
         },
     ),
+    (
+        {"rank": 3, "training.trained": "*norm*,lm_head.weight", "training.frozen": "layer.1"},
+        {"r": 3, "modules_to_save": [*NORMS, "model.norm", "lm_head"]},
+    ),
 ]
 
 
-@pytest.mark.parametrize(("ours", "theirs"), SETTINGS, ids=["default", "expression", "patterns"])
+@pytest.mark.parametrize(
+    ("ours", "theirs"), SETTINGS, ids=["default", "expression", "patterns", "trained besides"]
+)
 def test_settings_mean_what_they_do_in_peft(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     check("mistral", (1, 2, 4), ours, theirs)
 
@@ -183,16 +191,23 @@ QUANTISED = {"model.quantisation": "int4", "model.quantisation_group_size": 4}
         ({"targets": ".*embed.*|.*q_proj"}, "means model.embed_tokens, which is no linear map"),
         ({"targets": r".*\.1\..*q_proj"}, "gives layer.1 other adapters than layer.0"),
         ({"rank_pattern": "0.self_attn.q_proj=2"}, "gives layer.1 other adapters than layer.0"),
-        ({"modules_to_save": "mlp", "quantised": True}, "means .*gate_proj.*, which model.quantis"),
+        (
+            {"modules_to_save": "mlp", "quantised": True},
+            ".*gate_proj.* is trained whole, but model.quantisation holds",
+        ),
+        ({"training.trained": "layer.1"}, "means .*q_proj.weight, which has an adapter"),
+        ({"training.frozen": "*norm*"}, "training.frozen takes from training.trained where"),
+        ({"training.trained": "*lora_B*"}, "means no weight"),
         ({"modules_to_save": "up_proj"}, "means some of .*gate_proj.*, .*up_proj.*, which are one"),
     ],
 )
 def test_what_adapters_cannot_be_of(adapter: dict[str, Any], said: str) -> None:
     fields: dict[str, Any] = {"rank": 4, **adapter}
     more = QUANTISED if fields.pop("quantised", False) else {}
-    config = case("mistral").config().changed({f"adapter.{n}": x for n, x in fields.items()} | more)
+    named = {n if "." in n else f"adapter.{n}": x for n, x in fields.items()}
+    plain = case("mistral").config()
     with pytest.raises(ConfigError, match=said):
-        family_of(config).weights(config)
+        family_of(plain).weights(plain.changed(named | more))
 
 
 # ---- merged -------------------------------------------------------------------------------------

@@ -25,10 +25,11 @@ from tests.modelling.peft_reference import PREFIX, with_peft
 from tests.modelling.rounding import is_quantised
 from tests.small_runs import MODEL, TRAINING, few_examples, random_model
 
-SAVED = "encoder.final_layer_norm"
+SAVED, BESIDES = "encoder.final_layer_norm", "decoder.final_layer_norm"
 ADAPTER = (
     *("--adapter.rank", "3", "--adapter.targets", "q", "v", "wi_0", "o", "--adapter.rslora"),
     *("--adapter.rank_pattern", "v=2", "--adapter.modules_to_save", SAVED),
+    *("--training.trained", BESIDES),
     *("--adapter.dropout", "0.1", "--learning_rate", "0.02"),
 )
 
@@ -78,7 +79,8 @@ def model_in(folder: Path) -> Any:
 def test_a_step_holds_what_is_trained(run: Path, base: Path) -> None:
     tensors = load_checkpoint(run).tensors
     weights = [name for name in tensors if "/" not in name]
-    assert [name for name in weights if "lora_" not in name] == [f"{SAVED}.weight"]
+    whole = {name for name in weights if "lora_" not in name}
+    assert whole == {f"{SAVED}.weight", f"{BESIDES}.weight"}
     assert "encoder.block.0.layer.0.SelfAttention.q.lora_A.weight" in weights
     size = sum(tensors[name].nbytes for name in weights)
     assert size < 0.5 * (base / "model.safetensors").stat().st_size
@@ -108,6 +110,7 @@ def test_peft_loads_what_is_written(run: Path, base: Path, exported: Path, tmp_p
     assert settings["target_modules"] == ["o", "q", "v", "wi_0"]
     assert (settings["r"], settings["rank_pattern"], settings["use_rslora"]) == (3, {"v": 2}, True)
     assert settings["task_type"] == "SEQ_2_SEQ_LM"
+    assert settings["modules_to_save"] == [SAVED, BESIDES]
     model = peft.PeftModel.from_pretrained(model_in(base), exported).eval()
     own = load_checkpoint(run).tensors
     written = load_file(exported / "adapter_model.safetensors")
