@@ -231,6 +231,20 @@ def test_merged_weights_are_those_of_peft(kind: str, dora: bool) -> None:
         np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+def test_adapters_are_merged_into_what_few_bits_left() -> None:
+    """Of linear maps, with an adapter or without; else into the weights."""
+    config = case("mistral").config().changed({**QUANTISED, "adapter.rank": 4})
+    table, weights = family_of(config).weights(config), random_weights(config)
+    quantised = {n for n, w in weights.items() if "lora_" not in n and is_quantised(n, w)}
+    kept = {n: in_few_bits(w, 4) if n in quantised else w for n, w in weights.items()}
+    float32 = np.dtype("float32")
+    expected, plain = merged(table, kept, float32), merged(table, weights, float32)
+    found = merged(table, weights, float32, config.model.few_bits)
+    for name in table.base.initial(0):
+        np.testing.assert_array_equal(found[name], expected[name])
+        assert (found[name] != plain[name]).any() == (name in quantised), name
+
+
 def test_new_adapters_begin_as_those_of_peft() -> None:
     """They change nothing, and A is drawn from the same distribution."""
     of = case("mistral")

@@ -178,7 +178,7 @@ def test_a_run_that_is_done_writes_its_adapter(
 IN_4_BITS = ("--quantisation", "int4", "--model.quantisation_group_size", "8")
 
 
-def test_a_base_in_4_bits(base: Path, tmp_path: Path, monkeypatch) -> None:
+def test_a_base_in_4_bits(base: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     """It is quantised once. A run's evaluations and its continuation read the same weights."""
     few = ("--evaluation.steps", "2", "--evaluation.samples", "8", "--evaluation.metrics", "loss")
     given = ("--load", str(base), *IN_4_BITS, *few)
@@ -195,6 +195,9 @@ def test_a_base_in_4_bits(base: Path, tmp_path: Path, monkeypatch) -> None:
     assert rows[-1]["validation_loss"] > 0
     prompt = ["a lamp", "--generation.max_tokens", "4"]
     assert run_generation.main(["--load", str(tmp_path / "run"), *prompt]) == 0
+    merge = ("--merge", "expanded", "--save-hf", str(tmp_path / "whole"))
+    assert run_export.main(["--load", str(tmp_path / "run"), *merge]) == 0
+    assert "merged into what is left in 4 bits of the weights of" in capsys.readouterr().err
 
 
 def quantised_size(named: tuple[str, np.ndarray]) -> int:
@@ -205,6 +208,7 @@ def quantised_size(named: tuple[str, np.ndarray]) -> int:
     ("arguments", "said"),
     [
         (("--load", "{base}", "--merge"), "--merge is for models with adapters, but what --load"),
+        (("--load", "{run}", "--merge", "expanded"), "--merge expanded is for adapters of weights"),
         (("--load", "{run}", "--adapter.load", "{exported}"), "has adapters of its own: leave out"),
         (("--load", "{base}", "--adapter.load", "{base}"), "no adapter in {base}: give a folder"),
         (
