@@ -6,9 +6,8 @@
 
 The numbers are in docs/large_models.json, and those of runs that were measured in
 benchmarks/results/full_size.jsonl. The tables stand in docs/large_models.md between
-`<!-- models -->`, `<!-- speed -->`, `<!-- memory -->`, `<!-- adapters -->`,
-`<!-- others -->` or `<!-- measured -->` and `<!-- end -->`. Tests fail
-where they are out of date.
+`<!-- models -->`, `<!-- speed -->`, `<!-- memory -->`, `<!-- adapters -->`, `<!-- others -->` or
+`<!-- measured -->` and `<!-- end -->`. Tests fail where they are out of date.
 """
 
 from __future__ import annotations
@@ -271,7 +270,7 @@ def _memory(row: Row) -> str:
 
 
 def _both(row: Row) -> str:
-    return f"{_speed(row)} ({_memory(row)})"
+    return f"{_speed(row)} ({_memory(row)})" if row.fits else "no"
 
 
 def _others(rows: Sequence[Row]) -> str:
