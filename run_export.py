@@ -25,6 +25,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise ConfigError("there is nowhere to write to: give --save-hf DIR")
     if line.options.merge and not line.config.adapter.rank:
         raise ConfigError("--merge is for models with adapters, but what --load names has none")
+    if line.options.merge == "expanded" and line.config.model.quantisation is None:
+        raise ConfigError(
+            "--merge expanded is for adapters of weights in few bits, but model.quantisation is "
+            "null: give --merge, or the --quantisation that they were trained with"
+        )
     # These take seconds: mistakes in the command line are said before.
     from machine.shortage import explain_shortages
     from run.export import export_checkpoint

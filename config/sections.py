@@ -185,10 +185,10 @@ class RunConfig(Section):
                 "fp8.recipe delayed learns its scales in backward passes, which frozen layers may "
                 "not have: where some are frozen, set fp8.recipe current"
             )
-        if self.adapter.rank and self.training.some_frozen:
+        if self.adapter.rank and self.training.frozen and not self.training.trained:
             raise ConfigError(
-                "training.trained and frozen are for runs without adapters: with adapter.rank, "
-                "adapter.modules_to_save names what is trained besides them"
+                "training.frozen takes from training.trained where adapters are trained, but that "
+                "names nothing: leave both out, or name what is trained besides adapters"
             )
         if self.execution.update == "behind" and not self.rounds_behind:
             raise ConfigError(

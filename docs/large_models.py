@@ -6,8 +6,8 @@
 
 The numbers are in docs/large_models.json, and those of runs that were measured in
 benchmarks/results/full_size.jsonl. The tables stand in docs/large_models.md between
-`<!-- models -->`, `<!-- speed -->`, `<!-- memory -->`, `<!-- others -->` or `<!-- measured -->` and
-`<!-- end -->`. Tests fail where they are out of date.
+`<!-- models -->`, `<!-- speed -->`, `<!-- memory -->`, `<!-- adapters -->`, `<!-- others -->` or
+`<!-- measured -->` and `<!-- end -->`. Tests fail where they are out of date.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -51,6 +51,31 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """By title: a preset, and what is changed in it."""
 
+_70B = {"layers": 80, "hidden_size": 8192, "inner_size": 28672, "attention": {"heads": 64}}
+_123B = {
+    "layers": 88,
+    "hidden_size": 12288,
+    "inner_size": 28672,
+    "attention": {"heads": 96},
+    "embedding": {"vocab_size": 32768, "tied": False},
+    "end_token": 2,
+    "pad_token": 2,
+}
+_BASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "Qwen3 32B": ("qwen3_32B", {}),
+    "Llama 3.1 70B": ("llama3_1_8B", _70B),
+    "Mistral Large": ("llama3_1_8B", _123B),
+}
+"""By title: a preset, and what is changed in its model."""
+
+_ADAPTER = {"rank": 16, "targets": "all-linear"}
+ADAPTED: dict[str, tuple[str, dict[str, Any]]] = {
+    f"{title}, {bits}": (preset, {"adapter": _ADAPTER, "model": {**model, **few}})
+    for title, (preset, model) in _BASES.items()
+    for bits, few in (("bfloat16", {}), ("int4", {"quantisation": "int4"}))
+}
+"""Like `MODELS`: adapters of rank 16 on all linear maps."""
+
 MACHINES: dict[str, tuple[str, int]] = {
     "laptop": ("laptop", 1),
     "T4": ("t4", 1),
@@ -62,6 +87,9 @@ MACHINES: dict[str, tuple[str, int]] = {
     "8 × H200": ("h200", 8),
 }
 """By title: a machine, and how many of its devices are used."""
+
+FOR_ADAPTERS = ("RTX 4090", "H100")
+EVERY = [*product(MODELS, MACHINES), *product(ADAPTED, FOR_ADAPTERS)]
 
 
 @dataclass(frozen=True)
@@ -146,7 +174,7 @@ OTHERS = (
 
 def computed(model: str, on: str) -> Row:
     """Plan and simulate a model of `MODELS` on a machine of `MACHINES`."""
-    preset, changes = MODELS[model]
+    preset, changes = (MODELS | ADAPTED)[model]
     name, devices = MACHINES[on]
     target = machine(name)
     config = load_config(
@@ -192,6 +220,7 @@ def rewritten(text: str, rows: Sequence[Row]) -> str:
         "models": _models,
         "speed": partial(_by_machine, cell=_speed),
         "memory": partial(_by_machine, cell=_memory),
+        "adapters": partial(_by_machine, cell=_both, models=ADAPTED, machines=FOR_ADAPTERS),
         "others": _others,
         "measured": _measured,
     }
@@ -215,12 +244,17 @@ def _model(rows: Sequence[Row]) -> tuple[str, ...]:
     )
 
 
-def _by_machine(rows: Sequence[Row], cell: Callable[[Row], str]) -> str:
+def _by_machine(
+    rows: Sequence[Row],
+    cell: Callable[[Row], str],
+    models: Iterable[str] = MODELS,
+    machines: Collection[str] = MACHINES,
+) -> str:
     """A row for each model, a cell for each machine."""
     by_place = {(row.model, row.machine): cell(row) for row in rows}
-    models = [model for model in MODELS if any(row.model == model for row in rows)]
-    cells = ((model, *(by_place.get((model, on), "") for on in MACHINES)) for model in models)
-    return markdown(("Model", *MACHINES), cells)
+    there = [model for model in models if any(row.model == model for row in rows)]
+    cells = ((model, *(by_place.get((model, on), "") for on in machines)) for model in there)
+    return markdown(("Model", *machines), cells)
 
 
 def _speed(row: Row) -> str:
@@ -233,6 +267,10 @@ def _memory(row: Row) -> str:
     while sizes[-1] < 1e8:
         sizes.pop()
     return "/".join(f"{n / 1e9:,.1f}" if n >= 1e8 else "0" for n in sizes)
+
+
+def _both(row: Row) -> str:
+    return f"{_speed(row)} ({_memory(row)})" if row.fits else "no"
 
 
 def _others(rows: Sequence[Row]) -> str:
@@ -289,12 +327,11 @@ def compute(rows: Sequence[Row]) -> None:
     Each in a process of its own, which gives back the gigabytes that simulated programs take.
     """
     by_place = {(row.model, row.machine): row for row in rows}
-    every = list(product(MODELS, MACHINES))
-    missing = [row for row in every if row not in by_place]
+    missing = [row for row in EVERY if row not in by_place]
     with ProcessPoolExecutor(2, get_context("spawn"), max_tasks_per_child=1) as pool:
         for row in pool.map(computed, (m for m, _ in missing), (on for _, on in missing)):
             by_place[row.model, row.machine] = row
-            there = [asdict(by_place[name]) for name in every if name in by_place]
+            there = [asdict(by_place[name]) for name in EVERY if name in by_place]
             NUMBERS.write_text(json.dumps(there, indent=1) + "\n", encoding="utf-8")
             print(row.model, row.machine, row.tokens_per_second, file=sys.stderr, flush=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from config.sections import RunConfig
@@ -25,10 +26,16 @@ def give_adapters(
         layer: a name there, of any layer of the stack.
     """
     if config.adapter.rank:
-        table = with_adapters(table_of(config), config.adapter, config.adapter_targets)
+        table = _table(config, table_of)
         groups = Groups.current(config.execution.tensor_parallel)
         dropout = NO_DROPOUT if config.model.eval else Dropout(config.adapter.dropout)
         adapt(module, table.layers[layer], groups, dropout)
+
+
+@lru_cache(maxsize=2)
+def _table(config: RunConfig, table_of: Callable[[Any], WeightTable]) -> WeightTable:
+    """The table with adapters, which all blocks of a program ask for."""
+    return with_adapters(table_of(config), config.adapter, config.adapter_targets)
 
 
 def adapted_decoder(

@@ -20,6 +20,7 @@ from popxl_addons import NamedTensors
 from popxl_addons.ops.group_quantize_decompress import (
     group_quantize_compress_numpy,
     group_quantize_decompress,
+    group_quantize_decompress_numpy,
 )
 
 PARTS = ("packed", "scale", "bias")
@@ -73,6 +74,15 @@ def quantised(weight: np.ndarray, parts: NamedTensors) -> list[np.ndarray]:
     cuts = np.array_split(weight, -(-weight.size // _AT_ONCE), -1)
     made = [group_quantize_compress_numpy(cut, size, -2, words * _WORD // size) for cut in cuts]
     return [np.concatenate(each, -3) for each in zip(*made, strict=True)]
+
+
+def expanded(weight: np.ndarray, few_bits: FewBits) -> np.ndarray:
+    """What is left of a weight (out features, in features), float16. Devices take subnormal numbers
+    for 0."""
+    bits, size = few_bits
+    parts = group_quantize_compress_numpy(weight, size, bits=bits)
+    left: np.ndarray = group_quantize_decompress_numpy(*parts, bits=bits)
+    return np.where(np.abs(left) < np.finfo(np.float16).tiny, np.float16(0), left)
 
 
 @runtime_checkable

@@ -23,7 +23,7 @@ from modelling.phases.layout import Layout
 from modelling.phases.settings import Settings
 from modelling.weights import WeightTable
 from modelling.weights.adapters import check_all_frozen, with_adapters
-from modelling.weights.trained import with_trained
+from modelling.weights.trained import cut_by_trained, with_trained
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,10 @@ class ModelFamily:
             ConfigError: see `with_adapters` and `with_trained`.
         """
         table = with_adapters(self.table(config), config.adapter, config.adapter_targets)
+        table = with_trained(table, config.training)
         if config.model.quantisation is not None and not config.model.eval:
             check_all_frozen(table)
-        return with_trained(table, config.training)
+        return cut_by_trained(table) if config.some_frozen else table
 
 
 def decoder_family(

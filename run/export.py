@@ -32,7 +32,7 @@ from huggingface.peft_files import settings_of, write_adapter
 from machine.memory import check_least
 from modelling.spec import ModelFamily, family_of
 from modelling.weights import Arrays, Computed
-from modelling.weights.adapters import modules_of
+from modelling.weights.adapters import modules_of, saved_modules
 from modelling.weights.merging import merged
 from modelling.weights.row import is_trained
 from run.base_model import base_settings, copy_processors, with_other_parts
@@ -71,7 +71,7 @@ def export(
     """
     table, adapts = family.weights(config), config.adapter.rank > 0
     if adapts:
-        names = [w.name for w in table.only(is_trained).weights]
+        names = [weight.name for weight in table.trained]
         weights = Computed({name: partial(weights.__getitem__, name) for name in names})
     if (
         not is_first_process()
@@ -129,10 +129,13 @@ def _write_model(
 
 def _adapter_settings(config: RunConfig, family: ModelFamily, base: Base | None) -> dict[str, Any]:
     """The content of an adapter_config.json."""
-    adapted, others = modules_of(family.weights(config))
+    table, adapter = family.weights(config), config.adapter
+    adapted, others = modules_of(table)
+    if config.training.trained is not None:
+        adapter = replace(adapter, modules_to_save=",".join(saved_modules(table)))
     named = None if base is None or base.name == RANDOM else base.name
     task = "SEQ_2_SEQ_LM" if family.sample_format.name == "pairs" else "CAUSAL_LM"
-    return settings_of(config.adapter, adapted, others, named, task)
+    return settings_of(adapter, adapted, others, named, task)
 
 
 def _dtype(config: RunConfig) -> np.dtype:
@@ -165,12 +168,13 @@ def task_fields(config: RunConfig) -> dict[str, str]:
 
 
 def export_checkpoint(
-    config: RunConfig, folder: str, precision: str | None = None, merge: bool = False
+    config: RunConfig, folder: str, precision: str | None = None, merge: str | None = None
 ) -> None:
     """Write what `checkpoint.load` names to a folder, random weights too; see `export`.
 
     Args:
-        merge: merge adapters into the model, and write that.
+        merge: "original" or "expanded": merge adapters into these weights of the model, and write
+            that.
     """
     check_is_free(folder)
     check_least(config)
@@ -183,15 +187,25 @@ def export_checkpoint(
     def written(start: Start) -> None:
         weights, of = start.tensors, config
         if merge:
-            weights, of = merged(table, weights, _dtype(config)), replace(config, adapter=Adapter())
+            few_bits = config.model.few_bits if merge == "expanded" else None
+            weights = merged(table, weights, _dtype(config), few_bits)
+            of = _whole_model(config)
             if start.base is not None:
-                say(f"the adapters are merged into the weights of {shown_path(start.base.name)}")
+                left = "" if few_bits is None else f"what is left in {few_bits.bits} bits of "
+                say(f"the adapters are merged into {left}the weights of "
+                    f"{shown_path(start.base.name)}")  # fmt: skip
         with damage_told():
             if is_first_process():
                 record, base = _record(config, start), start.base
                 export(of, family, weights, folder, record, base=base, precision=precision)
 
     load_weights(config, table).load_with_fallback(written)
+
+
+def _whole_model(config: RunConfig) -> RunConfig:
+    """The configuration of a model without adapters, all of which is written."""
+    training = replace(config.training, trained=None, frozen=None)
+    return replace(config, adapter=Adapter(), training=training)
 
 
 def _record(config: RunConfig, start: Start) -> RunRecord | None:

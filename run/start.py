@@ -190,7 +190,8 @@ def _adapted(config: RunConfig, table: WeightTable, weights: Tensors) -> Tensors
         return weights
     if folder is None:
         return Over(begun(table, weights, config.model.seed), weights)
-    own, files = table.only(is_trained), AdapterTensors(folder)
+    alone = config.changed({"training.trained": None, "training.frozen": None})
+    own, files = family_of(config).weights(alone).only(is_trained), AdapterTensors(folder)
     _check_fit(own, files, files, folder)
     return Over(_Finite(config, own.renamed(files), folder), weights)
 

@@ -75,8 +75,12 @@ def add_export_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--save-hf", **EXPORT)
     parser.add_argument(
         "--merge",
-        action="store_true",
-        help="merge adapters into the model and write that, not the adapters alone",
+        nargs="?",
+        const="original",
+        choices=("original", "expanded"),
+        help="merge adapters into the model and write that, not the adapters alone: into its "
+        "original weights, or into those that are left of them in few bits, which they were "
+        "trained beside",
     )
 
 

@@ -126,6 +126,9 @@ class Adapters(Layer):
     def build(self, x: Tensor, y: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
         """Like `Adapter.build`, with all the map's outputs."""
         wide, size = cast(x, popxl.float32), y.shape[-1] // len(self._row.weights)
+        if len(self._parts) == 1:
+            ((_, only),) = self._parts
+            return y if only is None else only(wide, y, matrix, bias)
         sizes = [count * size for count, _ in self._parts]
         parts, matrices = (ops.split(t, sizes, axis=-1) for t in (y, matrix))
         biases = [None] * len(sizes) if bias is None else ops.split(bias, sizes, axis=-1)

@@ -9,9 +9,8 @@ from itertools import groupby
 from config.adapter import ALL_LINEAR, Adapter
 from config.errors import ConfigError
 from files.shown import shown_name
-from modelling.weights.row import LowRank, Weight, WeightRow, is_linear
+from modelling.weights.row import LowRank, Weight, WeightRow, is_linear, is_trained
 from modelling.weights.table import WeightTable
-from modelling.weights.trained import cut_by_trained
 
 A, B, M = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
 """What PEFT's names end with, after the module's."""
@@ -32,7 +31,7 @@ def with_adapters(table: WeightTable, adapter: Adapter, targets: str) -> WeightT
     modules = _Modules(table, adapter, targets)
     layers = {name: modules.adapted(rows) for name, rows in table.layers.items()}
     modules.check(layers)
-    return cut_by_trained(replace(table, layers=layers, fused={**table.fused, **modules.fused}))
+    return replace(table, layers=layers, fused={**table.fused, **modules.fused})
 
 
 def check_all_frozen(table: WeightTable) -> None:
@@ -40,8 +39,8 @@ def check_all_frozen(table: WeightTable) -> None:
     for row in (row for rows in table.layers.values() for row in rows):
         if is_linear(row) and row.trained:
             raise ConfigError(
-                f"adapter.modules_to_save means {row.weights[0].name}, which model.quantisation "
-                "holds in few bits: leave out one of the two"
+                f"{row.weights[0].name} is trained whole, but model.quantisation holds it in few "
+                "bits: leave one of the two out"
             )
 
 
@@ -57,6 +56,13 @@ def modules_of(table: WeightTable) -> tuple[list[str], list[str]]:
     adapted = dict.fromkeys(adapter.module for row in rows for adapter in row.adapters)
     every = dict.fromkeys(module_of(of.get(w.name, w.name)) for w in table.base.weights)
     return list(adapted), [name for name in every if name not in adapted]
+
+
+def saved_modules(table: WeightTable) -> list[str]:
+    """The modules of the weights that are trained whole, beside adapters, likewise."""
+    of = {own: name for name, owns in table.fused.items() for own in owns}
+    trained = table.only(is_trained).base.weights
+    return list(dict.fromkeys(module_of(of.get(w.name, w.name)) for w in trained))
 
 
 class _Modules:

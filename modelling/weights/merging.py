@@ -6,21 +6,31 @@ from functools import partial
 
 import numpy as np
 
+from config.model import FewBits
+from modelling.quantisation import expanded
 from modelling.weights.adapters import A, B, M, module_of
 from modelling.weights.computed import Arrays, Computed
-from modelling.weights.row import LowRank, is_of_adapter
+from modelling.weights.row import LowRank, is_linear, is_of_adapter
 from modelling.weights.table import WeightTable
 
 
-def merged(table: WeightTable, weights: Arrays, dtype: np.dtype) -> Arrays:
+def merged(
+    table: WeightTable, weights: Arrays, dtype: np.dtype, few_bits: FewBits | None = None
+) -> Arrays:
     """The weights of the base model, each merged when it is asked for.
 
     Args:
         weights: of the model with adapters.
         dtype: of the result.
+        few_bits: merge into what is left of linear maps that are held so; None: into the weights.
     """
     adapters = dict(_adapted(table))
-    names = (w.name for w in table.base.weights)
+    names = [w.name for w in table.base.weights]
+    if few_bits is not None:
+        packed = {w.name for w in table.only(is_linear).weights}
+        left = {name: partial(_left, weights, name, few_bits) for name in packed}
+        others = {n: partial(weights.__getitem__, n) for n in weights if n not in packed}
+        weights = Computed(left | others)
     return Computed(
         {name: partial(_merged, weights, name, adapters.get(name), dtype) for name in names}
     )
@@ -51,6 +61,10 @@ def _merged(weights: Arrays, name: str, adapter: LowRank | None, dtype: np.dtype
     if adapter.dora:
         total *= (weights[f"{module}.{M}"] / _norms(total))[:, None]
     return total.astype(dtype, copy=False)
+
+
+def _left(weights: Arrays, name: str, few_bits: FewBits) -> np.ndarray:
+    return expanded(weights[name], few_bits)
 
 
 def _norms_of(weights: Arrays, name: str) -> np.ndarray:

@@ -124,7 +124,7 @@ class _Forms:
     def maker(self, state: KeptState) -> Callable[[], np.ndarray] | None:
         """What makes a tensor; None if there is nothing to make it of."""
         if state.slot.name in _WHOLE:
-            if any(self._is(name, state) is False for name in _WHOLE):
+            if not all(self._fits(name, state) for name in _WHOLE if self._is_kept(name, state)):
                 return None
             if state.slot == MASTER:
                 return partial(self.weight, state.weight)
@@ -152,13 +152,20 @@ class _Forms:
     def _has(self, moment: str, state: KeptState) -> bool:
         """Whether a checkpoint has a moment of a weight, in any form."""
         forms = [moment], [f"{moment}_{part}" for part in _PACKED]
-        return any(all(self._is(name, state) for name in form) for form in forms)
+        return any(
+            all(self._is_kept(name, state) and self._fits(name, state) for name in form)
+            for form in forms
+        )
 
-    def _is(self, slot: str, state: KeptState) -> bool | None:
-        """Whether what a checkpoint keeps of that name fits the weight; None if it has none."""
-        spec = self._specs.get(_name(slot, state.weight))
+    def _is_kept(self, slot: str, state: KeptState) -> bool:
+        """Whether a checkpoint keeps something of that name for the weight."""
+        return _name(slot, state.weight) in self._specs
+
+    def _fits(self, slot: str, state: KeptState) -> bool:
+        """Whether what it keeps fits the weight."""
+        spec = self._specs[_name(slot, state.weight)]
         kinds = RESIDUALS.values() if slot == RESIDUAL else (SLOTS[slot],)
-        return None if spec is None else any(replace(state, slot=k).is_like(spec) for k in kinds)
+        return any(replace(state, slot=kind).is_like(spec) for kind in kinds)
 
     def _moment(self, moment: str, weight: str, axis: int) -> np.ndarray:
         if _name(moment, weight) in self._specs:

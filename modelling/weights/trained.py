@@ -23,25 +23,31 @@ def with_trained(table: WeightTable, training: Training) -> WeightTable:
     Face's, or the beginning of one up to a dot; `*` stands for any characters. Where a weight has
     several names, each of them means it.
 
+    Adapters, and the modules that they name, are trained besides.
+
     Raises:
-        ConfigError: a pattern means no weight; nothing is left to train; or some weights of a
-            variable are trained and others not.
+        ConfigError: a pattern means no weight; nothing is left to train; some weights of a variable
+            are trained and others not; or a weight that is trained has an adapter.
     """
     if not training.some_frozen:
         return table
     chosen, frozen = listed(training.trained), listed(training.frozen)
-    names = _names(table)
-    changed = {w.name for w in table.trained}
-    if chosen:
-        changed = _meant(names, "training.trained", chosen)
+    names = _names(table.base)
+    own = {w.name for w in table.trained} if _has_adapters(table) else set[str]()
+    changed = _meant(names, "training.trained", chosen or ("*",))
     changed -= _meant(names, "training.frozen", frozen)
     if not changed:
         raise ConfigError("nothing is left to train: training.frozen means all that is trained")
+    changed |= own
     marked = {
         layer: tuple(_marked(layer, row, changed) for row in rows)
         for layer, rows in table.layers.items()
     }
-    return cut_by_trained(replace(table, layers=marked))
+    return replace(table, layers=marked)
+
+
+def _has_adapters(table: WeightTable) -> bool:
+    return any(row.adapters for rows in table.layers.values() for row in rows)
 
 
 def _names(table: WeightTable) -> dict[str, list[str]]:
@@ -76,6 +82,11 @@ def _marked(layer: str, row: WeightRow, changed: Collection[str]) -> WeightRow:
         raise ConfigError(
             f"training.trained and frozen leave {trained[0]} trained and {frozen[0]} frozen, but "
             f"they are one variable, {layer}.{row.path}: name both of them, or neither"
+        )
+    if trained and row.adapters:
+        raise ConfigError(
+            f"training.trained means {trained[0]}, which has an adapter: leave it out of one of "
+            "them, such as by adapter.targets"
         )
     return replace(row, trained=bool(trained))
 

@@ -92,7 +92,8 @@ def check(kind: str, split: Sequence[int], ours: dict[str, Any], theirs: dict[st
     """Train both with these settings of adapters."""
     of = case(kind)
     start, expected = trained(kind, **theirs)
-    config = of.config(*split).changed({f"adapter.{name}": value for name, value in ours.items()})
+    fields = {name if "." in name else f"adapter.{name}": value for name, value in ours.items()}
+    config = of.config(*split).changed(fields)
     table = family_of(config).weights(config)
     model = fine_tuning(config, gradients=True)
     model.write(table.renamed(start))
@@ -122,6 +123,7 @@ def test_loss_every_gradient_and_three_steps_of_adamw(kind: str, split: tuple[in
 
 
 # ---- settings -----------------------------------------------------------------------------------
+NORMS = [f"{i}.{name}_layernorm" for i in (0, 2) for name in ("input", "post_attention")]
 QUERIES_ALONE = r".*layers\.\d+\.self_attn\.q_proj"
 SETTINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"rank": 4}, {"r": 4, "target_modules": ["q_proj", "v_proj"]}),
@@ -145,10 +147,16 @@ SETTINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
             "modules_to_save": ["lm_head", "norm"],
         },
     ),
+    (
+        {"rank": 3, "training.trained": "*norm*,lm_head.weight", "training.frozen": "layer.1"},
+        {"r": 3, "modules_to_save": [*NORMS, "model.norm", "lm_head"]},
+    ),
 ]
 
 
-@pytest.mark.parametrize(("ours", "theirs"), SETTINGS, ids=["default", "expression", "patterns"])
+@pytest.mark.parametrize(
+    ("ours", "theirs"), SETTINGS, ids=["default", "expression", "patterns", "trained besides"]
+)
 def test_settings_mean_what_they_do_in_peft(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     check("mistral", (1, 2, 4), ours, theirs)
 
@@ -183,16 +191,23 @@ QUANTISED = {"model.quantisation": "int4", "model.quantisation_group_size": 4}
         ({"targets": ".*embed.*|.*q_proj"}, "means model.embed_tokens, which is no linear map"),
         ({"targets": r".*\.1\..*q_proj"}, "gives layer.1 other adapters than layer.0"),
         ({"rank_pattern": "0.self_attn.q_proj=2"}, "gives layer.1 other adapters than layer.0"),
-        ({"modules_to_save": "mlp", "quantised": True}, "means .*gate_proj.*, which model.quantis"),
+        (
+            {"modules_to_save": "mlp", "quantised": True},
+            ".*gate_proj.* is trained whole, but model.quantisation holds",
+        ),
+        ({"training.trained": "layer.1"}, "means .*q_proj.weight, which has an adapter"),
+        ({"training.frozen": "*norm*"}, "training.frozen takes from training.trained where"),
+        ({"training.trained": "*lora_B*"}, "means no weight"),
         ({"modules_to_save": "up_proj"}, "means some of .*gate_proj.*, .*up_proj.*, which are one"),
     ],
 )
 def test_what_adapters_cannot_be_of(adapter: dict[str, Any], said: str) -> None:
     fields: dict[str, Any] = {"rank": 4, **adapter}
     more = QUANTISED if fields.pop("quantised", False) else {}
-    config = case("mistral").config().changed({f"adapter.{n}": x for n, x in fields.items()} | more)
+    named = {n if "." in n else f"adapter.{n}": x for n, x in fields.items()}
+    plain = case("mistral").config()
     with pytest.raises(ConfigError, match=said):
-        family_of(config).weights(config)
+        family_of(plain).weights(plain.changed(named | more))
 
 
 # ---- merged -------------------------------------------------------------------------------------
@@ -214,6 +229,20 @@ def test_merged_weights_are_those_of_peft(kind: str, dora: bool) -> None:
     assert found.keys() == expected.keys()
     for name, array in expected.items():
         np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_adapters_are_merged_into_what_few_bits_left() -> None:
+    """Of linear maps, with an adapter or without; else into the weights."""
+    config = case("mistral").config().changed({**QUANTISED, "adapter.rank": 4})
+    table, weights = family_of(config).weights(config), random_weights(config)
+    quantised = {n for n, w in weights.items() if "lora_" not in n and is_quantised(n, w)}
+    kept = {n: in_few_bits(w, 4) if n in quantised else w for n, w in weights.items()}
+    float32 = np.dtype("float32")
+    expected, plain = merged(table, kept, float32), merged(table, weights, float32)
+    found = merged(table, weights, float32, config.model.few_bits)
+    for name in table.base.initial(0):
+        np.testing.assert_array_equal(found[name], expected[name])
+        assert (found[name] != plain[name]).any() == (name in quantised), name
 
 
 def test_new_adapters_begin_as_those_of_peft() -> None:

@@ -14,7 +14,7 @@ from modelling.gptj.weights import weight_table as gptj_table
 from modelling.llama.weights import weight_table as llama_table
 from modelling.t5.weights import weight_table as t5_table
 from modelling.weights import WeightTable
-from modelling.weights.trained import with_trained
+from modelling.weights.trained import cut_by_trained, with_trained
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.llama.hf import hf_config
 from tests.modelling.llama.hf import our_config as llama_config
@@ -98,7 +98,7 @@ def test_tied_weights_are_one() -> None:
 
 
 def test_layers_that_are_trained_alike_are_a_phase() -> None:
-    table = with_trained(GPTJ, Training(trained="layer.0,layer.2"))
+    table = cut_by_trained(with_trained(GPTJ, Training(trained="layer.0,layer.2")))
     assert {n: list(layers) for n, layers in table.phases.items()} == {
         "embeddings": ["embeddings"],
         "layer": ["layer.0"],
@@ -107,9 +107,9 @@ def test_layers_that_are_trained_alike_are_a_phase() -> None:
         "head": ["head"],
     }
     assert table.runs["layer"] == ["layer", "layer_from_1", "layer_from_2"]
-    table = with_trained(T5, Training(frozen="*norm*"))
+    table = cut_by_trained(with_trained(T5, Training(frozen="*norm*")))
     assert table.phases == T5.phases
-    table = with_trained(T5, Training(trained="decoder.2"))
+    table = cut_by_trained(with_trained(T5, Training(trained="decoder.2")))
     assert table.phases["decoder_block"] == ("decoder.1",)
     assert table.phases["decoder_block_from_2"] == ("decoder.2",)
 

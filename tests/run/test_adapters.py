@@ -25,10 +25,11 @@ from tests.modelling.peft_reference import PREFIX, with_peft
 from tests.modelling.rounding import is_quantised
 from tests.small_runs import MODEL, TRAINING, few_examples, random_model
 
-SAVED = "encoder.final_layer_norm"
+SAVED, BESIDES = "encoder.final_layer_norm", "decoder.final_layer_norm"
 ADAPTER = (
     *("--adapter.rank", "3", "--adapter.targets", "q", "v", "wi_0", "o", "--adapter.rslora"),
     *("--adapter.rank_pattern", "v=2", "--adapter.modules_to_save", SAVED),
+    *("--training.trained", BESIDES),
     *("--adapter.dropout", "0.1", "--learning_rate", "0.02"),
 )
 
@@ -78,7 +79,8 @@ def model_in(folder: Path) -> Any:
 def test_a_step_holds_what_is_trained(run: Path, base: Path) -> None:
     tensors = load_checkpoint(run).tensors
     weights = [name for name in tensors if "/" not in name]
-    assert [name for name in weights if "lora_" not in name] == [f"{SAVED}.weight"]
+    whole = {name for name in weights if "lora_" not in name}
+    assert whole == {f"{SAVED}.weight", f"{BESIDES}.weight"}
     assert "encoder.block.0.layer.0.SelfAttention.q.lora_A.weight" in weights
     size = sum(tensors[name].nbytes for name in weights)
     assert size < 0.5 * (base / "model.safetensors").stat().st_size
@@ -108,6 +110,7 @@ def test_peft_loads_what_is_written(run: Path, base: Path, exported: Path, tmp_p
     assert settings["target_modules"] == ["o", "q", "v", "wi_0"]
     assert (settings["r"], settings["rank_pattern"], settings["use_rslora"]) == (3, {"v": 2}, True)
     assert settings["task_type"] == "SEQ_2_SEQ_LM"
+    assert settings["modules_to_save"] == [SAVED, BESIDES]
     model = peft.PeftModel.from_pretrained(model_in(base), exported).eval()
     own = load_checkpoint(run).tensors
     written = load_file(exported / "adapter_model.safetensors")
@@ -175,7 +178,7 @@ def test_a_run_that_is_done_writes_its_adapter(
 IN_4_BITS = ("--quantisation", "int4", "--model.quantisation_group_size", "8")
 
 
-def test_a_base_in_4_bits(base: Path, tmp_path: Path, monkeypatch) -> None:
+def test_a_base_in_4_bits(base: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     """It is quantised once. A run's evaluations and its continuation read the same weights."""
     few = ("--evaluation.steps", "2", "--evaluation.samples", "8", "--evaluation.metrics", "loss")
     given = ("--load", str(base), *IN_4_BITS, *few)
@@ -192,6 +195,9 @@ def test_a_base_in_4_bits(base: Path, tmp_path: Path, monkeypatch) -> None:
     assert rows[-1]["validation_loss"] > 0
     prompt = ["a lamp", "--generation.max_tokens", "4"]
     assert run_generation.main(["--load", str(tmp_path / "run"), *prompt]) == 0
+    merge = ("--merge", "expanded", "--save-hf", str(tmp_path / "whole"))
+    assert run_export.main(["--load", str(tmp_path / "run"), *merge]) == 0
+    assert "merged into what is left in 4 bits of the weights of" in capsys.readouterr().err
 
 
 def quantised_size(named: tuple[str, np.ndarray]) -> int:
@@ -202,6 +208,7 @@ def quantised_size(named: tuple[str, np.ndarray]) -> int:
     ("arguments", "said"),
     [
         (("--load", "{base}", "--merge"), "--merge is for models with adapters, but what --load"),
+        (("--load", "{run}", "--merge", "expanded"), "--merge expanded is for adapters of weights"),
         (("--load", "{run}", "--adapter.load", "{exported}"), "has adapters of its own: leave out"),
         (("--load", "{base}", "--adapter.load", "{base}"), "no adapter in {base}: give a folder"),
         (
