@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -553,4 +554,4 @@ def normalise(config: LlamaConfig, description: Mapping[str, Any]) -> dict[str, 
     model = LlamaModel.from_dict(
         config.model.to_dict() | from_config_json(Fields(dict(description), "it"))
     )
-    return to_config_json(LlamaConfig(model=model))
+    return to_config_json(replace(config, model=model))

@@ -10,10 +10,17 @@ import numpy as np
 import pytest
 import transformers
 
+from config.adapter import Adapter
 from config.errors import ConfigError
 from files.json_files import Fields
 from huggingface.folders import read_hf_directory, write_hf_directory
-from modelling.llama.config_json import ARCHITECTURES, TWO_ANGLES, from_config_json, to_config_json
+from modelling.llama.config_json import (
+    ARCHITECTURES,
+    TWO_ANGLES,
+    from_config_json,
+    normalise,
+    to_config_json,
+)
 from modelling.llama.rotary import scaled_frequencies
 from modelling.llama.weights import weight_table
 from tests.modelling.llama.hf import LENGTH, SETTINGS, hf_config, hf_model, our_config, weights_of
@@ -45,6 +52,14 @@ def test_export_is_loaded_by_transformers_bit_for_bit(kind: str, tmp_path: Path)
     assert all(np.array_equal(found[n], x) for n, x in weights.items())
     again = table.renamed(read_hf_directory(tmp_path / "hf"))
     assert all(np.array_equal(again[n], x) for n, x in table.renamed(weights).items())
+
+
+def test_a_description_is_normalised_beside_packed_weights_too() -> None:
+    """They are refused without the adapters that are trained beside them."""
+    config = our_config(hf_config("qwen3"))
+    packed = replace(config.model, quantisation="int4", quantisation_group_size=4)
+    config = replace(config, model=packed, adapter=Adapter(rank=2))
+    assert normalise(config, to_config_json(config)) == to_config_json(config)
 
 
 YARN = {"rope_type": "yarn", "rope_theta": 500.0, "original_max_position_embeddings": 40}
