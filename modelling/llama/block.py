@@ -141,7 +141,7 @@ class Block(DecoderLayer):
 
     def _feed_forward(self) -> GatedFeedForward | Experts:
         model, experts, groups = self.model, self.model.experts, self.groups
-        hidden, inner, packed = model.hidden_size, model.inner_size, model.few_bits
+        hidden, inner, packed = model.hidden_size, model.inner_size, model.few_bits_in_layers
         if not experts.count:
             bias = model.feed_forward_bias
             return GatedFeedForward(hidden, inner, groups, packed, model.activation, bias)
