@@ -22,7 +22,7 @@ def test_a_signal_raises_the_flag(number):
     with StopSignal() as stop:
         assert not stop.requested
         assert stop.name is None
-        os.kill(os.getpid(), number)
+        signal.raise_signal(number)  # of this thread: it is there at once
         assert not stop.requested  # another process would not know of it
         assert stop.poll()
         assert stop.requested
