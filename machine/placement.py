@@ -49,12 +49,8 @@ def place_compiled(
 ) -> None:
     """Put more on disk if the compiled program takes more memory than `place` expected. Before the
     session is entered, as state is placed then; arguments as for `place`."""
-    ir = session.ir
-    if config.execution.disk is None or not _shares_host_memory(config, ir):
-        return
-    unexpected = session.memory_use().device - popxl.plan.plan_of(ir).device
-    if unexpected > 0:
-        _spill_over(config, ir, taken + unexpected * ir.instance_replication_factor, borrows)
+    if config.execution.disk is not None and _shares_host_memory(config, session.ir):
+        _spill_over(config, session.ir, taken, borrows, session.memory_use().device)
 
 
 def check_placed(config: RunConfig, ir: popxl.Ir, taken: int = 0, borrows: bool = False) -> None:
@@ -113,12 +109,16 @@ def _shares_host_memory(config: RunConfig, ir: popxl.Ir) -> bool:
     return popxl.plan.device_memory(desc, replicas, _instances()) is None
 
 
-def _spill_over(config: RunConfig, ir: popxl.Ir, taken: int, borrows: bool) -> None:
+def _spill_over(
+    config: RunConfig, ir: popxl.Ir, taken: int, borrows: bool, device: int | None = None
+) -> None:
+    """Args: `device`: bytes on a device; None: what is estimated."""
     room = host_room(config)
     if room is None:
         return
     if _shares_host_memory(config, ir):
-        taken += popxl.plan.plan_of(ir).device * ir.instance_replication_factor
+        device = popxl.plan.plan_of(ir).device if device is None else device
+        taken += device * ir.instance_replication_factor
     spill(ir, room - taken, ir.instance_replication_factor, borrows)
 
 
@@ -129,9 +129,9 @@ def spill(ir: popxl.Ir, room: int, replicas: int, borrows: bool = False) -> None
         replicas: of the process.
         borrows: the weights are another program's.
     """
-    lent = weights_of(ir) if borrows else 0
-    stored = (popxl.plan.storage_of(ir).remote - lent) * replicas + PROCESS
-    if stored > room:
+    lent, storage = weights_of(ir) if borrows else 0, popxl.plan.storage_of(ir)
+    stored = (storage.remote - lent) * replicas + PROCESS
+    if stored + (WINDOWS if storage.disk else 0) > room:
         kinds = [kind for kind in KINDS if not (borrows and kind == "weights")]
         _spill(ir, kinds, stored + WINDOWS - room, replicas)
 
