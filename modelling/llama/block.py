@@ -214,10 +214,13 @@ class BalancedHead(DecoderHead):
 
     def build(  # type: ignore[override]
         self, x: Tensor, usage: Tensor, *inputs: Tensor, seed: Tensor | None = None
-    ) -> Tensor:
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """Args: `usage`: `Experts.usage`, added up over layers; others: see `LMHeadLoss`."""
-        loss, experts = super().build(x, *inputs, seed=seed), self.model.experts
+        found, experts = super().build(x, *inputs, seed=seed), self.model.experts
         rows = self.model.layers * x.nelms // x.shape[-1]
         counts, probabilities = ops.split(usage, 2, axis=0)
         share = ops.sum(counts * probabilities) * (experts.count / rows**2)
-        return loss + share * experts.balance
+        if isinstance(found, tuple):
+            loss, sums = found
+            return loss + share * experts.balance, sums
+        return found + share * experts.balance

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
+from data.causal_lm import CAUSAL_LM
+from data.preferences import Referred
 from modelling.llama.config_json import to_config_json
-from tests.modelling.llama.hf import hf_config, hf_model, our_config, weights_of
+from modelling.llama.weights import weight_table
+from tests.modelling.llama.hf import (
+    PAD,
+    VOCABULARY,
+    hf_config,
+    hf_model,
+    our_config,
+    weights_of,
+)
 from tests.modelling.llama.training import RATE, STEPS, batches, check_trained
+from tests.modelling.preferences import random_units
+from tests.modelling.sessions import fine_tuning
 from tests.modelling.torch_training import Reference, train
 
 COEFFICIENT = 0.4
@@ -67,3 +81,22 @@ def test_the_factor_is_read_where_transformers_uses_it() -> None:
     assert not to_config_json(our_config(off))["output_router_logits"]
     written = to_config_json(our_config(balanced("olmoe")))
     assert (written["output_router_logits"], written["router_aux_loss_coef"]) == (True, COEFFICIENT)
+
+
+def test_preferences_are_balanced_too() -> None:
+    """The hinge is linear here: the loss is 1, less the margin of rewards, and the balance."""
+    config = our_config(balanced("qwen3_moe"), 1, 1, 2)
+    training = replace(config.training, objective="hinge", beta=1e-3, global_batch_size=4)
+    config = replace(config, training=training)
+    units = random_units(60, VOCABULARY, 3, kto=False)
+    tokenizer: Any = SimpleNamespace(pad=PAD, end=config.model.end_token)
+    samples = CAUSAL_LM.of_units(config, units, tokenizer)
+    logps = np.zeros((*samples.places.shape, 2), np.float32)
+    batch = Referred(samples, logps).take(np.arange(4))
+    ours = fine_tuning(config)
+    ours.write(weight_table(config).initial(0))
+    with ours:
+        (step,) = ours.run([batch], [0.0], 0)
+    share = (step.loss - 1 + step.told["rewards/margins"]) / COEFFICIENT
+    chosen, count = config.model.experts.chosen, config.model.experts.count
+    assert chosen * 0.99 < share < count
