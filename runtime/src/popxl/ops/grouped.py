@@ -57,7 +57,8 @@ def _padded(x: Any) -> Any:
     return jnp.pad(x, ((0, TILES[0]), (0, 0)))
 
 
-def _by_group(x: Any, matrices: Any, sizes: Any, transpose: bool) -> Any:
+def grouped_product(x: Any, matrices: Any, sizes: Any, transpose: bool) -> Any:
+    """Of each row the product with its group's matrix."""
     rows, padded = _padded(x), x.shape[0] + TILES[0]
     starts = jnp.cumsum(sizes) - sizes
     numbers = (((1,), (1 if transpose else 0,)), ((), ()))
@@ -81,9 +82,9 @@ def _by_group(x: Any, matrices: Any, sizes: Any, transpose: bool) -> Any:
     return jnp.where(inside, out[: x.shape[0]], 0)
 
 
-def _outer(x: Any, dy: Any, sizes: Any, dtype: Any) -> Any:
+def grouped_outer(x: Any, dy: Any, sizes: Any) -> Any:
     """Of each group the product of its rows, xᵀ dy."""
-    rows, grads = _padded(x), _padded(dy)
+    rows, grads, dtype = _padded(x), _padded(dy), x.dtype
     starts = jnp.cumsum(sizes) - sizes
     shape = (x.shape[1], dy.shape[1])
 
@@ -108,14 +109,6 @@ def _sums(dtype: Any) -> Any:
 
 
 # ---- one kernel for plans -----------------------------------------------------------------------
-def grouped_product(x: Any, matrices: Any, sizes: Any, transpose: bool) -> Any:
-    return _by_group(x, matrices, sizes, transpose)
-
-
-def grouped_outer(x: Any, dy: Any, sizes: Any) -> Any:
-    return _outer(x, dy, sizes, x.dtype)
-
-
 def _product_flops(shapes: Shapes) -> int:
     """FLOPs by the rows, whatever the number of groups."""
     return 2 * shapes[0][0] * math.prod(shapes[1][1:])
