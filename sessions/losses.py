@@ -17,8 +17,7 @@ from modelling.objectives import WEIGHT, objective_of
 from modelling.phases.evaluation import build_loss
 from modelling.spec import ModelFamily
 from sessions.running import RunningModel
-
-_SUMS = "sums"  # among the arrays of a batch
+from sessions.telling import tally_of
 
 
 @dataclass(frozen=True)
@@ -82,11 +81,9 @@ class Losses(RunningModel):
         for indices, batch in self._batches(samples):
             loss, sums = self._sums(batch)
             total += loss
-            counted = batch if sums is None else {**batch, _SUMS: self._sharding.own_of(sums)}
-            once = self._sharding.without_duplicates(counted)
-            tokens += self.objective.normaliser(once)
+            tokens += self.objective.normaliser(self._sharding.without_duplicates(batch))
             if sums is not None:
-                told = added(told, self.objective.tally(once[_SUMS], once))
+                told = added(told, tally_of(self.objective, self._sharding, sums, batch))
             if on_progress is not None:
                 on_progress(len(indices))
         return Loss(total, sum(popdist.gather(tokens)), reduce(added, popdist.gather(told)))

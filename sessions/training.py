@@ -24,6 +24,7 @@ from modelling.weights import HeldParts, Variables
 from planning.residence import program_here
 from popxl.random_seed import counter_seeds, two_uint32_to_uint64
 from sessions.running import RunningModel
+from sessions.telling import tally_of
 
 
 @dataclass(frozen=True)
@@ -250,9 +251,7 @@ class FineTuning(RunningModel):
             return [{} for _ in batches]
         own = list[Tally]()
         for sums, batch in zip(np.split(outputs[stream], len(batches)), batches, strict=True):
-            rows = sharding.own_of(sharding.from_replicas(sums))
-            once = sharding.without_duplicates({**batch, "sums": rows})
-            own.append(objective.tally(once["sums"], once))
+            own.append(tally_of(objective, sharding, sharding.from_replicas(sums), batch))
         every = [reduce(added, of_step) for of_step in zip(*popdist.gather(own), strict=True)]
         told = list[dict[str, Any]]()
         for tally, mean, (_, normaliser) in zip(every, means, counts, strict=True):
