@@ -8,7 +8,6 @@ made it is a draft, NaN where nothing is known yet, which the same command goes 
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -23,7 +22,7 @@ from tqdm import tqdm
 
 import popdist
 from checkpoints import Checkpoint
-from checkpoints.digests import digest
+from checkpoints.digests import digest, digest_of_bytes
 from checkpoints.tensor_files import readers
 from config.adapter import Adapter
 from config.errors import UserError
@@ -199,7 +198,7 @@ def _base(config: RunConfig) -> RunConfig:
 
 
 def _digest(of: Any) -> str:
-    return hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()
+    return digest_of_bytes(json.dumps(of, sort_keys=True).encode())
 
 
 def _draft(path: Path, shape: tuple[int, ...]) -> np.memmap:
