@@ -62,13 +62,12 @@ OBJECTIVES: Mapping[str, Metrics] = {
 }  # fmt: skip
 """The metrics of each objective, from the tally of an evaluation."""
 
-MORE_IS_BETTER = {*REWARDS[:1], *LOGPS[:1], "rewards/margins", "rewards/accuracies",
-                  "accuracy", "exact_match", "rouge_l", "bleu"}  # fmt: skip
+_OF_ANSWERS = ("accuracy", "exact_match", "rouge_l", "bleu")
+_MORE_IS_BETTER = {*REWARDS[:1], *LOGPS[:1], "rewards/margins", "rewards/accuracies"}
 METRICS = {
-    name: name in MORE_IS_BETTER
-    for name in (*(n for metrics in OBJECTIVES.values() for n in metrics),
-                 "accuracy", "exact_match", "rouge_l", "bleu")
-}  # fmt: skip
+    **{name: name in _MORE_IS_BETTER for metrics in OBJECTIVES.values() for name in metrics},
+    **dict.fromkeys(_OF_ANSWERS, True),
+}
 """All metrics, and whether more is better."""
 
 if TYPE_CHECKING:
