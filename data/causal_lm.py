@@ -291,10 +291,11 @@ class CausalLM(SampleFormat):
         return PackedTokens(stream, model.sequence_length)
 
     def streams(self, batch: Batch) -> dict[str, np.ndarray]:
+        segments = segments_of(batch)
         return {
             "words": batch["input_ids"],
-            "starts": starts_of(segments_of(batch)),
-            SEGMENTS: segments_of(batch),
+            "starts": starts_of(segments),
+            SEGMENTS: segments,
             "labels": batch["labels"],
             **of_units(batch),
         }
