@@ -46,19 +46,16 @@ def decoder_only_layout(
     sums = None if added_up is None else Chain(added_up, settings, trained=False)
     chains = [chain] if sums is None else [chain, sums]
     stack: list[tuple[Phase, range]] = []
-    begin = 0
+    first_layer = 0
     for name, count in settings.runs("layer", len(layers.order)).items():
-        part = layers.part(range(begin, begin + count))
+        part = layers.part(range(first_layer, first_layer + count))
         stack += _run(name, part, chains, inputs.ports(packed), settings)
-        begin += count
+        first_layer += count
     head_inputs = {**_named(c.end for c in chains), **inputs.ports(learned)}
     last = LossPhase("head", head, head_inputs, settings, {"tokens": first} if head.tied else None)
     order = [(first, range(1)), *stack, (last, range(1))]
-    return (
-        Layout(inputs, order)
-        if sums is None
-        else Layout(inputs, order, begin_forward=sums.begin_value)
-    )
+    begin = {} if sums is None else {"begin_forward": sums.begin_value}
+    return Layout(inputs, order, **begin)
 
 
 def _named(ports: Iterable[Port]) -> dict[str, Port]:

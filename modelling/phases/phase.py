@@ -45,7 +45,7 @@ class Phase:
     Args:
         module: the layer; `build(*inputs, seed=None)` returns a tensor for each output.
         inputs: its inputs by name, in the order of `build`'s parameters.
-        outputs: its outputs; the specs may be left to the graph. none if that is the loss.
+        outputs: its outputs; the specs may be left to the graph. Empty if that is the loss.
         entries: number of layers of this kind.
         shared: variables, by name in the module's tree, that another phase owns; as name -> phase.
             The name of a tree of variables stands for all of them, "" for all variables.

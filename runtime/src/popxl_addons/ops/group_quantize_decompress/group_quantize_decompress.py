@@ -78,7 +78,7 @@ def group_quantize_compress_numpy(
 
 def _float16(x: np.ndarray) -> np.ndarray:
     """Rounded to float16, in float32, in C order. A sum, difference or quotient of two such values
-    that is rounded so is float16's own, and NumPy computes it several times faster."""
+    that is rounded so is float16's own, and NumPy is faster at it."""
     return x.astype(np.float16, order="C").astype(np.float32)
 
 
