@@ -30,6 +30,8 @@ from tests.modelling.sessions import fine_tuning
 from tests.modelling.t5 import training as t5_training
 from tests.modelling.torch_training import Reference, check_training, logical, named_by_hf, train
 
+pytestmark = pytest.mark.usefixtures("cached")  # many of the programs are alike
+
 SLOW = pytest.mark.slow
 STEPS, RATE = 3, 2e-3
 Batches = list[dict[str, np.ndarray]]

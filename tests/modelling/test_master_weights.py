@@ -27,7 +27,10 @@ from tests.modelling.gptj.training import batches
 from tests.modelling.half_training import as_array, rounded, train_half
 from tests.modelling.sessions import check_continuing, fine_tuning
 
-pytestmark = pytest.mark.optimised  # LLVM decides where half types are rounded
+pytestmark = [
+    pytest.mark.optimised,  # LLVM decides where half types are rounded
+    pytest.mark.usefixtures("cached"),  # the same programs for each case
+]
 
 RATE = 1e-4
 MASTER = "optimizer/master/"

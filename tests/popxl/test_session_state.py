@@ -12,6 +12,8 @@ from popxl import ops
 from popxl.errors import popart_exception
 from tests.popxl.programs import store
 
+pytestmark = pytest.mark.usefixtures("cached")  # the same programs for each case
+
 KINDS = ["variable", "remote", "sharded", "remote sharded"]
 
 

@@ -22,6 +22,8 @@ from popxl._storage import entries as entries_module
 from popxl.ops.var_updates import accumulate_
 from tests.popxl.programs import f32, store
 
+pytestmark = pytest.mark.usefixtures("cached")  # the same programs for each case
+
 LAYERS, WIDTH = 4, 8
 
 

@@ -17,6 +17,8 @@ from tests.modelling.phases.test_phased_training import NAMES, train_torch
 from tests.modelling.phases.toy import toy_config, toy_layout, toy_table
 from tests.modelling.phases.toy_runs import STEPS, draw, feed, toy_session, weights_of
 
+pytestmark = pytest.mark.usefixtures("cached")  # the same programs for each case
+
 FROZEN = [("w0",), ("scale",), ("w1", "w2"), ("w0", "scale")]
 """One that no other phase uses; one that another borrows; all of a phase's own; a whole phase,
 before which nothing is trained."""

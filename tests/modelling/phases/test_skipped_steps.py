@@ -14,6 +14,8 @@ from tests.modelling.phases import toy
 from tests.modelling.phases.toy import Loss, toy_config
 from tests.modelling.phases.toy_runs import SAMPLES, draw, feed, toy_session
 
+pytestmark = pytest.mark.usefixtures("cached")  # the same programs for each case
+
 
 class LogOfWeight(Loss):
     """A loss that is -inf for a weight of 0, for which all gradients are 0."""
