@@ -8,7 +8,7 @@ import torch
 import popxl
 from popxl import ops
 from popxl.transforms import autodiff
-from popxl_addons.ops.routing import mix_rows, rows_by_expert, take_rows
+from popxl_addons.ops.routing import rows_by_expert, sum_rows, take_rows, weigh_rows
 from tests.popxl.ops.harness import evaluate, rand
 
 TOKENS, EXPERTS, K, FEATURES = 7, 5, 3, 4
@@ -30,8 +30,9 @@ def _mixture(x: popxl.Tensor, scores: popxl.Tensor) -> popxl.Tensor:
     weights, chosen = ops.topk(scores, K, 1, True, True)
     order, places, sizes = rows_by_expert(chosen, experts=EXPERTS)
     matrices = np.stack([(e + 1) * np.eye(FEATURES, dtype=np.float32) for e in range(EXPERTS)])
-    rows = ops.grouped_matmul(take_rows(x, order, places), popxl.constant(matrices), sizes)
-    return mix_rows(rows, weights, order, places)
+    rows = weigh_rows(take_rows(x, order, places), weights, order, places)
+    y = ops.grouped_matmul(rows, popxl.constant(matrices), sizes)
+    return sum_rows(y, order, places)
 
 
 def _with_gradients(x: popxl.Tensor, scores: popxl.Tensor, dy: popxl.Tensor):

@@ -22,8 +22,8 @@ from popxl.ops._kernels import KERNELS, Shapes
 from popxl.ops._numerics import factors
 from popxl.tensor import Tensor
 
-TILES = (128, 32)
-"""Rows of a tile: whole ones, then smaller ones for the rest of a group."""
+TILES = (256, 64, 16)
+"""Rows of a tile: of a group whole ones, then smaller ones for the rest."""
 
 
 def _check(x: Any, matrices: Any, sizes: Any, contracted: int) -> None:
@@ -38,69 +38,75 @@ def _check(x: Any, matrices: Any, sizes: Any, contracted: int) -> None:
         )
 
 
-def _tiles(size: Any, start: Any, value: Any, tile: Callable[..., Any]) -> Any:
-    """Change `value` by each tile of a group: `tile(value, its first row, rows of the group left,
-    rows of the tile)`."""
-    for number, rows in enumerate(TILES):
-        count = size // rows if number + 1 < len(TILES) else -(-size // rows)
+def _tiles(end: Any, left: Any, rows: int, value: Any, tile: Callable[..., Any]) -> Any:
+    """Change `value` by each tile of a group.
 
-        def one(i: Any, value: Any, start: Any = start, size: Any = size, rows: int = rows) -> Any:
-            return tile(value, start + i * rows, size - i * rows, rows)
+    Args:
+        end: row after the group; `left`: rows that it has; `rows`: those of all groups.
+        tile: `tile(value, its first row, which of its rows are the group's)`; the first row is such
+            that all rows of the tile exist.
+    """
+    start = end - left
+    counts = sorted({min(count, rows) for count in TILES}, reverse=True)
+    for count in counts:
+        # A tile that is mostly full is less work than several small ones: each reads the matrix.
+        room = count - 1 if count == counts[-1] else count // 4
 
-        value = lax.fori_loop(0, count, one, value)
-        start, size = start + count * rows, size - count * rows
+        def one(i: Any, value: Any, start: Any = start, count: int = count) -> Any:
+            begin = start + i * count
+            first = jnp.minimum(begin, rows - count)
+            at = first + jnp.arange(count)[:, None]
+            return tile(value, first, (at >= begin) & (at < end))
+
+        whole = (left + room) // count
+        value = lax.fori_loop(0, whole, one, value)
+        start, left = start + whole * count, jnp.maximum(left - whole * count, 0)
     return value
-
-
-def _padded(x: Any) -> Any:
-    """With room for a tile that begins at the last row."""
-    return jnp.pad(x, ((0, TILES[0]), (0, 0)))
 
 
 def grouped_product(x: Any, matrices: Any, sizes: Any, transpose: bool) -> Any:
     """Of each row the product with its group's matrix."""
-    rows, padded = _padded(x), x.shape[0] + TILES[0]
-    starts = jnp.cumsum(sizes) - sizes
+    ends, rows = jnp.cumsum(sizes), x.shape[0]
     numbers = (((1,), (1 if transpose else 0,)), ((), ()))
     features = matrices.shape[1 if transpose else 2]
 
     def group(g: Any, out: Any) -> Any:
-        matrix = lax.dynamic_index_in_dim(matrices, g, keepdims=False)
+        (matrix,) = factors(lax.dynamic_index_in_dim(matrices, g, keepdims=False))
 
-        def tile(out: Any, start: Any, left: Any, count: int) -> Any:
-            """What it writes beyond the group, the next group's tiles overwrite."""
-            part = lax.dynamic_slice(rows, (start, 0), (count, x.shape[1]))
+        def tile(out: Any, first: Any, own: Any) -> Any:
+            part = lax.dynamic_slice(x, (first, 0), (own.shape[0], x.shape[1]))
+            there = lax.dynamic_slice(out, (first, 0), (own.shape[0], features))
             y = lax.dot_general(
-                *factors(part, matrix), numbers, preferred_element_type=_sums(x.dtype)
+                *factors(part), matrix, numbers, preferred_element_type=_sums(x.dtype)
             )
-            return lax.dynamic_update_slice(out, y.astype(x.dtype), (start, 0))
+            y = jnp.where(own, y.astype(x.dtype), there)
+            return lax.dynamic_update_slice(out, y, (first, 0))
 
-        return _tiles(sizes[g], starts[g], out, tile)
+        return _tiles(ends[g], sizes[g], rows, out, tile)
 
-    out = lax.fori_loop(0, sizes.shape[0], group, jnp.zeros((padded, features), x.dtype))
-    inside = jnp.arange(x.shape[0])[:, None] < sizes.sum()
-    return jnp.where(inside, out[: x.shape[0]], 0)
+    out = jnp.zeros((rows, features), x.dtype)
+    return lax.fori_loop(0, sizes.shape[0] if rows else 0, group, out)
 
 
 def grouped_outer(x: Any, dy: Any, sizes: Any) -> Any:
     """Of each group the product of its rows, xᵀ dy."""
-    rows, grads, dtype = _padded(x), _padded(dy), x.dtype
-    starts = jnp.cumsum(sizes) - sizes
-    shape = (x.shape[1], dy.shape[1])
+    ends, rows, shape = jnp.cumsum(sizes), x.shape[0], (x.shape[1], dy.shape[1])
 
     def group(g: Any, out: Any) -> Any:
-        def tile(total: Any, start: Any, left: Any, count: int) -> Any:
-            a = lax.dynamic_slice(rows, (start, 0), (count, shape[0]))
-            b = lax.dynamic_slice(grads, (start, 0), (count, shape[1]))
-            b = jnp.where(jnp.arange(count)[:, None] < left, b, 0)
+        def tile(total: Any, first: Any, own: Any) -> Any:
+            a = lax.dynamic_slice(x, (first, 0), (own.shape[0], shape[0]))
+            b = lax.dynamic_slice(dy, (first, 0), (own.shape[0], shape[1]))
             return total + lax.dot_general(
-                *factors(a, b), (((0,), (0,)), ((), ())), preferred_element_type=_sums(dtype)
+                *factors(a, jnp.where(own, b, 0)),
+                (((0,), (0,)), ((), ())),
+                preferred_element_type=_sums(x.dtype),
             )
 
-        total = _tiles(sizes[g], starts[g], jnp.zeros(shape, _sums(dtype)), tile)
-        return lax.dynamic_update_index_in_dim(out, total.astype(dtype), g, 0)
+        total = _tiles(ends[g], sizes[g], rows, jnp.zeros(shape, _sums(x.dtype)), tile)
+        return lax.dynamic_update_index_in_dim(out, total.astype(x.dtype), g, 0)
 
-    return lax.fori_loop(0, sizes.shape[0], group, jnp.zeros((*sizes.shape, *shape), dtype))
+    out = jnp.zeros((*sizes.shape, *shape), x.dtype)
+    return lax.fori_loop(0, sizes.shape[0] if rows else 0, group, out)
 
 
 def _sums(dtype: Any) -> Any:
