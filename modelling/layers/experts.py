@@ -110,9 +110,7 @@ class Experts(Layer):
         Inner features are weighed, not what is made of them: they are fewer, and gradients then
         ask for no product again.
         """
-        experts, hidden = self.router.experts, x.shape[-1]
-        shapes = (experts, 2 * self.part, hidden), (experts, self.part, hidden)
-        wi, wo = (self._matrices(*args, x.dtype) for args in zip(("wi", "wo"), shapes, strict=True))
+        wi, wo = self._matrices("wi", 2 * self.part, x), self._matrices("wo", self.part, x)
         order, places, sizes = routes
         rows = take_rows(x, order, places)
         both = ops.grouped_matmul(rows, wi, sizes, transpose=True)
@@ -120,9 +118,9 @@ class Experts(Layer):
         inner = weigh_rows(self.activation(gate) * up, weights, order, places)
         return sum_rows(ops.grouped_matmul(inner, wo, sizes), order, places)
 
-    def _matrices(self, name: str, shape: tuple[int, int, int], dtype: popxl.dtype) -> Tensor:
-        joined = (shape[0] * shape[1], shape[2])
-        return self.weight(f"{name}.weight", joined, dtype, self.groups.sharded).reshape(shape)
+    def _matrices(self, name: str, rows: int, x: Tensor) -> Tensor:
+        shape = (self.router.experts * rows, x.shape[-1])
+        return self.weight(f"{name}.weight", shape, x.dtype, self.groups.sharded)
 
     def _shared_gate(self, x: Tensor) -> Tensor:
         weight = self.weight("shared_gate.weight", (1, x.shape[-1]), x.dtype)

@@ -19,7 +19,7 @@ from popxl._ir.op import Op
 from popxl._ir.opdef import NoGrad, define
 from popxl.ops._emit import emit
 from popxl.ops._kernels import KERNELS, Shapes
-from popxl.ops._numerics import factors
+from popxl.ops._numerics import factors, widen
 from popxl.tensor import Tensor
 
 TILES = (256, 64, 16)
@@ -29,13 +29,22 @@ TILES = (256, 64, 16)
 def _check(x: Any, matrices: Any, sizes: Any, contracted: int) -> None:
     if x.ndim != 2 or matrices.ndim != 3 or sizes.shape != matrices.shape[:1]:
         raise ValueError(
-            "it takes rows (rows, in), a matrix of each group (groups, in, out) and the sizes "
-            f"(groups,), but the shapes are {x.shape}, {matrices.shape} and {sizes.shape}"
+            "it takes rows (rows, in), a matrix of each group (groups, in, out), or all in a "
+            "row, and the sizes (groups,), but the shapes are "
+            f"{x.shape}, {matrices.shape} and {sizes.shape}"
         )
     if x.shape[1] != matrices.shape[contracted]:
         raise ValueError(
             f"rows of {x.shape[1]} elements cannot be multiplied with matrices {matrices.shape}"
         )
+
+
+def _apart(matrices: Any, sizes: Any) -> Any:
+    """A matrix of each group, of those that lie one after the other."""
+    groups = sizes.size
+    if matrices.ndim == 2 and groups and matrices.shape[0] % groups == 0:
+        return matrices.reshape(groups, -1, matrices.shape[1])
+    return matrices
 
 
 def _tiles(end: Any, left: Any, rows: int, value: Any, tile: Callable[..., Any]) -> Any:
@@ -88,8 +97,8 @@ def grouped_product(x: Any, matrices: Any, sizes: Any, transpose: bool) -> Any:
     return lax.fori_loop(0, sizes.shape[0] if rows else 0, group, out)
 
 
-def grouped_outer(x: Any, dy: Any, sizes: Any) -> Any:
-    """Of each group the product of its rows, xᵀ dy."""
+def grouped_outer(x: Any, dy: Any, sizes: Any, onto: Any) -> Any:
+    """Of each group the product of its rows, xᵀ dy, added to `onto`, as if it were made first."""
     ends, rows, shape = jnp.cumsum(sizes), x.shape[0], (x.shape[1], dy.shape[1])
 
     def group(g: Any, out: Any) -> Any:
@@ -103,10 +112,11 @@ def grouped_outer(x: Any, dy: Any, sizes: Any) -> Any:
             )
 
         total = _tiles(ends[g], sizes[g], rows, jnp.zeros(shape, _sums(x.dtype)), tile)
-        return lax.dynamic_update_index_in_dim(out, total.astype(x.dtype), g, 0)
+        here = lax.dynamic_index_in_dim(out, g, keepdims=False)
+        new = widen(here) + widen(total.astype(x.dtype))
+        return lax.dynamic_update_index_in_dim(out, new.astype(out.dtype), g, 0)
 
-    out = jnp.zeros((*sizes.shape, *shape), x.dtype)
-    return lax.fori_loop(0, sizes.shape[0] if rows else 0, group, out)
+    return lax.fori_loop(0, sizes.shape[0] if rows else 0, group, onto)
 
 
 def _sums(dtype: Any) -> Any:
@@ -133,13 +143,25 @@ _named_outer = jax.jit(grouped_outer)
 
 # ---- the ops ------------------------------------------------------------------------------------
 def _grouped_matmul(x: Any, matrices: Any, sizes: Any, transpose: bool) -> Any:
-    _check(x, matrices, sizes, 2 if transpose else 1)
-    return _named_product(x, matrices, sizes, transpose)
+    apart = _apart(matrices, sizes)
+    _check(x, apart, sizes, 2 if transpose else 1)
+    return _named_product(x, apart, sizes, transpose)
+
+
+def _outer(x: Any, dy: Any, sizes: Any, joined: bool) -> Any:
+    shape = (*sizes.shape, x.shape[1], dy.shape[1])
+    out = _named_outer(x, dy, sizes, jnp.zeros(shape, x.dtype))
+    return out.reshape(-1, shape[-1]) if joined else out
+
+
+def _outer_onto(t: Any, x: Any, dy: Any, sizes: Any, joined: bool) -> Any:
+    return _named_outer(x, dy, sizes, _apart(t, sizes)).reshape(t.shape)
 
 
 _OUTER = define(
     "grouped_outer_product",
-    lambda x, dy, sizes: _named_outer(x, dy, sizes),
+    _outer,
+    onto=_outer_onto,
     grad=NoGrad("second derivatives of grouped products are not supported"),
 )
 
@@ -153,7 +175,7 @@ def _grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
         dx = emit(_GROUPED_MATMUL, [dy, ctx.fwd(matrices), groups], attrs)[0]
     if ctx.needs(op, 1):
         pair = [dy, ctx.fwd(x)] if transpose else [ctx.fwd(x), dy]
-        dm = emit(_OUTER, [*pair, groups])[0]
+        dm = emit(_OUTER, [*pair, groups], {"joined": matrices.rank == 2})[0]
     return [dx, dm, None]
 
 
@@ -165,10 +187,11 @@ def grouped_matmul(x: Tensor, matrices: Tensor, sizes: Tensor, transpose: bool =
 
     Args:
         x: (rows, in).
-        matrices: (groups, in, out), of the dtype of `x`. Half types accumulate in float32.
+        matrices: (groups, in, out), or one after the other, (groups × in, out), of the dtype of
+            `x`. Half types accumulate in float32.
         sizes: int32 (groups,), how many rows each group has, at most all together. Rows that
             belong to no group give zeros.
-        transpose: the matrices are (groups, out, in).
+        transpose: the matrices are (out, in).
 
     Returns:
         (rows, out). Work and memory go by the rows, whatever the number of groups.
