@@ -12,7 +12,7 @@ from modelling.layers.feed_forward import Activation, GatedFeedForward, activati
 from modelling.layers.layer import Layer, cast
 from modelling.layers.parallel import Groups
 from popxl import Tensor, TensorSpec, ops
-from popxl_addons.ops.routing import mix_rows, rows_by_expert, take_rows
+from popxl_addons.ops.routing import rows_by_expert, sum_rows, take_rows, weigh_rows
 
 
 class Router(Layer):
@@ -105,20 +105,22 @@ class Experts(Layer):
         return y.reshape(x.shape)
 
     def _mixture(self, x: Tensor, weights: Tensor, routes: tuple[Tensor, ...]) -> Tensor:
-        """This replica's part of the sum, from its features of each expert."""
-        experts, hidden = self.router.experts, x.shape[-1]
-        shapes = (experts, 2 * self.part, hidden), (experts, self.part, hidden)
-        wi, wo = (self._matrices(*args, x.dtype) for args in zip(("wi", "wo"), shapes, strict=True))
+        """This replica's part of the sum, from its features of each expert.
+
+        Inner features are weighed, not what is made of them: they are fewer, and gradients then
+        ask for no product again.
+        """
+        wi, wo = self._matrices("wi", 2 * self.part, x), self._matrices("wo", self.part, x)
         order, places, sizes = routes
         rows = take_rows(x, order, places)
         both = ops.grouped_matmul(rows, wi, sizes, transpose=True)
         gate, up = ops.split(both, 2, axis=-1)
-        y = ops.grouped_matmul(self.activation(gate) * up, wo, sizes)
-        return mix_rows(y, weights, order, places)
+        inner = weigh_rows(self.activation(gate) * up, weights, order, places)
+        return sum_rows(ops.grouped_matmul(inner, wo, sizes), order, places)
 
-    def _matrices(self, name: str, shape: tuple[int, int, int], dtype: popxl.dtype) -> Tensor:
-        joined = (shape[0] * shape[1], shape[2])
-        return self.weight(f"{name}.weight", joined, dtype, self.groups.sharded).reshape(shape)
+    def _matrices(self, name: str, rows: int, x: Tensor) -> Tensor:
+        shape = (self.router.experts * rows, x.shape[-1])
+        return self.weight(f"{name}.weight", shape, x.dtype, self.groups.sharded)
 
     def _shared_gate(self, x: Tensor) -> Tensor:
         weight = self.weight("shared_gate.weight", (1, x.shape[-1]), x.dtype)

@@ -6,9 +6,10 @@ streams, faults found, numbers of random roundings. Values of a graph are a dict
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -46,6 +47,8 @@ class Machine:
         seed: of the random numbers that updates of 16-bit variables are rounded with, uint32 (2,);
             None: they are rounded to nearest.
         updates: how many such updates there were before (see `Op.is_rounded`).
+        made: results of ops that can add to something at once, by their identity, with what does
+            it: where they are only added, nothing else needs them, and XLA leaves them out.
     """
 
     streams: dict[Stream, jax.Array] = field(default_factory=dict)
@@ -57,6 +60,7 @@ class Machine:
     fault: Any = 0
     seed: Any = None
     updates: Any = 0
+    made: dict[int, tuple[Any, Callable[[Any], Any]]] = field(default_factory=dict)
 
     # ---- streams --------------------------------------------------------------------------------
     def next_position(self, stream: Stream) -> Any:
@@ -194,7 +198,12 @@ class Machine:
         if op.defn.lower is not None:
             self.check(op, arrays)
             rounding = self.rounding(op) if node.kind == "op" else {}
+            if "sum" in op.defn.tags and not (op.attrs or rounding) and id(arrays[1]) in self.made:
+                return [self.made[id(arrays[1])][1](arrays[0])]
             result = op.defn.lower(*arrays, **op.attrs, **rounding)
+            if op.defn.onto is not None:
+                onto = partial(op.defn.onto, **op.attrs)
+                self.made[id(result)] = result, lambda t: onto(t, *arrays)
             return result if isinstance(result, (tuple, list)) else [result]
         if op.defn.execute is None:
             return self._run_regions(node, arrays)

@@ -55,6 +55,8 @@ class OpDef:
     Args:
         name: unique name, shown in the text form.
         lower: the meaning: `lower(*arrays, **attrs) -> array or tuple of arrays`.
+        onto: `onto(t, *arrays, **attrs)`: t and the only result added up, bit for bit; for ops that
+            can add to something sooner than make a result for it.
         infer: `infer(*specs, **attrs) -> [TensorSpec, ...]`; default: from `lower`.
         grad: `grad(ctx, op, *output_grads) -> [gradient or None of each input]`, adding ops to the
             gradient graph; `output_grads` has None where no gradient flows. Default: a vjp of
@@ -85,6 +87,7 @@ class OpDef:
 
     name: str
     lower: Callable[..., Any] | None = None
+    onto: Callable[..., Any] | None = None
     infer: InferRule | None = None
     grad: GradRule | NoGrad | None = None
     execute: Callable[..., Sequence[Any]] | None = None

@@ -19,18 +19,19 @@ from popxl._ir.op import Op
 from popxl._ir.opdef import NoGrad, define
 from popxl.ops._emit import emit
 from popxl.ops._kernels import KERNELS, Shapes
-from popxl.ops._numerics import factors
+from popxl.ops._numerics import factors, widen
 from popxl.tensor import Tensor
 
-TILES = (128, 32)
-"""Rows of a tile: whole ones, then smaller ones for the rest of a group."""
+TILES = (256, 64, 16)
+"""Rows of a tile: of a group whole ones, then smaller ones for the rest."""
 
 
 def _check(x: Any, matrices: Any, sizes: Any, contracted: int) -> None:
     if x.ndim != 2 or matrices.ndim != 3 or sizes.shape != matrices.shape[:1]:
         raise ValueError(
-            "it takes rows (rows, in), a matrix of each group (groups, in, out) and the sizes "
-            f"(groups,), but the shapes are {x.shape}, {matrices.shape} and {sizes.shape}"
+            "it takes rows (rows, in), a matrix of each group (groups, in, out), or all in a "
+            "row, and the sizes (groups,), but the shapes are "
+            f"{x.shape}, {matrices.shape} and {sizes.shape}"
         )
     if x.shape[1] != matrices.shape[contracted]:
         raise ValueError(
@@ -38,69 +39,84 @@ def _check(x: Any, matrices: Any, sizes: Any, contracted: int) -> None:
         )
 
 
-def _tiles(size: Any, start: Any, value: Any, tile: Callable[..., Any]) -> Any:
-    """Change `value` by each tile of a group: `tile(value, its first row, rows of the group left,
-    rows of the tile)`."""
-    for number, rows in enumerate(TILES):
-        count = size // rows if number + 1 < len(TILES) else -(-size // rows)
+def _apart(matrices: Any, sizes: Any) -> Any:
+    """A matrix of each group, of those that lie one after the other."""
+    groups = sizes.size
+    if matrices.ndim == 2 and groups and matrices.shape[0] % groups == 0:
+        return matrices.reshape(groups, -1, matrices.shape[1])
+    return matrices
 
-        def one(i: Any, value: Any, start: Any = start, size: Any = size, rows: int = rows) -> Any:
-            return tile(value, start + i * rows, size - i * rows, rows)
 
-        value = lax.fori_loop(0, count, one, value)
-        start, size = start + count * rows, size - count * rows
+def _tiles(end: Any, left: Any, rows: int, value: Any, tile: Callable[..., Any]) -> Any:
+    """Change `value` by each tile of a group.
+
+    Args:
+        end: row after the group; `left`: rows that it has; `rows`: those of all groups.
+        tile: `tile(value, its first row, which of its rows are the group's)`; the first row is such
+            that all rows of the tile exist.
+    """
+    start = end - left
+    counts = sorted({min(count, rows) for count in TILES}, reverse=True)
+    for count in counts:
+        # A tile that is mostly full is less work than several small ones: each reads the matrix.
+        room = count - 1 if count == counts[-1] else count // 4
+
+        def one(i: Any, value: Any, start: Any = start, count: int = count) -> Any:
+            begin = start + i * count
+            first = jnp.minimum(begin, rows - count)
+            at = first + jnp.arange(count)[:, None]
+            return tile(value, first, (at >= begin) & (at < end))
+
+        whole = (left + room) // count
+        value = lax.fori_loop(0, whole, one, value)
+        start, left = start + whole * count, jnp.maximum(left - whole * count, 0)
     return value
-
-
-def _padded(x: Any) -> Any:
-    """With room for a tile that begins at the last row."""
-    return jnp.pad(x, ((0, TILES[0]), (0, 0)))
 
 
 def grouped_product(x: Any, matrices: Any, sizes: Any, transpose: bool) -> Any:
     """Of each row the product with its group's matrix."""
-    rows, padded = _padded(x), x.shape[0] + TILES[0]
-    starts = jnp.cumsum(sizes) - sizes
+    ends, rows = jnp.cumsum(sizes), x.shape[0]
     numbers = (((1,), (1 if transpose else 0,)), ((), ()))
     features = matrices.shape[1 if transpose else 2]
 
     def group(g: Any, out: Any) -> Any:
-        matrix = lax.dynamic_index_in_dim(matrices, g, keepdims=False)
+        (matrix,) = factors(lax.dynamic_index_in_dim(matrices, g, keepdims=False))
 
-        def tile(out: Any, start: Any, left: Any, count: int) -> Any:
-            """What it writes beyond the group, the next group's tiles overwrite."""
-            part = lax.dynamic_slice(rows, (start, 0), (count, x.shape[1]))
+        def tile(out: Any, first: Any, own: Any) -> Any:
+            part = lax.dynamic_slice(x, (first, 0), (own.shape[0], x.shape[1]))
+            there = lax.dynamic_slice(out, (first, 0), (own.shape[0], features))
             y = lax.dot_general(
-                *factors(part, matrix), numbers, preferred_element_type=_sums(x.dtype)
+                *factors(part), matrix, numbers, preferred_element_type=_sums(x.dtype)
             )
-            return lax.dynamic_update_slice(out, y.astype(x.dtype), (start, 0))
+            y = jnp.where(own, y.astype(x.dtype), there)
+            return lax.dynamic_update_slice(out, y, (first, 0))
 
-        return _tiles(sizes[g], starts[g], out, tile)
+        return _tiles(ends[g], sizes[g], rows, out, tile)
 
-    out = lax.fori_loop(0, sizes.shape[0], group, jnp.zeros((padded, features), x.dtype))
-    inside = jnp.arange(x.shape[0])[:, None] < sizes.sum()
-    return jnp.where(inside, out[: x.shape[0]], 0)
+    out = jnp.zeros((rows, features), x.dtype)
+    return lax.fori_loop(0, sizes.shape[0] if rows else 0, group, out)
 
 
-def grouped_outer(x: Any, dy: Any, sizes: Any) -> Any:
-    """Of each group the product of its rows, xᵀ dy."""
-    rows, grads, dtype = _padded(x), _padded(dy), x.dtype
-    starts = jnp.cumsum(sizes) - sizes
-    shape = (x.shape[1], dy.shape[1])
+def grouped_outer(x: Any, dy: Any, sizes: Any, onto: Any) -> Any:
+    """Of each group the product of its rows, xᵀ dy, added to `onto`, as if it were made first."""
+    ends, rows, shape = jnp.cumsum(sizes), x.shape[0], (x.shape[1], dy.shape[1])
 
     def group(g: Any, out: Any) -> Any:
-        def tile(total: Any, start: Any, left: Any, count: int) -> Any:
-            a = lax.dynamic_slice(rows, (start, 0), (count, shape[0]))
-            b = lax.dynamic_slice(grads, (start, 0), (count, shape[1]))
-            b = jnp.where(jnp.arange(count)[:, None] < left, b, 0)
+        def tile(total: Any, first: Any, own: Any) -> Any:
+            a = lax.dynamic_slice(x, (first, 0), (own.shape[0], shape[0]))
+            b = lax.dynamic_slice(dy, (first, 0), (own.shape[0], shape[1]))
             return total + lax.dot_general(
-                *factors(a, b), (((0,), (0,)), ((), ())), preferred_element_type=_sums(dtype)
+                *factors(a, jnp.where(own, b, 0)),
+                (((0,), (0,)), ((), ())),
+                preferred_element_type=_sums(x.dtype),
             )
 
-        total = _tiles(sizes[g], starts[g], jnp.zeros(shape, _sums(dtype)), tile)
-        return lax.dynamic_update_index_in_dim(out, total.astype(dtype), g, 0)
+        total = _tiles(ends[g], sizes[g], rows, jnp.zeros(shape, _sums(x.dtype)), tile)
+        here = lax.dynamic_index_in_dim(out, g, keepdims=False)
+        new = widen(here) + widen(total.astype(x.dtype))
+        return lax.dynamic_update_index_in_dim(out, new.astype(out.dtype), g, 0)
 
-    return lax.fori_loop(0, sizes.shape[0], group, jnp.zeros((*sizes.shape, *shape), dtype))
+    return lax.fori_loop(0, sizes.shape[0] if rows else 0, group, onto)
 
 
 def _sums(dtype: Any) -> Any:
@@ -127,13 +143,25 @@ _named_outer = jax.jit(grouped_outer)
 
 # ---- the ops ------------------------------------------------------------------------------------
 def _grouped_matmul(x: Any, matrices: Any, sizes: Any, transpose: bool) -> Any:
-    _check(x, matrices, sizes, 2 if transpose else 1)
-    return _named_product(x, matrices, sizes, transpose)
+    apart = _apart(matrices, sizes)
+    _check(x, apart, sizes, 2 if transpose else 1)
+    return _named_product(x, apart, sizes, transpose)
+
+
+def _outer(x: Any, dy: Any, sizes: Any, joined: bool) -> Any:
+    shape = (*sizes.shape, x.shape[1], dy.shape[1])
+    out = _named_outer(x, dy, sizes, jnp.zeros(shape, x.dtype))
+    return out.reshape(-1, shape[-1]) if joined else out
+
+
+def _outer_onto(t: Any, x: Any, dy: Any, sizes: Any, joined: bool) -> Any:
+    return _named_outer(x, dy, sizes, _apart(t, sizes)).reshape(t.shape)
 
 
 _OUTER = define(
     "grouped_outer_product",
-    lambda x, dy, sizes: _named_outer(x, dy, sizes),
+    _outer,
+    onto=_outer_onto,
     grad=NoGrad("second derivatives of grouped products are not supported"),
 )
 
@@ -147,7 +175,7 @@ def _grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
         dx = emit(_GROUPED_MATMUL, [dy, ctx.fwd(matrices), groups], attrs)[0]
     if ctx.needs(op, 1):
         pair = [dy, ctx.fwd(x)] if transpose else [ctx.fwd(x), dy]
-        dm = emit(_OUTER, [*pair, groups])[0]
+        dm = emit(_OUTER, [*pair, groups], {"joined": matrices.rank == 2})[0]
     return [dx, dm, None]
 
 
@@ -159,10 +187,11 @@ def grouped_matmul(x: Tensor, matrices: Tensor, sizes: Tensor, transpose: bool =
 
     Args:
         x: (rows, in).
-        matrices: (groups, in, out), of the dtype of `x`. Half types accumulate in float32.
+        matrices: (groups, in, out), or one after the other, (groups × in, out), of the dtype of
+            `x`. Half types accumulate in float32.
         sizes: int32 (groups,), how many rows each group has, at most all together. Rows that
             belong to no group give zeros.
-        transpose: the matrices are (groups, out, in).
+        transpose: the matrices are (out, in).
 
     Returns:
         (rows, out). Work and memory go by the rows, whatever the number of groups.

@@ -31,13 +31,23 @@ def rows_by_expert(chosen: Any, *, experts: int) -> tuple[Any, Any, Any]:
     return order, places, (begins[1:] - begins[:-1]).astype(np.int32)
 
 
-def _sum_of_rows(xs: Any, ys: Any, dys: Any) -> tuple[Any, None, None]:
-    _, _, places = xs
-    dx = dys[0][places].astype(np.float32).sum(1)
-    return dx.astype(dys[0].dtype), None, None
+def _take(x: Any, order: Any, places: Any) -> Any:
+    return x[order // places.shape[1]]
 
 
-@jax_op(name="take_rows", grad=_sum_of_rows)
+def _sum(y: Any, order: Any, places: Any) -> Any:
+    return y[places].astype(np.float32).sum(1).astype(y.dtype)
+
+
+def _summed_back(xs: Any, ys: Any, dys: Any) -> tuple[Any, None, None]:
+    return _sum(dys[0], *xs[1:]), None, None
+
+
+def _taken_back(xs: Any, ys: Any, dys: Any) -> tuple[Any, None, None]:
+    return _take(dys[0], *xs[1:]), None, None
+
+
+@jax_op(name="take_rows", grad=_summed_back)
 def take_rows(x: Any, order: Any, places: Any) -> Any:
     """The rows of tokens.
 
@@ -48,21 +58,38 @@ def take_rows(x: Any, order: Any, places: Any) -> Any:
     Returns:
         (rows, features).
     """
-    return x[order // places.shape[1]]
+    return _take(x, order, places)
 
 
-def _weighted_back(xs: Any, ys: Any, dys: Any) -> tuple[Any, Any, None, None]:
+@jax_op(name="sum_rows", grad=_taken_back)
+def sum_rows(y: Any, order: Any, places: Any) -> Any:
+    """Add up each token's rows, in float32.
+
+    Args:
+        y: (rows, features).
+        order, places: see `rows_by_expert`.
+
+    Returns:
+        (tokens, features).
+    """
+    return _sum(y, order, places)
+
+
+def _weights_back(xs: Any, ys: Any, dys: Any) -> tuple[Any, Any, None, None]:
     y, weights, order, places = xs
-    (dy,) = dys
-    of_rows = dy[order // places.shape[1]].astype(np.float32)
-    d_rows = of_rows * weights.reshape(-1)[order][:, None].astype(np.float32)
-    d_weights = (of_rows * y.astype(np.float32)).sum(-1)[places]
+    wide = dys[0].astype(np.float32)
+    d_rows = wide * _in_order(weights, order)
+    d_weights = (wide * y.astype(np.float32)).sum(-1)[places]
     return d_rows.astype(y.dtype), d_weights.astype(weights.dtype), None, None
 
 
-@jax_op(name="mix_rows", grad=_weighted_back)
-def mix_rows(y: Any, weights: Any, order: Any, places: Any) -> Any:
-    """Add up each token's rows, by weights, in float32.
+def _in_order(weights: Any, order: Any) -> Any:
+    return weights.reshape(-1)[order][:, None].astype(np.float32)
+
+
+@jax_op(name="weigh_rows", grad=_weights_back)
+def weigh_rows(y: Any, weights: Any, order: Any, places: Any) -> Any:
+    """Multiply each row by the weight of its choice, in float32.
 
     Args:
         y: (rows, features).
@@ -70,7 +97,6 @@ def mix_rows(y: Any, weights: Any, order: Any, places: Any) -> Any:
         order, places: see `rows_by_expert`.
 
     Returns:
-        (tokens, features).
+        (rows, features).
     """
-    rows = y[places].astype(np.float32) * weights[..., None].astype(np.float32)
-    return rows.sum(1).astype(y.dtype)
+    return (y.astype(np.float32) * _in_order(weights, order)).astype(y.dtype)

@@ -29,17 +29,22 @@ def _grouped(sizes: list[int]) -> Callable[..., torch.Tensor]:
     return product
 
 
-def _grouped_case(name: str, sizes: list[int], rows: int, transpose: bool = False) -> OpRecord:
+def _grouped_case(
+    name: str, sizes: list[int], rows: int, transpose: bool = False, joined: bool = False
+) -> OpRecord:
     shape = (len(sizes), 6, 5) if transpose else (len(sizes), 5, 6)
+    given = (-1, shape[-1]) if joined else shape
     expected = _grouped(sizes)
 
     def build(x: popxl.Tensor, w: popxl.Tensor) -> popxl.Tensor:
         return ops.grouped_matmul(x, w, popxl.constant(np.array(sizes, np.int32)), transpose)
 
     def reference(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        w = w.reshape(shape)
         return expected(x, w.transpose(1, 2) if transpose else w)
 
-    return OpRecord(f"grouped_matmul{name}", build, [rand(rows, 5), rand(*shape)], reference, ALL,
+    inputs = [rand(rows, 5), rand(*shape).reshape(given)]
+    return OpRecord(f"grouped_matmul{name}", build, inputs, reference, ALL,
                     tolerance=4, why="sums of hundreds of rows")  # fmt: skip
 
 
@@ -48,6 +53,8 @@ RECORDS = [
     _grouped_case("_tiles", [130, 0, 33, 1, 291, 0], 455),
     _grouped_case("_transpose", [0, 37, 164], 201, transpose=True),
     _grouped_case("_rest", [2, 0, 35], 60, transpose=True),
+    _grouped_case("_joined", [3, 2, 70], 75, joined=True),
+    _grouped_case("_joined_transpose", [300, 0, 20], 320, transpose=True, joined=True),
     _grouped_case("_none", [0, 0], 3),
     _matmul("", rand(3, 4), rand(4, 5), ALL),
     _matmul("_batch", rand(2, 3, 4), rand(2, 4, 5)),

@@ -40,7 +40,7 @@ _ACCUMULATE = define(
     "accumulate",
     _updated(lambda t, x, f: t + (x if f is None else f * x)),
     result="accumulate__{t}",
-    **_OF_EACH,
+    **_OF_EACH | {"tags": ("elementwise", "sum")},
 )
 
 

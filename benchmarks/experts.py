@@ -1,0 +1,131 @@
+"""What a mixture of experts costs beside a dense model of the same active work.
+
+    python3 -m benchmarks.experts
+    python3 -m benchmarks.experts --experts 64 --tokens 4096 --rounds 9
+
+Trains two small Llama-shaped models by turns: layers of experts, of which each token works with a
+few, and feed-forward layers as wide as those few together. Prints medians: of a step, and of what
+each further micro-batch adds to it, which is forward pass, recomputation and gradient. The rest of
+a step goes by the weights, and a mixture has more of them. Ends with one JSON line.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from config.llama import LlamaConfig
+from config.presets import load_config
+from data.batches import Loader
+from modelling.spec import family_of
+from sessions.training import FineTuning
+from terminal.entry_point import entry_point
+from terminal.parser import Parser, count_option
+
+LENGTH, HEAD = 256, 64  # tokens of a sample, features of a head
+FEW, MANY = 1, 3  # micro-batches of the two programs of a model
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Seconds of one model, medians over rounds.
+
+    Attributes:
+        step: with the fewest micro-batches.
+        micro_batch: what a further one adds.
+    """
+
+    step: float
+    micro_batch: float
+
+
+def config_of(given: Namespace, mixture: bool, micro_batches: int) -> LlamaConfig:
+    """The configuration of a model."""
+    samples = max(1, given.tokens // LENGTH)
+    experts = {"count": given.experts, "chosen": given.chosen} if mixture else {}
+    heads = {"heads": given.hidden // HEAD, "key_value_heads": 2, "head_size": HEAD}
+    model = {
+        "layers": given.layers,
+        "hidden_size": given.hidden,
+        "inner_size": given.inner * (1 if mixture else given.chosen),
+        "sequence_length": LENGTH,
+        "max_length": LENGTH,
+        "attention": heads,
+        "experts": experts,
+    }
+    training = {"global_batch_size": samples * micro_batches}
+    execution = {"micro_batch_size": samples, "activations": "recompute"}
+    changes: dict[str, Any] = {"model": model, "training": training, "execution": execution}
+    return load_config(LlamaConfig, "finetuning", "qwen3_tiny", changes)
+
+
+class Trained:
+    """A model that trains on generated data, from random weights."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        family = family_of(config)
+        samples = 4 * config.training.global_batch_size
+        self.loader = Loader.of(config, family.sample_format.generated(config, samples, None))
+        self.model, self.steps = FineTuning(config, family), 0
+        self.model.write(family.weights(config).initial(config.model.seed))
+
+    def seconds(self) -> float:
+        """Take a step."""
+        batch, begin = self.loader.next_batch(), time.perf_counter()
+        self.model.run([batch], [1e-4], self.steps)
+        self.steps += 1
+        return time.perf_counter() - begin
+
+
+def measure(given: Namespace) -> dict[str, Measurement]:
+    """Measure both models by turns."""
+    kinds = {"mixture": True, "dense": False}
+    programs = {
+        (kind, count): Trained(config_of(given, mixture, count))
+        for kind, mixture in kinds.items()
+        for count in (FEW, MANY)
+    }
+    with ExitStack() as stack:
+        for program in programs.values():
+            stack.enter_context(program.model)
+            program.seconds()
+        rounds = [{key: p.seconds() for key, p in programs.items()} for _ in range(given.rounds)]
+    steps = {key: statistics.median(each[key] for each in rounds) for key in programs}
+    return {
+        kind: Measurement(steps[kind, FEW], (steps[kind, MANY] - steps[kind, FEW]) / (MANY - FEW))
+        for kind in kinds
+    }
+
+
+def table(measured: dict[str, Measurement]) -> str:
+    """A line for each model, and the ratios."""
+    mixture, dense = measured["mixture"], measured["dense"]
+    lines = [f"{'':8}  step s  further micro-batch s"]
+    lines += [f"{kind:8}  {m.step:6.3f}  {m.micro_batch:6.3f}" for kind, m in measured.items()]
+    ratios = mixture.step / dense.step, mixture.micro_batch / dense.micro_batch
+    return "\n".join([*lines, f"{'ratio':8}  {ratios[0]:6.2f}  {ratios[1]:6.2f}"])
+
+
+@entry_point()
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    parser = Parser(description=__doc__.partition("\n")[0])
+    defaults = {"layers": 2, "experts": 128, "chosen": 8, "hidden": 512, "inner": 128}
+    for name, default in {**defaults, "tokens": 2048, "rounds": 5}.items():
+        parser.add_argument(f"--{name}", type=count_option, default=default)
+    given = parser.parse_args(arguments)
+    measured = measure(given)
+    print(table(measured))
+    facts = {kind: asdict(of) for kind, of in measured.items()}
+    print(json.dumps({"benchmark": "experts", **vars(given), **facts}))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
