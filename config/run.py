@@ -260,6 +260,9 @@ class Execution(Section):
     disk: PathText | None = None
     """Folder on a local disk, of no other run, for state that exceeds host memory. null: none."""
 
+    packed: PathText | None = None
+    """Folder of frozen weights in few bits, which runs of one model share. null: the run's own."""
+
     host_memory: PositiveFloat | None = None
     """Gigabytes of host memory that a process may take; more state goes to `disk`. What cannot be
     kept is refused. null: what is free."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,9 @@ SETTINGS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _IGNORED = {
     "alpha_pattern", "auto_mapping", "base_model_name_or_path", "inference_mode", "layers_pattern",
-    "lora_alpha", "lora_dropout", "megatron_core", "modules_to_save", "peft_type", "peft_version",
-    "qalora_group_size", "r", "rank_pattern", "revision", "target_modules", "task_type",
-    "use_dora", "use_rslora",
+    "layers_to_transform", "lora_alpha", "lora_dropout", "megatron_core", "modules_to_save",
+    "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision",
+    "target_modules", "task_type", "use_dora", "use_rslora",
 }  # fmt: skip
 """Fields that are read, or do not change what an adapter computes."""
 _INITIAL = (True, False, "gaussian", "eva", "orthogonal")
@@ -79,10 +80,28 @@ def _targets(found: Fields) -> str:
     value = found.data.get("target_modules")
     if isinstance(value, str):
         return f"({value})" if is_names(value) else value
-    names = ",".join(sorted(found.text_list("target_modules")))
-    if not is_names(names):
+    names = sorted(found.text_list("target_modules"))
+    if not is_names(",".join(names)):
         raise found.error("target_modules", "names of modules")
-    return names
+    return ",".join(names) if _is_unused(found, "layers_to_transform") else _of_layers(found, names)
+
+
+def _of_layers(found: Fields, names: Sequence[str]) -> str:
+    """An expression for modules of some layers, whose numbers are the first ones in their names, or
+    follow the first of `layers_pattern` that is there."""
+    field, pattern = "layers_to_transform", found.data.get("layers_pattern")
+    one = isinstance(found.data[field], int)
+    numbers = [found.count(field)] if one else found.counts(field)
+    before = [r".*?\.[^.]*\.(?=\d+\.)"]
+    if pattern:
+        each = [pattern] if isinstance(pattern, str) else found.text_list("layers_pattern")
+        before = [rf"(?:.*?\.)??(?:{text})\.(?=\d+\.)" for text in each]
+    ends, layers = "|".join(map(re.escape, names)), "|".join(map(str, numbers))
+    return rf"{ends}|(?=(?>{'|'.join(before)})(?:{layers})\.)(?:.*\.)?(?:{ends})"
+
+
+def _is_unused(found: Fields, name: str) -> bool:
+    return found.data.get(name) in (None, [])
 
 
 def _pattern(found: Fields, name: str) -> str | None:

@@ -103,7 +103,7 @@ def weights_of(ir: popxl.Ir) -> int:
     """Bytes of the weights in remote buffers, on one replica, as far as they are in memory."""
     kept = (b for b in ir.remote_buffers if b.kind == "weights")
     return sum(
-        math.prod(b.tensor_shape) * b.tensor_dtype.itemsize * max(b.entries - b.on_disk, 0)
+        math.prod(b.tensor_shape) * b.tensor_dtype.itemsize * (b.entries - len(b.filed))
         for b in kept
     )
 

@@ -1,4 +1,4 @@
-"""A cache of the frozen weights of a run in few bits, beside it: they are quantised once."""
+"""A cache of frozen weights in few bits, beside a run or shared: they are quantised once."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ _DIGEST = "sha256"  # a tensor of a file: of the others
 
 def with_packed_base(config: RunConfig, start: Start) -> Tensors:
     """The tensors that a run starts from, of which those in few bits come from its cache."""
-    save = config.checkpoint.save
-    if config.model.few_bits is None or save is None:
+    save, shared = config.checkpoint.save, config.execution.packed
+    if config.model.few_bits is None or not (save or shared):
         return start.tensors
     known = {} if start.base is None else start.base.sha256 or {}
-    return PackedBase(start.tensors, known, RunFolder(Path(save)).packed)
+    folder = Path(shared) if shared else RunFolder(Path(save or "")).packed
+    return PackedBase(start.tensors, known, folder)
 
 
 class PackedBase(Over):

@@ -24,9 +24,8 @@ from modelling.generation.generator import (
 )
 from modelling.generation.prompts import last_words, repeated, what_was_read
 from modelling.generation.search import SpecialTokens
-from modelling.layers import DecoderLayer, Layers, LMHeadLoss, tables_at
+from modelling.layers import DecoderLayer, LMHeadLoss, tables_at
 from popxl import Tensor, TensorSpec
-from popxl_addons import Module
 
 EMBEDDINGS, LAYER = "embeddings", "layer"
 
@@ -61,7 +60,9 @@ class DecoderOnlyGenerator:
     ) -> tuple[Caches, list[Tensor]]:
         """See `Generator`."""
         x = executor.run(EMBEDDINGS, self._decoder.embeddings(), words)
-        layers = self._wrapped(lambda layer: Prefill(layer, self._slots(layer), self._copies))
+        layers = self._layers.wrapped(
+            lambda layer: Prefill(layer, self._slots(layer), self._copies)
+        )
         _, caches = executor.run_layers(
             LAYER, layers, x, about=about, shared=lambda kind, last: [last]
         )
@@ -78,15 +79,12 @@ class DecoderOnlyGenerator:
     ) -> tuple[Value, Caches]:
         """See `Generator`."""
         x = executor.run(EMBEDDINGS, self._decoder.embeddings(), words)
-        layers = self._wrapped(Decode)
+        layers = self._layers.wrapped(Decode)
         return executor.run_layers(LAYER, layers, x, caches, about, [position], self._at)
 
     def head(self) -> LMHeadLoss:
         """See `Generator`."""
         return self._decoder.head()
-
-    def _wrapped(self, wrap: Callable[[Any], Module]) -> Layers:
-        return Layers([wrap(layer) for layer in self._layers.kinds], self._layers.order)
 
     def _slots(self, layer: DecoderLayer) -> Slots:
         window = layer.attention.window

@@ -213,12 +213,11 @@ class ModelWeights:
         """
         done, before = [0] * len(passes), 0
         for phase in self._phases[name]:
-            for visit in passes:
-                phase.add(visit.facts)
             for kind, rows in runs:
                 stop = min(rows.stop - before, phase.entries)
                 part = range(max(rows.start - before, 0), stop)
                 if part:
+                    phase.add(passes[kind].facts)
                     phase.run(passes[kind], part, done[kind], *same)
                     done[kind] += len(part)
             before += phase.entries

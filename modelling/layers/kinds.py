@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import popxl_addons as addons
 
@@ -18,7 +18,7 @@ class Layers:
     """The layers of a model.
 
     Attributes:
-        kinds: a module for each kind of layer; all have the same variables.
+        kinds: a module for each kind of layer; all have the same variables, but for adapters.
         order: of each layer in turn, which kind it is.
     """
 
@@ -39,6 +39,10 @@ class Layers:
     def part(self, rows: range) -> Layers:
         """Some neighbouring layers, and the kinds that they are of."""
         return Layers.of(self.order[rows.start : rows.stop], self.kinds.__getitem__)
+
+    def wrapped(self, wrap: Callable[[Any], addons.Module]) -> Layers:
+        """The same with something around each module."""
+        return Layers([wrap(module) for module in self.kinds], self.order)
 
     def runs(self) -> list[tuple[int, range]]:
         """Neighbouring layers of one kind: the kind and their rows."""

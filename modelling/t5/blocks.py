@@ -13,7 +13,6 @@ from __future__ import annotations
 import popxl
 from config.t5 import T5Config
 from data.preferences import answers_of
-from modelling.adapters import give_adapters
 from modelling.layers import (
     AttentionHeads,
     Dropout,
@@ -29,7 +28,6 @@ from modelling.layers import (
     seed_adapters,
 )
 from modelling.t5.biases import Packing, RelativePosition
-from modelling.t5.weights import decoder_layer, encoder_layer, weight_table
 from popxl import Tensor
 
 
@@ -183,7 +181,6 @@ class EncoderBlock(Layer):
         self.dropout = Dropout.of(config.model)
         self.self_attention = SelfAttention(config, groups, causal=False, slices=slices)
         self.feed_forward = FeedForwardLayer(config, groups)
-        give_adapters(self, config, weight_table, encoder_layer(0))
 
     def build(self, x: Tensor, mask: Tensor, seed: Tensor | None = None) -> Tensor:
         """x: (batch, length, hidden) -> the same shape.
@@ -213,7 +210,6 @@ class DecoderBlock(Layer):
         self.self_attention = SelfAttention(config, groups, causal=True)
         self.cross_attention = CrossAttention(config, groups)
         self.feed_forward = FeedForwardLayer(config, groups)
-        give_adapters(self, config, weight_table, decoder_layer(0))
 
     def build(self, x: Tensor, encoded: Tensor, mask: Tensor, seed: Tensor | None = None) -> Tensor:
         """x: (batch * examples of a sample, length, hidden) -> the same shape.

@@ -7,11 +7,11 @@ layer then computes one query, key and value.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import popxl
 from config.t5 import T5Config
-from modelling.adapters import give_adapters
+from modelling.adapters import LayerAdapters
 from modelling.generation import Caches, Executor, LayerInputs, Prompts, SpecialTokens, Value, put
 from modelling.generation.wrapped import Wrapped
 from modelling.layers import Embeddings, Groups, Layer, Layers
@@ -23,9 +23,8 @@ from modelling.t5.blocks import (
     EncoderBlock,
     EncoderFinalNorm,
 )
-from modelling.t5.weights import decoder_layer, weight_table
+from modelling.t5.weights import decoder_layer, encoder_layer, weight_table
 from popxl import Tensor, TensorSpec, ops
-from popxl_addons import Module
 
 
 # ---- layers -------------------------------------------------------------------------------------
@@ -58,7 +57,6 @@ class PreparedLayer(Layer):
         groups = Groups.current(config.execution.tensor_parallel)
         self.cross_attention = CrossAttention(config, groups)
         self.cache = cache
-        give_adapters(self, config, weight_table, decoder_layer(0))
 
     def build(self, encoded: Tensor) -> tuple[Tensor, ...]:
         """encoded: (batch, length, hidden) -> the keys and values that cross-attention takes from
@@ -114,7 +112,7 @@ class T5Generator:
             sequences: decoded for each prompt.
         """
         model, batch = config.model, config.execution.micro_batch_size
-        self._config = config
+        self._config, self._adapters = config, LayerAdapters(config, weight_table)
         self._groups = Groups.current(config.execution.tensor_parallel)
         self._packing = Packing.of(config, sequences)
         self._dtype = popxl.dtype.from_name(model.precision)
@@ -142,13 +140,14 @@ class T5Generator:
         config = self._config
         x = executor.run("embeddings", Embeddings(config), words)
         bias = self._positions(executor, "encoder", self.prompt_length)
-        layers = self._layers(EncodingBlock(EncoderBlock(config)))
+        layers = self._layers(encoder_layer, EncoderBlock).wrapped(EncodingBlock)
         x, _ = executor.run_layers("encoder", layers, x, None, about, [bias], self._encoder_biases)
         encoded = executor.run("encoder_head", EncoderFinalNorm(config), x)
         attention = config.model.attention
         heads = self._groups.shard(attention.heads, "attention heads")
         shape = (self.sequences, heads, self.output_length, attention.d_kv)
-        prepared = self._layers(PreparedLayer(config, TensorSpec(shape, self._dtype)))
+        cache = TensorSpec(shape, self._dtype)
+        prepared = self._layers(decoder_layer, lambda config: PreparedLayer(config, cache))
         caches = executor.prepare_layers("decoder", prepared, encoded)
         return caches, [self._positions(executor, "decoder", self.output_length)]
 
@@ -164,7 +163,9 @@ class T5Generator:
         """See `Generator`."""
         x = executor.run("embeddings", Embeddings(self._config), words)
         bias = ops.dynamic_slice(same[0], position, [2], [1], no_overlap=True)
-        layers = self._layers(DecodingBlock(DecoderBlock(self._config), self._packing))
+        layers = self._layers(decoder_layer, DecoderBlock).wrapped(
+            lambda layer: DecodingBlock(layer, self._packing)
+        )
         same = [position, bias]
         return executor.run_layers("decoder", layers, x, caches, about, same, self._decoder_inputs)
 
@@ -172,8 +173,10 @@ class T5Generator:
         """See `Generator`."""
         return DecoderHead(self._config)
 
-    def _layers(self, layer: Module) -> Layers:
-        return Layers([layer], [0] * self._config.model.layers)
+    def _layers(self, name: Callable[[int], str], make: Callable[[T5Config], Layer]) -> Layers:
+        count = self._config.model.layers
+        names = list(map(name, range(count)))
+        return self._adapters.layers(names, [0] * count, lambda _: make(self._config))
 
     def _positions(self, executor: Executor, stack: str, length: int) -> Tensor:
         """The biases between `length` positions, whose weight the first layer has."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import popxl
 from config.t5 import T5Config
 from data.preferences import answers_of
+from modelling.adapters import LayerAdapters
 from modelling.layers import Axes, Embeddings
 from modelling.phases import (
     Chain,
@@ -22,6 +23,7 @@ from modelling.phases import (
     Settings,
 )
 from modelling.t5.blocks import DecoderBlock, DecoderHead, EncoderBlock, EncoderFinalNorm
+from modelling.t5.weights import weight_table
 
 RELATIVE_POSITION = "relative_position"
 
@@ -84,13 +86,15 @@ def _stack(
     """
     config, lent = settings.config, dict[str, Phase]()
     assert isinstance(config, T5Config)
-    phases: list[Phase] = []
+    adapters, before, phases = LayerAdapters(config, weight_table), 0, list[Phase]()
     first = {f"first_{name}_layer": 1}
     for phase, layers in (first | settings.runs(f"{name}_block", config.model.layers - 1)).items():
         if layers:
             reads_trained = any(port.grad for port in others.values())
             x, y = chain.through(layers, settings.trains_any(phase) or reads_trained)
             inputs = {"x": x, **others}
-            phases.append(Phase(phase, block(config), inputs, [y], settings, layers, lent))
+            module = adapters.give(block(config), f"{name}.{before}")
+            phases.append(Phase(phase, module, inputs, [y], settings, layers, lent))
+            before += layers
             lent = {n: phases[0] for n in phases[0].names if RELATIVE_POSITION in n.split(".")}
     return phases

@@ -24,7 +24,7 @@ def with_adapters(table: WeightTable, adapter: Adapter, targets: str) -> WeightT
         targets: those of the family, where `adapter` names none.
 
     Raises:
-        ConfigError: no linear map is meant, or the layers of a stack would not all have the same.
+        ConfigError: no linear map is meant, or something else besides.
     """
     if not adapter.rank:
         return table
@@ -165,32 +165,15 @@ class _Modules:
         return tuple(Weight(n, shape(w), std) for n, w in zip(names, weights, strict=True))
 
     def check(self, layers: Mapping[str, Sequence[WeightRow]]) -> None:
-        """Raise ConfigError unless there are adapters, of linear maps of layers alone, and alike in
-        all layers of a stack."""
+        """Raise ConfigError unless there are adapters, of linear maps of layers alone."""
         linear, others = dict[str, None](), dict[str, None]()
         for row in (row for rows in self._table.layers.values() for row in rows):
             found = linear if is_linear(row) else others
             found |= dict.fromkeys(map(self._module, row.weights))
-        adapters = {name: _alike(rows) for name, rows in layers.items()}
         asked = f"adapter.targets {shown_name(self._adapter.targets or self._targets)}"
         ends = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linear))
         asks = [] if self._targets_all else others.keys() - linear.keys()
         wrong = sorted(filter(self._is_target, asks))
-        if wrong or not any(adapters.values()):
+        if wrong or not any(row.adapters for rows in layers.values() for row in rows):
             what = f"{wrong[0]}, which is" if wrong else "what is"
             raise ConfigError(f"{asked} means {what} no linear map of a layer: these are {ends}")
-        first: dict[str, str] = {}
-        for name in adapters:
-            other = first.setdefault(name.partition(".")[0], name)
-            if adapters[name] != adapters[other]:
-                raise ConfigError(
-                    f"{asked}, with the patterns, gives {name} other adapters than {other}: the "
-                    "layers of a stack need the same ones"
-                )
-
-
-def _alike(rows: Sequence[WeightRow]) -> list[object]:
-    """What the layers of a stack have in common."""
-    return [
-        (a.path, a.rank, a.scale, len(a.weights), a.owner) for row in rows for a in row.adapters
-    ]

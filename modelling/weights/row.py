@@ -73,6 +73,11 @@ class LowRank:
     dora: bool
     owner: str
 
+    @property
+    def form(self) -> tuple[str, int, float, int, str]:
+        """What layers have in common whose adapters a graph can be shared by."""
+        return self.path, self.rank, self.scale, len(self.weights), self.owner
+
 
 @dataclass(frozen=True)
 class WeightRow:

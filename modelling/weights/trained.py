@@ -92,12 +92,16 @@ def _marked(layer: str, row: WeightRow, changed: Collection[str]) -> WeightRow:
 
 
 def cut_by_trained(table: WeightTable) -> WeightTable:
-    """The table with a phase for each run of neighbouring layers that are trained alike."""
+    """The table with a phase for each run of neighbouring layers that are trained alike, with
+    adapters that are alike."""
+
+    def key(layer: str) -> list[object]:
+        return [(row.trained, [a.form for a in row.adapters]) for row in table.layers[layer]]
+
     phases: dict[str, tuple[str, ...]] = {}
     runs: dict[str, list[str]] = {}
     for phase, layers in table.phases.items():
-        by_trained = groupby(layers, lambda name: [row.trained for row in table.layers[name]])
-        parts = [tuple(members) for _, members in by_trained] or [()]
+        parts = [tuple(members) for _, members in groupby(layers, key)] or [()]
         names = [phase, *(f"{phase}_from_{part[0].rpartition('.')[2]}" for part in parts[1:])]
         phases |= dict(zip(names, parts, strict=True))
         runs[phase] = names

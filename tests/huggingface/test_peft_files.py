@@ -8,6 +8,7 @@ from typing import Any
 
 import peft
 import pytest
+from peft.tuners.tuners_utils import check_target_module_exists
 
 from checkpoints import CheckpointError
 from config.adapter import Adapter
@@ -46,13 +47,35 @@ def test_settings_that_peft_wrote(tmp_path: Path) -> None:
     assert adapter.scale_of("b.k") == pytest.approx(0.5 / 2**0.5)
 
 
+NAMES = [
+    *(f"model.layers.{n}.self_attn.{end}" for n in (0, 1, 2, 12) for end in ("q_proj", "k_proj")),
+    *(f"model.layers.1.mlp.experts.{n}.up_proj" for n in range(3)),
+    *(f"{s}.block.{n}.layer.{m}.x.q_proj" for s in ("encoder", "decoder")
+      for n in range(3) for m in range(3)),
+    *("layers.1.q_proj", "block.1.q_proj", "q_proj", "model.q_proj", "lm_head.up_proj", "1.q_proj"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("layers", [1, 0, [0, 2], [12], [], None])
+@pytest.mark.parametrize(
+    "pattern", [None, [], "layer", "block", ["layers", "block"], ["experts", "layers", r"de.*k"]]
+)
+def test_layers_to_transform_mean_what_they_do_in_peft(tmp_path, layers, pattern) -> None:
+    settings = {"target_modules": ["q_proj", "experts.2.up_proj", "1.up_proj"]}
+    settings |= {"layers_to_transform": layers, "layers_pattern": pattern if layers else None}
+    adapter = Adapter(**read_settings(written(tmp_path, **settings)))
+    theirs = peft.LoraConfig(**settings)
+    expected = [bool(check_target_module_exists(theirs, name)) for name in NAMES]
+    assert [adapter.is_target(name, "none") for name in NAMES] == expected
+    assert len({*expected}) == 2
+
+
 @pytest.mark.parametrize(
     ("settings", "name"),
     [
         ({"bias": "all"}, "bias is 'all'"),
         ({"fan_in_fan_out": True}, "fan_in_fan_out is True"),
         ({"exclude_modules": ["v"]}, "exclude_modules is"),
-        ({"layers_to_transform": [1]}, "layers_to_transform is"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"),
     ],
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import popxl
+from machine.placement import PROCESS, WINDOWS, spill
 from tests.popxl.on_disk import ROWS, SIZE, program
 
 ENTRY = 4 * SIZE
@@ -80,3 +81,15 @@ def test_entries_of_a_gpu_are_copied_once_more_in_host_memory_each_way() -> None
     moved = sum(span.nbytes for span in found.spans if span.stream == "disk")
     assert found.seconds >= moved / quick.host_copy
     assert program_on_disk.timeline(replace(quick, apart=False)).seconds < 0.1 * found.seconds
+
+
+def test_what_stays_on_devices_never_goes_to_disk() -> None:
+    """Wherever it is, so host memory holds no more than there is room for."""
+    ir, _ = program(0, size=2**15)
+    x, m = ir.remote_buffers
+    x.resident, m.resident = {1, ROWS - 1, ROWS - 2}, 2
+    x.on_disk = 1
+    spill(ir, PROCESS + WINDOWS + 3 * 2**17, replicas=1)
+    stored = popxl.plan.storage_of(ir)
+    assert (stored.resident, stored.remote, stored.disk) == (5 * 2**17, 3 * 2**17, 4 * 2**17)
+    assert (list(x.filed), list(m.filed)) == ([0, 2, 3], [ROWS - 1])

@@ -333,6 +333,21 @@ def test_only_variables_are_borrowed():
         session.borrowed(ir.main_graph)
 
 
+def test_entries_that_stay_on_the_device_are_in_no_file(tmp_path):
+    """So those before them are: results are the same."""
+    found = []
+    for on_disk, resident in ((0, 0), (2, {1, ROWS - 1}), (ROWS, 3)):
+        ir, rows = program(on_disk)
+        (buffer, *_) = ir._buffers
+        buffer.resident = resident
+        assert on_disk != 2 or list(buffer.filed) == [ROWS - 3, ROWS - 2]
+        with popxl.Session(ir, "cpu", disk=tmp_path) as session:
+            session.run()
+            found.append([session.read_variable_data(row) for row in rows])
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
+
+
 # ---- what can go wrong --------------------------------------------------------------------------
 @pytest.mark.parametrize("index", [-1, ROWS, ROWS + 1, 2**30])
 @pytest.mark.parametrize("on_disk", [0, 2, ROWS])

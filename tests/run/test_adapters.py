@@ -200,6 +200,16 @@ def test_a_base_in_4_bits(base: Path, tmp_path: Path, monkeypatch, capsys) -> No
     assert "merged into what is left in 4 bits of the weights of" in capsys.readouterr().err
 
 
+def test_runs_share_a_base_in_4_bits(base: Path, tmp_path: Path, monkeypatch) -> None:
+    """The second one quantises nothing, and none has a copy of its own."""
+    given = ("--load", str(base), *IN_4_BITS, "--execution.packed", str(tmp_path / "shared"))
+    assert train(tmp_path / "first", *given, "--steps", "1") == 0
+    monkeypatch.setattr(quantisation, "group_quantize_compress_numpy", None)
+    assert train(tmp_path / "second", *given, "--steps", "1", "--seed", "7") == 0
+    assert list((tmp_path / "shared").iterdir())
+    assert not [*tmp_path.glob("*/packed")]
+
+
 def quantised_size(named: tuple[str, np.ndarray]) -> int:
     return named[1].size if is_quantised(*named) else 0
 

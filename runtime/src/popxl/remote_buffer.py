@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from popxl import context, dtypes
@@ -88,15 +88,14 @@ class RemoteBuffer:
 
     @property
     def residents(self) -> frozenset[int]:
-        """Indices of the resident entries, of those that are not on disk. Not of PopXL."""
-        chosen, here = self._resident, self.entries - self.on_disk
-        if isinstance(chosen, int):
-            return frozenset(range(min(chosen, here)))
-        return frozenset(i for i in chosen if i < here)
+        """Indices of the resident entries. Not of PopXL."""
+        chosen = range(self._resident) if isinstance(self._resident, int) else self._resident
+        return frozenset(i for i in chosen if i < self.entries)
 
     @property
     def on_disk(self) -> int:
-        """How many entries, from the last on, are in files; default: none. Not of PopXL.
+        """How many entries are in files, the last ones of those that are not resident; default:
+        none. Not of PopXL.
 
         They take no memory of the host but for what is read ahead and written behind. The session
         needs a folder (`Session(..., disk=FOLDER)`). Results are the same bit for bit. May be set
@@ -109,6 +108,13 @@ class RemoteBuffer:
         if not isinstance(count, int) or isinstance(count, bool) or count < 0:
             raise ValueError(f"the number of entries on disk must be at least 0, got {count!r}")
         self._on_disk = count
+
+    @property
+    def filed(self) -> Sequence[int]:
+        """Indices of the entries in files, in order. Not of PopXL."""
+        residents = self.residents
+        others = [i for i in range(self.entries) if i not in residents]
+        return others[max(len(others) - self.on_disk, 0) :]
 
     @property
     def meta_shape(self) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from types import ModuleType
 
@@ -29,7 +30,10 @@ def config_of(family: ModuleType, dp: int = 1, tp: int = 1) -> RunConfig:
 
 
 def tokens_of(
-    config: RunConfig, weights: str, strategy: Strategy, expected: object = None
+    config: RunConfig,
+    weights: str,
+    strategy: Strategy,
+    own: Mapping[str, np.ndarray] | None = None,
 ) -> np.ndarray:
     """What is written with the weights on the device ("resident") or "streamed"."""
     family = t5 if config.family == "t5" else gptj
@@ -37,7 +41,7 @@ def tokens_of(
     generation = replace(config.generation, weights=weights, micro_batches=4)
     config = replace(config, generation=generation)
     with Inference(config, family_of(config), strategy) as model:
-        model.write(reference.weights)
+        model.write(own or reference.weights)
         return model.generate(reference.words, reference.mask)
 
 
@@ -83,6 +87,27 @@ def test_four_bits_stream_packed():
     packed = [v for n, v in layer.fwd.to_dict().items() if n.endswith("packed")]
     assert len(packed) == 4
     assert all(v.dtype.as_numpy() == np.uint16 for v in packed)
+
+
+@pytest.mark.parametrize("where", ["streamed", "resident"])
+@pytest.mark.parametrize(
+    ("family", "targets"),
+    [(t5, r".*block\.(1.*\.(q|wi_0)|2.*\.[kv])"), (gptj, r".*h\.1\..*(q_proj|fc_in)")],
+)
+def test_adapters_of_some_layers_give_back_what_weights_lack(family, targets, where):
+    """All that is written is Hugging Face's, of layers with adapters and without."""
+    adapters = {"adapter.rank": 2, "adapter.targets": targets}
+    config, rng = config_of(family).changed(adapters), np.random.default_rng(1)
+    table, weights = family_of(config).weights(config), dict(family.reference().weights)
+    for adapter in (a for rows in table.layers.values() for row in rows for a in row.adapters):
+        (name,) = adapter.weights
+        rows, columns = weights[name].shape
+        a, b = (0.2 * rng.standard_normal(s, np.float32) for s in ((2, columns), (rows, 2)))
+        weights[name] = weights[name] - adapter.scale * b @ a
+        weights |= {f"{adapter.module}.lora_A.weight": a, f"{adapter.module}.lora_B.weight": b}
+    tokens = tokens_of(config, where, Greedy(), weights)
+    np.testing.assert_array_equal(tokens, family.reference().tokens)
+    assert (tokens_of(config_of(family), where, Greedy(), weights) != tokens).any(1).sum() > 5
 
 
 def test_the_device_holds_a_layer_at_a_time():

@@ -60,18 +60,17 @@ class Entries:
         self._rows = self._shape[0] // mesh.devices.size
         self._arrays: dict[int, jax.Array] = {}
         self._borrowed: dict[int, tuple[Entries, int]] = {}
-        self._in_files = max(len(self) - buffer.on_disk, 0)  # the first entry that is
+        self._filed = {index: place for place, index in enumerate(buffer.filed)}
         self._traffic, self._file = traffic, self._made_file(traffic)
 
     def _made_file(self, traffic: Traffic | None) -> EntryFile | None:
-        count = len(self) - self._in_files
-        if traffic is None or not count:
+        if traffic is None or not self._filed:
             return None
         dtype = self.buffer.tensor_dtype.as_jax()
         memory = EntryMemory(
             self._shape, self._rows, dtype, self._host, traffic.scratch, traffic.recycled
         )
-        file = EntryFile(traffic, count, memory)
+        file = EntryFile(traffic, len(self._filed), memory)
         self._closed = weakref.finalize(self, file.close)
         return file
 
@@ -149,8 +148,8 @@ class Entries:
 
     def _set(self, index: int, array: jax.Array) -> None:
         self._borrowed.pop(index, None)
-        if self._file is not None and index >= self._in_files:
-            self._file.store(index - self._in_files, array)
+        if self._file is not None and index in self._filed:
+            self._file.store(self._filed[index], array)
         else:
             self._arrays[index] = array
         self.stored.add(index)
@@ -230,9 +229,9 @@ class Entries:
     def put(self, index: int, var: Variable, value: np.ndarray) -> None:
         """Fill an entry with a variable's value. Zeros are not written to a file."""
         self._check(index)
-        if self._file is not None and index >= self._in_files and _is_zeros(value):
+        if self._file is not None and index in self._filed and _is_zeros(value):
             self._borrowed.pop(index, None)
-            self._file.forget(index - self._in_files)
+            self._file.forget(self._filed[index])
             return
         shape, sharding = self.buffer.tensor_shape, self._sharding(index)
         self._set(index, put_variable(var, value, shape, sharding))
@@ -259,9 +258,9 @@ class Entries:
         if index in self._borrowed:
             lender, theirs = self._borrowed[index]
             return lender.in_file(theirs)
-        if self._file is None or index < self._in_files:
+        if self._file is None or index not in self._filed:
             return None
-        return self._file, index - self._in_files
+        return self._file, self._filed[index]
 
     def _shards(self, array: jax.Array) -> dict[int, jax.Array]:
         """This process's part of an array, by replica."""

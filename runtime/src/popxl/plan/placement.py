@@ -12,6 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
@@ -148,8 +149,9 @@ def _groups(traced: Traced, flow: Flow) -> Iterator[_Group]:
     it; those that many loads read apart, and small ones, of which time goes into each copy."""
     parts = _parts_of(traced.schedule.main)
     grouped: dict[tuple[str, bool, frozenset[str]], list[Entry]] = defaultdict(list)
+    filed = cache(lambda buffer: frozenset(buffer.filed))
     for (buffer, index), crossings in flow.crossings.items():
-        if index >= buffer.entries - buffer.on_disk:
+        if index in filed(buffer):
             continue
         label = buffer.kind or f"buffer {buffer.remote_buffer_id}"
         often = len(crossings.loads) + len(crossings.stores) > _HOT

@@ -130,7 +130,7 @@ def storage_of(ir: Ir) -> Storage:
     constants = {c._content: c for graph in ir._graphs for c in graph.constants if c._is_argument}
     buffers = list(_buffers(ir))
     resident = sum(_entry(b) * len(b.residents) for b in buffers)
-    on_disk = sum(_entry(b) * min(b.on_disk, b.entries) for b in buffers)
+    on_disk = sum(_entry(b) * len(b.filed) for b in buffers)
     return Storage(
         variables=sum(_bytes(t.shape, t.dtype.itemsize) for t in (*on_device, *constants.values()))
         + resident,

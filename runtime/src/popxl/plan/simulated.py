@@ -366,7 +366,7 @@ class SimulatedEntries:
 
     def __init__(self, buffer: RemoteBuffer, nbytes: int, device: Driven) -> None:
         self._resident, self._device = buffer.residents, device
-        self._in_files = buffer.entries - buffer.on_disk  # the first entry that is
+        self._filed = frozenset(buffer.filed)
         self._nbytes = nbytes
         self._arrays = {i: self._made(i) for i in self._resident}
 
@@ -393,7 +393,7 @@ class SimulatedEntries:
         return self.departing(index, False)[0]
 
     def departing(self, index: int, donate: bool) -> tuple[Any, str]:
-        on_disk = index >= self._in_files
+        on_disk = index in self._filed
         array = (
             self._arrays.pop(index) if donate and index in self._arrays and not on_disk else None
         )
@@ -408,7 +408,7 @@ class SimulatedEntries:
 
     def arrived(self, index: int, array: Any) -> None:
         self._arrays[index] = array
-        if index >= self._in_files:
+        if index in self._filed:
             self._device.write(array)
 
 

@@ -183,7 +183,7 @@ class Walk:
 
     def _fractions(self, step: Load | Store) -> tuple[float, float]:
         """Of what a step moves: fractions that stay on the device, and that are on disk."""
-        kept, filed = len(step.buffer.residents), min(step.buffer.on_disk, step.buffer.entries)
+        kept, filed = len(step.buffer.residents), len(step.buffer.filed)
         if step.buffer.entries in (kept, filed) or not (kept or filed):
             return float(kept > 0), float(filed > 0)
         if self._placed is None:
@@ -225,14 +225,16 @@ class _Places:
     @classmethod
     def of(cls, schedule: Schedule) -> _Places:
         """Those of a run."""
-        places, residents = cls(), cache(lambda buffer: buffer.residents)
+        places = cls()
+        residents = cache(lambda buffer: buffer.residents)
+        filed = cache(lambda buffer: frozenset(buffer.filed))
         for step, index in expected(schedule):
             if isinstance(step, Run):
                 continue
             entry = index[0] if isinstance(index, tuple) else index  # replicas are alike
             places.all[step] += 1
             places.resident[step] += entry in residents(step.buffer)
-            places.on_disk[step] += entry >= step.buffer.entries - step.buffer.on_disk
+            places.on_disk[step] += entry in filed(step.buffer)
         return places
 
     def fractions(self, step: Load | Store) -> tuple[float, float]:
