@@ -20,6 +20,7 @@ from modelling.layers.decoder_layer import Seeds as Seeds
 from modelling.layers.dropout import Dropout as Dropout
 from modelling.layers.embedding import Embeddings as Embeddings
 from modelling.layers.embedding import VocabularyEmbedding as VocabularyEmbedding
+from modelling.layers.experts import Clamp as Clamp
 from modelling.layers.experts import Experts as Experts
 from modelling.layers.experts import Router as Router
 from modelling.layers.feed_forward import Activation as Activation

@@ -11,6 +11,7 @@ from __future__ import annotations
 from config.llama import LlamaConfig
 from modelling.layers import (
     NO_SEEDS,
+    Clamp,
     DecoderAttention,
     DecoderLayer,
     Dropout,
@@ -40,7 +41,7 @@ class SelfAttention(DecoderAttention):
 
     Variables: `q.weight` (hidden, features on a replica), `kv.weight` (hidden, 2 * those of keys);
     `q.bias` and `kv.bias`, `q_norm.weight` and `k_norm.weight` where there are such;
-    `output.weight`.
+    `output.weight`; `sinks` where there are such.
 
     Args:
         kind: of the layer, see `config.llama`.
@@ -56,7 +57,7 @@ class SelfAttention(DecoderAttention):
             groups,
             attention.heads,
             attention.head_size,
-            Scores(scale, attention.cap, causal=True, window=window),
+            Scores(scale, attention.cap, causal=True, window=window, sinks=attention.sinks),
             config.execution.attention_serialisation,
             attention.key_value_heads,
         )
@@ -145,9 +146,10 @@ class Block(DecoderLayer):
         if not experts.count:
             bias = model.feed_forward_bias
             return GatedFeedForward(hidden, inner, groups, packed, model.activation, bias)
-        router = Router(experts.count, experts.chosen, experts.normalised)
+        router = Router(experts.count, experts.chosen, experts.normalised, experts.biases)
+        clamp = Clamp(experts.gate_limit, experts.gate_slope) if experts.gate_limit else None
         shared = experts.shared_size
-        return Experts(router, hidden, inner, groups, model.activation, shared, packed)
+        return Experts(router, hidden, inner, groups, model.activation, shared, packed, clamp)
 
     def _norm(self) -> RMSNorm:
         return RMSNorm(self.model.norm_epsilon, self.model.norms_from_one)

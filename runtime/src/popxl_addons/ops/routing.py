@@ -100,3 +100,26 @@ def weigh_rows(y: Any, weights: Any, order: Any, places: Any) -> Any:
         (rows, features).
     """
     return (y.astype(np.float32) * _in_order(weights, order)).astype(y.dtype)
+
+
+def _spread_back(xs: Any, ys: Any, dys: Any, *, experts: int) -> tuple[Any, None]:
+    weights, chosen = xs
+    return (dys[0][:, None] * _is_chosen(chosen, experts)).sum(-1).astype(weights.dtype), None
+
+
+def _is_chosen(chosen: Any, experts: int) -> Any:
+    """bool (tokens, k, experts)."""
+    return chosen[..., None] == np.arange(experts, dtype=np.int32)
+
+
+@jax_op(name="spread_weights", grad=_spread_back)
+def spread_weights(weights: Any, chosen: Any, *, experts: int) -> Any:
+    """The weights of all experts, 0 of those that a token did not choose.
+
+    Args:
+        weights, chosen: (tokens, k).
+
+    Returns:
+        (tokens, experts), of the dtype of `weights`.
+    """
+    return (weights[..., None] * _is_chosen(chosen, experts)).sum(1)
