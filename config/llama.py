@@ -242,8 +242,8 @@ class LlamaExperts(Section):
 
     balance: NonNegativeFloat = 0.0
     """Factor on the loss that balances experts: their number × the sum of each one's share of the
-    tokens × its mean probability, over all layers and the tokens of a micro-batch. HF:
-    router_aux_loss_coef, with output_router_logits."""
+    tokens × its mean probability, over all layers and the tokens of a micro-batch, without padding.
+    The loss of an evaluation is without it. HF: router_aux_loss_coef, with output_router_logits."""
 
     def validate(self) -> None:
         if self.balance and not self.count:
