@@ -242,8 +242,8 @@ class LlamaExperts(Section):
 
     balance: NonNegativeFloat = 0.0
     """Factor on the loss that balances experts: their number × the sum of each one's share of the
-    tokens × its mean probability, over all layers and the tokens of a micro-batch. HF:
-    router_aux_loss_coef, with output_router_logits."""
+    tokens × its mean probability, over all layers and the tokens of a micro-batch, without padding.
+    The loss of an evaluation is without it. HF: router_aux_loss_coef, with output_router_logits."""
 
     def validate(self) -> None:
         if self.balance and not self.count:
@@ -421,7 +421,8 @@ class LlamaConfig(RunConfig):
     def linear_inputs(self) -> dict[str, int]:
         parts, m = self.execution.tensor_parallel, self.model
         heads = m.attention.heads * m.attention.head_size
-        return super().linear_inputs() | {
-            "heads × head_size / execution.tensor_parallel": heads // parts,
-            "model.inner_size / execution.tensor_parallel": m.inner_size // parts,
-        }
+        sizes = {"heads × head_size": heads, "model.inner_size": m.inner_size}
+        if m.experts.shared_size:
+            sizes["model.experts.shared_size"] = m.experts.shared_size
+        cut = {f"{name} / execution.tensor_parallel": n // parts for name, n in sizes.items()}
+        return super().linear_inputs() | cut

@@ -15,7 +15,7 @@ from config.model import FewBits
 from modelling.layers.feed_forward import Activation, GatedFeedForward, activation_of
 from modelling.layers.layer import Layer, cast
 from modelling.layers.parallel import Groups
-from popxl import Tensor, TensorSpec, ops
+from popxl import Tensor, ops
 from popxl_addons.ops.clamped_gate import clamped_gate
 from popxl_addons.ops.routing import (
     rows_by_expert,
@@ -59,11 +59,6 @@ class Router(Layer):
             weights = weights / ops.sum(weights, -1, keepdims=True)
         return weights, chosen, probabilities
 
-    @property
-    def usage_spec(self) -> TensorSpec:
-        """The spec of `Experts.usage`."""
-        return TensorSpec((2, self.experts), popxl.float32)
-
 
 @dataclass(frozen=True)
 class Clamp:
@@ -88,13 +83,13 @@ class Experts(Layer):
     sigmoid(x @ `shared_gate.weight`), (1, hidden), if there is one.
 
     Attributes:
-        usage: of the tokens that went through last, float32 (2, experts): how many chose each
-            expert, and the sum of each one's probabilities.
+        routing: of the tokens that went through last, their experts and the probabilities of all,
+            see `Router.build`.
 
     Args:
         inner: features inside an expert.
         shared: those of the shared one; None: there is none.
-        few_bits: of the shared one, see `Linear`.
+        few_bits: of all experts' matrices, see `Linear`.
         clamp: of the gates; None: they are activation(gate) * up.
     """
 
@@ -110,7 +105,7 @@ class Experts(Layer):
         clamp: Clamp | None = None,
     ) -> None:
         super().__init__()
-        self.router, self.groups, self.clamp = router, groups, clamp
+        self.router, self.groups, self.clamp, self.few_bits = router, groups, clamp, few_bits
         self.part = groups.shard(inner, "inner features of an expert")
         self.activation = activation_of(activation)
         self.shared: GatedFeedForward | None = None
@@ -126,8 +121,7 @@ class Experts(Layer):
         tokens = x.reshape((-1, x.shape[-1]))
         weights, chosen, probabilities = self.router(tokens)
         routes = rows_by_expert(chosen, experts=self.router.experts)
-        counts = ops.cast(routes[2], popxl.float32)
-        self.usage = ops.concat([t.reshape((1, -1)) for t in (counts, ops.sum(probabilities, 0))])
+        self.routing = chosen, probabilities
         inside, shared = (self.groups.copy_to_tp(t) for t in (tokens, weights))
         y = self.groups.reduce_from_tp(self._mixture(inside, shared, routes))
         if self.router.bias:
@@ -142,7 +136,7 @@ class Experts(Layer):
         Inner features are weighed, not what is made of them: they are fewer, and gradients then
         ask for no product again.
         """
-        wi, wo = self._matrices("wi", 2 * self.part, x), self._matrices("wo", self.part, x)
+        wi, wo = self._matrices("wi", 2 * self.part, x, 1), self._matrices("wo", self.part, x, 0)
         order, places, sizes = routes
         rows = take_rows(x, order, places)
         both = ops.grouped_matmul(rows, wi, sizes, transpose=True)
@@ -172,9 +166,10 @@ class Experts(Layer):
         shares = spread_weights(weights, chosen, experts=experts)
         return ops.matmul(cast(shares, x.dtype), bias.reshape((experts, -1)))
 
-    def _matrices(self, name: str, rows: int, x: Tensor) -> Tensor:
-        shape = (self.router.experts * rows, x.shape[-1])
-        return self.weight(f"{name}.weight", shape, x.dtype, self.groups.sharded)
+    def _matrices(self, name: str, rows: int, x: Tensor, axis: int) -> Tensor:
+        """Those of all experts; `axis` is that of the input features."""
+        shape, group = (self.router.experts * rows, x.shape[-1]), self.groups.sharded
+        return self.packed_weight(f"{name}.weight", shape, x.dtype, group, self.few_bits, axis)
 
     def _shared_gate(self, x: Tensor) -> Tensor:
         weight = self.weight("shared_gate.weight", (1, x.shape[-1]), x.dtype)

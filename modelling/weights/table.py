@@ -170,7 +170,7 @@ class WeightTable:
         row, parts = place.row, place.variable
 
         def make(tensors: Arrays) -> Sequence[np.ndarray]:
-            return quantised(self._host_data(place, tensors), parts)
+            return quantised(self._host_data(place, tensors), parts, row.input_axis)
 
         if not isinstance(tensors, KeepsPacked):
             return make(tensors)
