@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 import popxl
 from data.preferences import SEGMENTS, texts_per_row
 from modelling.layers import Axes, Embeddings, Layers, LMHeadLoss
+from modelling.phases.alike import layers_alike
 from modelling.phases.buffers import Chain, InputBuffers, Port
 from modelling.phases.layout import Layout
 from modelling.phases.loss_phase import LossPhase
@@ -77,17 +78,22 @@ def _run(
     learned = (trained, trained and getattr(layers.kinds[0], "sum_is_learned", False))
     passed = zip(chains, learned, strict=False)
     into, out = zip(*(chain.through(count, it) for chain, it in passed), strict=True)
-    kinds: list[Phase] = []
+    kinds: list[list[tuple[Phase, range]]] = []
     for number, module in enumerate(layers.kinds):
         kinds.append(
-            Phase(
+            layers_alike(
                 f"{name}_{number + 1}" if number else name,
                 module,
                 {**_named(into), **others},
                 out,
                 settings,
                 count,
-                weights_of=kinds[0] if kinds else None,  # it has the variables of all layers
+                weights_of=kinds[0][0][0] if kinds else None,  # it has the variables of all layers
             )
         )
-    return [(kinds[kind], rows) for kind, rows in layers.runs()]
+    return [
+        (phase, rows[max(own.start - rows.start, 0) : max(own.stop - rows.start, 0)])
+        for kind, rows in layers.runs()
+        for phase, own in kinds[kind]
+        if own.start < rows.stop and rows.start < own.stop
+    ]

@@ -51,6 +51,8 @@ class Phase:
             The name of a tree of variables stands for all of them, "" for all variables.
         weights_of: a phase of as many layers that has the same variables and keeps them; the caller
             decides in which of the two it runs a layer.
+        keeps: whether activations are kept for the backward pass; None: as the settings have it.
+        first: the first layer that the caller runs in this phase.
     """
 
     _owner: dict[str, Phase]  # of borrowed variables
@@ -67,8 +69,12 @@ class Phase:
         entries: int = 1,
         shared: Mapping[str, Phase] | None = None,
         weights_of: Phase | None = None,
+        keeps: bool | None = None,
+        first: int = 0,
     ) -> None:
         self.name, self.entries, self._settings = name, entries, settings
+        self._keeps = settings.layers_kept(name, entries) > 0 if keeps is None else keeps
+        self._first = first
         self.layer = type(module).__name__
         self.keeps_variables = weights_of is None
         specs = [port.spec for port in inputs.values()]
@@ -150,7 +156,7 @@ class Phase:
         # So keeping activations and computing them again give the same bits.
         popxl.transforms.outline(forward.graph, _taken_from_inside(forward, grad))
         popxl.transforms.outline(grad.graph)
-        if not settings.keeps(self.name):
+        if not self._keeps:
             grad = addons.recompute_graph(grad)
         loads = {tensors[n]: port.value for n, port in inputs.items()}
         for given, result in _gradient_inputs(grad).items():
@@ -174,6 +180,7 @@ class Phase:
             seed_input=seed,
             rows=self.entries,
             io_mode="compute",
+            first_row=self._first,
         )
         for handle in fwd.stored_buffers.values():
             handle.buffer.kind = handle.buffer.kind or "activations inside layers"

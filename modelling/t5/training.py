@@ -21,6 +21,7 @@ from modelling.phases import (
     Phase,
     Port,
     Settings,
+    layers_alike,
 )
 from modelling.t5.blocks import DecoderBlock, DecoderHead, EncoderBlock, EncoderFinalNorm
 from modelling.t5.weights import weight_table
@@ -51,12 +52,13 @@ def t5_layout(settings: Settings) -> Layout:
     embeddings = Phase("embeddings", Embeddings(config), read, [encoder.end], settings)
     stacks = _stack("encoder", EncoderBlock, mask, encoder, settings)
     x, y = encoder.through(1, settings.trains_any("encoder_head"))
-    stacks.append(Phase("encoder_head", EncoderFinalNorm(config), {"x": x}, [y], settings))
+    final = Phase("encoder_head", EncoderFinalNorm(config), {"x": x}, [y], settings)
     read = {"words": inputs.port("decoder_words")}
     borrowed = {"": embeddings}
-    stacks.append(
-        Phase("decoder_embeddings", Embeddings(config), read, [decoder.end], settings, 1, borrowed)
+    begun = Phase(
+        "decoder_embeddings", Embeddings(config), read, [decoder.end], settings, 1, borrowed
     )
+    stacks += [(final, range(1)), (begun, range(1))]
     encoded = {"encoded": encoder.shared()}
     stacks += _stack("decoder", DecoderBlock, encoded | mask, decoder, settings)
     tied = {"tokens": embeddings} if head.tied else None
@@ -67,7 +69,7 @@ def t5_layout(settings: Settings) -> Layout:
         with popxl.plan.part("encoder_head/backward"):
             encoder.begin_gradient()
 
-    order = [(phase, range(phase.entries)) for phase in (embeddings, *stacks, loss)]
+    order = [(embeddings, range(1)), *stacks, (loss, range(1))]
     return Layout(inputs, order, begin)
 
 
@@ -77,16 +79,17 @@ def _stack(
     others: Mapping[str, Port],
     chain: Chain,
     settings: Settings,
-) -> list[Phase]:
+) -> list[tuple[Phase, range]]:
     """The phase of a stack's first layer, which lends its relative positions, and those of the
-    layers after it.
+    layers after it, with the layers that each is for.
 
     Args:
         others: what layers take besides x.
     """
     config, lent = settings.config, dict[str, Phase]()
     assert isinstance(config, T5Config)
-    adapters, before, phases = LayerAdapters(config, weight_table), 0, list[Phase]()
+    adapters, before = LayerAdapters(config, weight_table), 0
+    phases: list[tuple[Phase, range]] = []
     first = {f"first_{name}_layer": 1}
     for phase, layers in (first | settings.runs(f"{name}_block", config.model.layers - 1)).items():
         if layers:
@@ -94,7 +97,8 @@ def _stack(
             x, y = chain.through(layers, settings.trains_any(phase) or reads_trained)
             inputs = {"x": x, **others}
             module = adapters.give(block(config), f"{name}.{before}")
-            phases.append(Phase(phase, module, inputs, [y], settings, layers, lent))
+            phases += layers_alike(phase, module, inputs, [y], settings, layers, lent)
             before += layers
-            lent = {n: phases[0] for n in phases[0].names if RELATIVE_POSITION in n.split(".")}
+            lender, _ = phases[0]
+            lent = {n: lender for n in lender.names if RELATIVE_POSITION in n.split(".")}
     return phases
