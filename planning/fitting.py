@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from config.errors import ConfigError
 from config.layers import largest_divisor
@@ -44,7 +45,7 @@ def generation(name: str, config: RunConfig, machine: Machine) -> Report:
     made = report(name, inference_needs(one, machine.target), machine)
     if made.fits or one.execution.disk is not None:
         return made
-    on_disk = one.changed({"execution.disk": DISK})
+    on_disk = made.needs.config.changed({"execution.disk": DISK})
     other = report(name, inference_needs(on_disk, machine.target), machine)
     return other if other.fits else made
 
@@ -71,16 +72,21 @@ def _layouts(config: RunConfig, devices: int) -> Iterator[RunConfig]:
 def _smallest_that_fits(name: str, config: RunConfig, machine: Machine) -> Report:
     """With smaller micro-batches as long as device memory is too small, and with the disk if host
     memory is."""
-    made = report(name, finetuning_needs(config, machine.target), machine)
+    target = machine.target
+    needs = finetuning_needs(config, target)
+    made = report(name, needs, machine)
     while not made.fits:
         execution = made.needs.config.execution
         needed, there = made.shares.get("device memory", (0, 0))
         if needed > there and execution.micro_batch_size > 1:
             half = largest_divisor(execution.micro_batch_size, execution.micro_batch_size // 2)
             config = made.needs.config.changed({"execution.micro_batch_size": half})
+            needs = finetuning_needs(config, target)
         elif needed <= there and execution.disk is None:
             config = made.needs.config.changed({"execution.disk": DISK})
+            same = machine.platform != "cpu"  # the program is the same with a disk
+            needs = replace(needs, config=config) if same else finetuning_needs(config, target)
         else:
             break
-        made = report(name, finetuning_needs(config, machine.target), machine)
+        made = report(name, needs, machine)
     return made
