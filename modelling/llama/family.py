@@ -5,7 +5,7 @@ from __future__ import annotations
 from config.llama import LlamaConfig
 from modelling.decoder import Decoder
 from modelling.layers import Embeddings, Layers
-from modelling.llama.block import BalancedBlock, BalancedHead, Block, DecoderHead
+from modelling.llama.block import Block, CountingBlock, CountingHead, DecoderHead
 from modelling.llama.config_json import from_config_json, normalise, to_config_json
 from modelling.llama.weights import weight_table
 from modelling.spec import decoder_family
@@ -14,8 +14,8 @@ from modelling.spec import decoder_family
 def decoder(config: LlamaConfig) -> Decoder:
     """A configured model."""
     model = config.model
-    balanced = model.experts.balance > 0 and not model.eval
-    block, head = (BalancedBlock, BalancedHead) if balanced else (Block, DecoderHead)
+    counts = model.experts.count > 0 and not model.eval
+    block, head = (CountingBlock, CountingHead) if counts else (Block, DecoderHead)
     return Decoder(
         embeddings=lambda: Embeddings(config, model.embedding.scale),
         layers=lambda room: Layers.of(model.kinds, lambda kind: block(config, kind, room)),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import popxl
-from data.preferences import texts_per_row
+from data.preferences import SEGMENTS, texts_per_row
 from modelling.layers import Axes, Embeddings, Layers, LMHeadLoss
 from modelling.phases.buffers import Chain, InputBuffers, Port
 from modelling.phases.layout import Layout
@@ -25,7 +25,8 @@ def decoder_only_layout(
     Inputs: `words`, int32 (micro-batch, sequence_length), those of the head's objective, and where
     samples hold several texts, `starts`, see `data.causal_lm.starts_of`.
 
-    Layers may add up something besides, which the head takes after x (`DecoderLayer.added_up`).
+    Layers may add up something besides, for which they read `segments`, and which the head takes
+    after x (`DecoderLayer.added_up`).
 
     Args:
         layers: `build(x, seed=None)` returns the shape of x, (batch, length, hidden), or
@@ -36,20 +37,21 @@ def decoder_only_layout(
     model, batch = config.model, config.execution.micro_batch_size
     words = popxl.TensorSpec((batch, model.sequence_length), popxl.int32)
     learned = head.objective.streams(words)
-    packed = {"starts": words} if texts_per_row(config) > 1 else {}
-    inputs = InputBuffers({"words": words} | learned | packed, settings)
+    added_up = getattr(layers.kinds[0], "added_up", None)
+    read = {} if added_up is None else {SEGMENTS: words}
+    read |= {"starts": words} if texts_per_row(config) > 1 else {}
+    inputs = InputBuffers({"words": words} | learned | read, settings)
     shape = Axes.of(config).shape(batch, model.sequence_length, model.hidden_size)
     hidden = popxl.TensorSpec(shape, settings.dtype)
     chain = Chain(hidden, settings, trained=settings.trains_any("embeddings"))
     first = Phase("embeddings", embeddings, inputs.ports(["words"]), [chain.end], settings)
-    added_up = getattr(layers.kinds[0], "added_up", None)
     sums = None if added_up is None else Chain(added_up, settings, trained=False)
     chains = [chain] if sums is None else [chain, sums]
     stack: list[tuple[Phase, range]] = []
     first_layer = 0
     for name, count in settings.runs("layer", len(layers.order)).items():
         part = layers.part(range(first_layer, first_layer + count))
-        stack += _run(name, part, chains, inputs.ports(packed), settings)
+        stack += _run(name, part, chains, inputs.ports(read), settings)
         first_layer += count
     head_inputs = {**_named(c.end for c in chains), **inputs.ports(learned)}
     last = LossPhase("head", head, head_inputs, settings, {"tokens": first} if head.tied else None)
@@ -71,9 +73,10 @@ def _run(
     settings: Settings,
 ) -> list[tuple[Phase, range]]:
     """Layers that are trained alike, in order: a phase for each kind."""
-    count = len(layers.order)
-    trained = settings.trains_any(name)
-    into, out = zip(*(chain.through(count, trained) for chain in chains), strict=True)
+    count, trained = len(layers.order), settings.trains_any(name)
+    learned = (trained, trained and getattr(layers.kinds[0], "sum_is_learned", False))
+    passed = zip(chains, learned, strict=False)
+    into, out = zip(*(chain.through(count, it) for chain, it in passed), strict=True)
     kinds: list[Phase] = []
     for number, module in enumerate(layers.kinds):
         kinds.append(

@@ -142,7 +142,7 @@ class Phase:
             self._grad_facts, grad = addons.autodiff_with_accumulation(
                 forward,
                 self._accumulated(forward),
-                grads_provided=list(results),
+                grads_provided=[t for t, port in results.items() if port.grad is not None],
                 grads_required=with_grad,
                 mean=False,
                 accumulator_dtype=popxl.float32,

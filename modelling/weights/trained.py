@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import translate
-from itertools import chain, groupby
+from itertools import groupby
 
 from config.errors import ConfigError, nearest
 from config.run import Training
@@ -55,7 +55,7 @@ def _names(table: WeightTable) -> dict[str, list[str]]:
     names = {w.name: [w.name] for w in table.weights}
     names |= {alias: [name] for alias, name in table.aliases.items()}
     names |= {fused: list(parts) for fused, parts in table.fused.items()}
-    names |= {stacked: list(chain(*parts)) for stacked, parts in table.stacked.items()}
+    names |= {stacked: parts.weights for stacked, parts in table.stacked.items()}
     for layer, rows in table.layers.items():
         names |= {f"{layer}.{row.path}": [w.name for w in row.weights] for row in rows}
     return names
