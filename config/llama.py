@@ -352,6 +352,10 @@ class LlamaConfig(RunConfig):
     data: SegmentsData = field(default_factory=SegmentsData)
 
     @property
+    def experts(self) -> int:
+        return self.model.experts.count
+
+    @property
     def adapter_targets(self) -> str:
         return "qkv_proj" if self.model.architecture == "phi3" else super().adapter_targets
 
@@ -363,11 +367,20 @@ class LlamaConfig(RunConfig):
                 f"model.attention.key_value_heads {heads} and execution.tensor_parallel {parts}: "
                 "one must be a multiple of the other"
             )
+        self._check_expert_groups()
         optimizer = self.training.optimizer
         if parts > heads and not optimizer.record.shared_parts:
             raise ConfigError(
                 f"{optimizer.name} with execution.tensor_parallel {parts} above "
                 f"model.attention.key_value_heads {heads} is not supported: take adamw"
+            )
+
+    def _check_expert_groups(self) -> None:
+        groups, m = self.execution.expert_groups, self.model
+        if groups > 1 and (m.norms != "before" or m.dropout_prob or m.residual_scale != 1):
+            raise ConfigError(
+                "execution.expert_groups is for layers that only add what experts give: "
+                "model.norms before, dropout_prob 0 and residual_scale 1"
             )
 
     def tensor_parallel_sizes(self) -> dict[str, int]:

@@ -67,6 +67,7 @@ class Experts(Layer):
         inner: features inside an expert.
         shared: those of the shared one; None: there is none.
         few_bits: of the shared one, see `Linear`.
+        held: how many experts it has matrices of; None: all.
     """
 
     def __init__(
@@ -78,9 +79,11 @@ class Experts(Layer):
         activation: Activation,
         shared: int | None = None,
         few_bits: FewBits | None = None,
+        held: int | None = None,
     ) -> None:
         super().__init__()
         self.router, self.groups = router, groups
+        self.held = held or router.experts
         self.part = groups.shard(inner, "inner features of an expert")
         self.activation = activation_of(activation)
         self.shared: GatedFeedForward | None = None
@@ -94,15 +97,29 @@ class Experts(Layer):
     def build(self, x: Tensor) -> Tensor:
         """See `whole`."""
         tokens = x.reshape((-1, x.shape[-1]))
+        weights, _, routes = self.route(tokens)
+        y = self.mixture(tokens, weights, routes)
+        if self.shared is not None:
+            y = y + self.of_shared(tokens)
+        return y.reshape(x.shape)
+
+    def route(self, tokens: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """(tokens, hidden) -> the router's weights and choices, and what `rows_by_expert` says."""
         weights, chosen, probabilities = self.router(tokens)
         routes = rows_by_expert(chosen, experts=self.router.experts)
         counts = ops.cast(routes[2], popxl.float32)
         self.usage = ops.concat([t.reshape((1, -1)) for t in (counts, ops.sum(probabilities, 0))])
+        return weights, chosen, routes
+
+    def mixture(self, tokens: Tensor, weights: Tensor, routes: tuple[Tensor, ...]) -> Tensor:
+        """The sum over the experts that it has, (tokens, hidden), on all replicas."""
         inside, weights = (self.groups.copy_to_tp(t) for t in (tokens, weights))
-        y = self.groups.reduce_from_tp(self._mixture(inside, weights, routes))
-        if self.shared is not None:
-            y = y + self._shared_gate(tokens) * self.shared.whole(tokens)
-        return y.reshape(x.shape)
+        return self.groups.reduce_from_tp(self._mixture(inside, weights, routes))
+
+    def of_shared(self, tokens: Tensor) -> Tensor:
+        """What the shared one adds, (tokens, hidden)."""
+        assert self.shared is not None
+        return self._shared_gate(tokens) * self.shared.whole(tokens)
 
     def _mixture(self, x: Tensor, weights: Tensor, routes: tuple[Tensor, ...]) -> Tensor:
         """This replica's part of the sum, from its features of each expert.
@@ -113,13 +130,19 @@ class Experts(Layer):
         wi, wo = self._matrices("wi", 2 * self.part, x), self._matrices("wo", self.part, x)
         order, places, sizes = routes
         rows = take_rows(x, order, places)
-        both = ops.grouped_matmul(rows, wi, sizes, transpose=True)
+        usual = self._usual_rows(weights)
+        both = ops.grouped_matmul(rows, wi, sizes, transpose=True, usual=usual)
         gate, up = ops.split(both, 2, axis=-1)
         inner = weigh_rows(self.activation(gate) * up, weights, order, places)
-        return sum_rows(ops.grouped_matmul(inner, wo, sizes), order, places)
+        return sum_rows(ops.grouped_matmul(inner, wo, sizes, usual=usual), order, places)
+
+    def _usual_rows(self, weights: Tensor) -> int | None:
+        """How many rows are of the experts that it has, if all are chosen alike; None: all are."""
+        every = self.router.experts
+        return None if self.held == every else weights.nelms * self.held // every
 
     def _matrices(self, name: str, rows: int, x: Tensor) -> Tensor:
-        shape = (self.router.experts * rows, x.shape[-1])
+        shape = (self.held * rows, x.shape[-1])
         return self.weight(f"{name}.weight", shape, x.dtype, self.groups.sharded)
 
     def _shared_gate(self, x: Tensor) -> Tensor:

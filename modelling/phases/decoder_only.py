@@ -8,17 +8,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import popxl
+import popxl_addons as addons
 from data.preferences import texts_per_row
 from modelling.layers import Axes, Embeddings, Layers, LMHeadLoss
 from modelling.phases.buffers import Chain, InputBuffers, Port
-from modelling.phases.layout import Layout
+from modelling.phases.expert_groups import layers_and_experts
+from modelling.phases.layout import Layout, Stage
 from modelling.phases.loss_phase import LossPhase
 from modelling.phases.phase import Phase
 from modelling.phases.settings import Settings
 
 
 def decoder_only_layout(
-    settings: Settings, embeddings: Embeddings, layers: Layers, head: LMHeadLoss
+    settings: Settings,
+    embeddings: Embeddings,
+    layers: Layers,
+    head: LMHeadLoss,
+    experts: addons.Module | None = None,
 ) -> Layout:
     """Embeddings, layers, and the head.
 
@@ -31,6 +37,7 @@ def decoder_only_layout(
         layers: `build(x, seed=None)` returns the shape of x, (batch, length, hidden), or
             `build(x, starts, seed=None)` where samples hold several texts.
         head: it may be tied to the embedding.
+        experts: a group of a layer's, where they are phases of their own, see `layers_and_experts`.
     """
     config = settings.config
     model, batch = config.model, config.execution.micro_batch_size
@@ -45,15 +52,20 @@ def decoder_only_layout(
     added_up = getattr(layers.kinds[0], "added_up", None)
     sums = None if added_up is None else Chain(added_up, settings, trained=False)
     chains = [chain] if sums is None else [chain, sums]
-    stack: list[tuple[Phase, range]] = []
+    stack: list[Stage] = []
     first_layer = 0
     for name, count in settings.runs("layer", len(layers.order)).items():
         part = layers.part(range(first_layer, first_layer + count))
-        stack += _run(name, part, chains, inputs.ports(packed), settings)
+        others = inputs.ports(packed)
+        if experts is None:
+            stack += _run(name, part, chains, others, settings)
+        else:
+            names = name, name.replace("layer", "experts", 1)
+            stack += layers_and_experts(names, part, experts, chains, others, settings)
         first_layer += count
     head_inputs = {**_named(c.end for c in chains), **inputs.ports(learned)}
     last = LossPhase("head", head, head_inputs, settings, {"tokens": first} if head.tied else None)
-    order = [(first, range(1)), *stack, (last, range(1))]
+    order = [Stage(first, range(1)), *stack, Stage(last, range(1))]
     begin = {} if sums is None else {"begin_forward": sums.begin_value}
     return Layout(inputs, order, **begin)
 
@@ -69,7 +81,7 @@ def _run(
     chains: Sequence[Chain],
     others: dict[str, Port],
     settings: Settings,
-) -> list[tuple[Phase, range]]:
+) -> list[Stage]:
     """Layers that are trained alike, in order: a phase for each kind."""
     count = len(layers.order)
     trained = settings.trains_any(name)
@@ -87,4 +99,4 @@ def _run(
                 weights_of=kinds[0] if kinds else None,  # it has the variables of all layers
             )
         )
-    return [(kinds[kind], rows) for kind, rows in layers.runs()]
+    return [Stage(kinds[kind], rows) for kind, rows in layers.runs()]

@@ -115,7 +115,7 @@ class Phase:
             self._settings.micro_batches,
             load_handles={t: port.value for t, port in tensors},
             store_streams=self._streams(results),
-            store_buffers={t: port.value for t, port in zip(results, outputs, strict=False)},
+            store_buffers={t: port.place for t, port in zip(results, outputs, strict=False)},
             rows=max(self.entries, 2),
             io_mode="compute",
         )
@@ -142,7 +142,7 @@ class Phase:
             self._grad_facts, grad = addons.autodiff_with_accumulation(
                 forward,
                 self._accumulated(forward),
-                grads_provided=list(results),
+                grads_provided=[t for t, port in results.items() if port.grad is not None],
                 grads_required=with_grad,
                 mean=False,
                 accumulator_dtype=popxl.float32,
@@ -157,7 +157,7 @@ class Phase:
             gradient = results[result].grad
             assert gradient is not None, "the output of a layer has a gradient"
             loads[given] = gradient
-        stores = {t: port.value for t, port in results.items()}
+        stores = {t: port.place for t, port in results.items()}
         input_grads = [port.grad for port in inputs.values() if port.grad is not None]
         stores.update(zip(grad.graph.outputs, input_grads, strict=True))
         named = forward.args.copy()
