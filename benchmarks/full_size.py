@@ -72,6 +72,26 @@ COMPACT = {
 ADAPTERS = {"adapter": {"rank": 16, "targets": "all-linear"}}
 IN_4_BITS = {**ADAPTERS, "model": {"quantisation": "int4"}}
 SHORT_IN_4_BITS = {**ADAPTERS, "model": {"quantisation": "int4", "sequence_length": 256}}
+OLMOE = {
+    "architecture": "olmoe",
+    "layers": 16,
+    "hidden_size": 2048,
+    "inner_size": 1024,
+    "max_length": 4096,
+    "norm_epsilon": 1e-5,
+    "start_token": None,
+    "end_token": 50279,
+    "pad_token": 1,
+    "embedding": {"vocab_size": 50304},
+    "attention": {
+        "heads": 16,
+        "key_value_heads": 16,
+        "norms": "projections",
+        "rotary": {"theta": 10000},
+    },
+    "experts": {"count": 64, "chosen": 8, "normalised": False},
+}
+"""allenai/OLMoE-1B-7B-0924: 6.9 B parameters, 1.3 B of a token."""
 RUNS: Mapping[str, Run] = {
     "base_adamw": Run("base", 2.5, 4, {}),
     "base_validation": Run("base", 1.8, 4, {}, "validation"),
@@ -89,6 +109,7 @@ RUNS: Mapping[str, Run] = {
     "gptj_6b_adapters": Run("gptj_6B_gpu", 15.0, 1, ADAPTERS, steps=1),
     "gptj_6b_adapters_int4": Run("gptj_6B_gpu", 8.0, 1, IN_4_BITS, steps=1),
     "llama_8b_adapters_int4": Run("llama3_1_8B", 7.0, 1, SHORT_IN_4_BITS, steps=1),
+    "olmoe_7b": Run("qwen3_30B_A3B", 15.0, 4, {**COMPACT, "model": OLMOE}, steps=1),
 }
 
 

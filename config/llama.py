@@ -1,8 +1,8 @@
 """The configuration of Llama-shaped decoders: what an architecture does, setting by setting.
 
 Llama 2 and 3, Mistral, Ministral 3, Qwen 2 and 3, Phi-3 and 4, Gemma 2 and 3, SmolLM, OLMo 2 and 3,
-Granite, and the mixtures of experts Mixtral, Qwen 2 and 3 and OLMoE are this model with different
-settings, which their config.json says (`modelling/llama/config_json.py`).
+Granite, and the mixtures of experts Mixtral, Qwen 2 and 3, OLMoE and gpt-oss are this model with
+different settings, which their config.json says (`modelling/llama/config_json.py`).
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from files.shown import shown
 Architecture = Literal[
     "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text", "smollm3", "olmo2",
     "granite", "ministral3", "olmo3", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe",
+    "gpt_oss",
 ]  # fmt: skip
 
 WINDOW, FULL, UNROTATED, UNROTATED_WINDOW = "w", "f", "n", "u"
@@ -82,6 +83,9 @@ class LlamaRotary(Section):
 
     slow_turns: PositiveFloat = 1.0
     """yarn: features that turn less often are scaled by the whole factor. HF: beta_slow."""
+
+    truncate: bool = True
+    """yarn: round fast_turns and slow_turns to whole pairs of features."""
 
     short_factors: str | None = None
     """longrope: divisors of the angles up to original_length, separated by commas, one for each
@@ -166,6 +170,9 @@ class LlamaAttention(Section):
     output_bias: bool = False
     """Give the output projection a bias."""
 
+    sinks: bool = False
+    """Give each head a learned score beside those of the keys, of nothing."""
+
     rotary: LlamaRotary = field(default_factory=LlamaRotary)
 
     def validate(self) -> None:
@@ -223,10 +230,20 @@ class LlamaExperts(Section):
     """Features of an expert for all tokens, with a gate of its own. null: none. HF:
     shared_expert_intermediate_size."""
 
+    biases: bool = False
+    """Give the router and the experts' maps biases."""
+
+    gate_limit: PositiveFloat | None = None
+    """Inner features are gate × sigmoid(gate_slope × gate) × (up + 1), with the gate at most this
+    and up within ± this. null: activation(gate) × up. HF: swiglu_limit."""
+
+    gate_slope: PositiveFloat = 1.702
+    """See gate_limit. HF: swiglu_alpha."""
+
     balance: NonNegativeFloat = 0.0
     """Factor on the loss that balances experts: their number × the sum of each one's share of the
-    tokens × its mean probability, over all layers and the tokens of a micro-batch. HF:
-    router_aux_loss_coef, with output_router_logits."""
+    tokens × its mean probability, over all layers and the tokens of a micro-batch, without padding.
+    The loss of an evaluation is without it. HF: router_aux_loss_coef, with output_router_logits."""
 
     def validate(self) -> None:
         if self.balance and not self.count:
@@ -319,7 +336,9 @@ class LlamaModel(Model):
         super().validate()
         self._check_end_tokens()
         if self.experts.count and self.feed_forward_bias:
-            raise ConfigError("model.feed_forward_bias is not for model.experts: leave out one")
+            raise ConfigError(
+                "model.feed_forward_bias is not for model.experts: set model.experts.biases"
+            )
         if len(self.attention.pattern) > self.layers:
             raise ConfigError(
                 f"model.attention.pattern has {len(self.attention.pattern)} letters, but there are "
@@ -375,9 +394,17 @@ class LlamaConfig(RunConfig):
                 f"model.attention.key_value_heads {heads} is not supported: take adamw"
             )
 
+    def expert_weights(self) -> int:
+        return 3 * self.experts * self.model.hidden_size * self.model.inner_size
+
+    @property
+    def cuts_experts(self) -> bool:
+        m = self.model
+        only_added = m.norms == "before" and not m.dropout_prob and m.residual_scale == 1
+        return super().cuts_experts and only_added
+
     def _check_expert_groups(self) -> None:
-        groups, m = self.execution.expert_groups, self.model
-        if groups > 1 and (m.norms != "before" or m.dropout_prob or m.residual_scale != 1):
+        if self.execution.expert_groups > 1 and not self.cuts_experts:
             raise ConfigError(
                 "execution.expert_groups is for layers that only add what experts give: "
                 "model.norms before, dropout_prob 0 and residual_scale 1"
@@ -415,7 +442,8 @@ class LlamaConfig(RunConfig):
     def linear_inputs(self) -> dict[str, int]:
         parts, m = self.execution.tensor_parallel, self.model
         heads = m.attention.heads * m.attention.head_size
-        return super().linear_inputs() | {
-            "heads × head_size / execution.tensor_parallel": heads // parts,
-            "model.inner_size / execution.tensor_parallel": m.inner_size // parts,
-        }
+        sizes = {"heads × head_size": heads, "model.inner_size": m.inner_size}
+        if m.experts.shared_size:
+            sizes["model.experts.shared_size"] = m.experts.shared_size
+        cut = {f"{name} / execution.tensor_parallel": n // parts for name, n in sizes.items()}
+        return super().linear_inputs() | cut

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 MISSING = {
-    "a mixture of experts": "dbrx deepseek_v2 deepseek_v3 ernie4_5_moe glm4_moe gpt_oss granitemoe "
+    "a mixture of experts": "dbrx deepseek_v2 deepseek_v3 ernie4_5_moe glm4_moe granitemoe "
     "hunyuan_v1_moe jamba llama4 llama4_text minimax phimoe "
     "qwen3_next qwen3_5_moe",
     "an encoder alone, which writes nothing": "albert bert deberta deberta-v2 distilbert electra "

@@ -76,6 +76,15 @@ class RunConfig(Section):
         return 0
 
     @property
+    def cuts_experts(self) -> bool:
+        """Whether a layer's experts may be cut into groups."""
+        return self.experts > 1
+
+    def expert_weights(self) -> int:
+        """Weights of the experts of a layer."""
+        return 0
+
+    @property
     def expert_groups(self) -> int:
         """Into how many groups a layer's experts are cut, each a phase of its own; 1: none."""
         return self.execution.expert_groups

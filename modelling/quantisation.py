@@ -31,9 +31,12 @@ _AT_ONCE = 2**22  # elements that are quantised at a time, whose steps take memo
 
 
 def packed_shapes(
-    shape: tuple[int, int], few_bits: FewBits
+    shape: tuple[int, int], few_bits: FewBits, axis: int = 0
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Shapes of the parts of a weight (in features, out features).
+    """Shapes of the parts of a weight.
+
+    Args:
+        shape: of the weight; `axis` is that of its input features.
 
     Returns:
         Of the packed values, uint16, four or two to a word; of scale and bias, float16.
@@ -41,7 +44,7 @@ def packed_shapes(
     Raises:
         ValueError: the groups do not divide the input features, or are no whole words.
     """
-    features, outputs = shape
+    features, outputs = shape[axis], shape[1 - axis]
     size, in_a_word = few_bits.group_size, _WORD // few_bits.bits
     if features % size or size % in_a_word:
         raise ValueError(
@@ -52,14 +55,16 @@ def packed_shapes(
     return (*groups, size // in_a_word), (*groups, 1), (*groups, 1)
 
 
-def unpacked(parts: Sequence[Tensor], few_bits: FewBits, dtype: popxl.dtype) -> Tensor:
-    """The weight (in features, out features) that `PARTS` stand for."""
+def unpacked(
+    parts: Sequence[Tensor], few_bits: FewBits, dtype: popxl.dtype, axis: int = 0
+) -> Tensor:
+    """The weight that `PARTS` stand for, whose input features are along `axis`."""
     words, scale, bias = parts
-    matrix = group_quantize_decompress(words, scale, bias, 0, few_bits.bits)
+    matrix = group_quantize_decompress(words, scale, bias, axis, few_bits.bits)
     return matrix if matrix.dtype == dtype else ops.cast(matrix, dtype)
 
 
-def quantised(weight: np.ndarray, parts: NamedTensors) -> list[np.ndarray]:
+def quantised(weight: np.ndarray, parts: NamedTensors, axis: int = 0) -> list[np.ndarray]:
     """Host data of the variables of a packed weight, in the order of `PARTS`.
 
     An element is off by half a step at most; a step is a fifteenth of the range of its group in 4
@@ -68,11 +73,14 @@ def quantised(weight: np.ndarray, parts: NamedTensors) -> list[np.ndarray]:
     Args:
         weight: float (..., in features, out features), such as one for each shard.
         parts: the variables `PARTS`.
+        axis: 1: it is (..., out features, in features).
     """
     _, groups, words = parts.packed.shape[-3:]
-    size = weight.shape[-2] // groups
-    cuts = np.array_split(weight, -(-weight.size // _AT_ONCE), -1)
-    made = [group_quantize_compress_numpy(cut, size, -2, words * _WORD // size) for cut in cuts]
+    features, outputs = axis - 2, -1 - axis
+    size = weight.shape[features] // groups
+    cuts = np.array_split(weight, -(-weight.size // _AT_ONCE), outputs)
+    bits = words * _WORD // size
+    made = [group_quantize_compress_numpy(cut, size, features, bits) for cut in cuts]
     return [np.concatenate(each, -3) for each in zip(*made, strict=True)]
 
 

@@ -14,7 +14,7 @@ from modelling.generation import build_generation, build_streamed
 from modelling.generation.strategies import strategy_of
 from modelling.spec import family_of
 from modelling.weights import WeightTable
-from modelling.weights.row import is_linear, is_of_adapter
+from modelling.weights.row import fits_few_bits, is_of_adapter
 from planning.residence import (
     Candidates,
     Chosen,
@@ -166,6 +166,6 @@ def _weight_bytes(config: RunConfig, table: WeightTable) -> int:
     total = (_parameters(table) - wide) * item + wide * 4
     if model.few_bits is None or model.eval:
         return total
-    packed = _parameters(table.only(is_linear))  # with two numbers of 16 bits for each group
+    packed = _parameters(table.only(fits_few_bits))  # with two numbers of 16 bits for each group
     own = packed * model.few_bits.bits // 8 + packed * 4 // model.few_bits.group_size
     return total - packed * item + own

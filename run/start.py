@@ -34,6 +34,7 @@ from huggingface.wrappers import TextTensors, text_part, wrapper_of
 from modelling.spec import family_of
 from modelling.weights import FP8, OPTIMIZER, WeightTable
 from modelling.weights.merging import begun
+from modelling.weights.mxfp4 import parts_of_blocks
 from modelling.weights.row import is_of_adapter, is_trained
 from modelling.weights.state_forms import in_form, kept_state
 from run.frozen_base import Base, Verified
@@ -519,7 +520,8 @@ def _check_fit(
     """Raise CheckpointError unless the weights `names` of `files` are those of the model, together
     with those that are `elsewhere`."""
     specs = {name: files.spec(name) for name in names}
-    wrong = [name for name, spec in specs.items() if spec.dtype.name not in _FLOATS]
+    packed = parts_of_blocks(specs)
+    wrong = [n for n, spec in specs.items() if spec.dtype.name not in _FLOATS and n not in packed]
     if wrong:
         raise CheckpointError(
             f"{wrong[0]} in {load} is {specs[wrong[0]].dtype.name}, but weights are one of "

@@ -1,4 +1,4 @@
-"""What an objective tells of a batch, counted once over all processes."""
+"""What the head of a model tells of a batch besides its loss, counted once over all processes."""
 
 from __future__ import annotations
 
@@ -23,3 +23,18 @@ def tally_of(
     """
     once = sharding.without_duplicates({**batch, _SUMS: sharding.own_of(sums)})
     return objective.tally(once[_SUMS], once)
+
+
+def told_of_experts(usage: np.ndarray) -> dict[str, float]:
+    """How a batch used experts: what the loss that balances them is without its factor, 1 at best
+    times the experts of a token, and the share of the choices that each expert has.
+
+    Args:
+        usage: float32 (micro-batches, 2, experts), see `popxl_addons.ops.routing.count_experts`.
+    """
+    counts, probabilities = np.moveaxis(usage.astype(np.float64), 1, 0)
+    tokens = np.maximum(probabilities.sum(1), 1)  # those of a token add up to 1
+    balance = usage.shape[-1] * (counts * probabilities).sum(1) / tokens**2
+    shares = counts.sum(0) / max(counts.sum(), 1)
+    each = {f"experts/share/{n}": float(share) for n, share in enumerate(shares)}
+    return {"experts/balance": float(balance.mean()), **each}

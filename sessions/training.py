@@ -17,6 +17,7 @@ from config.metrics import Tally, added
 from config.sections import RunConfig
 from data.batches import BatchSharding
 from data.samples import Batch
+from modelling.layers import SUMS, USAGE
 from modelling.objectives import WEIGHT, objective_of
 from modelling.phases.training import build_training
 from modelling.spec import ModelFamily, family_of
@@ -24,7 +25,7 @@ from modelling.weights import HeldParts, Variables
 from planning.residence import program_here
 from popxl.random_seed import counter_seeds, two_uint32_to_uint64
 from sessions.running import RunningModel
-from sessions.telling import tally_of
+from sessions.telling import tally_of, told_of_experts
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class StepResult:
         gradient_norm: global norm of the gradients, before clipping; NaN if a loss is not finite.
         tokens, target_tokens: how many the global batch holds, without padding, and how many of
             them have a label, or what else the loss is divided by.
-        told: what the objective tells of the batch, by name.
+        told: what the objective tells of the batch, and how it used experts, by name.
     """
 
     loss: float
@@ -235,8 +236,9 @@ class FineTuning(RunningModel):
         norms = outputs[self.program.gradient_norm].reshape(-1, replicas)[:n, 0]
         means = losses.astype(np.float64).mean(axis=(1, 2))
         told = self._told(outputs, means, counts, batches)
-        rows = zip(means, norms, counts, told, strict=True)
-        return [StepResult(float(loss), float(norm), *n, more) for loss, norm, n, more in rows]
+        of_experts = self._told_of_experts(outputs, n)
+        rows = zip(means, norms, counts, told, of_experts, strict=True)
+        return [StepResult(float(x), float(norm), *n, a | b) for x, norm, n, a, b in rows]
 
     def _told(
         self,
@@ -246,7 +248,7 @@ class FineTuning(RunningModel):
         batches: Sequence[Batch],
     ) -> list[dict[str, Any]]:
         """The objective's metrics of each step, besides the loss."""
-        stream, objective, sharding = self.program.sums, self._objective, self._sharding
+        stream, objective, sharding = self.program.told.get(SUMS), self._objective, self._sharding
         if stream is None:
             return [{} for _ in batches]
         own = list[Tally]()
@@ -259,3 +261,16 @@ class FineTuning(RunningModel):
             found = {name: metric(whole) for name, metric in objective.metrics.items()}
             told.append({name: value for name, value in found.items() if name != "loss"})
         return told
+
+    def _told_of_experts(
+        self, outputs: Mapping[popxl.DeviceToHostStream, np.ndarray], steps: int
+    ) -> list[dict[str, float]]:
+        """How each step used experts, where there are some."""
+        stream = self.program.told.get(USAGE)
+        if stream is None:
+            return [{} for _ in range(steps)]
+        parts = self.config.execution.tensor_parallel  # which have the same numbers
+        each = outputs[stream].reshape(steps, -1, self.config.replicas, *stream.shape)[
+            :, :, ::parts
+        ]
+        return [told_of_experts(x.reshape(-1, *stream.shape)) for x in each]

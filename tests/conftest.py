@@ -8,11 +8,16 @@ import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from tests.stores import address, s3_server  # noqa: F401 - fixtures
+
+if TYPE_CHECKING:
+    from popxl._compile.cache import SegmentCache as Cache
+    from popxl._schedule.segment import Segment
 
 # Set before anything imports jax or a Hugging Face library, which read them once.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -77,3 +82,27 @@ def executables(tmp_path_factory) -> Path:
 def cached(executables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the test take executables from that folder: where several of its programs are alike."""
     monkeypatch.setenv("POPXL_CACHE_DIR", str(executables))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def compiled_once() -> Iterator[None]:
+    """Compile a segment of the application's once in a process, whichever tests have it."""
+    from popxl._compile.cache import SegmentCache
+    from popxl._devices import cpu
+
+    compile_anew, known = SegmentCache._compile, dict[tuple[object, ...], object]()
+
+    def compile_(cache: Cache, segment: Segment) -> object:
+        if os.environ[COMPILE_QUICKLY.upper()] == "0":  # tests of the engine look at what it does
+            return compile_anew(cache, segment)
+        key = cache.key(segment), cpu.backend_epoch()
+        if key not in known:
+            known[key] = compile_anew(cache, segment)
+        else:
+            for what in ("traces", "compiles"):
+                cache.count(what)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SegmentCache, "_compile", compile_)
+        yield

@@ -7,7 +7,7 @@ caches, state of the search) is in remote buffers of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -15,6 +15,8 @@ import popxl
 from modelling.phases.buffers import Port, over_layers
 from modelling.phases.settings import Settings
 from modelling.phases.state import VariableStore
+from modelling.quantisation import PARTS
+from modelling.weights import WeightRow
 from modelling.weights.table import whole_layer
 from popxl import Tensor, ops
 from popxl_addons import Module, NamedTensors
@@ -190,36 +192,37 @@ class GroupWeights(PhaseWeights):
     """The weights of layers' groups of experts. What visits a layer has them all.
 
     Args:
-        groups: of a layer.
-        names: of the variables that a group has.
+        rows: of a group.
     """
 
     def __init__(
-        self, name: str, entries: int, settings: Settings, groups: int, names: Collection[str]
+        self, name: str, entries: int, settings: Settings, rows: Sequence[WeightRow]
     ) -> None:
         super().__init__(name, entries, settings)
-        self._groups, self._names = groups, names
+        self._groups = settings.config.expert_groups
+        self._axes = {row.path: 0 for row in rows}  # along which groups follow each other
+        self._axes |= {f"{row.path}.{p}": 1 - row.input_axis for row in rows for p in PARTS}
 
     def add_own(self, facts: Mapping[str, VariableFactory]) -> dict[str, VariableFactory]:
         """Make buffers for what is a group's of a layer's variables, and give the others."""
-        own = {n: self._of_group(f) for n, f in facts.items() if n in self._names}
+        own = {n: self._of_group(n, f) for n, f in facts.items() if n in self._axes}
         self.add(NamedVariableFactories.from_dict(own))
-        return {n: f for n, f in facts.items() if n not in self._names}
+        return {n: f for n, f in facts.items() if n not in own}
 
-    def _of_group(self, whole: VariableFactory) -> VariableFactory:
-        count, *rest = whole.shape_on_replica
-        zero = np.zeros((), whole.dtype.as_numpy())
-        part = np.broadcast_to(zero, (count // self._groups, *rest))
-        return VariableFactory(part, whole.dtype, replica_grouping=whole.replica_grouping)
+    def _of_group(self, name: str, whole: VariableFactory) -> VariableFactory:
+        shape = list(whole.shape_on_replica)
+        shape[self._axes[name]] //= self._groups
+        zeros = np.broadcast_to(np.zeros((), whole.dtype.as_numpy()), shape)
+        return VariableFactory(zeros, whole.dtype, replica_grouping=whole.replica_grouping)
 
     def load_all(self, names: Sequence[str], row: Tensor) -> dict[str, Tensor]:
         """The weights of all groups of layer `row` that a graph names, joined."""
-        own = [name for name in names if name in self._names]
+        own = [name for name in names if name in self._axes]
         if not own:
             return {}
         first = row * self._groups
         parts = [self.load_whole(own, first + g) for g in range(self._groups)]
-        return {name: ops.concat([part.get(name) for part in parts]) for name in own}
+        return {n: ops.concat([part.get(n) for part in parts], self._axes[n]) for n in own}
 
 
 class ModelWeights:
@@ -245,10 +248,8 @@ class ModelWeights:
     def _add_experts(self, phase: str, layers: Sequence[str], settings: Settings) -> None:
         """Let the layers of a phase have their groups of experts."""
         assert settings.table is not None
-        names = [row.path for row in settings.table.layers[layers[0]]]
-        groups = settings.config.expert_groups
-        of = self._first[whole_layer(layers[0])]
-        of.experts = GroupWeights(phase, len(layers), settings, groups, names)
+        of, rows = self._first[whole_layer(layers[0])], settings.table.layers[layers[0]]
+        of.experts = GroupWeights(phase, len(layers), settings, rows)
 
     @property
     def variables(self) -> dict[str, list[NamedTensors]]:

@@ -20,6 +20,7 @@ from modelling.layers.decoder_layer import Seeds as Seeds
 from modelling.layers.dropout import Dropout as Dropout
 from modelling.layers.embedding import Embeddings as Embeddings
 from modelling.layers.embedding import VocabularyEmbedding as VocabularyEmbedding
+from modelling.layers.experts import Clamp as Clamp
 from modelling.layers.experts import Experts as Experts
 from modelling.layers.experts import Router as Router
 from modelling.layers.feed_forward import Activation as Activation
@@ -31,6 +32,8 @@ from modelling.layers.layer import cast as cast
 from modelling.layers.linear import FusedLinear as FusedLinear
 from modelling.layers.linear import Linear as Linear
 from modelling.layers.lm_head import LMHead as LMHead
+from modelling.layers.lm_head_loss import SUMS as SUMS
+from modelling.layers.lm_head_loss import USAGE as USAGE
 from modelling.layers.lm_head_loss import LMHeadLoss as LMHeadLoss
 from modelling.layers.low_rank import adapt as adapt
 from modelling.layers.low_rank import seed_adapters as seed_adapters

@@ -91,7 +91,7 @@ class Attention(addons.Module):
         Args:
             q: (b, h, q, d).
             k, v: (b, g, k, d).
-            biases: float32, added to the scores (b, h, q, k); they broadcast.
+            biases: float32, added to the scores (b, h, q, k); they broadcast. Sinks are the last.
             seed: for dropout.
             places: int32 (b or 1, q) and (b or 1, k) in turn: positions of queries and keys, if
                 attention is causal; then the numbers of their segments, if there are several.

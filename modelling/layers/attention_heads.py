@@ -29,13 +29,14 @@ class AttentionHeads(Layer):
 
     Subclasses project to queries, keys and values. All of it is inside a sharded computation.
 
-    Variables: `output.weight` (heads * head_size / tensor_parallel, hidden).
+    Variables: `output.weight` (heads * head_size / tensor_parallel, hidden); `sinks` (heads /
+    tensor_parallel,), if the scores have some.
 
     Attributes:
         heads, key_heads: heads of queries, and of keys and values, on this replica.
         holders: neighbours of a tensor-parallel group that hold the same heads of keys and values,
             see `Groups.holders`.
-        window: see `Scores`.
+        window, has_sinks: see `Scores`.
         fused: see `popxl.ops.attention`.
 
     Args:
@@ -65,7 +66,7 @@ class AttentionHeads(Layer):
         self.key_heads = (key_heads or heads) * self.holders // groups.tensor_parallel
         self.dropout = Dropout.of(model)
         self.fused = fused_attention(config) if slices == 1 else False
-        self.window = scores.window
+        self.window, self.has_sinks = scores.window, scores.sinks
         self.attention = Attention(
             self.dropout, scores, slices, differentiable=not model.eval, fused=self.fused
         )
@@ -83,6 +84,9 @@ class AttentionHeads(Layer):
         lengths: Tensor | None = None,
     ) -> Tensor:
         """Attention of this replica's heads; see `Attention.build`."""
+        if self.has_sinks:
+            sinks = self.weight("sinks", (self.heads,), q.dtype, self.groups.sharded)
+            biases = [*biases, sinks]
         return self.attention(q, k, v, biases, self.groups.own_seed(seed), places, lengths)
 
     def of_heads(self, projection: Tensor, heads: int | None = None) -> Tensor:

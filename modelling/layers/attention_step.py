@@ -23,12 +23,14 @@ class Scores:
         cap: scores become cap * tanh(scores / cap); None: they stay.
         causal: whether queries see only keys of positions up to their own.
         window: of causal attention, how many positions they see, their own included; None: all.
+        sinks: whether the last of the biases are sinks (h,), see `popxl.ops.attention`.
     """
 
     scale: float = 1.0
     cap: float | None = None
     causal: bool = False
     window: int | None = None
+    sinks: bool = False
 
 
 PLAIN = Scores()
@@ -61,15 +63,17 @@ class AttentionStep(addons.Module):
         """q: (b, h, q, d), k and v: (b, g, k, d), biases broadcast to (b, h, q, k) -> as q.
 
         Args:
-            places, lengths: see `Attention.build`.
+            biases, places, lengths: see `Attention.build`.
         """
         scores, (at, texts) = self.scores, self.pairs(places)
+        added = list(biases)
+        sinks = added.pop() if scores.sinks else None
         seed, probability = self.dropout.arguments(seed)
         return ops.attention(
             q,
             k,
             v,
-            biases,
+            added,
             scores.scale,
             seed,
             probability,
@@ -79,6 +83,7 @@ class AttentionStep(addons.Module):
             positions=at,
             segments=texts,
             lengths=lengths,
+            sinks=sinks,
             fused=self.fused,
         )
 

@@ -25,14 +25,16 @@ class DecoderLayer(Layer):
     """A layer with `attention` inside, which subclasses set.
 
     Attributes:
-        added_up: spec of what layers add up besides, as `build(x, sum, ...)` -> (x, sum); None:
-            nothing.
+        added_up: spec of what layers add up besides, as `build(x, sum, segments, ...)` ->
+            (x, sum), with int32 (batch, length) that is 0 where a token is padding; None: nothing.
+        sum_is_learned: whether the sum has a gradient.
 
     Generation calls `around` with attention that reads caches.
     """
 
     attention: DecoderAttention
     added_up: TensorSpec | None = None
+    sum_is_learned = False
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__()

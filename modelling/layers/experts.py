@@ -6,46 +6,67 @@ multiplies as many as chose it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import numpy as np
+
 import popxl
 from config.model import FewBits
 from modelling.layers.feed_forward import Activation, GatedFeedForward, activation_of
 from modelling.layers.layer import Layer, cast
 from modelling.layers.parallel import Groups
-from popxl import Tensor, TensorSpec, ops
-from popxl_addons.ops.routing import rows_by_expert, sum_rows, take_rows, weigh_rows
+from popxl import Tensor, ops
+from popxl_addons.ops.clamped_gate import clamped_gate
+from popxl_addons.ops.routing import (
+    rows_by_expert,
+    spread_weights,
+    sum_rows,
+    take_rows,
+    weigh_rows,
+)
 
 
 class Router(Layer):
     """The experts of each token, and their weights: probabilities over all experts, computed in
     float32, the largest of which are kept.
 
-    Variables: `weight` (experts, hidden), the same on all replicas.
+    Variables: `weight` (experts, hidden), and `bias` (experts,) if there is one, the same on all
+    replicas.
 
     Args:
         experts: how many there are.
         chosen: how many a token works with.
-        normalised: whether the weights of a token add up to 1.
+        normalised: whether the weights of a token add up to 1: they are then a softmax over the
+            experts that it chose.
+        bias: whether there is one.
     """
 
-    def __init__(self, experts: int, chosen: int, normalised: bool) -> None:
+    def __init__(self, experts: int, chosen: int, normalised: bool, bias: bool = False) -> None:
         super().__init__()
         self.experts, self.chosen, self.normalised = experts, chosen, normalised
+        self.bias = bias
 
     def build(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x: (tokens, hidden) -> float32 weights and int32 experts, (tokens, chosen), and all
         probabilities, float32 (tokens, experts)."""
         weight = self.weight("weight", (self.experts, x.shape[-1]), x.dtype)
         logits = cast(ops.matmul(x, weight.transpose((1, 0))), popxl.float32)
+        if self.bias:
+            logits = logits + cast(self.weight("bias", weight.shape[:1], x.dtype), popxl.float32)
         probabilities = ops.softmax(logits, -1)
         weights, chosen = ops.topk(probabilities, self.chosen, -1, True, True)
         if self.normalised:
             weights = weights / ops.sum(weights, -1, keepdims=True)
         return weights, chosen, probabilities
 
-    @property
-    def usage_spec(self) -> TensorSpec:
-        """The spec of `Experts.usage`."""
-        return TensorSpec((2, self.experts), popxl.float32)
+
+@dataclass(frozen=True)
+class Clamp:
+    """A gate that is clamped: gate * sigmoid(slope * gate) * (up + 1), of a gate at most `limit`
+    and up within +-`limit`, as gpt-oss has it (arXiv:2508.10925)."""
+
+    limit: float
+    slope: float
 
 
 class Experts(Layer):
@@ -56,17 +77,20 @@ class Experts(Layer):
 
     Variables: those of `router`; `wi.weight` (experts * 2 * inner / tensor_parallel, hidden), of
     each expert a replica's part of gate and then of up; `wo.weight`
-    (experts * inner / tensor_parallel, hidden). Those of `shared`, a feed-forward layer that all
-    tokens use, times sigmoid(x @ `shared_gate.weight`), (1, hidden), if there is one.
+    (experts * inner / tensor_parallel, hidden). If the router has a bias, `wi.bias`
+    (experts * 2 * inner / tensor_parallel,) likewise and `wo.bias` (experts * hidden,), the same on
+    all replicas. Those of `shared`, a feed-forward layer that all tokens use, times
+    sigmoid(x @ `shared_gate.weight`), (1, hidden), if there is one.
 
     Attributes:
-        usage: of the tokens that went through last, float32 (2, experts): how many chose each
-            expert, and the sum of each one's probabilities.
+        routing: of the tokens that went through last, their experts and the probabilities of all,
+            see `Router.build`.
 
     Args:
         inner: features inside an expert.
         shared: those of the shared one; None: there is none.
-        few_bits: of the shared one, see `Linear`.
+        few_bits: of all experts' matrices, see `Linear`.
+        clamp: of the gates; None: they are activation(gate) * up.
         held: how many experts it has matrices of; None: all.
     """
 
@@ -79,10 +103,11 @@ class Experts(Layer):
         activation: Activation,
         shared: int | None = None,
         few_bits: FewBits | None = None,
+        clamp: Clamp | None = None,
         held: int | None = None,
     ) -> None:
         super().__init__()
-        self.router, self.groups = router, groups
+        self.router, self.groups, self.clamp, self.few_bits = router, groups, clamp, few_bits
         self.held = held or router.experts
         self.part = groups.shard(inner, "inner features of an expert")
         self.activation = activation_of(activation)
@@ -97,8 +122,7 @@ class Experts(Layer):
     def build(self, x: Tensor) -> Tensor:
         """See `whole`."""
         tokens = x.reshape((-1, x.shape[-1]))
-        weights, _, routes = self.route(tokens)
-        y = self.mixture(tokens, weights, routes)
+        y = self.mixture(tokens, *self.route(tokens))
         if self.shared is not None:
             y = y + self.of_shared(tokens)
         return y.reshape(x.shape)
@@ -107,14 +131,20 @@ class Experts(Layer):
         """(tokens, hidden) -> the router's weights and choices, and what `rows_by_expert` says."""
         weights, chosen, probabilities = self.router(tokens)
         routes = rows_by_expert(chosen, experts=self.router.experts)
-        counts = ops.cast(routes[2], popxl.float32)
-        self.usage = ops.concat([t.reshape((1, -1)) for t in (counts, ops.sum(probabilities, 0))])
+        self.routing = chosen, probabilities
         return weights, chosen, routes
 
-    def mixture(self, tokens: Tensor, weights: Tensor, routes: tuple[Tensor, ...]) -> Tensor:
-        """The sum over the experts that it has, (tokens, hidden), on all replicas."""
-        inside, weights = (self.groups.copy_to_tp(t) for t in (tokens, weights))
-        return self.groups.reduce_from_tp(self._mixture(inside, weights, routes))
+    def mixture(
+        self, tokens: Tensor, weights: Tensor, chosen: Tensor, routes: tuple[Tensor, ...]
+    ) -> Tensor:
+        """The sum over the experts that it has, (tokens, hidden), on all replicas.
+
+        Args:
+            chosen: numbers among these experts; a token may have chosen others besides.
+        """
+        inside, shared = (self.groups.copy_to_tp(t) for t in (tokens, weights))
+        y = self.groups.reduce_from_tp(self._mixture(inside, shared, routes))
+        return y + self._biases(weights, chosen, tokens) if self.router.bias else y
 
     def of_shared(self, tokens: Tensor) -> Tensor:
         """What the shared one adds, (tokens, hidden)."""
@@ -127,13 +157,14 @@ class Experts(Layer):
         Inner features are weighed, not what is made of them: they are fewer, and gradients then
         ask for no product again.
         """
-        wi, wo = self._matrices("wi", 2 * self.part, x), self._matrices("wo", self.part, x)
+        wi, wo = self._matrices("wi", 2 * self.part, x, 1), self._matrices("wo", self.part, x, 0)
         order, places, sizes = routes
         rows = take_rows(x, order, places)
         usual = self._usual_rows(weights)
         both = ops.grouped_matmul(rows, wi, sizes, transpose=True, usual=usual)
-        gate, up = ops.split(both, 2, axis=-1)
-        inner = weigh_rows(self.activation(gate) * up, weights, order, places)
+        if self.router.bias:
+            both = both + self._bias_rows(rows, sizes)
+        inner = weigh_rows(self._gated(both), weights, order, places)
         return sum_rows(ops.grouped_matmul(inner, wo, sizes, usual=usual), order, places)
 
     def _usual_rows(self, weights: Tensor) -> int | None:
@@ -141,9 +172,31 @@ class Experts(Layer):
         every = self.router.experts
         return None if self.held == every else weights.nelms * self.held // every
 
-    def _matrices(self, name: str, rows: int, x: Tensor) -> Tensor:
-        shape = (self.held * rows, x.shape[-1])
-        return self.weight(f"{name}.weight", shape, x.dtype, self.groups.sharded)
+    def _bias_rows(self, rows: Tensor, sizes: Tensor) -> Tensor:
+        """The bias of each row's expert: a matrix whose only input is 1."""
+        experts, count = self.held, rows.shape[0]
+        shape = (experts * 2 * self.part,)
+        bias = self.weight("wi.bias", shape, rows.dtype, self.groups.sharded)
+        ones = popxl.constant(np.ones((count, 1)), rows.dtype, "ones")
+        return ops.grouped_matmul(ones, bias.reshape((experts, 2 * self.part)), sizes)
+
+    def _gated(self, both: Tensor) -> Tensor:
+        if self.clamp is not None:
+            return clamped_gate(both, limit=self.clamp.limit, slope=self.clamp.slope)
+        gate, up = ops.split(both, 2, axis=-1)
+        return self.activation(gate) * up
+
+    def _biases(self, weights: Tensor, chosen: Tensor, x: Tensor) -> Tensor:
+        """What the biases of a token's experts add, by their weights: (tokens, hidden)."""
+        experts = self.held
+        bias = self.weight("wo.bias", (experts * x.shape[-1],), x.dtype)
+        shares = spread_weights(weights, chosen, experts=experts)
+        return ops.matmul(cast(shares, x.dtype), bias.reshape((experts, -1)))
+
+    def _matrices(self, name: str, rows: int, x: Tensor, axis: int) -> Tensor:
+        """Those of all experts that it has; `axis` is that of the input features."""
+        shape, group = (self.held * rows, x.shape[-1]), self.groups.sharded
+        return self.packed_weight(f"{name}.weight", shape, x.dtype, group, self.few_bits, axis)
 
     def _shared_gate(self, x: Tensor) -> Tensor:
         weight = self.weight("shared_gate.weight", (1, x.shape[-1]), x.dtype)

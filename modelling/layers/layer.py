@@ -8,6 +8,8 @@ import numpy as np
 
 import popxl
 import popxl_addons as addons
+from config.model import FewBits
+from modelling.quantisation import PART_DTYPES, PARTS, packed_shapes, unpacked
 from popxl import ReplicaGrouping, Tensor, ops
 
 
@@ -39,6 +41,30 @@ class Layer(addons.Module):
         """
         zeros = np.broadcast_to(np.zeros((), dtype.as_numpy()), shape)
         return self.add_variable_input(name, zeros, dtype, replica_grouping=grouping)
+
+    def packed_weight(
+        self,
+        name: str,
+        shape: tuple[int, int],
+        dtype: popxl.dtype,
+        grouping: ReplicaGrouping,
+        few_bits: FewBits | None,
+        axis: int = 0,
+    ) -> Tensor:
+        """The matrix of a variable, which may be in few bits: see `modelling.quantisation`.
+
+        Args:
+            few_bits: None: it is held as it is.
+            axis: that of the input features.
+        """
+        if few_bits is None:
+            return self.weight(name, shape, dtype, grouping)
+        shapes = packed_shapes(shape, few_bits, axis)
+        parts = [
+            self.weight(f"{name}.{part}", s, d, grouping)
+            for part, s, d in zip(PARTS, shapes, PART_DTYPES, strict=True)
+        ]
+        return unpacked(parts, few_bits, dtype, axis)
 
 
 def cast(x: Tensor, dtype: popxl.dtype) -> Tensor:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import popxl
 from config.model import FewBits
 from modelling.layers.layer import Layer
 from modelling.layers.low_rank import Adapters
-from modelling.quantisation import PART_DTYPES, PARTS, packed_shapes, unpacked
 from popxl import ReplicaGrouping, Tensor, ops
 from popxl_addons.fp8 import matrix_product
 
@@ -45,20 +43,10 @@ class Linear(Layer):
     def build(self, x: Tensor) -> Tensor:
         """x: (..., in_features) -> (..., out_features)."""
         shape = (x.shape[-1], self.out_features)
-        matrix = self._matrix(shape, x.dtype)
+        matrix = self.packed_weight("weight", shape, x.dtype, self.grouping, self.few_bits)
         bias = self.weight("bias", shape[1:], x.dtype, self.grouping) if self.bias else None
         y: Tensor = self.product(x, matrix, bias)
         return y if self.adapters is None else self.adapters(x, y, matrix, bias)
-
-    def _matrix(self, shape: tuple[int, int], dtype: popxl.dtype) -> Tensor:
-        if self.few_bits is None:
-            return self.weight("weight", shape, dtype, self.grouping)
-        shapes = packed_shapes(shape, self.few_bits)
-        parts = [
-            self.weight(f"weight.{part}", s, d, self.grouping)
-            for part, s, d in zip(PARTS, shapes, PART_DTYPES, strict=True)
-        ]
-        return unpacked(parts, self.few_bits, dtype)
 
 
 class FusedLinear(Linear):

@@ -19,12 +19,18 @@ from popxl import Tensor
 LARGEST_LOGITS = 2**32
 """Bytes of the logits that a replica computes at a time."""
 
+SUMS, USAGE = "sums", "usage"
+"""What goes to the host besides the loss: what that is a function of, and how experts are used."""
+
 
 class LMHeadLoss(Layer):
     """A head (norm, dropout, logits) and an objective.
 
     Variables: those of `norm`, and `lm_head.weight` and `lm_head.bias`, see `LMHead`; if the head
     is tied to the embedding, `tokens.weight` instead, which the embeddings own.
+
+    Attributes:
+        told: names of what `build` returns after the loss.
 
     Args:
         norm: the stack's final norm.
@@ -48,6 +54,7 @@ class LMHeadLoss(Layer):
         super().__init__()
         groups = Groups.current(config.execution.tensor_parallel)
         self.axes, self.objective = Axes.of(config), objective_of(config)
+        self.told: tuple[str, ...] = (SUMS,) if self.objective.tells else ()
         self.is_fp8 = config.fp8.enabled and config.fp8.head
         self.is_evaluated = config.model.eval
         self.norm = norm

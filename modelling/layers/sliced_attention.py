@@ -129,7 +129,7 @@ class _Inputs:
     def moving(self) -> list[int | None]:
         """The axis of all queries in each input, along which it is cut; None: it has none."""
         q, _, _, *biases = self.floats
-        cut = (b.shape[QUERIES] == q.shape[QUERIES] for b in biases)
+        cut = (b.rank > QUERIES and b.shape[QUERIES] == q.shape[QUERIES] for b in biases)
         of_biases = [QUERIES if it else None for it in cut]
         return [QUERIES, None, None, *of_biases, *(None if i % 2 else 1 for i in self._numbers)]
 

@@ -8,9 +8,13 @@ queries and keys).
 
 from __future__ import annotations
 
+import popxl
 from config.llama import LlamaConfig, LlamaModel
 from modelling.layers import (
     NO_SEEDS,
+    USAGE,
+    Axes,
+    Clamp,
     DecoderAttention,
     DecoderLayer,
     Dropout,
@@ -32,7 +36,8 @@ from modelling.layers import (
     rotate_halves,
 )
 from modelling.llama.rotary import rotary_tables
-from popxl import Tensor, ops
+from popxl import Tensor, TensorSpec, ops
+from popxl_addons.ops.routing import count_experts
 
 
 class SelfAttention(DecoderAttention):
@@ -40,7 +45,7 @@ class SelfAttention(DecoderAttention):
 
     Variables: `q.weight` (hidden, features on a replica), `kv.weight` (hidden, 2 * those of keys);
     `q.bias` and `kv.bias`, `q_norm.weight` and `k_norm.weight` where there are such;
-    `output.weight`.
+    `output.weight`; `sinks` where there are such.
 
     Args:
         kind: of the layer, see `config.llama`.
@@ -56,7 +61,7 @@ class SelfAttention(DecoderAttention):
             groups,
             attention.heads,
             attention.head_size,
-            Scores(scale, attention.cap, causal=True, window=window),
+            Scores(scale, attention.cap, causal=True, window=window, sinks=attention.sinks),
             config.execution.attention_serialisation,
             attention.key_value_heads,
         )
@@ -117,9 +122,11 @@ BRANCHES = ("attention", "feed_forward")
 
 def experts_of(model: LlamaModel, groups: Groups, held: int | None = None) -> Experts:
     """A layer's experts, or so many of them."""
-    of, hidden, inner = model.experts, model.hidden_size, model.inner_size
-    router, packed = Router(of.count, of.chosen, of.normalised), model.few_bits_in_layers
-    return Experts(router, hidden, inner, groups, model.activation, of.shared_size, packed, held)
+    of, packed = model.experts, model.few_bits_in_layers
+    hidden, inner, activation = model.hidden_size, model.inner_size, model.activation
+    router = Router(of.count, of.chosen, of.normalised, of.biases)
+    clamp = Clamp(of.gate_limit, of.gate_slope) if of.gate_limit else None
+    return Experts(router, hidden, inner, groups, activation, of.shared_size, packed, clamp, held)
 
 
 class Block(DecoderLayer):
@@ -183,21 +190,37 @@ class Block(DecoderLayer):
         )
 
 
-class BalancedBlock(Block):
-    """A block with experts whose usage is added up, see `Experts.usage`."""
+class CountingBlock(Block):
+    """A block with experts, which adds up how they are used, see `count_experts`."""
 
     feed_forward: Experts
 
     def __init__(self, config: LlamaConfig, kind: str, room: int = 0) -> None:
         super().__init__(config, kind, room)
-        self.added_up = self.feed_forward.router.usage_spec
+        self.added_up = TensorSpec((2, self.model.experts.count), popxl.float32)
+        self.sum_is_learned = self.model.experts.balance > 0
+        self.axes = Axes.of(config)
 
     def build(  # type: ignore[override]
-        self, x: Tensor, usage: Tensor, starts: Tensor | None = None, seed: Tensor | None = None
+        self,
+        x: Tensor,
+        usage: Tensor,
+        segments: Tensor,
+        starts: Tensor | None = None,
+        seed: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """x and the usage before the layer -> those after it."""
+        """x and the usage before the layer -> those after it.
+
+        Args:
+            segments: int32 (batch, length), 0 where a token is padding, which does not count.
+        """
         y = super().build(x, starts, seed)
-        return y, usage + self.feed_forward.usage
+        return y, self.counted(usage, segments)
+
+    def counted(self, usage: Tensor, segments: Tensor) -> Tensor:
+        """The usage after the layer, which has been built."""
+        chosen, probabilities = self.feed_forward.routing
+        return usage + count_experts(chosen, probabilities, self.axes.swap(segments))
 
 
 class DecoderHead(LMHeadLoss):
@@ -216,18 +239,29 @@ class DecoderHead(LMHeadLoss):
         )
 
 
-class BalancedHead(DecoderHead):
-    """A head that adds the loss which balances experts (Fedus et al., arXiv:2101.03961)."""
+class CountingHead(DecoderHead):
+    """A head that tells how experts are used, and adds the loss which balances them (Fedus et al.,
+    arXiv:2101.03961)."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        self.told = (*self.told, USAGE)
 
     def build(  # type: ignore[override]
         self, x: Tensor, usage: Tensor, *inputs: Tensor, seed: Tensor | None = None
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """Args: `usage`: `Experts.usage`, added up over layers; others: see `LMHeadLoss`."""
-        found, experts = super().build(x, *inputs, seed=seed), self.model.experts
-        rows = self.model.layers * x.nelms // x.shape[-1]
+    ) -> tuple[Tensor, ...]:
+        """Args: `usage`: see `count_experts`, added up over layers; others: see `LMHeadLoss`."""
+        found, factor = super().build(x, *inputs, seed=seed), self.model.experts.balance
+        loss, *sums = found if isinstance(found, tuple) else (found,)
+        if factor:
+            loss = loss + self._balance(usage) * factor
+        return (loss, *sums, usage)
+
+    def _balance(self, usage: Tensor) -> Tensor:
+        """The number of experts times the sum of each one's share of tokens times its mean
+        probability, over the tokens of all layers that are not padding."""
+        experts = self.model.experts
         counts, probabilities = ops.split(usage, 2, axis=0)
-        share = ops.sum(counts * probabilities) * (experts.count / rows**2)
-        if isinstance(found, tuple):
-            loss, sums = found
-            return loss + share * experts.balance, sums
-        return found + share * experts.balance
+        one = popxl.constant(1, popxl.float32)  # where all is padding
+        tokens = ops.maximum(ops.sum(counts) * (1 / experts.chosen), one)
+        return ops.sum(counts * probabilities) * experts.count / (tokens * tokens)

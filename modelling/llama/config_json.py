@@ -42,11 +42,12 @@ ARCHITECTURES = {
     "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "olmoe": "OlmoeForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
 }
 """The class of transformers that a model of an architecture is."""
 
 GEMMA, OLMO = ("gemma2", "gemma3_text"), ("olmo2", "olmo3")
-MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss")
 ONE_WINDOW = ("mistral", "ministral3", "phi3", "mixtral", "qwen3_moe")
 """Architectures whose layers all have the window, if there is one."""
 TWO_ANGLES = ("gemma3_text", "olmo3")
@@ -68,6 +69,7 @@ READ = {
     "no_rope_layers", "bos_token_id", "eos_token_id", "pad_token_id",
     "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob",
     "shared_expert_intermediate_size", "qkv_bias", "output_router_logits", "router_aux_loss_coef",
+    "swiglu_alpha", "swiglu_limit",
 }  # fmt: skip
 """Settings that are read where an architecture has them."""
 
@@ -78,8 +80,8 @@ IGNORED = {
     "attention_dropout", "auto_map", "cache_implementation", "embd_pdrop", "max_window_layers",
     "no_rope_layer_interval", "pretraining_tp", "resid_pdrop", "task_specific_params",
     "torch_dtype", "use_cache", "_attn_implementation", "_sliding_window_pattern",
-    "is_llama_config", "max_sequence_length", "transformers.js_config", "unsloth_fixed",
-    "unsloth_version",
+    "experts_per_token", "initial_context_length", "is_llama_config", "max_sequence_length",
+    "transformers.js_config", "unsloth_fixed", "unsloth_version",
 }  # fmt: skip
 """Settings that say nothing of it, or repeat what others say; besides those of all models."""
 
@@ -96,7 +98,8 @@ ROTARY = {
         "original_max_position_embeddings",
     ),
     "yarn": (
-        "factor", "beta_fast", "beta_slow", "attention_factor", "original_max_position_embeddings",
+        "factor", "beta_fast", "beta_slow", "attention_factor", "truncate",
+        "original_max_position_embeddings",
     ),
 }  # fmt: skip
 """Ways of scaling rotary positions, and their settings."""
@@ -143,6 +146,7 @@ def from_config_json(description: Fields) -> dict[str, Any]:
             "norms": _query_key_norms(kind),
             "input_bias": _input_bias(kind, theirs),
             "output_bias": bool(getattr(theirs, "attention_bias", False)),
+            "sinks": kind == "gpt_oss",
             "rotary": _rotary(kind, theirs),
         },
         "experts": _experts(kind, theirs),
@@ -166,6 +170,7 @@ def _known(kind: str) -> tuple[dict[str, Any], frozenset[str]]:
 
 def _as_transformers(kind: str, data: Mapping[str, Any]) -> Any:
     """transformers' configuration, with all that is left out. Raises as `from_config_json`."""
+    data = _today(kind, data)
     usual, common = _known(kind)
     known = common | IGNORED | EVERYWHERE | LEGACY.get(kind, set()) | (READ & usual.keys())
     known |= COUNTS if kind in MIXTURES else set()
@@ -180,7 +185,7 @@ def _as_transformers(kind: str, data: Mapping[str, Any]) -> Any:
             f"the kind {kind}: remove it only if the model does the same without it"
         )
     try:
-        return _class(kind).from_dict(_today(kind, data))
+        return _class(kind).from_dict(data)
     except Exception as error:  # its checks raise many kinds
         reason = str(error).strip().splitlines()[-1].strip()
         raise ConfigError(f"the model's config.json is wrong: {shown_name(reason, 160)}") from None
@@ -188,7 +193,11 @@ def _as_transformers(kind: str, data: Mapping[str, Any]) -> Any:
 
 def _today(kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
     """A config.json as transformers reads it today: it checks lengths under the name "longrope"
-    alone, before it takes "su", the name when Phi-3 came out, for the same."""
+    alone, before it takes "su", the name when Phi-3 came out, for the same. gpt-oss's experts in
+    few bits are expanded as they are read (`modelling.weights.mxfp4`)."""
+    packed = data.get("quantization_config")
+    if kind == "gpt_oss" and isinstance(packed, Mapping) and packed.get("quant_method") == "mxfp4":
+        data = {name: value for name, value in data.items() if name != "quantization_config"}
     scaling = data.get("rope_scaling")
     if kind == "phi3" and isinstance(scaling, Mapping) and scaling.get("type") == "su":
         return {**data, "rope_scaling": {**scaling, "type": "longrope"}}
@@ -230,6 +239,9 @@ def _experts(kind: str, theirs: Any) -> dict[str, Any]:
         "chosen": theirs.num_experts_per_tok,
         "normalised": getattr(theirs, "norm_topk_prob", True),
         "shared_size": getattr(theirs, "shared_expert_intermediate_size", None),
+        "biases": kind == "gpt_oss",
+        "gate_limit": getattr(theirs, "swiglu_limit", None),
+        "gate_slope": getattr(theirs, "swiglu_alpha", LlamaExperts.gate_slope),
         "balance": theirs.router_aux_loss_coef if theirs.output_router_logits else 0.0,
     }
 
@@ -293,6 +305,7 @@ def _rotary(kind: str, theirs: Any) -> dict[str, Any]:
                 f"({shown(near)}), which is not known"
             )
         scaling, local = dict(scaling["full_attention"]), near["rope_theta"]
+        scaling.pop("truncate", None)  # transformers asks it only where all angles are alike
     name = scaling.get("rope_type", "default")
     if name not in ROTARY:
         raise ConfigError(
@@ -301,7 +314,7 @@ def _rotary(kind: str, theirs: Any) -> dict[str, Any]:
         )
     usual = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
     if name == "yarn":
-        usual |= {"mscale", "mscale_all_dim"} | ({"truncate"} if scaling.get("truncate") else set())
+        usual |= {"mscale", "mscale_all_dim"}
     if kind == "ministral3":
         usual |= {GROWTH, "max_position_embeddings"}
     for setting in scaling.keys() - usual - set(ROTARY[name]):
@@ -351,6 +364,7 @@ def _scaling(name: str, scaling: Mapping[str, Any], longest: int) -> dict[str, A
                 "fast_turns": scaling.get("beta_fast") or 32,
                 "slow_turns": scaling.get("beta_slow") or 1,
                 "attention_factor": _yarn_attention(scaling, factor),
+                "truncate": bool(scaling.get("truncate", True)),
             }
     return {}
 
@@ -433,6 +447,8 @@ def _of_architecture(model: LlamaModel) -> dict[str, Any]:
         "moe_intermediate_size": model.inner_size,
         "norm_topk_prob": experts.normalised,
         "shared_expert_intermediate_size": experts.shared_size,
+        "swiglu_limit": experts.gate_limit,
+        "swiglu_alpha": experts.gate_slope,
         "qkv_bias": attention.input_bias,
         "output_router_logits": experts.balance > 0,
     }
@@ -498,6 +514,7 @@ def _rope_scaling(model: LlamaModel) -> dict[str, Any] | None:
         "short_factor": _split(rotary.short_factors),
         "long_factor": _split(rotary.long_factors),
         "attention_factor": rotary.attention_factor,
+        "truncate": None if rotary.truncate else False,
     }
     settings = [name for name in ROTARY[rotary.type] if values[name] is not None]
     if rotary.type == "longrope":

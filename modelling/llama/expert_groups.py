@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import popxl
 from config.llama import LlamaConfig
 from modelling.layers import Experts, Groups, Layer, RMSNorm, add_residual
-from modelling.llama.block import Block, experts_of
+from modelling.llama.block import Block, CountingBlock, experts_of
 from popxl import Tensor, TensorSpec
 from popxl_addons.ops.routing import rows_of_experts
 
@@ -46,19 +46,20 @@ class RoutingBlock(Block):
         }
 
 
-class BalancedRoutingBlock(RoutingBlock):
-    """One whose experts' usage is added up, see `Experts.usage`."""
-
-    def __init__(self, config: LlamaConfig, kind: str, room: int = 0) -> None:
-        super().__init__(config, kind, room)
-        self.added_up = self.feed_forward.router.usage_spec
+class CountingRoutingBlock(RoutingBlock, CountingBlock):
+    """One that adds up how its experts are used, see `CountingBlock`."""
 
     def build(  # type: ignore[override]
-        self, x: Tensor, usage: Tensor, starts: Tensor | None = None, seed: Tensor | None = None
+        self,
+        x: Tensor,
+        usage: Tensor,
+        segments: Tensor,
+        starts: Tensor | None = None,
+        seed: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """x and the usage before the layer -> those after it, and what groups read."""
-        x, *handed_on = super().build(x, starts, seed)
-        return x, usage + self.feed_forward.usage, *handed_on
+        x, *handed_on = RoutingBlock.build(self, x, starts, seed)
+        return x, self.counted(usage, segments), *handed_on
 
 
 class ExpertGroup(Layer):
@@ -87,6 +88,7 @@ class ExpertGroup(Layer):
             number: of the group, int32 scalar.
         """
         held = self.feed_forward.held
-        routes = rows_of_experts(chosen, number * held, experts=held)
+        own = chosen - number * held
+        routes = rows_of_experts(own, experts=held)
         tokens = normed.reshape((-1, normed.shape[-1]))
-        return self.feed_forward.mixture(tokens, weights, routes).reshape(normed.shape)
+        return self.feed_forward.mixture(tokens, weights, own, routes).reshape(normed.shape)

@@ -126,8 +126,9 @@ def _yarn(rotary: LlamaRotary, rotated: int) -> np.ndarray:
         angle = math.log(original / (turns * 2 * math.pi))
         return rotated * angle / (2 * math.log(rotary.theta))
 
-    first = max(math.floor(pair_with(rotary.fast_turns)), 0)
-    last = min(math.ceil(pair_with(rotary.slow_turns)), rotated - 1)
+    fast, slow = pair_with(rotary.fast_turns), pair_with(rotary.slow_turns)
+    ends = (math.floor(fast), math.ceil(slow)) if rotary.truncate else (fast, slow)
+    first, last = max(ends[0], 0), min(ends[1], rotated - 1)
     number = np.arange(rotated // 2, dtype=_SINGLE)
     stretch = np.clip((number - _SINGLE(first)) / _SINGLE((last - first) or 0.001), 0, 1)
     frequencies = _frequencies(rotary.theta, rotated)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from config.llama import LlamaConfig, LlamaModel
 from modelling.decoder_weights import decoder_table
-from modelling.weights import Weight, WeightRow, WeightTable
+from modelling.weights import Stacked, Weight, WeightRow, WeightTable
 
 NORMS = {
     "before": {"attention": "input_layernorm", "feed_forward": "post_attention_layernorm"},
@@ -37,7 +37,7 @@ def weight_table(config: LlamaConfig) -> WeightTable:
     groups = []
     if config.expert_groups > 1:
         groups = [_groups(layer, config.expert_groups) for layer in layers]
-        layers = [[row for row in layer if not row.experts] for layer in layers]
+        layers = [[row for row in layer if not _of_experts(row)] for layer in layers]
     head = [rows.norm("norm", "model.norm", model.hidden_size)]
     if not model.embedding.tied:
         head.append(_linear("lm_head", logits))
@@ -54,7 +54,12 @@ def weight_table(config: LlamaConfig) -> WeightTable:
 
 def _groups(layer: Sequence[WeightRow], count: int) -> list[list[WeightRow]]:
     """The rows of a layer's experts, for so many groups of them."""
-    return [[row.of_experts(g, count) for row in layer if row.experts] for g in range(count)]
+    rows = list(filter(_of_experts, layer))
+    return [[row.of_experts(g, count) for row in rows] for g in range(count)]
+
+
+def _of_experts(row: WeightRow) -> bool:
+    return row.path.startswith(("feed_forward.wi.", "feed_forward.wo."))
 
 
 def _fused(model: LlamaModel) -> dict[str, list[str]]:
@@ -80,19 +85,24 @@ class Mixture:
     """
 
     def __init__(self, model: LlamaModel, layer: str) -> None:
-        old = model.architecture == "mixtral"
+        old, oss = (model.architecture == kind for kind in ("mixtral", "gpt_oss"))
         self.module = f"{layer}.{'block_sparse_moe' if old else 'mlp'}"
         gate, up, down = ("w1", "w3", "w2") if old else ("gate_proj", "up_proj", "down_proj")
         each = [f"{self.module}.experts.{e}" for e in range(model.experts.count)]
-        self.router, self.alias = f"{self.module}.gate.weight", f"{layer}.mlp.gate.weight"
+        self.router = f"{self.module}.{'router' if oss else 'gate'}.weight"
+        self.alias = self.router if oss else f"{layer}.mlp.gate.weight"
         self.into = [(f"{expert}.{gate}", f"{expert}.{up}") for expert in each]
         self.out = [f"{expert}.{down}" for expert in each]
-        self.stacked = {
-            f"{layer}.mlp.experts.gate_up_proj": [
-                tuple(f"{name}.weight" for name in names) for names in self.into
-            ],
-            f"{layer}.mlp.experts.down_proj": [(f"{name}.weight",) for name in self.out],
-        }
+        self.stacked: dict[str, Stacked] = {}
+        for kind in ("weight", "bias")[: 1 + model.experts.biases]:
+            end = "_bias" if kind == "bias" else ""
+            into = tuple(tuple(f"{name}.{kind}" for name in names) for names in self.into)
+            out = tuple((f"{name}.{kind}",) for name in self.out)
+            turned = oss and kind == "weight"
+            self.stacked |= {
+                f"{layer}.mlp.experts.gate_up_proj{end}": Stacked(into, oss, turned, oss),
+                f"{layer}.mlp.experts.down_proj{end}": Stacked(out, False, turned, oss),
+            }
 
 
 class _Rows:
@@ -127,6 +137,9 @@ class _Rows:
             biases = tuple(_bias(name, keys) for name in kv)
             rows.append(WeightRow("attention.q.bias", (_bias(q, queries),), axis=0))
             rows.append(WeightRow("attention.kv.bias", biases, axis=0, holders=holders))
+        if a.sinks:
+            sinks = Weight(f"{theirs}.sinks", (a.heads,), self.model.initializer_range)
+            rows.append(WeightRow("attention.sinks", (sinks,), axis=0))
         if a.output_bias:
             rows.append(WeightRow("attention_bias", (_bias(o, self.hidden),)))
         if a.norms == "heads":
@@ -149,11 +162,25 @@ class _Rows:
             WeightRow(f"{path}.wi.weight", tuple(into), axis=0, experts=count),
             WeightRow(f"{path}.wo.weight", tuple(out), True, axis=0, experts=count),
         ]
+        if self.model.experts.biases:
+            rows += self._biases(theirs, path)
         if shared is not None:
             gate = self.normal(f"{theirs.module}.shared_expert_gate", 1, self.hidden)
             rows.append(WeightRow(f"{path}.shared_gate.weight", (gate,)))
             rows += self._gated(f"{path}.shared", f"{theirs.module}.shared_expert", shared)
         return rows
+
+    def _biases(self, theirs: Mixture, path: str) -> list[WeightRow]:
+        """Those of the router and the experts."""
+        module, count = theirs.router.removesuffix(".weight"), self.model.experts.count
+        router = Weight(f"{module}.bias", (count,), self.model.initializer_range)
+        into = tuple(_bias(name, self.inner) for names in theirs.into for name in names)
+        out = tuple(_bias(name, self.hidden) for name in theirs.out)
+        return [
+            WeightRow(f"{path}.router.bias", (router,)),
+            WeightRow(f"{path}.wi.bias", into, axis=0),
+            WeightRow(f"{path}.wo.bias", out, axis=0, cut=False),
+        ]
 
     def _gated(self, path: str, theirs: str, inner: int) -> list[WeightRow]:
         maps = [self.normal(f"{theirs}.{n}_proj", inner, self.hidden) for n in ("gate", "up")]

@@ -9,6 +9,7 @@ import popxl
 import popxl_addons as addons
 from config.sections import RunConfig
 from machine.devices import new_ir
+from modelling.layers.lm_head_loss import SUMS
 from modelling.layers.parallel import Groups
 from modelling.phases.layout import Layout
 from modelling.phases.settings import Settings
@@ -53,4 +54,5 @@ def build_loss(
         layout.forward(StepInputs())
     apply_pre_alias_patterns(ir, level="default")
     head = layout.head
-    return LossProgram(ir, layout.inputs.streams, head.loss_stream, head.sums_stream, variables)
+    sums = head.told.get(SUMS)
+    return LossProgram(ir, layout.inputs.streams, head.loss_stream, sums, variables)

@@ -21,6 +21,7 @@ from modelling.phases.buffers import (
     fixed_row,
     gradient_buffer,
 )
+from modelling.phases.layer_stack import kinds_of, named, through
 from modelling.phases.layout import Stage
 from modelling.phases.phase import Phase
 from modelling.phases.settings import Settings
@@ -87,34 +88,23 @@ def layers_and_experts(
         group: of experts: `build(*handed on, number, seed=None)` returns what is added to x.
         chains: of x, and of what layers add up.
     """
-    count, groups = len(layers.order), settings.config.expert_groups
+    groups = settings.config.expert_groups
     trained = [settings.trains_any(name) for name in names]
-    into, out = zip(*(chain.through(count, any(trained)) for chain in chains), strict=True)
-    x = out[0]
-    handed = HandedOn(
-        layers.kinds[0].handed_on(x.spec),  # type: ignore[attr-defined]
-        settings,
-        kept=x.grad is not None,
-        gradient=trained[0] or any(port.grad is not None for port in into),
-    )
-    inputs = dict(zip(("x", "sum"), into, strict=False))
-    kinds: list[Phase] = []
-    for index, module in enumerate(layers.kinds):
-        kinds.append(
-            Phase(
-                f"{names[0]}_{index + 1}" if index else names[0],
-                module,
-                {**inputs, **others},
-                [*out, *handed.ports.values()],
-                settings,
-                count,
-                weights_of=kinds[0] if kinds else None,
-            )
-        )
+    into, out = through(chains, layers, any(trained), trained[0])
+    x, back = out[0], trained[0] or any(port.grad is not None for port in into)
+    specs = layers.kinds[0].handed_on(x.spec)  # type: ignore[attr-defined]
+    handed = HandedOn(specs, settings, kept=x.grad is not None, gradient=back)
+    inputs, outputs = {**named(into), **others}, [*out, *handed.ports.values()]
+    kinds = kinds_of(names[0], layers, inputs, outputs, settings)
     reads = {name: _read(port, groups) for name, port in handed.ports.items()}
     inputs_of_group = {**reads, "number": Port(ROW, lambda row: row % groups)}
     experts = Phase(
-        names[1], group, inputs_of_group, [_added_to(x, groups)], settings, count * groups
+        names[1],
+        group,
+        inputs_of_group,
+        [_added_to(x, groups)],
+        settings,
+        kinds[0].entries * groups,
     )
 
     def begin() -> None:

@@ -26,10 +26,10 @@ class LossPhase(Phase):
     all gradients are finite.
 
     Attributes:
-        sums_stream: of what the module returns besides; None: nothing.
+        told: streams of what the module returns besides, by the names in its `told`.
 
     Args:
-        module: `build(*inputs, seed=None)` returns a float32 scalar, or that and a tensor for the
+        module: `build(*inputs, seed=None)` returns a float32 scalar, or that and tensors for the
             host.
     """
 
@@ -44,7 +44,8 @@ class LossPhase(Phase):
         shared: Mapping[str, Phase] | None = None,
     ) -> None:
         self.loss_stream = popxl.d2h_stream((), popxl.float32, "loss")
-        self.sums_stream: popxl.DeviceToHostStream | None = None
+        self._names = getattr(module, "told", ())
+        self.told: dict[str, popxl.DeviceToHostStream] = {}
         super().__init__(name, module, inputs, [], settings, shared=shared)
 
     def _build_graphs(
@@ -119,10 +120,10 @@ class LossPhase(Phase):
     def _streams(
         self, results: Sequence[popxl.Tensor]
     ) -> dict[popxl.Tensor, popxl.DeviceToHostStream]:
-        loss, *sums = results
+        loss, *more = results
         streams = {loss: self.loss_stream}
-        for t in sums:
-            self.sums_stream = streams[t] = popxl.d2h_stream(t.shape, t.dtype, "sums")
+        for name, t in zip(self._names, more, strict=True):
+            self.told[name] = streams[t] = popxl.d2h_stream(t.shape, t.dtype, name)
         return streams
 
     def forward(self, row: popxl.Tensor, step: StepInputs) -> None:

@@ -10,7 +10,7 @@ from config.model import FewBits
 from config.sections import RunConfig
 from modelling.layers.parallel import Groups
 from modelling.weights import WeightRow, WeightTable
-from modelling.weights.row import is_linear
+from modelling.weights.row import fits_few_bits
 from popxl_addons.optimizers import packed
 from popxl_addons.optimizers.adafactor import Whole
 
@@ -98,7 +98,7 @@ class Settings:
         """How a variable is stored that is expanded before a layer takes it; None: as it is."""
         if not self.training or self.table is None:
             return None
-        return self.config.model.few_bits if is_linear(self.row(phase, variable)) else None
+        return self.config.model.few_bits if fits_few_bits(self.row(phase, variable)) else None
 
     def whole(self, phase: str, variable: str) -> Whole:
         """To which matrices a variable belongs, for optimizers that treat weights as such."""

@@ -10,7 +10,7 @@ import numpy as np
 import popxl
 import popxl_addons as addons
 from config.model import FewBits
-from modelling.phases.packed_weights import expanded, packed
+from modelling.phases.packed_weights import Whole, expanded, packed
 from modelling.phases.settings import Settings
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
 from popxl_addons.remote import NamedRemoteBuffers, create_remote_buffer, named_variable_buffers
@@ -30,7 +30,7 @@ class VariableStore:
         names: of what `load` and `gather` give.
         load: graph that loads the entry of a layer.
         gather: graph from what `load` gives to what is stored, whole.
-        packed: types of the variables that are packed, by name.
+        packed: the variables that are packed, by name.
         few_bits: how they are.
     """
 
@@ -41,7 +41,7 @@ class VariableStore:
     names: list[str]
     load: addons.GraphWithNamedArgs
     gather: addons.GraphWithNamedArgs
-    packed: Mapping[str, popxl.dtype] = field(default_factory=dict)
+    packed: Mapping[str, Whole] = field(default_factory=dict)
     few_bits: FewBits | None = None
 
     @classmethod

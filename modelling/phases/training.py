@@ -31,7 +31,7 @@ class TrainingProgram:
             nothing is random).
         loss: stream of the loss of each micro-batch; their mean over micro-batches and replicas
             is the loss of the step.
-        sums: stream of what it is a function of; None: the objective does not tell.
+        told: streams of what the head tells of a micro-batch besides, by name, see `LMHeadLoss`.
         gradient_norm: stream with the global norm of each optimizer step.
         only_update: stream that says whether a run does the update that is pending and nothing
             else; None: no update is pending after a run.
@@ -45,7 +45,7 @@ class TrainingProgram:
     learning_rate: popxl.HostToDeviceStream
     seed: popxl.HostToDeviceStream | None
     loss: popxl.DeviceToHostStream
-    sums: popxl.DeviceToHostStream | None
+    told: Mapping[str, popxl.DeviceToHostStream]
     gradient_norm: popxl.DeviceToHostStream
     only_update: popxl.HostToDeviceStream | None
     variables: Mapping[str, list[addons.NamedTensors]]
@@ -102,7 +102,7 @@ def build_training(
         optimizer_step.rate,
         optimizer_step.seed,
         layout.head.loss_stream,
-        layout.head.sums_stream,
+        layout.head.told,
         optimizer_step.norm,
         only_update,
         variables,

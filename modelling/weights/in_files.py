@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from files.shown import shown_name
 from modelling.weights.computed import Arrays, Computed
+from modelling.weights.mxfp4 import shapes_without_blocks, without_blocks
 from modelling.weights.row import WeightsError, check_shape
+from modelling.weights.stacked import Stacked
 
 if TYPE_CHECKING:
     from modelling.weights.table import WeightTable
@@ -31,13 +33,13 @@ class InFiles:
             ValueError: a weight is missing, or there is an unknown one; when one is read that a
                 file has under several names, they differ.
         """
+        tensors = without_blocks(tensors)
         names = self._split_names(tensors)
-        sources, split = self._sources(names), self._splits(tensors)
+        sources = self._sources(names)
         read = lru_cache(1)(tensors.__getitem__)  # the parts of one follow each other
+        split = self._splits(tensors, read)
         made = {
-            own: partial(_part_of, read, *split[name])
-            if name in split
-            else partial(tensors.__getitem__, name)
+            own: split.get(name) or partial(tensors.__getitem__, name)
             for own, name in sources.items()
         }
         for name in names:
@@ -48,28 +50,40 @@ class InFiles:
 
     def for_files(self, weights: Arrays) -> Arrays:
         """The inverse of `renamed`: logical weights as files have them."""
+        stacked = {n: parts for n, parts in self.table.stacked.items() if parts.written}
         joined = {own for names in self.table.fused.values() for own in names}
+        joined |= {own for parts in stacked.values() for own in parts.weights}
         makers = {n: partial(weights.__getitem__, n) for n in weights if n not in joined}
         for name, owns in self.table.fused.items():
             if all(own in weights for own in owns):
                 makers[name] = partial(_joined, weights, owns)
+        for name, parts in stacked.items():
+            if all(own in weights for own in parts.weights):
+                makers[name] = partial(parts.join, weights)
         return Computed(makers)
 
     @property
     def _joined(self) -> dict[str, list[str]]:
         """Weights that files may have as one, by its name."""
-        stacked = {name: list(chain(*owns)) for name, owns in self.table.stacked.items()}
+        stacked = {name: parts.weights for name, parts in self.table.stacked.items()}
         return stacked | {name: list(owns) for name, owns in self.table.fused.items()}
 
-    def _splits(self, names: Collection[str]) -> dict[str, tuple[str, slice]]:
-        """For each logical weight that a file joins with others: the tensor, and its rows there."""
-        joined = {n: owns for n, owns in self._joined.items() if n in names}
-        shapes = {w.name: w.shape for w in self.table.weights if joined}
-        splits: dict[str, tuple[str, slice]] = {}
-        for name, owns in joined.items():
+    def _splits(
+        self, names: Collection[str], read: Callable[[str], np.ndarray]
+    ) -> dict[str, Callable[[], np.ndarray]]:
+        """What makes each logical weight that a file joins with others."""
+        splits: dict[str, Callable[[], np.ndarray]] = {}
+        fused = {n: owns for n, owns in self.table.fused.items() if n in names}
+        shapes = {w.name: w.shape for w in self.table.weights if fused}
+        for name, owns in fused.items():
             ends = list(accumulate((shapes[own][0] for own in owns), initial=0))
             parts = zip(owns, pairwise(ends), strict=True)
-            splits |= {own: (name, slice(*part)) for own, part in parts}
+            splits |= {own: partial(_rows, read, name, slice(*part)) for own, part in parts}
+        for name, stacked in self.table.stacked.items():
+            if name in names:
+                for group, owns in enumerate(stacked.groups):
+                    for place, own in enumerate(owns):
+                        splits[own] = partial(_stacked, read, name, stacked, group, place)
         return splits
 
     def _split_names(self, names: Iterable[str]) -> list[str]:
@@ -83,14 +97,16 @@ class InFiles:
         Raises:
             ValueError: as for `renamed`, or a weight has another shape.
         """
+        shapes = shapes_without_blocks(shapes)
         sources = self._sources(self._split_names(shapes))
         expected = {w.name: w.shape for w in self.table.weights}
-        for name, owns in self._joined.items():
+        for name, owns in self.table.fused.items():
             if name in shapes:
                 rows, rest = sum(expected[own][0] for own in owns), expected[owns[0]][1:]
-                count = len(self.table.stacked.get(name, ()))
-                whole = (count, rows // count, *rest) if count else (rows, *rest)
-                check_shape(name, shapes[name], whole)
+                check_shape(name, shapes[name], (rows, *rest))
+        for name, stacked in self.table.stacked.items():
+            if name in shapes:
+                check_shape(name, shapes[name], stacked.shape(expected[stacked.weights[0]]))
         for own, shape in expected.items():
             if sources[own] in shapes:
                 check_shape(sources[own], shapes[sources[own]], shape)
@@ -112,10 +128,14 @@ class InFiles:
         return sources
 
 
-def _part_of(read: Callable[[str], np.ndarray], name: str, rows: slice) -> np.ndarray:
-    """Rows of a tensor, or of all the matrices that it has."""
-    tensor = read(name)
-    return tensor[rows] if tensor.ndim < 3 else tensor.reshape(-1, tensor.shape[-1])[rows]
+def _rows(read: Callable[[str], np.ndarray], name: str, rows: slice) -> np.ndarray:
+    return read(name)[rows]
+
+
+def _stacked(
+    read: Callable[[str], np.ndarray], name: str, stacked: Stacked, group: int, place: int
+) -> np.ndarray:
+    return stacked.part(read(name), group, place)
 
 
 def _same(read: Callable[[], np.ndarray], name: str, tensors: Arrays, copy: str) -> np.ndarray:

@@ -10,7 +10,7 @@ from config.model import FewBits
 from modelling.quantisation import expanded
 from modelling.weights.adapters import A, B, M, module_of
 from modelling.weights.computed import Arrays, Computed
-from modelling.weights.row import LowRank, is_linear, is_of_adapter
+from modelling.weights.row import LowRank, fits_few_bits, is_of_adapter
 from modelling.weights.table import WeightTable
 
 
@@ -22,12 +22,12 @@ def merged(
     Args:
         weights: of the model with adapters.
         dtype: of the result.
-        few_bits: merge into what is left of linear maps that are held so; None: into the weights.
+        few_bits: merge into what is left of weights that are held so; None: into the weights.
     """
     adapters = dict(_adapted(table))
     names = [w.name for w in table.base.weights]
     if few_bits is not None:
-        packed = {w.name for w in table.only(is_linear).weights}
+        packed = {w.name for w in table.only(fits_few_bits).weights}
         left = {name: partial(_left, weights, name, few_bits) for name in packed}
         others = {n: partial(weights.__getitem__, n) for n in weights if n not in packed}
         weights = Computed(left | others)

@@ -182,6 +182,11 @@ class WeightRow:
         """An axis of this row's matrix that is not cut, nor are weights joined along it."""
         return Whole(len(self.weights), self.axis).uncut_axis
 
+    @property
+    def input_axis(self) -> int:
+        """The axis of this row's matrices that has the input features."""
+        return 0 if self.transpose else 1
+
     def _turned(self, array: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(array.T if self.transpose else array)
 
@@ -190,6 +195,11 @@ def is_linear(row: WeightRow) -> bool:
     """Whether a row is a linear map inside a layer, which the head is not."""
     inside = row.transpose and "." in row.path.removesuffix(".weight")
     return inside and not row.of_adapter and not row.experts
+
+
+def fits_few_bits(row: WeightRow) -> bool:
+    """Whether a row may be held in few bits: a linear map inside a layer, or its experts'."""
+    return is_linear(row) or row.experts > 0
 
 
 def is_trained(row: WeightRow) -> bool:

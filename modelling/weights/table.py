@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
 
 import numpy as np
 
@@ -29,6 +28,7 @@ from modelling.weights.logical import (
     cuts_of,
 )
 from modelling.weights.row import Weight, WeightRow, check_presence
+from modelling.weights.stacked import Stacked
 from popxl import Variable
 from popxl.session import OnDemand, VariablePart
 from popxl_addons import NamedTensors
@@ -65,8 +65,7 @@ class WeightTable:
         aliases: other names of logical weights that files may have, by alias.
         ignored: names of tensors in files that are no weights.
         fused: logical weights that files have as one, joined along the first axis, by its name.
-        stacked: what some files have as one instead of logical weights, by its name: of each of its
-            matrices, the weights that it joins along the first axis.
+        stacked: experts' weights that some files have as one, by its name.
     """
 
     layers: Mapping[str, tuple[WeightRow, ...]]
@@ -76,7 +75,7 @@ class WeightTable:
     ignored: Collection[str] = ()
     fused: Mapping[str, Sequence[str]] = field(default_factory=dict)
     runs: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    stacked: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
+    stacked: Mapping[str, Stacked] = field(default_factory=dict)
 
     @property
     def weights(self) -> tuple[Weight, ...]:
@@ -101,7 +100,7 @@ class WeightTable:
         names = {w.name for rows in layers.values() for row in rows for w in row.weights}
         aliases = {alias: name for alias, name in self.aliases.items() if name in names}
         fused = {name: owns for name, owns in self.fused.items() if names.issuperset(owns)}
-        stacked = {n: x for n, x in self.stacked.items() if names.issuperset(chain(*x))}
+        stacked = {n: x for n, x in self.stacked.items() if names.issuperset(x.weights)}
         return replace(self, layers=layers, aliases=aliases, fused=fused, stacked=stacked)
 
     @property
@@ -180,7 +179,7 @@ class WeightTable:
         row, parts = place.row, place.variable
 
         def make(tensors: Arrays) -> Sequence[np.ndarray]:
-            return quantised(self._host_data(place, tensors), parts)
+            return quantised(self._host_data(place, tensors), parts, row.input_axis)
 
         if not isinstance(tensors, KeepsPacked):
             return make(tensors)

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import translate
-from itertools import chain, groupby
+from itertools import groupby
 
 from config.errors import ConfigError, nearest
 from config.run import Training
@@ -56,7 +56,7 @@ def _names(table: WeightTable) -> dict[str, list[str]]:
     names = {w.name: [w.name] for w in table.weights}
     names |= {alias: [name] for alias, name in table.aliases.items()}
     names |= {fused: list(parts) for fused, parts in table.fused.items()}
-    names |= {stacked: list(chain(*parts)) for stacked, parts in table.stacked.items()}
+    names |= {stacked: parts.weights for stacked, parts in table.stacked.items()}
     for layer, rows in table.layers.items():
         for row in rows:
             own = names.setdefault(f"{whole_layer(layer)}.{row.path}", [])

@@ -66,7 +66,7 @@ def train(
 ) -> Reference:
     """Train with clipping, a step for each batch, what has gradients.
 
-    Weight decay is 0.1, but for vectors; the norm is clipped to 1.
+    Weight decay is 0.1, but for vectors, also those of experts in one; the norm is clipped to 1.
 
     Args:
         loss_of: the model's loss of a batch.
@@ -75,9 +75,10 @@ def train(
     named = {n: p for n, p in model.named_parameters() if p.requires_grad and re.search(only, n)}
     for parameter in model.parameters():
         parameter.requires_grad_(any(parameter is p for p in named.values()))
+    vectors = {n for n, p in named.items() if p.ndim == 1 or n.endswith("bias")}
     groups = [
-        {"params": [p for p in named.values() if p.ndim > 1], "weight_decay": 0.1},
-        {"params": [p for p in named.values() if p.ndim == 1], "weight_decay": 0.0},
+        {"params": [p for n, p in named.items() if n not in vectors], "weight_decay": 0.1},
+        {"params": [p for n, p in named.items() if n in vectors], "weight_decay": 0.0},
     ]
     optimizer = optimizer_of(groups, rate)
     losses, norms, gradients = [], [], {}

@@ -178,10 +178,12 @@ def pretrained() -> list[str]:
 
 
 HUB = {
+    "gpt_oss_20b": "openai/gpt-oss-20b",
     "gptj_6B": "EleutherAI/gpt-j-6b",
     "llama3_1_8B": "meta-llama/Llama-3.1-8B",
     "llama3_2_1B": "meta-llama/Llama-3.2-1B",
     "qwen3_0_6B": "Qwen/Qwen3-0.6B",
+    "qwen3_30B_A3B": "Qwen/Qwen3-30B-A3B",
     "qwen3_32B": "Qwen/Qwen3-32B",
 }
 

@@ -110,6 +110,8 @@ def _experts(kind: str, rng: np.random.Generator) -> dict[str, Any]:
         "shared_expert_intermediate_size": 4 * int(rng.integers(1, 5)),
         "norm_topk_prob": bool(rng.integers(2)),
         "qkv_bias": bool(rng.integers(2)),
+        "swiglu_limit": float(rng.uniform(0.3, 3)),
+        "swiglu_alpha": float(rng.uniform(1, 2)),
     }
     return {"num_experts": count} | {n: x for n, x in settings.items() if n in known}
 
@@ -127,7 +129,7 @@ def _windows(kind: str, rng: np.random.Generator, layers: int) -> dict[str, Any]
     match kind:
         case "mistral" | "ministral3" | "phi3" | "mixtral":
             return {"sliding_window": window if rng.integers(3) else None}
-        case "gemma2" | "gemma3_text" | "olmo3":
+        case "gemma2" | "gemma3_text" | "olmo3" | "gpt_oss":
             return {"sliding_window": window, "layer_types": kinds}
         case "qwen2" | "qwen3" | "qwen2_moe" | "qwen3_moe":
             if not rng.integers(2):
@@ -156,7 +158,8 @@ def _positions(kind: str, rng: np.random.Generator, size: int) -> dict[str, Any]
         {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
          "original_max_position_embeddings": 40},
         {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 40,
-         "beta_fast": float(rng.uniform(2, 32)), "beta_slow": float(rng.uniform(0.2, 2))},
+         "beta_fast": float(rng.uniform(2, 32)), "beta_slow": float(rng.uniform(0.2, 2)),
+         "truncate": kind != "gpt_oss"},
     ]  # fmt: skip
     if kind in TWO_ANGLES:
         del kinds[2]

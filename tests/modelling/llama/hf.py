@@ -93,6 +93,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 12, "tie_word_embeddings": True,
     },
     "olmoe": {"num_experts": 7, "num_experts_per_tok": 3, "norm_topk_prob": False},
+    "gpt_oss": {
+        "num_local_experts": 6, "num_experts_per_tok": 3, "head_dim": 8, "sliding_window": 4,
+        "swiglu_limit": 0.5, "swiglu_alpha": 1.5,
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "truncate": False,
+            "original_max_position_embeddings": 40,
+        },
+    },
 }  # fmt: skip
 """For each architecture something of all that it can do."""
 
@@ -162,8 +170,9 @@ def weights_of(model: Any) -> dict[str, np.ndarray]:
 def as_parameters(table: WeightTable, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Weights as transformers' modules have them, which stack those of experts."""
     found = dict(table.for_files(weights))
-    for name, matrices in table.stacked.items():
-        parts = [np.concatenate([found.pop(n) for n in matrix]) for matrix in matrices]
-        found[name] = np.stack(parts)
+    for name, stacked in table.stacked.items():
+        if name not in found:
+            groups = [[found.pop(n) for n in names] for names in stacked.groups]
+            found[name] = np.stack([np.concatenate(parts) for parts in groups])
     routers = {own: alias for alias, own in table.aliases.items() if "gate" in alias}
     return {routers.get(name, name): x for name, x in found.items()}

@@ -13,9 +13,13 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss
 
 from data.causal_lm import CAUSAL_LM
 from data.preferences import Referred
+from data.samples import IGNORE_INDEX
 from modelling.llama.config_json import to_config_json
 from modelling.llama.weights import weight_table
+from modelling.spec import family_of
+from sessions.losses import Losses
 from tests.modelling.llama.hf import (
+    LENGTH,
     PAD,
     VOCABULARY,
     hf_config,
@@ -48,12 +52,14 @@ def trained_balanced(theirs: Any, given: Any, micro_batch: int) -> tuple[Any, Re
         for x, y in zip(words, labels, strict=True):
             out = model(input_ids=x, output_router_logits=True)
             found = torch.nn.functional.cross_entropy(out.logits.flatten(0, 1), y.flatten())
-            chosen = theirs.num_experts_per_tok
-            more = load_balancing_loss_func(out.router_logits, theirs.num_experts, chosen)
-            losses.append(found + COEFFICIENT * more)
+            losses.append(found + COEFFICIENT * balance_of(theirs, out.router_logits))
         return torch.stack(losses).mean()
 
     return start, train(model, given, loss, RATE)
+
+
+def balance_of(theirs: Any, logits: Any, mask: torch.Tensor | None = None) -> torch.Tensor:
+    return load_balancing_loss_func(logits, theirs.num_experts, theirs.num_experts_per_tok, mask)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +69,7 @@ def trained_balanced(theirs: Any, given: Any, micro_batch: int) -> tuple[Any, Re
         pytest.param("mixtral", 2, 1, 2, "keep", marks=pytest.mark.slow),
         pytest.param("qwen2_moe", 2, 2, 1, "recompute", marks=pytest.mark.slow),
         pytest.param("olmoe", 1, 1, 8, "keep", marks=pytest.mark.slow),
+        pytest.param("gpt_oss", 1, 2, 4, "recompute", marks=pytest.mark.slow),
     ],
 )
 def test_training_with_balance_is_transformers(
@@ -73,6 +80,82 @@ def test_training_with_balance_is_transformers(
     assert config.model.experts.balance == COEFFICIENT
     config = replace(config, execution=replace(config.execution, activations=activations))
     check_trained(config, *trained_balanced(theirs, given, micro_batch), given)
+
+
+def padded_batch() -> dict[str, np.ndarray]:
+    """Texts of 2 to 12 tokens, one in a sample, with padding after them."""
+    rng = np.random.default_rng(4)
+    (batch,) = batches(1)
+    there = np.arange(LENGTH) < rng.integers(2, LENGTH + 1, len(batch["labels"]))[:, None]
+    return {
+        "input_ids": np.where(there, batch["input_ids"], PAD).astype(np.int32),
+        "labels": np.where(there, batch["labels"], IGNORE_INDEX).astype(np.int32),
+        "segments": there.astype(np.int32),
+    }
+
+
+@pytest.mark.parametrize("balance", [COEFFICIENT, 0.0])
+def test_padding_does_not_count_and_experts_are_told_of(balance: float) -> None:
+    """What is told, and its gradient: the norms of a loss that is all balance."""
+    theirs = balanced("qwen3_moe") if balance else hf_config("qwen3_moe")
+    batch, config = padded_batch(), our_config(theirs, 2, 2, 2)
+    assert config.model.experts.balance == balance
+    model = hf_model(theirs)
+    ours = fine_tuning(config)
+    ours.write(weight_table(config).renamed(weights_of(model)))
+    with ours:
+        (step,) = ours.run([batch], [0.0], 0)
+    model.double()
+    given = {n: torch.tensor(x).long() for n, x in batch.items()}
+    total, balances, chosen = torch.zeros(()), [], np.zeros(theirs.num_experts)
+    whole = int((given["labels"] != IGNORE_INDEX).sum())
+    for words, labels, mask in zip(*(x.split(2) for x in given.values()), strict=True):
+        out = model(input_ids=words, attention_mask=mask, output_router_logits=True)
+        loss = torch.nn.functional.cross_entropy(
+            out.logits.flatten(0, 1), labels.flatten(), reduction="sum"
+        )
+        balances.append(balance_of(theirs, out.router_logits, mask))
+        total = total + loss / whole + balance * balances[-1] / 4
+        for logits in out.router_logits:
+            first = logits.topk(theirs.num_experts_per_tok).indices[mask.flatten() == 1]
+            chosen += np.bincount(first.flatten(), minlength=theirs.num_experts)
+    total.backward()
+    norm = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).norm()
+    assert step.loss == pytest.approx(total.item(), rel=1e-5)
+    assert step.gradient_norm == pytest.approx(norm.item(), rel=1e-4)
+    told = step.told
+    assert told["experts/balance"] == pytest.approx(torch.stack(balances).mean().item(), rel=1e-5)
+    shares = [told[f"experts/share/{n}"] for n in range(theirs.num_experts)]
+    np.testing.assert_allclose(shares, chosen / chosen.sum(), rtol=1e-6)
+    assert len(told) == 1 + theirs.num_experts
+
+
+def test_the_validation_loss_is_without_balance() -> None:
+    """It is the cross-entropy, as models without experts report it; nothing is added up."""
+    config, batch = our_config(balanced("olmoe"), 1, 1, 4), padded_batch()
+    model = hf_model(balanced("olmoe"))
+    losses = Losses(config, family_of(config))
+    losses.write(weight_table(config).renamed(weights_of(model)))
+    with losses:
+        found = losses.of(Batches(batch))
+    given = {n: torch.tensor(x).long() for n, x in batch.items()}
+    logits = model(input_ids=given["input_ids"], attention_mask=given["segments"]).logits
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), given["labels"].flatten())
+    assert found.mean == pytest.approx(expected.item(), rel=1e-5)
+    assert "segments" not in losses.program.inputs
+
+
+class Batches:
+    """The samples of a batch."""
+
+    def __init__(self, batch: dict[str, np.ndarray]) -> None:
+        self.batch = batch
+
+    def __len__(self) -> int:
+        return len(self.batch["labels"])
+
+    def take(self, indices: Any) -> dict[str, np.ndarray]:
+        return {n: x[np.asarray(indices)] for n, x in self.batch.items()}
 
 
 def test_the_factor_is_read_where_transformers_uses_it() -> None:

@@ -70,6 +70,7 @@ YARNS: dict[str, dict[str, Any]] = {
     "as said": {"factor": 4.0, "attention_factor": 0.7, "beta_fast": 5.0, "beta_slow": 2.0},
     "by two more": {"factor": 8.0, "mscale": 0.8, "mscale_all_dim": 0.4, "truncate": True},
     "by the lengths": {"factor": None},
+    "between pairs": {"factor": 4.0, "truncate": False},
 }
 
 
@@ -118,6 +119,7 @@ def test_frequencies_are_transformers(kind: str) -> None:
         ("llama", {"hidden_act": "relu2"}, "the activation 'relu2'"),
         ("llama", {"sliding_window": 4}, "sliding_window 4"),
         ("llama", {"quantization_config": {"bits": 4}}, "quantization_config"),
+        ("gpt_oss", {"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes"),
         (
             "qwen2",
             {"rope_parameters": {"rope_type": "proportional", "factor": 4.0, "rope_theta": 1e4}},
@@ -125,8 +127,8 @@ def test_frequencies_are_transformers(kind: str) -> None:
         ),
         (
             "qwen3",
-            {"rope_parameters": YARN | {"factor": 4.0, "truncate": False}},
-            "truncate among the settings of the rope_type yarn",
+            {"rope_parameters": YARN | {"factor": 4.0, "low_freq_factor": 2.0}},
+            "low_freq_factor among the settings of the rope_type yarn",
         ),
     ],
 )

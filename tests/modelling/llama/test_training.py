@@ -37,9 +37,10 @@ LAYOUTS = {
     "qwen2_moe": (2, 2, 1),
     "qwen3_moe": (1, 2, 1),
     "olmoe": (1, 1, 2),
+    "gpt_oss": (2, 2, 2),
 }
 TRANSPOSED = ("qwen2", "smollm3", "olmo2", "ministral3")
-IN_BRIEF = ("qwen2_moe", "ministral3", "phi3", "gemma3_text", "olmo2")
+IN_BRIEF = ("qwen2_moe", "gpt_oss", "ministral3", "phi3", "gemma3_text", "olmo2")
 """The others' features are drawn in `test_random`."""
 
 

@@ -36,7 +36,7 @@ class Settings(NamedTuple):
     Attributes:
         biases: how many there are.
         p: probability of dropout.
-        positions, segments, lengths: whether they are given.
+        positions, segments, lengths, sinks: whether they are given.
     """
 
     scale: float
@@ -48,16 +48,22 @@ class Settings(NamedTuple):
     positions: bool
     segments: bool
     lengths: bool
+    sinks: bool = False
 
 
 class Others(NamedTuple):
-    """The inputs after q, k and v."""
+    """The inputs after q, k and v; `floats` of them have gradients."""
 
     biases: list[Any]
+    sinks: list[Any]
     positions: list[Any]  # of queries and of keys; empty: 0, 1, ...
     segments: list[Any]  # likewise; empty: one segment
     lengths: list[Any]
     seed: list[Any]
+
+    @property
+    def floats(self) -> list[Any]:
+        return [*self.biases, *self.sinks]
 
 
 def sorted_inputs(rest: Sequence[Any], settings: Settings) -> Others:
@@ -68,27 +74,34 @@ def sorted_inputs(rest: Sequence[Any], settings: Settings) -> Others:
         taken, left[:] = left[:n], left[n:]
         return taken
 
-    counts = settings.biases, 2 * settings.positions, 2 * settings.segments, int(settings.lengths)
-    biases, positions, segments, lengths = map(take, counts)
-    return Others(biases, positions, segments, lengths, left)
+    counts = (
+        settings.biases, int(settings.sinks), 2 * settings.positions, 2 * settings.segments,
+        int(settings.lengths),
+    )  # fmt: skip
+    biases, sinks, positions, segments, lengths = map(take, counts)
+    return Others(biases, sinks, positions, segments, lengths, left)
 
 
-def attention_of(q: Any, k: Any, v: Any, *rest: Any, settings: Settings) -> tuple[Any, Any, Any]:
-    """(output, exponentials of the scores, 1 / their sums)."""
+def attention_of(q: Any, k: Any, v: Any, *rest: Any, settings: Settings) -> tuple[Any, ...]:
+    """(output, exponentials of the scores, 1 / their sums), and those of sinks if there are."""
     others = sorted_inputs(rest, settings)
-    check_inputs(q, k, v, others.biases)
+    check_inputs(q, k, v, others)
     scores = _capped(_scores(q, k, settings.scale), settings.cap)
     for bias in others.biases:
         scores = scores + bias
     seen = visible(q.shape[-2], k.shape[-2], others, settings)
     if seen is not None:
         scores = jnp.where(seen, scores, HIDDEN)
-    exponentials = jnp.exp(scores - max_over(scores, -1, keepdims=True))
-    normaliser = 1 / sum_over(exponentials, -1, keepdims=True)
+    largest = max_over(scores, -1, keepdims=True)
+    sinks = [sink.astype(jnp.float32)[:, None, None] for sink in others.sinks]
+    largest = reduce(jnp.maximum, sinks, largest)
+    exponentials = jnp.exp(scores - largest)
+    of_sinks = [jnp.exp(sink - largest) for sink in sinks]
+    normaliser = 1 / sum(of_sinks, sum_over(exponentials, -1, keepdims=True))
     weights = exponentials.astype(v.dtype)
     kept = _grouped(_kept(weights, others.seed, settings.p), v)
     out = _product("...qk,...kd->...qd", kept, v).reshape(*q.shape[:-1], v.shape[-1]) * normaliser
-    return out.astype(v.dtype), weights, normaliser
+    return out.astype(v.dtype), weights, normaliser, *of_sinks
 
 
 def _grouped(t: Any, k: Any) -> Any:
@@ -134,7 +147,7 @@ def _facing(pair: Any) -> tuple[Any, Any]:
     return queries[:, None, :, None], keys[:, None, None, :]
 
 
-def check_inputs(q: Any, k: Any, v: Any, biases: Sequence[Any]) -> None:
+def check_inputs(q: Any, k: Any, v: Any, others: Others) -> None:
     """Raises TypeError or ValueError where dtypes or shapes do not fit."""
     for t in (q, k, v):
         check_floating(t)
@@ -148,9 +161,12 @@ def check_inputs(q: Any, k: Any, v: Any, biases: Sequence[Any]) -> None:
     if q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
         raise ValueError(f"the shapes of q, k and v do not fit: {shapes}")
     scores = (*q.shape[:-1], k.shape[-2])
-    for bias in biases:
+    for bias in others.biases:
         if jnp.broadcast_shapes(bias.shape, scores) != scores:
             raise ValueError(f"a bias of shape {bias.shape} does not broadcast to {scores}")
+    for sinks in others.sinks:
+        if sinks.shape != q.shape[-3:-2]:
+            raise ValueError(f"sinks have shape {sinks.shape}, but q has heads {q.shape[-3:-2]}")
 
 
 def _same_heads(q: Any, k: Any) -> bool:
@@ -165,10 +181,16 @@ def _kept(weights: Any, seed: Sequence[Any], p: float) -> Any:
 
 
 def attention_grads(
-    dy: Any, q: Any, k: Any, v: Any, out: Any, weights: Any, normaliser: Any, *seed: Any,
-    scale: float, p: float, cap: float | None,
+    dy: Any, q: Any, k: Any, v: Any, out: Any, weights: Any, normaliser: Any, *others: Any,
+    scale: float, p: float, cap: float | None, sinks: bool,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """The gradients of q, k, v and of the scores."""
+    """The gradients of q, k, v and of the scores, and those of sinks if there are, float32.
+
+    Args:
+        out, weights, normaliser: what `attention_of` gave.
+        others: the exponentials of sinks, if there are; then the seed.
+    """
+    of_sinks, seed = others[: int(sinks)], others[int(sinks) :]
     scaled = (dy.astype(jnp.float32) * normaliser).astype(v.dtype)
     rows = sum_over(scaled.astype(jnp.float32) * out, -1, keepdims=True)
     dp = _product("...qd,...kd->...qk", _grouped(scaled, v), v).reshape(weights.shape)
@@ -184,7 +206,16 @@ def attention_grads(
     dq = _product("...qk,...kd->...qd", before, k).reshape(q.shape)
     if scale != 1:
         dq, dk = dq * scale, dk * scale
-    return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), ds
+    return (
+        dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), ds,
+        *(_sinks_grad(rows * share) for share in of_sinks),
+    )  # fmt: skip
+
+
+def _sinks_grad(ds: Any) -> Any:
+    """A sink is a score whose value is 0: of its gradient, only the sum over the row is left."""
+    heads = ds.ndim - 3
+    return -sum_over(ds, (*range(heads), heads + 1, heads + 2))
 
 
 def _transposed_product(a: Any, scores: Any) -> Any:

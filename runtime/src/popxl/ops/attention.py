@@ -30,13 +30,16 @@ def _attention_grad(ctx: Any, op: Op, dy: Tensor, *_: Any) -> list[Tensor | None
     q, k, v, *rest = op.inputs
     others = sorted_inputs(rest, Settings(**op.attrs))
     kept = [ctx.fwd(t) for t in (q, k, v, *op.outputs, *others.seed)]
-    attrs = {name: op.attrs[name] for name in ("scale", "p", "cap")}
-    *grads, ds = emit(_GRADS, [dy, *kept], attrs)
-    return [
-        *(g if ctx.needs(op, i) else None for i, g in enumerate(grads)),
-        *(sum_to_like(ds, b) if ctx.needs(op, i) else None for i, b in enumerate(others.biases, 3)),
-        *(None for _ in rest[len(others.biases) :]),
+    attrs = {name: op.attrs[name] for name in ("scale", "p", "cap", "sinks")}
+    dq, dk, dv, ds, *d_sinks = emit(_GRADS, [dy, *kept], attrs)
+    of_biases = enumerate(others.biases, 3)
+    grads = [
+        *(dq, dk, dv),
+        *(sum_to_like(ds, b) if ctx.needs(op, i) else None for i, b in of_biases),
+        *(sum_to_like(d, t) for d, t in zip(d_sinks, others.sinks, strict=True)),
     ]
+    needed = [g if ctx.needs(op, i) else None for i, g in enumerate(grads)]
+    return needed + [None] * (len(op.inputs) - len(grads))
 
 
 def _attention(q: Any, k: Any, v: Any, *rest: Any, **attrs: Any) -> tuple[Any, ...]:
@@ -61,6 +64,7 @@ def attention(
     positions: Pair | None = None,
     segments: Pair | None = None,
     lengths: Tensor | None = None,
+    sinks: Tensor | None = None,
     fused: bool | None = None,
 ) -> Tensor:
     """dropout(softmax(cap(q kᵀ * scale) + biases)) v. Products accumulate in float32, and scores
@@ -81,9 +85,11 @@ def attention(
             keys), for q of rank 4. None: 0, 1, ...
         segments: numbers of the same shapes; keys of other segments than the query's are hidden.
         lengths: int32 (batch,), for q of rank 4: the keys from this number on are hidden.
+        sinks: (heads,), of q's heads, the axis before the queries: a further score in each row of
+            the softmax, of a key whose value is 0, so that a head may attend to nothing.
         fused: never hold all scores. On NVIDIA GPUs it is cuDNN's kernel where that applies (16-bit
-            types, no cap, no dropout), elsewhere a loop over tiles of the queries. The gradient
-            computes the scores again. None: where there are 2**20 scores or more of a head.
+            types, no cap, no dropout, no sinks), elsewhere a loop over tiles of the queries. Its
+            gradient computes scores again. None: where there are 2**20 scores or more of a head.
 
     Returns:
         (..., queries, features), of the dtype of v.
@@ -103,10 +109,11 @@ def attention(
     settings = Settings(
         float(scale), len(biases), float(dropout), bool(causal),
         None if window is None else int(window), None if cap is None else float(cap),
-        positions is not None, segments is not None, lengths is not None,
+        positions is not None, segments is not None, lengths is not None, sinks is not None,
     )  # fmt: skip
+    floats = [*biases, *([] if sinks is None else [sinks])]
     places = [*(positions or ()), *(segments or ()), *([] if lengths is None else [lengths])]
     if fused is None:
         fused = math.prod(t.shape[-2] for t in (q, k) if t.rank > 1) >= _MANY
     op = FUSED_ATTENTION if fused else _ATTENTION
-    return emit(op, [q, k, v, *biases, *places, *seed], settings._asdict())[0]
+    return emit(op, [q, k, v, *floats, *places, *seed], settings._asdict())[0]

@@ -59,7 +59,7 @@ class _Tiles:
 
     Attributes:
         settings: those of attention in a tile, where queries have their own positions.
-        moving: for each bias whether it has an axis of the queries, and is cut too.
+        moving: for each bias, and sinks, whether it has an axis of the queries, and is cut too.
         xs: what is cut: the tiles' numbers, queries, biases, positions and segments.
     """
 
@@ -70,9 +70,10 @@ class _Tiles:
         if settings.causal and not positions:
             positions = [jnp.arange(n)[None] for n in (queries, keys)]
         self.settings = settings._replace(positions=settings.causal)
-        self.moving = [b.ndim > 1 and b.shape[_QUERIES] == queries > 1 for b in self.others.biases]
+        floats = self.others.floats
+        self.moving = [b.ndim > 1 and b.shape[_QUERIES] == queries > 1 for b in floats]
         self._places = [*positions, *self.others.segments]
-        cut = [b for b, moves in zip(self.others.biases, self.moving, strict=True) if moves]
+        cut = [b for b, moves in zip(floats, self.moving, strict=True) if moves]
         self.xs = (
             jnp.arange(-(-queries // TILE), dtype=jnp.uint32),
             _tiled(q, _QUERIES),
@@ -83,7 +84,7 @@ class _Tiles:
     def of(self, number: Any, biases: Sequence[Any], places: Sequence[Any]) -> list[Any]:
         """The inputs after q, k and v of attention in a tile."""
         cut, others = iter(biases), self.others
-        pairs = zip(self.moving, others.biases, strict=True)
+        pairs = zip(self.moving, others.floats, strict=True)
         inputs = [next(cut) if moves else bias for moves, bias in pairs]
         for of_queries, of_keys in zip(places, self._places[1::2], strict=True):
             inputs += [of_queries, of_keys]
@@ -109,21 +110,25 @@ def _by_tiles(q: Any, k: Any, v: Any, *rest: Any, settings: Settings) -> Any:
 def _grads_by_tiles(
     dy: Any, q: Any, k: Any, v: Any, out: Any, *rest: Any, settings: Settings
 ) -> tuple[Any, ...]:
-    """Gradients of q, k, v and each bias; sums over tiles are float32."""
+    """Gradients of q, k, v, each bias and sinks; sums over tiles are float32."""
     tiles = _Tiles(q, k, rest, settings)
-    biases, inner = tiles.others.biases, tiles.settings
-    still = [b for b, moves in zip(biases, tiles.moving, strict=True) if not moves]
+    floats, inner = tiles.others.floats, tiles.settings
+    still = [b for b, moves in zip(floats, tiles.moving, strict=True) if not moves]
 
     def tile(sums: Any, xs: Any) -> tuple[Any, Any]:
         (number, part, cut, places), dy, out = xs
         rest = tiles.of(number, cut, places)
-        _, weights, normaliser = attention_of(part, k, v, *rest, settings=inner)
+        _, *kept = attention_of(part, k, v, *rest, settings=inner)
         seed = sorted_inputs(rest, inner).seed
-        dq, dk, dv, ds = attention_grads(
-            dy, part, k, v, out, weights, normaliser, *seed,
-            scale=inner.scale, p=inner.p, cap=inner.cap,
+        dq, dk, dv, ds, *d_sinks = attention_grads(
+            dy, part, k, v, out, *kept, *seed,
+            scale=inner.scale, p=inner.p, cap=inner.cap, sinks=inner.sinks,
         )  # fmt: skip
-        new = dk, dv, [_sum_to(ds, b.shape) for b in still]
+        new = (
+            dk,
+            dv,
+            [*(_sum_to(ds, b.shape) for b in still[: len(still) - len(d_sinks)]), *d_sinks],
+        )
         return jax.tree.map(jnp.add, sums, new), (dq, [_sum_to(ds, b.shape) for b in cut])
 
     start = jax.tree.map(lambda t: jnp.zeros(t.shape, jnp.float32), (k, v, still))
@@ -131,9 +136,9 @@ def _grads_by_tiles(
     (dk, dv, whole), (dq, cut) = lax.scan(tile, start, (tiles.xs, *outer))
     queries = q.shape[_QUERIES]
     of_cut, of_whole = (_joined(c, _QUERIES, queries) for c in cut), iter(whole)
-    d_biases = [next(of_cut) if moves else next(of_whole) for moves in tiles.moving]
-    d_biases = [d.astype(b.dtype) for d, b in zip(d_biases, biases, strict=True)]
-    return _joined(dq, _QUERIES, queries), dk.astype(k.dtype), dv.astype(v.dtype), *d_biases
+    d_floats = [next(of_cut) if moves else next(of_whole) for moves in tiles.moving]
+    d_floats = [d.astype(b.dtype) for d, b in zip(d_floats, floats, strict=True)]
+    return _joined(dq, _QUERIES, queries), dk.astype(k.dtype), dv.astype(v.dtype), *d_floats
 
 
 def _sum_to(ds: Any, shape: tuple[int, ...]) -> Any:
@@ -147,8 +152,8 @@ def _sum_to(ds: Any, shape: tuple[int, ...]) -> Any:
 def _is_kernel(q: Any, k: Any, rest: Sequence[Any], settings: Settings) -> bool:
     """Whether cuDNN computes this, on the platform that is traced for.
 
-    It has no float32, no caps and, since its random numbers are its own, no dropout of ours. A bias
-    of each sample and head would be as large as the scores.
+    It has no float32, no caps, no sinks and, since its random numbers are its own, no dropout of
+    ours. A bias of each sample and head would be as large as the scores.
     """
     shapes = (q.shape[-2], k.shape[-2])
     biases = [jnp.broadcast_shapes(b.shape, (1, 1, *shapes)) for b in _added(q, k, rest, settings)]
@@ -162,6 +167,7 @@ def _is_kernel(q: Any, k: Any, rest: Sequence[Any], settings: Settings) -> bool:
         and (not biases or all(n % 2 == 0 for n in shapes))
         and min(batch, heads) == 1
         and settings.cap is None
+        and not settings.sinks
         and not settings.p
     )
 
@@ -260,14 +266,14 @@ def _one_of(kernel: Callable[..., Any], tiles: Callable[..., Any], settings: Set
 
 def _attention(q: Any, k: Any, v: Any, *rest: Any, **attrs: Any) -> Any:
     settings = Settings(**attrs)
-    check_inputs(q, k, v, sorted_inputs(rest, settings).biases)
+    check_inputs(q, k, v, sorted_inputs(rest, settings))
     if _is_kernel(q, k, rest, settings):
         return _one_of(attention_kernel, _by_tiles, settings)(q, k, v, *rest)
     return _by_tiles(q, k, v, *rest, settings=settings)
 
 
 def _grads(dy: Any, q: Any, k: Any, v: Any, out: Any, *rest: Any, **attrs: Any) -> tuple[Any, ...]:
-    """Gradients of q, k, v and each bias."""
+    """Gradients of q, k, v, each bias and sinks."""
     settings = Settings(**attrs)
     if _is_kernel(q, k, rest, settings):
         return _one_of(attention_grads_kernel, _grads_by_tiles, settings)(dy, q, k, v, out, *rest)

@@ -37,18 +37,14 @@ def _by_expert(chosen: Any, experts: int) -> tuple[Any, Any, Any]:
 
 
 @jax_op(name="rows_of_experts", no_grad="a choice has no gradient")
-def rows_of_experts(chosen: Any, first: Any, *, experts: int) -> tuple[Any, Any, Any]:
-    """Like `rows_by_expert`, of some neighbouring experts: their rows come first.
+def rows_of_experts(chosen: Any, *, experts: int) -> tuple[Any, Any, Any]:
+    """Like `rows_by_expert`, where tokens may have chosen others besides: their rows come last.
 
-    There is room for as many rows as may choose them: tokens × min(k, experts). Other choices have
-    the place after the last.
-
-    Args:
-        first: int32 scalar, the first of these experts.
+    There is room for as many rows as may be of these experts: tokens × min(k, experts). Choices of
+    others, whose numbers are negative or too large, have the place after the last.
     """
-    own = chosen - first
-    here = (own >= 0) & (own < experts)
-    order, places, sizes = _by_expert(jnp.where(here, own, experts), experts)
+    here = (chosen >= 0) & (chosen < experts)
+    order, places, sizes = _by_expert(jnp.where(here, chosen, experts), experts)
     rows = chosen.shape[0] * min(chosen.shape[1], experts)
     return order[:rows], jnp.where(here, places, rows).astype(np.int32), sizes
 
@@ -127,3 +123,54 @@ def weigh_rows(y: Any, weights: Any, order: Any, places: Any) -> Any:
         (rows, features).
     """
     return (y.astype(np.float32) * _in_order(weights, order)).astype(y.dtype)
+
+
+def _spread_back(xs: Any, ys: Any, dys: Any, *, experts: int) -> tuple[Any, None]:
+    weights, chosen = xs
+    return (dys[0][:, None] * _is_chosen(chosen, experts)).sum(-1).astype(weights.dtype), None
+
+
+def _is_chosen(chosen: Any, experts: int) -> Any:
+    """bool (tokens, k, experts)."""
+    return chosen[..., None] == np.arange(experts, dtype=np.int32)
+
+
+@jax_op(name="spread_weights", grad=_spread_back)
+def spread_weights(weights: Any, chosen: Any, *, experts: int) -> Any:
+    """The weights of all experts, 0 of those that a token did not choose.
+
+    Args:
+        weights, chosen: (tokens, k).
+
+    Returns:
+        (tokens, experts), of the dtype of `weights`.
+    """
+    return (weights[..., None] * _is_chosen(chosen, experts)).sum(1)
+
+
+def _counted_back(xs: Any, ys: Any, dys: Any) -> tuple[None, Any, None]:
+    _, probabilities, seen = xs
+    return None, (dys[0][1] * _seen(seen)).astype(probabilities.dtype), None
+
+
+def _seen(seen: Any) -> Any:
+    """float32 (tokens, 1)."""
+    return (seen.reshape(-1, 1) != 0).astype(np.float32)
+
+
+@jax_op(name="count_experts", grad=_counted_back)
+def count_experts(chosen: Any, probabilities: Any, seen: Any) -> Any:
+    """How tokens use experts.
+
+    Args:
+        chosen: int32 (tokens, k), each token's experts.
+        probabilities: (tokens, experts), those of all.
+        seen: int32 (tokens,) or of any other shape: 0 where a token is padding.
+
+    Returns:
+        float32 (2, experts): how many of the others chose each expert, and the sum of each one's
+        probabilities; the former have no gradient.
+    """
+    seen, experts = _seen(seen), probabilities.shape[1]
+    counts = (_is_chosen(chosen, experts) * seen[..., None]).sum((0, 1))
+    return counts[None].repeat(2, 0).at[1].set((probabilities * seen).sum(0))

@@ -84,6 +84,25 @@ def _lengths(name, fused):
     )
 
 
+def _sinks(name, heads=(6, 2), lengths=(5, 7), dtypes=ALL, **settings):
+    """By the definition: one more column of scores, dropped after the softmax."""
+
+    def theirs(q, k, v, sinks, *biases):
+        groups = q.shape[1] // k.shape[1]
+        scores = q @ k.repeat_interleave(groups, 1).mT * 0.5 + sum(biases)
+        column = sinks[None, :, None, None].expand(*scores.shape[:-1], 1)
+        weights = torch.softmax(torch.cat([scores, column], -1), -1)[..., :-1]
+        return weights @ v.repeat_interleave(groups, 1)
+
+    def ours(q, k, v, sinks, *biases):
+        return ops.attention(q, k, v, biases, 0.5, sinks=sinks, **settings)
+
+    (h, g), (queries, keys) = heads, lengths
+    inputs = rand(2, h, queries, 4), rand(2, g, keys, 4, seed=1), rand(2, g, keys, 3, seed=2)
+    more = rand(h, seed=3), rand(h, queries, keys, seed=4), rand(2, 1, 1, keys, seed=5)
+    return OpRecord(name, ours, [*inputs, *more], theirs, dtypes, tolerance=3, why="as above")
+
+
 _AT = [[0, 1, 2, 3, 4], [3, 4, 5, 6, 7]]
 _SLOTS = [[0, 1, 2, 3, 4, 9, 9], [0, 1, 2, 9, 3, 4, 5]]
 _TEXTS = [[1, 1, 2, 2, 2], [1, 2, 2, 0, 0]]
@@ -119,4 +138,6 @@ RECORDS = [
     _causal("fused_segments", _AT, _SLOTS, _TEXTS, [[1, 1, 2, 2, 2, 3, 3], [1, 2, 2, 3, 0, 0, 0]],
             lengths=(5, 7), segments=True, fused=True, dtypes=("float32",)),
     _lengths("_fused_lengths", fused=True),
+    _sinks("attention_sinks"),
+    _sinks("attention_fused_sinks", lengths=(130, 7), fused=True),
 ]  # fmt: skip

@@ -1,0 +1,86 @@
+"""Mixtures whose frozen experts are in few bits, beside adapters of attention and in generation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from config.llama import LlamaConfig
+from modelling.llama.weights import weight_table
+from modelling.spec import family_of
+from popxl_addons.ops.group_quantize_decompress import (
+    group_quantize_compress_numpy,
+    group_quantize_decompress_numpy,
+)
+from sessions.generating import Inference
+from tests.modelling.llama.hf import LENGTH, VOCABULARY, hf_config, hf_model, our_config, weights_of
+from tests.modelling.llama.training import batches
+from tests.modelling.sessions import fine_tuning
+
+SIZE = 4
+WHOLE = ("embed_tokens", "lm_head", "router", "mlp.gate.", "shared_expert_gate")
+
+
+def base_of(config: LlamaConfig, theirs: Any) -> dict[str, np.ndarray]:
+    return dict(weight_table(config).renamed(weights_of(hf_model(theirs))))
+
+
+def in_few_bits(weight: np.ndarray, bits: int) -> np.ndarray:
+    """What is left of a weight (out, in). Devices take subnormal numbers of float16 for 0."""
+    parts = group_quantize_compress_numpy(weight, SIZE, bits=bits)
+    left = group_quantize_decompress_numpy(*parts, bits=bits)
+    return np.where(np.abs(left) < np.finfo(np.float16).tiny, 0, left.astype(np.float32))
+
+
+def expanded(base: dict[str, np.ndarray], bits: int) -> dict[str, np.ndarray]:
+    """The base with what is left of matrices that are not to be whole: experts' among them."""
+    packed = {n for n, w in base.items() if w.ndim == 2 and not any(x in n for x in WHOLE)}
+    assert sum(".experts." in name for name in packed) > 10
+    return {n: in_few_bits(w, bits) if n in packed else w for n, w in base.items()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "dp", "tp", "bits"),
+    [
+        ("gpt_oss", 1, 2, 4),
+        pytest.param("qwen2_moe", 2, 1, 8, marks=pytest.mark.slow),
+        pytest.param("mixtral", 2, 2, 4, marks=pytest.mark.slow),
+    ],
+)
+def test_training_beside_packed_experts_is_that_beside_expanded_ones_bit_for_bit(
+    kind: str, dp: int, tp: int, bits: int
+) -> None:
+    theirs = hf_config(kind)
+    config = our_config(theirs, dp, tp, 2).changed({"adapter.rank": 2})
+    base, given = base_of(config, theirs), batches(2)
+    packed = {"model.quantisation": f"int{bits}", "model.quantisation_group_size": SIZE}
+    found = []
+    for fields, weights in (({}, expanded(base, bits)), (packed, base)):
+        model = fine_tuning(config.changed(fields))
+        model.write({**family_of(config).weights(config).initial(0), **weights})
+        with model:
+            losses = [model.run([given[i]], [1e-2], i)[0].loss for i in range(2)]
+            found.append((losses, dict(model.tensors(frozen=False))))
+    (losses, plain), (packed_losses, trained) = found
+    assert packed_losses == losses
+    assert any("lora_B" in name for name in plain)
+    assert all(trained[name].tobytes() == array.tobytes() for name, array in plain.items())
+
+
+@pytest.mark.parametrize("tp", [2])
+def test_generation_from_packed_experts_is_that_from_expanded_ones(tp: int) -> None:
+    theirs = hf_config("gpt_oss")
+    config = our_config(theirs, 1, tp, 4, eval=True, output_length=6)
+    base = base_of(config, theirs)
+    words = np.random.default_rng(0).integers(3, VOCABULARY, (4, LENGTH), np.int32)
+    mask = np.ones_like(words)
+    packed = {"model.quantisation": "int4", "model.quantisation_group_size": SIZE}
+    found = []
+    for fields, weights in (({}, expanded(base, 4)), (packed, base), ({}, base)):
+        with Inference(config.changed(fields)) as model:
+            model.write(weights)
+            found.append(model.generate(words, mask))
+    np.testing.assert_array_equal(found[1], found[0])
+    assert (found[2] != found[0]).any()  # rounding is seen

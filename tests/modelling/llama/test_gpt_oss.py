@@ -1,0 +1,145 @@
+"""gpt-oss's files: experts in bfloat16 or MXFP4, and the gate of its experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+import popxl
+from files.json_files import Fields
+from huggingface.folders import read_hf_directory, write_hf_directory
+from modelling.llama.config_json import from_config_json, to_config_json
+from modelling.llama.weights import weight_table
+from modelling.weights import WeightsError
+from modelling.weights.mxfp4 import expand
+from popxl import constant, ops
+from popxl.transforms import autodiff
+from popxl_addons.ops.clamped_gate import clamped_gate
+from popxl_addons.ops.routing import spread_weights
+from tests.modelling.llama.hf import hf_config, hf_model, our_config, weights_of
+from tests.popxl.ops.harness import evaluate, rand
+
+LIMIT, SLOPE = 0.7, 1.3
+
+
+# ---- ops ----------------------------------------------------------------------------------------
+def test_the_gate_and_its_gradient_are_transformers() -> None:
+    """Also of numbers at their limits, which 16-bit types often have."""
+    both, dy = rand(9, 10), rand(9, 5, seed=1)
+    both[0] = LIMIT
+    both[1, 5:] = -LIMIT
+    x = torch.tensor(both.astype(np.float32), requires_grad=True)
+    experts = transformers.models.gpt_oss.modeling_gpt_oss.GptOssExperts(
+        hf_config("gpt_oss", swiglu_limit=LIMIT, swiglu_alpha=SLOPE)
+    )
+    expected = experts._apply_gate(torch.stack(x.split(5, -1), -1).flatten(-2))
+    expected.backward(torch.tensor(dy.astype(np.float32)))
+    y, d_both = with_gradients(lambda t: clamped_gate(t, limit=LIMIT, slope=SLOPE), both, dy=dy)
+    np.testing.assert_allclose(y, expected.detach(), rtol=2e-6, atol=1e-6)
+    np.testing.assert_allclose(d_both, x.grad, rtol=2e-6, atol=1e-6)
+
+
+def test_weights_are_spread_over_all_experts_and_their_gradients_come_back() -> None:
+    chosen = np.array([[3, 0], [1, 2], [2, 3]], np.int32)
+    weights, dy = rand(3, 2), rand(3, 5, seed=1)
+    expected = np.zeros((3, 5))
+    np.put_along_axis(expected, chosen, weights, 1)
+    y, back = with_gradients(
+        lambda w: spread_weights(w, constant(chosen), experts=5), weights, dy=dy
+    )
+    np.testing.assert_array_equal(y, expected.astype(np.float32))
+    np.testing.assert_array_equal(back, np.take_along_axis(dy, chosen, 1).astype(np.float32))
+
+
+def with_gradients(
+    build: Callable[[popxl.Tensor], popxl.Tensor], x: np.ndarray, dy: np.ndarray
+) -> list[np.ndarray]:
+    def both(x: popxl.Tensor, dy: popxl.Tensor) -> tuple[popxl.Tensor, ...]:
+        graph = popxl.gir().create_graph(build, x)
+        gradient = autodiff(graph)
+        call = ops.call_with_info(graph, x)
+        return *call.outputs, *ops.call(gradient.graph, dy, inputs_dict=gradient.inputs_dict(call))
+
+    return evaluate(both, x.astype(np.float32), dy.astype(np.float32))
+
+
+# ---- files --------------------------------------------------------------------------------------
+def packed_like(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The weights, with random numbers in MXFP4 in place of the experts' maps."""
+    rng = np.random.default_rng(3)
+    found = dict(weights)
+    for name, x in weights.items():
+        if x.ndim == 3:
+            experts, inside, out = found.pop(name).shape
+            shape = experts, out, inside // 32
+            found[f"{name}_blocks"] = rng.integers(0, 256, (*shape, 16)).astype(np.uint8)
+            found[f"{name}_scales"] = rng.integers(118, 125, shape).astype(np.uint8)
+    return found
+
+
+def expanded_by_transformers(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    found = {n: x for n, x in weights.items() if not n.endswith(("_blocks", "_scales"))}
+    for name in (n.removesuffix("_blocks") for n in weights if n.endswith("_blocks")):
+        parts = (torch.tensor(weights[name + end]) for end in ("_blocks", "_scales"))
+        found[name] = convert_moe_packed_tensors(*parts).float().numpy()
+    return found
+
+
+def test_experts_in_mxfp4_are_what_transformers_expands_bit_for_bit(tmp_path: Path) -> None:
+    theirs = hf_config("gpt_oss", hidden_size=64, intermediate_size=32)
+    config = our_config(theirs)
+    weights = packed_like(weights_of(hf_model(theirs)))
+    write_hf_directory(tmp_path / "hf", weights, to_config_json(config))
+    table, files = weight_table(config), read_hf_directory(tmp_path / "hf")
+    table.check_shapes({n: x.shape for n, x in weights.items()})
+    logical = table.renamed(files)
+    assert logical[table.stacked[EXPERTS].weights[0]].dtype == ml_dtypes.bfloat16
+    written, expected = table.for_files(logical), expanded_by_transformers(weights)
+    assert written.keys() == expected.keys()
+    assert all(np.array_equal(written[n].astype(np.float32), x) for n, x in expected.items())
+
+
+EXPERTS = "model.layers.0.mlp.experts.gate_up_proj"
+
+
+def test_all_bytes_and_all_scales_that_are_numbers() -> None:
+    blocks = np.arange(256, dtype=np.uint8).reshape(1, 1, 16, 16).repeat(255, 1)
+    scales = np.arange(255, dtype=np.uint8)[None, :, None].repeat(16, 2)
+    theirs = convert_moe_packed_tensors(torch.tensor(blocks), torch.tensor(scales))
+    ours = expand(blocks, scales).swapaxes(1, 2)
+    np.testing.assert_array_equal(ours.view(np.int16), theirs.view(torch.int16).numpy())
+
+
+def test_blocks_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(WeightsError, match=r"damaged: it has blocks \(1, 2, 3, 16\) with scales"):
+        expand(np.zeros((1, 2, 3, 16), np.uint8), np.zeros((1, 2, 4), np.uint8))
+
+
+def test_the_published_description_is_read() -> None:
+    """openai/gpt-oss-20b's, whose weights are in MXFP4."""
+    given = {
+        "model_type": "gpt_oss", "attention_bias": True, "eos_token_id": 200002, "head_dim": 64,
+        "experts_per_token": 4, "hidden_act": "silu", "initial_context_length": 4096,
+        "max_position_embeddings": 131072, "num_experts_per_tok": 4, "num_hidden_layers": 24,
+        "num_local_experts": 32, "output_router_logits": False, "pad_token_id": 199999,
+        "quantization_config": {"modules_to_not_convert": ["lm_head"], "quant_method": "mxfp4"},
+        "rope_scaling": {
+            "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "rope_type": "yarn",
+            "original_max_position_embeddings": 4096, "truncate": False,
+        },
+        "rope_theta": 150000, "router_aux_loss_coef": 0.9, "sliding_window": 128,
+        "swiglu_limit": 7.0, "vocab_size": 201088,
+    }  # fmt: skip
+    read = from_config_json(Fields(given, "config.json"))
+    attention, experts = read["attention"], read["experts"]
+    assert (attention["pattern"], attention["window"], attention["sinks"]) == ("wf", 128, True)
+    assert not attention["rotary"]["truncate"]
+    assert (experts["count"], experts["chosen"], experts["biases"]) == (32, 4, True)
+    assert (experts["gate_limit"], experts["gate_slope"], experts["balance"]) == (7.0, 1.702, 0)
