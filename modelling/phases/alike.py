@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import popxl_addons as addons
 from modelling.phases.buffers import Port
+from modelling.phases.layout import Stage
 from modelling.phases.phase import Phase
 from modelling.phases.settings import Settings
 
@@ -19,7 +20,7 @@ def layers_alike(
     layers: int,
     shared: Mapping[str, Phase] | None = None,
     weights_of: Phase | None = None,
-) -> list[tuple[Phase, range]]:
+) -> list[Stage]:
     """A phase for all layers or, where some keep their activations and others compute them again,
     two with the same variables. The last layers keep theirs: those wait the shortest time for the
     backward pass.
@@ -28,18 +29,26 @@ def layers_alike(
         module, inputs, outputs, shared, weights_of: see `Phase`.
 
     Returns:
-        Phases and the layers that each is for, in order.
+        The stages of all layers, in order.
     """
     kept = settings.layers_kept(name, layers)
     others = layers - kept
 
     def phase(title: str, keeps: bool, first: int, keeper: Phase | None) -> Phase:
-        return Phase(
-            title, module, inputs, outputs, settings, layers, shared, keeper, keeps, first
-        )
+        return Phase(title, module, inputs, outputs, settings, layers, shared, keeper, keeps, first)
 
     if not kept or not others:
-        return [(phase(name, kept > 0, 0, weights_of), range(layers))]
+        return [Stage(phase(name, kept > 0, 0, weights_of), range(layers))]
     again = phase(name, False, 0, weights_of)
     keeping = phase(f"{name}_kept", True, others, weights_of or again)
-    return [(again, range(others)), (keeping, range(others, layers))]
+    return [Stage(again, range(others)), Stage(keeping, range(others, layers))]
+
+
+def those_of(stages: Sequence[Stage], rows: range) -> list[Stage]:
+    """The stages of some neighbouring layers alone."""
+    cut = [
+        stage._replace(rows=range(max(own.start, rows.start), min(own.stop, rows.stop)))
+        for stage in stages
+        for own in (stage.rows,)
+    ]
+    return [stage for stage in cut if stage.rows]

@@ -73,7 +73,7 @@ class Phase:
         first: int = 0,
     ) -> None:
         self.name, self.entries, self._settings = name, entries, settings
-        self._keeps = settings.layers_kept(name, entries) > 0 if keeps is None else keeps
+        self._keeps = settings.layers_kept(name, entries) == entries if keeps is None else keeps
         self._first = first
         self.layer = type(module).__name__
         self.keeps_variables = weights_of is None
@@ -121,7 +121,7 @@ class Phase:
             self._settings.micro_batches,
             load_handles={t: port.value for t, port in tensors},
             store_streams=self._streams(results),
-            store_buffers={t: port.value for t, port in zip(results, outputs, strict=False)},
+            store_buffers={t: port.place for t, port in zip(results, outputs, strict=False)},
             rows=max(self.entries, 2),
             io_mode="compute",
         )
@@ -163,7 +163,7 @@ class Phase:
             gradient = results[result].grad
             assert gradient is not None, "the output of a layer has a gradient"
             loads[given] = gradient
-        stores = {t: port.value for t, port in results.items()}
+        stores = {t: port.place for t, port in results.items()}
         input_grads = [port.grad for port in inputs.values() if port.grad is not None]
         stores.update(zip(grad.graph.outputs, input_grads, strict=True))
         named = forward.args.copy()

@@ -21,6 +21,7 @@ from modelling.phases import (
     Phase,
     Port,
     Settings,
+    Stage,
     layers_alike,
 )
 from modelling.t5.blocks import DecoderBlock, DecoderHead, EncoderBlock, EncoderFinalNorm
@@ -55,10 +56,10 @@ def t5_layout(settings: Settings) -> Layout:
     final = Phase("encoder_head", EncoderFinalNorm(config), {"x": x}, [y], settings)
     read = {"words": inputs.port("decoder_words")}
     borrowed = {"": embeddings}
-    begun = Phase(
+    first = Phase(
         "decoder_embeddings", Embeddings(config), read, [decoder.end], settings, 1, borrowed
     )
-    stacks += [(final, range(1)), (begun, range(1))]
+    stacks += [Stage(final, range(1)), Stage(first, range(1))]
     encoded = {"encoded": encoder.shared()}
     stacks += _stack("decoder", DecoderBlock, encoded | mask, decoder, settings)
     tied = {"tokens": embeddings} if head.tied else None
@@ -69,8 +70,9 @@ def t5_layout(settings: Settings) -> Layout:
         with popxl.plan.part("encoder_head/backward"):
             encoder.begin_gradient()
 
-    order = [(embeddings, range(1)), *stacks, (loss, range(1))]
-    return Layout(inputs, order, begin)
+    order = [Stage(embeddings, range(1)), *stacks, Stage(loss, range(1))]
+    order[-2] = order[-2]._replace(begin=begin)
+    return Layout(inputs, order)
 
 
 def _stack(
@@ -79,17 +81,16 @@ def _stack(
     others: Mapping[str, Port],
     chain: Chain,
     settings: Settings,
-) -> list[tuple[Phase, range]]:
-    """The phase of a stack's first layer, which lends its relative positions, and those of the
-    layers after it, with the layers that each is for.
+) -> list[Stage]:
+    """The stages of a stack: its first layer, which lends its relative positions, and those after
+    it.
 
     Args:
         others: what layers take besides x.
     """
     config, lent = settings.config, dict[str, Phase]()
     assert isinstance(config, T5Config)
-    adapters, before = LayerAdapters(config, weight_table), 0
-    phases: list[tuple[Phase, range]] = []
+    adapters, before, stages = LayerAdapters(config, weight_table), 0, list[Stage]()
     first = {f"first_{name}_layer": 1}
     for phase, layers in (first | settings.runs(f"{name}_block", config.model.layers - 1)).items():
         if layers:
@@ -97,8 +98,8 @@ def _stack(
             x, y = chain.through(layers, settings.trains_any(phase) or reads_trained)
             inputs = {"x": x, **others}
             module = adapters.give(block(config), f"{name}.{before}")
-            phases += layers_alike(phase, module, inputs, [y], settings, layers, lent)
+            stages += layers_alike(phase, module, inputs, [y], settings, layers, lent)
             before += layers
-            lender, _ = phases[0]
+            lender = stages[0].phase
             lent = {n: lender for n in lender.names if RELATIVE_POSITION in n.split(".")}
-    return phases
+    return stages
