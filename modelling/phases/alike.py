@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import popxl_addons as addons
 from modelling.phases.buffers import Port
 from modelling.phases.layout import Stage
-from modelling.phases.phase import Phase
+from modelling.phases.phase import LastLayers, Phase
 from modelling.phases.settings import Settings
 
 
@@ -34,14 +34,14 @@ def layers_alike(
     kept = settings.layers_kept(name, layers)
     others = layers - kept
 
-    def phase(title: str, keeps: bool, first: int, keeper: Phase | None) -> Phase:
-        return Phase(title, module, inputs, outputs, settings, layers, shared, keeper, keeps, first)
+    def phase(title: str, keeper: Phase | None, last: LastLayers | None = None) -> Phase:
+        return Phase(title, module, inputs, outputs, settings, layers, shared, keeper, last)
 
+    first = phase(name, weights_of)
     if not kept or not others:
-        return [Stage(phase(name, kept > 0, 0, weights_of), range(layers))]
-    again = phase(name, False, 0, weights_of)
-    keeping = phase(f"{name}_kept", True, others, weights_of or again)
-    return [Stage(again, range(others)), Stage(keeping, range(others, layers))]
+        return [Stage(first, range(layers))]
+    keeping = phase(f"{name}_kept", weights_of or first, LastLayers(others, name))
+    return [Stage(first, range(others)), Stage(keeping, range(others, layers))]
 
 
 def those_of(stages: Sequence[Stage], rows: range) -> list[Stage]:
