@@ -28,7 +28,7 @@ from machine.memory import host_memory
 from machine.shortage import explain_shortages
 from modelling.spec import family_of
 from planning.expert_groups import fewest
-from planning.residence import choose, finetuning_candidates, is_automatic
+from planning.residence import choose, finetuning_candidates, fits_some_way, is_automatic
 from popxl import hardware
 from terminal.command_line import CommandLine
 from terminal.screen import say
@@ -298,7 +298,10 @@ def _with_micro_batch(choices: Choices) -> Choices:
     usual, each = config.execution.micro_batch_size, config.gradient_accumulation
     each *= usual
     sizes = (n for n in (usual, 2 * usual, 4 * usual, usual // 2) if n and each % n == 0)
-    runs = {n: _simulated(choices.with_(execution__micro_batch_size=n).config, on) for n in sizes}
+    runs = dict[int, float | None]()
+    for n in sizes:  # what is larger does not fit where the usual one does not
+        if n <= usual or runs[usual] is not None:
+            runs[n] = _simulated(choices.with_(execution__micro_batch_size=n).config, on)
     fitting = {n: seconds for n, seconds in runs.items() if seconds is not None}
     best = min(fitting, key=fitting.__getitem__, default=usual)
     if usual in fitting and fitting[best] > (1 - MIN_GAIN) * fitting[usual]:
@@ -311,8 +314,10 @@ def _with_micro_batch(choices: Choices) -> Choices:
 def _simulated(config: RunConfig, on: Machine) -> float | None:
     """Seconds of a simulated run of training; None where it does not fit."""
     again = replace(config, execution=replace(config.execution, activations="recompute"))
-    needs = finetuning_candidates(again, on.target)
-    best = choose(needs, again, on).best
+    candidates = finetuning_candidates(config, on.target)
+    if not fits_some_way(candidates, config, on):
+        return None
+    best = choose(candidates, again, on).best
     return best.seconds if best.fits else None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from config.errors import ConfigError
 from config.layers import largest_divisor
@@ -45,7 +46,7 @@ def generation(name: str, config: RunConfig, machine: Machine) -> Report:
     made = report(name, inference_needs(one, machine.target), machine)
     if made.fits or one.execution.disk is not None:
         return made
-    on_disk = one.changed({"execution.disk": DISK})
+    on_disk = made.needs.config.changed({"execution.disk": DISK})
     other = report(name, inference_needs(on_disk, machine.target), machine)
     return other if other.fits else made
 
@@ -72,11 +73,13 @@ def _layouts(config: RunConfig, devices: int) -> Iterator[RunConfig]:
 def _smallest_that_fits(name: str, config: RunConfig, machine: Machine) -> Report:
     """With more groups of experts or smaller micro-batches, whatever takes more, as long as device
     memory is too small, and with the disk if host memory is."""
-    made = report(name, finetuning_needs(config, machine.target), machine)
+    target = machine.target
+    needs = finetuning_needs(config, target)
+    made = report(name, needs, machine)
     while not made.fits:
-        execution = made.needs.config.execution
-        needed, there = made.shares.get("device memory", (0, 0))
         config = made.needs.config
+        execution, is_same = config.execution, False
+        needed, there = made.shares.get("device memory", (0, 0))
         groups = more(config) if bytes_at_work(config) > needed / 2 else None
         if needed > there and groups is not None:
             config = config.changed({"execution.expert_groups": groups})
@@ -85,7 +88,9 @@ def _smallest_that_fits(name: str, config: RunConfig, machine: Machine) -> Repor
             config = config.changed({"execution.micro_batch_size": half})
         elif needed <= there and execution.disk is None:
             config = config.changed({"execution.disk": DISK})
+            is_same = machine.platform != "cpu"  # the program, with a disk
         else:
             break
-        made = report(name, finetuning_needs(config, machine.target), machine)
+        needs = replace(needs, config=config) if is_same else finetuning_needs(config, target)
+        made = report(name, needs, machine)
     return made
