@@ -68,8 +68,9 @@ def t5_layout(settings: Settings) -> Layout:
         with popxl.plan.part("encoder_head/backward"):
             encoder.begin_gradient()
 
-    order = [Stage(phase, range(phase.entries)) for phase in (embeddings, *stacks, loss)]
-    order[-2] = order[-2]._replace(begin=begin)
+    *first, last = (embeddings, *stacks)
+    order = [Stage(phase, range(phase.entries)) for phase in first]
+    order += [Stage(last, range(last.entries), begin), Stage(loss, range(1))]
     return Layout(inputs, order)
 
 
