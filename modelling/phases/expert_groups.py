@@ -72,6 +72,13 @@ class HandedOn:
             begin_row(buffer, 0, self._settings)
 
 
+class ExpertsPhase(Phase):
+    """Groups of experts; a layer has as many entries as groups."""
+
+    def _keep_resident(self, layers: int) -> None:
+        super()._keep_resident(layers * self._settings.config.expert_groups)
+
+
 def layers_and_experts(
     names: tuple[str, str],
     layers: Layers,
@@ -99,7 +106,7 @@ def layers_and_experts(
     kinds = kinds_of(names[0], layers, inputs, outputs, settings)
     reads = {name: _read(port, groups) for name, port in handed.ports.items()}
     inputs_of_group = {**reads, "number": Port(ROW, lambda row: row % groups)}
-    experts = Phase(
+    experts = ExpertsPhase(
         names[1],
         group,
         inputs_of_group,

@@ -70,8 +70,9 @@ def t5_layout(settings: Settings) -> Layout:
         with popxl.plan.part("encoder_head/backward"):
             encoder.begin_gradient()
 
-    order = [Stage(embeddings, range(1)), *stacks, Stage(loss, range(1))]
-    order[-2] = order[-2]._replace(begin=begin)
+    *others, last = stacks
+    ends = last._replace(begin=begin), Stage(loss, range(1))
+    order = [Stage(embeddings, range(1)), *others, *ends]
     return Layout(inputs, order)
 
 

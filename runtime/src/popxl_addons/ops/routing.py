@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from popxl.custom import jax_op
@@ -44,9 +43,9 @@ def rows_of_experts(chosen: Any, *, experts: int) -> tuple[Any, Any, Any]:
     others, whose numbers are negative or too large, have the place after the last.
     """
     here = (chosen >= 0) & (chosen < experts)
-    order, places, sizes = _by_expert(jnp.where(here, chosen, experts), experts)
+    order, places, sizes = _by_expert(here * chosen + ~here * experts, experts)
     rows = chosen.shape[0] * min(chosen.shape[1], experts)
-    return order[:rows], jnp.where(here, places, rows).astype(np.int32), sizes
+    return order[:rows], (here * places + ~here * rows).astype(np.int32), sizes
 
 
 def _at(y: Any, places: Any) -> Any:
