@@ -133,8 +133,8 @@ def _vectors_back(xs: Any, ys: Any, dys: Any, *, rows: int) -> tuple[Any, None]:
     """A product: adding up row by row would be in no fixed order on GPUs."""
     vectors, sizes = xs
     groups = np.arange(len(vectors), dtype=np.int32)[:, None]
-    is_own = (_group_of_rows(sizes, rows) == groups).astype(dys[0].dtype)
-    made = jnp.dot(is_own, dys[0], preferred_element_type=jnp.float32)
+    is_own = (_group_of_rows(sizes, rows) == groups).astype(np.float32)
+    made = is_own @ dys[0].astype(np.float32)
     return made.astype(vectors.dtype), None
 
 
