@@ -27,7 +27,8 @@ from machine.devices import device_desc
 from machine.memory import host_memory
 from machine.shortage import explain_shortages
 from modelling.spec import family_of
-from planning.residence import choose, finetuning_candidates, is_automatic
+from planning.expert_groups import fewest
+from planning.residence import choose, finetuning_candidates, fits_some_way, is_automatic
 from popxl import hardware
 from terminal.command_line import CommandLine
 from terminal.screen import say
@@ -189,7 +190,10 @@ def _chosen(choices: Choices, splits: Sequence[Split], trains: bool, loaded: Loa
     if trains:
         choices = choices.with_(**_habits(choices.config, shape))
     choices = _with_batch(choices, shape, lengths if trains else None, lengths is not None)
-    return _with_micro_batch(choices) if trains else choices
+    if not trains:
+        return choices
+    groups = fewest(choices.config, choices.devices.memory)
+    return _with_micro_batch(choices.with_(execution__expert_groups=groups))
 
 
 def _has_data(given: frozenset[str], splits: Sequence[Split]) -> bool:
@@ -294,7 +298,10 @@ def _with_micro_batch(choices: Choices) -> Choices:
     usual, each = config.execution.micro_batch_size, config.gradient_accumulation
     each *= usual
     sizes = (n for n in (usual, 2 * usual, 4 * usual, usual // 2) if n and each % n == 0)
-    runs = {n: _simulated(choices.with_(execution__micro_batch_size=n).config, on) for n in sizes}
+    runs = dict[int, float | None]()
+    for n in sizes:  # what is larger does not fit where the usual one does not
+        if n <= usual or runs[usual] is not None:
+            runs[n] = _simulated(choices.with_(execution__micro_batch_size=n).config, on)
     fitting = {n: seconds for n, seconds in runs.items() if seconds is not None}
     best = min(fitting, key=fitting.__getitem__, default=usual)
     if usual in fitting and fitting[best] > (1 - MIN_GAIN) * fitting[usual]:
@@ -307,8 +314,10 @@ def _with_micro_batch(choices: Choices) -> Choices:
 def _simulated(config: RunConfig, on: Machine) -> float | None:
     """Seconds of a simulated run of training; None where it does not fit."""
     again = replace(config, execution=replace(config.execution, activations="recompute"))
-    needs = finetuning_candidates(again, on.target)
-    best = choose(needs, again, on).best
+    candidates = finetuning_candidates(config, on.target)
+    if not fits_some_way(candidates, config, on):
+        return None
+    best = choose(candidates, again, on).best
     return best.seconds if best.fits else None
 
 
@@ -386,6 +395,11 @@ def _pieces(c: RunConfig, trains: bool, why: str) -> list[tuple[set[str], str]]:
     return [
         *always,
         (sizes, batch),
+        *(
+            [({"execution.expert_groups"}, f"experts in {e.expert_groups} groups")]
+            if e.expert_groups > 1
+            else []
+        ),
         ({f"{prefix}.maximum"}, f"learning rate {rate.maximum:g}"),
         ({f"{prefix}.warmup_proportion"}, warmup),
         ({EPOCHS}, f"{t.epochs or 0:g} epochs"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from config.errors import ConfigError
 from config.layers import largest_divisor
 from config.machines import Machine
 from config.sections import RunConfig
+from planning.expert_groups import bytes_at_work, more
 from planning.needs import finetuning_needs, inference_needs
 from planning.report import Report, report
 
@@ -44,7 +46,7 @@ def generation(name: str, config: RunConfig, machine: Machine) -> Report:
     made = report(name, inference_needs(one, machine.target), machine)
     if made.fits or one.execution.disk is not None:
         return made
-    on_disk = one.changed({"execution.disk": DISK})
+    on_disk = made.needs.config.changed({"execution.disk": DISK})
     other = report(name, inference_needs(on_disk, machine.target), machine)
     return other if other.fits else made
 
@@ -69,18 +71,26 @@ def _layouts(config: RunConfig, devices: int) -> Iterator[RunConfig]:
 
 
 def _smallest_that_fits(name: str, config: RunConfig, machine: Machine) -> Report:
-    """With smaller micro-batches as long as device memory is too small, and with the disk if host
-    memory is."""
-    made = report(name, finetuning_needs(config, machine.target), machine)
+    """With more groups of experts or smaller micro-batches, whatever takes more, as long as device
+    memory is too small, and with the disk if host memory is."""
+    target = machine.target
+    needs = finetuning_needs(config, target)
+    made = report(name, needs, machine)
     while not made.fits:
-        execution = made.needs.config.execution
+        config = made.needs.config
+        execution, is_same = config.execution, False
         needed, there = made.shares.get("device memory", (0, 0))
-        if needed > there and execution.micro_batch_size > 1:
+        groups = more(config) if bytes_at_work(config) > needed / 2 else None
+        if needed > there and groups is not None:
+            config = config.changed({"execution.expert_groups": groups})
+        elif needed > there and execution.micro_batch_size > 1:
             half = largest_divisor(execution.micro_batch_size, execution.micro_batch_size // 2)
-            config = made.needs.config.changed({"execution.micro_batch_size": half})
+            config = config.changed({"execution.micro_batch_size": half})
         elif needed <= there and execution.disk is None:
-            config = made.needs.config.changed({"execution.disk": DISK})
+            config = config.changed({"execution.disk": DISK})
+            is_same = machine.platform != "cpu"  # the program, with a disk
         else:
             break
-        made = report(name, finetuning_needs(config, machine.target), machine)
+        needs = replace(needs, config=config) if is_same else finetuning_needs(config, target)
+        made = report(name, needs, machine)
     return made

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 import popdist
 import popxl
@@ -38,6 +38,8 @@ class Candidates:
     def __init__(self, build: Build, target: str) -> None:
         self._build, self._target = build, target
         self._found: dict[frozenset[str], tuple[TrainingProgram, popxl.plan.Traced]] = {}
+        self._on: Any = None
+        self._trials: dict[frozenset[str], Trial] = {}
 
     def get(self, keeping: frozenset[str] = NOTHING) -> tuple[TrainingProgram, popxl.plan.Traced]:
         """The program in which the phases of these names keep their activations."""
@@ -45,6 +47,13 @@ class Candidates:
             program = self._build(keeping)
             self._found[keeping] = program, popxl.plan.trace(program.ir, self._target)
         return self._found[keeping]
+
+    def trials(self, on: Any) -> dict[frozenset[str], Trial]:
+        """Where programs that were tried on such a machine are noted, by kinds of layers; on
+        another machine they are tried anew."""
+        if self._on != on:
+            self._on, self._trials = on, {}
+        return self._trials
 
 
 def finetuning_candidates(config: RunConfig, target: str) -> Candidates:
@@ -125,24 +134,33 @@ def choose(
     """
     rates = on.reached_rates(config.model.precision, config.replicas)
     memory = memory or on.room
-    host = host or on.host_memory / min(config.replicas, on.devices or config.replicas)
+    host = host or _host_share(config, on)
 
     def fits(traced: popxl.plan.Traced, placement: popxl.plan.Placement) -> bool:
         plan = traced.plan()
         return plan.on_device + placement.after.peak <= memory and plan.remote <= host
 
+    known = candidates.trials((rates, memory, host))
+
     def trial(kinds: frozenset[str]) -> Trial:
+        if kinds not in known:
+            known[kinds] = simulated(kinds)
+        return known[kinds]
+
+    def simulated(kinds: frozenset[str]) -> Trial:
         layers = candidates.get()[0].layers
         program, traced = candidates.get(frozenset(n for kind in kinds for n in layers[kind]))
         placement = popxl.plan.place(traced, rates, int(memory))
         if not fits(traced, placement):  # what travels less takes more memory for that, or less
             besides = placement.after.peak - placement.nbytes
-            placement = popxl.plan.place(traced, rates, int(memory), besides)
+            placement = popxl.plan.place(traced, rates, int(memory), besides, placement.before)
         return Trial(kinds, program, traced, placement, fits(traced, placement))
 
     best = trial(NOTHING)
     tried = [best]
     left = _worthwhile(*candidates.get()) if config.execution.activations == "auto" else []
+    if best.traced.plan().remote > host:  # there is less room still for more that is kept
+        left = []
     while left:
         trials = [trial(best.kinds | {kind}) for kind in left]
         tried += trials
@@ -152,6 +170,22 @@ def choose(
         best = fastest
         left = [kind for kind in left if kind not in best.kinds]
     return Chosen(best, tried)
+
+
+def fits_some_way(candidates: Candidates, config: RunConfig, on: Machine) -> bool:
+    """Whether device and host could hold the state, wherever it is placed."""
+    return not _is_hopeless(candidates.get()[1], on.room, _host_share(config, on))
+
+
+def _host_share(config: RunConfig, on: Machine) -> float:
+    """Bytes of host memory for a replica."""
+    return on.host_memory / min(config.replicas, on.devices or config.replicas)
+
+
+def _is_hopeless(traced: popxl.plan.Traced, memory: float, host: float) -> bool:
+    """Whether there is no room for the entries of a program even if they fill the device, too."""
+    plan = traced.plan()
+    return plan.remote + plan.resident > memory + host
 
 
 def _worthwhile(program: TrainingProgram, traced: popxl.plan.Traced) -> list[str]:

@@ -17,10 +17,10 @@ from popxl import Tensor, ops
 from popxl_addons.ops.clamped_gate import clamped_gate
 from popxl_addons.ops.routing import (
     rows_by_expert,
-    rows_of_groups,
     spread_weights,
     sum_rows,
     take_rows,
+    vectors_of_rows,
     weigh_rows,
 )
 
@@ -92,6 +92,7 @@ class Experts(Layer):
         shared: those of the shared one; None: there is none.
         few_bits: of all experts' matrices, see `Linear`.
         clamp: of the gates; None: they are activation(gate) * up.
+        held: how many experts it has matrices of; None: all.
     """
 
     def __init__(
@@ -104,9 +105,11 @@ class Experts(Layer):
         shared: int | None = None,
         few_bits: FewBits | None = None,
         clamp: Clamp | None = None,
+        held: int | None = None,
     ) -> None:
         super().__init__()
         self.router, self.groups, self.clamp, self.few_bits = router, groups, clamp, few_bits
+        self.held = held or router.experts
         self.part = groups.shard(inner, "inner features of an expert")
         self.activation = activation_of(activation)
         self.shared: GatedFeedForward | None = None
@@ -120,16 +123,34 @@ class Experts(Layer):
     def build(self, x: Tensor) -> Tensor:
         """See `whole`."""
         tokens = x.reshape((-1, x.shape[-1]))
+        y = self.mixture(tokens, *self.route(tokens))
+        if self.shared is not None:
+            y = y + self.of_shared(tokens)
+        return y.reshape(x.shape)
+
+    def route(self, tokens: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """(tokens, hidden) -> the router's weights and choices, and what `rows_by_expert` says."""
         weights, chosen, probabilities = self.router(tokens)
         routes = rows_by_expert(chosen, experts=self.router.experts)
         self.routing = chosen, probabilities
+        return weights, chosen, routes
+
+    def mixture(
+        self, tokens: Tensor, weights: Tensor, chosen: Tensor, routes: tuple[Tensor, ...]
+    ) -> Tensor:
+        """The sum over the experts that it has, (tokens, hidden), on all replicas.
+
+        Args:
+            chosen: numbers among these experts; a token may have chosen others besides.
+        """
         inside, shared = (self.groups.copy_to_tp(t) for t in (tokens, weights))
         y = self.groups.reduce_from_tp(self._mixture(inside, shared, routes))
-        if self.router.bias:
-            y = y + self._biases(weights, chosen, tokens)
-        if self.shared is not None:
-            y = y + self._shared_gate(tokens) * self.shared.whole(tokens)
-        return y.reshape(x.shape)
+        return y + self._biases(weights, chosen, tokens) if self.router.bias else y
+
+    def of_shared(self, tokens: Tensor) -> Tensor:
+        """What the shared one adds, (tokens, hidden)."""
+        assert self.shared is not None
+        return self._shared_gate(tokens) * self.shared.whole(tokens)
 
     def _mixture(self, x: Tensor, weights: Tensor, routes: tuple[Tensor, ...]) -> Tensor:
         """This replica's part of the sum, from its features of each expert.
@@ -140,17 +161,23 @@ class Experts(Layer):
         wi, wo = self._matrices("wi", 2 * self.part, x, 1), self._matrices("wo", self.part, x, 0)
         order, places, sizes = routes
         rows = take_rows(x, order, places)
-        both = ops.grouped_matmul(rows, wi, sizes, transpose=True)
+        usual = self._usual_rows(weights)
+        both = ops.grouped_matmul(rows, wi, sizes, transpose=True, usual=usual)
         if self.router.bias:
             both = both + self._bias_rows(rows.shape[0], sizes, x.dtype)
         inner = weigh_rows(self._gated(both), weights, order, places)
-        return sum_rows(ops.grouped_matmul(inner, wo, sizes), order, places)
+        return sum_rows(ops.grouped_matmul(inner, wo, sizes, usual=usual), order, places)
+
+    def _usual_rows(self, weights: Tensor) -> int | None:
+        """How many rows are of the experts that it has, if all are chosen alike; None: all are."""
+        every = self.router.experts
+        return None if self.held == every else weights.nelms * self.held // every
 
     def _bias_rows(self, rows: int, sizes: Tensor, dtype: popxl.dtype) -> Tensor:
         """The bias of each row's expert."""
-        count = self.router.experts
+        count = self.held
         bias = self.weight("wi.bias", (count * 2 * self.part,), dtype, self.groups.sharded)
-        return rows_of_groups(bias.reshape((count, 2 * self.part)), sizes, rows=rows)
+        return vectors_of_rows(bias.reshape((count, 2 * self.part)), sizes, rows=rows)
 
     def _gated(self, both: Tensor) -> Tensor:
         if self.clamp is not None:
@@ -160,14 +187,14 @@ class Experts(Layer):
 
     def _biases(self, weights: Tensor, chosen: Tensor, x: Tensor) -> Tensor:
         """What the biases of a token's experts add, by their weights: (tokens, hidden)."""
-        experts = self.router.experts
+        experts = self.held
         bias = self.weight("wo.bias", (experts * x.shape[-1],), x.dtype)
         shares = spread_weights(weights, chosen, experts=experts)
         return ops.matmul(cast(shares, x.dtype), bias.reshape((experts, -1)))
 
     def _matrices(self, name: str, rows: int, x: Tensor, axis: int) -> Tensor:
-        """Those of all experts; `axis` is that of the input features."""
-        shape, group = (self.router.experts * rows, x.shape[-1]), self.groups.sharded
+        """Those of all experts that it has; `axis` is that of the input features."""
+        shape, group = (self.held * rows, x.shape[-1]), self.groups.sharded
         return self.packed_weight(f"{name}.weight", shape, x.dtype, group, self.few_bits, axis)
 
     def _shared_gate(self, x: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -20,7 +21,7 @@ from popxl.typing_ import HostTensor as HostTensor
 from popxl.typing_ import NewAliasAnnotation
 from popxl.typing_ import ScalarType as ScalarType
 from popxl.typing_ import host_tensor_types as host_tensor_types
-from popxl.utils import downcast_np_dtypes, to_numpy
+from popxl.utils import downcast_np_dtypes, is_one_zero, to_numpy
 
 if TYPE_CHECKING:
     from popxl._ir.op import Op
@@ -273,8 +274,6 @@ else:
 class _Initialised(Tensor):
     """A tensor with host data."""
 
-    _data: np.ndarray
-
     def copy_to_ipu(self, dst: int, src: int) -> Tensor:  # type: ignore[override]
         """Copy to virtual device `dst`; the source must be given: the tensor lives nowhere."""
         return operators.ops.ipu_copy(self, dst, src)
@@ -282,6 +281,8 @@ class _Initialised(Tensor):
 
 class Constant(_Initialised):
     """A tensor whose value never changes."""
+
+    _data: np.ndarray
 
     @property
     def _is_argument(self) -> bool:
@@ -302,6 +303,11 @@ class Variable(_Initialised):
     _remote: tuple[RemoteBuffer, int] | None = None  # where it is stored, and by which entry
     _shard: Shard | None = None  # or what the devices hold of it
     _sharded: bool = False
+
+    @cached_property
+    def _data(self) -> np.ndarray:
+        """The host's value: zeros, which are made when they are asked for, unless it was given."""
+        return np.zeros(self.shape_on_host, self.dtype.as_numpy())
 
     @property
     def _shards(self) -> int:
@@ -624,6 +630,9 @@ def _host_data(
         ValueError: the data is a memory map of another dtype, of 64-bit elements, or not C-ordered.
     """
     grouping = _grouping(replica_grouping)
+    if isinstance(data, np.ndarray) and is_one_zero(data):
+        zero = to_numpy(data[(0,) * data.ndim], dtype, downcast)
+        return np.broadcast_to(zero, data.shape), grouping
     if not isinstance(data, np.memmap):
         return to_numpy(data, dtype, downcast, True, log2_scale, nan_on_overflow), grouping
     if dtype is not None and dtype.as_numpy() != data.dtype:
@@ -667,7 +676,8 @@ def _new_variable(
     if retrieval_mode not in (None, "one_per_group", "all_replicas"):
         raise ValueError(f"unknown retrieval_mode {retrieval_mode!r}")
     self: Variable = Variable._make(graph, spec, name)
-    self._data = array
+    if not is_one_zero(array):
+        self._data = array
     self._grouping = grouping
     self._retrieval = retrieval_mode or "one_per_group"
     return self

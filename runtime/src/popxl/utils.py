@@ -62,7 +62,7 @@ def to_numpy(
             "of at most 64 bits"
         )
     check_range(array, target)
-    if copy and array.nbytes and _is_one_zero(array):
+    if (copy or not array.flags.c_contiguous) and array.nbytes and is_one_zero(array):
         return np.zeros(array.shape, target)  # takes memory when it is written, not before
     return np.array(array, dtype=target, copy=copy or None, order="C")
 
@@ -81,7 +81,7 @@ def check_range(array: np.ndarray, target: np.dtype) -> None:
             )
 
 
-def _is_one_zero(array: np.ndarray) -> bool:
+def is_one_zero(array: np.ndarray) -> bool:
     """Whether the elements share one zero, as those of a variable that is not yet written do."""
     return array.size > 1 and not any(array.strides) and not array.flat[0]
 

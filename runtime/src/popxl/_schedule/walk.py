@@ -80,7 +80,9 @@ Observer = Callable[[Steps], Steps]
 
 def compute(step: Compute, at: Activation) -> None:
     """Do a step that computes numbers."""
-    at.give(step.outs, step.rule(*[at.slots[slot] for slot in step.ins]))
+    slots = at.slots
+    for slot, number in zip(step.outs, step.rule(*[slots[i] for i in step.ins]), strict=True):
+        slots[slot] = number
 
 
 def walk(at: Activation, copy: Callable[[Any], Any] = lambda value: value) -> Steps:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache, wraps
 from typing import Any
 
 import jax
@@ -134,28 +135,43 @@ def _outer_flops(shapes: Shapes) -> int:
     return 2 * shapes[0][0] * shapes[0][1] * shapes[1][1]
 
 
-KERNELS[grouped_product.__name__] = _product_flops
-KERNELS[grouped_outer.__name__] = _outer_flops
+_FLOPS = {grouped_product: _product_flops, grouped_outer: _outer_flops}
 
-_named_product = jax.jit(grouped_product, static_argnums=3)
-_named_outer = jax.jit(grouped_outer)
+
+@cache
+def _kernel(function: Callable[..., Any], usual: int | None) -> Callable[..., Any]:
+    """A function as plans take it for a kernel, whose operations go by the usual number of rows."""
+
+    @wraps(function)
+    def kernel(*operands: Any) -> Any:
+        return function(*operands)
+
+    def flops(shapes: Shapes) -> int:
+        (rows, *features), *others = shapes
+        return _FLOPS[function]([(rows if usual is None else usual, *features), *others])
+
+    kernel.__name__ += "" if usual is None else f"_of_{usual}"
+    KERNELS[kernel.__name__] = flops
+    return jax.jit(kernel, static_argnums=3 if function is grouped_product else ())
 
 
 # ---- the ops ------------------------------------------------------------------------------------
-def _grouped_matmul(x: Any, matrices: Any, sizes: Any, transpose: bool) -> Any:
+def _grouped_matmul(
+    x: Any, matrices: Any, sizes: Any, transpose: bool, usual: int | None = None
+) -> Any:
     apart = _apart(matrices, sizes)
     _check(x, apart, sizes, 2 if transpose else 1)
-    return _named_product(x, apart, sizes, transpose)
+    return _kernel(grouped_product, usual)(x, apart, sizes, transpose)
 
 
-def _outer(x: Any, dy: Any, sizes: Any, joined: bool) -> Any:
+def _outer(x: Any, dy: Any, sizes: Any, joined: bool, usual: int | None = None) -> Any:
     shape = (*sizes.shape, x.shape[1], dy.shape[1])
-    out = _named_outer(x, dy, sizes, jnp.zeros(shape, x.dtype))
+    out = _kernel(grouped_outer, usual)(x, dy, sizes, jnp.zeros(shape, x.dtype))
     return out.reshape(-1, shape[-1]) if joined else out
 
 
-def _outer_onto(t: Any, x: Any, dy: Any, sizes: Any, joined: bool) -> Any:
-    return _named_outer(x, dy, sizes, _apart(t, sizes)).reshape(t.shape)
+def _outer_onto(t: Any, x: Any, dy: Any, sizes: Any, joined: bool, usual: int | None = None) -> Any:
+    return _kernel(grouped_outer, usual)(x, dy, sizes, _apart(t, sizes)).reshape(t.shape)
 
 
 _OUTER = define(
@@ -169,20 +185,27 @@ _OUTER = define(
 def _grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
     x, matrices, sizes = op.inputs
     groups, transpose = ctx.fwd(sizes), op.attrs["transpose"]
+    usual = {n: x for n, x in op.attrs.items() if n == "usual"}
     dx = dm = None
     if ctx.needs(op, 0):
-        attrs = {"transpose": not transpose}
+        attrs = {"transpose": not transpose, **usual}
         dx = emit(_GROUPED_MATMUL, [dy, ctx.fwd(matrices), groups], attrs)[0]
     if ctx.needs(op, 1):
         pair = [dy, ctx.fwd(x)] if transpose else [ctx.fwd(x), dy]
-        dm = emit(_OUTER, [*pair, groups], {"joined": matrices.rank == 2})[0]
+        dm = emit(_OUTER, [*pair, groups], {"joined": matrices.rank == 2, **usual})[0]
     return [dx, dm, None]
 
 
 _GROUPED_MATMUL = define("grouped_matmul", _grouped_matmul, grad=_grad)
 
 
-def grouped_matmul(x: Tensor, matrices: Tensor, sizes: Tensor, transpose: bool = False) -> Tensor:
+def grouped_matmul(
+    x: Tensor,
+    matrices: Tensor,
+    sizes: Tensor,
+    transpose: bool = False,
+    usual: int | None = None,
+) -> Tensor:
     """Multiply rows, which are sorted by group, with the matrix of their group.
 
     Args:
@@ -192,6 +215,7 @@ def grouped_matmul(x: Tensor, matrices: Tensor, sizes: Tensor, transpose: bool =
         sizes: int32 (groups,), how many rows each group has, at most all together. Rows that
             belong to no group give zeros.
         transpose: the matrices are (out, in).
+        usual: how many rows plans think that groups have; None: all.
 
     Returns:
         (rows, out). Work and memory go by the rows, whatever the number of groups.
@@ -199,4 +223,7 @@ def grouped_matmul(x: Tensor, matrices: Tensor, sizes: Tensor, transpose: bool =
     Raises:
         SpecError: the shapes do not fit.
     """
-    return emit(_GROUPED_MATMUL, [x, matrices, sizes], {"transpose": bool(transpose)})[0]
+    attrs: dict[str, Any] = {"transpose": bool(transpose)}
+    if usual is not None:
+        attrs["usual"] = usual
+    return emit(_GROUPED_MATMUL, [x, matrices, sizes], attrs)[0]

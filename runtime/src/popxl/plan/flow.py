@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from popxl._schedule.lookahead import expected
 from popxl._schedule.schedule import Load, Run, Schedule
+from popxl.plan.events import events_of
 
 if TYPE_CHECKING:
     from popxl._schedule.segment import Segment
@@ -122,7 +122,7 @@ def _stages(
     schedule: Schedule, seconds: Mapping[Segment, float]
 ) -> tuple[list[float], dict[Entry, Crossings]]:
     """Seconds of each stage, and the stages that each entry is moved for."""
-    events = list(expected(schedule))
+    events = events_of(schedule)
     spent = [seconds[step.segment] for step, _ in events if isinstance(step, Run)]
     least, runs = sum(spent) / _STAGES, iter(spent)
     computing, crossings = [0.0], dict[Entry, Crossings]()

@@ -75,16 +75,23 @@ class Placement:
         return sum(kind.nbytes for kind in self.kinds)
 
 
-def place(traced: Traced, rates: Rates, device: int, peak: int | None = None) -> Placement:
+def place(
+    traced: Traced,
+    rates: Rates,
+    device: int,
+    peak: int | None = None,
+    before: Timeline | None = None,
+) -> Placement:
     """Choose which entries of the program's remote buffers stay on the device, and set it.
 
     Args:
         device: bytes of a device's memory for the program.
         peak: of them, what a run takes besides those entries; default: what it takes if none stay.
+        before: a simulated run with all entries in host memory, where there is one already.
     """
     for buffer in traced.ir.remote_buffers:
         buffer.resident = 0
-    before = traced.timeline(rates)
+    before = before or traced.timeline(rates)
     peak = before.peak if peak is None else peak
     room = int(device * (1 - MARGIN)) - peak - traced.plan().on_device
     flow = traced.flow(rates, before.window)

@@ -19,17 +19,21 @@ The rules are those of XLA's GPU client (StreamExecutor):
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from popxl._run.walker import Globals, Walker
-from popxl._schedule.lookahead import Fetched, upcoming
-from popxl._schedule.schedule import Branch, Loop, Schedule, Transfer
+from popxl._schedule.lookahead import Fetched
+from popxl._schedule.schedule import Load, Run, Schedule, Store, Transfer
 from popxl._schedule.segment import nbytes_of, result_specs
 from popxl._storage.disk_traffic import AHEAD, BEHIND, has_room
 from popxl._storage.transit import Transit
+from popxl.plan.events import coming
 from popxl.plan.rates import Rates
 
 if TYPE_CHECKING:
@@ -126,6 +130,7 @@ class Device:
         self._ends: deque[float] = deque()
         self._leaving: deque[tuple[float, Any]] = deque()
         self._disk = Disk(self)
+        self._results = cache(_results)
 
     @property
     def end(self) -> float:
@@ -165,8 +170,8 @@ class Device:
         end = self._run(segment.name, ready, self._seconds(segment))
         for i in segment.donated:
             arguments[i].delete()
-        results = [Array(self, nbytes_of([spec]), end) for spec in segment.result_specs]
-        others = len(result_specs(segment)) - len(results)  # streams, which have their memory
+        sizes, others = self._results(segment)
+        results = [Array(self, nbytes, end) for nbytes in sizes]
         results += [Array(self, 0, end, held=False) for _ in range(others)]
         self.peak = max(self.peak, self.live + self._temporaries(segment))
         return results
@@ -247,6 +252,15 @@ class Device:
         self._disk.settle()
 
 
+_END = itemgetter(1)
+
+
+def _results(segment: Segment) -> tuple[list[int], int]:
+    """Bytes of a segment's results, and how many streams it gives back, which have their memory."""
+    sizes = [nbytes_of([spec]) for spec in segment.result_specs]
+    return sizes, len(result_specs(segment)) - len(sizes)
+
+
 class Way:
     """One direction of the host link: it moves one array after the other, first what can begin
     first.
@@ -257,19 +271,22 @@ class Way:
 
     def __init__(self) -> None:
         self.end = 0.0
-        self._gaps: list[tuple[float, float]] = []  # before that, in which it is free
+        self._gaps: list[tuple[float, float]] = []  # before that, in which it is free, in order
 
     def taken(self, after: float, seconds: float, now: float) -> tuple[float, float]:
         """Take it for so long, not before `after`; forget what was free before `now`."""
-        self._gaps = [gap for gap in self._gaps if gap[1] > now]
-        for i, (start, end) in enumerate(self._gaps):
+        gaps = self._gaps
+        if gaps and gaps[0][1] <= now:
+            del gaps[: bisect_right(gaps, now, key=_END)]
+        for i in range(bisect_left(gaps, after + seconds, key=_END), len(gaps)):
+            start, end = gaps[i]
             begin = max(after, start)
             if begin + seconds <= end:
-                self._gaps[i : i + 1] = [(start, begin), (begin + seconds, end)]
+                gaps[i : i + 1] = [(start, begin), (begin + seconds, end)]
                 return begin, begin + seconds
         begin = max(after, self.end)
         if begin > self.end:
-            self._gaps.append((self.end, begin))
+            gaps.append((self.end, begin))
         self.end = begin + seconds
         return begin, self.end
 
@@ -423,12 +440,11 @@ def drive(schedule: Schedule, device: Driven, window: int) -> None:
     sizes = {step.buffer: step.nbytes for step in steps if isinstance(step, Transfer)}
     entries = {buffer: SimulatedEntries(buffer, n, device) for buffer, n in sizes.items()}
     fetched = Fetched()
-    coming = upcoming(schedule.main, fetched.followed())
-    transit = Transit(coming, entries, device.put, window)
+    transit = Transit(coming(schedule, fetched.followed()), entries, device.put, window)
 
     def telling_part(steps: Steps) -> Steps:
         for step, at in steps:
-            if not isinstance(step, (Loop, Branch)):
+            if isinstance(step, (Load, Store, Run)):
                 device.part = at.part_of(step)
             yield step, at
 

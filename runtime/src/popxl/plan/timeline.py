@@ -5,15 +5,18 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any, get_args
 
 from popxl._schedule.lookahead import window_of
 from popxl._schedule.schedule import Schedule
 from popxl._schedule.segment import Segment
 from popxl.plan.rates import Rates
-from popxl.plan.simulated import Device, Span, Stream, drive
+from popxl.plan.simulated import STREAMS, Device, Span, Stream, drive
+from popxl.plan.steady import measured
 from popxl.plan.work import SegmentWork, work_of
+
+_FIRST = 2  # iterations of a long loop until streams and disk are in their stride
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Timeline:
         peak: most bytes of device memory that are taken at a time, besides variables and host
             streams: resident entries, intermediate values, entries and rows on their way.
         window: bytes that loads might be ahead (see `popxl._storage.transit`).
-        spans: what each stream did.
+        spans: what each stream did; of a long loop in its first iterations (`popxl.plan.steady`).
     """
 
     seconds: float
@@ -54,6 +57,24 @@ class Timeline:
     peak: int
     window: int
     spans: Sequence[Span]
+
+    def extended(self, shorter: Timeline, times: float) -> Timeline:
+        """The run with `times` as many seconds more as it has more than a shorter one."""
+
+        def further(ours: float, theirs: float) -> float:
+            return ours + times * (ours - theirs)
+
+        nothing = Exposed()
+        exposed = {
+            part: Exposed(*map(further, astuple(ours), astuple(shorter.exposed.get(part, nothing))))
+            for part, ours in self.exposed.items()
+        }
+        return replace(
+            self,
+            seconds=further(self.seconds, shorter.seconds),
+            computing=further(self.computing, shorter.computing),
+            exposed=exposed,
+        )
 
     @property
     def exposed_transfers(self) -> float:
@@ -112,11 +133,16 @@ def timeline(
         temporaries = lambda segment: segment_works[segment].temporaries  # noqa: E731
     if window is None:
         window = window_of(schedule)
-    device = Device(rates, seconds.__getitem__, temporaries)
-    with no_collection():
-        drive(schedule, device, window)
-    device.settle()
-    return _timeline(device, window)
+
+    def simulated(schedule: Schedule) -> Timeline:
+        device = Device(rates, seconds.__getitem__, temporaries)
+        with no_collection():
+            drive(schedule, device, window)
+        device.settle()
+        return _timeline(device, window)
+
+    few, more, times = measured(schedule, simulated, _FIRST, STREAMS)
+    return more.extended(few, times)
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
 
-from popxl._schedule.lookahead import expected
 from popxl._schedule.schedule import (
     Branch,
     Load,
@@ -23,7 +22,9 @@ from popxl._schedule.schedule import (
     calls,
 )
 from popxl._schedule.walk import routines_by_part
+from popxl.plan.events import events_of
 from popxl.plan.records import Collective, Part
+from popxl.plan.steady import measured
 from popxl.plan.work import SegmentWork, Work
 
 if TYPE_CHECKING:
@@ -225,10 +226,19 @@ class _Places:
     @classmethod
     def of(cls, schedule: Schedule) -> _Places:
         """Those of a run."""
+        few, more, times = measured(schedule, cls._counted, 1, 1)
+        for name, counts in vars(more).items():
+            fewer = vars(few)[name]
+            for step in counts:
+                counts[step] += round(times) * (counts[step] - fewer[step])
+        return more
+
+    @classmethod
+    def _counted(cls, schedule: Schedule) -> _Places:
         places = cls()
         residents = cache(lambda buffer: buffer.residents)
         filed = cache(lambda buffer: frozenset(buffer.filed))
-        for step, index in expected(schedule):
+        for step, index in events_of(schedule):
             if isinstance(step, Run):
                 continue
             entry = index[0] if isinstance(index, tuple) else index  # replicas are alike

@@ -25,6 +25,10 @@ def rows_by_expert(chosen: Any, *, experts: int) -> tuple[Any, Any, Any]:
         int32 (rows,): the number of the choice, of tokens × k, at each place of the sorted rows;
         int32 (tokens, k): the place of each choice; int32 (experts,): each one's number of rows.
     """
+    return _by_expert(chosen, experts)
+
+
+def _by_expert(chosen: Any, experts: int) -> tuple[Any, Any, Any]:
     flat = chosen.reshape(-1)
     order = flat.argsort(stable=True).astype(np.int32)
     places = order.argsort().astype(np.int32).reshape(chosen.shape)
@@ -32,12 +36,30 @@ def rows_by_expert(chosen: Any, *, experts: int) -> tuple[Any, Any, Any]:
     return order, places, (begins[1:] - begins[:-1]).astype(np.int32)
 
 
+@jax_op(name="rows_of_experts", no_grad="a choice has no gradient")
+def rows_of_experts(chosen: Any, *, experts: int) -> tuple[Any, Any, Any]:
+    """Like `rows_by_expert`, where tokens may have chosen others besides: their rows come last.
+
+    There is room for as many rows as may be of these experts: tokens × min(k, experts). Choices of
+    others, whose numbers are negative or too large, have the place after the last.
+    """
+    here = (chosen >= 0) & (chosen < experts)
+    order, places, sizes = _by_expert(jnp.where(here, chosen, experts), experts)
+    rows = chosen.shape[0] * min(chosen.shape[1], experts)
+    return order[:rows], jnp.where(here, places, rows).astype(np.int32), sizes
+
+
+def _at(y: Any, places: Any) -> Any:
+    """What is there; zeros at the place after the last."""
+    return y.at[places].get(mode="fill", fill_value=0)
+
+
 def _take(x: Any, order: Any, places: Any) -> Any:
     return x[order // places.shape[1]]
 
 
 def _sum(y: Any, order: Any, places: Any) -> Any:
-    return y[places].astype(np.float32).sum(1).astype(y.dtype)
+    return _at(y, places).astype(np.float32).sum(1).astype(y.dtype)
 
 
 def _summed_back(xs: Any, ys: Any, dys: Any) -> tuple[Any, None, None]:
@@ -80,7 +102,7 @@ def _weights_back(xs: Any, ys: Any, dys: Any) -> tuple[Any, Any, None, None]:
     y, weights, order, places = xs
     wide = dys[0].astype(np.float32)
     d_rows = wide * _in_order(weights, order)
-    d_weights = (wide * y.astype(np.float32)).sum(-1)[places]
+    d_weights = _at((wide * y.astype(np.float32)).sum(-1), places)
     return d_rows.astype(y.dtype), d_weights.astype(weights.dtype), None, None
 
 
@@ -104,7 +126,7 @@ def weigh_rows(y: Any, weights: Any, order: Any, places: Any) -> Any:
 
 
 def _group_of_rows(sizes: Any, rows: int) -> Any:
-    """int32 (rows,), of rows that are sorted by group."""
+    """int32 (rows,), of rows that are sorted by group; those of none have the number after all."""
     return sizes.cumsum().searchsorted(np.arange(rows, dtype=np.int32), side="right")
 
 
@@ -117,18 +139,18 @@ def _vectors_back(xs: Any, ys: Any, dys: Any, *, rows: int) -> tuple[Any, None]:
     return made.astype(vectors.dtype), None
 
 
-@jax_op(name="rows_of_groups", grad=_vectors_back)
-def rows_of_groups(vectors: Any, sizes: Any, *, rows: int) -> Any:
+@jax_op(name="vectors_of_rows", grad=_vectors_back)
+def vectors_of_rows(vectors: Any, sizes: Any, *, rows: int) -> Any:
     """For rows that are sorted by group, the vector of each one's group.
 
     Args:
         vectors: (groups, features).
-        sizes: int32 (groups,), how many rows each group has: all together `rows`.
+        sizes: int32 (groups,), how many rows each group has, at most `rows` all together.
 
     Returns:
-        (rows, features).
+        (rows, features), zeros for rows that belong to no group.
     """
-    return vectors[_group_of_rows(sizes, rows)]
+    return _at(vectors, _group_of_rows(sizes, rows))
 
 
 def _spread_back(xs: Any, ys: Any, dys: Any, *, experts: int) -> tuple[Any, None]:

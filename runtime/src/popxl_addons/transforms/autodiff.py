@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 
 import numpy as np
 
@@ -103,7 +102,7 @@ def _accumulators(
     for t, name in names.items():
         kept = t.dtype if dtype is None else dtype
         factory = VariableFactory(
-            partial(np.zeros, t.shape, kept.as_numpy()),
+            np.broadcast_to(np.zeros((), kept.as_numpy()), t.shape),
             kept,
             f"accum.{name}",
             by_ref=True,

@@ -1,0 +1,46 @@
+"""The events of a run, walked through once for all who look at a schedule."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from popxl._schedule.lookahead import Event, upcoming
+
+if TYPE_CHECKING:
+    from popxl._schedule.schedule import Schedule
+
+_KNOWN: WeakKeyDictionary[Schedule, Sequence[Event | None]] = WeakKeyDictionary()
+
+
+def events_of(schedule: Schedule) -> Sequence[Event]:
+    """The events of a run in order. Numbers that only devices know are taken to be 0."""
+    return [event for event in _walked_once(schedule) if event is not None]
+
+
+def coming(schedule: Schedule, fetched: deque[Any]) -> Iterator[Event | None]:
+    """As `popxl._schedule.lookahead.upcoming`: it waits where a number is fetched."""
+    for event in _walked_once(schedule):
+        if event is None:
+            while not fetched:
+                yield None
+            fetched.popleft()
+        else:
+            yield event
+
+
+def _walked_once(schedule: Schedule) -> Sequence[Event | None]:
+    """The events, and None where a number is fetched."""
+    if schedule not in _KNOWN:
+        _KNOWN[schedule] = tuple(_walked(schedule))
+    return _KNOWN[schedule]
+
+
+def _walked(schedule: Schedule) -> Iterator[Event | None]:
+    fetched = deque[Any]()
+    for event in upcoming(schedule.main, fetched):
+        if event is None:
+            fetched.append(0)
+        yield event

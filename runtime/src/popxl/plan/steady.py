@@ -1,0 +1,90 @@
+"""Loops whose iterations are alike: of a long one few are looked at, and the others follow.
+
+Where weights pass layer by layer for each token that is written, a run is hundreds of equal passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence, Set
+from dataclasses import replace
+from typing import TypeVar
+
+from popxl._schedule.schedule import Branch, Compute, Loop, Passed, Routine, Schedule, Transfer
+
+_LONG = 12  # iterations of a loop that is worth it
+
+T = TypeVar("T")
+
+
+def measured(
+    schedule: Schedule, measure: Callable[[Schedule], T], first: int, period: int
+) -> tuple[T, T, float]:
+    """Measure a schedule with few iterations of its longest loop whose iterations move the same
+    entries; the whole one, if it has none.
+
+    Args:
+        first: iterations after which each takes as long as the next.
+        period: iterations, or as many, if they take turns.
+
+    Returns:
+        What is measured with `first` iterations and with `first + period`, and how many times their
+        difference is missing.
+    """
+    loops = [step for step in schedule.main.steps if isinstance(step, Loop) and step.count > _LONG]
+    loop = max(filter(_is_steady, loops), key=lambda loop: loop.count, default=None)
+    if loop is None:
+        whole = measure(schedule)
+        return whole, whole, 0.0
+    few, more = (measure(_with_count(schedule, loop, n)) for n in (first, first + period))
+    return few, more, (loop.count - first - period) / period
+
+
+def _with_count(schedule: Schedule, loop: Loop, count: int) -> Schedule:
+    """The schedule with another number of iterations of a loop of its main routine."""
+    main = schedule.main
+    steps = [replace(step, count=count) if step is loop else step for step in main.steps]
+    new = replace(main, steps=steps)
+    routines = [new if routine is main else routine for routine in schedule.routines]
+    return replace(schedule, main=new, routines=routines)
+
+
+def _is_steady(loop: Loop) -> bool:
+    """Whether no index and no condition follows from what one iteration passes to the next."""
+    return _varying(loop.body.routine, frozenset(i for _, i in loop.carried)) is not None
+
+
+def _varying(routine: Routine, inputs: frozenset[int]) -> frozenset[int] | None:
+    """Outputs that vary where these inputs do; None: an index or a condition varies, too. What is
+    fetched is taken to be 0."""
+    slots = {routine.inputs[i] for i in inputs}
+    for step in routine.steps:
+        match step:
+            case Transfer() if step.at in slots:
+                return None
+            case Branch() if step.condition in slots:
+                return None
+            case Compute() if not slots.isdisjoint(step.ins):
+                slots.update(step.outs)
+            case Loop() | Branch():
+                of = [step.body] if isinstance(step, Loop) else step.branches
+                carried = step.carried if isinstance(step, Loop) else ()
+                outs = step.body.outs if isinstance(step, Loop) else step.outs
+                for passed in of:
+                    found = _passed_on(passed, carried, slots)
+                    if found is None:
+                        return None
+                    slots.update(slot for k in found if (slot := outs[k]) is not None)
+    return frozenset(k for k, slot in enumerate(routine.outputs) if slot in slots)
+
+
+def _passed_on(
+    passed: Passed, carried: Sequence[tuple[int, int]], slots: Set[int]
+) -> frozenset[int] | None:
+    """Outputs of a call, or of a loop, that vary where slots of its caller do; None as above."""
+    inputs = {i for i, slot in enumerate(passed.args) if slot in slots}
+    while True:
+        found = _varying(passed.routine, frozenset(inputs))
+        more = {i for k, i in carried if found and k in found} - inputs
+        if not more:
+            return found
+        inputs |= more
