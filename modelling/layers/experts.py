@@ -17,10 +17,10 @@ from popxl import Tensor, ops
 from popxl_addons.ops.clamped_gate import clamped_gate
 from popxl_addons.ops.routing import (
     rows_by_expert,
+    rows_of_groups,
     spread_weights,
     sum_rows,
     take_rows,
-    vectors_of_rows,
     weigh_rows,
 )
 
@@ -177,7 +177,7 @@ class Experts(Layer):
         """The bias of each row's expert."""
         count = self.held
         bias = self.weight("wi.bias", (count * 2 * self.part,), dtype, self.groups.sharded)
-        return vectors_of_rows(bias.reshape((count, 2 * self.part)), sizes, rows=rows)
+        return rows_of_groups(bias.reshape((count, 2 * self.part)), sizes, rows=rows)
 
     def _gated(self, both: Tensor) -> Tensor:
         if self.clamp is not None:

@@ -23,7 +23,7 @@ from modelling.weights.mxfp4 import expand
 from popxl import constant, ops
 from popxl.transforms import autodiff
 from popxl_addons.ops.clamped_gate import clamped_gate
-from popxl_addons.ops.routing import spread_weights, vectors_of_rows
+from popxl_addons.ops.routing import rows_of_groups, spread_weights
 from run.start import starting_point
 from tests.modelling.llama.hf import (
     as_parameters,
@@ -76,7 +76,7 @@ def test_rows_get_the_vector_of_their_group_and_give_it_their_gradients(dtype: t
     sizes, vectors = np.array([2, 0, 3, 1], np.int32), rand(4, 3).astype(dtype)
     dy = rand(7, 3, seed=1).astype(dtype)  # one row is of no group
     groups = np.repeat(np.arange(4), sizes)
-    build = lambda v: vectors_of_rows(v, constant(sizes), rows=7)  # noqa: E731
+    build = lambda v: rows_of_groups(v, constant(sizes), rows=7)  # noqa: E731
     y, back = with_gradients(build, vectors, dy=dy)
     expected = np.zeros((4, 3))
     np.add.at(expected, groups, dy[:6].astype(np.float64))

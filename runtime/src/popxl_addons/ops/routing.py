@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from popxl.custom import jax_op
@@ -44,9 +43,9 @@ def rows_of_experts(chosen: Any, *, experts: int) -> tuple[Any, Any, Any]:
     others, whose numbers are negative or too large, have the place after the last.
     """
     here = (chosen >= 0) & (chosen < experts)
-    order, places, sizes = _by_expert(jnp.where(here, chosen, experts), experts)
+    order, places, sizes = _by_expert(here * chosen + ~here * experts, experts)
     rows = chosen.shape[0] * min(chosen.shape[1], experts)
-    return order[:rows], jnp.where(here, places, rows).astype(np.int32), sizes
+    return order[:rows], (here * places + ~here * rows).astype(np.int32), sizes
 
 
 def _at(y: Any, places: Any) -> Any:
@@ -134,13 +133,13 @@ def _vectors_back(xs: Any, ys: Any, dys: Any, *, rows: int) -> tuple[Any, None]:
     """A product: adding up row by row would be in no fixed order on GPUs."""
     vectors, sizes = xs
     groups = np.arange(len(vectors), dtype=np.int32)[:, None]
-    is_own = (_group_of_rows(sizes, rows) == groups).astype(dys[0].dtype)
-    made = jnp.dot(is_own, dys[0], preferred_element_type=jnp.float32)
+    is_own = (_group_of_rows(sizes, rows) == groups).astype(np.float32)
+    made = is_own @ dys[0].astype(np.float32)
     return made.astype(vectors.dtype), None
 
 
-@jax_op(name="vectors_of_rows", grad=_vectors_back)
-def vectors_of_rows(vectors: Any, sizes: Any, *, rows: int) -> Any:
+@jax_op(name="rows_of_groups", grad=_vectors_back)
+def rows_of_groups(vectors: Any, sizes: Any, *, rows: int) -> Any:
     """For rows that are sorted by group, the vector of each one's group.
 
     Args:
