@@ -70,7 +70,7 @@ def t5_layout(settings: Settings) -> Layout:
 
     *first, last = (embeddings, *stacks)
     order = [Stage(phase, range(phase.entries)) for phase in first]
-    order += [Stage(last, range(last.entries), begin), Stage(loss, range(1))]
+    order += [Stage(last, range(last.entries), begin=begin), Stage(loss, range(1))]
     return Layout(inputs, order)
 
 
