@@ -383,17 +383,27 @@ class LlamaConfig(RunConfig):
                 "one must be a multiple of the other"
             )
         optimizer = self.training.optimizer
+        shares = self.execution.expert_parallel and parts > 1
+        if shares and not optimizer.record.shared_parts:
+            raise ConfigError(
+                f"{optimizer.name} with execution.expert_parallel is not supported: take adamw"
+            )
         if parts > heads and not optimizer.record.shared_parts:
             raise ConfigError(
                 f"{optimizer.name} with execution.tensor_parallel {parts} above "
                 f"model.attention.key_value_heads {heads} is not supported: take adamw"
             )
 
+    @property
+    def experts(self) -> int:
+        return self.model.experts.count
+
     def tensor_parallel_sizes(self) -> dict[str, int]:
-        sizes = {
-            "model.attention.heads": self.model.attention.heads,
-            "model.inner_size": self.model.inner_size,
-        }
+        sizes = {"model.attention.heads": self.model.attention.heads}
+        if self.execution.expert_parallel:
+            sizes["model.experts.count"] = self.model.experts.count
+        else:
+            sizes["model.inner_size"] = self.model.inner_size
         if self.model.experts.shared_size:
             sizes["model.experts.shared_size"] = self.model.experts.shared_size
         return super().tensor_parallel_sizes() | sizes
@@ -421,8 +431,13 @@ class LlamaConfig(RunConfig):
     def linear_inputs(self) -> dict[str, int]:
         parts, m = self.execution.tensor_parallel, self.model
         heads = m.attention.heads * m.attention.head_size
-        sizes = {"heads × head_size": heads, "model.inner_size": m.inner_size}
+        sizes = {"heads × head_size": heads}
+        whole = {}
+        if self.execution.expert_parallel:
+            whole["model.inner_size"] = m.inner_size
+        else:
+            sizes["model.inner_size"] = m.inner_size
         if m.experts.shared_size:
             sizes["model.experts.shared_size"] = m.experts.shared_size
         cut = {f"{name} / execution.tensor_parallel": n // parts for name, n in sizes.items()}
-        return super().linear_inputs() | cut
+        return super().linear_inputs() | whole | cut

@@ -218,6 +218,10 @@ class RunConfig(Section):
         self.require_multiple(
             "model.sequence_length", self.model.sequence_length, "attention_serialisation"
         )
+        if self.execution.expert_parallel and not self.experts:
+            raise ConfigError(
+                "execution.expert_parallel is for models with experts, but this one has none"
+            )
         for name, value in self.tensor_parallel_sizes().items():
             self.require_multiple(name, value, "tensor_parallel")
         if self.model.few_bits is not None:
@@ -253,6 +257,11 @@ class RunConfig(Section):
             "model.hidden_size": self.model.hidden_size,
             "model.embedding.vocab_size": self.model.embedding.vocab_size,
         }
+
+    @property
+    def experts(self) -> int:
+        """Experts of a layer; 0: it is no mixture."""
+        return 0
 
     def linear_inputs(self) -> dict[str, int]:
         """Input features that linear layers have on a device, by what they are; a family adds its

@@ -72,12 +72,12 @@ class Clamp:
 class Experts(Layer):
     """The sum of wo_e(activation(gate_e x) * up_e x) over a token's experts e, by their weights.
 
-    The inner features of each expert are cut over tensor parallelism. Matrices of all experts lie
-    one after the other, so that each is in one piece.
+    The inner features of each expert are cut over tensor parallelism, or whole experts are shared
+    out. Matrices of experts lie one after the other, so that each is in one piece.
 
     Variables: those of `router`; `wi.weight` (experts * 2 * inner / tensor_parallel, hidden), of
-    each expert a replica's part of gate and then of up; `wo.weight`
-    (experts * inner / tensor_parallel, hidden). If the router has a bias, `wi.bias`
+    each expert a replica's part of gate and then of up, or of each of its experts the whole;
+    `wo.weight` (experts * inner / tensor_parallel, hidden). If the router has a bias, `wi.bias`
     (experts * 2 * inner / tensor_parallel,) likewise and `wo.bias` (experts * hidden,), the same on
     all replicas. Those of `shared`, a feed-forward layer that all tokens use, times
     sigmoid(x @ `shared_gate.weight`), (1, hidden), if there is one.
@@ -91,6 +91,7 @@ class Experts(Layer):
         shared: those of the shared one; None: there is none.
         few_bits: of all experts' matrices, see `Linear`.
         clamp: of the gates; None: they are activation(gate) * up.
+        shared_out: whether each member of a tensor-parallel group has whole experts.
     """
 
     def __init__(
@@ -103,10 +104,16 @@ class Experts(Layer):
         shared: int | None = None,
         few_bits: FewBits | None = None,
         clamp: Clamp | None = None,
+        shared_out: bool = False,
     ) -> None:
         super().__init__()
         self.router, self.groups, self.clamp, self.few_bits = router, groups, clamp, few_bits
-        self.part = groups.shard(inner, "inner features of an expert")
+        self.shared_out = shared_out and groups.tensor_parallel > 1
+        self.own, self.part = router.experts, inner
+        if self.shared_out:
+            self.own = groups.shard(router.experts, "experts")
+        else:
+            self.part = groups.shard(inner, "inner features of an expert")
         self.activation = activation_of(activation)
         self.shared: GatedFeedForward | None = None
         if shared is not None:
@@ -120,7 +127,7 @@ class Experts(Layer):
         """See `whole`."""
         tokens = x.reshape((-1, x.shape[-1]))
         weights, chosen, probabilities = self.router(tokens)
-        routes = rows_by_expert(chosen, experts=self.router.experts)
+        routes = rows_by_expert(self._own_first(chosen), experts=self.router.experts)
         self.routing = chosen, probabilities
         inside, shared = (self.groups.copy_to_tp(t) for t in (tokens, weights))
         y = self.groups.reduce_from_tp(self._mixture(inside, shared, routes))
@@ -130,8 +137,16 @@ class Experts(Layer):
             y = y + self._shared_gate(tokens) * self.shared.whole(tokens)
         return y.reshape(x.shape)
 
+    def _own_first(self, chosen: Tensor) -> Tensor:
+        """The numbers of experts, counted on from this replica's first one: its rows come first."""
+        if not self.shared_out:
+            return chosen
+        count = popxl.constant(self.router.experts, popxl.int32, "experts")
+        return ops.fmod(chosen + (count - self.groups.rank() * self.own), count)
+
     def _mixture(self, x: Tensor, weights: Tensor, routes: tuple[Tensor, ...]) -> Tensor:
-        """This replica's part of the sum, from its features of each expert.
+        """This replica's part of the sum, from its features of each expert, or from its experts:
+        the rows of others have no product and are zeros.
 
         Inner features are weighed, not what is made of them: they are fewer, and gradients then
         ask for no product again.
@@ -139,19 +154,20 @@ class Experts(Layer):
         wi, wo = self._matrices("wi", 2 * self.part, x, 1), self._matrices("wo", self.part, x, 0)
         order, places, sizes = routes
         rows = take_rows(x, order, places)
-        both = ops.grouped_matmul(rows, wi, sizes, transpose=True)
+        both = ops.grouped_matmul(rows, wi, sizes, transpose=True, groups=self.own)
         if self.router.bias:
             both = both + self._bias_rows(rows, sizes)
         inner = weigh_rows(self._gated(both), weights, order, places)
-        return sum_rows(ops.grouped_matmul(inner, wo, sizes), order, places)
+        return sum_rows(ops.grouped_matmul(inner, wo, sizes, groups=self.own), order, places)
 
     def _bias_rows(self, rows: Tensor, sizes: Tensor) -> Tensor:
         """The bias of each row's expert: a matrix whose only input is 1."""
-        experts, count = self.router.experts, rows.shape[0]
+        experts, count = self.own, rows.shape[0]
         shape = (experts * 2 * self.part,)
         bias = self.weight("wi.bias", shape, rows.dtype, self.groups.sharded)
         ones = popxl.constant(np.ones((count, 1)), rows.dtype, "ones")
-        return ops.grouped_matmul(ones, bias.reshape((experts, 2 * self.part)), sizes)
+        matrices = bias.reshape((experts, 2 * self.part))
+        return ops.grouped_matmul(ones, matrices, sizes, groups=experts)
 
     def _gated(self, both: Tensor) -> Tensor:
         if self.clamp is not None:
@@ -168,7 +184,7 @@ class Experts(Layer):
 
     def _matrices(self, name: str, rows: int, x: Tensor, axis: int) -> Tensor:
         """Those of all experts; `axis` is that of the input features."""
-        shape, group = (self.router.experts * rows, x.shape[-1]), self.groups.sharded
+        shape, group = (self.own * rows, x.shape[-1]), self.groups.sharded
         return self.packed_weight(f"{name}.weight", shape, x.dtype, group, self.few_bits, axis)
 
     def _shared_gate(self, x: Tensor) -> Tensor:

@@ -142,9 +142,9 @@ class Block(DecoderLayer):
             if model.norms != "before":
                 setattr(self, f"{branch}_end_norm", self._norm())
         self.attention = SelfAttention(config, self.groups, kind, room)
-        self.feed_forward = self._feed_forward()
+        self.feed_forward = self._feed_forward(config.execution.expert_parallel)
 
-    def _feed_forward(self) -> GatedFeedForward | Experts:
+    def _feed_forward(self, expert_parallel: bool) -> GatedFeedForward | Experts:
         model, experts, groups = self.model, self.model.experts, self.groups
         hidden, inner, packed = model.hidden_size, model.inner_size, model.few_bits_in_layers
         if not experts.count:
@@ -152,8 +152,10 @@ class Block(DecoderLayer):
             return GatedFeedForward(hidden, inner, groups, packed, model.activation, bias)
         router = Router(experts.count, experts.chosen, experts.normalised, experts.biases)
         clamp = Clamp(experts.gate_limit, experts.gate_slope) if experts.gate_limit else None
-        shared = experts.shared_size
-        return Experts(router, hidden, inner, groups, model.activation, shared, packed, clamp)
+        shared, activation = experts.shared_size, model.activation
+        return Experts(
+            router, hidden, inner, groups, activation, shared, packed, clamp, expert_parallel
+        )
 
     def _norm(self) -> RMSNorm:
         return RMSNorm(self.model.norm_epsilon, self.model.norms_from_one)

@@ -27,10 +27,10 @@ TILES = (256, 64, 16)
 
 
 def _check(x: Any, matrices: Any, sizes: Any, contracted: int) -> None:
-    if x.ndim != 2 or matrices.ndim != 3 or sizes.shape != matrices.shape[:1]:
+    if x.ndim != 2 or matrices.ndim != 3 or sizes.ndim != 1 or sizes.size < matrices.shape[0]:
         raise ValueError(
             "it takes rows (rows, in), a matrix of each group (groups, in, out), or all in a "
-            "row, and the sizes (groups,), but the shapes are "
+            "row, and the sizes (groups,) or of more groups, but the shapes are "
             f"{x.shape}, {matrices.shape} and {sizes.shape}"
         )
     if x.shape[1] != matrices.shape[contracted]:
@@ -39,9 +39,8 @@ def _check(x: Any, matrices: Any, sizes: Any, contracted: int) -> None:
         )
 
 
-def _apart(matrices: Any, sizes: Any) -> Any:
+def _apart(matrices: Any, groups: int) -> Any:
     """A matrix of each group, of those that lie one after the other."""
-    groups = sizes.size
     if matrices.ndim == 2 and groups and matrices.shape[0] % groups == 0:
         return matrices.reshape(groups, -1, matrices.shape[1])
     return matrices
@@ -94,7 +93,7 @@ def grouped_product(x: Any, matrices: Any, sizes: Any, transpose: bool) -> Any:
         return _tiles(ends[g], sizes[g], rows, out, tile)
 
     out = jnp.zeros((rows, features), x.dtype)
-    return lax.fori_loop(0, sizes.shape[0] if rows else 0, group, out)
+    return lax.fori_loop(0, matrices.shape[0] if rows else 0, group, out)
 
 
 def grouped_outer(x: Any, dy: Any, sizes: Any, onto: Any) -> Any:
@@ -116,7 +115,7 @@ def grouped_outer(x: Any, dy: Any, sizes: Any, onto: Any) -> Any:
         new = widen(here) + widen(total.astype(x.dtype))
         return lax.dynamic_update_index_in_dim(out, new.astype(out.dtype), g, 0)
 
-    return lax.fori_loop(0, sizes.shape[0] if rows else 0, group, onto)
+    return lax.fori_loop(0, onto.shape[0] if rows else 0, group, onto)
 
 
 def _sums(dtype: Any) -> Any:
@@ -126,12 +125,15 @@ def _sums(dtype: Any) -> Any:
 
 # ---- one kernel for plans -----------------------------------------------------------------------
 def _product_flops(shapes: Shapes) -> int:
-    """FLOPs by the rows, whatever the number of groups."""
-    return 2 * shapes[0][0] * math.prod(shapes[1][1:])
+    """FLOPs by the rows, whatever the number of groups. Those that have a matrix are expected to
+    have their share of the rows."""
+    (rows, _), matrices, (groups,) = shapes
+    return 2 * rows * math.prod(matrices) // max(groups, 1)
 
 
 def _outer_flops(shapes: Shapes) -> int:
-    return 2 * shapes[0][0] * shapes[0][1] * shapes[1][1]
+    (rows, _), _, (groups,), onto = shapes
+    return 2 * rows * math.prod(onto) // max(groups, 1)
 
 
 KERNELS[grouped_product.__name__] = _product_flops
@@ -142,20 +144,20 @@ _named_outer = jax.jit(grouped_outer)
 
 
 # ---- the ops ------------------------------------------------------------------------------------
-def _grouped_matmul(x: Any, matrices: Any, sizes: Any, transpose: bool) -> Any:
-    apart = _apart(matrices, sizes)
+def _grouped_matmul(x: Any, matrices: Any, sizes: Any, transpose: bool, groups: int) -> Any:
+    apart = _apart(matrices, groups)
     _check(x, apart, sizes, 2 if transpose else 1)
     return _named_product(x, apart, sizes, transpose)
 
 
-def _outer(x: Any, dy: Any, sizes: Any, joined: bool) -> Any:
-    shape = (*sizes.shape, x.shape[1], dy.shape[1])
+def _outer(x: Any, dy: Any, sizes: Any, joined: bool, groups: int) -> Any:
+    shape = (groups, x.shape[1], dy.shape[1])
     out = _named_outer(x, dy, sizes, jnp.zeros(shape, x.dtype))
     return out.reshape(-1, shape[-1]) if joined else out
 
 
-def _outer_onto(t: Any, x: Any, dy: Any, sizes: Any, joined: bool) -> Any:
-    return _named_outer(x, dy, sizes, _apart(t, sizes)).reshape(t.shape)
+def _outer_onto(t: Any, x: Any, dy: Any, sizes: Any, joined: bool, groups: int) -> Any:
+    return _named_outer(x, dy, sizes, _apart(t, groups)).reshape(t.shape)
 
 
 _OUTER = define(
@@ -168,21 +170,23 @@ _OUTER = define(
 
 def _grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
     x, matrices, sizes = op.inputs
-    groups, transpose = ctx.fwd(sizes), op.attrs["transpose"]
+    rows, transpose, groups = ctx.fwd(sizes), op.attrs["transpose"], op.attrs["groups"]
     dx = dm = None
     if ctx.needs(op, 0):
-        attrs = {"transpose": not transpose}
-        dx = emit(_GROUPED_MATMUL, [dy, ctx.fwd(matrices), groups], attrs)[0]
+        attrs = {"transpose": not transpose, "groups": groups}
+        dx = emit(_GROUPED_MATMUL, [dy, ctx.fwd(matrices), rows], attrs)[0]
     if ctx.needs(op, 1):
         pair = [dy, ctx.fwd(x)] if transpose else [ctx.fwd(x), dy]
-        dm = emit(_OUTER, [*pair, groups], {"joined": matrices.rank == 2})[0]
+        dm = emit(_OUTER, [*pair, rows], {"joined": matrices.rank == 2, "groups": groups})[0]
     return [dx, dm, None]
 
 
 _GROUPED_MATMUL = define("grouped_matmul", _grouped_matmul, grad=_grad)
 
 
-def grouped_matmul(x: Tensor, matrices: Tensor, sizes: Tensor, transpose: bool = False) -> Tensor:
+def grouped_matmul(
+    x: Tensor, matrices: Tensor, sizes: Tensor, transpose: bool = False, groups: int | None = None
+) -> Tensor:
     """Multiply rows, which are sorted by group, with the matrix of their group.
 
     Args:
@@ -192,6 +196,8 @@ def grouped_matmul(x: Tensor, matrices: Tensor, sizes: Tensor, transpose: bool =
         sizes: int32 (groups,), how many rows each group has, at most all together. Rows that
             belong to no group give zeros.
         transpose: the matrices are (out, in).
+        groups: how many there are a matrix of, the first ones; default: all. The rows of the others
+            give zeros and take no work.
 
     Returns:
         (rows, out). Work and memory go by the rows, whatever the number of groups.
@@ -199,4 +205,5 @@ def grouped_matmul(x: Tensor, matrices: Tensor, sizes: Tensor, transpose: bool =
     Raises:
         SpecError: the shapes do not fit.
     """
-    return emit(_GROUPED_MATMUL, [x, matrices, sizes], {"transpose": bool(transpose)})[0]
+    attrs = {"transpose": bool(transpose), "groups": sizes.nelms if groups is None else groups}
+    return emit(_GROUPED_MATMUL, [x, matrices, sizes], attrs)[0]
