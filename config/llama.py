@@ -371,6 +371,10 @@ class LlamaConfig(RunConfig):
     data: SegmentsData = field(default_factory=SegmentsData)
 
     @property
+    def experts(self) -> int:
+        return self.model.experts.count
+
+    @property
     def adapter_targets(self) -> str:
         return "qkv_proj" if self.model.architecture == "phi3" else super().adapter_targets
 
@@ -382,6 +386,7 @@ class LlamaConfig(RunConfig):
                 f"model.attention.key_value_heads {heads} and execution.tensor_parallel {parts}: "
                 "one must be a multiple of the other"
             )
+        self._check_expert_groups()
         optimizer = self.training.optimizer
         shares = self.execution.expert_parallel and parts > 1
         if shares and not optimizer.record.shared_parts:
@@ -394,9 +399,21 @@ class LlamaConfig(RunConfig):
                 f"model.attention.key_value_heads {heads} is not supported: take adamw"
             )
 
+    def expert_weights(self) -> int:
+        return 3 * self.experts * self.model.hidden_size * self.model.inner_size
+
     @property
-    def experts(self) -> int:
-        return self.model.experts.count
+    def cuts_experts(self) -> bool:
+        m = self.model
+        only_added = m.norms == "before" and not m.dropout_prob and m.residual_scale == 1
+        return super().cuts_experts and only_added
+
+    def _check_expert_groups(self) -> None:
+        if self.execution.expert_groups > 1 and not self.cuts_experts:
+            raise ConfigError(
+                "execution.expert_groups is for layers that only add what experts give: "
+                "model.norms before, dropout_prob 0 and residual_scale 1"
+            )
 
     def tensor_parallel_sizes(self) -> dict[str, int]:
         sizes = {"model.attention.heads": self.model.attention.heads}

@@ -65,8 +65,8 @@ class Model(Section):
     """Type of weights and activations on the device. HF: dtype."""
 
     quantisation: Literal["int8", "int4"] | None = None
-    """Hold the weights of linear layers, but the head's, in 8 or 4 bits: to generate, or to train
-    adapters beside them."""
+    """Hold the weights of linear layers and experts, but the head's, in 8 or 4 bits: to generate,
+    or to train adapters beside them."""
 
     quantisation_group_size: PositiveInt = 64
     """Input features of a linear layer whose weights in few bits share a scale and a bias."""

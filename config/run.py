@@ -271,6 +271,10 @@ class Execution(Section):
     """Gigabytes of host memory that a process may take; more state goes to `disk`. What cannot be
     kept is refused. null: what is free."""
 
+    expert_groups: PositiveInt = 1
+    """Groups of a layer's experts that pass a device one after the other in training and
+    evaluation, to save memory."""
+
     code_load: bool = False
     """Load each layer's code from host memory when it is needed. A scheduling hint."""
 

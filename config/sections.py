@@ -71,6 +71,25 @@ class RunConfig(Section):
         return self.checkpoint.keep_best or ("loss" if self.evaluation.patience else None)
 
     @property
+    def experts(self) -> int:
+        """Experts of a layer; 0: there are none."""
+        return 0
+
+    @property
+    def cuts_experts(self) -> bool:
+        """Whether a layer's experts may be cut into groups."""
+        return self.experts > 1 and not self.execution.expert_parallel
+
+    def expert_weights(self) -> int:
+        """Weights of the experts of a layer."""
+        return 0
+
+    @property
+    def expert_groups(self) -> int:
+        """Into how many groups a layer's experts are cut, each a phase of its own; 1: none."""
+        return self.execution.expert_groups
+
+    @property
     def some_frozen(self) -> bool:
         """Whether there are weights that are not trained."""
         return self.training.some_frozen or self.adapter.rank > 0
@@ -175,6 +194,11 @@ class RunConfig(Section):
                 f"{self.execution.tensor_parallel} must be at most {MAX_REPLICAS:,} devices"
             )
         self._check_rounding()
+        if self.expert_groups > 1 and (not self.experts or self.experts % self.expert_groups):
+            raise ConfigError(
+                f"execution.expert_groups {self.expert_groups} must divide the number of a layer's "
+                f"experts, {self.experts}"
+            )
         if self.training.prefers and isinstance(self.data, CausalLMData) and self.data.packing:
             raise ConfigError(
                 f"data.packing joins texts, but {self.training.objective} compares whole ones: set "
@@ -222,6 +246,10 @@ class RunConfig(Section):
             raise ConfigError(
                 "execution.expert_parallel is for models with experts, but this one has none"
             )
+        if self.execution.expert_parallel and self.expert_groups > 1:
+            raise ConfigError(
+                "execution.expert_parallel and execution.expert_groups exclude each other"
+            )
         for name, value in self.tensor_parallel_sizes().items():
             self.require_multiple(name, value, "tensor_parallel")
         if self.model.few_bits is not None:
@@ -257,11 +285,6 @@ class RunConfig(Section):
             "model.hidden_size": self.model.hidden_size,
             "model.embedding.vocab_size": self.model.embedding.vocab_size,
         }
-
-    @property
-    def experts(self) -> int:
-        """Experts of a layer; 0: it is no mixture."""
-        return 0
 
     def linear_inputs(self) -> dict[str, int]:
         """Input features that linear layers have on a device, by what they are; a family adds its

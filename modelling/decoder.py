@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from modelling.layers import Embeddings, Layers, LMHeadLoss
+from modelling.layers import Embeddings, Layer, Layers, LMHeadLoss
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,10 @@ class Decoder:
         embeddings: its beginning.
         layers: `DecoderLayer`s, for a number of positions after the sequence, which generation has.
         head: its end.
+        experts: a group of a layer's, where they are phases of their own in training.
     """
 
     embeddings: Callable[[], Embeddings]
     layers: Callable[[int], Layers]
     head: Callable[[], LMHeadLoss]
+    experts: Callable[[], Layer] | None = None

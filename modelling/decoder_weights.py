@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from modelling.weights import Weight, WeightRow, WeightTable
+from modelling.weights import GROUP, Weight, WeightRow, WeightTable
 
 EMBEDDINGS = "embeddings"
 HEAD = "head"
@@ -21,6 +21,7 @@ def decoder_table(
     layers: Sequence[Sequence[WeightRow]],
     head: Sequence[WeightRow],
     tensor_parallel: int,
+    groups: Sequence[Sequence[Sequence[WeightRow]]] = (),
     **names: Any,
 ) -> WeightTable:
     """The table for the phases of `modelling.phases.decoder_only_layout`.
@@ -29,16 +30,25 @@ def decoder_table(
         words: the embedding.
         layers: rows of each layer.
         head: its rows.
+        groups: rows of each layer's groups of experts, which are phases of their own.
         names: further fields of the table, on names in files.
     """
+    of_layers: dict[str, tuple[WeightRow, ...]] = {}
+    parts: list[str] = []
+    for i, layer in enumerate(layers):
+        of_layer = groups[i] if groups else ()
+        own = [f"{layer_name(i)}{GROUP}{g}" for g in range(len(of_layer))]
+        of_layers |= dict(zip([layer_name(i), *own], map(tuple, [layer, *of_layer]), strict=True))
+        parts += own
     rows = {
         EMBEDDINGS: (WeightRow("tokens.weight", (words,), axis=0),),
-        **{layer_name(i): tuple(layer) for i, layer in enumerate(layers)},
+        **of_layers,
         HEAD: tuple(head),
     }
     phases = {
         "embeddings": (EMBEDDINGS,),
         "layer": tuple(map(layer_name, range(len(layers)))),
+        **({"experts": tuple(parts)} if parts else {}),
         "head": (HEAD,),
     }
     return WeightTable(rows, phases, tensor_parallel, **names)

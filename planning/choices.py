@@ -27,6 +27,7 @@ from machine.devices import device_desc
 from machine.memory import host_memory
 from machine.shortage import explain_shortages
 from modelling.spec import family_of
+from planning.expert_groups import fewest
 from planning.residence import choose, finetuning_candidates, fits_some_way, is_automatic
 from popxl import hardware
 from terminal.command_line import CommandLine
@@ -189,7 +190,10 @@ def _chosen(choices: Choices, splits: Sequence[Split], trains: bool, loaded: Loa
     if trains:
         choices = choices.with_(**_habits(choices.config, shape))
     choices = _with_batch(choices, shape, lengths if trains else None, lengths is not None)
-    return _with_micro_batch(choices) if trains else choices
+    if not trains:
+        return choices
+    groups = fewest(choices.config, choices.devices.memory)
+    return _with_micro_batch(choices.with_(execution__expert_groups=groups))
 
 
 def _has_data(given: frozenset[str], splits: Sequence[Split]) -> bool:
@@ -391,6 +395,11 @@ def _pieces(c: RunConfig, trains: bool, why: str) -> list[tuple[set[str], str]]:
     return [
         *always,
         (sizes, batch),
+        *(
+            [({"execution.expert_groups"}, f"experts in {e.expert_groups} groups")]
+            if e.expert_groups > 1
+            else []
+        ),
         ({f"{prefix}.maximum"}, f"learning rate {rate.maximum:g}"),
         ({f"{prefix}.warmup_proportion"}, warmup),
         ({EPOCHS}, f"{t.epochs or 0:g} epochs"),

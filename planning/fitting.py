@@ -9,6 +9,7 @@ from config.errors import ConfigError
 from config.layers import largest_divisor
 from config.machines import Machine
 from config.sections import RunConfig
+from planning.expert_groups import bytes_at_work, more
 from planning.needs import finetuning_needs, inference_needs
 from planning.report import Report, report
 
@@ -70,23 +71,26 @@ def _layouts(config: RunConfig, devices: int) -> Iterator[RunConfig]:
 
 
 def _smallest_that_fits(name: str, config: RunConfig, machine: Machine) -> Report:
-    """With smaller micro-batches as long as device memory is too small, and with the disk if host
-    memory is."""
+    """With more groups of experts or smaller micro-batches, whatever takes more, as long as device
+    memory is too small, and with the disk if host memory is."""
     target = machine.target
     needs = finetuning_needs(config, target)
     made = report(name, needs, machine)
     while not made.fits:
-        execution = made.needs.config.execution
+        config = made.needs.config
+        execution, is_same = config.execution, False
         needed, there = made.shares.get("device memory", (0, 0))
-        if needed > there and execution.micro_batch_size > 1:
+        groups = more(config) if bytes_at_work(config) > needed / 2 else None
+        if needed > there and groups is not None:
+            config = config.changed({"execution.expert_groups": groups})
+        elif needed > there and execution.micro_batch_size > 1:
             half = largest_divisor(execution.micro_batch_size, execution.micro_batch_size // 2)
-            config = made.needs.config.changed({"execution.micro_batch_size": half})
-            needs = finetuning_needs(config, target)
+            config = config.changed({"execution.micro_batch_size": half})
         elif needed <= there and execution.disk is None:
-            config = made.needs.config.changed({"execution.disk": DISK})
-            same = machine.platform != "cpu"  # the program is the same with a disk
-            needs = replace(needs, config=config) if same else finetuning_needs(config, target)
+            config = config.changed({"execution.disk": DISK})
+            is_same = machine.platform != "cpu"  # the program, with a disk
         else:
             break
+        needs = replace(needs, config=config) if is_same else finetuning_needs(config, target)
         made = report(name, needs, machine)
     return made

@@ -55,6 +55,7 @@ class Inference(RunningModel):
         table, program_variables = family.weights(config), self.program.variables
         variables: Variables
         if isinstance(program_variables, NamedTensors):
+            table = family.weights(config.changed({"execution.expert_groups": 1}))
             variables = {
                 layer: NamedTensors(fwd=program_variables.get(layer)) for layer in table.layers
             }

@@ -9,18 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+
 import popxl
 from modelling.phases.buffers import Port, over_layers
 from modelling.phases.settings import Settings
 from modelling.phases.state import VariableStore
-from popxl import Tensor
+from modelling.quantisation import PARTS
+from modelling.weights import WeightRow
+from modelling.weights.table import whole_layer
+from popxl import Tensor, ops
 from popxl_addons import Module, NamedTensors
 from popxl_addons.transforms.batch_serialisation import (
     RemoteHandle,
     batch_serial_buffer,
     batch_serialise,
 )
-from popxl_addons.variable_factory import NamedVariableFactories
+from popxl_addons.variable_factory import NamedVariableFactories, VariableFactory
 
 Ports = Port | Sequence[Port]
 TABLE = "tokens.weight"
@@ -82,7 +87,7 @@ class Pass:
             settings.micro_batches,
             load_handles={t: port.value for t, port in loaded},
             store_streams={},
-            store_buffers={t: port.value for t, port in stored},
+            store_buffers={t: port.place for t, port in stored},
             rows=rows,
             io_mode="compute",
         ).graph
@@ -101,6 +106,9 @@ class PhaseWeights:
         name: of the phase.
         entries: number of its layers.
         lender: the phase that owns the table of a tied head.
+
+    Attributes:
+        experts: those of its layers' experts, where these are a phase in training.
     """
 
     def __init__(
@@ -108,6 +116,7 @@ class PhaseWeights:
     ) -> None:
         self.name, self.entries = name, entries
         self._settings, self._lender = settings, lender
+        self.experts: GroupWeights | None = None
         self._stores: list[VariableStore] = []
         self._loads: dict[tuple[str, ...], Callable[[Tensor], NamedTensors]] = {}
 
@@ -117,6 +126,8 @@ class PhaseWeights:
         if self._lender is not None:
             known.add(TABLE)
         new = {n: f for n, f in facts.to_dict().items() if n not in known}
+        if self.experts is not None:
+            new = self.experts.add_own(new)
         if new:
             named = NamedVariableFactories.from_dict(new)
             store = VariableStore.create(named, self.name, self.entries, self._settings)
@@ -146,6 +157,7 @@ class PhaseWeights:
         own = [[n for n in names if n in store.names] for store in self._stores]
         stores = [store.only(n) for store, n in zip(self._stores, own, strict=True) if n]
         lender = self._lender if TABLE in names else None
+        experts = self.experts
 
         def load(row: Tensor) -> NamedTensors:
             weights: dict[str, Tensor] = {}
@@ -153,6 +165,8 @@ class PhaseWeights:
                 weights |= store.load_whole(row).to_dict()
             if lender is not None:
                 weights |= lender.load_whole([TABLE], popxl.constant(0, popxl.int32)).to_dict()
+            if experts is not None:
+                weights |= experts.load_all(names, row)
             return NamedTensors.from_dict(weights)
 
         return load
@@ -174,6 +188,43 @@ class PhaseWeights:
         over_layers(rows, body, (), same)
 
 
+class GroupWeights(PhaseWeights):
+    """The weights of layers' groups of experts. What visits a layer has them all.
+
+    Args:
+        rows: of a group.
+    """
+
+    def __init__(
+        self, name: str, entries: int, settings: Settings, rows: Sequence[WeightRow]
+    ) -> None:
+        super().__init__(name, entries, settings)
+        self._groups = settings.config.expert_groups
+        self._axes = {row.path: 0 for row in rows}  # along which groups follow each other
+        self._axes |= {f"{row.path}.{p}": 1 - row.input_axis for row in rows for p in PARTS}
+
+    def add_own(self, facts: Mapping[str, VariableFactory]) -> dict[str, VariableFactory]:
+        """Make buffers for what is a group's of a layer's variables, and give the others."""
+        own = {n: self._of_group(n, f) for n, f in facts.items() if n in self._axes}
+        self.add(NamedVariableFactories.from_dict(own))
+        return {n: f for n, f in facts.items() if n not in own}
+
+    def _of_group(self, name: str, whole: VariableFactory) -> VariableFactory:
+        shape = list(whole.shape_on_replica)
+        shape[self._axes[name]] //= self._groups
+        zeros = np.broadcast_to(np.zeros((), whole.dtype.as_numpy()), shape)
+        return VariableFactory(zeros, whole.dtype, replica_grouping=whole.replica_grouping)
+
+    def load_all(self, names: Sequence[str], row: Tensor) -> dict[str, Tensor]:
+        """The weights of all groups of layer `row` that a graph names, joined."""
+        own = [name for name in names if name in self._axes]
+        if not own:
+            return {}
+        first = row * self._groups
+        parts = [self.load_whole(own, first + g) for g in range(self._groups)]
+        return {n: ops.concat([part.get(n) for part in parts], self._axes[n]) for n in own}
+
+
 class ModelWeights:
     """The weights of all phases, by the layers that they are of.
 
@@ -183,17 +234,29 @@ class ModelWeights:
 
     def __init__(self, phases: Mapping[str, Sequence[str]], settings: Settings) -> None:
         self._phases: dict[str, list[PhaseWeights]] = {}
+        self._first: dict[str, PhaseWeights] = {}  # by its first layer
         for phase, layers in phases.items():
-            if layers:
+            if layers and whole_layer(layers[0]) != layers[0]:
+                self._add_experts(phase, layers, settings)
+            elif layers:
                 stack = layers[0].split(".")[0]
                 lender = self._phases["embeddings"][0] if phase == "head" else None
                 weights = PhaseWeights(phase, len(layers), settings, lender)
                 self._phases.setdefault(stack, []).append(weights)
+                self._first[layers[0]] = weights
+
+    def _add_experts(self, phase: str, layers: Sequence[str], settings: Settings) -> None:
+        """Let the layers of a phase have their groups of experts."""
+        assert settings.table is not None
+        of, rows = self._first[whole_layer(layers[0])], settings.table.layers[layers[0]]
+        of.experts = GroupWeights(phase, len(layers), settings, rows)
 
     @property
     def variables(self) -> dict[str, list[NamedTensors]]:
         """By phase and layer, as `modelling.weights.Variables` has them; made now."""
-        return {p.name: p.variables for phases in self._phases.values() for p in phases}
+        every = [p for phases in self._phases.values() for p in phases]
+        every += [p.experts for p in every if p.experts is not None]
+        return {p.name: p.variables for p in every}
 
     def first(self, name: str) -> PhaseWeights:
         """The phase of a stack's first layer."""

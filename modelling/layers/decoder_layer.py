@@ -49,10 +49,13 @@ class DecoderLayer(Layer):
                 sample is one text.
             seed: uint32 (2,) for dropout, the same on the replicas of a tensor-parallel group.
         """
+        return self.around(x, *self.attending(starts, seed))
+
+    def attending(self, starts: Tensor | None, seed: Tensor | None) -> tuple[Map, Seeds]:
+        """The attention of a whole sample, and the seeds of the rest; arguments as for `build`."""
         seed_adapters(self, seed)
-        inside, attention, feed_forward = self.dropout.seeds(seed, 3)
-        seeds = attention, feed_forward
-        return self.around(x, lambda t: self.attention(t, inside, starts), seeds)
+        inside, *seeds = self.dropout.seeds(seed, 3)
+        return lambda t: self.attention(t, inside, starts), (seeds[0], seeds[1])
 
     def around(self, x: Tensor, attend: Map, seeds: Seeds = NO_SEEDS) -> Tensor:
         """The layer around some attention.

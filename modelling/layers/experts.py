@@ -91,7 +91,8 @@ class Experts(Layer):
         shared: those of the shared one; None: there is none.
         few_bits: of all experts' matrices, see `Linear`.
         clamp: of the gates; None: they are activation(gate) * up.
-        shared_out: whether each member of a tensor-parallel group has whole experts.
+        held: how many experts it has matrices of; None: all.
+        shared_out: whether each member of a tensor-parallel group has whole experts, of all.
     """
 
     def __init__(
@@ -104,14 +105,16 @@ class Experts(Layer):
         shared: int | None = None,
         few_bits: FewBits | None = None,
         clamp: Clamp | None = None,
+        held: int | None = None,
         shared_out: bool = False,
     ) -> None:
         super().__init__()
         self.router, self.groups, self.clamp, self.few_bits = router, groups, clamp, few_bits
+        self.held = held or router.experts
         self.shared_out = shared_out and groups.tensor_parallel > 1
-        self.own, self.part = router.experts, inner
+        self.own, self.part = self.held, inner
         if self.shared_out:
-            self.own = groups.shard(router.experts, "experts")
+            self.own = groups.shard(self.held, "experts")
         else:
             self.part = groups.shard(inner, "inner features of an expert")
         self.activation = activation_of(activation)
@@ -126,16 +129,17 @@ class Experts(Layer):
     def build(self, x: Tensor) -> Tensor:
         """See `whole`."""
         tokens = x.reshape((-1, x.shape[-1]))
-        weights, chosen, probabilities = self.router(tokens)
-        routes = rows_by_expert(self._own_first(chosen), experts=self.router.experts)
-        self.routing = chosen, probabilities
-        inside, shared = (self.groups.copy_to_tp(t) for t in (tokens, weights))
-        y = self.groups.reduce_from_tp(self._mixture(inside, shared, routes))
-        if self.router.bias:
-            y = y + self._biases(weights, chosen, tokens)
+        y = self.mixture(tokens, *self.route(tokens))
         if self.shared is not None:
-            y = y + self._shared_gate(tokens) * self.shared.whole(tokens)
+            y = y + self.of_shared(tokens)
         return y.reshape(x.shape)
+
+    def route(self, tokens: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """(tokens, hidden) -> the router's weights and choices, and what `rows_by_expert` says."""
+        weights, chosen, probabilities = self.router(tokens)
+        order, places, sizes = rows_by_expert(self._own_first(chosen), experts=self.router.experts)
+        self.routing = chosen, probabilities
+        return weights, chosen, (order, places, sizes[: self.own] if self.shared_out else sizes)
 
     def _own_first(self, chosen: Tensor) -> Tensor:
         """The numbers of experts, counted on from this replica's first one: its rows come first."""
@@ -143,6 +147,23 @@ class Experts(Layer):
             return chosen
         count = popxl.constant(self.router.experts, popxl.int32, "experts")
         return ops.fmod(chosen + (count - self.groups.rank() * self.own), count)
+
+    def mixture(
+        self, tokens: Tensor, weights: Tensor, chosen: Tensor, routes: tuple[Tensor, ...]
+    ) -> Tensor:
+        """The sum over the experts that it has, (tokens, hidden), on all replicas.
+
+        Args:
+            chosen: numbers among these experts; a token may have chosen others besides.
+        """
+        inside, shared = (self.groups.copy_to_tp(t) for t in (tokens, weights))
+        y = self.groups.reduce_from_tp(self._mixture(inside, shared, routes))
+        return y + self._biases(weights, chosen, tokens) if self.router.bias else y
+
+    def of_shared(self, tokens: Tensor) -> Tensor:
+        """What the shared one adds, (tokens, hidden)."""
+        assert self.shared is not None
+        return self._shared_gate(tokens) * self.shared.whole(tokens)
 
     def _mixture(self, x: Tensor, weights: Tensor, routes: tuple[Tensor, ...]) -> Tensor:
         """This replica's part of the sum, from its features of each expert, or from its experts:
@@ -154,11 +175,17 @@ class Experts(Layer):
         wi, wo = self._matrices("wi", 2 * self.part, x, 1), self._matrices("wo", self.part, x, 0)
         order, places, sizes = routes
         rows = take_rows(x, order, places)
-        both = ops.grouped_matmul(rows, wi, sizes, transpose=True, groups=self.own)
+        usual = self._usual_rows(weights)
+        both = ops.grouped_matmul(rows, wi, sizes, transpose=True, usual=usual)
         if self.router.bias:
             both = both + self._bias_rows(rows, sizes)
         inner = weigh_rows(self._gated(both), weights, order, places)
-        return sum_rows(ops.grouped_matmul(inner, wo, sizes, groups=self.own), order, places)
+        return sum_rows(ops.grouped_matmul(inner, wo, sizes, usual=usual), order, places)
+
+    def _usual_rows(self, weights: Tensor) -> int | None:
+        """How many rows are of this replica's experts, if all are chosen alike; None: all are."""
+        every = self.router.experts
+        return None if self.own == every else weights.nelms * self.own // every
 
     def _bias_rows(self, rows: Tensor, sizes: Tensor) -> Tensor:
         """The bias of each row's expert: a matrix whose only input is 1."""
@@ -166,8 +193,7 @@ class Experts(Layer):
         shape = (experts * 2 * self.part,)
         bias = self.weight("wi.bias", shape, rows.dtype, self.groups.sharded)
         ones = popxl.constant(np.ones((count, 1)), rows.dtype, "ones")
-        matrices = bias.reshape((experts, 2 * self.part))
-        return ops.grouped_matmul(ones, matrices, sizes, groups=experts)
+        return ops.grouped_matmul(ones, bias.reshape((experts, 2 * self.part)), sizes)
 
     def _gated(self, both: Tensor) -> Tensor:
         if self.clamp is not None:
@@ -177,13 +203,13 @@ class Experts(Layer):
 
     def _biases(self, weights: Tensor, chosen: Tensor, x: Tensor) -> Tensor:
         """What the biases of a token's experts add, by their weights: (tokens, hidden)."""
-        experts = self.router.experts
+        experts = self.held
         bias = self.weight("wo.bias", (experts * x.shape[-1],), x.dtype)
         shares = spread_weights(weights, chosen, experts=experts)
         return ops.matmul(cast(shares, x.dtype), bias.reshape((experts, -1)))
 
     def _matrices(self, name: str, rows: int, x: Tensor, axis: int) -> Tensor:
-        """Those of all experts; `axis` is that of the input features."""
+        """Those of this replica's experts; `axis` is that of the input features."""
         shape, group = (self.own * rows, x.shape[-1]), self.groups.sharded
         return self.packed_weight(f"{name}.weight", shape, x.dtype, group, self.few_bits, axis)
 

@@ -9,7 +9,7 @@ queries and keys).
 from __future__ import annotations
 
 import popxl
-from config.llama import LlamaConfig
+from config.llama import LlamaConfig, LlamaModel
 from modelling.layers import (
     NO_SEEDS,
     USAGE,
@@ -120,6 +120,20 @@ class SelfAttention(DecoderAttention):
 BRANCHES = ("attention", "feed_forward")
 
 
+def experts_of(
+    model: LlamaModel, groups: Groups, held: int | None = None, shared_out: bool = False
+) -> Experts:
+    """A layer's experts, or so many of them."""
+    of, packed = model.experts, model.few_bits_in_layers
+    hidden, inner, activation = model.hidden_size, model.inner_size, model.activation
+    router = Router(of.count, of.chosen, of.normalised, of.biases)
+    clamp = Clamp(of.gate_limit, of.gate_slope) if of.gate_limit else None
+    shared = of.shared_size
+    return Experts(
+        router, hidden, inner, groups, activation, shared, packed, clamp, held, shared_out
+    )
+
+
 class Block(DecoderLayer):
     """x + branch(x) for both branches, of which each has a norm before it, after it, or both.
 
@@ -145,28 +159,25 @@ class Block(DecoderLayer):
         self.feed_forward = self._feed_forward(config.execution.expert_parallel)
 
     def _feed_forward(self, expert_parallel: bool) -> GatedFeedForward | Experts:
-        model, experts, groups = self.model, self.model.experts, self.groups
+        model, groups = self.model, self.groups
+        if model.experts.count:
+            return experts_of(model, groups, shared_out=expert_parallel)
         hidden, inner, packed = model.hidden_size, model.inner_size, model.few_bits_in_layers
-        if not experts.count:
-            bias = model.feed_forward_bias
-            return GatedFeedForward(hidden, inner, groups, packed, model.activation, bias)
-        router = Router(experts.count, experts.chosen, experts.normalised, experts.biases)
-        clamp = Clamp(experts.gate_limit, experts.gate_slope) if experts.gate_limit else None
-        shared, activation = experts.shared_size, model.activation
-        return Experts(
-            router, hidden, inner, groups, activation, shared, packed, clamp, expert_parallel
-        )
+        bias = model.feed_forward_bias
+        return GatedFeedForward(hidden, inner, groups, packed, model.activation, bias)
 
     def _norm(self) -> RMSNorm:
         return RMSNorm(self.model.norm_epsilon, self.model.norms_from_one)
 
     def around(self, x: Tensor, attend: Map, seeds: Seeds = NO_SEEDS) -> Tensor:
         """See `DecoderLayer`."""
-        biases = self.model.attention.output_bias, self.model.feed_forward_bias
-        parts: tuple[Map, Map] = (lambda t: self._whole(attend, t), self.feed_forward.whole)
-        for branch, part, bias, seed in zip(BRANCHES, parts, biases, seeds, strict=True):
-            x = self._add(x, branch, part, bias, seed)
-        return x
+        x, bias = self.attended(x, attend, seeds), self.model.feed_forward_bias
+        return self._add(x, "feed_forward", self.feed_forward.whole, bias, seeds[1])
+
+    def attended(self, x: Tensor, attend: Map, seeds: Seeds) -> Tensor:
+        """The first half of `around`."""
+        bias = self.model.attention.output_bias
+        return self._add(x, "attention", lambda t: self._whole(attend, t), bias, seeds[0])
 
     def _whole(self, part: Map, x: Tensor) -> Tensor:
         """What the members of a tensor-parallel group give together."""
@@ -209,8 +220,12 @@ class CountingBlock(Block):
             segments: int32 (batch, length), 0 where a token is padding, which does not count.
         """
         y = super().build(x, starts, seed)
+        return y, self.counted(usage, segments)
+
+    def counted(self, usage: Tensor, segments: Tensor) -> Tensor:
+        """The usage after the layer, which has been built."""
         chosen, probabilities = self.feed_forward.routing
-        return y, usage + count_experts(chosen, probabilities, self.axes.swap(segments))
+        return usage + count_experts(chosen, probabilities, self.axes.swap(segments))
 
 
 class DecoderHead(LMHeadLoss):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from config.llama import LlamaConfig, LlamaModel
@@ -33,7 +34,11 @@ def weight_table(config: LlamaConfig) -> WeightTable:
     rows, indices = _Rows(model, parts, config.execution.expert_parallel), range(model.layers)
     words = rows.normal("model.embed_tokens", model.embedding.vocab_size, model.hidden_size)
     logits = rows.normal("lm_head", model.embedding.vocab_size, model.hidden_size)
-    layers = [rows.layer(f"model.layers.{i}") for i in indices]
+    layers: list[Sequence[WeightRow]] = [rows.layer(f"model.layers.{i}") for i in indices]
+    groups = []
+    if config.expert_groups > 1:
+        groups = [_groups(layer, config.expert_groups) for layer in layers]
+        layers = [[row for row in layer if not _of_experts(row)] for layer in layers]
     head = [rows.norm("norm", "model.norm", model.hidden_size)]
     if not model.embedding.tied:
         head.append(_linear("lm_head", logits))
@@ -45,7 +50,17 @@ def weight_table(config: LlamaConfig) -> WeightTable:
         mixtures = [Mixture(model, f"model.layers.{i}") for i in indices]
         names["stacked"] = {n: x for m in mixtures for n, x in m.stacked.items()}
         aliases |= {m.alias: m.router for m in mixtures if m.alias != m.router}
-    return decoder_table(words, layers, head, parts, **names)
+    return decoder_table(words, layers, head, parts, groups, **names)
+
+
+def _groups(layer: Sequence[WeightRow], count: int) -> list[list[WeightRow]]:
+    """The rows of a layer's experts, for so many groups of them."""
+    rows = list(filter(_of_experts, layer))
+    return [[row.of_experts(g, count) for row in rows] for g in range(count)]
+
+
+def _of_experts(row: WeightRow) -> bool:
+    return row.path.startswith(("feed_forward.wi.", "feed_forward.wo."))
 
 
 def _fused(model: LlamaModel) -> dict[str, list[str]]:

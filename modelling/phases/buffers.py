@@ -11,7 +11,7 @@ import popxl
 from modelling.phases.settings import Settings
 from popxl import ops
 from popxl_addons.remote import create_remote_buffer
-from popxl_addons.transforms.batch_serialisation import RemoteHandle
+from popxl_addons.transforms.batch_serialisation import OfRow, RemoteHandle
 
 
 def fixed_row(
@@ -28,17 +28,24 @@ class Port:
 
     Attributes:
         spec: of one micro-batch on one replica.
-        value: where the value is loaded from (input) or stored to (output).
+        value: where the value is loaded from (input) or stored to (output); of an input that
+            depends on the phase's row alone, what makes it.
         grad: where its gradient is stored to (input) or loaded from (output); None: it has none.
     """
 
     spec: popxl.TensorSpec
-    value: RemoteHandle
+    value: RemoteHandle | OfRow
     grad: RemoteHandle | None = None
 
     def at(self, step: popxl.Tensor) -> popxl.Tensor:
         """Load the value of micro-batch `step`, int32 scalar; of its first row, not sharded."""
-        return ops.remote_load(self.value.buffer, step)
+        return ops.remote_load(self.place.buffer, step)
+
+    @property
+    def place(self) -> RemoteHandle:
+        """Where the value is, which depends on more than the row."""
+        assert isinstance(self.value, RemoteHandle)
+        return self.value
 
 
 class Chain:
@@ -97,22 +104,11 @@ class Chain:
         """Let the gradient of the row that was written last be zero for all micro-batches, before
         layers add to it."""
         if self._has_gradient:
-            self._begin(self._dx, self._row)
+            begin_row(self._dx, self._row, self._settings)
 
     def begin_value(self) -> None:
         """Let the first row be zero for all micro-batches."""
-        self._begin(self._x, 0)
-
-    def _begin(self, buffer: popxl.RemoteBuffer, row: int) -> None:
-        steps = self._settings.micro_batches
-
-        def one_step(at: popxl.Tensor) -> popxl.Tensor:
-            zero = ops.init(buffer.tensor_shape, buffer.tensor_dtype, meta_shape=buffer.meta_shape)
-            ops.remote_store(buffer, at, zero)
-            return at + 1
-
-        first = popxl.constant(row * steps, popxl.int32)
-        ops.repeat(popxl.gir().create_graph(one_step, first), steps, first)
+        begin_row(self._x, 0, self._settings)
 
     def _port(self, ahead: int, gradient: bool = False) -> Port:
         """The row so many beyond the last one, for a phase's row 0.
@@ -125,6 +121,19 @@ class Chain:
         offset = self._row + ahead
         x, dx = (RemoteHandle(buffer, offset, self._shards) for buffer in (self._x, self._dx))
         return Port(self._spec, x, dx)
+
+
+def begin_row(buffer: popxl.RemoteBuffer, row: int, settings: Settings) -> None:
+    """Let a row of a buffer be zero for all micro-batches."""
+    steps = settings.micro_batches
+
+    def one_step(at: popxl.Tensor) -> popxl.Tensor:
+        zero = ops.init(buffer.tensor_shape, buffer.tensor_dtype, meta_shape=buffer.meta_shape)
+        ops.remote_store(buffer, at, zero)
+        return at + 1
+
+    first = popxl.constant(row * steps, popxl.int32)
+    ops.repeat(popxl.gir().create_graph(one_step, first), steps, first)
 
 
 def activation_buffer(spec: popxl.TensorSpec, rows: int, settings: Settings) -> popxl.RemoteBuffer:

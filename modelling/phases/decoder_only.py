@@ -5,20 +5,25 @@ The chain's first row is the embeddings' output, then come those of the layers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 import popxl
+import popxl_addons as addons
 from data.preferences import SEGMENTS, texts_per_row
 from modelling.layers import Axes, Embeddings, Layers, LMHeadLoss
-from modelling.phases.buffers import Chain, InputBuffers, Port
-from modelling.phases.layout import Layout
+from modelling.phases.buffers import Chain, InputBuffers
+from modelling.phases.expert_groups import layers_and_experts
+from modelling.phases.layer_stack import layers_alone, named
+from modelling.phases.layout import Layout, Stage
 from modelling.phases.loss_phase import LossPhase
 from modelling.phases.phase import Phase
 from modelling.phases.settings import Settings
 
 
 def decoder_only_layout(
-    settings: Settings, embeddings: Embeddings, layers: Layers, head: LMHeadLoss
+    settings: Settings,
+    embeddings: Embeddings,
+    layers: Layers,
+    head: LMHeadLoss,
+    experts: addons.Module | None = None,
 ) -> Layout:
     """Embeddings, layers, and the head.
 
@@ -32,6 +37,7 @@ def decoder_only_layout(
         layers: `build(x, seed=None)` returns the shape of x, (batch, length, hidden), or
             `build(x, starts, seed=None)` where samples hold several texts.
         head: it may be tied to the embedding.
+        experts: a group of a layer's, where they are phases of their own, see `layers_and_experts`.
     """
     config = settings.config
     model, batch = config.model, config.execution.micro_batch_size
@@ -47,47 +53,19 @@ def decoder_only_layout(
     first = Phase("embeddings", embeddings, inputs.ports(["words"]), [chain.end], settings)
     sums = None if added_up is None else Chain(added_up, settings, trained=False)
     chains = [chain] if sums is None else [chain, sums]
-    stack: list[tuple[Phase, range]] = []
+    stack: list[Stage] = []
     first_layer = 0
     for name, count in settings.runs("layer", len(layers.order)).items():
         part = layers.part(range(first_layer, first_layer + count))
-        stack += _run(name, part, chains, inputs.ports(read), settings)
+        others = inputs.ports(read)
+        if experts is None:
+            stack += layers_alone(name, part, chains, others, settings)
+        else:
+            names = name, name.replace("layer", "experts", 1)
+            stack += layers_and_experts(names, part, experts, chains, others, settings)
         first_layer += count
-    head_inputs = {**_named(c.end for c in chains), **inputs.ports(learned)}
+    head_inputs = {**named(c.end for c in chains), **inputs.ports(learned)}
     last = LossPhase("head", head, head_inputs, settings, {"tokens": first} if head.tied else None)
-    order = [(first, range(1)), *stack, (last, range(1))]
+    order = [Stage(first, range(1)), *stack, Stage(last, range(1))]
     begin = {} if sums is None else {"begin_forward": sums.begin_value}
     return Layout(inputs, order, **begin)
-
-
-def _named(ports: Iterable[Port]) -> dict[str, Port]:
-    """The values that layers hand on, by name: x, and what they add up."""
-    return dict(zip(("x", "sum"), ports, strict=False))
-
-
-def _run(
-    name: str,
-    layers: Layers,
-    chains: Sequence[Chain],
-    others: dict[str, Port],
-    settings: Settings,
-) -> list[tuple[Phase, range]]:
-    """Layers that are trained alike, in order: a phase for each kind."""
-    count, trained = len(layers.order), settings.trains_any(name)
-    learned = (trained, trained and getattr(layers.kinds[0], "sum_is_learned", False))
-    passed = zip(chains, learned, strict=False)
-    into, out = zip(*(chain.through(count, it) for chain, it in passed), strict=True)
-    kinds: list[Phase] = []
-    for number, module in enumerate(layers.kinds):
-        kinds.append(
-            Phase(
-                f"{name}_{number + 1}" if number else name,
-                module,
-                {**_named(into), **others},
-                out,
-                settings,
-                count,
-                weights_of=kinds[0] if kinds else None,  # it has the variables of all layers
-            )
-        )
-    return [(kinds[kind], rows) for kind, rows in layers.runs()]

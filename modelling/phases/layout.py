@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import popxl
 from modelling.phases.buffers import InputBuffers, over_layers
@@ -14,7 +15,18 @@ from modelling.phases.step import StepInputs, Update
 
 
 def _nothing() -> None:
-    """There are no further gradients to begin."""
+    """There is nothing to begin."""
+
+
+class Stage(NamedTuple):
+    """Layers of a phase that run one after the other."""
+
+    phase: Phase
+    rows: range
+    """Which of its layers."""
+
+    begin: Callable[[], None] = _nothing
+    """Lets gradients be zero that they add to, before they run backwards."""
 
 
 @dataclass(frozen=True)
@@ -23,33 +35,31 @@ class Layout:
 
     Attributes:
         inputs: of a step.
-        order: phases, and which of their layers run forwards then; backwards it is the opposite.
-            One that keeps variables comes before those that borrow them, the loss is the last.
-        begin_forward: the same for values, before the forward phases.
-        begin: lets further gradients than those of variables be zero, before the backward phases.
+        order: in which layers run forwards; backwards it is the opposite. A phase that keeps
+            variables comes before those that borrow them, the loss is the last.
+        begin_forward: lets values be zero that layers add to, before the forward phases.
     """
 
     inputs: InputBuffers
-    order: Sequence[tuple[Phase, range]]
-    begin: Callable[[], None] = _nothing
+    order: Sequence[Stage]
     begin_forward: Callable[[], None] = _nothing
 
     @cached_property
     def phases(self) -> list[Phase]:
         """All phases, each once, in the order of their first layers."""
-        return list(dict.fromkeys(phase for phase, _ in self.order))
+        return list(dict.fromkeys(stage.phase for stage in self.order))
 
     @property
     def head(self) -> LossPhase:
         """The phase of the loss."""
-        head = self.order[-1][0]
+        head = self.order[-1].phase
         assert isinstance(head, LossPhase)
         return head
 
     def forward(self, step: StepInputs) -> None:
         """All phases forwards, without the loss in training."""
         self.begin_forward()
-        for phase, rows in self.order:
+        for phase, rows, _ in self.order:
 
             def body(
                 row: popxl.Tensor, *given: popxl.Tensor, phase: Phase = phase
@@ -67,11 +77,11 @@ class Layout:
         """
         for phase in self.phases:
             phase.begin_gradients()
-        self.begin()
         squares = self.head.backward(popxl.constant(0, popxl.int32), step)
-        for phase, rows in self.order[-2::-1]:
+        for phase, rows, begin in self.order[-2::-1]:
             if phase.bwd is None:
                 continue
+            begin()
 
             def body(
                 row: popxl.Tensor,

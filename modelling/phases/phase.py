@@ -115,7 +115,7 @@ class Phase:
             self._settings.micro_batches,
             load_handles={t: port.value for t, port in tensors},
             store_streams=self._streams(results),
-            store_buffers={t: port.value for t, port in zip(results, outputs, strict=False)},
+            store_buffers={t: port.place for t, port in zip(results, outputs, strict=False)},
             rows=max(self.entries, 2),
             io_mode="compute",
         )
@@ -157,7 +157,7 @@ class Phase:
             gradient = results[result].grad
             assert gradient is not None, "the output of a layer has a gradient"
             loads[given] = gradient
-        stores = {t: port.value for t, port in results.items()}
+        stores = {t: port.place for t, port in results.items()}
         input_grads = [port.grad for port in inputs.values() if port.grad is not None]
         stores.update(zip(grad.graph.outputs, input_grads, strict=True))
         named = forward.args.copy()

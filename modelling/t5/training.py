@@ -21,6 +21,7 @@ from modelling.phases import (
     Phase,
     Port,
     Settings,
+    Stage,
 )
 from modelling.t5.blocks import DecoderBlock, DecoderHead, EncoderBlock, EncoderFinalNorm
 from modelling.t5.weights import weight_table
@@ -67,8 +68,9 @@ def t5_layout(settings: Settings) -> Layout:
         with popxl.plan.part("encoder_head/backward"):
             encoder.begin_gradient()
 
-    order = [(phase, range(phase.entries)) for phase in (embeddings, *stacks, loss)]
-    return Layout(inputs, order, begin)
+    order = [Stage(phase, range(phase.entries)) for phase in (embeddings, *stacks, loss)]
+    order[-2] = order[-2]._replace(begin=begin)
+    return Layout(inputs, order)
 
 
 def _stack(

@@ -178,6 +178,12 @@ class WeightRow:
         weights = tuple(replace(w, shape=scales_shape(w.shape, size)) for w in self.weights)
         return replace(self, weights=weights)
 
+    def of_experts(self, group: int, groups: int) -> WeightRow:
+        """The row of one of so many groups of the experts whose matrices it has."""
+        size = len(self.weights) // groups
+        own = self.weights[group * size : (group + 1) * size]
+        return replace(self, weights=own, experts=self.experts // groups)
+
     @property
     def uncut_axis(self) -> int:
         """An axis of this row's matrix that is not cut, nor are weights joined along it."""

@@ -41,14 +41,23 @@ Variables = Mapping[str, NamedTensors | Sequence[NamedTensors]]
 FP8 = "fp8"
 """First part of the names of the FP8 state of linear layers: `fp8/scale/<weight>`."""
 
+GROUP = "/"
+"""Before the number of a group of a layer's experts, in its name: `layer.0/1`."""
+
+
+def whole_layer(name: str) -> str:
+    """The layer that a group of experts is of; a layer's own name."""
+    return name.partition(GROUP)[0]
+
 
 @dataclass(frozen=True)
 class WeightTable:
     """All weights of a model.
 
     Attributes:
-        layers: rows of each layer, in the order of the forward pass. A variable that several
-            layers use is a row of the one that owns it.
+        layers: rows of each layer, in the order of the forward pass, and of each group of its
+            experts, where these are phases of their own. A variable that several layers use is a
+            row of the one that owns it.
         phases: names of the layers of each phase of a phased program.
         runs: the phases that a family's phase was cut into, by its name, where not all of its
             layers are trained alike.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import translate
@@ -13,7 +14,7 @@ from config.run import Training
 from config.values import listed
 from files.shown import shown_name
 from modelling.weights.row import WeightRow
-from modelling.weights.table import WeightTable
+from modelling.weights.table import WeightTable, whole_layer
 
 
 def with_trained(table: WeightTable, training: Training) -> WeightTable:
@@ -57,7 +58,9 @@ def _names(table: WeightTable) -> dict[str, list[str]]:
     names |= {fused: list(parts) for fused, parts in table.fused.items()}
     names |= {stacked: parts.weights for stacked, parts in table.stacked.items()}
     for layer, rows in table.layers.items():
-        names |= {f"{layer}.{row.path}": [w.name for w in row.weights] for row in rows}
+        for row in rows:
+            own = names.setdefault(f"{whole_layer(layer)}.{row.path}", [])
+            own += [w.name for w in row.weights]
     return names
 
 
@@ -95,14 +98,30 @@ def cut_by_trained(table: WeightTable) -> WeightTable:
     """The table with a phase for each run of neighbouring layers that are trained alike, with
     adapters that are alike."""
 
+    alike = defaultdict[str, dict[str, list[object]]](dict)
+    for layer, rows in table.layers.items():
+        how: list[object] = [(row.trained, [a.form for a in row.adapters]) for row in rows]
+        alike[whole_layer(layer)][layer] = how
+    for whole, of_parts in alike.items():
+        groups = [how for layer, how in of_parts.items() if layer != whole]
+        if any(how != groups[0] for how in groups):
+            raise ConfigError(
+                f"some experts of {whole} are trained and others not, but they are one variable: "
+                "name all of them, or none"
+            )
+
     def key(layer: str) -> list[object]:
-        return [(row.trained, [a.form for a in row.adapters]) for row in table.layers[layer]]
+        return list(alike[whole_layer(layer)].values())
 
     phases: dict[str, tuple[str, ...]] = {}
     runs: dict[str, list[str]] = {}
     for phase, layers in table.phases.items():
         parts = [tuple(members) for _, members in groupby(layers, key)] or [()]
-        names = [phase, *(f"{phase}_from_{part[0].rpartition('.')[2]}" for part in parts[1:])]
+        names = [phase, *(f"{phase}_from_{_number(part[0])}" for part in parts[1:])]
         phases |= dict(zip(names, parts, strict=True))
         runs[phase] = names
     return replace(table, phases=phases, runs=runs)
+
+
+def _number(layer: str) -> str:
+    return whole_layer(layer).rpartition(".")[2]

@@ -114,6 +114,7 @@ def check(kind: str, split: Sequence[int], ours: dict[str, Any], theirs: dict[st
             for kind, split in (
                 *(("t5", (2, 2, 2)), ("t5", (1, 2, 4)), ("gptj", (2, 1, 4)), ("qwen3", (1, 2, 2))),
                 *(("phi3", (1, 1, 4)), ("gemma3_text", (1, 1, 4)), ("gemma3_text", (2, 2, 2))),
+                ("gpt_oss", (1, 2, 4)),
             )
         ),
     ],

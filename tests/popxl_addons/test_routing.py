@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,13 @@ import torch
 import popxl
 from popxl import ops
 from popxl.transforms import autodiff
-from popxl_addons.ops.routing import rows_by_expert, sum_rows, take_rows, weigh_rows
+from popxl_addons.ops.routing import (
+    rows_by_expert,
+    rows_of_experts,
+    sum_rows,
+    take_rows,
+    weigh_rows,
+)
 from tests.popxl.ops.harness import evaluate, rand
 
 TOKENS, EXPERTS, K, FEATURES = 7, 5, 3, 4
@@ -26,6 +34,18 @@ def test_rows_are_sorted_by_expert_and_tokens_keep_their_order() -> None:
     np.testing.assert_array_equal(sizes, [1, 3, 0, 0, 2, 0])
 
 
+def test_rows_of_some_experts_come_first_and_others_have_no_place() -> None:
+    chosen = np.array([[1, 0], [4, 1], [1, 4]], np.int32)
+    order, places, sizes = evaluate(partial(rows_of_experts, experts=1), chosen - 1)
+    np.testing.assert_array_equal(order, [0, 3, 4])  # a row for each token
+    np.testing.assert_array_equal(places, [[0, 3], [3, 1], [2, 3]])
+    np.testing.assert_array_equal(sizes, [3])
+    order, places, sizes = evaluate(partial(rows_of_experts, experts=3), chosen - 3)
+    np.testing.assert_array_equal(order[:2], [2, 5])
+    np.testing.assert_array_equal(places, [[6, 6], [0, 6], [6, 1]])
+    np.testing.assert_array_equal(sizes, [0, 2, 0])
+
+
 def _mixture(x: popxl.Tensor, scores: popxl.Tensor) -> popxl.Tensor:
     """Each row times one more than its expert's number."""
     weights, chosen = ops.topk(scores, K, 1, True, True)
@@ -36,15 +56,31 @@ def _mixture(x: popxl.Tensor, scores: popxl.Tensor) -> popxl.Tensor:
     return sum_rows(y, order, places)
 
 
-def _with_gradients(x: popxl.Tensor, scores: popxl.Tensor, dy: popxl.Tensor):
-    graph = popxl.gir().create_graph(_mixture, x, scores)
+def _mixture_of_groups(x: popxl.Tensor, scores: popxl.Tensor) -> popxl.Tensor:
+    """The same, one expert after the other. Rows of others are not numbers, wherever they are."""
+    weights, chosen = ops.topk(scores, K, 1, True, True)
+    total = popxl.constant(np.zeros((TOKENS, FEATURES), np.float32))
+    nothing = popxl.constant(np.full((TOKENS, FEATURES), np.nan, np.float32))
+    for e in range(EXPERTS):
+        order, places, sizes = rows_of_experts(chosen - e, experts=1)
+        here = ops.greater(sizes, popxl.constant(np.arange(TOKENS)[:, None], popxl.int32))
+        rows = weigh_rows(take_rows(x, order, places), weights, order, places)
+        matrix = popxl.constant((e + 1) * np.eye(FEATURES, dtype=np.float32)[None])
+        y = ops.grouped_matmul(ops.where(here, rows, nothing), matrix, sizes)
+        total = total + sum_rows(y, order, places)
+    return total
+
+
+def _with_gradients(mixture, x: popxl.Tensor, scores: popxl.Tensor, dy: popxl.Tensor):
+    graph = popxl.gir().create_graph(mixture, x, scores)
     gradient = autodiff(graph)
     call = ops.call_with_info(graph, x, scores)
     grads = ops.call(gradient.graph, dy, inputs_dict=gradient.inputs_dict(call))
     return (call.outputs[0], *grads)
 
 
-def test_a_mixture_and_its_gradients_are_torchs() -> None:
+@pytest.mark.parametrize("mixture", [_mixture, _mixture_of_groups])
+def test_a_mixture_and_its_gradients_are_torchs(mixture) -> None:
     x, dy = rand(TOKENS, FEATURES, seed=1), rand(TOKENS, FEATURES, seed=2)
     x_, scores = (torch.tensor(t, requires_grad=True) for t in (x, SCORES))
     first = torch.tensor(np.argsort(-SCORES, kind="stable")[:, :K])
@@ -52,9 +88,8 @@ def test_a_mixture_and_its_gradients_are_torchs() -> None:
     expected = (weights * (first + 1)).sum(1, keepdim=True) * x_
     expected.backward(torch.tensor(dy))
     given = [t.astype(np.float32) for t in (x, SCORES, dy)]
-    for ours, theirs in zip(
-        evaluate(_with_gradients, *given), (expected.detach(), x_.grad, scores.grad), strict=True
-    ):
+    found = evaluate(partial(_with_gradients, mixture), *given)
+    for ours, theirs in zip(found, (expected.detach(), x_.grad, scores.grad), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-6, atol=2e-6)
 
 

@@ -11,14 +11,12 @@ from config.errors import ConfigError
 from config.llama import LlamaConfig
 from modelling.llama.weights import weight_table
 from planning.needs import finetuning_needs
-from popxl import constant, ops
 from tests.modelling.llama.hf import hf_config, hf_model, our_config, weights_of
 from tests.modelling.llama.test_few_bits import base_of
 from tests.modelling.llama.test_training import given_of
 from tests.modelling.llama.training import batches, check_trained, trained
 from tests.modelling.sessions import fine_tuning
 from tests.planning.presets import preset
-from tests.popxl.ops.harness import evaluate, rand
 
 WHOLE = {"execution.expert_parallel": True}
 COUNT = {"mixtral": "num_local_experts", "gpt_oss": "num_local_experts"}
@@ -64,15 +62,6 @@ def test_state_goes_on_under_another_split_bit_for_bit() -> None:
         assert all(np.array_equal(found[name], x) for name, x in state.items())
 
 
-def test_groups_without_a_matrix_take_no_product() -> None:
-    """Their rows, which come last, give zeros, and no gradient."""
-    x, matrices = rand(7, 3).astype(np.float32), rand(2, 3, 4, seed=1).astype(np.float32)
-    sizes = np.array([2, 1, 0, 4], np.int32)
-    (y,) = evaluate(lambda a, m: ops.grouped_matmul(a, m, constant(sizes), groups=2), x, matrices)
-    expected = np.concatenate([x[:2] @ matrices[0], x[2:3] @ matrices[1], np.zeros((4, 4))])
-    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
-
-
 def test_plans_expect_balanced_experts() -> None:
     """The work of a device is its share, and so are the bytes."""
     config = preset(
@@ -92,6 +81,11 @@ def test_what_cannot_be_shared_is_refused() -> None:
     cases: list[tuple[LlamaConfig, dict[str, Any], str]] = [
         (our_config(hf_config("mixtral"), 1, 2), {}, "model.experts.count 5 must be divisible"),
         (our_config(hf_config("llama"), 1, 2), {}, "this one has none"),
+        (
+            our_config(mixture("qwen3_moe"), 1, 2),
+            {"execution.expert_groups": 2},
+            "exclude each other",
+        ),
         (
             our_config(mixture("qwen3_moe"), 1, 2),
             {"training.optimizer.name": "adafactor"},

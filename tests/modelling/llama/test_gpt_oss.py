@@ -1,4 +1,4 @@
-"""gpt-oss's files: experts in bfloat16 or MXFP4, and the gate of its experts."""
+"""gpt-oss's files, experts in bfloat16 or MXFP4; the gate of its experts; and where they tie."""
 
 from __future__ import annotations
 
@@ -23,7 +23,16 @@ from popxl import constant, ops
 from popxl.transforms import autodiff
 from popxl_addons.ops.clamped_gate import clamped_gate
 from popxl_addons.ops.routing import spread_weights
-from tests.modelling.llama.hf import hf_config, hf_model, our_config, weights_of
+from tests.modelling.llama.hf import (
+    as_parameters,
+    hf_config,
+    hf_model,
+    our_config,
+    weights_of,
+)
+from tests.modelling.llama.training import batches
+from tests.modelling.sessions import fine_tuning
+from tests.modelling.torch_training import train
 from tests.popxl.ops.harness import evaluate, rand
 
 LIMIT, SLOPE = 0.7, 1.3
@@ -143,3 +152,35 @@ def test_the_published_description_is_read() -> None:
     assert not attention["rotary"]["truncate"]
     assert (experts["count"], experts["chosen"], experts["biases"]) == (32, 4, True)
     assert (experts["gate_limit"], experts["gate_slope"], experts["balance"]) == (7.0, 1.702, 0)
+
+
+# ---- ties ---------------------------------------------------------------------------------------
+def test_where_all_experts_tie_a_step_is_transformers() -> None:
+    """Whichever of experts that are alike are chosen: their gradients add up to the same."""
+    theirs, given = hf_config("gpt_oss", num_hidden_layers=2), batches(1)
+    model = hf_model(theirs)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if ".experts." in name:
+                p.copy_(p[:1].expand_as(p))
+            elif ".router." in name:
+                p.zero_()
+    start, config = weights_of(model), our_config(theirs, 1, 2)
+    expected = train(model.double(), given, lambda batch: loss_of(model, batch), 0.0)
+    table = weight_table(config)
+    ours = fine_tuning(config, gradients=True)
+    ours.write(table.renamed(start))
+    with ours:
+        (step,) = ours.run(given, [0.0], 0)
+        gradients = as_parameters(table, ours.gradients())
+    assert step.loss == pytest.approx(expected.losses[0], abs=1e-5)
+    for name, theirs_of in expected.gradients.items():
+        pair = gradients[name], theirs_of
+        a, b = (x.sum(0) if ".experts." in name else x for x in pair)
+        scale = 1.0 if ".router." in name else np.linalg.norm(b)  # the former's are 0
+        assert np.linalg.norm(a - b) < 1e-4 * scale, name
+
+
+def loss_of(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    logits = model(input_ids=batch["input_ids"]).logits
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())

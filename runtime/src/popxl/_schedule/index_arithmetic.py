@@ -1,8 +1,8 @@
 """Whole numbers that the host knows: counters of loops and offsets into buffers.
 
-The host folds sums, differences, products and remainders (of rings of entries) of counters and
-constants, which wrap around as on the device. XLA computes everything else, and the host waits for
-it. Such values have one element, and are Python ints.
+The host folds sums, differences, products, quotients and remainders (of rings of entries) of
+counters and constants, which wrap around as on the device. XLA computes everything else, and the
+host waits for it. Such values have one element, and are Python ints.
 """
 
 from __future__ import annotations
@@ -29,10 +29,16 @@ def _remainder(x: int, y: int) -> int:
     return x if y == 0 else (abs(x) % abs(y)) * (1 if x >= 0 else -1)
 
 
+def _quotient(x: int, y: int) -> int:
+    """`x` / `y` towards zero, as in XLA; -1 over zero."""
+    return -1 if y == 0 else abs(x) // abs(y) * (1 if (x >= 0) == (y >= 0) else -1)
+
+
 _FOLDED: dict[str, Callable[..., int]] = {
     "add": operator.add,
     "sub": operator.sub,
     "mul": operator.mul,
+    "div": _quotient,
     "fmod": _remainder,
     "negate": operator.neg,
     "cast": operator.pos,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache, wraps
 from typing import Any
 
 import jax
@@ -27,10 +28,10 @@ TILES = (256, 64, 16)
 
 
 def _check(x: Any, matrices: Any, sizes: Any, contracted: int) -> None:
-    if x.ndim != 2 or matrices.ndim != 3 or sizes.ndim != 1 or sizes.size < matrices.shape[0]:
+    if x.ndim != 2 or matrices.ndim != 3 or sizes.shape != matrices.shape[:1]:
         raise ValueError(
             "it takes rows (rows, in), a matrix of each group (groups, in, out), or all in a "
-            "row, and the sizes (groups,) or of more groups, but the shapes are "
+            "row, and the sizes (groups,), but the shapes are "
             f"{x.shape}, {matrices.shape} and {sizes.shape}"
         )
     if x.shape[1] != matrices.shape[contracted]:
@@ -39,8 +40,9 @@ def _check(x: Any, matrices: Any, sizes: Any, contracted: int) -> None:
         )
 
 
-def _apart(matrices: Any, groups: int) -> Any:
+def _apart(matrices: Any, sizes: Any) -> Any:
     """A matrix of each group, of those that lie one after the other."""
+    groups = sizes.size
     if matrices.ndim == 2 and groups and matrices.shape[0] % groups == 0:
         return matrices.reshape(groups, -1, matrices.shape[1])
     return matrices
@@ -93,7 +95,7 @@ def grouped_product(x: Any, matrices: Any, sizes: Any, transpose: bool) -> Any:
         return _tiles(ends[g], sizes[g], rows, out, tile)
 
     out = jnp.zeros((rows, features), x.dtype)
-    return lax.fori_loop(0, matrices.shape[0] if rows else 0, group, out)
+    return lax.fori_loop(0, sizes.shape[0] if rows else 0, group, out)
 
 
 def grouped_outer(x: Any, dy: Any, sizes: Any, onto: Any) -> Any:
@@ -115,7 +117,7 @@ def grouped_outer(x: Any, dy: Any, sizes: Any, onto: Any) -> Any:
         new = widen(here) + widen(total.astype(x.dtype))
         return lax.dynamic_update_index_in_dim(out, new.astype(out.dtype), g, 0)
 
-    return lax.fori_loop(0, onto.shape[0] if rows else 0, group, onto)
+    return lax.fori_loop(0, sizes.shape[0] if rows else 0, group, onto)
 
 
 def _sums(dtype: Any) -> Any:
@@ -125,39 +127,51 @@ def _sums(dtype: Any) -> Any:
 
 # ---- one kernel for plans -----------------------------------------------------------------------
 def _product_flops(shapes: Shapes) -> int:
-    """FLOPs by the rows, whatever the number of groups. Those that have a matrix are expected to
-    have their share of the rows."""
-    (rows, _), matrices, (groups,) = shapes
-    return 2 * rows * math.prod(matrices) // max(groups, 1)
+    """FLOPs by the rows, whatever the number of groups."""
+    return 2 * shapes[0][0] * math.prod(shapes[1][1:])
 
 
 def _outer_flops(shapes: Shapes) -> int:
-    (rows, _), _, (groups,), onto = shapes
-    return 2 * rows * math.prod(onto) // max(groups, 1)
+    return 2 * shapes[0][0] * shapes[0][1] * shapes[1][1]
 
 
-KERNELS[grouped_product.__name__] = _product_flops
-KERNELS[grouped_outer.__name__] = _outer_flops
+_FLOPS = {grouped_product: _product_flops, grouped_outer: _outer_flops}
 
-_named_product = jax.jit(grouped_product, static_argnums=3)
-_named_outer = jax.jit(grouped_outer)
+
+@cache
+def _kernel(function: Callable[..., Any], usual: int | None) -> Callable[..., Any]:
+    """A function as plans take it for a kernel, whose operations go by the usual number of rows."""
+
+    @wraps(function)
+    def kernel(*operands: Any) -> Any:
+        return function(*operands)
+
+    def flops(shapes: Shapes) -> int:
+        (rows, *features), *others = shapes
+        return _FLOPS[function]([(rows if usual is None else usual, *features), *others])
+
+    kernel.__name__ += "" if usual is None else f"_of_{usual}"
+    KERNELS[kernel.__name__] = flops
+    return jax.jit(kernel, static_argnums=3 if function is grouped_product else ())
 
 
 # ---- the ops ------------------------------------------------------------------------------------
-def _grouped_matmul(x: Any, matrices: Any, sizes: Any, transpose: bool, groups: int) -> Any:
-    apart = _apart(matrices, groups)
+def _grouped_matmul(
+    x: Any, matrices: Any, sizes: Any, transpose: bool, usual: int | None = None
+) -> Any:
+    apart = _apart(matrices, sizes)
     _check(x, apart, sizes, 2 if transpose else 1)
-    return _named_product(x, apart, sizes, transpose)
+    return _kernel(grouped_product, usual)(x, apart, sizes, transpose)
 
 
-def _outer(x: Any, dy: Any, sizes: Any, joined: bool, groups: int) -> Any:
-    shape = (groups, x.shape[1], dy.shape[1])
-    out = _named_outer(x, dy, sizes, jnp.zeros(shape, x.dtype))
+def _outer(x: Any, dy: Any, sizes: Any, joined: bool, usual: int | None = None) -> Any:
+    shape = (*sizes.shape, x.shape[1], dy.shape[1])
+    out = _kernel(grouped_outer, usual)(x, dy, sizes, jnp.zeros(shape, x.dtype))
     return out.reshape(-1, shape[-1]) if joined else out
 
 
-def _outer_onto(t: Any, x: Any, dy: Any, sizes: Any, joined: bool, groups: int) -> Any:
-    return _named_outer(x, dy, sizes, _apart(t, groups)).reshape(t.shape)
+def _outer_onto(t: Any, x: Any, dy: Any, sizes: Any, joined: bool, usual: int | None = None) -> Any:
+    return _kernel(grouped_outer, usual)(x, dy, sizes, _apart(t, sizes)).reshape(t.shape)
 
 
 _OUTER = define(
@@ -170,14 +184,15 @@ _OUTER = define(
 
 def _grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
     x, matrices, sizes = op.inputs
-    rows, transpose, groups = ctx.fwd(sizes), op.attrs["transpose"], op.attrs["groups"]
+    groups, transpose = ctx.fwd(sizes), op.attrs["transpose"]
+    usual = {n: x for n, x in op.attrs.items() if n == "usual"}
     dx = dm = None
     if ctx.needs(op, 0):
-        attrs = {"transpose": not transpose, "groups": groups}
-        dx = emit(_GROUPED_MATMUL, [dy, ctx.fwd(matrices), rows], attrs)[0]
+        attrs = {"transpose": not transpose, **usual}
+        dx = emit(_GROUPED_MATMUL, [dy, ctx.fwd(matrices), groups], attrs)[0]
     if ctx.needs(op, 1):
         pair = [dy, ctx.fwd(x)] if transpose else [ctx.fwd(x), dy]
-        dm = emit(_OUTER, [*pair, rows], {"joined": matrices.rank == 2, "groups": groups})[0]
+        dm = emit(_OUTER, [*pair, groups], {"joined": matrices.rank == 2, **usual})[0]
     return [dx, dm, None]
 
 
@@ -185,7 +200,11 @@ _GROUPED_MATMUL = define("grouped_matmul", _grouped_matmul, grad=_grad)
 
 
 def grouped_matmul(
-    x: Tensor, matrices: Tensor, sizes: Tensor, transpose: bool = False, groups: int | None = None
+    x: Tensor,
+    matrices: Tensor,
+    sizes: Tensor,
+    transpose: bool = False,
+    usual: int | None = None,
 ) -> Tensor:
     """Multiply rows, which are sorted by group, with the matrix of their group.
 
@@ -196,8 +215,7 @@ def grouped_matmul(
         sizes: int32 (groups,), how many rows each group has, at most all together. Rows that
             belong to no group give zeros.
         transpose: the matrices are (out, in).
-        groups: how many there are a matrix of, the first ones; default: all. The rows of the others
-            give zeros and take no work.
+        usual: how many rows plans think that groups have; None: all.
 
     Returns:
         (rows, out). Work and memory go by the rows, whatever the number of groups.
@@ -205,5 +223,7 @@ def grouped_matmul(
     Raises:
         SpecError: the shapes do not fit.
     """
-    attrs = {"transpose": bool(transpose), "groups": sizes.nelms if groups is None else groups}
+    attrs: dict[str, Any] = {"transpose": bool(transpose)}
+    if usual is not None:
+        attrs["usual"] = usual
     return emit(_GROUPED_MATMUL, [x, matrices, sizes], attrs)[0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from popxl.custom import jax_op
@@ -24,6 +25,10 @@ def rows_by_expert(chosen: Any, *, experts: int) -> tuple[Any, Any, Any]:
         int32 (rows,): the number of the choice, of tokens × k, at each place of the sorted rows;
         int32 (tokens, k): the place of each choice; int32 (experts,): each one's number of rows.
     """
+    return _by_expert(chosen, experts)
+
+
+def _by_expert(chosen: Any, experts: int) -> tuple[Any, Any, Any]:
     flat = chosen.reshape(-1)
     order = flat.argsort(stable=True).astype(np.int32)
     places = order.argsort().astype(np.int32).reshape(chosen.shape)
@@ -31,12 +36,30 @@ def rows_by_expert(chosen: Any, *, experts: int) -> tuple[Any, Any, Any]:
     return order, places, (begins[1:] - begins[:-1]).astype(np.int32)
 
 
+@jax_op(name="rows_of_experts", no_grad="a choice has no gradient")
+def rows_of_experts(chosen: Any, *, experts: int) -> tuple[Any, Any, Any]:
+    """Like `rows_by_expert`, where tokens may have chosen others besides: their rows come last.
+
+    There is room for as many rows as may be of these experts: tokens × min(k, experts). Choices of
+    others, whose numbers are negative or too large, have the place after the last.
+    """
+    here = (chosen >= 0) & (chosen < experts)
+    order, places, sizes = _by_expert(jnp.where(here, chosen, experts), experts)
+    rows = chosen.shape[0] * min(chosen.shape[1], experts)
+    return order[:rows], jnp.where(here, places, rows).astype(np.int32), sizes
+
+
+def _at(y: Any, places: Any) -> Any:
+    """What is there; zeros at the place after the last."""
+    return y.at[places].get(mode="fill", fill_value=0)
+
+
 def _take(x: Any, order: Any, places: Any) -> Any:
     return x[order // places.shape[1]]
 
 
 def _sum(y: Any, order: Any, places: Any) -> Any:
-    return y[places].astype(np.float32).sum(1).astype(y.dtype)
+    return _at(y, places).astype(np.float32).sum(1).astype(y.dtype)
 
 
 def _summed_back(xs: Any, ys: Any, dys: Any) -> tuple[Any, None, None]:
@@ -79,7 +102,7 @@ def _weights_back(xs: Any, ys: Any, dys: Any) -> tuple[Any, Any, None, None]:
     y, weights, order, places = xs
     wide = dys[0].astype(np.float32)
     d_rows = wide * _in_order(weights, order)
-    d_weights = (wide * y.astype(np.float32)).sum(-1)[places]
+    d_weights = _at((wide * y.astype(np.float32)).sum(-1), places)
     return d_rows.astype(y.dtype), d_weights.astype(weights.dtype), None, None
 
 

@@ -63,7 +63,10 @@ class RemoteHandle:
         return steps * (offset + rows)
 
 
-LoadHandle = HostToDeviceStream | RemoteBufferWithOffset | RemoteHandle
+OfRow = Callable[[popxl.Tensor], popxl.Tensor]
+"""An input that depends on the row alone, an int32 scalar, and is made of it."""
+
+LoadHandle = HostToDeviceStream | RemoteBufferWithOffset | RemoteHandle | OfRow
 StoreHandle = RemoteBufferWithOffset | RemoteHandle
 
 
@@ -118,7 +121,7 @@ def batch_serialise(
 
     Args:
         steps: number of calls.
-        load_handles: where inputs of `graph` come from in each step.
+        load_handles: where inputs of `graph` come from in each step, or what gives them.
         store_streams, store_buffers: where outputs go in each step. Outputs in neither are
             dropped.
         seed_input: input of `graph` that is a seed. Each step gets its own, which depends only on
@@ -209,7 +212,7 @@ class _Loop:
     graph: GraphWithNamedArgs
     steps: int
     rows: int
-    loads: dict[popxl.Tensor, HostToDeviceStream | RemoteHandle]
+    loads: dict[popxl.Tensor, HostToDeviceStream | RemoteHandle | OfRow]
     streams: dict[popxl.Tensor, DeviceToHostStream]
     stores: dict[popxl.Tensor, RemoteHandle]
     seeds: Sequence[popxl.Tensor]
@@ -264,10 +267,12 @@ class _Loop:
     def _load(
         self,
         t: popxl.Tensor,
-        source: HostToDeviceStream | RemoteHandle,
+        source: HostToDeviceStream | RemoteHandle | OfRow,
         step: popxl.Tensor,
         row: popxl.Tensor,
     ) -> popxl.Tensor:
+        if not isinstance(source, HostToDeviceStream | RemoteHandle):
+            return source(row)
         if isinstance(source, RemoteHandle):
             loaded = self._entry_of(source, step, row, t.name)
         else:
@@ -451,11 +456,12 @@ class _Connections:
         seeds = [inputs[seed]] if seed is not None and seed in inputs else []
         return NamedTensors.from_dict(named), seeds
 
-    def handle_of(self, t: popxl.Tensor) -> RemoteHandle:
+    def handle_of(self, t: popxl.Tensor) -> RemoteHandle | OfRow:
         """Where to load forward tensor `t` from."""
         loaded = self.loads.get(t)
-        if isinstance(loaded, RemoteHandle):
+        if loaded is not None and not isinstance(loaded, HostToDeviceStream):
             return loaded
         if t not in self.stores:
             self.stores[t] = self._new(t)
+        assert not self.stores[t].adds, "what is there is not the tensor that was added"
         return self.stores[t]

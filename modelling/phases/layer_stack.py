@@ -1,0 +1,77 @@
+"""Layers that are trained alike: a phase for each kind, along the chains of what they hand on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from modelling.layers import Layers
+from modelling.phases.buffers import Chain, Port
+from modelling.phases.layout import Stage
+from modelling.phases.phase import Phase
+from modelling.phases.settings import Settings
+
+Ports = tuple[Port, ...]
+
+
+def named(ports: Iterable[Port]) -> dict[str, Port]:
+    """The values that layers hand on, by name: x, and what they add up."""
+    return dict(zip(("x", "sum"), ports, strict=False))
+
+
+def through(
+    chains: Sequence[Chain], layers: Layers, trained: bool, sum_is_trained: bool
+) -> tuple[Ports, Ports]:
+    """Where layers read, and where they write.
+
+    Args:
+        chains: of x, and of what they add up.
+        trained: whether there is something trained that x goes through, as the sum does if
+            `sum_is_trained`.
+    """
+    count = len(layers.order)
+    learned = (trained, sum_is_trained and getattr(layers.kinds[0], "sum_is_learned", False))
+    passed = zip(chains, learned, strict=False)
+    into, out = zip(*(chain.through(count, it) for chain, it in passed), strict=True)
+    return into, out
+
+
+def kinds_of(
+    name: str,
+    layers: Layers,
+    inputs: Mapping[str, Port],
+    outputs: Sequence[Port],
+    settings: Settings,
+) -> list[Phase]:
+    """A phase for each kind of layer."""
+    kinds: list[Phase] = []
+    for number, module in enumerate(layers.kinds):
+        kinds.append(
+            Phase(
+                f"{name}_{number + 1}" if number else name,
+                module,
+                inputs,
+                outputs,
+                settings,
+                len(layers.order),
+                weights_of=kinds[0] if kinds else None,  # it has the variables of all layers
+            )
+        )
+    return kinds
+
+
+def layers_alone(
+    name: str,
+    layers: Layers,
+    chains: Sequence[Chain],
+    others: Mapping[str, Port],
+    settings: Settings,
+) -> list[Stage]:
+    """The stages of whole layers, in order.
+
+    Args:
+        others: what they read besides.
+    """
+    trained = settings.trains_any(name)
+    into, out = through(chains, layers, trained, trained)
+    kinds = kinds_of(name, layers, {**named(into), **others}, out, settings)
+    return [Stage(kinds[kind], rows) for kind, rows in layers.runs()]

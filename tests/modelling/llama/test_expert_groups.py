@@ -1,0 +1,224 @@
+"""Experts that pass the device a group at a time (`execution.expert_groups`), against transformers,
+and against layers that are whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import popxl
+from config.errors import ConfigError
+from modelling.llama.weights import weight_table
+from modelling.phases.evaluation import build_loss
+from modelling.phases.training import build_training
+from modelling.spec import family_of
+from sessions.generating import Inference
+from sessions.losses import Losses
+from sessions.training import FineTuning
+from tests.modelling.generation.harness import hf_greedy
+from tests.modelling.llama.hf import (
+    LENGTH,
+    PAD,
+    VOCABULARY,
+    as_parameters,
+    hf_config,
+    hf_model,
+    our_config,
+    weights_of,
+)
+from tests.modelling.llama.test_balance import balanced, trained_balanced
+from tests.modelling.llama.training import (
+    RATE,
+    batches,
+    check_trained,
+    several_texts,
+    trained,
+)
+from tests.modelling.sessions import check_continuing, fine_tuning
+from tests.modelling.t5.training import our_config as t5_config
+from tests.modelling.torch_training import check_training
+
+STEPS = 3
+slow = pytest.mark.slow
+
+
+def grouped(kind: str, groups: int, *split: Any, **execution: Any) -> Any:
+    config = our_config(hf_config(kind), *split)
+    return with_groups(config, groups, **execution)
+
+
+def with_groups(config: Any, groups: int, **execution: Any) -> Any:
+    return replace(config, execution=replace(config.execution, expert_groups=groups, **execution))
+
+
+# ---- training -----------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("kind", "groups", "dp", "tp", "execution"),
+    [
+        pytest.param("qwen2_moe", 3, 2, 2, {"activations": "keep"}, marks=slow),
+        pytest.param("qwen2_moe", 6, 1, 2, {"update": "behind"}, marks=slow),
+        ("gpt_oss", 2, 1, 2, {"activations": "keep"}),
+        pytest.param("mixtral", 5, 1, 1, {"activations": "keep"}, marks=slow),
+        pytest.param("olmoe", 7, 2, 1, {"transpose_batch_sequence": True}, marks=slow),
+        pytest.param("qwen3_moe", 2, 1, 1, {"rts_activations": False}, marks=slow),
+        pytest.param("qwen3_moe", 8, 1, 4, {"resident_layers": 1}, marks=slow),
+    ],
+)
+def test_loss_every_gradient_and_three_steps_of_adamw(
+    kind: str, groups: int, dp: int, tp: int, execution: dict[str, Any]
+) -> None:
+    given = [several_texts(5), *batches(STEPS - 1)]
+    config = grouped(kind, groups, dp, tp, 2, **execution)
+    check_trained(config, *trained(hf_config(kind), given), given)
+
+
+@pytest.mark.parametrize(
+    ("kind", "groups", "tp", "activations"),
+    [
+        ("qwen3_moe", 8, 1, "recompute"),
+        pytest.param("qwen2_moe", 2, 2, "keep", marks=slow),
+    ],
+)
+def test_training_with_balance(kind: str, groups: int, tp: int, activations: str) -> None:
+    theirs, given = balanced(kind), batches(STEPS)
+    config = with_groups(our_config(theirs, 1, tp, 4), groups, activations=activations)
+    check_trained(config, *trained_balanced(theirs, given, 4), given)
+
+
+@pytest.mark.parametrize(
+    ("told", "only"),
+    [
+        ({"trained": "layer.1.feed_forward,layer.2.attention"},
+         r"layers\.1\.mlp|layers\.2\.self_attn\.(q_|k_|v_|o_)"),
+        pytest.param({"trained": "*.mlp.experts"}, r"mlp\.experts", marks=slow),
+        pytest.param({"frozen": "*.mlp.experts"}, r"^(?!.*mlp\.experts)", marks=slow),
+        pytest.param({"trained": "layer.0,layer.2"}, r"layers\.[02]", marks=slow),
+    ],
+)  # fmt: skip
+def test_some_are_trained_as_in_torch(told: dict[str, str], only: str) -> None:
+    """Experts and what is before and after them, each with the other frozen."""
+    start, expected = trained(hf_config("qwen2_moe"), batches(STEPS), only=only)
+    config = grouped("qwen2_moe", 3, 1, 1, 2)
+    config = config.changed({f"training.{name}": value for name, value in told.items()})
+    table = family_of(config).weights(config)
+    model = fine_tuning(config, gradients=True)
+    model.write(table.renamed(start))
+
+    frozen = dict(table.renamed(start))
+
+    def named(ours: Any) -> Any:
+        whole = as_parameters(table, {**frozen, **ours})
+        return whole if len(ours) == len(frozen) else {n: whole[n] for n in expected.gradients}
+
+    weights = check_training(model, batches(STEPS), expected, RATE, named)
+    for name in start.keys() - expected.gradients.keys():
+        np.testing.assert_array_equal(weights[name], start[name], err_msg=name)
+
+
+def test_one_layers_experts_are_trained_alike() -> None:
+    config = grouped("qwen2_moe", 3)
+    config = config.changed({"training.frozen": "layers.1.mlp.experts.2,layers.1.mlp.experts.3"})
+    with pytest.raises(ConfigError, match="experts of layer"):
+        family_of(config).weights(config)
+
+
+# ---- bits ---------------------------------------------------------------------------------------
+@pytest.mark.optimised
+def test_kept_is_computed_again_and_killed_is_continued_bit_for_bit() -> None:
+    """Also with other groups, but for rounding."""
+    given = batches(4)
+    theirs = hf_config("qwen3_moe", num_hidden_layers=2)
+
+    def model_of(groups: int, activations: str) -> FineTuning:
+        return fine_tuning(with_groups(our_config(theirs), groups, activations=activations))
+
+    def train(model: FineTuning, start: int, stop: int) -> None:
+        for step in range(start, stop):
+            model.run([given[step]], [RATE], step)
+
+    kept = model_of(4, "keep")
+    half = check_continuing(kept, weight_table(kept.config).initial(0), train)
+    found = []
+    for groups, activations in ((4, "keep"), (4, "recompute"), (2, "keep"), (1, "keep")):
+        model = model_of(groups, activations)
+        model.write(half)
+        with model:
+            train(model, 2, 4)
+            found.append(dict(model.read()))
+    bits, *others = found
+    assert all(found.keys() == bits.keys() for found in others)
+    for name, array in bits.items():
+        np.testing.assert_array_equal(others[0][name], array, err_msg=name)
+        for other in others[1:]:
+            np.testing.assert_allclose(other[name], array, rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+# ---- without training ---------------------------------------------------------------------------
+def test_evaluation_and_generation_read_what_is_trained() -> None:
+    """Without a copy: tokens are transformers', the loss that of whole layers."""
+    theirs = hf_config("qwen2_moe", num_hidden_layers=2)
+    start = weights_of(hf_model(theirs))
+    rng = np.random.default_rng(7)
+    words = rng.integers(3, VOCABULARY, (8, LENGTH), np.int32)
+    mask = np.ones_like(words)
+    losses = []
+    for groups in (1, 3):
+        config = with_groups(our_config(theirs), groups)
+        config = replace(config, generation=replace(config.generation, weights="streamed"))
+        family = family_of(config)
+        samples = family.sample_format.generated(config, 16, None)
+        model = FineTuning(config)
+        model.write(weight_table(config).renamed(start))
+        with model:
+            for borrower in (Losses(config, family, model), Inference(config, family, None, model)):
+                borrower.write(model.tensors(optimizer=False))
+                with borrower:
+                    assert borrower.session.remote_bytes() == 0
+                    if isinstance(borrower, Losses):
+                        losses.append(borrower.of(samples).total)
+                    else:
+                        tokens = borrower.generate(words, mask)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+    np.testing.assert_array_equal(tokens, hf_greedy(hf_model(theirs), words, mask, 5, PAD))
+
+
+# ---- plans --------------------------------------------------------------------------------------
+def test_device_memory_falls_with_groups_and_work_does_not_grow() -> None:
+    """By most of the experts' weights and gradients, of which a group is there. Plans take it that
+    all experts are chosen alike."""
+    theirs = hf_config("qwen3_moe", moe_intermediate_size=256, num_hidden_layers=1)
+    at_once = 4 * 3 * 256 * 32 * 8  # the weights of a layer's experts
+    needed: dict[tuple[int, bool], int] = {}
+    flops = set()
+    for groups in (1, 2, 4, 8):
+        config = with_groups(our_config(theirs, micro_batch=2), groups)
+        for trains in (True, False):
+            given = replace(config, model=replace(config.model, eval=not trains))
+            build, family = build_training if trains else build_loss, family_of(given)
+            program = build(given, family.layout, table=family.weights(given))
+            plan = popxl.plan.trace(program.ir, "gpu").plan()
+            needed[groups, trains] = plan.device
+            flops |= {plan.flops} if trains else set()
+    for groups in (2, 4, 8):
+        gone = at_once * (1 - 1 / groups)
+        assert needed[1, False] - needed[groups, False] > 0.8 * gone
+        assert needed[1, True] - needed[groups, True] > 0.8 * 2 * gone
+    assert max(flops) < 1.01 * min(flops)
+
+
+# ---- refused ------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("config", "changed", "message"),
+    [
+        (our_config(hf_config("qwen3_moe")), {}, "3 must divide .* experts, 8"),
+        (our_config(hf_config("llama")), {}, "3 must divide .* experts, 0"),
+        (t5_config(), {}, "3 must divide .* experts, 0"),
+        (our_config(hf_config("qwen2_moe")), {"model.dropout_prob": 0.1}, "dropout_prob 0"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(config: Any, changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config.changed({"execution.expert_groups": 3, **changed})
