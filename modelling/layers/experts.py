@@ -73,12 +73,12 @@ class Clamp:
 class Experts(Layer):
     """The sum of wo_e(activation(gate_e x) * up_e x) over a token's experts e, by their weights.
 
-    The inner features of each expert are cut over tensor parallelism. Matrices of all experts lie
-    one after the other, so that each is in one piece.
+    The inner features of each expert are cut over tensor parallelism, or whole experts are shared
+    out. Matrices of experts lie one after the other, so that each is in one piece.
 
     Variables: those of `router`; `wi.weight` (experts * 2 * inner / tensor_parallel, hidden), of
-    each expert a replica's part of gate and then of up; `wo.weight`
-    (experts * inner / tensor_parallel, hidden). If the router has a bias, `wi.bias`
+    each expert a replica's part of gate and then of up, or of each of its experts the whole;
+    `wo.weight` (experts * inner / tensor_parallel, hidden). If the router has a bias, `wi.bias`
     (experts * 2 * inner / tensor_parallel,) likewise and `wo.bias` (experts * hidden,), the same on
     all replicas. Those of `shared`, a feed-forward layer that all tokens use, times
     sigmoid(x @ `shared_gate.weight`), (1, hidden), if there is one.
@@ -93,6 +93,7 @@ class Experts(Layer):
         few_bits: of all experts' matrices, see `Linear`.
         clamp: of the gates; None: they are activation(gate) * up.
         held: how many experts it has matrices of; None: all.
+        shared_out: whether each member of a tensor-parallel group has whole experts, of all.
     """
 
     def __init__(
@@ -106,11 +107,17 @@ class Experts(Layer):
         few_bits: FewBits | None = None,
         clamp: Clamp | None = None,
         held: int | None = None,
+        shared_out: bool = False,
     ) -> None:
         super().__init__()
         self.router, self.groups, self.clamp, self.few_bits = router, groups, clamp, few_bits
         self.held = held or router.experts
-        self.part = groups.shard(inner, "inner features of an expert")
+        self.shared_out = shared_out and groups.tensor_parallel > 1
+        self.own, self.part = self.held, inner
+        if self.shared_out:
+            self.own = groups.shard(self.held, "experts")
+        else:
+            self.part = groups.shard(inner, "inner features of an expert")
         self.activation = activation_of(activation)
         self.shared: GatedFeedForward | None = None
         if shared is not None:
@@ -131,9 +138,16 @@ class Experts(Layer):
     def route(self, tokens: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         """(tokens, hidden) -> the router's weights and choices, and what `rows_by_expert` says."""
         weights, chosen, probabilities = self.router(tokens)
-        routes = rows_by_expert(chosen, experts=self.router.experts)
+        order, places, sizes = rows_by_expert(self._own_first(chosen), experts=self.router.experts)
         self.routing = chosen, probabilities
-        return weights, chosen, routes
+        return weights, chosen, (order, places, sizes[: self.own] if self.shared_out else sizes)
+
+    def _own_first(self, chosen: Tensor) -> Tensor:
+        """The numbers of experts, counted on from this replica's first one: its rows come first."""
+        if not self.shared_out:
+            return chosen
+        count = popxl.constant(self.router.experts, popxl.int32, "experts")
+        return ops.fmod(chosen + (count - self.groups.rank() * self.own), count)
 
     def mixture(
         self, tokens: Tensor, weights: Tensor, chosen: Tensor, routes: tuple[Tensor, ...]
@@ -153,7 +167,8 @@ class Experts(Layer):
         return self._shared_gate(tokens) * self.shared.whole(tokens)
 
     def _mixture(self, x: Tensor, weights: Tensor, routes: tuple[Tensor, ...]) -> Tensor:
-        """This replica's part of the sum, from its features of each expert.
+        """This replica's part of the sum, from its features of each expert, or from its experts:
+        the rows of others have no product and are zeros.
 
         Inner features are weighed, not what is made of them: they are fewer, and gradients then
         ask for no product again.
@@ -169,13 +184,13 @@ class Experts(Layer):
         return sum_rows(ops.grouped_matmul(inner, wo, sizes, usual=usual), order, places)
 
     def _usual_rows(self, weights: Tensor) -> int | None:
-        """How many rows are of the experts that it has, if all are chosen alike; None: all are."""
+        """How many rows are of this replica's experts, if all are chosen alike; None: all are."""
         every = self.router.experts
-        return None if self.held == every else weights.nelms * self.held // every
+        return None if self.own == every else weights.nelms * self.own // every
 
     def _bias_rows(self, rows: int, sizes: Tensor, dtype: popxl.dtype) -> Tensor:
         """The bias of each row's expert."""
-        count = self.held
+        count = self.own
         bias = self.weight("wi.bias", (count * 2 * self.part,), dtype, self.groups.sharded)
         return rows_of_groups(bias.reshape((count, 2 * self.part)), sizes, rows=rows)
 
@@ -193,8 +208,8 @@ class Experts(Layer):
         return ops.matmul(cast(shares, x.dtype), bias.reshape((experts, -1)))
 
     def _matrices(self, name: str, rows: int, x: Tensor, axis: int) -> Tensor:
-        """Those of all experts that it has; `axis` is that of the input features."""
-        shape, group = (self.held * rows, x.shape[-1]), self.groups.sharded
+        """Those of this replica's experts; `axis` is that of the input features."""
+        shape, group = (self.own * rows, x.shape[-1]), self.groups.sharded
         return self.packed_weight(f"{name}.weight", shape, x.dtype, group, self.few_bits, axis)
 
     def _shared_gate(self, x: Tensor) -> Tensor:
