@@ -2,11 +2,14 @@
 
     python3 -m benchmarks.experts
     python3 -m benchmarks.experts --experts 64 --tokens 4096 --rounds 9
+    python3 -m benchmarks.experts --devices 2
 
 Trains two small Llama-shaped models by turns: layers of experts, of which each token works with a
-few, and feed-forward layers as wide as those few together. Prints medians: of a step, and of what
-each further micro-batch adds to it, which is forward pass, recomputation and gradient. The rest of
-a step goes by the weights, and a mixture has more of them. Ends with one JSON line.
+few, and feed-forward layers as wide as those few together. With tensor-parallel devices, a third:
+experts that are whole on one of them (`execution.expert_parallel`), not cut over all. Prints
+medians: of a step, and of what each further micro-batch adds to it, which is forward pass,
+recomputation and gradient. The rest of a step goes by the weights, and a mixture has more of them.
+Ends with one JSON line.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from terminal.parser import Parser, count_option
 
 LENGTH, HEAD = 256, 64  # tokens of a sample, features of a head
 FEW, MANY = 1, 3  # micro-batches of the two programs of a model
+MIXTURE, DENSE, WHOLE = "mixture", "dense", "whole experts"
 
 
 @dataclass(frozen=True)
@@ -46,9 +50,9 @@ class Measurement:
     micro_batch: float
 
 
-def config_of(given: Namespace, mixture: bool, micro_batches: int) -> LlamaConfig:
+def config_of(given: Namespace, kind: str, micro_batches: int) -> LlamaConfig:
     """The configuration of a model."""
-    samples = max(1, given.tokens // LENGTH)
+    samples, mixture = max(1, given.tokens // LENGTH), kind != DENSE
     experts = {"count": given.experts, "chosen": given.chosen} if mixture else {}
     heads = {"heads": given.hidden // HEAD, "key_value_heads": 2, "head_size": HEAD}
     model = {
@@ -61,7 +65,12 @@ def config_of(given: Namespace, mixture: bool, micro_batches: int) -> LlamaConfi
         "experts": experts,
     }
     training = {"global_batch_size": samples * micro_batches}
-    execution = {"micro_batch_size": samples, "activations": "recompute"}
+    execution = {
+        "micro_batch_size": samples,
+        "activations": "recompute",
+        "tensor_parallel": given.devices,
+        "expert_parallel": kind == WHOLE,
+    }
     changes: dict[str, Any] = {"model": model, "training": training, "execution": execution}
     return load_config(LlamaConfig, "finetuning", "qwen3_tiny", changes)
 
@@ -85,11 +94,11 @@ class Trained:
 
 
 def measure(given: Namespace) -> dict[str, Measurement]:
-    """Measure both models by turns."""
-    kinds = {"mixture": True, "dense": False}
+    """Measure the models by turns."""
+    kinds = [MIXTURE, DENSE, *([WHOLE] if given.devices > 1 else [])]
     programs = {
-        (kind, count): Trained(config_of(given, mixture, count))
-        for kind, mixture in kinds.items()
+        (kind, count): Trained(config_of(given, kind, count))
+        for kind in kinds
         for count in (FEW, MANY)
     }
     with ExitStack() as stack:
@@ -105,12 +114,14 @@ def measure(given: Namespace) -> dict[str, Measurement]:
 
 
 def table(measured: dict[str, Measurement]) -> str:
-    """A line for each model, and the ratios."""
-    mixture, dense = measured["mixture"], measured["dense"]
-    lines = [f"{'':8}  step s  further micro-batch s"]
-    lines += [f"{kind:8}  {m.step:6.3f}  {m.micro_batch:6.3f}" for kind, m in measured.items()]
-    ratios = mixture.step / dense.step, mixture.micro_batch / dense.micro_batch
-    return "\n".join([*lines, f"{'ratio':8}  {ratios[0]:6.2f}  {ratios[1]:6.2f}"])
+    """A line for each model, and the ratios of the others to the mixture."""
+    width, mixture = max(map(len, measured)), measured[MIXTURE]
+    lines = [f"{'':{width}}  step s   ratio  further micro-batch s   ratio"]
+    for kind, m in measured.items():
+        step, further = m.step / mixture.step, m.micro_batch / mixture.micro_batch
+        seconds = f"{m.step:6.3f}  {step:6.2f}  {m.micro_batch:21.3f}  {further:6.2f}"
+        lines.append(f"{kind:{width}}  {seconds}")
+    return "\n".join(lines)
 
 
 @entry_point()
@@ -118,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = Parser(description=__doc__.partition("\n")[0])
     defaults = {"layers": 2, "experts": 128, "chosen": 8, "hidden": 512, "inner": 128}
-    for name, default in {**defaults, "tokens": 2048, "rounds": 5}.items():
+    for name, default in {**defaults, "tokens": 2048, "rounds": 5, "devices": 1}.items():
         parser.add_argument(f"--{name}", type=count_option, default=default)
     given = parser.parse_args(arguments)
     measured = measure(given)

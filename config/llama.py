@@ -388,6 +388,11 @@ class LlamaConfig(RunConfig):
             )
         self._check_expert_groups()
         optimizer = self.training.optimizer
+        shares = self.execution.expert_parallel and parts > 1
+        if shares and not optimizer.record.shared_parts:
+            raise ConfigError(
+                f"{optimizer.name} with execution.expert_parallel is not supported: take adamw"
+            )
         if parts > heads and not optimizer.record.shared_parts:
             raise ConfigError(
                 f"{optimizer.name} with execution.tensor_parallel {parts} above "
@@ -411,10 +416,11 @@ class LlamaConfig(RunConfig):
             )
 
     def tensor_parallel_sizes(self) -> dict[str, int]:
-        sizes = {
-            "model.attention.heads": self.model.attention.heads,
-            "model.inner_size": self.model.inner_size,
-        }
+        sizes = {"model.attention.heads": self.model.attention.heads}
+        if self.execution.expert_parallel:
+            sizes["model.experts.count"] = self.model.experts.count
+        else:
+            sizes["model.inner_size"] = self.model.inner_size
         if self.model.experts.shared_size:
             sizes["model.experts.shared_size"] = self.model.experts.shared_size
         return super().tensor_parallel_sizes() | sizes
@@ -442,8 +448,13 @@ class LlamaConfig(RunConfig):
     def linear_inputs(self) -> dict[str, int]:
         parts, m = self.execution.tensor_parallel, self.model
         heads = m.attention.heads * m.attention.head_size
-        sizes = {"heads × head_size": heads, "model.inner_size": m.inner_size}
+        sizes = {"heads × head_size": heads}
+        whole = {}
+        if self.execution.expert_parallel:
+            whole["model.inner_size"] = m.inner_size
+        else:
+            sizes["model.inner_size"] = m.inner_size
         if m.experts.shared_size:
             sizes["model.experts.shared_size"] = m.experts.shared_size
         cut = {f"{name} / execution.tensor_parallel": n // parts for name, n in sizes.items()}
-        return super().linear_inputs() | cut
+        return super().linear_inputs() | whole | cut

@@ -230,6 +230,10 @@ class Execution(Section):
     transpose_batch_sequence: bool = False
     """Hold activations as [sequence, batch, hidden]. Dropout draws other masks then."""
 
+    expert_parallel: bool = False
+    """Give each of the tensor-parallel devices whole experts, as many as another, not a part of
+    each."""
+
     activations: Literal["auto", "recompute", "keep"] = "auto"
     """Compute activations again for the backward pass, or keep them; results are the same. auto:
     where `placement` is planned, what a simulated run finds faster; else recompute."""

@@ -78,7 +78,7 @@ class RunConfig(Section):
     @property
     def cuts_experts(self) -> bool:
         """Whether a layer's experts may be cut into groups."""
-        return self.experts > 1
+        return self.experts > 1 and not self.execution.expert_parallel
 
     def expert_weights(self) -> int:
         """Weights of the experts of a layer."""
@@ -242,6 +242,14 @@ class RunConfig(Section):
         self.require_multiple(
             "model.sequence_length", self.model.sequence_length, "attention_serialisation"
         )
+        if self.execution.expert_parallel and not self.experts:
+            raise ConfigError(
+                "execution.expert_parallel is for models with experts, but this one has none"
+            )
+        if self.execution.expert_parallel and self.expert_groups > 1:
+            raise ConfigError(
+                "execution.expert_parallel and execution.expert_groups exclude each other"
+            )
         for name, value in self.tensor_parallel_sizes().items():
             self.require_multiple(name, value, "tensor_parallel")
         if self.model.few_bits is not None:

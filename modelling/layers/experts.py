@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 import popxl
 from config.model import FewBits
 from modelling.layers.feed_forward import Activation, GatedFeedForward, activation_of
@@ -19,6 +17,7 @@ from popxl import Tensor, ops
 from popxl_addons.ops.clamped_gate import clamped_gate
 from popxl_addons.ops.routing import (
     rows_by_expert,
+    rows_of_groups,
     spread_weights,
     sum_rows,
     take_rows,
@@ -54,9 +53,11 @@ class Router(Layer):
         if self.bias:
             logits = logits + cast(self.weight("bias", weight.shape[:1], x.dtype), popxl.float32)
         probabilities = ops.softmax(logits, -1)
-        weights, chosen = ops.topk(probabilities, self.chosen, -1, True, True)
-        if self.normalised:
-            weights = weights / ops.sum(weights, -1, keepdims=True)
+        weights, chosen = ops.topk(
+            logits if self.normalised else probabilities, self.chosen, -1, True, True
+        )
+        if self.normalised:  # by their sum, without its rounding: the weight of one is 1
+            weights = ops.softmax(weights, -1)
         return weights, chosen, probabilities
 
 
@@ -72,12 +73,12 @@ class Clamp:
 class Experts(Layer):
     """The sum of wo_e(activation(gate_e x) * up_e x) over a token's experts e, by their weights.
 
-    The inner features of each expert are cut over tensor parallelism. Matrices of all experts lie
-    one after the other, so that each is in one piece.
+    The inner features of each expert are cut over tensor parallelism, or whole experts are shared
+    out. Matrices of experts lie one after the other, so that each is in one piece.
 
     Variables: those of `router`; `wi.weight` (experts * 2 * inner / tensor_parallel, hidden), of
-    each expert a replica's part of gate and then of up; `wo.weight`
-    (experts * inner / tensor_parallel, hidden). If the router has a bias, `wi.bias`
+    each expert a replica's part of gate and then of up, or of each of its experts the whole;
+    `wo.weight` (experts * inner / tensor_parallel, hidden). If the router has a bias, `wi.bias`
     (experts * 2 * inner / tensor_parallel,) likewise and `wo.bias` (experts * hidden,), the same on
     all replicas. Those of `shared`, a feed-forward layer that all tokens use, times
     sigmoid(x @ `shared_gate.weight`), (1, hidden), if there is one.
@@ -92,6 +93,7 @@ class Experts(Layer):
         few_bits: of all experts' matrices, see `Linear`.
         clamp: of the gates; None: they are activation(gate) * up.
         held: how many experts it has matrices of; None: all.
+        shared_out: whether each member of a tensor-parallel group has whole experts, of all.
     """
 
     def __init__(
@@ -105,11 +107,17 @@ class Experts(Layer):
         few_bits: FewBits | None = None,
         clamp: Clamp | None = None,
         held: int | None = None,
+        shared_out: bool = False,
     ) -> None:
         super().__init__()
         self.router, self.groups, self.clamp, self.few_bits = router, groups, clamp, few_bits
         self.held = held or router.experts
-        self.part = groups.shard(inner, "inner features of an expert")
+        self.shared_out = shared_out and groups.tensor_parallel > 1
+        self.own, self.part = self.held, inner
+        if self.shared_out:
+            self.own = groups.shard(self.held, "experts")
+        else:
+            self.part = groups.shard(inner, "inner features of an expert")
         self.activation = activation_of(activation)
         self.shared: GatedFeedForward | None = None
         if shared is not None:
@@ -130,9 +138,16 @@ class Experts(Layer):
     def route(self, tokens: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         """(tokens, hidden) -> the router's weights and choices, and what `rows_by_expert` says."""
         weights, chosen, probabilities = self.router(tokens)
-        routes = rows_by_expert(chosen, experts=self.router.experts)
+        order, places, sizes = rows_by_expert(self._own_first(chosen), experts=self.router.experts)
         self.routing = chosen, probabilities
-        return weights, chosen, routes
+        return weights, chosen, (order, places, sizes[: self.own] if self.shared_out else sizes)
+
+    def _own_first(self, chosen: Tensor) -> Tensor:
+        """The numbers of experts, counted on from this replica's first one: its rows come first."""
+        if not self.shared_out:
+            return chosen
+        count = popxl.constant(self.router.experts, popxl.int32, "experts")
+        return ops.fmod(chosen + (count - self.groups.rank() * self.own), count)
 
     def mixture(
         self, tokens: Tensor, weights: Tensor, chosen: Tensor, routes: tuple[Tensor, ...]
@@ -152,7 +167,8 @@ class Experts(Layer):
         return self._shared_gate(tokens) * self.shared.whole(tokens)
 
     def _mixture(self, x: Tensor, weights: Tensor, routes: tuple[Tensor, ...]) -> Tensor:
-        """This replica's part of the sum, from its features of each expert.
+        """This replica's part of the sum, from its features of each expert, or from its experts:
+        the rows of others have no product and are zeros.
 
         Inner features are weighed, not what is made of them: they are fewer, and gradients then
         ask for no product again.
@@ -163,22 +179,20 @@ class Experts(Layer):
         usual = self._usual_rows(weights)
         both = ops.grouped_matmul(rows, wi, sizes, transpose=True, usual=usual)
         if self.router.bias:
-            both = both + self._bias_rows(rows, sizes)
+            both = both + self._bias_rows(rows.shape[0], sizes, x.dtype)
         inner = weigh_rows(self._gated(both), weights, order, places)
         return sum_rows(ops.grouped_matmul(inner, wo, sizes, usual=usual), order, places)
 
     def _usual_rows(self, weights: Tensor) -> int | None:
-        """How many rows are of the experts that it has, if all are chosen alike; None: all are."""
+        """How many rows are of this replica's experts, if all are chosen alike; None: all are."""
         every = self.router.experts
-        return None if self.held == every else weights.nelms * self.held // every
+        return None if self.own == every else weights.nelms * self.own // every
 
-    def _bias_rows(self, rows: Tensor, sizes: Tensor) -> Tensor:
-        """The bias of each row's expert: a matrix whose only input is 1."""
-        experts, count = self.held, rows.shape[0]
-        shape = (experts * 2 * self.part,)
-        bias = self.weight("wi.bias", shape, rows.dtype, self.groups.sharded)
-        ones = popxl.constant(np.ones((count, 1)), rows.dtype, "ones")
-        return ops.grouped_matmul(ones, bias.reshape((experts, 2 * self.part)), sizes)
+    def _bias_rows(self, rows: int, sizes: Tensor, dtype: popxl.dtype) -> Tensor:
+        """The bias of each row's expert."""
+        count = self.own
+        bias = self.weight("wi.bias", (count * 2 * self.part,), dtype, self.groups.sharded)
+        return rows_of_groups(bias.reshape((count, 2 * self.part)), sizes, rows=rows)
 
     def _gated(self, both: Tensor) -> Tensor:
         if self.clamp is not None:
@@ -194,8 +208,8 @@ class Experts(Layer):
         return ops.matmul(cast(shares, x.dtype), bias.reshape((experts, -1)))
 
     def _matrices(self, name: str, rows: int, x: Tensor, axis: int) -> Tensor:
-        """Those of all experts that it has; `axis` is that of the input features."""
-        shape, group = (self.held * rows, x.shape[-1]), self.groups.sharded
+        """Those of this replica's experts; `axis` is that of the input features."""
+        shape, group = (self.own * rows, x.shape[-1]), self.groups.sharded
         return self.packed_weight(f"{name}.weight", shape, x.dtype, group, self.few_bits, axis)
 
     def _shared_gate(self, x: Tensor) -> Tensor:

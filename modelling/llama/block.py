@@ -120,13 +120,18 @@ class SelfAttention(DecoderAttention):
 BRANCHES = ("attention", "feed_forward")
 
 
-def experts_of(model: LlamaModel, groups: Groups, held: int | None = None) -> Experts:
+def experts_of(
+    model: LlamaModel, groups: Groups, held: int | None = None, shared_out: bool = False
+) -> Experts:
     """A layer's experts, or so many of them."""
     of, packed = model.experts, model.few_bits_in_layers
     hidden, inner, activation = model.hidden_size, model.inner_size, model.activation
     router = Router(of.count, of.chosen, of.normalised, of.biases)
     clamp = Clamp(of.gate_limit, of.gate_slope) if of.gate_limit else None
-    return Experts(router, hidden, inner, groups, activation, of.shared_size, packed, clamp, held)
+    shared = of.shared_size
+    return Experts(
+        router, hidden, inner, groups, activation, shared, packed, clamp, held, shared_out
+    )
 
 
 class Block(DecoderLayer):
@@ -151,12 +156,12 @@ class Block(DecoderLayer):
             if model.norms != "before":
                 setattr(self, f"{branch}_end_norm", self._norm())
         self.attention = SelfAttention(config, self.groups, kind, room)
-        self.feed_forward = self._feed_forward()
+        self.feed_forward = self._feed_forward(config.execution.expert_parallel)
 
-    def _feed_forward(self) -> GatedFeedForward | Experts:
+    def _feed_forward(self, expert_parallel: bool) -> GatedFeedForward | Experts:
         model, groups = self.model, self.groups
         if model.experts.count:
-            return experts_of(model, groups)
+            return experts_of(model, groups, shared_out=expert_parallel)
         hidden, inner, packed = model.hidden_size, model.inner_size, model.few_bits_in_layers
         bias = model.feed_forward_bias
         return GatedFeedForward(hidden, inner, groups, packed, model.activation, bias)

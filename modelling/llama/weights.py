@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from config.llama import LlamaConfig, LlamaModel
 from modelling.decoder_weights import decoder_table
@@ -30,7 +31,7 @@ def weight_table(config: LlamaConfig) -> WeightTable:
     A head that is tied to the embedding has none of its own.
     """
     model, parts = config.model, config.execution.tensor_parallel
-    rows, indices = _Rows(model, parts), range(model.layers)
+    rows, indices = _Rows(model, parts, config.execution.expert_parallel), range(model.layers)
     words = rows.normal("model.embed_tokens", model.embedding.vocab_size, model.hidden_size)
     logits = rows.normal("lm_head", model.embedding.vocab_size, model.hidden_size)
     layers: list[Sequence[WeightRow]] = [rows.layer(f"model.layers.{i}") for i in indices]
@@ -108,7 +109,8 @@ class Mixture:
 class _Rows:
     """Makes the rows of a layer. `theirs` is Hugging Face's prefix."""
 
-    def __init__(self, model: LlamaModel, tensor_parallel: int) -> None:
+    def __init__(self, model: LlamaModel, tensor_parallel: int, expert_parallel: bool) -> None:
+        self.expert_parallel = expert_parallel
         self.model, self.hidden, self.inner = model, model.hidden_size, model.inner_size
         self.attention = model.attention
         self.holders = max(tensor_parallel // model.attention.key_value_heads, 1)
@@ -159,8 +161,8 @@ class _Rows:
         router = self.normal(theirs.router.removesuffix(".weight"), count, self.hidden)
         rows = [
             WeightRow(f"{path}.router.weight", (router,)),
-            WeightRow(f"{path}.wi.weight", tuple(into), axis=0, experts=count),
-            WeightRow(f"{path}.wo.weight", tuple(out), True, axis=0, experts=count),
+            self._cut(f"{path}.wi.weight", tuple(into), experts=count),
+            self._cut(f"{path}.wo.weight", tuple(out), transpose=True, experts=count),
         ]
         if self.model.experts.biases:
             rows += self._biases(theirs, path)
@@ -170,6 +172,10 @@ class _Rows:
             rows += self._gated(f"{path}.shared", f"{theirs.module}.shared_expert", shared)
         return rows
 
+    def _cut(self, path: str, weights: tuple[Weight, ...], **fields: Any) -> WeightRow:
+        """A row of all experts, each cut, or the whole ones shared out."""
+        return WeightRow(path, weights, axis=0, shared_out=self.expert_parallel, **fields)
+
     def _biases(self, theirs: Mixture, path: str) -> list[WeightRow]:
         """Those of the router and the experts."""
         module, count = theirs.router.removesuffix(".weight"), self.model.experts.count
@@ -178,7 +184,7 @@ class _Rows:
         out = tuple(_bias(name, self.hidden) for name in theirs.out)
         return [
             WeightRow(f"{path}.router.bias", (router,)),
-            WeightRow(f"{path}.wi.bias", into, axis=0),
+            self._cut(f"{path}.wi.bias", into),
             WeightRow(f"{path}.wo.bias", out, axis=0, cut=False),
         ]
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 import popxl
 import popxl_addons as addons
 from modelling.layers import Layers
+from modelling.phases.alike import those_of
 from modelling.phases.buffers import (
     Chain,
     Port,
@@ -101,7 +102,11 @@ def layers_and_experts(
     writes, count = [_added_to(x, groups)], len(layers.order)
     begin = handed.begin_gradients
     experts = ExpertsPhase(names[1], group, reads, writes, settings, count, begin)
-    return [Stage(kinds[kind], rows, experts) for kind, rows in layers.runs()]
+    return [
+        stage._replace(experts=experts)
+        for kind, rows in layers.runs()
+        for stage in those_of(kinds[kind], rows)
+    ]
 
 
 def _read(port: Port, groups: int) -> Port:

@@ -108,6 +108,7 @@ class VariableLayout(NamedTuple):
 
     transpose: bool
     axis: int | None
+    shared_out: bool
     common: bool
     variable: tuple[int, ...]
     """Its shape on a replica."""
@@ -116,7 +117,7 @@ class VariableLayout(NamedTuple):
     def of(cls, row: WeightRow, variable: Variable, common: bool) -> VariableLayout:
         """The form of a place's variable."""
         shapes = tuple(w.shape for w in row.weights)
-        return cls(shapes, row.transpose, row.axis, common, variable.shape)
+        return cls(shapes, row.transpose, row.axis, row.shared_out, common, variable.shape)
 
 
 class _Cut(NamedTuple):
@@ -131,11 +132,10 @@ class _Cut(NamedTuple):
 def cuts_of(form: VariableLayout, held: tuple[VariablePart, ...]) -> tuple[_Cut, ...]:
     """How each weight of a row is cut. Layers that are alike share what this returns."""
     if form.common:
-        alone = VariableLayout((form.variable,), False, None, False, form.variable)
+        alone = VariableLayout((form.variable,), False, None, False, False, form.variable)
         return cuts_of(alone, held) * len(form.shapes)
-    row = WeightRow(
-        "", tuple(Weight("", shape) for shape in form.shapes), form.transpose, form.axis
-    )
+    weights = tuple(Weight("", shape) for shape in form.shapes)
+    row = WeightRow("", weights, form.transpose, form.axis, shared_out=form.shared_out)
     sources: list[list[tuple[VariablePart, RowPart]]] = [[] for _ in form.shapes]
     for part in held:
         for row_part in parts_in_row(row, form.variable, part.group, part.start, part.size):

@@ -96,6 +96,8 @@ class WeightRow:
         of_adapter: whether it is an adapter's, float32 whatever the model's precision.
         adapters: of its weights, in their order.
         experts: how many matrices it is, which a layer's experts have; 0: it is no such row.
+        shared_out: whether a part of it is some of the weights, as many as any other, not a part of
+            each.
     """
 
     path: str
@@ -108,6 +110,7 @@ class WeightRow:
     of_adapter: bool = False
     adapters: tuple[LowRank, ...] = ()
     experts: int = 0
+    shared_out: bool = False
 
     @classmethod
     def linear(
@@ -139,6 +142,8 @@ class WeightRow:
             (array,) = arrays
             return array
         tensor_parallel = self.cut_into(tensor_parallel)
+        if self.shared_out:
+            arrays = [np.concatenate(arrays, self.axis)]
         cut = [_shards(array, self.axis, tensor_parallel) for array in arrays]
         data = cut[0] if len(cut) == 1 else np.concatenate(cut, 1 + self.axis)
         return data if tensor_parallel > 1 else data[0]
@@ -151,6 +156,8 @@ class WeightRow:
             return {prefix + self.weights[0].name: self._turned(data)}
         tensor_parallel = self.cut_into(tensor_parallel)
         shards = data if tensor_parallel > 1 else data[None]
+        if self.shared_out:
+            shards = np.concatenate(list(shards), self.axis)[None]
         parts = np.split(shards, len(self.weights), 1 + self.axis)
         out = {}
         for weight, part in zip(self.weights, parts, strict=True):

@@ -58,14 +58,19 @@ def parts_in_row(
         scalar = Part((), (), (), (), 0, 1)
         yield from (RowPart(i, scalar, 0, (0, 1, 1, 1)) for i in range(len(row.weights)))
         return
-    axis, count = row.axis or 0, len(row.weights)
+    axis, count, first_weight = row.axis or 0, len(row.weights), 0
     length, inner = shape[axis], math.prod(shape[axis + 1 :])
-    for number, weight in enumerate(row.weights):
+    if row.shared_out:
+        own = row.weights[0].shape[-1 - axis if row.transpose else axis]
+        count = length // own
+        first_weight, group = group * count, 0
+    for number in range(first_weight, first_weight + count):
+        weight = row.weights[number]
         box = list(reversed(weight.shape) if row.transpose else weight.shape)
         corner = [0] * len(box)
         corner[axis] = group * (length // count)
         box[axis] = max(min(length // count, box[axis] - corner[axis]), 0)  # without the padding
-        low = number * (length // count)
+        low = (number - first_weight) * (length // count)
         high = low + box[axis]
 
         def before(element: int, low: int = low, high: int = high) -> int:

@@ -185,7 +185,8 @@ class WeightTable:
             return make(tensors)
         names = [place.prefix + w.name for w in row.weights]
         shapes = [w.shape for w in row.weights]
-        cut = row.axis, row.cut_into(self.tensor_parallel), row.transpose
+        cut: tuple[object, ...] = row.axis, row.cut_into(self.tensor_parallel), row.transpose
+        cut += ("shared out",) if row.shared_out else ()  # which folders need not say of others
         return tensors.packed(names, f"{shapes} {cut} {parts.packed.shape}", make)
 
     def _typed_data(self, place: VariableRow, tensors: Arrays) -> np.ndarray:

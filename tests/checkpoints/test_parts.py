@@ -13,18 +13,26 @@ from modelling.weights import Weight, WeightRow
 from modelling.weights.row_parts import parts_in_row
 
 JOINED = [(axis, cut, count) for axis in (0, 1) for cut in (True, False) for count in (1, 3)]
+SHARED_OUT = 6  # whole weights, of which each part has as many
 
 
-@pytest.mark.parametrize(("axis", "cut", "count"), [(None, True, 1), *JOINED])
+@pytest.mark.parametrize(
+    ("axis", "cut", "count"), [(None, True, 1), *JOINED, (0, True, SHARED_OUT)]
+)
 @pytest.mark.parametrize("transpose", [False, True])
 def test_any_cut_of_any_row_is_put_together(axis, cut, count, transpose):
     """By tensor parallelism of 1 to 3, then into flat shards of 1, 2 and 5 replicas."""
     rng = np.random.default_rng(0)
     for shape, parallel, shards in itertools.product([(7, 5), (6, 6)], (1, 2, 3), (1, 2, 5)):
         weights = tuple(Weight(f"w{i}", shape) for i in range(count))
-        row = WeightRow("path", weights, transpose, axis, cut)
+        row = WeightRow("path", weights, transpose, axis, cut, shared_out=count == SHARED_OUT)
         logical = {w.name: rng.standard_normal(shape) for w in weights}
         host = row.to_host(logical, parallel)
+        if row.shared_out and parallel > 1:
+            first = [w.T if transpose else w for w in list(logical.values())[: count // parallel]]
+            assert np.array_equal(host[0], np.concatenate(first))
+        back = row.to_logical(host, parallel)
+        assert all(np.array_equal(back[name], whole) for name, whole in logical.items())
         parts: dict[str, dict] = {w.name: {} for w in weights}
         for group, value in enumerate(host if host.ndim == 3 else host[None]):
             flat, each = value.reshape(-1), -(-value.size // shards)

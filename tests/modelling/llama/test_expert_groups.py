@@ -120,8 +120,8 @@ def test_some_are_trained_as_in_torch(told: dict[str, str], only: str) -> None:
 
 def test_one_layers_experts_are_trained_alike() -> None:
     config = grouped("qwen2_moe", 3)
-    pair = ",".join(f"model.layers.1.mlp.experts.{expert}" for expert in (2, 3))
-    config = config.changed({"training.frozen": pair})
+    frozen = ",".join(f"model.layers.1.mlp.experts.{n}" for n in (2, 3))
+    config = config.changed({"training.frozen": frozen})
     with pytest.raises(ConfigError, match="experts of layer"):
         family_of(config).weights(config)
 

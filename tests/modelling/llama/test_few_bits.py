@@ -42,18 +42,20 @@ def expanded(base: dict[str, np.ndarray], bits: int) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "dp", "tp", "bits"),
+    ("kind", "dp", "tp", "bits", "shared_out"),
     [
-        ("gpt_oss", 1, 2, 4),
-        pytest.param("qwen2_moe", 2, 1, 8, marks=pytest.mark.slow),
-        pytest.param("mixtral", 2, 2, 4, marks=pytest.mark.slow),
+        ("gpt_oss", 1, 2, 4, False),
+        pytest.param("qwen3_moe", 1, 2, 4, True, marks=pytest.mark.slow),
+        pytest.param("qwen2_moe", 2, 1, 8, False, marks=pytest.mark.slow),
+        pytest.param("mixtral", 2, 2, 4, False, marks=pytest.mark.slow),
     ],
 )
 def test_training_beside_packed_experts_is_that_beside_expanded_ones_bit_for_bit(
-    kind: str, dp: int, tp: int, bits: int
+    kind: str, dp: int, tp: int, bits: int, shared_out: bool
 ) -> None:
     theirs = hf_config(kind)
-    config = our_config(theirs, dp, tp, 2).changed({"adapter.rank": 2})
+    fields = {"adapter.rank": 2, "execution.expert_parallel": shared_out}
+    config = our_config(theirs, dp, tp, 2).changed(fields)
     base, given = base_of(config, theirs), batches(2)
     packed = {"model.quantisation": f"int{bits}", "model.quantisation_group_size": SIZE}
     found = []

@@ -124,6 +124,34 @@ def weigh_rows(y: Any, weights: Any, order: Any, places: Any) -> Any:
     return (y.astype(np.float32) * _in_order(weights, order)).astype(y.dtype)
 
 
+def _group_of_rows(sizes: Any, rows: int) -> Any:
+    """int32 (rows,), of rows that are sorted by group; those of none have the number after all."""
+    return sizes.cumsum().searchsorted(np.arange(rows, dtype=np.int32), side="right")
+
+
+def _vectors_back(xs: Any, ys: Any, dys: Any, *, rows: int) -> tuple[Any, None]:
+    """A product: adding up row by row would be in no fixed order on GPUs."""
+    vectors, sizes = xs
+    groups = np.arange(len(vectors), dtype=np.int32)[:, None]
+    is_own = (_group_of_rows(sizes, rows) == groups).astype(np.float32)
+    made = is_own @ dys[0].astype(np.float32)
+    return made.astype(vectors.dtype), None
+
+
+@jax_op(name="rows_of_groups", grad=_vectors_back)
+def rows_of_groups(vectors: Any, sizes: Any, *, rows: int) -> Any:
+    """For rows that are sorted by group, the vector of each one's group.
+
+    Args:
+        vectors: (groups, features).
+        sizes: int32 (groups,), how many rows each group has, at most `rows` all together.
+
+    Returns:
+        (rows, features), zeros for rows that belong to no group.
+    """
+    return _at(vectors, _group_of_rows(sizes, rows))
+
+
 def _spread_back(xs: Any, ys: Any, dys: Any, *, experts: int) -> tuple[Any, None]:
     weights, chosen = xs
     return (dys[0][:, None] * _is_chosen(chosen, experts)).sum(-1).astype(weights.dtype), None
