@@ -209,7 +209,7 @@ def _placement(placement: popxl.plan.Placement) -> dict[str, Any]:
 
 def _activations(chosen: Chosen) -> list[dict[str, Any]]:
     return [
-        {"kept_by": sorted(trial.kinds), "seconds": trial.seconds, "fits": trial.fits}
+        {"kept_by": dict(sorted(trial.kept)), "seconds": trial.seconds, "fits": trial.fits}
         for trial in chosen.tried
     ]
 

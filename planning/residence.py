@@ -15,17 +15,25 @@ from config.run import Device
 from config.sections import RunConfig
 from machine.devices import device_desc
 from machine.placement import host_room
-from modelling.phases.training import NOTHING, TrainingProgram, build_training
+from modelling.phases.training import TrainingProgram, build_training
 from modelling.spec import family_of
 from popxl import hardware
 from terminal.screen import say
 
 _SPARE_HOST = 0.1  # of the free memory, for whatever else runs there
 _MIN_SHARE = 0.02  # of the operations: kinds of layers that are worth a simulation
+_SHARES = (0.5,), (0.25, 0.75)  # of a kind's layers, tried in turn
 _MIN_GAIN = 0.01  # of the time: what is no faster does not take more memory
 
-Build = Callable[[frozenset[str]], TrainingProgram]
-"""Builds a program in which the phases of these names keep their activations."""
+Kept = frozenset[tuple[str, float]]
+"""Phases or kinds of layers, and which fraction of their layers, the last ones, keep their
+activations."""
+
+ALL_AGAIN: Kept = frozenset()
+"""All layers compute their activations again."""
+
+Build = Callable[[Mapping[str, float]], TrainingProgram]
+"""Builds a program in which that fraction of the layers of these phases keep their activations."""
 
 
 class Candidates:
@@ -37,20 +45,20 @@ class Candidates:
 
     def __init__(self, build: Build, target: str) -> None:
         self._build, self._target = build, target
-        self._found: dict[frozenset[str], tuple[TrainingProgram, popxl.plan.Traced]] = {}
+        self._found: dict[Kept, tuple[TrainingProgram, popxl.plan.Traced]] = {}
         self._on: Any = None
-        self._trials: dict[frozenset[str], Trial] = {}
+        self._trials: dict[Kept, Trial] = {}
 
-    def get(self, keeping: frozenset[str] = NOTHING) -> tuple[TrainingProgram, popxl.plan.Traced]:
-        """The program in which the phases of these names keep their activations."""
+    def get(self, keeping: Kept = ALL_AGAIN) -> tuple[TrainingProgram, popxl.plan.Traced]:
+        """The program in which layers of phases keep their activations."""
         if keeping not in self._found:
-            program = self._build(keeping)
+            program = self._build(dict(keeping))
             self._found[keeping] = program, popxl.plan.trace(program.ir, self._target)
         return self._found[keeping]
 
-    def trials(self, on: Any) -> dict[frozenset[str], Trial]:
-        """Where programs that were tried on such a machine are noted, by kinds of layers; on
-        another machine they are tried anew."""
+    def trials(self, on: Any) -> dict[Kept, Trial]:
+        """Where programs that were tried on such a machine are noted, by what kinds of layers keep;
+        on another machine they are tried anew."""
         if self._on != on:
             self._on, self._trials = on, {}
         return self._trials
@@ -61,7 +69,7 @@ def finetuning_candidates(config: RunConfig, target: str) -> Candidates:
     family, there = family_of(config), on_platform(config, target)
     table = family.weights(config)
 
-    def build(keeping: frozenset[str]) -> TrainingProgram:
+    def build(keeping: Mapping[str, float]) -> TrainingProgram:
         return build_training(there, family.layout, table=table, keeping=keeping)
 
     return Candidates(build, target)
@@ -81,11 +89,11 @@ class Trial:
     """A program on a machine, its entries placed.
 
     Attributes:
-        kinds: of layers that keep their activations.
+        kept: the kinds of layers that keep their activations, and how many of them.
         fits: whether there is room in the memories of device and host.
     """
 
-    kinds: frozenset[str]
+    kept: Kept
     program: TrainingProgram
     traced: popxl.plan.Traced
     placement: popxl.plan.Placement
@@ -99,7 +107,8 @@ class Trial:
     @property
     def title(self) -> str:
         """Which layers keep their activations."""
-        return f"kept by {' and '.join(sorted(self.kinds))}" if self.kinds else "computed again"
+        kinds = [kind if share == 1 else f"{share:.0%} of {kind}" for kind, share in self.kept]
+        return f"kept by {' and '.join(sorted(kinds))}" if kinds else "computed again"
 
 
 @dataclass(frozen=True)
@@ -126,7 +135,9 @@ def choose(
     """Choose a training program for a machine, and place its entries.
 
     Where the configuration leaves it open (`execution.activations` auto), kinds of layers keep
-    their activations one after the other, that first which saves most, as long as it saves time.
+    their activations one after the other, that first which saves most, as long as it saves time;
+    then only some of a kind's layers, where that is better: what is kept travels to the host and
+    back, which the rest of the step may hide for some and not for all.
 
     Args:
         memory: bytes of a device for the program; default: the machine's.
@@ -142,33 +153,46 @@ def choose(
 
     known = candidates.trials((rates, memory, host))
 
-    def trial(kinds: frozenset[str]) -> Trial:
-        if kinds not in known:
-            known[kinds] = simulated(kinds)
-        return known[kinds]
+    def trial(kept: Kept) -> Trial:
+        if kept not in known:
+            known[kept] = simulated(kept)
+        return known[kept]
 
-    def simulated(kinds: frozenset[str]) -> Trial:
+    def simulated(kept: Kept) -> Trial:
         layers = candidates.get()[0].layers
-        program, traced = candidates.get(frozenset(n for kind in kinds for n in layers[kind]))
+        keeping = frozenset((name, share) for kind, share in kept for name in layers[kind])
+        program, traced = candidates.get(keeping)
         placement = popxl.plan.place(traced, rates, int(memory))
         if not fits(traced, placement):  # what travels less takes more memory for that, or less
             besides = placement.after.peak - placement.nbytes
             placement = popxl.plan.place(traced, rates, int(memory), besides, placement.before)
-        return Trial(kinds, program, traced, placement, fits(traced, placement))
+        return Trial(kept, program, traced, placement, fits(traced, placement))
 
-    best = trial(NOTHING)
+    best = trial(ALL_AGAIN)
     tried = [best]
-    left = _worthwhile(*candidates.get()) if config.execution.activations == "auto" else []
-    if best.traced.plan().remote > host:  # there is less room still for more that is kept
-        left = []
-    while left:
-        trials = [trial(best.kinds | {kind}) for kind in left]
-        tried += trials
-        fastest = min(trials, key=lambda one: (not one.fits, one.seconds))
+
+    def improved(trials: Sequence[Kept]) -> bool:
+        """Whether one of these is better; it is the best then."""
+        nonlocal best
+        made = [trial(kept) for kept in trials]
+        tried.extend(made)
+        fastest = min(made, key=lambda one: (not one.fits, one.seconds))
         if not fastest.fits or fastest.seconds > (1 - _MIN_GAIN) * best.seconds:
-            break
+            return False
         best = fastest
-        left = [kind for kind in left if kind not in best.kinds]
+        return True
+
+    kinds = _worthwhile(*candidates.get()) if config.execution.activations == "auto" else []
+    if best.traced.plan().remote > host:  # there is less room still for more that is kept
+        kinds = []
+    left = kinds
+    while left and improved([best.kept | {(kind, 1.0)} for kind in left]):
+        left = [kind for kind in left if (kind, 1.0) not in best.kept]
+    for kind in kinds:
+        for shares in _SHARES:
+            others = {(name, share) for name, share in best.kept if name != kind}
+            if not improved([frozenset(others | {(kind, share)}) for share in shares]):
+                break
     return Chosen(best, tried)
 
 
@@ -210,7 +234,7 @@ def program_here(config: RunConfig, build: Build) -> TrainingProgram:
     desc, instances = device_desc(config), popdist.getNumInstances()
     memory = popxl.plan.device_memory(desc, config.replicas, instances)
     if memory is None or not is_automatic(config):
-        return build(NOTHING)
+        return build({})
     kind = hardware.device_kinds(desc, config.replicas, instances)[0]
     known = machine_of_kind(kind)
     room = (host_room(config) or 2**63) * (1 - _SPARE_HOST) / (config.replicas // instances)
@@ -229,7 +253,7 @@ def described(chosen: Trial) -> str:
         for kind in sorted(placement.kinds, key=lambda kind: -kind.nbytes)
         if kind.nbytes >= 5e7
     )
-    activations = f"activations are {chosen.title}; " if chosen.kinds else ""
+    activations = f"activations are {chosen.title}; " if chosen.kept else ""
     before, after = placement.before.seconds, placement.after.seconds
     return (
         f"placement: {kept or 'nothing'} in device memory; {activations}a simulated run takes "

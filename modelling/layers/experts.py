@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 import popxl
 from config.model import FewBits
 from modelling.layers.feed_forward import Activation, GatedFeedForward, activation_of
@@ -19,6 +17,7 @@ from popxl import Tensor, ops
 from popxl_addons.ops.clamped_gate import clamped_gate
 from popxl_addons.ops.routing import (
     rows_by_expert,
+    rows_of_groups,
     spread_weights,
     sum_rows,
     take_rows,
@@ -54,9 +53,11 @@ class Router(Layer):
         if self.bias:
             logits = logits + cast(self.weight("bias", weight.shape[:1], x.dtype), popxl.float32)
         probabilities = ops.softmax(logits, -1)
-        weights, chosen = ops.topk(probabilities, self.chosen, -1, True, True)
-        if self.normalised:
-            weights = weights / ops.sum(weights, -1, keepdims=True)
+        weights, chosen = ops.topk(
+            logits if self.normalised else probabilities, self.chosen, -1, True, True
+        )
+        if self.normalised:  # by their sum, without its rounding: the weight of one is 1
+            weights = ops.softmax(weights, -1)
         return weights, chosen, probabilities
 
 
@@ -178,7 +179,7 @@ class Experts(Layer):
         usual = self._usual_rows(weights)
         both = ops.grouped_matmul(rows, wi, sizes, transpose=True, usual=usual)
         if self.router.bias:
-            both = both + self._bias_rows(rows, sizes)
+            both = both + self._bias_rows(rows.shape[0], sizes, x.dtype)
         inner = weigh_rows(self._gated(both), weights, order, places)
         return sum_rows(ops.grouped_matmul(inner, wo, sizes, usual=usual), order, places)
 
@@ -187,13 +188,11 @@ class Experts(Layer):
         every = self.router.experts
         return None if self.own == every else weights.nelms * self.own // every
 
-    def _bias_rows(self, rows: Tensor, sizes: Tensor) -> Tensor:
-        """The bias of each row's expert: a matrix whose only input is 1."""
-        experts, count = self.own, rows.shape[0]
-        shape = (experts * 2 * self.part,)
-        bias = self.weight("wi.bias", shape, rows.dtype, self.groups.sharded)
-        ones = popxl.constant(np.ones((count, 1)), rows.dtype, "ones")
-        return ops.grouped_matmul(ones, bias.reshape((experts, 2 * self.part)), sizes)
+    def _bias_rows(self, rows: int, sizes: Tensor, dtype: popxl.dtype) -> Tensor:
+        """The bias of each row's expert."""
+        count = self.own
+        bias = self.weight("wi.bias", (count * 2 * self.part,), dtype, self.groups.sharded)
+        return rows_of_groups(bias.reshape((count, 2 * self.part)), sizes, rows=rows)
 
     def _gated(self, both: Tensor) -> Tensor:
         if self.clamp is not None:

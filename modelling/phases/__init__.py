@@ -5,6 +5,7 @@ device: its variables are loaded from remote buffers and gathered, then all micr
 step pass through it, read from and written to rows of activation buffers.
 """
 
+from modelling.phases.alike import layers_alike as layers_alike
 from modelling.phases.buffers import Chain as Chain
 from modelling.phases.buffers import InputBuffers as InputBuffers
 from modelling.phases.buffers import Port as Port

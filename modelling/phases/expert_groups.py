@@ -13,6 +13,7 @@ from dataclasses import replace
 import popxl
 import popxl_addons as addons
 from modelling.layers import Layers
+from modelling.phases.alike import those_of
 from modelling.phases.buffers import (
     Chain,
     Port,
@@ -71,6 +72,13 @@ class HandedOn:
             begin_row(buffer, 0, self._settings)
 
 
+class ExpertsPhase(Phase):
+    """Groups of experts; a layer has as many entries as groups."""
+
+    def _keep_resident(self, layers: int) -> None:
+        super()._keep_resident(layers * self._settings.config.expert_groups)
+
+
 def layers_and_experts(
     names: tuple[str, str],
     layers: Layers,
@@ -98,23 +106,23 @@ def layers_and_experts(
     kinds = kinds_of(names[0], layers, inputs, outputs, settings)
     reads = {name: _read(port, groups) for name, port in handed.ports.items()}
     inputs_of_group = {**reads, "number": Port(ROW, lambda row: row % groups)}
-    experts = Phase(
+    experts = ExpertsPhase(
         names[1],
         group,
         inputs_of_group,
         [_added_to(x, groups)],
         settings,
-        kinds[0].entries * groups,
+        len(layers.order) * groups,
     )
 
     def begin() -> None:
         with popxl.plan.part(f"{names[1]}/backward"):
             handed.begin_gradients()
 
-    stages = []
+    stages: list[Stage] = []
     for kind, rows in layers.runs():
         for row in rows:
-            stages.append(Stage(kinds[kind], range(row, row + 1)))
+            stages += those_of(kinds[kind], range(row, row + 1))
             stages.append(Stage(experts, range(row * groups, (row + 1) * groups), begin))
     return stages
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from modelling.layers import Layers
+from modelling.phases.alike import layers_alike, those_of
 from modelling.phases.buffers import Chain, Port
 from modelling.phases.layout import Stage
-from modelling.phases.phase import Phase
 from modelling.phases.settings import Settings
 
 Ports = tuple[Port, ...]
@@ -41,19 +41,19 @@ def kinds_of(
     inputs: Mapping[str, Port],
     outputs: Sequence[Port],
     settings: Settings,
-) -> list[Phase]:
-    """A phase for each kind of layer."""
-    kinds: list[Phase] = []
+) -> list[list[Stage]]:
+    """The stages of all layers as if they were of a kind, for each kind."""
+    kinds: list[list[Stage]] = []
     for number, module in enumerate(layers.kinds):
         kinds.append(
-            Phase(
+            layers_alike(
                 f"{name}_{number + 1}" if number else name,
                 module,
                 inputs,
                 outputs,
                 settings,
                 len(layers.order),
-                weights_of=kinds[0] if kinds else None,  # it has the variables of all layers
+                weights_of=kinds[0][0].phase if kinds else None,  # it has those of all layers
             )
         )
     return kinds
@@ -74,4 +74,4 @@ def layers_alone(
     trained = settings.trains_any(name)
     into, out = through(chains, layers, trained, trained)
     kinds = kinds_of(name, layers, {**named(into), **others}, out, settings)
-    return [Stage(kinds[kind], rows) for kind, rows in layers.runs()]
+    return [stage for kind, rows in layers.runs() for stage in those_of(kinds[kind], rows)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import popxl
 import popxl_addons as addons
@@ -26,6 +26,18 @@ from popxl_addons.transforms.batch_serialisation import (
 from popxl_addons.variable_factory import NamedVariableFactories
 
 _SEED = "seed"  # name of a gradient graph's seed among its arguments
+
+
+class LastLayers(NamedTuple):
+    """The last layers of a kind.
+
+    Attributes:
+        first: of them.
+        others: name of the phase of the others, whose seeds they go on with.
+    """
+
+    first: int
+    others: str
 
 
 class Phase:
@@ -51,6 +63,7 @@ class Phase:
             The name of a tree of variables stands for all of them, "" for all variables.
         weights_of: a phase of as many layers that has the same variables and keeps them; the caller
             decides in which of the two it runs a layer.
+        last: layers that keep their activations, where `weights_of` runs others that do not.
     """
 
     _owner: dict[str, Phase]  # of borrowed variables
@@ -67,8 +80,11 @@ class Phase:
         entries: int = 1,
         shared: Mapping[str, Phase] | None = None,
         weights_of: Phase | None = None,
+        last: LastLayers | None = None,
     ) -> None:
         self.name, self.entries, self._settings = name, entries, settings
+        self._keeps = last is not None or settings.layers_kept(name, entries) == entries
+        self._first, self._tag = (0, name) if last is None else (last.first, last.others)
         self.layer = type(module).__name__
         self.keeps_variables = weights_of is None
         specs = [port.spec for port in inputs.values()]
@@ -150,7 +166,7 @@ class Phase:
         # So keeping activations and computing them again give the same bits.
         popxl.transforms.outline(forward.graph, _taken_from_inside(forward, grad))
         popxl.transforms.outline(grad.graph)
-        if not settings.keeps(self.name):
+        if not self._keeps:
             grad = addons.recompute_graph(grad)
         loads = {tensors[n]: port.value for n, port in inputs.items()}
         for given, result in _gradient_inputs(grad).items():
@@ -174,6 +190,7 @@ class Phase:
             seed_input=seed,
             rows=self.entries,
             io_mode="compute",
+            first_row=self._first,
         )
         for handle in fwd.stored_buffers.values():
             handle.buffer.kind = handle.buffer.kind or "activations inside layers"
@@ -335,7 +352,7 @@ class Phase:
         if self._settings.seed_spec is None:
             return []
         assert seed is not None
-        tag = popxl.constant(_tag(self.name), popxl.uint32)
+        tag = popxl.constant(_tag(self._tag), popxl.uint32)
         return [create_random_seed(create_random_seed(seed, tag), ops.cast(row, popxl.uint32))]
 
     def _begins(self, name: str) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import popxl
 from config.model import FewBits
@@ -24,23 +25,26 @@ class Settings:
         groups: replica groups of data and tensor parallelism.
         table: the model's weights: which are trained (None: all), and what optimizers treat one by
             one, or pack together.
-        keeping: phases that keep their activations, where the configuration leaves it open.
+        keeping: which fraction of a phase's layers, its last ones, keep their activations, where
+            the configuration leaves it open.
     """
 
     config: RunConfig
     groups: Groups
     table: WeightTable | None = None
-    keeping: frozenset[str] = frozenset()
+    keeping: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def micro_batches(self) -> int:
         """Micro-batches in an optimizer step on one replica."""
         return self.config.gradient_accumulation
 
-    def keeps(self, phase: str) -> bool:
-        """Whether a phase keeps its activations for the backward pass."""
+    def layers_kept(self, phase: str, layers: int) -> int:
+        """Of the layers of a phase, how many keep their activations for the backward pass."""
         wanted = self.config.execution.activations
-        return wanted == "keep" or (wanted == "auto" and phase in self.keeping)
+        if wanted == "auto":
+            return round(self.keeping.get(phase, 0.0) * layers)
+        return layers if wanted == "keep" else 0
 
     @property
     def training(self) -> bool:

@@ -52,8 +52,8 @@ class TrainingProgram:
     layers: Mapping[str, Sequence[str]]
 
 
-NOTHING = frozenset[str]()
-"""No phase."""
+NOTHING: Mapping[str, float] = {}
+"""No phase keeps its activations."""
 
 
 def build_training(
@@ -61,7 +61,7 @@ def build_training(
     layout_of: Callable[[Settings], Layout],
     gradients: bool = False,
     table: WeightTable | None = None,
-    keeping: frozenset[str] = NOTHING,
+    keeping: Mapping[str, float] = NOTHING,
 ) -> TrainingProgram:
     """Build the training program of a configuration.
 
@@ -69,7 +69,7 @@ def build_training(
         layout_of: builds the family's phases in the current Ir.
         gradients: let the host read the gradients of the last step, as variables.
         table: the family's weights; Adafactor needs them.
-        keeping: phases that keep their activations, where the configuration leaves it open.
+        keeping: see `Settings`.
     """
     ir = new_ir(config)
     addons.enable_stochastic_rounding(ir, config.rounds_stochastically)

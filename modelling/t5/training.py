@@ -22,6 +22,7 @@ from modelling.phases import (
     Port,
     Settings,
     Stage,
+    layers_alike,
 )
 from modelling.t5.blocks import DecoderBlock, DecoderHead, EncoderBlock, EncoderFinalNorm
 from modelling.t5.weights import weight_table
@@ -52,12 +53,13 @@ def t5_layout(settings: Settings) -> Layout:
     embeddings = Phase("embeddings", Embeddings(config), read, [encoder.end], settings)
     stacks = _stack("encoder", EncoderBlock, mask, encoder, settings)
     x, y = encoder.through(1, settings.trains_any("encoder_head"))
-    stacks.append(Phase("encoder_head", EncoderFinalNorm(config), {"x": x}, [y], settings))
+    final = Phase("encoder_head", EncoderFinalNorm(config), {"x": x}, [y], settings)
     read = {"words": inputs.port("decoder_words")}
     borrowed = {"": embeddings}
-    stacks.append(
-        Phase("decoder_embeddings", Embeddings(config), read, [decoder.end], settings, 1, borrowed)
+    first = Phase(
+        "decoder_embeddings", Embeddings(config), read, [decoder.end], settings, 1, borrowed
     )
+    stacks += [Stage(final, range(1)), Stage(first, range(1))]
     encoded = {"encoded": encoder.shared()}
     stacks += _stack("decoder", DecoderBlock, encoded | mask, decoder, settings)
     tied = {"tokens": embeddings} if head.tied else None
@@ -68,8 +70,9 @@ def t5_layout(settings: Settings) -> Layout:
         with popxl.plan.part("encoder_head/backward"):
             encoder.begin_gradient()
 
-    order = [Stage(phase, range(phase.entries)) for phase in (embeddings, *stacks, loss)]
-    order[-2] = order[-2]._replace(begin=begin)
+    *others, last = stacks
+    ends = last._replace(begin=begin), Stage(loss, range(1))
+    order = [Stage(embeddings, range(1)), *others, *ends]
     return Layout(inputs, order)
 
 
@@ -79,16 +82,16 @@ def _stack(
     others: Mapping[str, Port],
     chain: Chain,
     settings: Settings,
-) -> list[Phase]:
-    """The phase of a stack's first layer, which lends its relative positions, and those of the
-    layers after it.
+) -> list[Stage]:
+    """The stages of a stack: its first layer, which lends its relative positions, and those after
+    it.
 
     Args:
         others: what layers take besides x.
     """
     config, lent = settings.config, dict[str, Phase]()
     assert isinstance(config, T5Config)
-    adapters, before, phases = LayerAdapters(config, weight_table), 0, list[Phase]()
+    adapters, before, stages = LayerAdapters(config, weight_table), 0, list[Stage]()
     first = {f"first_{name}_layer": 1}
     for phase, layers in (first | settings.runs(f"{name}_block", config.model.layers - 1)).items():
         if layers:
@@ -96,7 +99,8 @@ def _stack(
             x, y = chain.through(layers, settings.trains_any(phase) or reads_trained)
             inputs = {"x": x, **others}
             module = adapters.give(block(config), f"{name}.{before}")
-            phases.append(Phase(phase, module, inputs, [y], settings, layers, lent))
+            stages += layers_alike(phase, module, inputs, [y], settings, layers, lent)
             before += layers
-            lent = {n: phases[0] for n in phases[0].names if RELATIVE_POSITION in n.split(".")}
-    return phases
+            lender = stages[0].phase
+            lent = {n: lender for n in lender.names if RELATIVE_POSITION in n.split(".")}
+    return stages

@@ -20,7 +20,7 @@ import tests.modelling.gptj.training as gptj
 import tests.modelling.llama.training as llama
 import tests.modelling.t5.training as t5
 from config.sections import RunConfig
-from modelling.phases.training import NOTHING, TrainingProgram
+from modelling.phases.training import TrainingProgram
 from planning.residence import Build
 from popxl._compile import platforms
 from popxl._run import program
@@ -85,22 +85,27 @@ def _train(family: Any, config: Any) -> tuple[list[float], list[float], dict[str
 
 @contextmanager
 def _two_memories(
-    window: int | None = None, device: float | None = None, kinds: int = 0
+    window: int | None = None, device: float | None = None, kinds: int = 0, share: float = 1.0
 ) -> Iterator[None]:
     """Entries move as on a GPU.
 
     Args:
         kinds: of layers that keep their activations, the last ones, if the configuration leaves it
             open.
+        share: of the layers of each.
         window: bytes that loads may be ahead; default: the plan's.
         device: the fraction of the buffers for which there is room on the device.
     """
 
     def placed(_config: RunConfig, build: Build) -> TrainingProgram:
-        program = build(NOTHING)
+        program = build({})
         if kinds:
             names = list(program.layers.values())[-kinds:]
-            program = build(frozenset(name for each in names for name in each))
+            program = build({name: share for each in names for name in each})
+            if share < 1:
+                assert any(
+                    phase.endswith("_kept") for each in program.layers.values() for phase in each
+                )
         if device is not None:
             traced = popxl.plan.trace(program.ir)
             machine = popxl.plan.Rates(
@@ -135,8 +140,9 @@ def _check(family: Any, precision: str, dropout: float, quick: bool = False, **s
         for ways in ({"window": 0}, {}, {"device": PART}):
             with _two_memories(**ways):
                 others.append(train(activations="recompute"))
-        with _two_memories(kinds=1):
-            others.append(train(activations="auto"))
+        for share in (1.0, 0.6):
+            with _two_memories(kinds=1, share=share):
+                others.append(train(activations="auto"))
     for found in others:
         assert found[:2] == expected[:2]
         assert [n for n in expected[2] if found[2][n] != expected[2][n]] == []
@@ -154,6 +160,21 @@ def test_t5_in_float32() -> None:
 def test_some_trained() -> None:
     """With a layer that has no backward pass."""
     _check(GPTJ, "float32", 0.2, quick=True, layers=2, trained="layer.1.norm")
+
+
+@pytest.mark.usefixtures("cached")
+@pytest.mark.parametrize(
+    ("family", "layers"), [(GPTJ, 3), pytest.param(T5, 3, marks=pytest.mark.slow), (LLAMA, None)]
+)
+def test_some_layers_keep_their_activations(family: Any, layers: int | None) -> None:
+    """The last ones, with buffers for them alone; of two kinds that alternate, some of each."""
+    split = {"tp": 2} | ({} if layers is None else {"layers": layers})
+    found = []
+    for kinds, share in ((0, 0.0), (2, 0.6)):
+        config = _config(family, {"activations": "auto"}, "float32", 0.2, **split)
+        with _two_memories(kinds=kinds, share=share):
+            found.append(_train(family, config))
+    assert found[1] == found[0]
 
 
 @pytest.mark.slow  # half a minute on 2 cores

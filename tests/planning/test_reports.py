@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 from functools import cache
@@ -195,7 +196,7 @@ def test_layers_keep_their_activations_where_that_is_faster() -> None:
     short = replace(large, memory=0.05 * GB, host_memory=0.05 * GB)
     line, seconds = plan(large)
     found = re.fullmatch(
-        r"activations  kept by Block: ([\d.]+) s; computed again: ([\d.]+) s", line
+        r"activations  kept by Block: ([\d.]+) s; computed again: ([\d.]+) s, kept by 50% .*", line
     )
     assert found is not None
     assert float(found[1]) < 0.9 * float(found[2])
@@ -203,6 +204,24 @@ def test_layers_keep_their_activations_where_that_is_faster() -> None:
     assert plan(large, activations="recompute")[1] > seconds
     assert plan(slow)[0].startswith("activations  computed again")
     assert plan(short)[0].endswith("(does not fit)")
+    some = replace(large, memory=0.12 * GB, host_link=1e8)
+    assert plan(some)[0].startswith("activations  kept by 50% of Block")
+
+
+def test_only_layers_that_keep_have_buffers_for_it() -> None:
+    config = preset("gptj_tiny", model={"layers": 8})
+    candidates = finetuning_needs(config, "gpu").candidates
+    assert candidates is not None
+
+    def inside(share: float) -> int:
+        program, _ = candidates.get(frozenset({("layer", share)}))
+        return sum(
+            buffer.entries * math.prod(buffer.tensor_shape)
+            for buffer in program.ir.remote_buffers
+            if buffer.kind == "activations inside layers"
+        )
+
+    assert inside(0.25) == inside(1.0) / 4 > 0
 
 
 def test_what_the_host_has_no_room_for_stays_on_the_device() -> None:

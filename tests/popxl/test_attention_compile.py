@@ -117,3 +117,16 @@ def test_heads_that_cudnn_takes(target: str, largest: int):
         assert len(kernels) == 1
         found += [size] * kernels.pop()
     assert max(found, default=0) == largest
+
+
+def test_attention_with_sinks_is_no_kernel_but_a_loop():
+    """cuDNN's has none."""
+    specs = [jax.ShapeDtypeStruct((1, 2, 256, 64), jnp.bfloat16)] * 4
+    for sinks in (False, True):
+        settings, more = PLAIN._replace(causal=True, sinks=sinks), specs[:0]
+        if sinks:
+            more = [jax.ShapeDtypeStruct((2,), jnp.bfloat16)]
+        with tracing_for("gpu 9.0"):
+            text = str(jax.make_jaxpr(both_ways(settings))(*specs, *more))
+        assert (attention_kernel.__name__ in text) != sinks
+        assert (attention_grads_kernel.__name__ in text) != sinks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
@@ -22,7 +23,8 @@ from modelling.weights.mxfp4 import expand
 from popxl import constant, ops
 from popxl.transforms import autodiff
 from popxl_addons.ops.clamped_gate import clamped_gate
-from popxl_addons.ops.routing import spread_weights
+from popxl_addons.ops.routing import rows_of_groups, spread_weights
+from run.start import starting_point
 from tests.modelling.llama.hf import (
     as_parameters,
     hf_config,
@@ -50,7 +52,9 @@ def test_the_gate_and_its_gradient_are_transformers() -> None:
     )
     expected = experts._apply_gate(torch.stack(x.split(5, -1), -1).flatten(-2))
     expected.backward(torch.tensor(dy.astype(np.float32)))
-    y, d_both = with_gradients(lambda t: clamped_gate(t, limit=LIMIT, slope=SLOPE), both, dy=dy)
+    y, d_both = with_gradients(
+        lambda t: clamped_gate(t, limit=LIMIT, slope=SLOPE), *single(both, dy)
+    )
     np.testing.assert_allclose(y, expected.detach(), rtol=2e-6, atol=1e-6)
     np.testing.assert_allclose(d_both, x.grad, rtol=2e-6, atol=1e-6)
 
@@ -61,10 +65,27 @@ def test_weights_are_spread_over_all_experts_and_their_gradients_come_back() -> 
     expected = np.zeros((3, 5))
     np.put_along_axis(expected, chosen, weights, 1)
     y, back = with_gradients(
-        lambda w: spread_weights(w, constant(chosen), experts=5), weights, dy=dy
+        lambda w: spread_weights(w, constant(chosen), experts=5), *single(weights, dy)
     )
     np.testing.assert_array_equal(y, expected.astype(np.float32))
     np.testing.assert_array_equal(back, np.take_along_axis(dy, chosen, 1).astype(np.float32))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_rows_get_the_vector_of_their_group_and_give_it_their_gradients(dtype: type) -> None:
+    sizes, vectors = np.array([2, 0, 3, 1], np.int32), rand(4, 3).astype(dtype)
+    dy = rand(6, 3, seed=1).astype(dtype)
+    groups = np.repeat(np.arange(4), sizes)
+    build = lambda v: rows_of_groups(v, constant(sizes), rows=6)  # noqa: E731
+    y, back = with_gradients(build, vectors, dy=dy)
+    expected = np.zeros((4, 3))
+    np.add.at(expected, groups, dy.astype(np.float64))
+    np.testing.assert_array_equal(y, vectors[groups])
+    np.testing.assert_allclose(back, expected, rtol=2 * np.finfo(dtype).eps, atol=1e-6)
+
+
+def single(*arrays: np.ndarray) -> list[np.ndarray]:
+    return [x.astype(np.float32) for x in arrays]
 
 
 def with_gradients(
@@ -76,7 +97,7 @@ def with_gradients(
         call = ops.call_with_info(graph, x)
         return *call.outputs, *ops.call(gradient.graph, dy, inputs_dict=gradient.inputs_dict(call))
 
-    return evaluate(both, x.astype(np.float32), dy.astype(np.float32))
+    return evaluate(both, x, dy)
 
 
 # ---- files --------------------------------------------------------------------------------------
@@ -116,6 +137,21 @@ def test_experts_in_mxfp4_are_what_transformers_expands_bit_for_bit(tmp_path: Pa
 
 
 EXPERTS = "model.layers.0.mlp.experts.gate_up_proj"
+
+
+def test_a_published_folder_is_where_a_run_starts(tmp_path: Path) -> None:
+    """With a config.json that says it is in MXFP4."""
+    theirs = hf_config("gpt_oss", hidden_size=64, intermediate_size=32)
+    config, weights = our_config(theirs), packed_like(weights_of(hf_model(theirs)))
+    packed = {
+        "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    }
+    write_hf_directory(tmp_path / "hf", weights, to_config_json(config) | packed)
+    checkpoint = replace(config.checkpoint, load=str(tmp_path / "hf"))
+    start = starting_point(replace(config, checkpoint=checkpoint), weight_table(config))
+    found = weight_table(config).for_files(start.tensors)
+    for name, x in expanded_by_transformers(weights).items():
+        np.testing.assert_array_equal(found[name].astype(np.float32), x)
 
 
 def test_all_bytes_and_all_scales_that_are_numbers() -> None:

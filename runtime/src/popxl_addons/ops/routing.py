@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from popxl.custom import jax_op
@@ -44,9 +43,9 @@ def rows_of_experts(chosen: Any, *, experts: int) -> tuple[Any, Any, Any]:
     others, whose numbers are negative or too large, have the place after the last.
     """
     here = (chosen >= 0) & (chosen < experts)
-    order, places, sizes = _by_expert(jnp.where(here, chosen, experts), experts)
+    order, places, sizes = _by_expert(here * chosen + ~here * experts, experts)
     rows = chosen.shape[0] * min(chosen.shape[1], experts)
-    return order[:rows], jnp.where(here, places, rows).astype(np.int32), sizes
+    return order[:rows], (here * places + ~here * rows).astype(np.int32), sizes
 
 
 def _at(y: Any, places: Any) -> Any:
@@ -123,6 +122,34 @@ def weigh_rows(y: Any, weights: Any, order: Any, places: Any) -> Any:
         (rows, features).
     """
     return (y.astype(np.float32) * _in_order(weights, order)).astype(y.dtype)
+
+
+def _group_of_rows(sizes: Any, rows: int) -> Any:
+    """int32 (rows,), of rows that are sorted by group."""
+    return sizes.cumsum().searchsorted(np.arange(rows, dtype=np.int32), side="right")
+
+
+def _vectors_back(xs: Any, ys: Any, dys: Any, *, rows: int) -> tuple[Any, None]:
+    """A product: adding up row by row would be in no fixed order on GPUs."""
+    vectors, sizes = xs
+    groups = np.arange(len(vectors), dtype=np.int32)[:, None]
+    is_own = (_group_of_rows(sizes, rows) == groups).astype(np.float32)
+    made = is_own @ dys[0].astype(np.float32)
+    return made.astype(vectors.dtype), None
+
+
+@jax_op(name="rows_of_groups", grad=_vectors_back)
+def rows_of_groups(vectors: Any, sizes: Any, *, rows: int) -> Any:
+    """For rows that are sorted by group, the vector of each one's group.
+
+    Args:
+        vectors: (groups, features).
+        sizes: int32 (groups,), how many rows each group has: all together `rows`.
+
+    Returns:
+        (rows, features).
+    """
+    return vectors[_group_of_rows(sizes, rows)]
 
 
 def _spread_back(xs: Any, ys: Any, dys: Any, *, experts: int) -> tuple[Any, None]:

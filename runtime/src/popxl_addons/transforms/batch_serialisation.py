@@ -332,6 +332,7 @@ def batch_serialise_fwd_and_grad(
     seed_input: popxl.Tensor | None = None,
     rows: int = 1,
     io_mode: IoMode = "io",
+    first_row: int = 0,
 ) -> tuple[BatchSerialResult, BatchSerialResult]:
     """Serialise a forward graph and its gradient graph, connected through remote buffers.
 
@@ -350,6 +351,7 @@ def batch_serialise_fwd_and_grad(
             graph. A ReplicaGrouping as value of `store_buffers` asks for a new buffer, sharded over
             these replicas.
         seed_input: input of `forward_graph` that is a seed.
+        first_row: the first row that the graphs are called with: new buffers have none before it.
 
     Returns:
         The serialised forward and gradient graphs.
@@ -361,7 +363,9 @@ def batch_serialise_fwd_and_grad(
     _check_mode(steps, rows, io_mode)
     backward = gradient_graph.graph
     _check_pair(forward_graph, gradient_graph, (*load_handles, *store_streams, *store_buffers))
-    connect = _Connections(steps, rows, forward_graph, load_handles, store_buffers)
+    connect = _Connections(
+        steps, range(first_row, rows), forward_graph, load_handles, store_buffers
+    )
     grad_loads = {t: _as_handle(h) for t, h in load_handles.items() if t in backward}
     names = names_of(named_inputs_for_grad_graph)
     named, seeds = connect.inputs_of(gradient_graph, names, seed_input, grad_loads)
@@ -399,7 +403,7 @@ class _Connections:
     def __init__(
         self,
         steps: int,
-        rows: int,
+        rows: range,
         forward: GraphWithNamedArgs,
         load_handles: Mapping[popxl.Tensor, LoadHandle],
         store_buffers: Mapping[popxl.Tensor, StoreHandle | ReplicaGrouping],
@@ -416,8 +420,8 @@ class _Connections:
         return _as_handle(handle)
 
     def _new(self, t: popxl.Tensor, shard_group: ReplicaGrouping | None = None) -> RemoteHandle:
-        buffer = batch_serial_buffer(t, self._steps, self._rows, shard_group)
-        return RemoteHandle(buffer, 0, shard_group)
+        buffer = batch_serial_buffer(t, self._steps, len(self._rows), shard_group)
+        return RemoteHandle(buffer, -self._rows.start, shard_group)
 
     def inputs_of(
         self,
