@@ -204,6 +204,7 @@ def over_layers(
     body: Callable[..., Sequence[popxl.Tensor]],
     carried: Sequence[popxl.Tensor] = (),
     invariant: Sequence[popxl.Tensor] = (),
+    ahead: popxl.Tensor | None = None,
 ) -> list[popxl.Tensor]:
     """Run a phase for each of `rows` in one loop of the program.
 
@@ -211,6 +212,7 @@ def over_layers(
         rows: an arithmetic sequence.
         body: `body(row, *carried, *invariant) -> new carried`, adding ops to the loop's graph.
             It must use no tensors but its arguments.
+        ahead: int32 scalar that is added to the rows; None: 0.
 
     Returns:
         The carried tensors after the last row.
@@ -224,6 +226,6 @@ def over_layers(
     ) -> list[popxl.Tensor]:
         return [row + stride, *body(row, *carried, *invariant)]
 
-    first = popxl.constant(rows[0], popxl.int32)
+    first = popxl.constant(rows[0], popxl.int32) if ahead is None else ahead + rows[0]
     graph = popxl.gir().create_graph(one_row, first, list(carried), list(invariant))
     return list(ops.repeat(graph, len(rows), first, *carried, *invariant))[1:]

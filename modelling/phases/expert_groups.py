@@ -22,9 +22,9 @@ from modelling.phases.buffers import (
     fixed_row,
     gradient_buffer,
 )
+from modelling.phases.experts_phase import ExpertsPhase
 from modelling.phases.layer_stack import kinds_of, named, through
 from modelling.phases.layout import Stage
-from modelling.phases.phase import Phase
 from modelling.phases.settings import Settings
 from popxl_addons.transforms.batch_serialisation import RemoteHandle
 
@@ -72,13 +72,6 @@ class HandedOn:
             begin_row(buffer, 0, self._settings)
 
 
-class ExpertsPhase(Phase):
-    """Groups of experts; a layer has as many entries as groups."""
-
-    def _keep_resident(self, layers: int) -> None:
-        super()._keep_resident(layers * self._settings.config.expert_groups)
-
-
 def layers_and_experts(
     names: tuple[str, str],
     layers: Layers,
@@ -105,26 +98,15 @@ def layers_and_experts(
     inputs, outputs = {**named(into), **others}, [*out, *handed.ports.values()]
     kinds = kinds_of(names[0], layers, inputs, outputs, settings)
     reads = {name: _read(port, groups) for name, port in handed.ports.items()}
-    inputs_of_group = {**reads, "number": Port(ROW, lambda row: row % groups)}
-    experts = ExpertsPhase(
-        names[1],
-        group,
-        inputs_of_group,
-        [_added_to(x, groups)],
-        settings,
-        len(layers.order) * groups,
-    )
-
-    def begin() -> None:
-        with popxl.plan.part(f"{names[1]}/backward"):
-            handed.begin_gradients()
-
-    stages: list[Stage] = []
-    for kind, rows in layers.runs():
-        for row in rows:
-            stages += those_of(kinds[kind], range(row, row + 1))
-            stages.append(Stage(experts, range(row * groups, (row + 1) * groups), begin))
-    return stages
+    reads["number"] = Port(ROW, lambda row: row % groups)
+    writes, count = [_added_to(x, groups)], len(layers.order)
+    begin = handed.begin_gradients
+    experts = ExpertsPhase(names[1], group, reads, writes, settings, count, begin)
+    return [
+        stage._replace(experts=experts)
+        for kind, rows in layers.runs()
+        for stage in those_of(kinds[kind], rows)
+    ]
 
 
 def _read(port: Port, groups: int) -> Port:

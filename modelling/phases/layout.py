@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import popxl
 from modelling.phases.buffers import InputBuffers, over_layers
+from modelling.phases.experts_phase import ExpertsPhase
 from modelling.phases.loss_phase import LossPhase
 from modelling.phases.phase import Phase
 from modelling.phases.step import StepInputs, Update
@@ -25,8 +26,16 @@ class Stage(NamedTuple):
     rows: range
     """Which of its layers."""
 
+    experts: ExpertsPhase | None = None
+    """Has the experts of each of them, which run after it."""
+
     begin: Callable[[], None] = _nothing
     """Lets gradients be zero that they add to, before they run backwards."""
+
+    @property
+    def phases(self) -> list[Phase]:
+        """Both phases, as far as there are."""
+        return [self.phase] if self.experts is None else [self.phase, self.experts]
 
 
 @dataclass(frozen=True)
@@ -47,7 +56,7 @@ class Layout:
     @cached_property
     def phases(self) -> list[Phase]:
         """All phases, each once, in the order of their first layers."""
-        return list(dict.fromkeys(stage.phase for stage in self.order))
+        return list(dict.fromkeys(phase for stage in self.order for phase in stage.phases))
 
     @property
     def head(self) -> LossPhase:
@@ -59,15 +68,17 @@ class Layout:
     def forward(self, step: StepInputs) -> None:
         """All phases forwards, without the loss in training."""
         self.begin_forward()
-        for phase, rows, _ in self.order:
+        for stage in self.order:
 
             def body(
-                row: popxl.Tensor, *given: popxl.Tensor, phase: Phase = phase
+                row: popxl.Tensor, *given: popxl.Tensor, stage: Stage = stage
             ) -> list[popxl.Tensor]:
-                phase.forward(row, step.of(given))
+                stage.phase.forward(row, step.of(given))
+                if stage.experts is not None:
+                    stage.experts.forward_all(row, step.of(given))
                 return []
 
-            _over(phase, rows, body, (), step)
+            _over(stage, stage.rows, body, (), step)
 
     def backward(self, step: StepInputs) -> popxl.Tensor:
         """All phases backwards, the loss first.
@@ -78,20 +89,22 @@ class Layout:
         for phase in self.phases:
             phase.begin_gradients()
         squares = self.head.backward(popxl.constant(0, popxl.int32), step)
-        for phase, rows, begin in self.order[-2::-1]:
-            if phase.bwd is None:
+        for stage in self.order[-2::-1]:
+            if all(phase.bwd is None for phase in stage.phases):
                 continue
-            begin()
+            stage.begin()
 
             def body(
                 row: popxl.Tensor,
                 squares: popxl.Tensor,
                 *given: popxl.Tensor,
-                phase: Phase = phase,
+                stage: Stage = stage,
             ) -> list[popxl.Tensor]:
-                return [squares + phase.backward(row, step.of(given))]
+                if stage.experts is not None:
+                    squares = stage.experts.backward_all(row, step.of(given), squares)
+                return [squares + stage.phase.backward(row, step.of(given))]
 
-            (squares,) = _over(phase, rows[::-1], body, [squares], step)
+            (squares,) = _over(stage, stage.rows[::-1], body, [squares], step)
         return squares
 
     def update(self, update: Update) -> None:
@@ -109,13 +122,13 @@ class Layout:
 
 
 def _over(
-    phase: Phase,
+    stage: Stage,
     rows: range,
     body: Callable[..., list[popxl.Tensor]],
     carried: Sequence[popxl.Tensor],
     step: StepInputs,
 ) -> list[popxl.Tensor]:
     """Run layers of a phase in a loop of the program, or the only one as it is."""
-    if phase.entries == 1:
+    if stage.phase.entries == 1:
         return body(popxl.constant(0, popxl.int32), *carried, *step.tensors)
     return over_layers(rows, body, carried, step.tensors)

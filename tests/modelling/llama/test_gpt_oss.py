@@ -74,13 +74,13 @@ def test_weights_are_spread_over_all_experts_and_their_gradients_come_back() -> 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_rows_get_the_vector_of_their_group_and_give_it_their_gradients(dtype: type) -> None:
     sizes, vectors = np.array([2, 0, 3, 1], np.int32), rand(4, 3).astype(dtype)
-    dy = rand(6, 3, seed=1).astype(dtype)
+    dy = rand(7, 3, seed=1).astype(dtype)  # one row is of no group
     groups = np.repeat(np.arange(4), sizes)
-    build = lambda v: rows_of_groups(v, constant(sizes), rows=6)  # noqa: E731
+    build = lambda v: rows_of_groups(v, constant(sizes), rows=7)  # noqa: E731
     y, back = with_gradients(build, vectors, dy=dy)
     expected = np.zeros((4, 3))
-    np.add.at(expected, groups, dy.astype(np.float64))
-    np.testing.assert_array_equal(y, vectors[groups])
+    np.add.at(expected, groups, dy[:6].astype(np.float64))
+    np.testing.assert_array_equal(y, [*vectors[groups], np.zeros(3)])
     np.testing.assert_allclose(back, expected, rtol=2 * np.finfo(dtype).eps, atol=1e-6)
 
 

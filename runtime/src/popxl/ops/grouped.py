@@ -77,7 +77,7 @@ def _tiles(end: Any, left: Any, rows: int, value: Any, tile: Callable[..., Any])
 def grouped_product(x: Any, matrices: Any, sizes: Any, transpose: bool) -> Any:
     """Of each row the product with its group's matrix."""
     ends, rows = jnp.cumsum(sizes), x.shape[0]
-    numbers = (((1,), (1 if transpose else 0,)), ((), ()))
+    contracted = (((1,), (1 if transpose else 0,)), ((), ()))
     features = matrices.shape[1 if transpose else 2]
 
     def group(g: Any, out: Any) -> Any:
@@ -87,7 +87,7 @@ def grouped_product(x: Any, matrices: Any, sizes: Any, transpose: bool) -> Any:
             part = lax.dynamic_slice(x, (first, 0), (own.shape[0], x.shape[1]))
             there = lax.dynamic_slice(out, (first, 0), (own.shape[0], features))
             y = lax.dot_general(
-                *factors(part), matrix, numbers, preferred_element_type=_sums(x.dtype)
+                *factors(part), matrix, contracted, preferred_element_type=_sums(x.dtype)
             )
             y = jnp.where(own, y.astype(x.dtype), there)
             return lax.dynamic_update_slice(out, y, (first, 0))

@@ -125,7 +125,7 @@ def weigh_rows(y: Any, weights: Any, order: Any, places: Any) -> Any:
 
 
 def _group_of_rows(sizes: Any, rows: int) -> Any:
-    """int32 (rows,), of rows that are sorted by group."""
+    """int32 (rows,), of rows that are sorted by group; those of none have the number after all."""
     return sizes.cumsum().searchsorted(np.arange(rows, dtype=np.int32), side="right")
 
 
@@ -144,12 +144,12 @@ def rows_of_groups(vectors: Any, sizes: Any, *, rows: int) -> Any:
 
     Args:
         vectors: (groups, features).
-        sizes: int32 (groups,), how many rows each group has: all together `rows`.
+        sizes: int32 (groups,), how many rows each group has, at most `rows` all together.
 
     Returns:
-        (rows, features).
+        (rows, features), zeros for rows that belong to no group.
     """
-    return vectors[_group_of_rows(sizes, rows)]
+    return _at(vectors, _group_of_rows(sizes, rows))
 
 
 def _spread_back(xs: Any, ys: Any, dys: Any, *, experts: int) -> tuple[Any, None]:
