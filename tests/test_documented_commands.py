@@ -133,6 +133,10 @@ FEWER = {
     "benchmarks.phased": ["--layers", "1", "2", "--rounds", "1"],
     "benchmarks.accumulation": ["--processes", "2", "--counts", "1", "2", "--steps", "2"],
     "benchmarks.beside_huggingface": ["--rounds", "1"],
+    "benchmarks.experts": [
+        *("--layers", "1", "--experts", "4", "--chosen", "2", "--hidden", "128"),
+        *("--inner", "16", "--tokens", "256", "--rounds", "1"),
+    ],
     "benchmarks.fp8": ["--seeds", "42"],
     "benchmarks.disk": ["--mib", "1", "--entries", "2", "--rounds", "1"],
 }
