@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import popdist
@@ -19,6 +21,7 @@ MAX_VIRTUAL = 1024
 """Most virtual CPU devices. Each has threads of its own; 8,000 take seconds and a gigabyte."""
 
 _MEMINFO = Path("/proc/meminfo")
+_MMAP_THRESHOLD, _BLOCK = -3, 2**20  # M_MMAP_THRESHOLD of glibc's malloc.h
 _FAR = 4  # where memory exceeds the state by this factor, the rest need not be planned
 
 
@@ -38,6 +41,19 @@ class NotEnoughMemoryError(Exception):
         self.place, self.needed, self.available, self.parts = place, needed, available, parts
         self.disk = disk
         super().__init__(f"needs {needed} bytes of {place} memory, of which {available} are there")
+
+
+def return_blocks() -> None:
+    """From here on, let blocks of a megabyte go back to the system as soon as they are free, where
+    the C library can do so (glibc's mallopt), unless the environment sets its threshold.
+
+    Else its heap keeps what lies between blocks that are in use: a run takes up to a quarter more
+    than is planned. Fresh pages cost a few per cent of the processor's time.
+    """
+    if "MALLOC_MMAP_THRESHOLD_" in os.environ:
+        return
+    with suppress(AttributeError, OSError):  # not glibc
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _BLOCK)
 
 
 def check_least(config: RunConfig) -> None:

@@ -14,6 +14,7 @@ import popxl
 from checkpoints.together import damage_told
 from config.sections import RunConfig
 from machine.devices import device_desc
+from machine.memory import return_blocks
 from machine.placement import check_placed, place, place_compiled
 from modelling.weights import Variables, WeightTable
 from popxl import Variable
@@ -45,6 +46,8 @@ class RunningModel:
             lender: a model that is entered while this one is, and lends its weights.
         """
         self.config, self._table, self.variables, self._lender = config, table, variables, lender
+        if config.execution.host_memory is not None:
+            return_blocks()
         taken = 0 if lender is None else lender.stored
         place(config, ir, taken, lender is not None)
         check_placed(config, ir, taken, lender is not None)

@@ -24,7 +24,7 @@ COUNT = {"mixtral": "num_local_experts", "gpt_oss": "num_local_experts"}
 
 def mixture(kind: str) -> Any:
     """Hugging Face's description of one with experts that two and four devices can share."""
-    return hf_config(kind, **dict.fromkeys(COUNT.get(kind, ("num_experts",)), 4))
+    return hf_config(kind, **{COUNT.get(kind, "num_experts"): 4})
 
 
 def sharing(kind: str, dp: int, tp: int) -> LlamaConfig:

@@ -1,0 +1,39 @@
+"""What the heap holds of freed memory, measured in processes of their own."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import sys
+import numpy as np
+from machine.memory import return_blocks
+
+def resident():
+    line = next(x for x in open("/proc/self/status") if x.startswith("VmRSS"))
+    return int(line.split()[1]) * 1024
+
+if "blocks" in sys.argv:
+    return_blocks()
+np.ones(2**21)  # freeing a large block makes glibc take smaller ones from its heap
+before = resident()
+blocks = [np.ones(2**18) for _ in range(100)]
+del blocks[::2]
+print(round((resident() - before) / 2**21))  # of 50 blocks of 2 MiB that are left
+"""
+
+
+def held(*arguments: str) -> int:
+    command = [sys.executable, "-c", PROGRAM, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other heaps are built differently")
+def test_free_blocks_between_others_go_back():
+    assert held("blocks") == pytest.approx(50, abs=2)
+    assert held() > 80, "else there is nothing to mend"
