@@ -20,7 +20,7 @@ from tests.modelling.llama.training import batches
 from tests.modelling.sessions import fine_tuning
 
 SIZE = 4
-WHOLE = ("embed_tokens", "lm_head", "router", "mlp.gate.", "shared_expert_gate")
+WHOLE = ("embed_tokens", "lm_head", "router", "mlp.gate.", "moe.gate.", "shared_expert_gate")
 
 
 def base_of(config: LlamaConfig, theirs: Any) -> dict[str, np.ndarray]:
