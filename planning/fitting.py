@@ -9,7 +9,7 @@ from config.errors import ConfigError
 from config.layers import largest_divisor
 from config.machines import Machine
 from config.sections import RunConfig
-from planning.expert_groups import bytes_at_work, more
+from planning.expert_groups import SHARE, bytes_at_work, more
 from planning.needs import finetuning_needs, inference_needs
 from planning.report import Report, report
 
@@ -71,7 +71,7 @@ def _layouts(config: RunConfig, devices: int) -> Iterator[RunConfig]:
 
 
 def _smallest_that_fits(name: str, config: RunConfig, machine: Machine) -> Report:
-    """With more groups of experts or smaller micro-batches, whatever takes more, as long as device
+    """With more groups of experts, where one takes much, or smaller micro-batches as long as device
     memory is too small, and with the disk if host memory is."""
     target = machine.target
     needs = finetuning_needs(config, target)
@@ -80,7 +80,7 @@ def _smallest_that_fits(name: str, config: RunConfig, machine: Machine) -> Repor
         config = made.needs.config
         execution, is_same = config.execution, False
         needed, there = made.shares.get("device memory", (0, 0))
-        groups = more(config) if bytes_at_work(config) > needed / 2 else None
+        groups = more(config) if bytes_at_work(config) > SHARE * needed else None
         if needed > there and groups is not None:
             config = config.changed({"execution.expert_groups": groups})
         elif needed > there and execution.micro_batch_size > 1:

