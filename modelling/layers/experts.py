@@ -14,7 +14,6 @@ from modelling.layers.feed_forward import Activation, GatedFeedForward, activati
 from modelling.layers.layer import Layer, cast
 from modelling.layers.parallel import Groups
 from popxl import Tensor, ops
-from popxl_addons.ops.clamped_gate import clamped_gate
 from popxl_addons.ops.routing import (
     rows_by_expert,
     rows_of_groups,
@@ -68,6 +67,13 @@ class Clamp:
 
     limit: float
     slope: float
+
+    def gated(self, gate: Tensor, up: Tensor) -> Tensor:
+        """In float32."""
+        low = ops.clamp(cast(gate, popxl.float32), max=self.limit)
+        within = ops.clamp(cast(up, popxl.float32), -self.limit, self.limit)
+        inner = ops.swish(low * self.slope) * (within + 1.0) * (1 / self.slope)
+        return cast(inner, gate.dtype)
 
 
 class Experts(Layer):
@@ -195,9 +201,9 @@ class Experts(Layer):
         return rows_of_groups(bias.reshape((count, 2 * self.part)), sizes, rows=rows)
 
     def _gated(self, both: Tensor) -> Tensor:
-        if self.clamp is not None:
-            return clamped_gate(both, limit=self.clamp.limit, slope=self.clamp.slope)
         gate, up = ops.split(both, 2, axis=-1)
+        if self.clamp is not None:
+            return self.clamp.gated(gate, up)
         return self.activation(gate) * up
 
     def _biases(self, weights: Tensor, chosen: Tensor, x: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import popxl_addons as addons
 from modelling.phases.buffers import Port
@@ -47,7 +48,7 @@ def layers_alike(
 def those_of(stages: Sequence[Stage], rows: range) -> list[Stage]:
     """The stages of some neighbouring layers alone."""
     cut = [
-        stage._replace(rows=range(max(own.start, rows.start), min(own.stop, rows.stop)))
+        replace(stage, rows=range(max(own.start, rows.start), min(own.stop, rows.stop)))
         for stage in stages
         for own in (stage.rows,)
     ]

@@ -103,7 +103,7 @@ def layers_and_experts(
     begin = handed.begin_gradients
     experts = ExpertsPhase(names[1], group, reads, writes, settings, count, begin)
     return [
-        stage._replace(experts=experts)
+        replace(stage, experts=experts)
         for kind, rows in layers.runs()
         for stage in those_of(kinds[kind], rows)
     ]

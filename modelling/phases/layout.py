@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import popxl
 from modelling.phases.buffers import InputBuffers, over_layers
@@ -19,7 +18,8 @@ def _nothing() -> None:
     """There is nothing to begin."""
 
 
-class Stage(NamedTuple):
+@dataclass(frozen=True)
+class Stage:
     """Layers of a phase that run one after the other."""
 
     phase: Phase

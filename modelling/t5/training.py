@@ -7,6 +7,7 @@ decoder layer reads, adding to its gradient; those of the decoder's, of embeddin
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import popxl
 from config.t5 import T5Config
@@ -71,7 +72,7 @@ def t5_layout(settings: Settings) -> Layout:
             encoder.begin_gradient()
 
     *others, last = stacks
-    ends = last._replace(begin=begin), Stage(loss, range(1))
+    ends = replace(last, begin=begin), Stage(loss, range(1))
     order = [Stage(embeddings, range(1)), *others, *ends]
     return Layout(inputs, order)
 

@@ -29,7 +29,7 @@ RANDOM = {
 }  # fmt: skip
 # Ops of popxl_addons, defined if anything has imported them: tests/popxl_addons.
 OF_ADDONS = {
-    *("clamped_gate", "cross_entropy_label", "fp8_amax_scale", "fp8_mse_scale"),
+    *("cross_entropy_label", "fp8_amax_scale", "fp8_mse_scale"),
     *("group_quantize_decompress", "saturate", "round_by_hash"),
     *("count_experts", "rows_by_expert", "rows_of_experts", "rows_of_groups", "spread_weights"),
     *("sum_rows", "take_rows", "weigh_rows"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
@@ -54,9 +53,9 @@ ceil = unary(
 
 
 def _clip(x: Any, min: float, max: float) -> Any:
-    low = None if min == -math.inf else jnp.asarray(min, x.dtype)
-    high = None if max == math.inf else jnp.asarray(max, x.dtype)
-    return jnp.clip(x, low, high)
+    """By comparisons: numbers at a bound pass their whole gradient, as torch has it."""
+    low, high = (jnp.asarray(bound, x.dtype) for bound in (min, max))
+    return jnp.where(x < low, low, jnp.where(x > high, high, x))
 
 
 _CLIP = define("clip", numbers(_clip), tags=ELEMENTWISE)
