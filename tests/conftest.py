@@ -37,6 +37,7 @@ for cache in ("POPXL_CACHE_DIR", "POPART_CACHE_DIR"):
 # What is compiled as for users everywhere: the engine.
 OPTIMISED = {"popxl", "popxl_addons", "popart", "popdist", "properties"}
 COMPILE_QUICKLY = "jax_disable_most_optimizations"
+KNOWN = 200  # executables that are kept for other tests; each takes some of a process's mappings
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -96,12 +97,14 @@ def compiled_once() -> Iterator[None]:
         if os.environ[COMPILE_QUICKLY.upper()] == "0":  # tests of the engine look at what it does
             return compile_anew(cache, segment)
         key = cache.key(segment), cpu.backend_epoch()
-        if key not in known:
-            known[key] = compile_anew(cache, segment)
-        else:
+        if (found := known.get(key)) is not None:
             for what in ("traces", "compiles"):
                 cache.count(what)
-        return known[key]
+            return found
+        known[key] = made = compile_anew(cache, segment)
+        while len(known) > KNOWN:
+            known.pop(next(iter(known)), None)
+        return made
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SegmentCache, "_compile", compile_)

@@ -68,7 +68,8 @@ def test_an_offset_that_is_no_sum_of_counters_comes_from_the_device():
         buffer = popxl.remote_buffer((1,), popxl.float32, 4)
 
         def body(at):
-            ops.remote_store(buffer, at / 2, ops.reshape(ops.cast(at, popxl.float32), (1,)))
+            half = ops.cast(ops.cast(at, popxl.float32) * 0.5, popxl.int32)
+            ops.remote_store(buffer, half, ops.reshape(ops.cast(at, popxl.float32), (1,)))
             return at + 1
 
         start = popxl.constant(0, popxl.int32)

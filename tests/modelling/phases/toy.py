@@ -15,6 +15,7 @@ from modelling.phases import (
     LossPhase,
     Phase,
     Settings,
+    Stage,
 )
 from modelling.weights import Weight, WeightRow, WeightTable
 from popxl import ops
@@ -57,7 +58,7 @@ def toy_layout(settings: Settings) -> Layout:
     rest = Phase("rest", Layer(), {"x": x}, [y], settings, layers - 1, lent)
     ends = {"x": chain.end} | inputs.ports(["y", "weight"])
     head = LossPhase("head", Loss(), ends, settings)
-    return Layout(inputs, [(phase, range(phase.entries)) for phase in (first, rest, head)])
+    return Layout(inputs, [Stage(phase, range(phase.entries)) for phase in (first, rest, head)])
 
 
 def toy_table(*frozen: str) -> WeightTable:

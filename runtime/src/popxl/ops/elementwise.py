@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
@@ -54,8 +55,13 @@ ceil = unary(
 
 def _clip(x: Any, min: float, max: float) -> Any:
     """By comparisons: numbers at a bound pass their whole gradient, as torch has it."""
-    low, high = (jnp.asarray(bound, x.dtype) for bound in (min, max))
-    return jnp.where(x < low, low, jnp.where(x > high, high, x))
+    if min != -math.inf:
+        low = jnp.asarray(min, x.dtype)
+        x = jnp.where(x < low, low, x)
+    if max != math.inf:
+        high = jnp.asarray(max, x.dtype)
+        x = jnp.where(x > high, high, x)
+    return x
 
 
 _CLIP = define("clip", numbers(_clip), tags=ELEMENTWISE)
