@@ -164,7 +164,12 @@ def test_some_trained() -> None:
 
 @pytest.mark.usefixtures("cached")
 @pytest.mark.parametrize(
-    ("family", "layers"), [(GPTJ, 3), pytest.param(T5, 3, marks=pytest.mark.slow), (LLAMA, None)]
+    ("family", "layers"),
+    [
+        pytest.param(GPTJ, 3, marks=pytest.mark.slow),
+        pytest.param(T5, 3, marks=pytest.mark.slow),
+        (LLAMA, None),
+    ],
 )
 def test_some_layers_keep_their_activations(family: Any, layers: int | None) -> None:
     """The last ones, with buffers for them alone; of two kinds that alternate, some of each."""

@@ -94,7 +94,7 @@ def padded_batch() -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.parametrize("balance", [COEFFICIENT, 0.0])
+@pytest.mark.parametrize("balance", [COEFFICIENT, pytest.param(0.0, marks=pytest.mark.slow)])
 def test_padding_does_not_count_and_experts_are_told_of(balance: float) -> None:
     """What is told, and its gradient: the norms of a loss that is all balance."""
     theirs = balanced("qwen3_moe") if balance else hf_config("qwen3_moe")

@@ -126,6 +126,7 @@ def test_one_layers_experts_are_trained_alike() -> None:
         family_of(config).weights(config)
 
 
+@pytest.mark.slow
 # ---- bits ---------------------------------------------------------------------------------------
 @pytest.mark.optimised
 def test_kept_is_computed_again_and_killed_is_continued_bit_for_bit() -> None:

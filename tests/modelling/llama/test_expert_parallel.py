@@ -97,6 +97,7 @@ def test_what_cannot_be_shared_is_refused() -> None:
             config.changed(WHOLE | fields)
 
 
+@pytest.mark.slow
 def test_exports_are_those_of_any_split() -> None:
     theirs = mixture("gpt_oss")
     start = weights_of(hf_model(theirs))
