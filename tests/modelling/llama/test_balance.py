@@ -166,6 +166,7 @@ def test_the_factor_is_read_where_transformers_uses_it() -> None:
     assert (written["output_router_logits"], written["router_aux_loss_coef"]) == (True, COEFFICIENT)
 
 
+@pytest.mark.slow
 def test_preferences_are_balanced_too() -> None:
     """The hinge is linear here: the loss is 1, less the margin of rewards, and the balance."""
     config = our_config(balanced("qwen3_moe"), 1, 1, 2)

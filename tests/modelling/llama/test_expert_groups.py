@@ -88,6 +88,7 @@ def test_training_with_balance(kind: str, groups: int, tp: int, activations: str
     check_trained(config, *trained_balanced(theirs, given, 4), given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("told", "only"),
     [
@@ -161,6 +162,7 @@ def test_kept_is_computed_again_and_killed_is_continued_bit_for_bit() -> None:
             np.testing.assert_allclose(other[name], array, rtol=1e-3, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 # ---- without training ---------------------------------------------------------------------------
 def test_evaluation_and_generation_read_what_is_trained() -> None:
     """Without a copy: tokens are transformers', the loss that of whole layers."""

@@ -45,6 +45,7 @@ def test_training_is_hugging_faces(kind: str, dp: int, tp: int) -> None:
     check_trained(sharing(kind, dp, tp), *trained(mixture(kind), given), given)
 
 
+@pytest.mark.slow
 def test_state_goes_on_under_another_split_bit_for_bit() -> None:
     """Moments and weights are the logical ones, which any split holds."""
     config = sharing("qwen3_moe", 1, 2)

@@ -71,6 +71,7 @@ def test_training_beside_packed_experts_is_that_beside_expanded_ones_bit_for_bit
     assert all(trained[name].tobytes() == array.tobytes() for name, array in plain.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tp", [2])
 def test_generation_from_packed_experts_is_that_from_expanded_ones(tp: int) -> None:
     theirs = hf_config("gpt_oss")

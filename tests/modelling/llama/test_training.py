@@ -40,7 +40,7 @@ LAYOUTS = {
     "gpt_oss": (2, 2, 2),
 }
 TRANSPOSED = ("qwen2", "smollm3", "olmo2", "ministral3")
-IN_BRIEF = ("qwen2_moe", "gpt_oss", "ministral3", "phi3", "gemma3_text", "olmo2")
+IN_BRIEF = ("qwen2_moe", "gpt_oss", "phi3", "gemma3_text")
 """The others' features are drawn in `test_random`."""
 
 
