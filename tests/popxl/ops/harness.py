@@ -134,8 +134,8 @@ def evaluate(build: Callable[..., Any], *arrays: np.ndarray) -> list[np.ndarray]
     return outputs
 
 
-def run_cases(cases: Sequence[Case]) -> None:
-    """Write all cases into one program, check it, run it, and keep the results in the cases."""
+def write_cases(cases: Sequence[Case]) -> _Program:
+    """Write all cases into one program."""
     program = _Program()
     with program.ir.main_graph:
         for case in cases:
@@ -143,6 +143,12 @@ def run_cases(cases: Sequence[Case]) -> None:
                 _write(program, case)
             except Exception as error:  # one wrong record must not hide the others
                 case.error = error
+    return program
+
+
+def run_cases(cases: Sequence[Case]) -> None:
+    """Write all cases into one program, check it, run it, and keep the results in the cases."""
+    program = write_cases(cases)
     verify_ir(program.ir)
     program.run()
 
