@@ -150,6 +150,7 @@ def _check(family: Any, precision: str, dropout: float, quick: bool = False, **s
     assert (losses[-2] == losses[-1]) == (dropout == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cached")
 def test_t5_in_float32() -> None:
     """The slow ones are compiled as for users, which decides the bits, too."""

@@ -47,6 +47,7 @@ def exported(run: Path, folder: Path) -> dict[str, np.ndarray]:
     return load_file(folder / "model.safetensors")
 
 
+@pytest.mark.slow
 @pytest.mark.optimised
 def test_a_run_goes_on_with_the_same_and_with_other_groups(tmp_path: Path) -> None:
     with few_examples(tmp_path / "executables"):
