@@ -197,19 +197,14 @@ def choose(
 
 
 def fits_some_way(candidates: Candidates, config: RunConfig, on: Machine) -> bool:
-    """Whether device and host could hold the state, wherever it is placed."""
-    return not _is_hopeless(candidates.get()[1], on.room, _host_share(config, on))
+    """Whether device and host could hold the entries of a program, wherever they are placed."""
+    plan = candidates.get()[1].plan()
+    return plan.remote + plan.resident <= on.room + _host_share(config, on)
 
 
 def _host_share(config: RunConfig, on: Machine) -> float:
     """Bytes of host memory for a replica."""
     return on.host_memory / min(config.replicas, on.devices or config.replicas)
-
-
-def _is_hopeless(traced: popxl.plan.Traced, memory: float, host: float) -> bool:
-    """Whether there is no room for the entries of a program even if they fill the device, too."""
-    plan = traced.plan()
-    return plan.remote + plan.resident > memory + host
 
 
 def _worthwhile(program: TrainingProgram, traced: popxl.plan.Traced) -> list[str]:
