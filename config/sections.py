@@ -85,11 +85,6 @@ class RunConfig(Section):
         return 0
 
     @property
-    def expert_groups(self) -> int:
-        """Into how many groups a layer's experts are cut, each a phase of its own; 1: none."""
-        return self.execution.expert_groups
-
-    @property
     def some_frozen(self) -> bool:
         """Whether there are weights that are not trained."""
         return self.training.some_frozen or self.adapter.rank > 0
@@ -194,9 +189,10 @@ class RunConfig(Section):
                 f"{self.execution.tensor_parallel} must be at most {MAX_REPLICAS:,} devices"
             )
         self._check_rounding()
-        if self.expert_groups > 1 and (not self.experts or self.experts % self.expert_groups):
+        groups = self.execution.expert_groups
+        if groups > 1 and (not self.experts or self.experts % groups):
             raise ConfigError(
-                f"execution.expert_groups {self.expert_groups} must divide the number of a layer's "
+                f"execution.expert_groups {groups} must divide the number of a layer's "
                 f"experts, {self.experts}"
             )
         if self.training.prefers and isinstance(self.data, CausalLMData) and self.data.packing:
@@ -246,7 +242,7 @@ class RunConfig(Section):
             raise ConfigError(
                 "execution.expert_parallel is for models with experts, but this one has none"
             )
-        if self.execution.expert_parallel and self.expert_groups > 1:
+        if self.execution.expert_parallel and self.execution.expert_groups > 1:
             raise ConfigError(
                 "execution.expert_parallel and execution.expert_groups exclude each other"
             )

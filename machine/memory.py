@@ -47,8 +47,8 @@ def return_blocks() -> None:
     """From here on, let blocks of a megabyte go back to the system as soon as they are free, where
     the C library can do so (glibc's mallopt), unless the environment sets its threshold.
 
-    Else its heap keeps what lies between blocks that are in use: a run takes up to a quarter more
-    than is planned. Fresh pages cost a few per cent of the processor's time.
+    Else its heap keeps what lies between blocks that are in use, and a run takes more than is
+    planned. Each block's fresh pages cost time: only runs with a limit do it.
     """
     if "MALLOC_MMAP_THRESHOLD_" in os.environ:
         return

@@ -199,7 +199,7 @@ class GroupWeights(PhaseWeights):
         self, name: str, entries: int, settings: Settings, rows: Sequence[WeightRow]
     ) -> None:
         super().__init__(name, entries, settings)
-        self._groups = settings.config.expert_groups
+        self._groups = settings.config.execution.expert_groups
         self._axes = {row.path: 0 for row in rows}  # along which groups follow each other
         self._axes |= {f"{row.path}.{p}": 1 - row.input_axis for row in rows for p in PARTS}
 

@@ -15,7 +15,7 @@ from modelling.spec import decoder_family
 def decoder(config: LlamaConfig) -> Decoder:
     """A configured model."""
     model = config.model
-    groups, counts = config.expert_groups > 1, model.experts.count > 0 and not model.eval
+    groups, counts = config.execution.expert_groups > 1, model.experts.count > 0 and not model.eval
     blocks = (RoutingBlock, CountingRoutingBlock) if groups else (Block, CountingBlock)
     block, head = blocks[counts], (DecoderHead, CountingHead)[counts]
     return Decoder(

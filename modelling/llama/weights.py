@@ -36,8 +36,8 @@ def weight_table(config: LlamaConfig) -> WeightTable:
     logits = rows.normal("lm_head", model.embedding.vocab_size, model.hidden_size)
     layers: list[Sequence[WeightRow]] = [rows.layer(f"model.layers.{i}") for i in indices]
     groups = []
-    if config.expert_groups > 1:
-        groups = [_groups(layer, config.expert_groups) for layer in layers]
+    if config.execution.expert_groups > 1:
+        groups = [_groups(layer, config.execution.expert_groups) for layer in layers]
         layers = [[row for row in layer if not _of_experts(row)] for layer in layers]
     head = [rows.norm("norm", "model.norm", model.hidden_size)]
     if not model.embedding.tied:

@@ -89,7 +89,7 @@ def layers_and_experts(
         group: of experts: `build(*handed on, number, seed=None)` returns what is added to x.
         chains: of x, and of what layers add up.
     """
-    groups = settings.config.expert_groups
+    groups = settings.config.execution.expert_groups
     trained = [settings.trains_any(name) for name in names]
     into, out = through(chains, layers, any(trained), trained[0])
     x, back = out[0], trained[0] or any(port.grad is not None for port in into)

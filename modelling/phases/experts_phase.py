@@ -30,7 +30,7 @@ class ExpertsPhase(Phase):
         layers: int,
         begin: Callable[[], None],
     ) -> None:
-        self._groups, self._begin = settings.config.expert_groups, begin
+        self._groups, self._begin = settings.config.execution.expert_groups, begin
         super().__init__(name, module, inputs, outputs, settings, layers * self._groups)
 
     def _keep_resident(self, layers: int) -> None:
