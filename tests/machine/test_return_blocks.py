@@ -8,6 +8,10 @@ import sys
 
 import pytest
 
+from sessions import running
+from tests.modelling.gptj.hf import small_config
+from tests.modelling.sessions import fine_tuning
+
 PROGRAM = """
 import sys
 import numpy as np
@@ -37,3 +41,15 @@ def held(*arguments: str) -> int:
 def test_free_blocks_between_others_go_back():
     assert held("blocks") == pytest.approx(50, abs=2)
     assert held() > 80, "else there is nothing to mend"
+
+
+@pytest.mark.parametrize("limit", [4.0, None])
+def test_runs_with_a_limit_let_blocks_go_back(monkeypatch, tmp_path, limit):
+    called = []
+    monkeypatch.setattr(running, "return_blocks", lambda: called.append("blocks"))
+    monkeypatch.setattr(running, "place", lambda *_: called.append("place") or 1 / 0)
+    config = small_config(layers=1)
+    config = config.changed({"execution.host_memory": limit, "execution.disk": str(tmp_path)})
+    with pytest.raises(ZeroDivisionError):  # before anything is compiled
+        fine_tuning(config)
+    assert called == (["blocks"] if limit else []) + ["place"]
