@@ -41,12 +41,11 @@ class Event(NamedTuple):
     entry: Index = 0
 
 
-def upcoming(main: Routine, fetched: deque[Any] | None = None) -> Iterator[Event | None]:
+def upcoming(main: Routine, fetched: deque[Any]) -> Iterator[Event | None]:
     """The events of a run in the order in which the walker does them.
 
     Args:
         fetched: numbers that the walker has fetched from the devices, in order; they are taken.
-            None: they are 0.
 
     Yields:
         Events; None as long as a number is missing.
@@ -61,12 +60,21 @@ def upcoming(main: Routine, fetched: deque[Any] | None = None) -> Iterator[Event
             case Compute():
                 compute(step, at)
             case Fetch():
-                while fetched is not None and not fetched:
+                while not fetched:
                     yield None
-                at.slots[step.out] = fetched.popleft() if fetched else 0
+                at.slots[step.out] = fetched.popleft()
             case Branch():
                 while isinstance(at.slots[step.condition], tuple):  # the walker will raise
                     yield None
+
+
+def expected(schedule: Schedule) -> Iterator[Event | None]:
+    """The events of a run if each number that only devices know is 0; None where one is fetched."""
+    fetched = deque[Any]()
+    for event in upcoming(schedule.main, fetched):
+        if event is None:
+            fetched.append(0)
+        yield event
 
 
 class Fetched:
@@ -84,11 +92,6 @@ class Fetched:
         """The walker has fetched one more."""
         for waiting in self._waiting:
             waiting.append(number)
-
-
-def expected(schedule: Schedule) -> Iterator[Event]:
-    """The events of a run. Numbers that only devices know are taken to be 0."""
-    return filter(None, upcoming(schedule.main))
 
 
 # ---- the window ---------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ def loads_ahead(schedule: Schedule) -> Mapping[Run, str]:
     title = {step: routine.title for routine in schedule.routines for step in routine.steps}
     before: dict[Run, Counter[str]] = defaultdict(Counter)
     times: Counter[Run] = Counter()
-    for step, entry in expected(schedule):
+    for step, entry in filter(None, expected(schedule)):
         match step:
             case Load():
                 transit.load(step, entry)
@@ -49,7 +49,8 @@ class _Transit(Transit):
                    if isinstance(step, (Load, Store))}  # fmt: skip
         entries = {buffer: _Entries(buffer) for buffer in buffers}
         window = schedule.window or 0
-        super().__init__(expected(schedule), entries, lambda arrays, _: arrays, window)
+        events = filter(None, expected(schedule))
+        super().__init__(events, entries, lambda arrays, _: arrays, window)
         self.moved: list[Load] = []
 
     def _bring(self, batch: Sequence[tuple[Load, int]]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from popxl._schedule.lookahead import Event, upcoming
+from popxl._schedule.lookahead import Event, expected
 
 if TYPE_CHECKING:
     from popxl._schedule.schedule import Schedule
@@ -17,7 +17,7 @@ _KNOWN: WeakKeyDictionary[Schedule, Sequence[Event | None]] = WeakKeyDictionary(
 
 def events_of(schedule: Schedule) -> Sequence[Event]:
     """The events of a run in order. Numbers that only devices know are taken to be 0."""
-    return [event for event in _walked_once(schedule) if event is not None]
+    return list(filter(None, _walked_once(schedule)))
 
 
 def coming(schedule: Schedule, fetched: deque[Any]) -> Iterator[Event | None]:
@@ -34,13 +34,5 @@ def coming(schedule: Schedule, fetched: deque[Any]) -> Iterator[Event | None]:
 def _walked_once(schedule: Schedule) -> Sequence[Event | None]:
     """The events, and None where a number is fetched."""
     if schedule not in _KNOWN:
-        _KNOWN[schedule] = tuple(_walked(schedule))
+        _KNOWN[schedule] = tuple(expected(schedule))
     return _KNOWN[schedule]
-
-
-def _walked(schedule: Schedule) -> Iterator[Event | None]:
-    fetched = deque[Any]()
-    for event in upcoming(schedule.main, fetched):
-        if event is None:
-            fetched.append(0)
-        yield event
