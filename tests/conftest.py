@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from tests.children import end_children
 from tests.stores import address, s3_server  # noqa: F401 - fixtures
 
 if TYPE_CHECKING:
@@ -58,6 +59,13 @@ def fixed_seeds() -> None:
     """Start the global generators anew for each test; tests' own generators name their seed."""
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 - for libraries that draw from it
+
+
+@pytest.fixture(autouse=True)
+def no_child_is_left() -> Iterator[None]:
+    """End the processes that a test leaves running."""
+    yield
+    end_children()
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import run_export
 import run_finetuning
 from data.pipeline import Pipeline
 from data.texts import Corpus
+from tests.children import child, free_port
 
 ROOT = Path(__file__).parents[1]
 
@@ -79,11 +79,9 @@ def finetuning(
         executables: the folder of compiled programs.
         first: what each process does first, in Python.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        meeting = f"127.0.0.1:{probe.getsockname()[1]}"
+    meeting = f"127.0.0.1:{free_port()}"
     return [
-        subprocess.Popen(
+        child(
             [sys.executable, "-c", first + _FINETUNING, *arguments], cwd=ROOT,
             env={
                 **os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime/src'}",
@@ -91,7 +89,6 @@ def finetuning(
                 "POPDIST_NUM_INSTANCES": str(processes), "POPDIST_INSTANCE_INDEX": str(index),
                 "POPDIST_COORDINATOR": meeting,
             },
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for index in range(processes)
     ]  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -33,6 +32,7 @@ import run_inference
 import run_validation
 from config.presets import preset_data
 from planning.origins import SavedOrModel
+from tests.children import child, free_port
 from tests.huggingface.hub_folders import save, save_bin
 from tests.pages import PAGES, ROOT, Command, commands, name, text_of
 
@@ -217,12 +217,6 @@ def _tracked() -> list[str]:
     return done.stdout.split() or [p.name for p in ROOT.iterdir() if p.name not in made]
 
 
-def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
-
-
 @pytest.fixture(scope="module")
 def executables(tmp_path_factory) -> Path:
     """Compiled programs, which pages share."""
@@ -237,7 +231,7 @@ def test_commands_run(page, tmp_path, executables):
     """In their order, each with its own words but for presets and what `FEWER` adds. Hosts that
     meet run at the same time."""
     copy_of_repository(tmp_path)
-    address, meeting = free_address(), dict[str, subprocess.Popen[str]]()
+    address, meeting = f"127.0.0.1:{free_port()}", dict[str, subprocess.Popen[str]]()
     for command in commands(page):
         if not runs_here(command.words):
             continue
@@ -245,8 +239,7 @@ def test_commands_run(page, tmp_path, executables):
         if MEETING_PLACE in command.words and len(meeting) == 1:
             continue  # the other host's command follows
         for text, process in meeting.items():
-            with process:
-                said = process.communicate()[1]
+            said = process.communicate()[1]
             assert process.returncode == 0, f"{text}\n{said}"
         meeting.clear()
 
@@ -262,7 +255,7 @@ def start(command: Command, folder: Path, executables: Path) -> subprocess.Popen
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     }
-    return subprocess.Popen(
-        quick(command.words), env=environment, cwd=folder, text=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    return child(
+        quick(command.words), env=environment, cwd=folder,
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
     )  # fmt: skip

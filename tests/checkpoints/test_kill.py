@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import random
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 
 from checkpoints import CheckpointStore, has_checkpoint, load_checkpoint
+from tests.children import child
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,13 +38,8 @@ for step in itertools.count(first):
 
 
 def start(program, *arguments):
-    return subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", program, *map(str, arguments)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-W", "error", "-c", program, *map(str, arguments)]
+    return child(command, cwd=ROOT)
 
 
 def test_killed_at_random_moments(tmp_path):

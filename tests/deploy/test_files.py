@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from popdist._place import Place, place_of_environment
+from tests.children import child
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -127,7 +128,7 @@ def test_a_job_that_is_warned_goes_back_into_the_queue(code, again, tmp_path):
         (tmp_path / name).chmod(0o755)
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(tmp_path),
            "SLURM_JOB_ID": "7"}  # fmt: skip
-    job = subprocess.Popen(["bash", DEPLOY / "slurm.sbatch"], env=env)
+    job = child(["bash", DEPLOY / "slurm.sbatch"], env=env)
     while not (tmp_path / "started").exists():
         time.sleep(0.01)
     job.send_signal(signal.SIGUSR1)

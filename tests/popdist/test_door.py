@@ -17,15 +17,10 @@ import pytest
 from popdist import DistributedError, _service
 from popdist._door import address_among, knock
 from popdist._place import Place, place_given
+from tests.children import child, free_port
 
 ROOT = Path(__file__).parents[2]
 ENV = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime/src'}"}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager
@@ -114,10 +109,9 @@ def test_another_run_at_the_same_port_disturbs_neither(tmp_path):
     )
 
     def start(index: int, run: str, seconds: int = 100) -> subprocess.Popen[str]:
-        return subprocess.Popen(
+        return child(
             [sys.executable, "-c", code, str(index), f"127.0.0.1:{port}", str(seconds)],
-            env={**ENV, "POPDIST_RUN": run}, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env={**ENV, "POPDIST_RUN": run}, stdin=subprocess.PIPE,
         )  # fmt: skip
 
     first = [start(i, "one") for i in range(2)]

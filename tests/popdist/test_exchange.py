@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.children import child
+
 ROOT = Path(__file__).parents[2]
 ENV = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime/src'}"}
 
@@ -88,9 +90,5 @@ def test_processes_meet_at_an_address_of_ipv6():
         "    session.run({})\n"
         "    print(float(session.read_variable_data(x)))\n"
     )
-    runs = [
-        subprocess.Popen([sys.executable, "-c", code, str(i)], env=ENV, text=True,
-                         stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        for i in range(2)
-    ]  # fmt: skip
+    runs = [child([sys.executable, "-c", code, str(i)], env=ENV) for i in range(2)]
     assert [run.communicate(timeout=100) for run in runs] == [("9.0\n", "")] * 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +19,7 @@ from popdist._gpus import _uuids, devices_of, gpus_named
 from popdist._overseer import FOLLOWED
 from popdist._place import place_given, place_of_environment
 from popdist._watcher import SILENCE
+from tests.children import child, free_port
 
 ROOT = Path(__file__).parents[2]
 ENV = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime/src'}"}
@@ -28,10 +28,8 @@ LAUNCHER_VARIABLES = ("OMPI_", "SLURM_", "PMIX_", "POPDIST_")
 
 def started(processes: int, *program: str, **more) -> subprocess.Popen[str]:
     flags = ["--processes", str(processes), *more.pop("flags", [])]
-    return subprocess.Popen(
-        [sys.executable, "-m", "popdist.run", *flags, "--", sys.executable, *program],
-        cwd=ROOT, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more,
-    )  # fmt: skip
+    command = ["-m", "popdist.run", *flags, "--", sys.executable, *program]
+    return child([sys.executable, *command], cwd=ROOT, env=ENV, **more)
 
 
 @pytest.mark.parametrize("several", [2, pytest.param(4, marks=pytest.mark.slow)])
@@ -174,9 +172,7 @@ def test_signals_go_on_to_all_processes():
 def test_processes_alone_notice_that_another_is_gone(how, victim):
     """Without the launcher, of three that meet. The system closes what a dead one had open; of one
     that is only stopped, as of one whose host is gone, there is nothing but silence."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        meeting = f"127.0.0.1:{probe.getsockname()[1]}"
+    meeting = f"127.0.0.1:{free_port()}"
     silence = 10.0 if how == "SIGSTOP" else 1000.0
     code = (
         f"import popdist._watcher\npopdist._watcher.SILENCE = {silence}\n"
@@ -184,12 +180,8 @@ def test_processes_alone_notice_that_another_is_gone(how, victim):
         + f"os.kill(os.getpid(), signal.{how}) if index == {victim} else time.sleep(300)"
     )
     runs = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, str(i), meeting],
-            cwd=ROOT, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for i in range(3)
-    ]  # fmt: skip
+        child([sys.executable, "-c", code, str(i), meeting], cwd=ROOT, env=ENV) for i in range(3)
+    ]
     others = [run for run in runs if run is not runs[victim]]
     assert others[0].stdout is not None
     assert "ready" in others[0].stdout.readline()
@@ -249,12 +241,9 @@ def test_tasks_of_slurm_on_two_hosts_meet():
     }  # fmt: skip
     code = "import popdist; popdist.init(); print(popdist.gather(popdist.getInstanceIndex()))"
     runs = [
-        subprocess.Popen(
-            [sys.executable, "-c", code], env={**ENV, **step, "SLURM_PROCID": str(index)},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
+        child([sys.executable, "-c", code], env={**ENV, **step, "SLURM_PROCID": str(index)})
         for index in range(2)
-    ]  # fmt: skip
+    ]
     assert [run.communicate(timeout=100) for run in runs] == [("[0, 1]\n", "")] * 2
 
 

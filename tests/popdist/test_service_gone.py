@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from popdist._relay import Relay
+from tests.children import child, free_port
 
 ROOT = Path(__file__).parents[2]
 ENV = {
@@ -36,10 +37,8 @@ time.sleep(300)
 
 
 def start(index: int, meeting: str, silence: float, *prefix: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*prefix, sys.executable, "-c", CODE, str(index), meeting, str(silence)],
-        cwd=ROOT, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    command = [*prefix, sys.executable, "-c", CODE, str(index), meeting, str(silence)]
+    return child(command, cwd=ROOT, env=ENV)
 
 
 def line(run: subprocess.Popen[str]) -> str:
@@ -60,9 +59,7 @@ def assert_says(run: subprocess.Popen[str], index: int, meeting: str, what: str)
 )
 def test_each_process_says_that_the_service_is_gone(number, what):
     """One of them waits for the other, which does something else."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        meeting = f"127.0.0.1:{probe.getsockname()[1]}"
+    meeting = f"127.0.0.1:{free_port()}"
     runs = [start(index, meeting, 8.0) for index in range(2)]
     service = int(line(runs[0]))
     assert line(runs[1]) == "ready"
@@ -121,18 +118,13 @@ def test_a_host_of_process_0_that_disappears_ends_the_other_within_a_minute(host
     meeting = "10.213.0.1:9000"
     inside = [["ip", "netns", "exec", name] for name in hosts]
     runs = [start(index, meeting, 30.0, *inside[index]) for index in range(2)]
-    try:
-        assert line(runs[0]).isdecimal()
-        assert line(runs[1]) == "ready"
-        cable = f"p{os.getpid() % 10**6}-0"
-        subprocess.run([*inside[0], "ip", "link", "set", cable, "down"], check=True)
-        begin = time.monotonic()
-        assert_says(runs[1], 1, meeting, "has not answered for")
-        assert time.monotonic() - begin < 60
-        errors = runs[0].communicate(timeout=200)[1]
-        assert runs[0].returncode == 1
-        assert errors.startswith("error: process 1 of 2 (pid ")
-    finally:
-        for run in runs:
-            run.kill()
-            run.communicate()
+    assert line(runs[0]).isdecimal()
+    assert line(runs[1]) == "ready"
+    cable = f"p{os.getpid() % 10**6}-0"
+    subprocess.run([*inside[0], "ip", "link", "set", cable, "down"], check=True)
+    begin = time.monotonic()
+    assert_says(runs[1], 1, meeting, "has not answered for")
+    assert time.monotonic() - begin < 60
+    errors = runs[0].communicate(timeout=200)[1]
+    assert runs[0].returncode == 1
+    assert errors.startswith("error: process 1 of 2 (pid ")

@@ -44,6 +44,7 @@ from run.options import RunOptions
 from run.records.metrics import MetricsFile, read_metrics
 from run.records.recorder import Recorder
 from run.start import MODEL, load_weights, starting_point
+from tests.children import child
 
 ROOT = Path(__file__).parents[2]
 TINY = ["--config", "tiny"]
@@ -269,9 +270,7 @@ with locked(Path(sys.argv[1])):
 
 
 def test_one_writer(tmp_path, refused):
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
+    holder = child([sys.executable, "-c", HOLD, str(tmp_path)], cwd=ROOT)
     assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
     said = refused(run_finetuning.main, "--save", str(tmp_path))
@@ -499,12 +498,11 @@ def wait_until_it(run: subprocess.Popen[str], what: str) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("what", ["imports", "compiles"])
 def test_a_signal_while_a_run_starts(number, what, tmp_path):
-    run = subprocess.Popen(
+    run = child(
         [sys.executable, str(ROOT / "run_finetuning.py"), *TINY, "--save", str(tmp_path / "run")],
-        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         env=os.environ | {"POPXL_CACHE_DIR": ""},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
+    )
     wait_until_it(run, what)
     time.sleep(0.2)
     run.send_signal(number)
@@ -538,10 +536,7 @@ sys.exit(main())
 
 
 def test_a_signal_while_python_is_away():
-    run = subprocess.Popen(
-        [sys.executable, "-c", AWAY], cwd=ROOT,
-        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    run = child([sys.executable, "-c", AWAY], cwd=ROOT)
     assert run.stdout is not None
     run.stdout.readline()
     run.send_signal(signal.SIGTERM)

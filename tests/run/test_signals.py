@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from run.signals import StopSignal
 from terminal.interrupts import SIGNALS
+from tests.children import child
 
 ROOT = Path(__file__).parents[2]
 
@@ -133,9 +133,7 @@ with StopSignal() as stop, CheckpointStore(sys.argv[1]) as store:
 def test_a_terminated_run_saves_and_ends(tmp_path):
     from checkpoints import load_checkpoint
 
-    process = subprocess.Popen(
-        [sys.executable, "-c", TRAINING, tmp_path], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
+    process = child([sys.executable, "-c", TRAINING, tmp_path], cwd=ROOT)
     assert process.stdout.readline() == "1\n"
     process.terminate()
     steps = ["1", *process.communicate(timeout=120)[0].split()]

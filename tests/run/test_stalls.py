@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from run import stalls
 from run.stalls import Stalls
+from tests.children import child
 from tests.small_runs import GPTJ, finetuning
 
 ROOT = Path(__file__).parents[2]
@@ -141,15 +141,10 @@ def test_a_signal_ends_a_process_whose_files_do_not_answer(tmp_path, where):
     program = PROGRAM.replace("import os", "from terminal import interrupts\nimport os", 1)
     program = program.replace("usual =", "interrupts.SECONDS_TO_END = 1.0\nusual =", 1)
     command = [sys.executable, "-c", program, str(tmp_path), where]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            assert process.stdout.readline() == "hangs\n"
-            process.send_signal(signal.SIGTERM)
-            errors = process.communicate(timeout=60)[1]
-        finally:
-            process.kill()
+    process = child(command, cwd=ROOT)
+    assert process.stdout.readline() == "hangs\n"
+    process.send_signal(signal.SIGTERM)
+    errors = process.communicate(timeout=60)[1]
     assert process.returncode == 143, errors
     last = errors.splitlines()[-1]
     assert last.endswith("what was saved before is intact")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import socket
 import urllib.error
 import urllib.request
 
@@ -17,12 +16,7 @@ from files.run_folder import RunFolder
 from run.options import RunOptions
 from run.records.prometheus_page import PrometheusPage
 from run.records.recorder import Recorder
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+from tests.children import free_port
 
 
 def read(port: int) -> dict[str, float]:
