@@ -1,48 +1,25 @@
-"""Phases of layers that are alike, of which some may keep their activations."""
+"""The stages of layers that are alike, of which some may keep their activations."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-import popxl_addons as addons
-from modelling.phases.buffers import Port
 from modelling.phases.layout import Stage
-from modelling.phases.phase import LastLayers, Phase
-from modelling.phases.settings import Settings
+from modelling.phases.phase import Phase
 
 
-def layers_alike(
-    name: str,
-    module: addons.Module,
-    inputs: Mapping[str, Port],
-    outputs: Sequence[Port],
-    settings: Settings,
-    layers: int,
-    shared: Mapping[str, Phase] | None = None,
-    weights_of: Phase | None = None,
-) -> list[Stage]:
-    """A phase for all layers or, where some keep their activations and others compute them again,
-    two with the same variables. The last layers keep theirs: those wait the shortest time for the
-    backward pass.
-
-    Args:
-        module, inputs, outputs, shared, weights_of: see `Phase`.
-
-    Returns:
-        The stages of all layers, in order.
+def layers_alike(phase: Phase) -> list[Stage]:
+    """All layers of a phase, in order. Where some keep their activations and others compute them
+    again, those that keep them are the last: theirs wait the shortest time for the backward pass.
     """
-    kept = settings.layers_kept(name, layers)
-    others = layers - kept
-
-    def phase(title: str, keeper: Phase | None, last: LastLayers | None = None) -> Phase:
-        return Phase(title, module, inputs, outputs, settings, layers, shared, keeper, last)
-
-    first = phase(name, weights_of)
-    if not kept or not others:
-        return [Stage(first, range(layers))]
-    keeping = phase(f"{name}_kept", weights_of or first, LastLayers(others, name))
-    return [Stage(first, range(others)), Stage(keeping, range(others, layers))]
+    again = phase.entries - phase.kept
+    if not again or not phase.kept:
+        return [Stage(phase, range(phase.entries))]
+    return [
+        Stage(phase, range(again)),
+        Stage(phase.keeping(), range(again, phase.entries)),
+    ]
 
 
 def those_of(stages: Sequence[Stage], rows: range) -> list[Stage]:

@@ -22,9 +22,10 @@ from modelling.phases.buffers import (
     fixed_row,
     gradient_buffer,
 )
-from modelling.phases.experts_phase import ExpertsPhase
+from modelling.phases.grouped_experts import GroupedExperts
 from modelling.phases.layer_stack import kinds_of, named, through
 from modelling.phases.layout import Stage
+from modelling.phases.phase import Phase
 from modelling.phases.settings import Settings
 from popxl_addons.transforms.batch_serialisation import RemoteHandle
 
@@ -99,9 +100,10 @@ def layers_and_experts(
     kinds = kinds_of(names[0], layers, inputs, outputs, settings)
     reads = {name: _read(port, groups) for name, port in handed.ports.items()}
     reads["number"] = Port(ROW, lambda row: row % groups)
-    writes, count = [_added_to(x, groups)], len(layers.order)
-    begin = handed.begin_gradients
-    experts = ExpertsPhase(names[1], group, reads, writes, settings, count, begin)
+    writes = [_added_to(x, groups)]
+    phase = Phase(names[1], group, reads, writes, settings, len(layers.order) * groups)
+    phase.keep_resident(settings.config.execution.resident_layers * groups)
+    experts = GroupedExperts(phase, groups, handed.begin_gradients)
     return [
         replace(stage, experts=experts)
         for kind, rows in layers.runs()

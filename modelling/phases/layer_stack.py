@@ -8,6 +8,7 @@ from modelling.layers import Layers
 from modelling.phases.alike import layers_alike, those_of
 from modelling.phases.buffers import Chain, Port
 from modelling.phases.layout import Stage
+from modelling.phases.phase import Phase
 from modelling.phases.settings import Settings
 
 Ports = tuple[Port, ...]
@@ -45,17 +46,10 @@ def kinds_of(
     """The stages of all layers as if they were of a kind, for each kind."""
     kinds: list[list[Stage]] = []
     for number, module in enumerate(layers.kinds):
-        kinds.append(
-            layers_alike(
-                f"{name}_{number + 1}" if number else name,
-                module,
-                inputs,
-                outputs,
-                settings,
-                len(layers.order),
-                weights_of=kinds[0][0].phase if kinds else None,  # it has those of all layers
-            )
-        )
+        title = f"{name}_{number + 1}" if number else name
+        keeper = kinds[0][0].phase if kinds else None  # it has the weights of all layers
+        given = inputs, outputs, settings, len(layers.order)
+        kinds.append(layers_alike(Phase(title, module, *given, weights_of=keeper)))
     return kinds
 
 

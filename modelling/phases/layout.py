@@ -8,7 +8,7 @@ from functools import cached_property
 
 import popxl
 from modelling.phases.buffers import InputBuffers, over_layers
-from modelling.phases.experts_phase import ExpertsPhase
+from modelling.phases.grouped_experts import GroupedExperts
 from modelling.phases.loss_phase import LossPhase
 from modelling.phases.phase import Phase
 from modelling.phases.step import StepInputs, Update
@@ -26,8 +26,8 @@ class Stage:
     rows: range
     """Which of its layers."""
 
-    experts: ExpertsPhase | None = None
-    """Has the experts of each of them, which run after it."""
+    experts: GroupedExperts | None = None
+    """Those of each of them, which run after it."""
 
     begin: Callable[[], None] = _nothing
     """Lets gradients be zero that they add to, before they run backwards."""
@@ -35,7 +35,7 @@ class Stage:
     @property
     def phases(self) -> list[Phase]:
         """Both phases, as far as there are."""
-        return [self.phase] if self.experts is None else [self.phase, self.experts]
+        return [self.phase] if self.experts is None else [self.phase, self.experts.phase]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Layout:
             ) -> list[popxl.Tensor]:
                 stage.phase.forward(row, step.of(given))
                 if stage.experts is not None:
-                    stage.experts.forward_all(row, step.of(given))
+                    stage.experts.forward(row, step.of(given))
                 return []
 
             _over(stage, stage.rows, body, (), step)
@@ -101,7 +101,7 @@ class Layout:
                 stage: Stage = stage,
             ) -> list[popxl.Tensor]:
                 if stage.experts is not None:
-                    squares = stage.experts.backward_all(row, step.of(given), squares)
+                    squares = stage.experts.backward(row, step.of(given), squares)
                 return [squares + stage.phase.backward(row, step.of(given))]
 
             (squares,) = _over(stage, stage.rows[::-1], body, [squares], step)

@@ -48,13 +48,9 @@ class LossPhase(Phase):
         self.told: dict[str, popxl.DeviceToHostStream] = {}
         super().__init__(name, module, inputs, [], settings, shared=shared)
 
-    def _build_graphs(
-        self,
-        forward: addons.GraphWithNamedArgs,
-        inputs: Mapping[str, Port],
-        outputs: Sequence[Port],
-    ) -> None:
-        settings, self._told = self._settings, len(forward.graph.outputs)
+    def _build_graphs(self, forward: addons.GraphWithNamedArgs) -> None:
+        settings, inputs = self._settings, self._inputs
+        self._told = len(forward.graph.outputs)
         with_grad = [
             t
             for t, port in zip(forward.graph.inputs, inputs.values(), strict=False)

@@ -53,6 +53,7 @@ class Phase:
         trained: those of them that the program trains: they alone have gradients, accumulators and
             optimizer state, and are written back (`modelling.weights.WeightRow.trained`).
         bwd: the gradient graph; None where nothing in or before the phase is trained.
+        kept: how many of its layers, the last ones, are to keep their activations.
 
     Args:
         module: the layer; `build(*inputs, seed=None)` returns a tensor for each output.
@@ -83,24 +84,33 @@ class Phase:
         last: LastLayers | None = None,
     ) -> None:
         self.name, self.entries, self._settings = name, entries, settings
-        self._keeps = last is not None or settings.layers_kept(name, entries) == entries
+        self._module, self._inputs, self._outputs = module, inputs, outputs
+        self.kept = settings.layers_kept(name, entries)
+        self._keeps = last is not None or self.kept == entries
         self._first, self._tag = (0, name) if last is None else (last.first, last.others)
         self.layer = type(module).__name__
-        self.keeps_variables = weights_of is None
+        self._keeper, self.keeps_variables = weights_of or self, weights_of is None
         specs = [port.spec for port in inputs.values()]
         self._facts, forward = module.create_graph(*specs, seed=settings.seed_spec)
         self.names = [n for n in forward.args.keys_flat() if self._facts.get(n).kind == "parameter"]
         self._owner = self._owners(shared or {}) if weights_of is None else weights_of._owner
-        self.trained = [n for n in self.names if self._trains(n, weights_of or self)]
+        self.trained = [n for n in self.names if self._trains(n)]
         self.bwd: addons.GraphWithNamedArgs | None = None
         if self.trained or (settings.training and any(port.grad for port in inputs.values())):
-            self._build_graphs(forward, inputs, outputs)
+            self._build_graphs(forward)
         else:
-            self._build_forward(forward, inputs, outputs)
+            self._build_forward(forward)
         if weights_of is None:
             self._own()
         else:
             self._share(weights_of)
+
+    def keeping(self) -> Phase:
+        """A phase with the same variables that runs the last `kept` layers, which keep their
+        activations."""
+        last = LastLayers(self.entries - self.kept, self.name)
+        layer = self._module, self._inputs, self._outputs, self._settings, self.entries
+        return Phase(f"{self.name}_kept", *layer, weights_of=self._keeper, last=last)
 
     def _owners(self, shared: Mapping[str, Phase]) -> dict[str, Phase]:
         """The phases of variables that this phase borrows, by the variable's name."""
@@ -111,27 +121,22 @@ class Phase:
             if not prefix or name == prefix or name.startswith(f"{prefix}.")
         }
 
-    def _trains(self, name: str, keeper: Phase) -> bool:
-        """Whether a variable is trained; `keeper` keeps those that are not borrowed."""
-        settings = self._settings
-        return settings.training and settings.trains(self._owner.get(name, keeper).name, name)
+    def _trains(self, name: str) -> bool:
+        """Whether a variable is trained."""
+        settings, owner = self._settings, self._owner.get(name, self._keeper)
+        return settings.training and settings.trains(owner.name, name)
 
     # ---- graphs ---------------------------------------------------------------------------------
-    def _build_forward(
-        self,
-        forward: addons.GraphWithNamedArgs,
-        inputs: Mapping[str, Port],
-        outputs: Sequence[Port],
-    ) -> None:
+    def _build_forward(self, forward: addons.GraphWithNamedArgs) -> None:
         """The forward graph alone, for evaluation."""
-        tensors = zip(forward.graph.inputs, inputs.values(), strict=False)
+        tensors = zip(forward.graph.inputs, self._inputs.values(), strict=False)
         results = forward.graph.outputs
         serialised = batch_serialise(
             forward,
             self._settings.micro_batches,
             load_handles={t: port.value for t, port in tensors},
             store_streams=self._streams(results),
-            store_buffers={t: port.place for t, port in zip(results, outputs, strict=False)},
+            store_buffers={t: port.place for t, port in zip(results, self._outputs, strict=False)},
             rows=max(self.entries, 2),
             io_mode="compute",
         )
@@ -143,17 +148,12 @@ class Phase:
         """Streams to the host, by the tensor that goes there."""
         return {}
 
-    def _build_graphs(
-        self,
-        forward: addons.GraphWithNamedArgs,
-        inputs: Mapping[str, Port],
-        outputs: Sequence[Port],
-    ) -> None:
-        settings = self._settings
+    def _build_graphs(self, forward: addons.GraphWithNamedArgs) -> None:
+        settings, inputs = self._settings, self._inputs
         tensors = dict(zip(inputs, forward.graph.inputs, strict=False))
         seed = forward.graph.inputs[len(inputs)] if settings.seed_spec is not None else None
         with_grad = [tensors[n] for n, port in inputs.items() if port.grad is not None]
-        results = dict(zip(forward.graph.outputs, outputs, strict=True))
+        results = dict(zip(forward.graph.outputs, self._outputs, strict=True))
         with popxl.transforms.saving(popxl.transforms.products_saveable):
             self._grad_facts, grad = addons.autodiff_with_accumulation(
                 forward,
@@ -221,7 +221,7 @@ class Phase:
         self.fp8 = FP8State.create(self._facts, self.entries, settings)
         if self.optimizer is not None:
             self._build_update()
-        self._keep_resident(settings.config.execution.resident_layers)
+        self.keep_resident(settings.config.execution.resident_layers)
         self._lent: dict[str, list[Phase]] = {}  # own variables, and who adds to their gradients
         for name, owner in self._owner.items():
             if name in self.trained:
@@ -266,13 +266,13 @@ class Phase:
             replica_group=settings.groups.dp,
         )
 
-    def _keep_resident(self, layers: int) -> None:
-        """Keep variables, gradients and moments of the first `layers` layers on the device."""
+    def keep_resident(self, entries: int) -> None:
+        """Keep variables, gradients and moments of the first entries on the device."""
         if self.variables and self._settings.training:
             state = [self.optimizer.buffers] if self.optimizer else []
             for tree in (self.variables.buffers, self.variables.grads, *state):
                 for buffer in tree.to_dict().values():
-                    buffer.resident = min(layers, self.entries)
+                    buffer.resident = min(entries, self.entries)
 
     def _accumulators(self, args: addons.NamedTensors) -> addons.NamedTensors:
         return addons.NamedTensors.from_dict({n: args.get(f"accum.{n}") for n in self.trained})
@@ -315,7 +315,7 @@ class Phase:
         return layer
 
     # ---- running --------------------------------------------------------------------------------
-    def _part(self, direction: str) -> AbstractContextManager[Any]:
+    def part(self, direction: str) -> AbstractContextManager[Any]:
         """What this phase adds to the program, under a name of its own in plans."""
         return popxl.plan.part(f"{self.name}/{direction}")
 
@@ -374,7 +374,7 @@ class Phase:
 
     def forward(self, row: popxl.Tensor, step: StepInputs) -> None:
         """Run layer `row` on all micro-batches; first its update, if one is pending."""
-        with self._part("forward"):
+        with self.part("forward"):
             self._load_code(self.fwd.graph)
             self.fwd.bind(self._load(row, step.update)).call(row, *self._seed(row, step.seed))
 
@@ -386,7 +386,7 @@ class Phase:
         """
         if self.bwd is None:
             return popxl.constant(0.0, popxl.float32)
-        with self._part("backward"):
+        with self.part("backward"):
             self._load_code(self.bwd.graph)
             accumulators = self._grad_facts.init_zero()
             values = {**self._load_again(row, step).to_dict(), **accumulators.to_dict()}
@@ -427,7 +427,7 @@ class Phase:
         """
         if self.optimizer is None:
             return {}
-        with self._part("update"):
+        with self.part("update"):
             new = ops.call(self._optim, row, *update.tensors)
         return dict(zip(self._updated, new, strict=True))
 

@@ -68,7 +68,7 @@ def t5_layout(settings: Settings) -> Layout:
     loss = LossPhase("head", head, loss_inputs, settings, tied)
 
     def begin() -> None:
-        with popxl.plan.part("encoder_head/backward"):
+        with final.part("backward"):
             encoder.begin_gradient()
 
     *others, last = stacks
@@ -94,13 +94,13 @@ def _stack(
     assert isinstance(config, T5Config)
     adapters, before, stages = LayerAdapters(config, weight_table), 0, list[Stage]()
     first = {f"first_{name}_layer": 1}
-    for phase, layers in (first | settings.runs(f"{name}_block", config.model.layers - 1)).items():
+    for title, layers in (first | settings.runs(f"{name}_block", config.model.layers - 1)).items():
         if layers:
             reads_trained = any(port.grad for port in others.values())
-            x, y = chain.through(layers, settings.trains_any(phase) or reads_trained)
+            x, y = chain.through(layers, settings.trains_any(title) or reads_trained)
             inputs = {"x": x, **others}
             module = adapters.give(block(config), f"{name}.{before}")
-            stages += layers_alike(phase, module, inputs, [y], settings, layers, lent)
+            stages += layers_alike(Phase(title, module, inputs, [y], settings, layers, lent))
             before += layers
             lender = stages[0].phase
             lent = {n: lender for n in lender.names if RELATIVE_POSITION in n.split(".")}
