@@ -189,12 +189,41 @@ class RunConfig(Section):
                 f"{self.execution.tensor_parallel} must be at most {MAX_REPLICAS:,} devices"
             )
         self._check_rounding()
+        self._check_experts()
+        self._check_what_is_trained()
+        self._check_run()
+        # Generation has no optimizer step, so any batch will do.
+        if not self.model.eval and self.training.global_batch_size % self._samples_at_once:
+            raise ConfigError(
+                f"training.global_batch_size {self.training.global_batch_size} must be divisible "
+                f"by execution.micro_batch_size {self.execution.micro_batch_size} × "
+                f"execution.data_parallel {self.execution.data_parallel} = {self._samples_at_once}"
+            )
+        self.require_multiple(
+            "model.sequence_length", self.model.sequence_length, "attention_serialisation"
+        )
+        for name, value in self.tensor_parallel_sizes().items():
+            self.require_multiple(name, value, "tensor_parallel")
+        if self.model.few_bits is not None:
+            self._check_few_bits(self.model.few_bits)
+
+    def _check_experts(self) -> None:
         groups = self.execution.expert_groups
         if groups > 1 and (not self.experts or self.experts % groups):
             raise ConfigError(
                 f"execution.expert_groups {groups} must divide the number of a layer's "
                 f"experts, {self.experts}"
             )
+        if self.execution.expert_parallel and not self.experts:
+            raise ConfigError(
+                "execution.expert_parallel is for models with experts, but this one has none"
+            )
+        if self.execution.expert_parallel and groups > 1:
+            raise ConfigError(
+                "execution.expert_parallel and execution.expert_groups exclude each other"
+            )
+
+    def _check_what_is_trained(self) -> None:
         if self.training.prefers and isinstance(self.data, CausalLMData) and self.data.packing:
             raise ConfigError(
                 f"data.packing joins texts, but {self.training.objective} compares whole ones: set "
@@ -205,11 +234,17 @@ class RunConfig(Section):
                 "fp8.recipe delayed learns its scales in backward passes, which frozen layers may "
                 "not have: where some are frozen, set fp8.recipe current"
             )
+        if self.fp8.head and self.tied:
+            raise ConfigError(
+                "fp8.head is for heads with weights of their own, but model.embedding.tied is true"
+            )
         if self.adapter.rank and self.training.frozen and not self.training.trained:
             raise ConfigError(
                 "training.frozen takes from training.trained where adapters are trained, but that "
                 "names nothing: leave both out, or name what is trained besides adapters"
             )
+
+    def _check_run(self) -> None:
         if self.execution.update == "behind" and not self.rounds_behind:
             raise ConfigError(
                 "execution.update behind with stochastic rounding needs execution.device_iterations"
@@ -224,32 +259,6 @@ class RunConfig(Section):
             raise ConfigError(
                 "checkpoint.keep_best needs evaluations while training: set evaluation.steps"
             )
-        if self.fp8.head and self.tied:
-            raise ConfigError(
-                "fp8.head is for heads with weights of their own, but model.embedding.tied is true"
-            )
-        # Generation has no optimizer step, so any batch will do.
-        if not self.model.eval and self.training.global_batch_size % self._samples_at_once:
-            raise ConfigError(
-                f"training.global_batch_size {self.training.global_batch_size} must be divisible "
-                f"by execution.micro_batch_size {self.execution.micro_batch_size} × "
-                f"execution.data_parallel {self.execution.data_parallel} = {self._samples_at_once}"
-            )
-        self.require_multiple(
-            "model.sequence_length", self.model.sequence_length, "attention_serialisation"
-        )
-        if self.execution.expert_parallel and not self.experts:
-            raise ConfigError(
-                "execution.expert_parallel is for models with experts, but this one has none"
-            )
-        if self.execution.expert_parallel and self.execution.expert_groups > 1:
-            raise ConfigError(
-                "execution.expert_parallel and execution.expert_groups exclude each other"
-            )
-        for name, value in self.tensor_parallel_sizes().items():
-            self.require_multiple(name, value, "tensor_parallel")
-        if self.model.few_bits is not None:
-            self._check_few_bits(self.model.few_bits)
 
     def _check_rounding(self) -> None:
         optimizer, random = self.training.optimizer, self.training.stochastic_rounding
