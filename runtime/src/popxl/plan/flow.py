@@ -78,10 +78,8 @@ class Flow:
         """Let entries live in host memory (1), or on the device (-1)."""
         for entry in entries:
             crossings = self.crossings[entry]
-            nbytes, taking = (
-                way * crossings.nbytes,
-                way * self.rates.moving(crossings.nbytes, both_ways=True),
-            )
+            nbytes = way * crossings.nbytes
+            taking = way * self.rates.moving(crossings.nbytes, both_ways=True)
             for stage in crossings.loads:
                 self.loads[stage] += nbytes
                 self.loading[stage] += taking

@@ -271,17 +271,16 @@ class _Loop:
         step: popxl.Tensor,
         row: popxl.Tensor,
     ) -> popxl.Tensor:
-        if not isinstance(source, HostToDeviceStream | RemoteHandle):
-            return source(row)
-        if isinstance(source, RemoteHandle):
-            loaded = self._entry_of(source, step, row, t.name)
-        else:
+        if isinstance(source, HostToDeviceStream):
             with self._io():
                 loaded = ops.host_load(source, t.name)
-            loaded = self._brought(loaded)
-        if isinstance(source, RemoteHandle) and not t.meta_shape:
-            return gather_replica_sharded_tensor(loaded, replica_group=source.shard_group)
-        return loaded
+            return self._brought(loaded)
+        if not isinstance(source, RemoteHandle):
+            return source(row)
+        loaded = self._entry_of(source, step, row, t.name)
+        if t.meta_shape:
+            return loaded
+        return gather_replica_sharded_tensor(loaded, replica_group=source.shard_group)
 
     def _entry_of(
         self, handle: RemoteHandle, step: popxl.Tensor, row: popxl.Tensor, name: str | None = None
