@@ -96,7 +96,7 @@ def finetuning_needs(config: RunConfig, target: str = "cpu") -> Needs:
     candidates = finetuning_candidates(config, target)
     _, traced = candidates.get()
     count, shapes = _parameters(table), [weight.shape for weight in table.trained]
-    rows = [row for rows in table.layers.values() for row in rows if row.trained]
+    rows = [row for row in table.rows if row.trained]
     kept = [
         (slot, weight.shape)
         for row in rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -30,13 +30,14 @@ def with_adapters(table: WeightTable, adapter: Adapter, targets: str) -> WeightT
         return table
     modules = _Modules(table, adapter, targets)
     layers = {name: modules.adapted(rows) for name, rows in table.layers.items()}
-    modules.check(layers)
-    return replace(table, layers=layers, fused={**table.fused, **modules.fused})
+    adapted = replace(table, layers=layers, fused={**table.fused, **modules.fused})
+    modules.check(adapted)
+    return adapted
 
 
 def check_all_frozen(table: WeightTable) -> None:
     """Raise ConfigError if a linear map of a layer is trained whole, which 4 bits do not allow."""
-    for row in (row for rows in table.layers.values() for row in rows):
+    for row in table.rows:
         if is_linear(row) and row.trained:
             raise ConfigError(
                 f"{row.weights[0].name} is trained whole, but model.quantisation holds it in few "
@@ -51,18 +52,21 @@ def module_of(weight: str) -> str:
 
 def modules_of(table: WeightTable) -> tuple[list[str], list[str]]:
     """The modules that have adapters, and all others, by their names in files."""
-    of = {own: name for name, owns in table.fused.items() for own in owns}
-    rows = [row for rows in table.layers.values() for row in rows]
-    adapted = dict.fromkeys(adapter.module for row in rows for adapter in row.adapters)
-    every = dict.fromkeys(module_of(of.get(w.name, w.name)) for w in table.base.weights)
+    adapted = dict.fromkeys(adapter.module for row in table.rows for adapter in row.adapters)
+    every = dict.fromkeys(map(_module_in_files(table), table.base.weights))
     return list(adapted), [name for name in every if name not in adapted]
 
 
 def saved_modules(table: WeightTable) -> list[str]:
     """The modules of the weights that are trained whole, beside adapters, likewise."""
-    of = {own: name for name, owns in table.fused.items() for own in owns}
     trained = table.only(is_trained).base.weights
-    return list(dict.fromkeys(module_of(of.get(w.name, w.name)) for w in trained))
+    return list(dict.fromkeys(map(_module_in_files(table), trained)))
+
+
+def _module_in_files(table: WeightTable) -> Callable[[Weight], str]:
+    """Gives a weight's module, as files name it."""
+    fused = {own: name for name, owns in table.fused.items() for own in owns}
+    return lambda weight: module_of(fused.get(weight.name, weight.name))
 
 
 class _Modules:
@@ -74,7 +78,7 @@ class _Modules:
 
     def __init__(self, table: WeightTable, adapter: Adapter, targets: str) -> None:
         self._table, self._adapter, self._targets = table, adapter, targets
-        self._of = {own: name for name, owns in table.fused.items() for own in owns}
+        self._module = _module_in_files(table)
         self.fused: dict[str, list[str]] = {}
 
     @property
@@ -101,9 +105,6 @@ class _Modules:
                 "of them, or none"
             )
         return all(saved)
-
-    def _module(self, weight: Weight) -> str:
-        return module_of(self._of.get(weight.name, weight.name))
 
     def _adapters(self, row: WeightRow, owners: dict[str, str]) -> Iterator[LowRank]:
         """The adapters of a row's weights.
@@ -132,7 +133,7 @@ class _Modules:
         return not saved and settings.is_target(module, self._targets)
 
     def _rows(self, row: WeightRow, adapter: LowRank) -> Iterator[WeightRow]:
-        """Those of an adapter: A, unless another has it, B, and the norms of DoRA."""
+        """The rows of an adapter: A, unless another has it, B, and the norms of DoRA."""
         weights = [w for w in row.weights if w.name in adapter.weights]
         features = weights[0].shape[1]
         cut_in = row.axis == 0
@@ -164,16 +165,16 @@ class _Modules:
             self.fused.setdefault(whole, []).extend(names)
         return tuple(Weight(n, shape(w), std) for n, w in zip(names, weights, strict=True))
 
-    def check(self, layers: Mapping[str, Sequence[WeightRow]]) -> None:
+    def check(self, adapted: WeightTable) -> None:
         """Raise ConfigError unless there are adapters, of linear maps of layers alone."""
         linear, others = dict[str, None](), dict[str, None]()
-        for row in (row for rows in self._table.layers.values() for row in rows):
+        for row in self._table.rows:
             found = linear if is_linear(row) else others
             found |= dict.fromkeys(map(self._module, row.weights))
         asked = f"adapter.targets {shown_name(self._adapter.targets or self._targets)}"
         ends = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linear))
         asks = [] if self._targets_all else others.keys() - linear.keys()
         wrong = sorted(filter(self._is_target, asks))
-        if wrong or not any(row.adapters for rows in layers.values() for row in rows):
+        if wrong or not adapted.has_adapters:
             what = f"{wrong[0]}, which is" if wrong else "what is"
             raise ConfigError(f"{asked} means {what} no linear map of a layer: these are {ends}")

@@ -48,8 +48,7 @@ def begun(table: WeightTable, base: Arrays, seed: int) -> Arrays:
 
 def _adapted(table: WeightTable) -> list[tuple[str, LowRank]]:
     """Each weight that has an adapter, and this."""
-    rows = [row for rows in table.layers.values() for row in rows]
-    return [(name, a) for row in rows for a in row.adapters for name in a.weights]
+    return [(name, a) for row in table.rows for a in row.adapters for name in a.weights]
 
 
 def _merged(weights: Arrays, name: str, adapter: LowRank | None, dtype: np.dtype) -> np.ndarray:

@@ -78,15 +78,24 @@ class WeightTable:
     stacked: Mapping[str, Stacked] = field(default_factory=dict)
 
     @property
+    def rows(self) -> tuple[WeightRow, ...]:
+        """The rows of all layers."""
+        return tuple(row for rows in self.layers.values() for row in rows)
+
+    @property
     def weights(self) -> tuple[Weight, ...]:
         """Every logical weight once."""
-        return tuple(w for rows in self.layers.values() for row in rows for w in row.weights)
+        return tuple(w for row in self.rows for w in row.weights)
 
     @property
     def trained(self) -> tuple[Weight, ...]:
         """The logical weights that training changes."""
-        rows = (row for rows in self.layers.values() for row in rows if row.trained)
-        return tuple(w for row in rows for w in row.weights)
+        return tuple(w for row in self.rows if row.trained for w in row.weights)
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether any row has one."""
+        return any(row.adapters for row in self.rows)
 
     @property
     def frozen(self) -> list[str]:

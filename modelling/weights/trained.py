@@ -34,7 +34,7 @@ def with_trained(table: WeightTable, training: Training) -> WeightTable:
         return table
     chosen, frozen = listed(training.trained), listed(training.frozen)
     names = _names(table.base)
-    own = {w.name for w in table.trained} if _has_adapters(table) else set[str]()
+    own = {w.name for w in table.trained} if table.has_adapters else set[str]()
     changed = _meant(names, "training.trained", chosen or ("*",))
     changed -= _meant(names, "training.frozen", frozen)
     if not changed:
@@ -45,10 +45,6 @@ def with_trained(table: WeightTable, training: Training) -> WeightTable:
         for layer, rows in table.layers.items()
     }
     return replace(table, layers=marked)
-
-
-def _has_adapters(table: WeightTable) -> bool:
-    return any(row.adapters for rows in table.layers.values() for row in rows)
 
 
 def _names(table: WeightTable) -> dict[str, list[str]]:
