@@ -57,8 +57,8 @@ class Candidates:
         return self._found[keeping]
 
     def trials(self, on: Any) -> dict[Kept, Trial]:
-        """Where programs that were tried on such a machine are noted, by what kinds of layers keep;
-        on another machine they are tried anew."""
+        """What was tried on such a machine, by what kinds of layers keep, to add to; on another
+        machine it begins anew."""
         if self._on != on:
             self._on, self._trials = on, {}
         return self._trials
@@ -144,56 +144,64 @@ def choose(
         host: bytes of host memory for a replica; default: its share of the machine's.
     """
     rates = on.reached_rates(config.model.precision, config.replicas)
-    memory = memory or on.room
-    host = host or _host_share(config, on)
-
-    def fits(traced: popxl.plan.Traced, placement: popxl.plan.Placement) -> bool:
-        plan = traced.plan()
-        return plan.on_device + placement.after.peak <= memory and plan.remote <= host
-
-    known = candidates.trials((rates, memory, host))
-
-    def trial(kept: Kept) -> Trial:
-        if kept not in known:
-            known[kept] = simulated(kept)
-        return known[kept]
-
-    def simulated(kept: Kept) -> Trial:
-        layers = candidates.get()[0].layers
-        keeping = frozenset((name, share) for kind, share in kept for name in layers[kind])
-        program, traced = candidates.get(keeping)
-        placement = popxl.plan.place(traced, rates, int(memory))
-        if not fits(traced, placement):  # what travels less takes more memory for that, or less
-            besides = placement.after.peak - placement.nbytes
-            placement = popxl.plan.place(traced, rates, int(memory), besides, placement.before)
-        return Trial(kept, program, traced, placement, fits(traced, placement))
-
-    best = trial(ALL_AGAIN)
-    tried = [best]
-
-    def improved(trials: Sequence[Kept]) -> bool:
-        """Whether one of these is better; it is the best then."""
-        nonlocal best
-        made = [trial(kept) for kept in trials]
-        tried.extend(made)
-        fastest = min(made, key=lambda one: (not one.fits, one.seconds))
-        if not fastest.fits or fastest.seconds > (1 - _MIN_GAIN) * best.seconds:
-            return False
-        best = fastest
-        return True
-
+    search = _Search(candidates, rates, memory or on.room, host or _host_share(config, on))
     kinds = _worthwhile(*candidates.get()) if config.execution.activations == "auto" else []
-    if best.traced.plan().remote > host:  # there is less room still for more that is kept
+    if search.best.traced.plan().remote > search.host:  # less room still for more that is kept
         kinds = []
     left = kinds
-    while left and improved([best.kept | {(kind, 1.0)} for kind in left]):
-        left = [kind for kind in left if (kind, 1.0) not in best.kept]
+    while left and search.improves([search.best.kept | {(kind, 1.0)} for kind in left]):
+        left = [kind for kind in left if (kind, 1.0) not in search.best.kept]
     for kind in kinds:
         for shares in _SHARES:
-            others = {(name, share) for name, share in best.kept if name != kind}
-            if not improved([frozenset(others | {(kind, share)}) for share in shares]):
+            others = {(name, share) for name, share in search.best.kept if name != kind}
+            if not search.improves([frozenset(others | {(kind, share)}) for share in shares]):
                 break
-    return Chosen(best, tried)
+    return Chosen(search.best, search.tried)
+
+
+class _Search:
+    """Simulated runs of programs that differ in what layers keep, and the best of them.
+
+    Args:
+        memory, host: bytes of a device, and of host memory for a replica.
+    """
+
+    def __init__(
+        self, candidates: Candidates, rates: popxl.plan.Rates, memory: float, host: float
+    ) -> None:
+        self._candidates, self._rates, self._memory, self.host = candidates, rates, memory, host
+        self._known = candidates.trials((rates, memory, host))
+        self.best = self._trial(ALL_AGAIN)
+        self.tried = [self.best]
+
+    def improves(self, trials: Sequence[Kept]) -> bool:
+        """Whether one of these is better; it is the best then."""
+        made = [self._trial(kept) for kept in trials]
+        self.tried.extend(made)
+        fastest = min(made, key=lambda one: (not one.fits, one.seconds))
+        if not fastest.fits or fastest.seconds > (1 - _MIN_GAIN) * self.best.seconds:
+            return False
+        self.best = fastest
+        return True
+
+    def _trial(self, kept: Kept) -> Trial:
+        if kept not in self._known:
+            self._known[kept] = self._simulated(kept)
+        return self._known[kept]
+
+    def _simulated(self, kept: Kept) -> Trial:
+        layers = self._candidates.get()[0].layers
+        keeping = frozenset((name, share) for kind, share in kept for name in layers[kind])
+        program, traced = self._candidates.get(keeping)
+        placement = popxl.plan.place(traced, self._rates, int(self._memory))
+        if not self._fits(traced, placement):  # what travels less takes more memory, or less
+            besides, before = placement.after.peak - placement.nbytes, placement.before
+            placement = popxl.plan.place(traced, self._rates, int(self._memory), besides, before)
+        return Trial(kept, program, traced, placement, self._fits(traced, placement))
+
+    def _fits(self, traced: popxl.plan.Traced, placement: popxl.plan.Placement) -> bool:
+        plan = traced.plan()
+        return plan.on_device + placement.after.peak <= self._memory and plan.remote <= self.host
 
 
 def fits_some_way(candidates: Candidates, config: RunConfig, on: Machine) -> bool:
