@@ -90,44 +90,42 @@ class Experts(Layer):
     sigmoid(x @ `shared_gate.weight`), (1, hidden), if there is one.
 
     Attributes:
+        held: how many experts it has matrices of, `own` of them on this replica.
+        part: inner features of each on this replica.
         routing: of the tokens that went through last, their experts and the probabilities of all,
             see `Router.build`.
 
     Args:
         inner: features inside an expert.
-        shared: those of the shared one; None: there is none.
-        few_bits: of all experts' matrices, see `Linear`.
+        shared: the one that all tokens use.
+        few_bits: of the experts' matrices, see `Linear`.
         clamp: of the gates; None: they are activation(gate) * up.
-        held: how many experts it has matrices of; None: all.
-        shared_out: whether each member of a tensor-parallel group has whole experts, of all.
+        held: None: all.
+        expert_parallel: whether each member of a tensor-parallel group has whole experts.
     """
 
     def __init__(
         self,
         router: Router,
-        hidden: int,
         inner: int,
         groups: Groups,
         activation: Activation,
-        shared: int | None = None,
+        shared: GatedFeedForward | None = None,
         few_bits: FewBits | None = None,
         clamp: Clamp | None = None,
         held: int | None = None,
-        shared_out: bool = False,
+        expert_parallel: bool = False,
     ) -> None:
         super().__init__()
         self.router, self.groups, self.clamp, self.few_bits = router, groups, clamp, few_bits
         self.held = held or router.experts
-        self.shared_out = shared_out and groups.tensor_parallel > 1
+        self.expert_parallel = expert_parallel and groups.tensor_parallel > 1
         self.own, self.part = self.held, inner
-        if self.shared_out:
+        if self.expert_parallel:
             self.own = groups.shard(self.held, "experts")
         else:
             self.part = groups.shard(inner, "inner features of an expert")
-        self.activation = activation_of(activation)
-        self.shared: GatedFeedForward | None = None
-        if shared is not None:
-            self.shared = GatedFeedForward(hidden, shared, groups, few_bits, activation)
+        self.activation, self.shared = activation_of(activation), shared
 
     def whole(self, x: Tensor) -> Tensor:
         """(..., hidden) -> the same shape, on all replicas."""
@@ -146,11 +144,13 @@ class Experts(Layer):
         weights, chosen, probabilities = self.router(tokens)
         order, places, sizes = rows_by_expert(self._own_first(chosen), experts=self.router.experts)
         self.routing = chosen, probabilities
-        return weights, chosen, (order, places, sizes[: self.own] if self.shared_out else sizes)
+        if self.expert_parallel:
+            sizes = sizes[: self.own]
+        return weights, chosen, (order, places, sizes)
 
     def _own_first(self, chosen: Tensor) -> Tensor:
         """The numbers of experts, counted on from this replica's first one: its rows come first."""
-        if not self.shared_out:
+        if not self.expert_parallel:
             return chosen
         count = popxl.constant(self.router.experts, popxl.int32, "experts")
         return ops.fmod(chosen + (count - self.groups.rank() * self.own), count)
@@ -163,8 +163,8 @@ class Experts(Layer):
         Args:
             chosen: numbers among these experts; a token may have chosen others besides.
         """
-        inside, shared = (self.groups.copy_to_tp(t) for t in (tokens, weights))
-        y = self.groups.reduce_from_tp(self._mixture(inside, shared, routes))
+        x, own = (self.groups.copy_to_tp(t) for t in (tokens, weights))
+        y = self.groups.reduce_from_tp(self._mixture(x, own, routes))
         return y + self._biases(weights, chosen, tokens) if self.router.bias else y
 
     def of_shared(self, tokens: Tensor) -> Tensor:
@@ -214,7 +214,7 @@ class Experts(Layer):
         return ops.matmul(cast(shares, x.dtype), bias.reshape((experts, -1)))
 
     def _matrices(self, name: str, rows: int, x: Tensor, axis: int) -> Tensor:
-        """Those of this replica's experts; `axis` is that of the input features."""
+        """The matrices of this replica's experts; `axis` is that of the input features."""
         shape, group = (self.own * rows, x.shape[-1]), self.groups.sharded
         return self.packed_weight(f"{name}.weight", shape, x.dtype, group, self.few_bits, axis)
 

@@ -8,6 +8,8 @@ queries and keys).
 
 from __future__ import annotations
 
+from typing import Any
+
 import popxl
 from config.llama import LlamaConfig, LlamaModel
 from modelling.layers import (
@@ -120,18 +122,19 @@ class SelfAttention(DecoderAttention):
 BRANCHES = ("attention", "feed_forward")
 
 
-def experts_of(
-    model: LlamaModel, groups: Groups, held: int | None = None, shared_out: bool = False
-) -> Experts:
-    """A layer's experts, or so many of them."""
-    of, packed = model.experts, model.few_bits_in_layers
-    hidden, inner, activation = model.hidden_size, model.inner_size, model.activation
+def experts_of(model: LlamaModel, groups: Groups, **some: Any) -> Experts:
+    """A layer's experts.
+
+    Args:
+        some: `held` or `expert_parallel`, see `Experts`.
+    """
+    of, packed, activation = model.experts, model.few_bits_in_layers, model.activation
     router = Router(of.count, of.chosen, of.normalised, of.biases)
     clamp = Clamp(of.gate_limit, of.gate_slope) if of.gate_limit else None
-    shared = of.shared_size
-    return Experts(
-        router, hidden, inner, groups, activation, shared, packed, clamp, held, shared_out
-    )
+    shared = None
+    if of.shared_size is not None:
+        shared = GatedFeedForward(model.hidden_size, of.shared_size, groups, packed, activation)
+    return Experts(router, model.inner_size, groups, activation, shared, packed, clamp, **some)
 
 
 class Block(DecoderLayer):
@@ -161,7 +164,7 @@ class Block(DecoderLayer):
     def _feed_forward(self, expert_parallel: bool) -> GatedFeedForward | Experts:
         model, groups = self.model, self.groups
         if model.experts.count:
-            return experts_of(model, groups, shared_out=expert_parallel)
+            return experts_of(model, groups, expert_parallel=expert_parallel)
         hidden, inner, packed = model.hidden_size, model.inner_size, model.few_bits_in_layers
         bias = model.feed_forward_bias
         return GatedFeedForward(hidden, inner, groups, packed, model.activation, bias)

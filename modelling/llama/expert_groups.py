@@ -71,9 +71,8 @@ class ExpertGroup(Layer):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         groups, model = Groups.current(config.execution.tensor_parallel), config.model
-        self.feed_forward = experts_of(
-            model, groups, model.experts.count // config.execution.expert_groups
-        )
+        held = model.experts.count // config.execution.expert_groups
+        self.feed_forward = experts_of(model, groups, held=held)
 
     def build(
         self,

@@ -177,7 +177,7 @@ class _Rows:
         return WeightRow(path, weights, axis=0, shared_out=self.expert_parallel, **fields)
 
     def _biases(self, theirs: Mixture, path: str) -> list[WeightRow]:
-        """Those of the router and the experts."""
+        """The biases of the router and the experts."""
         module, count = theirs.router.removesuffix(".weight"), self.model.experts.count
         router = Weight(f"{module}.bias", (count,), self.model.initializer_range)
         into = tuple(_bias(name, self.inner) for names in theirs.into for name in names)
