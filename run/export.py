@@ -73,9 +73,7 @@ def export(
     if adapts:
         names = [weight.name for weight in table.trained]
         weights = Computed({name: partial(weights.__getitem__, name) for name in names})
-    if (
-        not is_first_process()
-    ):  # all processes take part in reading values that are spread over them
+    if not is_first_process():  # but for its part in reading what is spread over all of them
         for name in weights:
             weights[name]
         return

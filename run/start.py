@@ -162,8 +162,7 @@ def _starting_point(config: RunConfig, table: WeightTable, fresh: bool) -> Start
     if not config.checkpoint.load_optimizer:
         weights = whole_weights(config, checkpoint, table, load)
         source = f"the weights of step {checkpoint.step} in {load}"
-        base = _base_of(checkpoint, table)
-        return Start(weights, 0, None, source, 0, None, checkpoint.sha256, checkpoint, base)
+        return _of_checkpoint(checkpoint, table, weights, source)
     advice = "--checkpoint.load_optimizer false starts a new run from its weights"
     return _continued(config, checkpoint, table, load, advice)
 
@@ -347,16 +346,8 @@ def _load_weights(config: RunConfig, table: WeightTable) -> Start:
     weights = whole_weights(config, checkpoint, table, load)
     if needs_scales:
         weights = _with_scales(config, weights, checkpoint.tensors, load)
-    source = f"step {checkpoint.step} in {load}"
-    return Start(
-        weights,
-        checkpoint.step,
-        None,
-        source,
-        sha256=checkpoint.sha256,
-        checkpoint=checkpoint,
-        base=_base_of(checkpoint, table),
-    )
+    start = _of_checkpoint(checkpoint, table, weights, f"step {checkpoint.step} in {load}")
+    return replace(start, step=checkpoint.step)
 
 
 def _with_scales(config: RunConfig, weights: Tensors, tensors: Tensors, load: str) -> Tensors:
@@ -412,13 +403,15 @@ def _names_of_weights(checkpoint: Checkpoint) -> list[str]:
     return [n for n in checkpoint.tensors if not n.startswith((f"{OPTIMIZER}/", f"{FP8}/"))]
 
 
-def _base_of(checkpoint: Checkpoint, table: WeightTable) -> Base:
-    """The base of a run that begins with the weights of a checkpoint: its own, if that has all that
-    are not trained."""
+def _of_checkpoint(
+    checkpoint: Checkpoint, table: WeightTable, weights: Tensors, source: str
+) -> Start:
+    """A start from the weights of a checkpoint alone. The base is the checkpoint's own if that has
+    all weights that are not trained, else the checkpoint."""
     base = Base.saved(_metadata(checkpoint))
-    if base is not None and base.sha256 is not None and base.sha256.keys() >= {*table.frozen}:
-        return base
-    return Base.at(checkpoint.path)
+    if base is None or base.sha256 is None or not base.sha256.keys() >= {*table.frozen}:
+        base = Base.at(checkpoint.path)
+    return Start(weights, source=source, sha256=checkpoint.sha256, checkpoint=checkpoint, base=base)
 
 
 def _with_base(
