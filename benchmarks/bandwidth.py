@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from dataclasses import dataclass
 
@@ -13,6 +12,8 @@ from popxl import ops
 from popxl.session import DeviceDesc
 
 _COLUMNS = 1024
+_ENTRIES = 8  # that go each way in a run
+_RUNS = 3
 
 
 @dataclass(frozen=True)
@@ -37,34 +38,31 @@ class Bandwidths:
         return (loads + stores - both) / min(loads, stores)
 
 
-def bandwidths(
-    device: DeviceDesc, mebibytes: int = 256, entries: int = 8, runs: int = 3
-) -> Bandwidths:
+def bandwidths(device: DeviceDesc, mebibytes: int = 256) -> Bandwidths:
     """Measure.
 
     Args:
         mebibytes: of an entry.
-        entries: that go each way in a run.
     """
     shape = (mebibytes * 2**20 // (4 * _COLUMNS), _COLUMNS)
     nbytes = 4 * shape[0] * shape[1]
 
     def rate(loads: bool, stores: bool) -> float:
-        with popxl.Session(_moving(shape, entries, loads, stores), device) as session:
-            return entries * nbytes / _best(session, runs)
+        with popxl.Session(_moving(shape, loads, stores), device) as session:
+            return _ENTRIES * nbytes / _best(session)
 
-    with popxl.Session(_in_memory(shape, entries), device) as session:
-        memory = 2 * entries * nbytes / _best(session, runs)
+    with popxl.Session(_in_memory(shape), device) as session:
+        memory = 2 * _ENTRIES * nbytes / _best(session)
     return Bandwidths(rate(True, False), rate(False, True), rate(True, True), memory)
 
 
-def _moving(shape: tuple[int, int], entries: int, loads: bool, stores: bool) -> popxl.Ir:
+def _moving(shape: tuple[int, int], loads: bool, stores: bool) -> popxl.Ir:
     """Load an entry, add to it, and store it as one of another buffer; or one of the two."""
     ir = popxl.Ir()
     with ir.main_graph:
-        source, target = (popxl.remote_buffer(shape, popxl.float32, entries) for _ in range(2))
+        source, target = (popxl.remote_buffer(shape, popxl.float32, _ENTRIES) for _ in range(2))
         zeros = np.zeros(shape, np.float32)
-        for i in range(entries):
+        for i in range(_ENTRIES):
             popxl.remote_variable(zeros, source, i)
         x = popxl.variable(zeros)
 
@@ -76,26 +74,26 @@ def _moving(shape: tuple[int, int], entries: int, loads: bool, stores: bool) -> 
             return [i + 1, total]
 
         first, total = popxl.constant(0, popxl.int32), x[:1, :1] + 1
-        _, total = ops.repeat(ir.create_graph(move, first, total, x), entries, first, total, x)
+        _, total = ops.repeat(ir.create_graph(move, first, total, x), _ENTRIES, first, total, x)
         ops.host_store(popxl.d2h_stream(total.shape, total.dtype), total)
     return ir
 
 
-def _in_memory(shape: tuple[int, int], passes: int) -> popxl.Ir:
+def _in_memory(shape: tuple[int, int]) -> popxl.Ir:
     """Read and write an array of the device's several times."""
     ir = popxl.Ir()
     with ir.main_graph:
         x = popxl.variable(np.zeros(shape, np.float32))
-        (y,) = ops.repeat(ir.create_graph(lambda x: x + 1, x), passes, x)
+        (y,) = ops.repeat(ir.create_graph(lambda x: x + 1, x), _ENTRIES, x)
         ops.host_store(popxl.d2h_stream((1, 1), popxl.float32), y[:1, :1])
     return ir
 
 
-def _best(session: popxl.Session, runs: int) -> float:
+def _best(session: popxl.Session) -> float:
     """Seconds of the fastest run, after one that is not measured; a run waits for its stores."""
     seconds = []
-    for _ in range(runs + 1):
+    for _ in range(_RUNS + 1):
         start = time.perf_counter()
         session.run()
         seconds.append(time.perf_counter() - start)
-    return min(seconds[1:]) if runs > 1 else statistics.median(seconds)
+    return min(seconds[1:])

@@ -27,9 +27,9 @@ class Series(NamedTuple):
     computed: Points = ()
 
 
-def records(path: Path = RECORDS) -> list[dict[str, float]]:
+def records() -> list[dict[str, float]]:
     """What `benchmarks.growth --record` wrote."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in RECORDS.read_text(encoding="utf-8").splitlines()]
 
 
 def draw() -> Canvas:

@@ -122,15 +122,15 @@ class LMHeadLoss(Layer):
         # The features are scaled, not the logits: they are fewer.
         return x if self.scale == 1 else x * self.scale
 
-    def logits(self, x: Tensor, seed: Tensor | None = None, table: Tensor | None = None) -> Tensor:
+    def logits(self, x: Tensor, table: Tensor | None = None) -> Tensor:
         """x: (batch, length, hidden) -> this replica's logits, float32; see `LMHead.build`.
 
         Args:
             table: the embedding's weight, where the graph has it and the head is tied to it.
         """
-        return self.lm_head(self.features(x, seed), self._table() if table is None else table)
+        return self.lm_head(self.features(x), self._table() if table is None else table)
 
     def next_logits(self, x: Tensor, table: Tensor | None = None) -> Tensor:
         """Like `logits` for one position: (batch, 1, hidden) -> (batch, part of the vocabulary)."""
-        logits = self.logits(x, table=table)
+        logits = self.logits(x, table)
         return logits.reshape((-1, logits.shape[-1]))

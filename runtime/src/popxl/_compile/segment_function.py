@@ -72,12 +72,11 @@ def global_function(segment: Segment, mesh: Any) -> Any:
     )
 
 
-def lower_segment(segment: Segment, mesh: Any, specs: Any, target: str | None = None) -> Any:
+def lower_segment(segment: Segment, mesh: Any, specs: Any) -> Any:
     """Trace and lower: a `jax.stages.Lowered`.
 
     Args:
         specs: `ShapeDtypeStruct`s with shardings of the arguments.
-        target: platform to lower for ("cpu", "cuda", "tpu"); default: that of the mesh.
     """
     mapped = global_function(segment, mesh)
 
@@ -92,6 +91,6 @@ def lower_segment(segment: Segment, mesh: Any, specs: Any, target: str | None = 
         keep_unused=True,
         out_shardings=NamedSharding(mesh, PartitionSpec(AXIS)),
     )
-    with tracing_for(target or facts_of(segment).target):
+    with tracing_for(facts_of(segment).target):
         traced = jitted.trace(*specs)
-    return traced.lower(lowering_platforms=None if target is None else (target,))
+    return traced.lower()
