@@ -75,7 +75,7 @@ def check_placed(config: RunConfig, ir: popxl.Ir, taken: int = 0, borrows: bool 
 
 
 def windows(config: RunConfig) -> int:
-    """Those of `WINDOWS` that a program has: what is not trained is not written."""
+    """Bytes of `WINDOWS` that a program takes: what is not trained is not written."""
     return WINDOWS * 3 // 4 if config.model.eval else WINDOWS
 
 

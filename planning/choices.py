@@ -93,7 +93,7 @@ class Devices:
 
     @classmethod
     def here(cls, config: RunConfig) -> Devices:
-        """Those at hand.
+        """The devices at hand.
 
         Raises:
             DeviceError: there is none of the kind.
@@ -125,7 +125,7 @@ class Choices:
 
     @property
     def config(self) -> RunConfig:
-        """As far as it is complete."""
+        """The configuration, as far as it is complete."""
         return self.settings.config
 
     @property
@@ -134,7 +134,7 @@ class Choices:
         return self.settings.names
 
     def with_(self, **fields: Any) -> Choices:
-        """With those of the fields, by dotted name with `__` for the dots, that are open."""
+        """With values of the fields that are open, by dotted name with `__` for the dots."""
         named = {name.replace("__", "."): value for name, value in fields.items()}
         return replace(self, settings=self.settings.choose(named))
 

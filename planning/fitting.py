@@ -71,8 +71,8 @@ def _layouts(config: RunConfig, devices: int) -> Iterator[RunConfig]:
 
 
 def _smallest_that_fits(name: str, config: RunConfig, machine: Machine) -> Report:
-    """With more groups of experts, where one takes much, or smaller micro-batches as long as device
-    memory is too small, and with the disk if host memory is."""
+    """The first plan that fits, with more groups of experts, where one takes much, or smaller
+    micro-batches, as long as device memory is too small, and with the disk if host memory is."""
     target = machine.target
     needs = finetuning_needs(config, target)
     made = report(name, needs, machine)

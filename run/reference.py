@@ -69,7 +69,7 @@ class Reference:
     def of_run(
         cls, config: RunConfig, family: ModelFamily, start: Start, folder: RunFolder
     ) -> Reference | None:
-        """That of a run which starts, or goes on, in a folder; None: its objective has none."""
+        """The reference of a run that begins, or goes on, in a folder; None: it needs none."""
         objective = objective_of(config)
         if REFERENCE not in objective.of_texts:
             return None
@@ -140,7 +140,7 @@ class Reference:
 
 
 def saved_reference(config: RunConfig, family: ModelFamily, start: Start) -> Reference | None:
-    """That of a run that `checkpoint.load` names a state of; None: the objective has none.
+    """The reference of a run of which `checkpoint.load` names a state; None: it needs none.
 
     Raises:
         UserError: it names something else.

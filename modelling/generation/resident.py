@@ -110,7 +110,7 @@ class ResidentExecutor:
         return call_if(self._wanted, bound, *given)
 
     def _weights(self, prefix: str, facts: NamedVariableFactories) -> NamedTensors:
-        """LayerInputs for a layer's variables."""
+        """Inputs of the module for a layer's variables."""
         add = self._module.add_variable_factory
         inputs = {n: add(f, f"{prefix}.{n}") for n, f in facts.inputs.to_dict().items()}
         return NamedTensors.from_dict(inputs)

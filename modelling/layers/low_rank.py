@@ -79,7 +79,7 @@ class Adapter(Layer):
         return cast(wide + base * (factor - 1) + more * factor, y.dtype)
 
     def _norms(self, matrix: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        """Those of the rows of the whole weight and its adapter: float32 (out_features,)."""
+        """The norms of the rows of the whole weight and its adapter: float32 (out_features,)."""
         whole = ops.detach(cast(matrix, popxl.float32) + (a @ b) * self._of.scale)
         squares = ops.sum(whole * whole, 0)
         if self._cut_in and self._groups.tensor_parallel > 1:
@@ -91,7 +91,7 @@ class Adapter(Layer):
         return self._groups.share_held(self._groups.copy_to_tp(t), self._holders)
 
     def _seed(self) -> Tensor | None:
-        """That of the adapter which has A: for both, what A reads is the same."""
+        """The seed of the adapter that has A: for both, what A reads is the same."""
         (seed,) = [owner.seed for owner in self._owners] or [self.seed]
         return self._groups.own_seed(seed) if self._cut_in else seed
 

@@ -68,7 +68,8 @@ class Kind:
 
 
 def log_sigmoid(x: Tensor) -> Tensor:
-    """Of (n, 1). One formula for all: its gradient at 0, where training begins, is 1/2."""
+    """log(sigmoid(x)) of (n, 1), by one formula for all x: the gradient at 0, where training
+    begins, is 1/2."""
     zero = popxl.constant(np.zeros(x.shape), x.dtype, "zero")
     return -ops.logsumexp(ops.concat([zero, -x], 1), 1, keepdims=True)
 
@@ -132,7 +133,7 @@ KINDS: Mapping[str, Kind] = {
 
 
 class Preference(Objective):
-    """Of pairs of texts, see `data.preferences`. The loss is the mean over pairs.
+    """What pairs of texts say, see `data.preferences`. The loss is the mean over pairs.
 
     CPO adds the mean negative log-likelihood of the chosen texts' tokens; ORPO's has it.
     """

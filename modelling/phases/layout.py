@@ -24,10 +24,10 @@ class Stage:
 
     phase: Phase
     rows: range
-    """Which of its layers."""
+    """Of its layers, those that run."""
 
     experts: GroupedExperts | None = None
-    """Those of each of them, which run after it."""
+    """The experts of these layers: those of a layer run after it."""
 
     begin: Callable[[], None] = _nothing
     """Lets gradients be zero that they add to, before they run backwards."""

@@ -40,7 +40,7 @@ class Settings:
         return self.config.gradient_accumulation
 
     def layers_kept(self, phase: str, layers: int) -> int:
-        """Of the layers of a phase, how many keep their activations for the backward pass."""
+        """How many layers of a phase keep their activations for the backward pass."""
         wanted = self.config.execution.activations
         if wanted == "auto":
             return round(self.keeping.get(phase, 0.0) * layers)
