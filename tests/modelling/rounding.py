@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from popxl_addons.ops.group_quantize_decompress import (
+    group_quantize_compress_numpy,
+    group_quantize_decompress_numpy,
+)
+
 GROUP = 8
 
 
@@ -15,6 +20,14 @@ def rounded(weight: np.ndarray, size: int = GROUP, bits: int = 4) -> tuple[np.nd
     step = (groups.max(1, keepdims=True) - low) / np.float16(2**bits - 1)
     kept = np.rint((groups - low) / step) * step + low
     return kept.reshape(weight.shape), np.broadcast_to(step, groups.shape).reshape(weight.shape)
+
+
+def in_few_bits(weight: np.ndarray, size: int, bits: int) -> np.ndarray:
+    """What the engine leaves of a weight (out, in), float32. Devices take subnormal numbers of
+    float16 for 0."""
+    parts = group_quantize_compress_numpy(weight, size, bits=bits)
+    left = group_quantize_decompress_numpy(*parts, bits=bits)
+    return np.where(np.abs(left) < np.finfo(np.float16).tiny, 0, left.astype(np.float32))
 
 
 def is_quantised(name: str, weight: np.ndarray) -> bool:

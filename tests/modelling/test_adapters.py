@@ -16,16 +16,12 @@ from config.errors import ConfigError
 from config.sections import RunConfig
 from modelling.spec import family_of
 from modelling.weights.merging import begun, merged
-from popxl_addons.ops.group_quantize_decompress import (
-    group_quantize_compress_numpy,
-    group_quantize_decompress_numpy,
-)
 from tests.modelling.gptj import hf as gptj_hf
 from tests.modelling.gptj import training as gptj_training
 from tests.modelling.llama import hf as llama_hf
 from tests.modelling.llama import training as llama_training
 from tests.modelling.peft_reference import named, renamed, with_peft
-from tests.modelling.rounding import is_quantised
+from tests.modelling.rounding import in_few_bits, is_quantised
 from tests.modelling.sessions import fine_tuning
 from tests.modelling.t5 import training as t5_training
 from tests.modelling.torch_training import Reference, check_training, logical, named_by_hf, train
@@ -244,7 +240,7 @@ def test_adapters_are_merged_into_what_few_bits_left() -> None:
     config = case("mistral").config().changed({**QUANTISED, "adapter.rank": 4})
     table, weights = family_of(config).weights(config), random_weights(config)
     quantised = {n for n, w in weights.items() if "lora_" not in n and is_quantised(n, w)}
-    kept = {n: in_few_bits(w, 4) if n in quantised else w for n, w in weights.items()}
+    kept = {n: in_few_bits(w, 4, 4) if n in quantised else w for n, w in weights.items()}
     float32 = np.dtype("float32")
     expected, plain = merged(table, kept, float32), merged(table, weights, float32)
     found = merged(table, weights, float32, config.model.few_bits)
@@ -331,13 +327,6 @@ def test_adapters_are_float32_beside_weights_of_16_bits() -> None:
 
 
 # ---- a base in few bits -------------------------------------------------------------------------
-def in_few_bits(weight: np.ndarray, bits: int) -> np.ndarray:
-    """What is left of a weight (out, in). Devices take subnormal numbers of float16 for 0."""
-    parts = group_quantize_compress_numpy(weight, 4, bits=bits)
-    left = group_quantize_decompress_numpy(*parts, bits=bits)
-    return np.where(np.abs(left) < np.finfo(np.float16).tiny, 0, left.astype(np.float32))
-
-
 MORE_BITS = [((1, 1, 4), 4), ((2, 2, 2), 8)]
 
 
@@ -354,7 +343,7 @@ def test_a_base_in_few_bits_is_its_rounded_weights_bit_for_bit(
     table = family_of(config).weights(config)
     adapters = {w.name for w in table.weights} - {w.name for w in table.base.weights}
     whole = logical(of.model())
-    expanded = {n: in_few_bits(w, bits) if is_quantised(n, w) else w for n, w in whole.items()}
+    expanded = {n: in_few_bits(w, 4, bits) if is_quantised(n, w) else w for n, w in whole.items()}
     found = []
     packed_fields = {**QUANTISED, "model.quantisation": f"int{bits}"}
     for fields, base in (({}, expanded), (packed_fields, whole)):

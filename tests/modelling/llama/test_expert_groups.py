@@ -94,9 +94,9 @@ def test_training_with_balance(kind: str, groups: int, tp: int, activations: str
     [
         ({"trained": "layer.1.feed_forward,layer.2.attention"},
          r"layers\.1\.mlp|layers\.2\.self_attn\.(q_|k_|v_|o_)"),
-        pytest.param({"trained": "*.mlp.experts"}, r"mlp\.experts", marks=slow),
-        pytest.param({"frozen": "*.mlp.experts"}, r"^(?!.*mlp\.experts)", marks=slow),
-        pytest.param({"trained": "layer.0,layer.2"}, r"layers\.[02]", marks=slow),
+        ({"trained": "*.mlp.experts"}, r"mlp\.experts"),
+        ({"frozen": "*.mlp.experts"}, r"^(?!.*mlp\.experts)"),
+        ({"trained": "layer.0,layer.2"}, r"layers\.[02]"),
     ],
 )  # fmt: skip
 def test_some_are_trained_as_in_torch(told: dict[str, str], only: str) -> None:
@@ -127,8 +127,8 @@ def test_one_layers_experts_are_trained_alike() -> None:
         family_of(config).weights(config)
 
 
-@pytest.mark.slow
 # ---- bits ---------------------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.optimised
 def test_kept_is_computed_again_and_killed_is_continued_bit_for_bit() -> None:
     """Also with other groups, but for rounding. The more there are, the less device memory XLA says
@@ -162,8 +162,8 @@ def test_kept_is_computed_again_and_killed_is_continued_bit_for_bit() -> None:
             np.testing.assert_allclose(other[name], array, rtol=1e-3, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.slow
 # ---- without training ---------------------------------------------------------------------------
+@pytest.mark.slow
 def test_evaluation_and_generation_read_what_is_trained() -> None:
     """Without a copy: tokens are transformers', the loss that of whole layers."""
     theirs = hf_config("qwen2_moe", num_hidden_layers=2)

@@ -192,8 +192,8 @@ def test_the_published_description_is_read() -> None:
     assert (experts["gate_limit"], experts["gate_slope"], experts["balance"]) == (7.0, 1.702, 0)
 
 
-@pytest.mark.slow
 # ---- ties ---------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_where_all_experts_tie_a_step_is_transformers() -> None:
     """Whichever of experts that are alike are chosen: their gradients add up to the same."""
     theirs, given = hf_config("gpt_oss", num_hidden_layers=2), batches(1)
