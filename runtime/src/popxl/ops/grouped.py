@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache, partial, wraps
+from functools import cache, wraps
 from typing import Any
 
 import jax
@@ -171,17 +171,16 @@ def _outer_flops(shapes: Shapes, rows: int | None) -> int:
     return 2 * (rows or _rows_of(shapes, 4)) * shapes[0][1] * shapes[1][1]
 
 
-_PRODUCT, _OUTER_PRODUCT = (
-    (grouped_product, _product_flops, (4, 5)),
-    (grouped_outer, _outer_flops, 5),
-)
+# With the places of arguments that are no arrays.
+_PRODUCT = (grouped_product, _product_flops, (4, 5))
+_OUTER_PRODUCT = (grouped_outer, _outer_flops, (5,))
 
 
 @cache
 def _kernel(
     function: Callable[..., Any],
     flops: Callable[[Shapes, int | None], int],
-    static: Any,
+    static: tuple[int, ...],
     usual: int | None,
 ) -> Callable[..., Any]:
     """A function as plans take it for a kernel, whose operations go by the usual number of rows."""
@@ -191,7 +190,7 @@ def _kernel(
         return function(*operands)
 
     kernel.__name__ += "" if usual is None else f"_of_{usual}"
-    KERNELS[kernel.__name__] = partial(flops, rows=usual)
+    KERNELS[kernel.__name__] = lambda shapes: flops(shapes, usual)
     return jax.jit(kernel, static_argnums=static)
 
 
