@@ -18,8 +18,6 @@ from popxl_addons.ops.routing import (
     rows_by_expert,
     rows_of_groups,
     spread_weights,
-    sum_rows,
-    take_rows,
     weigh_rows,
 )
 
@@ -181,13 +179,12 @@ class Experts(Layer):
         """
         wi, wo = self._matrices("wi", 2 * self.part, x, 1), self._matrices("wo", self.part, x, 0)
         order, places, sizes = routes
-        rows = take_rows(x, order, places)
-        usual = self._usual_rows(weights)
-        both = ops.grouped_matmul(rows, wi, sizes, transpose=True, usual=usual)
+        rows, usual = order / weights.shape[1], self._usual_rows(weights)
+        both = ops.grouped_matmul(x, wi, sizes, transpose=True, usual=usual, rows=rows)
         if self.router.bias:
             both = both + self._bias_rows(rows.shape[0], sizes, x.dtype)
         inner = weigh_rows(self._gated(both), weights, order, places)
-        return sum_rows(ops.grouped_matmul(inner, wo, sizes, usual=usual), order, places)
+        return ops.grouped_matmul(inner, wo, sizes, usual=usual, rows=rows, into=x.shape[0])
 
     def _usual_rows(self, weights: Tensor) -> int | None:
         """How many rows are of this replica's experts, if all are chosen alike; None: all are."""

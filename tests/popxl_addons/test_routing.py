@@ -14,8 +14,6 @@ from popxl.transforms import autodiff
 from popxl_addons.ops.routing import (
     rows_by_expert,
     rows_of_experts,
-    sum_rows,
-    take_rows,
     weigh_rows,
 )
 from tests.popxl.ops.harness import evaluate, rand
@@ -51,9 +49,11 @@ def _mixture(x: popxl.Tensor, scores: popxl.Tensor) -> popxl.Tensor:
     weights, chosen = ops.topk(scores, K, 1, True, True)
     order, places, sizes = rows_by_expert(chosen, experts=EXPERTS)
     matrices = np.stack([(e + 1) * np.eye(FEATURES, dtype=np.float32) for e in range(EXPERTS)])
-    rows = weigh_rows(take_rows(x, order, places), weights, order, places)
-    y = ops.grouped_matmul(rows, popxl.constant(matrices), sizes)
-    return sum_rows(y, order, places)
+    rows = order / K
+    y = ops.grouped_matmul(x, popxl.constant(matrices), sizes, rows=rows)
+    weighed = weigh_rows(y, weights, order, places)
+    same = popxl.constant(np.stack([np.eye(FEATURES, dtype=np.float32)] * EXPERTS))
+    return ops.grouped_matmul(weighed, same, sizes, rows=rows, into=TOKENS)
 
 
 def _mixture_of_groups(x: popxl.Tensor, scores: popxl.Tensor) -> popxl.Tensor:
@@ -64,10 +64,12 @@ def _mixture_of_groups(x: popxl.Tensor, scores: popxl.Tensor) -> popxl.Tensor:
     for e in range(EXPERTS):
         order, places, sizes = rows_of_experts(chosen - e, experts=1)
         here = ops.greater(sizes, popxl.constant(np.arange(TOKENS)[:, None], popxl.int32))
-        rows = weigh_rows(take_rows(x, order, places), weights, order, places)
-        matrix = popxl.constant((e + 1) * np.eye(FEATURES, dtype=np.float32)[None])
-        y = ops.grouped_matmul(ops.where(here, rows, nothing), matrix, sizes)
-        total = total + sum_rows(y, order, places)
+        rows, same = order / K, np.eye(FEATURES, dtype=np.float32)[None]
+        y = ops.grouped_matmul(x, popxl.constant((e + 1) * same), sizes, rows=rows)
+        weighed = ops.where(here, weigh_rows(y, weights, order, places), nothing)
+        total = total + ops.grouped_matmul(
+            weighed, popxl.constant(same), sizes, rows=rows, into=TOKENS
+        )
     return total
 
 

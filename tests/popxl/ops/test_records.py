@@ -32,7 +32,7 @@ OF_ADDONS = {
     *("cross_entropy_label", "fp8_amax_scale", "fp8_mse_scale"),
     *("group_quantize_decompress", "saturate", "round_by_hash"),
     *("count_experts", "rows_by_expert", "rows_of_experts", "rows_of_groups", "spread_weights"),
-    *("sum_rows", "take_rows", "weigh_rows"),
+    "weigh_rows",
     *("pack_first_moment", "unpack_first_moment", "pack_second_moment", "unpack_second_moment"),
     *("residual_of_weight", "split_weight"),
 }

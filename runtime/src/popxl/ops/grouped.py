@@ -23,8 +23,12 @@ from popxl.ops._kernels import KERNELS, Shapes
 from popxl.ops._numerics import factors, widen
 from popxl.tensor import Tensor
 
-TILES = (256, 64, 16)
+TILES = (512, 256, 128, 16)
 """Rows of a tile: of a group whole ones, then smaller ones for the rest."""
+
+EMPTY = 96
+"""Rows of a tile that may be of no use. A tile reads the matrix, which takes about as long as
+multiplying as many rows (2 cores, matrices of 512 x 256)."""
 
 
 def _check(x: Any, matrices: Any, sizes: Any, contracted: int) -> None:
@@ -37,6 +41,15 @@ def _check(x: Any, matrices: Any, sizes: Any, contracted: int) -> None:
     if x.shape[1] != matrices.shape[contracted]:
         raise ValueError(
             f"rows of {x.shape[1]} elements cannot be multiplied with matrices {matrices.shape}"
+        )
+
+
+def _check_rows(x: Any, rows: Any, into: int | None) -> None:
+    if rows is None and into is not None:
+        raise ValueError("it adds into rows that `rows` says, but there are none")
+    if rows is not None and (rows.ndim != 1 or (into is not None and rows.shape != x.shape[:1])):
+        raise ValueError(
+            f"`rows` has a number for each row, but its shape is {rows.shape}, that of x {x.shape}"
         )
 
 
@@ -59,8 +72,7 @@ def _tiles(end: Any, left: Any, rows: int, value: Any, tile: Callable[..., Any])
     start = end - left
     counts = sorted({min(count, rows) for count in TILES}, reverse=True)
     for count in counts:
-        # A tile that is mostly full is less work than several small ones: each reads the matrix.
-        room = count - 1 if count == counts[-1] else count // 4
+        room = count - 1 if count == counts[-1] else min(EMPTY, 3 * count // 4)
 
         def one(i: Any, value: Any, start: Any = start, count: int = count) -> Any:
             begin = start + i * count
@@ -74,50 +86,69 @@ def _tiles(end: Any, left: Any, rows: int, value: Any, tile: Callable[..., Any])
     return value
 
 
-def grouped_product(x: Any, matrices: Any, sizes: Any, transpose: bool) -> Any:
-    """Of each row the product with its group's matrix."""
-    ends, rows = jnp.cumsum(sizes), x.shape[0]
+def _rows_at(x: Any, rows: Any, first: Any, count: int) -> Any:
+    """Rows of a tile, of those that `rows` says or, if it is None, of `x` as it is."""
+    if rows is None:
+        return lax.dynamic_slice(x, (first, 0), (count, x.shape[1]))
+    return x.at[lax.dynamic_slice(rows, (first,), (count,))].get(mode="promise_in_bounds")
+
+
+def grouped_product(
+    x: Any, matrices: Any, sizes: Any, rows: Any, transpose: bool, into: int | None
+) -> Any:
+    """Of each row the product with its group's matrix; with `into` rows of results, those that
+    `rows` says add up, in float32."""
+    ends, count = jnp.cumsum(sizes), (x if rows is None else rows).shape[0]
     contracted = (((1,), (1 if transpose else 0,)), ((), ()))
-    features = matrices.shape[1 if transpose else 2]
+    features, dtype = matrices.shape[1 if transpose else 2], x.dtype
+    picked, target = (rows, None) if into is None else (None, rows)
 
     def group(g: Any, out: Any) -> Any:
         (matrix,) = factors(lax.dynamic_index_in_dim(matrices, g, keepdims=False))
 
         def tile(out: Any, first: Any, own: Any) -> Any:
-            part = lax.dynamic_slice(x, (first, 0), (own.shape[0], x.shape[1]))
-            there = lax.dynamic_slice(out, (first, 0), (own.shape[0], features))
+            part = _rows_at(x, picked, first, own.shape[0])
             y = lax.dot_general(
-                *factors(part), matrix, contracted, preferred_element_type=_sums(x.dtype)
+                *factors(part), matrix, contracted, preferred_element_type=_sums(dtype)
             )
-            y = jnp.where(own, y.astype(x.dtype), there)
+            if target is not None:
+                at = lax.dynamic_slice(target, (first,), own.shape[:1])
+                return out.at[jnp.where(own[:, 0], at, into)].add(y, mode="drop")
+            there = lax.dynamic_slice(out, (first, 0), y.shape)
+            y = jnp.where(own, y.astype(dtype), there)
             return lax.dynamic_update_slice(out, y, (first, 0))
 
-        return _tiles(ends[g], sizes[g], rows, out, tile)
+        return _tiles(ends[g], sizes[g], count, out, tile)
 
-    out = jnp.zeros((rows, features), x.dtype)
-    return lax.fori_loop(0, sizes.shape[0] if rows else 0, group, out)
+    if into is None:
+        out = jnp.zeros((count, features), dtype)
+    else:
+        out = jnp.zeros((into, features), _sums(dtype))
+    return lax.fori_loop(0, sizes.shape[0] if count else 0, group, out).astype(dtype)
 
 
-def grouped_outer(x: Any, dy: Any, sizes: Any, onto: Any) -> Any:
-    """Of each group the product of its rows, xᵀ dy, added to `onto`, as if it were made first."""
-    ends, rows, shape = jnp.cumsum(sizes), x.shape[0], (x.shape[1], dy.shape[1])
+def grouped_outer(x: Any, dy: Any, sizes: Any, onto: Any, rows: Any, of_x: bool) -> Any:
+    """Of each group the product of its rows, xᵀ dy, added to `onto`, as if it were made first.
+    `rows` says which ones they are of x or else of dy."""
+    ends, shape = jnp.cumsum(sizes), (x.shape[1], dy.shape[1])
+    count = (dy if of_x else x).shape[0]
 
     def group(g: Any, out: Any) -> Any:
         def tile(total: Any, first: Any, own: Any) -> Any:
-            a = lax.dynamic_slice(x, (first, 0), (own.shape[0], shape[0]))
-            b = lax.dynamic_slice(dy, (first, 0), (own.shape[0], shape[1]))
+            a = _rows_at(x, rows if of_x else None, first, own.shape[0])
+            b = _rows_at(dy, None if of_x else rows, first, own.shape[0])
             return total + lax.dot_general(
                 *factors(a, jnp.where(own, b, 0)),
                 (((0,), (0,)), ((), ())),
                 preferred_element_type=_sums(x.dtype),
             )
 
-        total = _tiles(ends[g], sizes[g], rows, jnp.zeros(shape, _sums(x.dtype)), tile)
+        total = _tiles(ends[g], sizes[g], count, jnp.zeros(shape, _sums(x.dtype)), tile)
         here = lax.dynamic_index_in_dim(out, g, keepdims=False)
         new = widen(here) + widen(total.astype(x.dtype))
         return lax.dynamic_update_index_in_dim(out, new.astype(out.dtype), g, 0)
 
-    return lax.fori_loop(0, sizes.shape[0] if rows else 0, group, onto)
+    return lax.fori_loop(0, sizes.shape[0] if count else 0, group, onto)
 
 
 def _sums(dtype: Any) -> Any:
@@ -126,52 +157,88 @@ def _sums(dtype: Any) -> Any:
 
 
 # ---- one kernel for plans -----------------------------------------------------------------------
-def _product_flops(shapes: Shapes) -> int:
+def _rows_of(shapes: Shapes, place: int) -> int:
+    """How many rows there are: as `rows` has, an operand at a place, or the first operand."""
+    return (shapes[place] if len(shapes) > place else shapes[0])[0]
+
+
+def _product_flops(shapes: Shapes, rows: int | None) -> int:
     """FLOPs by the rows, whatever the number of groups."""
-    return 2 * shapes[0][0] * math.prod(shapes[1][1:])
+    return 2 * (rows or _rows_of(shapes, 3)) * math.prod(shapes[1][1:])
 
 
-def _outer_flops(shapes: Shapes) -> int:
-    return 2 * shapes[0][0] * shapes[0][1] * shapes[1][1]
+def _outer_flops(shapes: Shapes, rows: int | None) -> int:
+    return 2 * (rows or _rows_of(shapes, 4)) * shapes[0][1] * shapes[1][1]
 
 
-_FLOPS = {grouped_product: _product_flops, grouped_outer: _outer_flops}
+# With the places of arguments that are no arrays.
+_PRODUCT = (grouped_product, _product_flops, (4, 5))
+_OUTER_PRODUCT = (grouped_outer, _outer_flops, (5,))
 
 
 @cache
-def _kernel(function: Callable[..., Any], usual: int | None) -> Callable[..., Any]:
+def _kernel(
+    function: Callable[..., Any],
+    flops: Callable[[Shapes, int | None], int],
+    static: tuple[int, ...],
+    usual: int | None,
+) -> Callable[..., Any]:
     """A function as plans take it for a kernel, whose operations go by the usual number of rows."""
 
     @wraps(function)
     def kernel(*operands: Any) -> Any:
         return function(*operands)
 
-    def flops(shapes: Shapes) -> int:
-        (rows, *features), *others = shapes
-        return _FLOPS[function]([(rows if usual is None else usual, *features), *others])
-
     kernel.__name__ += "" if usual is None else f"_of_{usual}"
-    KERNELS[kernel.__name__] = flops
-    return jax.jit(kernel, static_argnums=3 if function is grouped_product else ())
+    KERNELS[kernel.__name__] = lambda shapes: flops(shapes, usual)
+    return jax.jit(kernel, static_argnums=static)
 
 
 # ---- the ops ------------------------------------------------------------------------------------
 def _grouped_matmul(
-    x: Any, matrices: Any, sizes: Any, transpose: bool, usual: int | None = None
+    x: Any,
+    matrices: Any,
+    sizes: Any,
+    rows: Any = None,
+    *,
+    transpose: bool,
+    usual: int | None = None,
+    into: int | None = None,
 ) -> Any:
     apart = _apart(matrices, sizes)
     _check(x, apart, sizes, 2 if transpose else 1)
-    return _kernel(grouped_product, usual)(x, apart, sizes, transpose)
+    _check_rows(x, rows, into)
+    return _kernel(*_PRODUCT, usual)(x, apart, sizes, rows, transpose, into)
 
 
-def _outer(x: Any, dy: Any, sizes: Any, joined: bool, usual: int | None = None) -> Any:
-    shape = (*sizes.shape, x.shape[1], dy.shape[1])
-    out = _kernel(grouped_outer, usual)(x, dy, sizes, jnp.zeros(shape, x.dtype))
-    return out.reshape(-1, shape[-1]) if joined else out
+def _outer(
+    x: Any,
+    dy: Any,
+    sizes: Any,
+    rows: Any = None,
+    *,
+    joined: bool,
+    of_x: bool = False,
+    usual: int | None = None,
+) -> Any:
+    zeros = jnp.zeros((*sizes.shape, x.shape[1], dy.shape[1]), x.dtype)
+    out = _kernel(*_OUTER_PRODUCT, usual)(x, dy, sizes, zeros, rows, of_x)
+    return out.reshape(-1, zeros.shape[-1]) if joined else out
 
 
-def _outer_onto(t: Any, x: Any, dy: Any, sizes: Any, joined: bool, usual: int | None = None) -> Any:
-    return _kernel(grouped_outer, usual)(x, dy, sizes, _apart(t, sizes)).reshape(t.shape)
+def _outer_onto(
+    t: Any,
+    x: Any,
+    dy: Any,
+    sizes: Any,
+    rows: Any = None,
+    *,
+    joined: bool,
+    of_x: bool = False,
+    usual: int | None = None,
+) -> Any:
+    onto = _apart(t, sizes)
+    return _kernel(*_OUTER_PRODUCT, usual)(x, dy, sizes, onto, rows, of_x).reshape(t.shape)
 
 
 _OUTER = define(
@@ -183,17 +250,24 @@ _OUTER = define(
 
 
 def _grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
-    x, matrices, sizes = op.inputs
-    groups, transpose = ctx.fwd(sizes), op.attrs["transpose"]
+    """Rows that were picked add up in the gradient, and those that added up are picked."""
+    x, matrices, *others = op.inputs
+    sizes, *rows = map(ctx.fwd, others)
+    transpose, into = op.attrs["transpose"], op.attrs.get("into")
     usual = {n: x for n, x in op.attrs.items() if n == "usual"}
     dx = dm = None
     if ctx.needs(op, 0):
         attrs = {"transpose": not transpose, **usual}
-        dx = emit(_GROUPED_MATMUL, [dy, ctx.fwd(matrices), groups], attrs)[0]
+        if rows and into is None:
+            attrs["into"] = x.shape[0]
+        dx = emit(_GROUPED_MATMUL, [dy, ctx.fwd(matrices), sizes, *rows], attrs)[0]
     if ctx.needs(op, 1):
         pair = [dy, ctx.fwd(x)] if transpose else [ctx.fwd(x), dy]
-        dm = emit(_OUTER, [*pair, groups], {"joined": matrices.rank == 2, **usual})[0]
-    return [dx, dm, None]
+        attrs = {"joined": matrices.rank == 2, **usual}
+        if rows:
+            attrs["of_x"] = (into is None) != transpose  # those of the op's own x are picked
+        dm = emit(_OUTER, [*pair, sizes, *rows], attrs)[0]
+    return [dx, dm, *[None] * len(others)]
 
 
 _GROUPED_MATMUL = define("grouped_matmul", _grouped_matmul, grad=_grad)
@@ -205,6 +279,8 @@ def grouped_matmul(
     sizes: Tensor,
     transpose: bool = False,
     usual: int | None = None,
+    rows: Tensor | None = None,
+    into: int | None = None,
 ) -> Tensor:
     """Multiply rows, which are sorted by group, with the matrix of their group.
 
@@ -216,14 +292,19 @@ def grouped_matmul(
             belong to no group give zeros.
         transpose: the matrices are (out, in).
         usual: how many rows plans think that groups have; None: all.
+        rows: int32 (rows,), which row of `x`, of any number, each one is. Tiles are gathered as
+            they are multiplied, so that the rows are never in memory all at once.
+        into: `rows` says instead to which of so many rows of the result each product is added, in
+            float32, by the order of the groups. GPUs add rows of one group that go to the same one
+            in no fixed order.
 
     Returns:
-        (rows, out). Work and memory go by the rows, whatever the number of groups.
+        (rows or into, out). Work and memory go by the rows, whatever the number of groups.
 
     Raises:
         SpecError: the shapes do not fit.
     """
     attrs: dict[str, Any] = {"transpose": bool(transpose)}
-    if usual is not None:
-        attrs["usual"] = usual
-    return emit(_GROUPED_MATMUL, [x, matrices, sizes], attrs)[0]
+    attrs |= {n: v for n, v in (("usual", usual), ("into", into)) if v is not None}
+    inputs = [x, matrices, sizes, *([] if rows is None else [rows])]
+    return emit(_GROUPED_MATMUL, inputs, attrs)[0]

@@ -1,7 +1,7 @@
-"""Tokens on their way to the experts that they chose, and back.
+"""Tokens on their way to the experts that they chose.
 
-A *row* is a token at one of its experts. Rows are sorted by expert; gradients go the same ways
-back, as gathers, where those of gathers would add up row by row.
+A *row* is a token at one of its experts. Rows are sorted by expert, and `ops.grouped_matmul` takes
+them from tokens and adds them up again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def rows_by_expert(chosen: Any, *, experts: int) -> tuple[Any, Any, Any]:
 def _by_expert(chosen: Any, experts: int) -> tuple[Any, Any, Any]:
     flat = chosen.reshape(-1)
     order = flat.argsort(stable=True).astype(np.int32)
-    places = order.argsort().astype(np.int32).reshape(chosen.shape)
+    places = order.at[order].set(np.arange(order.size, dtype=np.int32)).reshape(chosen.shape)
     begins = flat[order].searchsorted(np.arange(experts + 1, dtype=np.int32))
     return order, places, (begins[1:] - begins[:-1]).astype(np.int32)
 
@@ -51,50 +51,6 @@ def rows_of_experts(chosen: Any, *, experts: int) -> tuple[Any, Any, Any]:
 def _at(y: Any, places: Any) -> Any:
     """What is there; zeros at the place after the last."""
     return y.at[places].get(mode="fill", fill_value=0)
-
-
-def _take(x: Any, order: Any, places: Any) -> Any:
-    return x[order // places.shape[1]]
-
-
-def _sum(y: Any, order: Any, places: Any) -> Any:
-    return _at(y, places).astype(np.float32).sum(1).astype(y.dtype)
-
-
-def _summed_back(xs: Any, ys: Any, dys: Any) -> tuple[Any, None, None]:
-    return _sum(dys[0], *xs[1:]), None, None
-
-
-def _taken_back(xs: Any, ys: Any, dys: Any) -> tuple[Any, None, None]:
-    return _take(dys[0], *xs[1:]), None, None
-
-
-@jax_op(name="take_rows", grad=_summed_back)
-def take_rows(x: Any, order: Any, places: Any) -> Any:
-    """The rows of tokens.
-
-    Args:
-        x: (tokens, features).
-        order, places: see `rows_by_expert`.
-
-    Returns:
-        (rows, features).
-    """
-    return _take(x, order, places)
-
-
-@jax_op(name="sum_rows", grad=_taken_back)
-def sum_rows(y: Any, order: Any, places: Any) -> Any:
-    """Add up each token's rows, in float32.
-
-    Args:
-        y: (rows, features).
-        order, places: see `rows_by_expert`.
-
-    Returns:
-        (tokens, features).
-    """
-    return _sum(y, order, places)
 
 
 def _weights_back(xs: Any, ys: Any, dys: Any) -> tuple[Any, Any, None, None]:

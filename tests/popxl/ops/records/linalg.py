@@ -48,6 +48,41 @@ def _grouped_case(
                     tolerance=4, why="sums of hundreds of rows")  # fmt: skip
 
 
+def _picked_case(name: str, sizes: list[int], rows: list[int], transpose: bool) -> OpRecord:
+    """Rows of x in any order, more than once or never."""
+    where, shape = np.array(rows, np.int32), (len(sizes), 6, 5) if transpose else (len(sizes), 5, 6)
+
+    def build(x: popxl.Tensor, w: popxl.Tensor) -> popxl.Tensor:
+        groups, picked = (popxl.constant(np.array(a, np.int32)) for a in (sizes, where))
+        return ops.grouped_matmul(x, w, groups, transpose, rows=picked)
+
+    def reference(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return _grouped(sizes)(x[where], w.transpose(1, 2) if transpose else w)
+
+    inputs = [rand(max(rows) + 2, 5), rand(*shape)]
+    return OpRecord(f"grouped_matmul_picked{name}", build, inputs, reference, ALL,
+                    tolerance=4, why="sums of hundreds of rows")  # fmt: skip
+
+
+def _added_case(name: str, sizes: list[int], rows: list[int], transpose: bool) -> OpRecord:
+    """Rows of the result that many products are added to, or none."""
+    where, shape = np.array(rows, np.int32), (len(sizes), 6, 5) if transpose else (len(sizes), 5, 6)
+    count = max(rows) + 2
+
+    def build(x: popxl.Tensor, w: popxl.Tensor) -> popxl.Tensor:
+        groups, target = (popxl.constant(np.array(a, np.int32)) for a in (sizes, where))
+        return ops.grouped_matmul(x, w, groups, transpose, rows=target, into=count)
+
+    def reference(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = _grouped(sizes)(x, w.transpose(1, 2) if transpose else w)
+        return torch.zeros(count, 6, dtype=y.dtype).index_add(0, torch.tensor(rows), y)
+
+    return OpRecord(f"grouped_matmul_added{name}", build, [rand(len(rows), 5), rand(*shape)],
+                    reference, ALL, tolerance=4, why="sums of hundreds of rows")  # fmt: skip
+
+
+MANY_ROWS = [int(i) for i in np.random.default_rng(0).integers(0, 90, 455)]
+
 RECORDS = [
     _grouped_case("", [3, 0, 4, 1], 8),
     _grouped_case("_tiles", [130, 0, 33, 1, 291, 0], 455),
@@ -56,6 +91,10 @@ RECORDS = [
     _grouped_case("_joined", [3, 2, 70], 75, joined=True),
     _grouped_case("_joined_transpose", [300, 0, 20], 320, transpose=True, joined=True),
     _grouped_case("_none", [0, 0], 3),
+    _picked_case("", [3, 0, 4, 1], [0, 2, 2, 5, 1, 0, 3, 4], transpose=False),
+    _picked_case("_tiles", [130, 0, 33, 1, 285, 0], MANY_ROWS, transpose=True),
+    _added_case("", [3, 0, 4, 1], [0, 2, 4, 5, 1, 0, 3, 2], transpose=True),
+    _added_case("_tiles", [130, 0, 33, 1, 285, 0], MANY_ROWS, transpose=False),
     _matmul("", rand(3, 4), rand(4, 5), ALL),
     _matmul("_batch", rand(2, 3, 4), rand(2, 4, 5)),
     _matmul("_batch_matrix", rand(2, 6, 3, 4), rand(4, 5)),
