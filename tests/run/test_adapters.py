@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from run.records.metrics import read_metrics
 from tests import small_runs
 from tests.modelling.peft_reference import PREFIX, with_peft
 from tests.modelling.rounding import is_quantised
-from tests.small_runs import MODEL, TRAINING, few_examples, random_model
+from tests.small_runs import MODEL, TRAINING, random_model
 
 SAVED, BESIDES = "encoder.final_layer_norm", "decoder.final_layer_norm"
 ADAPTER = (
@@ -34,10 +33,7 @@ ADAPTER = (
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def few(executables: Path) -> Iterator[None]:
-    with few_examples(executables):
-        yield
+pytestmark = pytest.mark.usefixtures("few")
 
 
 def train(folder: Path, *arguments: str, adapter: tuple[str, ...] = ADAPTER) -> int:

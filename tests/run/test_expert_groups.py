@@ -10,21 +10,13 @@ from safetensors.numpy import load_file
 
 import run_export
 from checkpoints import CheckpointStore
-from tests.small_runs import few_examples, train
+from tests.small_runs import BATCH, RATE, few_examples, train
 
 RUN = (
     *("--config", "qwen3_tiny", "--layers", "1", "--hidden_size", "32", "--model.inner_size", "16"),
-    *(
-        "--model.architecture",
-        "qwen3_moe",
-        "--model.experts.count",
-        "4",
-        "--model.experts.chosen",
-        "2",
-    ),
-    *("--global_batch_size", "8", "--micro_batch_size", "4", "--device", "cpu"),
-    *("--training.optimizer.learning_rate.function", "constant", "--learning_rate", "1e-3"),
-    *("--training.optimizer.learning_rate.warmup_proportion", "0"),
+    *("--model.architecture", "qwen3_moe"),
+    *("--model.experts.count", "4", "--model.experts.chosen", "2"),
+    *(*BATCH, *RATE, "--device", "cpu"),
 )
 
 
@@ -36,9 +28,8 @@ def trained(folder: Path, *steps: tuple[str, str]) -> dict[str, np.ndarray]:
     """
     for number, (last, groups) in enumerate(steps):
         load = ("--load", str(folder)) if number else RUN
-        assert (
-            train(folder, *load, "--training.steps", last, "--execution.expert_groups", groups) == 0
-        )
+        flags = ("--training.steps", last, "--execution.expert_groups", groups)
+        assert train(folder, *load, *flags) == 0
     return dict(CheckpointStore(folder).load().tensors)
 
 

@@ -4,7 +4,6 @@ others."""
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ import run_validation
 from checkpoints import load_checkpoint
 from run.records.metrics import read_metrics
 from tests import small_runs
-from tests.small_runs import BATCH, RATE, few_examples, random_model
+from tests.small_runs import BATCH, RATE, random_model
 
 MODEL = ("--config", "gptj_tiny", "--layers", "2", "--hidden_size", "32", "--heads", "4")
 TRAINING = (*MODEL, *BATCH, *RATE, "--dropout_prob", "0.1")
@@ -26,10 +25,7 @@ TRAINED = {f"transformer.{n}.{p}" for n in ("ln_f", "h.1.ln_1") for p in ("weigh
 WEIGHTS, WORDS = "model.safetensors", "transformer.wte.weight"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def few(executables: Path) -> Iterator[None]:
-    with few_examples(executables):
-        yield
+pytestmark = pytest.mark.usefixtures("few")
 
 
 def train(folder: Path, *arguments: str, trained: tuple[str, ...] = NORMS) -> int:

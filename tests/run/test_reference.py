@@ -35,7 +35,6 @@ from tests.small_runs import (
     MODEL,
     RATE,
     TRAINING,
-    few_examples,
     finetuning,
     random_model,
 )
@@ -44,10 +43,7 @@ WORDS = ("lamp", "clock", "book", "carpet", "mirror", "painting", "chair", "box"
 DPO = ("--training.objective", "dpo", "--dropout_prob", "0", "--training.beta", "0.5")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def few(executables: Path) -> Iterator[None]:
-    with few_examples(executables):
-        yield
+pytestmark = pytest.mark.usefixtures("few")
 
 
 @pytest.fixture(scope="module")
