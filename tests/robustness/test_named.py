@@ -501,7 +501,6 @@ def test_a_signal_while_a_run_starts(number, what, tmp_path):
     run = child(
         [sys.executable, str(ROOT / "run_finetuning.py"), *TINY, "--save", str(tmp_path / "run")],
         env=os.environ | {"POPXL_CACHE_DIR": ""},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     wait_until_it(run, what)
     time.sleep(0.2)
