@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -100,6 +101,7 @@ def compiled_once() -> Iterator[None]:
     from popxl._devices import cpu
 
     compile_anew, known = SegmentCache._compile, dict[tuple[object, ...], object]()
+    changing = threading.Lock()  # a program compiles its segments in several threads
 
     def compile_(cache: Cache, segment: Segment) -> object:
         if os.environ[COMPILE_QUICKLY.upper()] == "0":  # tests of the engine look at what it does
@@ -109,9 +111,11 @@ def compiled_once() -> Iterator[None]:
             for what in ("traces", "compiles"):
                 cache.count(what)
             return found
-        known[key] = made = compile_anew(cache, segment)
-        while len(known) > KNOWN:
-            known.pop(next(iter(known)), None)
+        made = compile_anew(cache, segment)
+        with changing:
+            known[key] = made
+            while len(known) > KNOWN:
+                del known[next(iter(known))]
         return made
 
     with pytest.MonkeyPatch.context() as patch:
