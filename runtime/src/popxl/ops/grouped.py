@@ -27,8 +27,8 @@ TILES = (512, 256, 128, 16)
 """Rows of a tile: of a group whole ones, then smaller ones for the rest."""
 
 EMPTY = 96
-"""Rows of a tile that may be of no use. A tile reads the matrix, which takes about as long as
-multiplying as many rows (2 cores, matrices of 512 x 256)."""
+"""Rows of a tile that may be of no use: another tile would read the matrix again, which takes
+longer than multiplying them."""
 
 
 def _check(x: Any, matrices: Any, sizes: Any, contracted: int) -> None:
@@ -162,13 +162,15 @@ def _rows_of(shapes: Shapes, place: int) -> int:
     return (shapes[place] if len(shapes) > place else shapes[0])[0]
 
 
-def _product_flops(shapes: Shapes, rows: int | None) -> int:
+def _product_flops(shapes: Shapes, usual: int | None) -> int:
     """FLOPs by the rows, whatever the number of groups."""
-    return 2 * (rows or _rows_of(shapes, 3)) * math.prod(shapes[1][1:])
+    rows = _rows_of(shapes, 3) if usual is None else usual
+    return 2 * rows * math.prod(shapes[1][1:])
 
 
-def _outer_flops(shapes: Shapes, rows: int | None) -> int:
-    return 2 * (rows or _rows_of(shapes, 4)) * shapes[0][1] * shapes[1][1]
+def _outer_flops(shapes: Shapes, usual: int | None) -> int:
+    rows = _rows_of(shapes, 4) if usual is None else usual
+    return 2 * rows * shapes[0][1] * shapes[1][1]
 
 
 # With the places of arguments that are no arrays.
@@ -211,18 +213,9 @@ def _grouped_matmul(
     return _kernel(*_PRODUCT, usual)(x, apart, sizes, rows, transpose, into)
 
 
-def _outer(
-    x: Any,
-    dy: Any,
-    sizes: Any,
-    rows: Any = None,
-    *,
-    joined: bool,
-    of_x: bool = False,
-    usual: int | None = None,
-) -> Any:
+def _outer(x: Any, dy: Any, sizes: Any, *rows: Any, joined: bool, **attrs: Any) -> Any:
     zeros = jnp.zeros((*sizes.shape, x.shape[1], dy.shape[1]), x.dtype)
-    out = _kernel(*_OUTER_PRODUCT, usual)(x, dy, sizes, zeros, rows, of_x)
+    out = _outer_onto(zeros, x, dy, sizes, *rows, joined=joined, **attrs)
     return out.reshape(-1, zeros.shape[-1]) if joined else out
 
 
