@@ -76,6 +76,32 @@ ADAPTED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Like `MODELS`: adapters of rank 16 on all linear maps."""
 
+_QWEN_7B = {
+    "architecture": "qwen2",
+    "layers": 28,
+    "hidden_size": 3584,
+    "inner_size": 18944,
+    "embedding": {"vocab_size": 152064, "tied": False},
+    "attention": {"heads": 28, "key_value_heads": 4, "norms": None, "input_bias": True},
+}
+COMPARED: dict[str, tuple[str, dict[str, Any]]] = {
+    "Llama 3.1 8B, 512 samples": ("llama3_1_8B", {"training": {"global_batch_size": 512}}),
+    "Qwen3 32B, 512 samples": ("qwen3_32B", {"training": {"global_batch_size": 512}}),
+    "Qwen2.5 7B, 158 samples": (
+        "qwen3_0_6B",
+        {"model": _QWEN_7B, "training": {"global_batch_size": 158}},
+    ),
+    "Llama 3.1 8B, 16 samples of 8,192 tokens": (
+        "llama3_1_8B",
+        {
+            "model": {"sequence_length": 8192},
+            "training": {"global_batch_size": 16},
+            "execution": {"micro_batch_size": 1},
+        },
+    ),
+}
+"""Like `MODELS`: what others have published figures of, at their batch and length."""
+
 MACHINES: dict[str, tuple[str, int]] = {
     "laptop": ("laptop", 1),
     "T4": ("t4", 1),
@@ -88,8 +114,10 @@ MACHINES: dict[str, tuple[str, int]] = {
 }
 """By title: a machine, and how many of its devices are used."""
 
+OF_OTHERS = {"8 × A100 80 GB": ("a100", 8), "H100": ("h100", 1), "8 × H100": ("h100", 8)}
+"""Like `MACHINES`: those that others have measured on."""
+
 FOR_ADAPTERS = ("RTX 4090", "H100")
-EVERY = [*product(MODELS, MACHINES), *product(ADAPTED, FOR_ADAPTERS)]
 
 
 @dataclass(frozen=True)
@@ -118,64 +146,69 @@ class Published:
     """What others say of a system of theirs.
 
     Attributes:
-        like: the row of ours that is closest: model and machine.
+        figure: of one device.
         unit: of `figure`: tokens/s, or TFLOP/s as 6 × parameters × tokens/s.
+        model, machine: of `COMPARED` and `OF_OTHERS`.
         differs: what they do otherwise, for people.
     """
 
     system: str
-    what: str
     figure: float
     unit: str
-    source: str
-    like: tuple[str, str]
+    model: str
+    machine: str
     differs: str
+    source: str
 
 
+_ROUND_PIPE = "AdamW on the host", "arXiv:2604.27085, its README; A800, batch not said"
 OTHERS = (
     Published(
         "RoundPipe",
-        "Llama 3.1 8B, each of 8 A800",
         3553,
         "tokens/s",
-        "arXiv:2604.27085, its README",
-        ("Llama 3.1 8B", "A100 80 GB"),
-        "AdamW on the host, which 8 GPUs share",
+        "Llama 3.1 8B, 512 samples",
+        "8 × A100 80 GB",
+        *_ROUND_PIPE,
     ),
     Published(
         "RoundPipe",
-        "Qwen3 32B, each of 8 A800",
         788,
         "tokens/s",
-        "arXiv:2604.27085, its README",
-        ("Qwen3 32B", "A100 80 GB"),
-        "as above",
+        "Qwen3 32B, 512 samples",
+        "8 × A100 80 GB",
+        *_ROUND_PIPE,
     ),
     Published(
         "MegaTrain",
-        "Qwen2.5 7B, an H100",
         272,
         "TFLOP/s",
+        "Qwen2.5 7B, 158 samples",
+        "H100",
+        "AdamW on the host; no masters",
         "arXiv:2604.05091, its README",
-        ("Llama 3.1 8B", "H100"),
-        "AdamW on the host; 158 samples a step",
     ),
     Published(
         "torchtitan",
-        "Llama 3.1 8B, each of several H100",
         6667,
         "tokens/s",
+        "Llama 3.1 8B, 16 samples of 8,192 tokens",
+        "8 × H100",
+        "all in device memory, cut over the GPUs",
         "benchmarks/ of its repository, bfloat16 with compile",
-        ("Llama 3.1 8B", "H100"),
-        "all in device memory, gathered from other GPUs; 8,192 tokens a sample",
     ),
 )
+EVERY = [
+    *product(MODELS, MACHINES),
+    *product(ADAPTED, FOR_ADAPTERS),
+    *((other.model, other.machine) for other in OTHERS),
+]
 
 
 def computed(model: str, on: str) -> Row:
-    """Plan and simulate a model of `MODELS` on a machine of `MACHINES`."""
-    preset, changes = (MODELS | ADAPTED)[model]
-    name, devices = MACHINES[on]
+    """Plan and simulate a model on a machine, see `EVERY`."""
+    preset, changes = (MODELS | ADAPTED | COMPARED)[model]
+    name, devices = (MACHINES | OF_OTHERS)[on]
     target = machine(name)
     config = load_config(
         config_class_of(preset_data("finetuning", preset), preset), "finetuning", preset, changes
@@ -274,19 +307,21 @@ def _both(row: Row) -> str:
 
 
 def _others(rows: Sequence[Row]) -> str:
-    head = ("System", "Published", "Here, simulated", "Ratio", "There", "Source")
+    head = ("System", "Of each device", "Published", "Here, simulated", "Ratio", "There", "Source")
     by = {(row.model, row.machine): row for row in rows}
-    return markdown(head, (_other(o, by[o.like]) for o in OTHERS if o.like in by))
+    pairs = ((other, by.get((other.model, other.machine))) for other in OTHERS)
+    return markdown(head, (_other(other, row) for other, row in pairs if row is not None))
 
 
 def _other(other: Published, row: Row) -> tuple[str, ...]:
-    ours = row.tokens_per_second
+    ours = row.tokens_per_second / (row.data_parallel * row.tensor_parallel)
     if other.unit == "TFLOP/s":
         ours *= 6 * row.parameters / 1e12
     return (
         other.system,
-        f"{other.what}: {other.figure:,.0f} {other.unit}",
-        f"{row.model} on {row.machine}: {two_digits(ours)} {other.unit}",
+        f"{row.model} on {row.machine}",
+        f"{other.figure:,.0f} {other.unit}",
+        two_digits(ours),
         f"{ours / other.figure:.1f}",
         other.differs,
         other.source,

@@ -11,6 +11,7 @@ from tests.popxl.h100 import compiled_for_an_h100, needs_the_compiler
 
 SCRIPT = """
 import popxl
+from tests.popxl.hlo_kernels import traffic
 from config.families import config_class_of
 from config.presets import load_config, preset_data
 from jax.sharding import Mesh
@@ -23,6 +24,10 @@ program = Program(needs.traced.ir, Mesh(np.array(devices), ("r",)))
 program.compile()
 planned = needs.traced.plan().temporaries
 print(popxl.plan.memory_use(program).temporaries, planned, sep=";")
+compiled = {segment.name: executable for segment, executable in program.executables.items()}
+for segment, work in needs.traced.works.items():
+    sums = [sum(getattr(part, what) for part in work.parts.values()) for what in ("traffic", "flops")]
+    print(*sums, traffic(compiled[segment.name].as_text()), sep=";")
 """
 
 
@@ -31,6 +36,10 @@ print(popxl.plan.memory_use(program).temporaries, planned, sep=";")
 @pytest.mark.parametrize("preset", ["gptj_6B_gpu", "xl_gpu", "xxl_gpu"])
 def test_all_segments_compile_and_take_what_is_planned(preset: str) -> None:
     """Entries on the device and what XLA takes inside segments, at most at a time, by XLA's own
-    account."""
-    ((taken, planned),) = compiled_for_an_h100(SCRIPT.replace("{0}", preset))
+    account; and kernels of segments with products move the bytes that are planned."""
+    (taken, planned), *segments = compiled_for_an_h100(SCRIPT.replace("{0}", preset))
     assert 0.9 < int(planned) / int(taken) < 1.1
+    moved = [(int(traffic), int(there)) for traffic, flops, there in segments if int(flops) > 1e11]
+    assert moved
+    for traffic, there in moved:
+        assert 0.9 < traffic / there < 1.1, segments

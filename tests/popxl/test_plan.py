@@ -234,6 +234,13 @@ def seconds(build) -> float:
     return popxl.plan.trace(ir, "gpu").timeline(RATES).computing
 
 
+def test_a_gpu_multiplies_transposed_matrices_without_a_kernel_that_transposes():
+    plain = seconds(lambda x: ops.tanh(x) @ x)
+    assert seconds(lambda x: ops.tanh(x) @ ops.transpose(x)) == plain
+    assert seconds(lambda x: ops.transpose(ops.tanh(x)) @ x) == plain
+    assert seconds(lambda x: ops.tanh(x) @ (ops.transpose(x) + 1.0)) > plain + 1.0
+
+
 def test_kernels_run_one_after_the_other():
     """A product takes 2 s and moves 0.12 MB; what follows it moves 0.08 MB, and cannot hide."""
     once = seconds(lambda x: ops.tanh(x @ x))

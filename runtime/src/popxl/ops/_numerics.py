@@ -17,6 +17,7 @@ from popxl.ops._folds import traced_for
 Lowering = Callable[..., Any]
 
 _HALVES = (jnp.dtype(jnp.float16), jnp.dtype(jnp.bfloat16))
+_ROUNDS_ONCE = ("gpu", "cuda", "tpu")  # the sums of a product, when all are added
 
 
 def widen(x: Any) -> Any:
@@ -28,6 +29,19 @@ def factors(*operands: Any) -> tuple[Any, ...]:
     """Operands of a product that is accumulated in float32. XLA's CPU backend widens halves itself,
     but has faster products for what is float32 (see `popxl._devices.cpu.switches_for`)."""
     return tuple(map(widen, operands)) if traced_for() == "cpu" else operands
+
+
+def sums_dtype(dtype: Any, wanted: Any) -> Any:
+    """What a product of operands of `dtype` is asked to give, if its result is `wanted`; None: what
+    JAX gives.
+
+    Sums of halves are in float32. Where the device's products round these as they write them, they
+    give the half type at once: a result in float32 costs twice the memory traffic, and a kernel
+    that converts it. XLA's CPU backend would round partial sums.
+    """
+    if dtype not in _HALVES:
+        return None
+    return wanted if wanted == dtype and traced_for() in _ROUNDS_ONCE else jnp.float32
 
 
 def rounded(x: Any) -> Any:

@@ -12,7 +12,7 @@ from popxl import context, dtypes
 from popxl._ir.op import Op
 from popxl._ir.opdef import define
 from popxl.ops._emit import emit
-from popxl.ops._numerics import check_arithmetic, factors
+from popxl.ops._numerics import check_arithmetic, factors, sums_dtype
 from popxl.ops.elementwise import cast
 from popxl.ops.reduction import sum_to
 from popxl.ops.shape import reshape, transpose
@@ -27,10 +27,9 @@ def _matmul(
     available_memory_proportion: float | None = None,
 ) -> Any:
     check_arithmetic(a)
-    half = jnp.issubdtype(a.dtype, jnp.floating) and a.dtype.itemsize < 4
-    partials = jnp.float32 if half else None
-    result = jnp.matmul(*factors(a, b), preferred_element_type=partials)
-    return result.astype(a.dtype if output_type is None else output_type.as_jax())
+    dtype = a.dtype if output_type is None else output_type.as_jax()
+    result = jnp.matmul(*factors(a, b), preferred_element_type=sums_dtype(a.dtype, dtype))
+    return result.astype(dtype)
 
 
 def _matmul_grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:

@@ -13,7 +13,9 @@ from functools import cached_property
 from typing import Any
 
 from popxl.plan.flat import Flat, Node
+from popxl.plan.orders import Orders
 from popxl.plan.primitives import MATERIALISED, PICKS, RANDOM_BITS, is_float8, kind_of, nbytes
+from popxl.plan.records import Kernel
 
 
 class Memory:
@@ -25,6 +27,7 @@ class Memory:
 
     def __init__(self, flat: Flat, platform: str) -> None:
         self._flat, self._platform = flat, platform
+        self._orders = None if platform == "cpu" else Orders(flat)
         self._names: dict[Any, Any] = {}  # values that are read where another value is
         written = set()  # because the program says so
         for node in flat.nodes:
@@ -42,9 +45,9 @@ class Memory:
                 self.stored.update(node.outputs)
 
     def _source(self, node: Node) -> Any:
-        """The value that a node's is under another shape, or the float8 one that it scales back:
-        FP8 products read that, see `popxl.ops.fp8`."""
-        if kind_of(node.name) == "free":
+        """The value that a node's is under another shape or order of axes, or the float8 one that
+        it scales back: FP8 products read that, see `popxl.ops.fp8`."""
+        if kind_of(node.name) == "free" or (self._orders and self._orders.is_free(node)):
             return next(iter(node.inputs), None)
         if node.name not in ("convert_element_type", "mul"):
             return None
@@ -109,6 +112,10 @@ class Memory:
         if node.name == RANDOM_BITS and self._is_kernel(node):
             return nbytes(node.outputs[-1].aval)  # drawn as two halves, then put together
         return 0
+
+    def around(self, node: Node) -> list[Kernel]:
+        """What runs before and after a kernel, for the order of axes that it has."""
+        return self._orders.around(node) if self._orders else []
 
     def _inner(self, node: Node) -> int:
         """Most bytes that what a node runs takes."""

@@ -145,6 +145,10 @@ class _Counter:
             self._collective(node, work, times)
         elif flops or moved:
             work.kernels[Kernel(moved, flops, float8, *attention_of(node))] += times
+        for kernel in memory.around(node):
+            work.flops += times * kernel.flops
+            work.traffic += times * kernel.nbytes
+            work.kernels[kernel] += times
 
     def _collective(self, node: Node, work: Work, times: int) -> None:
         groups = node.params.get("axis_index_groups")

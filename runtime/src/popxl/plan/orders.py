@@ -1,0 +1,78 @@
+"""The order of axes in which kernels of GPUs read and write, where the program has another.
+
+Products take either of their matrices transposed. cuDNN's attention has heads after tokens. So a
+transposition for them, or after them, is no kernel; what they take or give in another order is
+copied. `tests/planning/test_h100.py` compares it with what XLA compiles.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from popxl.ops._kernels import KERNELS
+from popxl.ops.fused_attention import attention_kernel
+from popxl.plan.flat import Flat, Node, Value
+from popxl.plan.primitives import attention_of, nbytes
+from popxl.plan.records import Kernel
+
+_HEADS_AFTER_TOKENS = (0, 2, 1, 3)
+
+
+class Orders:
+    """Which transpositions of a function are no kernels, and what its kernels copy besides."""
+
+    def __init__(self, flat: Flat) -> None:
+        self._results = set(flat.outputs)
+        self._makers = {v: node for node in flat.nodes for v in node.outputs}
+        self._users: dict[Any, list[Node]] = {}
+        for node in flat.nodes:
+            for v in node.inputs:
+                self._users.setdefault(v, []).append(node)
+
+    def is_free(self, node: Node) -> bool:
+        """Whether a node transposes for kernels that read that order, or after one that writes it."""
+        if node.name != "transpose" or not node.inputs or node.outputs[0] in self._results:
+            return False
+        users = self._users.get(node.outputs[0], [])
+        if _swaps_matrices(node):
+            return all(user.name == "dot_general" for user in users)
+        return _swaps_heads(node) and (
+            _is_attention(self._makers.get(node.inputs[0])) or all(map(_is_attention, users))
+        )
+
+    def around(self, node: Node) -> list[Kernel]:
+        """What runs besides attention: copies of what it takes, or of a result that it gives, in
+        another order; and before its gradient the forward pass, whose statistics nothing keeps."""
+        size, backward = attention_of(node)
+        if not size:
+            return []
+        heads = node.inputs[:4] if backward else node.inputs[:3]
+        taken = [v for v in heads if not self._is_swapped(v)]
+        given = [v for v in node.outputs if v in self._results]
+        copies = [Kernel(2 * nbytes(v.aval)) for v in (*taken, *given)]
+        if not backward or self._has_forward_pass(heads[1:]):
+            return copies
+        moved = sum(nbytes(v.aval) for v in (*heads[1:], heads[1]))
+        flops = KERNELS[attention_kernel.__name__]([v.aval.shape for v in heads[1:]])
+        return [*copies, Kernel(moved, flops, False, size)]
+
+    def _has_forward_pass(self, heads: list[Value]) -> bool:
+        users = self._users[heads[0]]
+        return any(_is_attention(n) and n.inputs[:3] == heads for n in users)
+
+    def _is_swapped(self, value: Any) -> bool:
+        maker = self._makers.get(value)
+        return maker is not None and maker.name == "transpose" and _swaps_heads(maker)
+
+
+def _is_attention(node: Node | None) -> bool:
+    return node is not None and attention_of(node)[0] > 0
+
+
+def _swaps_matrices(node: Node) -> bool:
+    *batch, rows, columns = node.params["permutation"]
+    return [*batch, columns, rows] == [*range(len(batch) + 2)]
+
+
+def _swaps_heads(node: Node) -> bool:
+    return tuple(node.params["permutation"]) == _HEADS_AFTER_TOKENS
