@@ -19,7 +19,7 @@ import re
 from tests.popxl.test_gpu_products import lowered
 
 hlo = compiled(lowered("gpu 9.0"))
-print(re.findall(r"__cublas[$\\\\w]*", hlo)[0], hlo.count("convert("), sep=";")
+print(re.findall(r"__cublas[$\\w]*", hlo)[0], hlo.count("convert("), sep=";")
 """
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import jax
@@ -230,7 +231,6 @@ def attention_grads_kernel(
 
 
 def _cudnn_is_installed() -> bool:
-    """Not where a plan is made for a GPU on another machine."""
     from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
     return cudnn.cuda_versions is not None
@@ -254,11 +254,14 @@ KERNELS[attention_grads_kernel.__name__] = _grads_flops
 
 
 def _one_of(kernel: Callable[..., Any], tiles: Callable[..., Any], settings: Settings) -> Any:
-    """`kernel`, under its name in what JAX traces."""
-    function = kernel if _cudnn_is_installed() else tiles
+    """`kernel`, under its name in what JAX traces; `tiles`, where JAX refuses it: it asks the device
+    at hand and its cuDNN, and a plan may be for another machine."""
 
     def named(*args: Any) -> Any:
-        return function(*args, settings=settings)
+        if _cudnn_is_installed():
+            with suppress(NotImplementedError):
+                return kernel(*args, settings=settings)
+        return tiles(*args, settings=settings)
 
     named.__name__ = kernel.__name__
     return jax.jit(named)

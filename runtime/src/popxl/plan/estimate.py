@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from popxl.plan.flat import Flat, Node
-from popxl.plan.orders import Orders
+from popxl.plan.gpu_kernels import GpuKernels
 from popxl.plan.primitives import MATERIALISED, PICKS, RANDOM_BITS, is_float8, kind_of, nbytes
 from popxl.plan.records import Kernel
 
@@ -27,7 +27,7 @@ class Memory:
 
     def __init__(self, flat: Flat, platform: str) -> None:
         self._flat, self._platform = flat, platform
-        self._orders = None if platform == "cpu" else Orders(flat)
+        self._gpu = None if platform == "cpu" else GpuKernels(flat)
         self._names: dict[Any, Any] = {}  # values that are read where another value is
         written = set()  # because the program says so
         for node in flat.nodes:
@@ -40,14 +40,15 @@ class Memory:
         self.stored = self._outside | written
         for node in flat.nodes:
             if self._is_kernel(node):
-                self.stored.update(self.name(v) for v in (*node.inputs, *node.outputs))
+                outputs = () if self.sum_after(node) else node.outputs
+                self.stored.update(self.name(v) for v in (*node.inputs, *outputs))
             elif kind_of(node.name) == "reduction":
                 self.stored.update(node.outputs)
 
     def _source(self, node: Node) -> Any:
         """The value that a node's is under another shape or order of axes, or the float8 one that
         it scales back: FP8 products read that, see `popxl.ops.fp8`."""
-        if kind_of(node.name) == "free" or (self._orders and self._orders.is_free(node)):
+        if kind_of(node.name) == "free" or (self._gpu and self._gpu.is_free(node)):
             return next(iter(node.inputs), None)
         if node.name not in ("convert_element_type", "mul"):
             return None
@@ -113,9 +114,17 @@ class Memory:
             return nbytes(node.outputs[-1].aval)  # drawn as two halves, then put together
         return 0
 
+    def sum_after(self, node: Node) -> Node | None:
+        """The addition that a product does as it is written; None: it does none."""
+        return self._gpu.sums.get(node) if self._gpu else None
+
+    def is_in_product(self, node: Node) -> bool:
+        """Whether a product before it does what a node adds."""
+        return self._gpu is not None and node in self._gpu.added
+
     def around(self, node: Node) -> list[Kernel]:
-        """What runs before and after a kernel, for the order of axes that it has."""
-        return self._orders.around(node) if self._orders else []
+        """Kernels that run for a node besides its own."""
+        return self._gpu.around(node) if self._gpu else []
 
     def _inner(self, node: Node) -> int:
         """Most bytes that what a node runs takes."""

@@ -132,10 +132,8 @@ class _Counter:
 
     def _node(self, node: Node, times: int, memory: Memory, reads: dict[Any, int]) -> None:
         work, flops, moved = self._of(node.part), flops_of(node), 0
-        if kind_of(node.name) != "free":
-            extra = memory.extra(node)
-            written = sum(nbytes(v.aval) for v in node.outputs if v in memory.stored) + extra
-            moved = written + sum(reads.values()) + extra
+        if kind_of(node.name) != "free" and not memory.is_in_product(node):
+            moved = self._moved(node, memory, reads)
         float8 = bool(flops) and all(is_float8(memory.name(v)) for v in node.atoms)
         work.flops += times * flops
         work.float8_flops += times * flops * float8
@@ -149,6 +147,14 @@ class _Counter:
             work.flops += times * kernel.flops
             work.traffic += times * kernel.nbytes
             work.kernels[kernel] += times
+
+    @staticmethod
+    def _moved(node: Node, memory: Memory, reads: dict[Any, int]) -> int:
+        """Bytes that a kernel reads and writes."""
+        extra, added = memory.extra(node), memory.sum_after(node)
+        outputs = node.outputs if added is None else added.outputs
+        written = sum(nbytes(v.aval) for v in outputs if v in memory.stored)
+        return sum(reads.values()) + written * (2 if added else 1) + 2 * extra
 
     def _collective(self, node: Node, work: Work, times: int) -> None:
         groups = node.params.get("axis_index_groups")

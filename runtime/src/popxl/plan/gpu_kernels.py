@@ -1,7 +1,7 @@
-"""The order of axes in which kernels of GPUs read and write, where the program has another.
+"""What XLA makes no kernel of on GPUs, or makes one more of.
 
-Products take either of their matrices transposed. cuDNN's attention has heads after tokens. So a
-transposition for them, or after them, is no kernel; what they take or give in another order is
+Products take either of their matrices transposed, and add themselves to an accumulator as they are
+written. cuDNN's attention has heads after tokens: what it takes or gives in another order is
 copied. `tests/planning/test_h100.py` compares it with what XLA compiles.
 """
 
@@ -18,16 +18,30 @@ from popxl.plan.records import Kernel
 _HEADS_AFTER_TOKENS = (0, 2, 1, 3)
 
 
-class Orders:
-    """Which transpositions of a function are no kernels, and what its kernels copy besides."""
+class GpuKernels:
+    """The kernels of a function on a GPU, as far as they are not one for each node."""
 
     def __init__(self, flat: Flat) -> None:
-        self._results = set(flat.outputs)
+        self._inputs, self._results = set(flat.inputs), set(flat.outputs)
         self._makers = {v: node for node in flat.nodes for v in node.outputs}
         self._users: dict[Any, list[Node]] = {}
         for node in flat.nodes:
             for v in node.inputs:
                 self._users.setdefault(v, []).append(node)
+        sums = {node: self._sum_after(node) for node in flat.nodes if node.name == "dot_general"}
+        self.sums = {node: into for node, into in sums.items() if into is not None}
+        """The additions that products do as they are written: cublasLt's C += A B."""
+        self.added = set(self.sums.values())
+
+    def _sum_after(self, product: Node) -> Node | None:
+        node = product
+        while node is product or node.name == "convert_element_type":
+            users = self._users.get(node.outputs[0], [])
+            if len(users) != 1 or node.outputs[0] in self._results:
+                return None
+            (node,) = users
+        into_float32 = node.name == "add" and node.outputs[0].aval.dtype == "float32"
+        return node if into_float32 and not self._inputs.isdisjoint(node.inputs) else None
 
     def is_free(self, node: Node) -> bool:
         """Whether a node transposes for kernels that read that order, or after one that writes it."""
