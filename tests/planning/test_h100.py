@@ -26,7 +26,8 @@ planned = needs.traced.plan().temporaries
 print(popxl.plan.memory_use(program).temporaries, planned, sep=";")
 compiled = {segment.name: executable for segment, executable in program.executables.items()}
 for segment, work in needs.traced.works.items():
-    sums = [sum(getattr(part, what) for part in work.parts.values()) for what in ("traffic", "flops")]
+    parts = work.parts.values()
+    sums = sum(part.traffic for part in parts), sum(part.flops for part in parts)
     print(*sums, traffic(compiled[segment.name].as_text()), sep=";")
 """
 

@@ -1,4 +1,4 @@
-"""Products of half types on GPUs: rounded as they are written, with no kernel that converts them."""
+"""Products of half types on GPUs: rounded as they are written, with no kernel that converts."""
 
 from __future__ import annotations
 

@@ -254,8 +254,9 @@ KERNELS[attention_grads_kernel.__name__] = _grads_flops
 
 
 def _one_of(kernel: Callable[..., Any], tiles: Callable[..., Any], settings: Settings) -> Any:
-    """`kernel`, under its name in what JAX traces; `tiles`, where JAX refuses it: it asks the device
-    at hand and its cuDNN, and a plan may be for another machine."""
+    """`kernel`, under its name in what JAX traces; `tiles`, where JAX refuses it, which asks the
+    device at hand and its cuDNN, and a plan may be for another machine.
+    """
 
     def named(*args: Any) -> Any:
         if _cudnn_is_installed():

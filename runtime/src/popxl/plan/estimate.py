@@ -40,7 +40,7 @@ class Memory:
         self.stored = self._outside | written
         for node in flat.nodes:
             if self._is_kernel(node):
-                outputs = () if self.sum_after(node) else node.outputs
+                outputs = [] if self.sum_after(node) else node.outputs
                 self.stored.update(self.name(v) for v in (*node.inputs, *outputs))
             elif kind_of(node.name) == "reduction":
                 self.stored.update(node.outputs)

@@ -44,7 +44,7 @@ class GpuKernels:
         return node if into_float32 and not self._inputs.isdisjoint(node.inputs) else None
 
     def is_free(self, node: Node) -> bool:
-        """Whether a node transposes for kernels that read that order, or after one that writes it."""
+        """Whether a node transposes for kernels that read that order, or after one that has it."""
         if node.name != "transpose" or not node.inputs or node.outputs[0] in self._results:
             return False
         users = self._users.get(node.outputs[0], [])
