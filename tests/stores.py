@@ -8,8 +8,10 @@ from uuid import uuid4
 import fsspec
 import pytest
 
+from tests.slow import slow
 
-@pytest.fixture(params=["file", "memory", pytest.param("s3", marks=pytest.mark.slow)])
+
+@pytest.fixture(params=["file", "memory", slow("s3")])
 def address(request, tmp_path, monkeypatch) -> str:
     """An address under which nothing is yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -20,6 +20,7 @@ from config.families import config_class_of
 from config.llama import LlamaConfig
 from config.presets import load_config, preset_data
 from config.t5 import T5Config
+from tests.slow import slow
 
 ARGUMENTS = ["--layers", "1", "--micro_batch_size", "4", "--rounds", "1"]
 
@@ -27,14 +28,8 @@ ARGUMENTS = ["--layers", "1", "--micro_batch_size", "4", "--rounds", "1"]
 @pytest.mark.parametrize(
     ("preset", "more"),
     [
-        pytest.param(
-            "tiny",
-            ["--generated_tokens", "9", "--examples_per_row", "3", "--prompts", "10"],
-            marks=pytest.mark.slow,  # a minute and a half on 2 cores
-        ),
-        pytest.param(
-            "gptj_tiny", ["--work", "generation", "--prompts", "5"], marks=pytest.mark.slow
-        ),
+        slow("tiny", ["--generated_tokens", "9", "--examples_per_row", "3", "--prompts", "10"]),
+        slow("gptj_tiny", ["--work", "generation", "--prompts", "5"]),
     ],
 )
 def test_it_ends_with_ratios(preset, more, capfd):

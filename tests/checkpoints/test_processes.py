@@ -14,6 +14,7 @@ import pytest
 from checkpoints import CheckpointStore, load_checkpoint
 from checkpoints.digests import digest
 from checkpoints.folders import step_folders
+from tests.slow import slow
 
 ROOT = Path(__file__).parents[2]
 
@@ -163,7 +164,7 @@ def test_the_best_is_saved_beside_periodic_saves(tmp_path):
     assert all((best.tensors[name] == 5).all() for name in best.tensors)
 
 
-@pytest.mark.parametrize("host", [pytest.param(0, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("host", [slow(0), 2])
 def test_the_disk_of_one_host_is_full(host, tmp_path):
     """All three end the save, with the same sentence, and wait for nobody; the next one is good."""
     done = run(3, "full", str(tmp_path), str(host))

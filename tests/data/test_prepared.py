@@ -22,6 +22,7 @@ from data.prepare import prepare
 from data.seq2seq import SEQ2SEQ
 from data.task import SAMPLE_FOLDER
 from files.run_folder import RunFolder
+from tests.slow import slow
 
 TALK = [{"role": "user", "content": "Who, ☃?"}, {"role": "assistant", "content": "Paul"}]
 ROWS: dict[str, list[dict[str, Any]]] = {
@@ -80,9 +81,7 @@ def read(data: Pipeline) -> tuple[Any, ...]:
         ("text", SEQ2SEQ, {"long_targets": "cut"}),
     ],
 )
-@pytest.mark.parametrize(
-    "processes", [1, pytest.param(2, marks=pytest.mark.slow)], ids=["here", "processes"]
-)
+@pytest.mark.parametrize("processes", [1, slow(2)], ids=["here", "processes"])
 def test_what_is_prepared_is_the_same_and_a_second_run_prepares_nothing(
     tmp_path, kind, shape, more, processes, monkeypatch, capsys
 ):

@@ -14,7 +14,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 import popxl
@@ -22,8 +21,9 @@ import popxl_addons as addons
 from config.t5 import T5Config
 from modelling.weights import WeightRow
 from popxl_addons.patterns import apply_pre_alias_patterns
+from tests.slow import slow
 
-TENSOR_PARALLEL = (1, pytest.param(2, marks=pytest.mark.slow), 4)
+TENSOR_PARALLEL = (1, slow(2), 4)
 TOLERANCE = 1e-5
 """Largest error, relative to the largest element: a few roundings of float32 sums."""
 

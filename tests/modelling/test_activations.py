@@ -29,6 +29,7 @@ from tests.modelling.gptj.hf import small_config
 from tests.modelling.llama.hf import hf_config
 from tests.modelling.llama.hf import our_config as llama_config
 from tests.modelling.sessions import fine_tuning
+from tests.slow import slow
 
 STEPS = 3
 PART = 0.6  # of the buffers has room in device memory, for some entries and not for all
@@ -167,8 +168,8 @@ def test_some_trained() -> None:
 @pytest.mark.parametrize(
     ("family", "layers"),
     [
-        pytest.param(GPTJ, 3, marks=pytest.mark.slow),
-        pytest.param(T5, 3, marks=pytest.mark.slow),
+        slow(GPTJ, 3),
+        slow(T5, 3),
         (LLAMA, None),
     ],
 )

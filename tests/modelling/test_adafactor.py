@@ -20,6 +20,7 @@ from tests.modelling.gptj.hf import hf_model, small_config
 from tests.modelling.sessions import fine_tuning
 from tests.modelling.t5 import training as t5
 from tests.modelling.torch_training import logical, worst
+from tests.slow import slow
 
 STEPS, RATE, BETA1 = 10, 1e-2, 0.9
 
@@ -65,10 +66,10 @@ def their_state(state: dict[str, dict[str, Any]]) -> dict[str, np.ndarray]:
     ("family", "first", "second"),
     [
         ("gptj", (2, 2), (2, 2)),
-        pytest.param("gptj", (2, 2), (1, 1), marks=pytest.mark.slow),
-        pytest.param("gptj", (1, 4), (4, 1), marks=pytest.mark.slow),
-        pytest.param("t5", (2, 2), (1, 1), marks=pytest.mark.slow),
-        pytest.param("t5", (4, 1), (1, 4), marks=pytest.mark.slow),
+        slow("gptj", (2, 2), (1, 1)),
+        slow("gptj", (1, 4), (4, 1)),
+        slow("t5", (2, 2), (1, 1)),
+        slow("t5", (4, 1), (1, 4)),
     ],
 )
 def test_ten_steps_with_a_checkpoint_after_five(family, first, second, tmp_path):

@@ -30,6 +30,7 @@ from tests.modelling.llama.hf import hf_config
 from tests.modelling.llama.hf import our_config as llama_config
 from tests.modelling.sessions import check_continuing, fine_tuning
 from tests.modelling.test_updates_behind import differences
+from tests.slow import slow
 
 pytestmark = pytest.mark.optimised  # what is compiled decides the bits
 
@@ -68,7 +69,7 @@ def trained(state: str, dp: int, tp: int, precision: str) -> tuple[list[float], 
 
 
 # ---- training -----------------------------------------------------------------------------------
-@pytest.mark.parametrize("split", [pytest.param((1, 1), marks=pytest.mark.slow), (2, 2)])
+@pytest.mark.parametrize("split", [slow((1, 1)), (2, 2)])
 def test_losses_are_near_those_of_float32_state(split) -> None:
     exact, _ = trained("float32", 1, 1, "float32")
     found, _ = trained("compact", *split, "float32")

@@ -23,6 +23,7 @@ from tests.modelling.generation import gptj, t5
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.rounding import GROUP, is_quantised, rounded, rounded_weights
 from tests.modelling.sessions import inference
+from tests.slow import slow
 
 rng = np.random.default_rng(0)
 
@@ -92,8 +93,8 @@ def bytes_of(model: Inference) -> int:
 @pytest.mark.parametrize(
     ("family", "layout", "size", "bits"),
     [
-        pytest.param(gptj, (1, 1, 16), 8, 4, marks=pytest.mark.slow),
-        pytest.param(t5, (2, 2, 8), 4, 8, marks=pytest.mark.slow),
+        slow(gptj, (1, 1, 16), 8, 4),
+        slow(t5, (2, 2, 8), 4, 8),
         *((gptj, (2, 4, 8), 8, 4), (t5, (1, 1, 16), 4, 4), (gptj, (1, 1, 16), 8, 8)),
     ],
 )

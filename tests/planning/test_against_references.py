@@ -16,6 +16,7 @@ from planning.needs import finetuning_needs
 from tests.modelling.gptj.hf import hf_model as hf_gptj
 from tests.modelling.t5.hf import hf_model as hf_t5
 from tests.planning.presets import preset
+from tests.slow import slow
 
 
 def torch_flops(name: str) -> tuple[int, int]:
@@ -63,7 +64,7 @@ def check_memory(ir: popxl.Ir, bound: float) -> None:
     [
         "tiny",
         "gptj_tiny",
-        pytest.param("base", marks=pytest.mark.slow),  # a minute
+        slow("base"),  # a minute
     ],
 )
 def test_memory_of_training_is_what_xla_gives(name: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import run_finetuning
+from tests.slow import slow
 
 LLAMA_3_1_8B = {
     # as meta-llama/Llama-3.1-8B has it, in the way of writing before transformers 5
@@ -31,11 +32,11 @@ LAYER, REST = 218_112_000, 1_050_677_248
     ("layers", "machine", "fits", "precision"),
     [
         (4, "rtx4090", True, "bfloat16"),
-        pytest.param(32, "h200", True, "bfloat16", marks=pytest.mark.slow),
+        slow(32, "h200", True, "bfloat16"),
         # a host of 128 GB is too small for state and activations
-        pytest.param(32, "rtx4090", False, "bfloat16", marks=pytest.mark.slow),
+        slow(32, "rtx4090", False, "bfloat16"),
         (4, "laptop", False, "float32"),
-        pytest.param(32, "laptop_64", False, "float32", marks=pytest.mark.slow),
+        slow(32, "laptop_64", False, "float32"),
     ],
 )
 def test_llama_3_1_8b(

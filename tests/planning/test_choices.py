@@ -35,6 +35,7 @@ from planning.choices import with_own_lengths
 from planning.origins import ORIGINS
 from terminal.command_line import read_command_line
 from tests.huggingface.hub_folders import save
+from tests.slow import slow
 
 ROWS = 300
 
@@ -246,7 +247,7 @@ def test_a_plan_needs_no_data(models, chosen):
 
 # ---- from a folder and a JSONL to an exported model ---------------------------------------------
 @pytest.mark.usefixtures("cached")
-@pytest.mark.parametrize("kind", ["gptj", pytest.param("t5", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["gptj", slow("t5")])
 def test_three_commands(kind, models, tmp_path, monkeypatch, capsys):
     """Those of docs/own_task.md; the later ones in another folder than the first."""
     here, run, out = (tmp_path / name for name in ("here", "run", "exported"))

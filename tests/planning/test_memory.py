@@ -25,15 +25,13 @@ from planning.needs import Needs, finetuning_needs, inference_needs
 from planning.text import as_text
 from sessions.training import FineTuning
 from tests.planning.presets import preset
+from tests.slow import slow
 
 
 @pytest.mark.parametrize(
     ("main", "preset", "state"),
     [
-        pytest.param(
-            *(benchmarks.finetuning.main, "xxl_pod64", "197.1 GB remote buffers"),
-            marks=pytest.mark.slow,
-        ),
+        slow(benchmarks.finetuning.main, "xxl_pod64", "197.1 GB remote buffers"),
         (benchmarks.finetuning.main, "gptj_6B_gpu", "147.0 GB remote buffers"),
         (benchmarks.inference.main, "gptj_6B_gpu", "73.6 GB remote buffers"),
     ],
@@ -95,7 +93,7 @@ def test_the_disk_that_a_message_names_is_enough(monkeypatch: pytest.MonkeyPatch
     assert any(buffer.kind == "weights" for buffer in program.ir.remote_buffers)
 
 
-@pytest.mark.parametrize("trained", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("trained", [True, slow(False)])
 def test_a_limit_is_kept_by_plan_and_run_or_refused_with_the_least(
     trained: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

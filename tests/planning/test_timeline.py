@@ -23,6 +23,7 @@ from popxl._schedule.lookahead import window_of
 from popxl.plan.simulated import Device, drive
 from tests.planning.presets import preset
 from tests.popxl.threads import ThreadDevice
+from tests.slow import slow
 
 COMPUTING = 1.0  # seconds of a step
 TOLERANCE = 0.05
@@ -150,8 +151,8 @@ def test_updates_behind_the_forward_pass_wait_less() -> None:
     ("name", "layers"),
     [
         *(("xl_gpu", 8), ("gptj_6B_gpu", 8)),
-        pytest.param("xl_gpu", 24, marks=pytest.mark.slow),
-        pytest.param("gptj_6B_gpu", 28, marks=pytest.mark.slow),
+        slow("xl_gpu", 24),
+        slow("gptj_6B_gpu", 28),
     ],
 )
 def test_a_run_in_bulk_takes_as_long_as_the_simulation_says(name: str, layers: int) -> None:

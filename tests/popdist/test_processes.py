@@ -20,6 +20,7 @@ from popdist._overseer import FOLLOWED
 from popdist._place import place_given, place_of_environment
 from popdist._watcher import SILENCE
 from tests.children import child, free_port
+from tests.slow import slow
 
 ROOT = Path(__file__).parents[2]
 ENV = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime/src'}"}
@@ -32,7 +33,7 @@ def started(processes: int, *program: str, **more) -> subprocess.Popen[str]:
     return child([sys.executable, *command], cwd=ROOT, env=ENV, **more)
 
 
-@pytest.mark.parametrize("several", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("several", [2, slow(4)])
 def test_a_program_gives_the_same_in_any_number_of_processes(several, tmp_path):
     """Streams are local, variables whole; sums of integers are exact in any order."""
     program = str(Path(__file__).with_name("program.py"))

@@ -16,8 +16,9 @@ import popxl
 from popxl import ops
 from tests.popxl.integers import INTEGERS, extremes, quotient
 from tests.popxl.programs import run
+from tests.slow import slow
 
-SEEDS = [*range(6), *(pytest.param(i, marks=pytest.mark.slow) for i in range(6, 400))]
+SEEDS = [*range(6), *(slow(i) for i in range(6, 400))]
 ENTRIES = 3
 COUNT = 40  # statements
 

@@ -22,10 +22,11 @@ import popxl
 from popxl import ops
 from popxl.transforms import autodiff, decompose_sum
 from tests.popxl.programs import f32, run
+from tests.slow import slow
 
 SIZES = [4, 4, 4, 1, 0]  # rows and columns of a program's tensors
 ENTRIES = 3
-SEEDS = [*range(6), *(pytest.param(i, marks=pytest.mark.slow) for i in range(6, 300))]
+SEEDS = [*range(6), *(slow(i) for i in range(6, 300))]
 MORE = range(300, 1500, 100)  # hundreds of programs in one slow test
 
 

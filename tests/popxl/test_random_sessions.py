@@ -19,8 +19,9 @@ import popxl
 from popxl import ops
 from popxl.errors import popart_exception
 from tests.popxl.programs import store, together
+from tests.slow import slow
 
-SEEDS = [*range(5), *(pytest.param(i, marks=pytest.mark.slow) for i in range(5, 400))]
+SEEDS = [*range(5), *(slow(i) for i in range(5, 400))]
 ACTIONS = 25
 DTYPES = [popxl.float32, popxl.float16, popxl.int8, popxl.int16, popxl.int32, popxl.uint32]
 KINDS = ["variable", "remote", "sharded", "remote sharded"]

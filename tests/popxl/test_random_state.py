@@ -17,11 +17,12 @@ import pytest
 import popxl
 from popxl import ops
 from tests.popxl.programs import store
+from tests.slow import slow
 
 ROWS, RUNS = 5, 2
 WHOLE = 3
 GIVEN = np.arange(ROWS, dtype=np.float32) / 2 + 0.25
-SEEDS = [*range(5), *(pytest.param(i, marks=pytest.mark.slow) for i in range(5, 160))]
+SEEDS = [*range(5), *(slow(i) for i in range(5, 160))]
 
 Write = Callable[[list[popxl.Tensor], popxl.Tensor], popxl.Tensor | None]
 

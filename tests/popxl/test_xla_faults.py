@@ -23,6 +23,7 @@ from popxl._devices import cpu
 from popxl.ops import slicing
 from tests.popxl.compiled import optimised
 from tests.popxl.programs import run
+from tests.slow import slow
 
 YNN = "xla_cpu_experimental_ynn_fusion_type"
 
@@ -195,7 +196,7 @@ jax.jit(lambda: getattr(jax.lax, sys.argv[1])(jnp.int32(5), jnp.int32(0)))()
 """
 
 
-@pytest.mark.parametrize("op", ["div", pytest.param("rem", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("op", ["div", slow("rem")])
 def test_a_whole_number_over_a_constant_zero_kills_a_process_of_jax(op):
     """Ours give what devices give: `test_hostside.py` divides all numbers at the extremes."""
     command = [sys.executable, "-c", OVER_ZERO, op]

@@ -40,6 +40,7 @@ from tests.robustness.damage import (
     yaml_values,
 )
 from tests.robustness.forks import Forks, Outcome
+from tests.slow import slow
 
 MAX_SECONDS, MAX_MEGABYTES, LONGEST = 1.0, 200, 300
 PATH_OPTIONS = ("--save", "--run-dir", "--save-hf", "--plan-json", "--plan-picture")
@@ -57,7 +58,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
 
 def number(quick: int, thorough: int) -> pytest.MarkDecorator:
     """As many cases in every run of the tests, and so many in the slow ones."""
-    return pytest.mark.parametrize("cases", [quick, pytest.param(thorough, marks=pytest.mark.slow)])
+    return pytest.mark.parametrize("cases", [quick, slow(thorough)])
 
 
 dear, middling, cheap = number(10, 300), number(12, 400), number(25, 1500)

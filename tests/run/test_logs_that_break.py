@@ -10,6 +10,7 @@ import pytest
 
 from checkpoints import load_checkpoint
 from terminal.screen import enduring_streams, say
+from tests.slow import slow
 from tests.small_runs import GPTJ, RATE, finetuning
 
 FLAGS = (*GPTJ, *RATE, "--evaluation.metrics", "loss")
@@ -34,9 +35,7 @@ def test_a_run_whose_log_nobody_reads_is_trained_and_saved(
     assert load_checkpoint(tmp_path / "run").step == 30
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGHUP, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("number", [signal.SIGHUP, slow(signal.SIGTERM)])
 def test_a_signal_saves_and_its_code_says_that_there_is_more(
     number: int, executables: Path, tmp_path: Path
 ) -> None:

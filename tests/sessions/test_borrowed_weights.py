@@ -19,6 +19,7 @@ from sessions.running import RunningModel
 from sessions.training import FineTuning
 from tests.modelling.gptj.hf import small_config as gptj_config
 from tests.modelling.harness import small_config as t5_config
+from tests.slow import slow
 
 pytestmark = [
     pytest.mark.optimised,  # what is compiled decides the bits
@@ -48,7 +49,7 @@ def entered(borrower: RunningModel, model: FineTuning) -> RunningModel:
     [
         t5_config(1),
         *(
-            pytest.param(config, marks=pytest.mark.slow)
+            slow(config)
             for config in (
                 gptj_config(1, 2),
                 # Phases that are cut:

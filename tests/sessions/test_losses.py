@@ -17,6 +17,7 @@ from tests.modelling.gptj import hf as gptj
 from tests.modelling.harness import small_config
 from tests.modelling.t5 import hf as t5
 from tests.modelling.torch_training import logical
+from tests.slow import slow
 
 SAMPLES = 21  # no multiple of any batch
 
@@ -68,7 +69,7 @@ def gptj_case(dp: int, tp: int):
     ("case", "dp", "tp"),
     [
         *((t5_case, 2, 2), (gptj_case, 1, 1)),
-        *(pytest.param(*c, marks=pytest.mark.slow) for c in ((t5_case, 1, 1), (gptj_case, 2, 2))),
+        *(slow(*c) for c in ((t5_case, 1, 1), (gptj_case, 2, 2))),
     ],
 )
 def test_the_loss_is_hugging_faces(case, dp, tp):

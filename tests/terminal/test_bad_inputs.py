@@ -12,6 +12,7 @@ from config.families import FAMILIES
 from planning.origins import ORIGINS
 from terminal.command_line import read_command_line
 from terminal.entry_point import entry_point
+from tests.slow import slow
 
 SEED = 41
 PRESETS = {"t5": "tiny", "gptj": "gptj_tiny", "llama": "qwen3_tiny"}
@@ -51,7 +52,7 @@ def check(case: tuple[str, str, str, bool], folder: Path, capsys: pytest.Capture
         assert len(last) < 400, case
 
 
-@pytest.mark.parametrize("count", [20, pytest.param(3000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [20, slow(3000)])
 def test_no_value_of_any_field_ends_in_a_traceback(count, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.chdir(tmp_path)

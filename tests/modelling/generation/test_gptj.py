@@ -21,6 +21,7 @@ from tests.modelling.generation.harness import (
 )
 from tests.modelling.gptj.hf import END, PAD, VOCABULARY, hf_model, small_config
 from tests.modelling.sessions import inference, transposed
+from tests.slow import slow
 
 
 def test_the_reference_is_worth_comparing_with():
@@ -29,7 +30,7 @@ def test_the_reference_is_worth_comparing_with():
 
 @pytest.mark.parametrize(
     ("dp", "tp", "micro_batch", "slices"),
-    [(1, 1, 64, 1), (1, 2, 48, 2), (2, 2, 16, 1), (1, 4, 32, 1)],
+    [slow(1, 1, 64, 1), (1, 2, 48, 2), (2, 2, 16, 1), slow(1, 4, 32, 1)],
 )
 def test_greedy_tokens_are_hugging_faces(dp, tp, micro_batch, slices):
     """The second layout's second run is not full: 64 prompts, 48 a run. It and the third have the
@@ -41,7 +42,7 @@ def test_greedy_tokens_are_hugging_faces(dp, tp, micro_batch, slices):
     np.testing.assert_array_equal(tokens, expected.tokens)
 
 
-@pytest.mark.parametrize(("tp", "beams", "penalty"), [(1, 3, 1.0), (2, 4, 2.0)])
+@pytest.mark.parametrize(("tp", "beams", "penalty"), [slow(1, 3, 1.0), (2, 4, 2.0)])
 def test_beams_are_hugging_faces(tp, beams, penalty):
     expected, hf = reference(), reference_model()
     theirs = np.full((PROMPTS, POSITIONS), PAD)
@@ -55,7 +56,7 @@ def test_beams_are_hugging_faces(tp, beams, penalty):
     assert (theirs != expected.tokens).any(1).sum() > 5
 
 
-@pytest.mark.parametrize(("dp", "tp"), [(1, 1), (1, 2), (2, 2), (1, 4)])
+@pytest.mark.parametrize(("dp", "tp"), [(1, 1), slow(1, 2), (2, 2), slow(1, 4)])
 def test_cached_logits_are_hugging_faces(dp, tp):
     batch, config = 8, config_of(dp, tp, 8)
     forced = np.random.default_rng(0).integers(3, VOCABULARY, (batch, POSITIONS), np.int32)

@@ -22,6 +22,7 @@ from modelling.spec import family_of
 from sessions.generating import Inference
 from tests.modelling.generation import gptj, t5
 from tests.modelling.torch_training import logical
+from tests.slow import slow
 
 POSITIONS, TEXTS = 10, ("ca", "bbc", "d")
 PENALTY, SIZE = 1.6, 2
@@ -143,11 +144,11 @@ def test_the_reference_is_worth_comparing_with(family):
         (gptj, Greedy(), "streamed", 1, 1),
         (gptj, Beam(3), "resident", 1, 2),
         (t5, Beam(4), "streamed", 1, 1),
-        pytest.param(t5, Sampling(3, top_k=1), "resident", 2, 2, marks=pytest.mark.slow),
-        pytest.param(gptj, Sampling(3, top_k=1), "resident", 1, 2, marks=pytest.mark.slow),
-        pytest.param(gptj, Beam(3), "streamed", 2, 2, marks=pytest.mark.slow),
-        pytest.param(t5, Beam(4), "resident", 1, 4, marks=pytest.mark.slow),
-        pytest.param(t5, Greedy(), "streamed", 1, 2, marks=pytest.mark.slow),
+        slow(t5, Sampling(3, top_k=1), "resident", 2, 2),
+        slow(gptj, Sampling(3, top_k=1), "resident", 1, 2),
+        slow(gptj, Beam(3), "streamed", 2, 2),
+        slow(t5, Beam(4), "resident", 1, 4),
+        slow(t5, Greedy(), "streamed", 1, 2),
     ],
 )
 def test_rules_choose_what_transformers_chooses(family, strategy, weights, dp, tp):

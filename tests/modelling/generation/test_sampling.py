@@ -21,6 +21,7 @@ from modelling.generation.strategies import strategy_of
 from modelling.layers import Groups
 from popxl import ops
 from terminal.command_line import read_command_line
+from tests.slow import slow
 
 VOCABULARY, DRAWS = 40, 20_000
 LOGITS = np.random.default_rng(7).normal(0, 1.5, VOCABULARY).astype(np.float32)
@@ -63,16 +64,16 @@ def chances(strategy: Sampling) -> np.ndarray:
     return torch.softmax(scores.double(), -1)[0].numpy()
 
 
-@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("tp", [slow(1), 2])
 @pytest.mark.parametrize(
     "strategy",
     [
-        Sampling(1),
+        slow(Sampling(1)),
         Sampling(2, temperature=0.6),
         Sampling(3, top_k=7),
         Sampling(4, top_p=0.7),
         Sampling(5, temperature=1.7, top_k=12, top_p=0.8),
-        Sampling(6, top_k=1000, top_p=1e-6),
+        slow(Sampling(6, top_k=1000, top_p=1e-6)),
     ],
 )
 def test_the_distribution_is_that_of_the_warped_logits(strategy, tp):

@@ -15,6 +15,7 @@ from modelling.spec import family_of
 from sessions.generating import Inference
 from tests.modelling.generation import gptj, t5
 from tests.modelling.sessions import transposed
+from tests.slow import slow
 
 SAMPLING = Sampling(seed=5, temperature=0.8, top_k=20, top_p=0.9)
 
@@ -56,7 +57,7 @@ def test_greedy_tokens_are_hugging_faces(family, dp, tp):
     ("family", "strategy"),
     [
         *((t5, Beam(3)), (gptj, SAMPLING)),
-        *(pytest.param(*c, marks=pytest.mark.slow) for c in ((t5, SAMPLING), (gptj, Beam(3)))),
+        *(slow(*c) for c in ((t5, SAMPLING), (gptj, Beam(3)))),
     ],
 )
 def test_other_searches_find_the_same(family, strategy):

@@ -37,6 +37,7 @@ from tests.modelling.generation.t5 import (
 )
 from tests.modelling.harness import error_of
 from tests.modelling.sessions import inference, transposed
+from tests.slow import slow
 
 
 def test_the_reference_is_worth_comparing_with():
@@ -103,7 +104,7 @@ def their_beams(beams: int, penalty: float) -> np.ndarray:
     ("tp", "beams", "penalty", "places"),
     [
         *((2, 4, 1.0, 1), (1, 4, 1.0, 4)),
-        pytest.param(1, 3, 0.0, 1, marks=pytest.mark.slow),
+        slow(1, 3, 0.0, 1),
     ],
 )
 def test_beams_are_hugging_faces(tp, beams, penalty, places):

@@ -20,10 +20,11 @@ from tests.modelling.torch_training import (
     logical,
     worst,
 )
+from tests.slow import slow
 
 LAYOUTS = [
     *((1, 1), pytest.param(2, 2, marks=pytest.mark.optimised), (1, 4)),
-    pytest.param(1, 2, marks=pytest.mark.slow),  # both of its neighbours have it
+    slow(1, 2),  # both of its neighbours have it
 ]
 TRANSPOSED = (2, 2)
 
@@ -36,7 +37,7 @@ def test_loss_every_gradient_and_five_steps_of_adamw(dp: int, tp: int) -> None:
     check_training(model, batches(STEPS), reference(), RATE)
 
 
-@pytest.mark.parametrize(("dp", "tp"), [(1, 2), pytest.param(2, 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("dp", "tp"), [(1, 2), slow(2, 1)])
 def test_so_with_the_loss_in_slices_of_the_tokens(dp: int, tp: int, monkeypatch) -> None:
     monkeypatch.setattr(LMHeadLoss, "_slices", lambda self, x: self.axes.length(x) // 4)
     model = fine_tuning(transposed(small_config(dp, tp), dp == 2), gradients=True)

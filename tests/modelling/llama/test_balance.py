@@ -31,6 +31,7 @@ from tests.modelling.llama.training import RATE, STEPS, batches, check_trained
 from tests.modelling.preferences import random_units
 from tests.modelling.sessions import fine_tuning
 from tests.modelling.torch_training import Reference, train
+from tests.slow import slow
 
 COEFFICIENT = 0.4
 """Large: what the loss changes is far beyond the bounds."""
@@ -66,10 +67,10 @@ def balance_of(theirs: Any, logits: Any, mask: torch.Tensor | None = None) -> to
     ("kind", "dp", "tp", "micro_batch", "activations"),
     [
         ("qwen3_moe", 1, 2, 4, "recompute"),
-        pytest.param("mixtral", 2, 1, 2, "keep", marks=pytest.mark.slow),
-        pytest.param("qwen2_moe", 2, 2, 1, "recompute", marks=pytest.mark.slow),
-        pytest.param("olmoe", 1, 1, 8, "keep", marks=pytest.mark.slow),
-        pytest.param("gpt_oss", 1, 2, 4, "recompute", marks=pytest.mark.slow),
+        slow("mixtral", 2, 1, 2, "keep"),
+        slow("qwen2_moe", 2, 2, 1, "recompute"),
+        slow("olmoe", 1, 1, 8, "keep"),
+        slow("gpt_oss", 1, 2, 4, "recompute"),
     ],
 )
 def test_training_with_balance_is_transformers(
@@ -94,7 +95,7 @@ def padded_batch() -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.parametrize("balance", [COEFFICIENT, pytest.param(0.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("balance", [COEFFICIENT, slow(0.0)])
 def test_padding_does_not_count_and_experts_are_told_of(balance: float) -> None:
     """What is told, and its gradient: the norms of a loss that is all balance."""
     theirs = balanced("qwen3_moe") if balance else hf_config("qwen3_moe")

@@ -17,6 +17,7 @@ from tests.modelling.llama.test_training import given_of
 from tests.modelling.llama.training import batches, check_trained, trained
 from tests.modelling.sessions import fine_tuning
 from tests.planning.presets import preset
+from tests.slow import slow
 
 WHOLE = {"execution.expert_parallel": True}
 COUNT = {"mixtral": "num_local_experts", "gpt_oss": "num_local_experts"}
@@ -35,9 +36,9 @@ def sharing(kind: str, dp: int, tp: int) -> LlamaConfig:
     ("kind", "dp", "tp"),
     [
         ("gpt_oss", 2, 2),
-        pytest.param("qwen2_moe", 1, 4, marks=pytest.mark.slow),
-        pytest.param("qwen3_moe", 2, 4, marks=pytest.mark.slow),
-        pytest.param("mixtral", 1, 2, marks=pytest.mark.slow),
+        slow("qwen2_moe", 1, 4),
+        slow("qwen3_moe", 2, 4),
+        slow("mixtral", 1, 2),
     ],
 )
 def test_training_is_hugging_faces(kind: str, dp: int, tp: int) -> None:

@@ -15,6 +15,7 @@ from tests.modelling.llama.hf import LENGTH, VOCABULARY, hf_config, hf_model, ou
 from tests.modelling.llama.training import batches
 from tests.modelling.rounding import in_few_bits
 from tests.modelling.sessions import fine_tuning
+from tests.slow import slow
 
 SIZE = 4
 WHOLE = ("embed_tokens", "lm_head", "router", "mlp.gate.", "moe.gate.", "shared_expert_gate")
@@ -35,9 +36,9 @@ def expanded(base: dict[str, np.ndarray], bits: int) -> dict[str, np.ndarray]:
     ("kind", "dp", "tp", "bits", "shared_out"),
     [
         ("gpt_oss", 1, 2, 4, False),
-        pytest.param("qwen3_moe", 1, 2, 4, True, marks=pytest.mark.slow),
-        pytest.param("qwen2_moe", 2, 1, 8, False, marks=pytest.mark.slow),
-        pytest.param("mixtral", 2, 2, 4, False, marks=pytest.mark.slow),
+        slow("qwen3_moe", 1, 2, 4, True),
+        slow("qwen2_moe", 2, 1, 8, False),
+        slow("mixtral", 2, 2, 4, False),
     ],
 )
 def test_training_beside_packed_experts_is_that_beside_expanded_ones_bit_for_bit(

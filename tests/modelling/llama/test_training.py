@@ -18,6 +18,7 @@ from tests.modelling.llama.training import (
     trained,
 )
 from tests.modelling.sessions import transposed
+from tests.slow import slow
 
 LAYOUTS = {
     # (data parallel, tensor parallel, slices of attention); 2 heads of keys are shared at tp 4
@@ -55,11 +56,7 @@ def given_of(kind: str) -> Batches:
     [
         "llama",
         *IN_BRIEF,
-        *(
-            pytest.param(kind, marks=pytest.mark.slow)
-            for kind in SETTINGS
-            if kind not in ("llama", *IN_BRIEF)
-        ),
+        *(slow(kind) for kind in SETTINGS if kind not in ("llama", *IN_BRIEF)),
     ],
 )
 def test_loss_every_gradient_and_three_steps_of_adamw(kind: str) -> None:

@@ -13,6 +13,7 @@ from modelling.phases.training import build_training
 from modelling.spec import family_of
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.t5.training import our_config
+from tests.slow import slow
 
 
 def collectives(config: RunConfig) -> Counter[tuple[str, int, int]]:
@@ -29,7 +30,7 @@ def collectives(config: RunConfig) -> Counter[tuple[str, int, int]]:
     ("family", "fp8"),
     [
         *(("t5", False), ("gptj", True)),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("t5", True), ("gptj", False))),
+        *(slow(*case) for case in (("t5", True), ("gptj", False))),
     ],
 )
 def test_collectives_of_a_step_do_not_grow_with_accumulation(family, fp8):

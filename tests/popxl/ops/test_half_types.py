@@ -18,6 +18,7 @@ import torch
 import popxl
 from popxl import ops
 from popxl.transforms import autodiff
+from tests.slow import slow
 
 LOSS_SCALE = 2.0**12  # of the gradient given, as for a loss in float16
 MILLION, MORE = 10**6, 4 * 10**7
@@ -107,7 +108,7 @@ def test_a_million_elements(name, dtype):
     _check(name, MILLION, dtype)
 
 
-@pytest.mark.parametrize("name", ["mean", pytest.param("average pool", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["mean", slow("average pool")])
 def test_so_many_that_the_reciprocal_of_their_number_is_no_float16(name):
     _check(name, MORE, popxl.float16)
 
@@ -124,7 +125,7 @@ DRAWN: dict[str, tuple[Function, Function]] = {
     "max": (ops.max, lambda t, axes, keep: t.amax(axes, keepdim=keep)),
 }
 SHAPES = [(1000003,), (2, 500009), (1009, 991), (1, 7, 142867), (17, 241, 251), (3, 1, 333337)]
-SEEDS = [*range(4), *(pytest.param(i, marks=pytest.mark.slow) for i in range(4, 200))]
+SEEDS = [*range(4), *(slow(i) for i in range(4, 200))]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
