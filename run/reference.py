@@ -130,13 +130,14 @@ class Reference:
                     if is_first_process():
                         logps.flush()
                     bar.update(part.stop - part.start)
+        finite = bool(np.isfinite(logps).all())  # all processes know all of them
         if is_first_process():
-            if not np.isfinite(logps).all():
-                draft.unlink(missing_ok=True)
-                raise UserError("a log-probability of the reference is not finite: its weights "
-                                "cannot be compared with")  # fmt: skip
-            _write(path, np.array(logps))
+            if finite:
+                _write(path, np.array(logps))
             draft.unlink(missing_ok=True)
+        if not finite:
+            raise UserError("a log-probability of the reference is not finite: its weights cannot "
+                            "be compared with")  # fmt: skip
 
 
 def saved_reference(config: RunConfig, family: ModelFamily, start: Start) -> Reference | None:

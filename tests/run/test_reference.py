@@ -148,6 +148,23 @@ def test_a_pass_that_was_killed_goes_on(run, base, rows, tmp_path, monkeypatch) 
     check_equal(weights_of(tmp_path / "run"), weights_of(run))
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_each_process_says_that_the_reference_is_not_finite(
+    is_first, base, rows, tmp_path, monkeypatch, capsys
+) -> None:
+    texts, begun = Losses.texts, []
+
+    def infinite(*given: Any) -> Iterator[Any]:
+        begun.append(True)
+        return ((part, logps - np.inf) for part, logps in texts(*given))
+
+    monkeypatch.setattr(Losses, "texts", infinite)
+    # The draft is the first process's in any case.
+    monkeypatch.setattr("run.reference.is_first_process", lambda: is_first or not begun)
+    assert train(tmp_path / "run", base, rows, "--steps", "4") == 2
+    assert "a log-probability of the reference is not finite" in capsys.readouterr().err
+
+
 def test_a_run_that_was_stopped_goes_on_against_its_reference(run, base, rows, tmp_path) -> None:
     assert train(tmp_path / "run", base, rows, "--steps", "2") == 0
     assert train(tmp_path / "run", base, rows, "--steps", "4") == 0
