@@ -26,6 +26,7 @@ from tests.data.corpora import (
     sample_examples,
     sample_tokenizer,
 )
+from tests.slow import slow
 
 ROOT = Path(__file__).parents[2]
 
@@ -182,7 +183,7 @@ NO_NETWORK = {
 }
 
 
-@pytest.mark.parametrize("how", NO_NETWORK)
+@pytest.mark.parametrize("how", [slow("forbidden"), "unreachable"])
 def test_without_a_network_and_cache_one_sentence_says_what_to_do(how: str, tmp_path: Path) -> None:
     """In a process of its own: the hub's libraries read their settings when they are imported."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}

@@ -25,10 +25,10 @@ from tests.modelling.rounding import in_few_bits, is_quantised
 from tests.modelling.sessions import fine_tuning
 from tests.modelling.t5 import training as t5_training
 from tests.modelling.torch_training import Reference, check_training, logical, named_by_hf, train
+from tests.slow import slow
 
 pytestmark = pytest.mark.usefixtures("cached")  # many of the programs are alike
 
-SLOW = pytest.mark.slow
 STEPS, RATE = 3, 2e-3
 Batches = list[dict[str, np.ndarray]]
 
@@ -106,7 +106,7 @@ def check(kind: str, split: Sequence[int], ours: dict[str, Any], theirs: dict[st
         ("llama", (1, 4, 2)),
         ("phi3", (2, 2, 2)),
         *(
-            pytest.param(kind, split, marks=SLOW)
+            slow(kind, split)
             for kind, split in (
                 *(("t5", (2, 2, 2)), ("t5", (1, 2, 4)), ("gptj", (2, 1, 4)), ("qwen3", (1, 2, 2))),
                 *(("phi3", (1, 1, 4)), ("gemma3_text", (1, 1, 4)), ("gemma3_text", (2, 2, 2))),
@@ -171,9 +171,9 @@ def test_settings_mean_what_they_do_in_peft(ours: dict[str, Any], theirs: dict[s
     ("kind", "split", "targets"),
     [
         ("llama", (2, 2, 2), "q_proj,k_proj,v_proj,down_proj"),  # with biases
-        pytest.param("llama", (1, 4, 2), "all-linear", marks=SLOW),
-        pytest.param("phi3", (1, 2, 4), "all-linear", marks=SLOW),
-        pytest.param("t5", (2, 1, 4), "all-linear", marks=SLOW),
+        slow("llama", (1, 4, 2), "all-linear"),
+        slow("phi3", (1, 2, 4), "all-linear"),
+        slow("t5", (2, 1, 4), "all-linear"),
     ],
 )
 def test_dora(kind: str, split: tuple[int, ...], targets: str) -> None:
@@ -332,7 +332,7 @@ MORE_BITS = [((1, 1, 4), 4), ((2, 2, 2), 8)]
 
 @pytest.mark.parametrize(
     ("split", "bits"),
-    [((1, 1, 4), 8), ((2, 2, 2), 4), *(pytest.param(*c, marks=SLOW) for c in MORE_BITS)],
+    [((1, 1, 4), 8), ((2, 2, 2), 4), *(slow(*c) for c in MORE_BITS)],
 )
 def test_a_base_in_few_bits_is_its_rounded_weights_bit_for_bit(
     split: tuple[int, ...], bits: int

@@ -40,6 +40,7 @@ from tests.modelling.half_training import (
 from tests.modelling.sessions import fine_tuning
 from tests.modelling.t5 import training as t5
 from tests.modelling.torch_training import Batch, Reference
+from tests.slow import slow
 
 pytestmark = pytest.mark.optimised  # LLVM decides where half types are rounded
 
@@ -71,19 +72,18 @@ def ours(
     return results, gradients, {n: w.astype(np.float32) for n, w in weights.items()}
 
 
-SLOW = pytest.mark.slow
 CASES = [
-    pytest.param("t5", "bfloat16", 1, 1, marks=SLOW),  # its blocks: layers/test_precision.py
-    pytest.param("t5", "float16", 1, 1, marks=SLOW),
-    pytest.param("t5", "bfloat16", 2, 2, marks=SLOW),
-    pytest.param("t5", "float16", 2, 2, marks=SLOW),
+    slow("t5", "bfloat16", 1, 1),  # its blocks: layers/test_precision.py
+    slow("t5", "float16", 1, 1),
+    slow("t5", "bfloat16", 2, 2),
+    slow("t5", "float16", 2, 2),
     pytest.param("gptj", "bfloat16", 1, 1),
-    pytest.param("gptj", "float16", 1, 1, marks=SLOW),
-    pytest.param("gptj", "bfloat16", 2, 2, marks=SLOW),
-    pytest.param("gptj", "float16", 2, 2, marks=SLOW),
-    pytest.param("small", "bfloat16", 1, 1, marks=SLOW),
-    pytest.param("small", "float16", 1, 1, marks=SLOW),
-    pytest.param("small", "bfloat16", 2, 2, marks=SLOW),
+    slow("gptj", "float16", 1, 1),
+    slow("gptj", "bfloat16", 2, 2),
+    slow("gptj", "float16", 2, 2),
+    slow("small", "bfloat16", 1, 1),
+    slow("small", "float16", 1, 1),
+    slow("small", "bfloat16", 2, 2),
 ]
 
 

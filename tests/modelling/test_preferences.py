@@ -38,9 +38,9 @@ from tests.modelling.preferences import (
 from tests.modelling.sessions import fine_tuning, transposed
 from tests.modelling.t5.training import VOCABULARY, our_config, their_model
 from tests.modelling.torch_training import check_training, logical, train
+from tests.slow import slow
 
 STEPS, RATE = 3, 1e-2
-SLOW = pytest.mark.slow
 
 
 def preferring(config: Any, objective: str, batch: int = 4, **data: Any) -> Any:
@@ -167,8 +167,8 @@ def check(config: RunConfig, name: str, model: Any, logps: Callable[[Any], Logps
     ("name", "dp", "tp", "micro", "places"),
     [
         ("dpo", 2, 2, 1, 2),
-        *(pytest.param(name, 1, 2, 2, 1, marks=SLOW) for name in OBJECTIVES),
-        *(pytest.param(name, 2, 1, 1, 3, marks=SLOW) for name in ("kto", "ipo")),
+        *(slow(name, 1, 2, 2, 1) for name in OBJECTIVES),
+        *(slow(name, 2, 1, 1, 3) for name in ("kto", "ipo")),
     ],
 )
 def test_gptj_learns_as_torch_does(name: str, dp: int, tp: int, micro: int, places: int) -> None:
@@ -182,8 +182,8 @@ def test_gptj_learns_as_torch_does(name: str, dp: int, tp: int, micro: int, plac
     ("kind", "name", "dp", "tp"),
     [
         ("qwen3", "orpo", 1, 2),
-        *(pytest.param("llama", name, 2, 2, marks=SLOW) for name in OBJECTIVES),
-        *(pytest.param("qwen3", name, 1, 1, marks=SLOW) for name in ("dpo", "simpo", "kto")),
+        *(slow("llama", name, 2, 2) for name in OBJECTIVES),
+        *(slow("qwen3", name, 1, 1) for name in ("dpo", "simpo", "kto")),
     ],
 )
 def test_llama_shaped_models_do(kind: str, name: str, dp: int, tp: int, monkeypatch) -> None:
@@ -203,8 +203,8 @@ def test_llama_shaped_models_do(kind: str, name: str, dp: int, tp: int, monkeypa
     ("name", "dp", "tp", "micro", "places"),
     [
         ("kto", 1, 2, 1, 2),
-        *(pytest.param(name, 1, 2, 2, 1, marks=SLOW) for name in OBJECTIVES),
-        pytest.param("simpo", 2, 1, 2, 3, marks=SLOW),
+        *(slow(name, 1, 2, 2, 1) for name in OBJECTIVES),
+        slow("simpo", 2, 1, 2, 3),
     ],
 )
 def test_t5_learns_as_torch_does(name: str, dp: int, tp: int, micro: int, places: int) -> None:

@@ -196,6 +196,7 @@ def test_a_base_in_4_bits(base: Path, tmp_path: Path, monkeypatch, capsys) -> No
     assert "merged into what is left in 4 bits of the weights of" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_runs_share_a_base_in_4_bits(base: Path, tmp_path: Path, monkeypatch) -> None:
     """The second one quantises nothing, and none has a copy of its own."""
     given = ("--load", str(base), *IN_4_BITS, "--execution.packed", str(tmp_path / "shared"))

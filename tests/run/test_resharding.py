@@ -21,10 +21,10 @@ from tests.modelling.gptj import hf as gptj
 from tests.modelling.gptj import training as gptj_training
 from tests.modelling.sessions import fine_tuning
 from tests.modelling.t5 import training as t5_training
+from tests.slow import slow
 
 STEPS, RATE = 2, 1e-2
 SAVED = (2, 2)
-SLOW = pytest.mark.slow
 
 
 def config_of(family: str, dp: int, tp: int) -> RunConfig:
@@ -61,12 +61,12 @@ def folder(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     ("family", "dp", "tp"),
     [
-        pytest.param("t5", 1, 4, marks=SLOW),
-        pytest.param("t5", 4, 1, marks=SLOW),
-        pytest.param("t5", 1, 1, marks=SLOW),
+        slow("t5", 1, 4),
+        slow("t5", 4, 1),
+        slow("t5", 1, 1),
         ("gptj", 1, 4),
         ("gptj", 4, 1),
-        pytest.param("gptj", 1, 1, marks=SLOW),
+        slow("gptj", 1, 1),
     ],
 )
 def test_another_layout_goes_on(family, dp, tp, folder):

@@ -142,7 +142,7 @@ def test_the_reference_is_worth_comparing_with(family):
     ("family", "strategy", "weights", "dp", "tp"),
     [
         (gptj, Greedy(), "streamed", 1, 1),
-        (gptj, Beam(3), "resident", 1, 2),
+        slow(gptj, Beam(3), "resident", 1, 2),
         (t5, Beam(4), "streamed", 1, 1),
         slow(t5, Sampling(3, top_k=1), "resident", 2, 2),
         slow(gptj, Sampling(3, top_k=1), "resident", 1, 2),

@@ -17,6 +17,9 @@ from tests.modelling.generation import gptj, t5
 from tests.modelling.sessions import transposed
 from tests.slow import slow
 
+OF_T5 = r".*block\.(1.*\.(q|wi_0)|2.*\.[kv])"
+OF_GPTJ = r".*h\.1\..*(q_proj|fc_in)"
+"""Weights that get adapters."""
 SAMPLING = Sampling(seed=5, temperature=0.8, top_k=20, top_p=0.9)
 
 
@@ -46,8 +49,9 @@ def tokens_of(
         return model.generate(reference.words, reference.mask)
 
 
-@pytest.mark.parametrize("family", [t5, gptj])
-@pytest.mark.parametrize(("dp", "tp"), [(1, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("family", "dp", "tp"), [slow(t5, 1, 1), (t5, 2, 2), (gptj, 1, 1), slow(gptj, 2, 2)]
+)
 def test_greedy_tokens_are_hugging_faces(family, dp, tp):
     tokens = tokens_of(config_of(family, dp, tp), "streamed", Greedy())
     np.testing.assert_array_equal(tokens, family.reference().tokens)
@@ -90,10 +94,12 @@ def test_four_bits_stream_packed():
     assert all(v.dtype.as_numpy() == np.uint16 for v in packed)
 
 
-@pytest.mark.parametrize("where", ["streamed", "resident"])
 @pytest.mark.parametrize(
-    ("family", "targets"),
-    [(t5, r".*block\.(1.*\.(q|wi_0)|2.*\.[kv])"), (gptj, r".*h\.1\..*(q_proj|fc_in)")],
+    ("family", "targets", "where"),
+    [
+        *((t5, OF_T5, "streamed"), (gptj, OF_GPTJ, "resident")),
+        *(slow(t5, OF_T5, "resident"), slow(gptj, OF_GPTJ, "streamed")),
+    ],
 )
 def test_adapters_of_some_layers_give_back_what_weights_lack(family, targets, where):
     """All that is written is Hugging Face's, of layers with adapters and without."""

@@ -23,8 +23,8 @@ from tests.modelling.torch_training import (
 from tests.slow import slow
 
 LAYOUTS = [
-    *((1, 1), pytest.param(2, 2, marks=pytest.mark.optimised), (1, 4)),
-    slow(1, 2),  # both of its neighbours have it
+    *(pytest.param(2, 2, marks=pytest.mark.optimised), (1, 4)),
+    *(slow(1, 1), slow(1, 2)),  # their neighbours have them
 ]
 TRANSPOSED = (2, 2)
 

@@ -40,9 +40,9 @@ from tests.modelling.llama.training import (
 from tests.modelling.sessions import check_continuing, fine_tuning
 from tests.modelling.t5.training import our_config as t5_config
 from tests.modelling.torch_training import check_training
+from tests.slow import slow
 
 STEPS = 3
-slow = pytest.mark.slow
 
 
 def grouped(kind: str, groups: int, *split: Any, **execution: Any) -> Any:
@@ -58,13 +58,13 @@ def with_groups(config: Any, groups: int, **execution: Any) -> Any:
 @pytest.mark.parametrize(
     ("kind", "groups", "dp", "tp", "execution"),
     [
-        pytest.param("qwen2_moe", 3, 2, 2, {"activations": "keep"}, marks=slow),
-        pytest.param("qwen2_moe", 6, 1, 2, {"update": "behind"}, marks=slow),
+        slow("qwen2_moe", 3, 2, 2, {"activations": "keep"}),
+        slow("qwen2_moe", 6, 1, 2, {"update": "behind"}),
         ("gpt_oss", 2, 1, 2, {"activations": "keep"}),
-        pytest.param("mixtral", 5, 1, 1, {"activations": "keep"}, marks=slow),
-        pytest.param("olmoe", 7, 2, 1, {"transpose_batch_sequence": True}, marks=slow),
-        pytest.param("qwen3_moe", 2, 1, 1, {"rts_activations": False}, marks=slow),
-        pytest.param("qwen3_moe", 8, 1, 4, {"resident_layers": 1}, marks=slow),
+        slow("mixtral", 5, 1, 1, {"activations": "keep"}),
+        slow("olmoe", 7, 2, 1, {"transpose_batch_sequence": True}),
+        slow("qwen3_moe", 2, 1, 1, {"rts_activations": False}),
+        slow("qwen3_moe", 8, 1, 4, {"resident_layers": 1}),
     ],
 )
 def test_loss_every_gradient_and_three_steps_of_adamw(
@@ -79,7 +79,7 @@ def test_loss_every_gradient_and_three_steps_of_adamw(
     ("kind", "groups", "tp", "activations"),
     [
         ("qwen3_moe", 8, 1, "recompute"),
-        pytest.param("qwen2_moe", 2, 2, "keep", marks=slow),
+        slow("qwen2_moe", 2, 2, "keep"),
     ],
 )
 def test_training_with_balance(kind: str, groups: int, tp: int, activations: str) -> None:

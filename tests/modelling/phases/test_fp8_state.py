@@ -24,10 +24,10 @@ from tests.modelling.llama.hf import our_config as llama_config
 from tests.modelling.sessions import fine_tuning, inference
 from tests.modelling.t5 import training as t5
 from tests.modelling.torch_training import logical
+from tests.slow import slow
 
 STEPS, RATE = 3, 1e-2
 RECIPE = FP8(enabled=True, amax_history=8, interval=2, head=True)
-SLOW = pytest.mark.slow
 Tensors = Mapping[str, np.ndarray]
 
 
@@ -84,13 +84,13 @@ def scales(tensors: Tensors) -> dict[str, np.ndarray]:
     ("family", "dp", "tp", "micro"),
     [
         ("gptj", 2, 2, 4),  # 2 micro-batches on each of 2 copies, cut in 2
-        pytest.param("gptj", 1, 1, 16, marks=SLOW),
-        pytest.param("gptj", 4, 1, 4, marks=SLOW),
-        pytest.param("gptj", 1, 4, 2, marks=SLOW),
-        pytest.param("t5", 2, 2, 2, marks=SLOW),
-        pytest.param("t5", 1, 1, 16, marks=SLOW),
-        pytest.param("llama", 2, 2, 2, marks=SLOW),
-        pytest.param("llama", 1, 4, 4, marks=SLOW),  # two devices hold each head of keys
+        slow("gptj", 1, 1, 16),
+        slow("gptj", 4, 1, 4),
+        slow("gptj", 1, 4, 2),
+        slow("t5", 2, 2, 2),
+        slow("t5", 1, 1, 16),
+        slow("llama", 2, 2, 2),
+        slow("llama", 1, 4, 4),  # two devices hold each head of keys
     ],
 )
 def test_every_split_gives_the_same_scales_and_losses(family, dp, tp, micro):
@@ -113,7 +113,7 @@ def test_every_split_gives_the_same_scales_and_losses(family, dp, tp, micro):
         assert steps == STEPS
 
 
-@SLOW
+@pytest.mark.slow
 def test_kept_activations_count_as_recomputed_ones():
     anew = trained.__wrapped__  # default tests compile quickly what is kept, to other bits
     one, other = anew("gptj", 1, 1, 4), anew("gptj", 1, 1, 4, "keep")
@@ -147,9 +147,9 @@ def test_the_state_is_that_of_linear_layers_and_not_the_optimizers():
     ("family", "other"),
     [
         ("gptj", (2, 2, 4)),
-        pytest.param("t5", (2, 2, 2), marks=SLOW),
-        pytest.param("llama", (2, 2, 2), marks=SLOW),
-        pytest.param("llama", (1, 4, 4), marks=SLOW),
+        slow("t5", (2, 2, 2)),
+        slow("llama", (2, 2, 2)),
+        slow("llama", (1, 4, 4)),
     ],
 )
 def test_a_run_goes_on_bit_for_bit_and_in_another_layout(family, other, tmp_path):

@@ -16,6 +16,7 @@ from tests.modelling.phases.toy_runs import (
     toy_session,
     weights_of,
 )
+from tests.slow import slow
 
 
 def train_torch(*frozen: str) -> tuple[list[float], list[float], list[np.ndarray]]:
@@ -47,7 +48,7 @@ NAMES = ("w0", "w1", "w2", "scale")
 
 @pytest.mark.parametrize(
     ("dp", "tp", "micro_batch", "iterations"),
-    [(1, 1, 2, 1), (1, 1, 8, 2), (2, 2, 1, 1), (4, 1, 2, 4), (2, 4, 2, 1)],
+    [(1, 1, 2, 1), slow(1, 1, 8, 2), slow(2, 2, 1, 1), (4, 1, 2, 4), (2, 4, 2, 1)],
 )
 def test_equals_torch(dp: int, tp: int, micro_batch: int, iterations: int) -> None:
     config = toy_config(dp, tp, micro_batch, SAMPLES, iterations)

@@ -31,13 +31,13 @@ from tests.modelling.torch_training import (
     check_training,
     logical,
 )
+from tests.slow import slow
 
-SLOW = pytest.mark.slow
 TRANSPOSED = (1, 2, 4)
 SPLITS = [
     *((1, 1, 2), (2, 2, 2)),
     # Of the default tests the one of examples that share rows is transposed, too.
-    *(pytest.param(*split, marks=SLOW) for split in (TRANSPOSED, (1, 1, 16), (2, 1, 4), (2, 4, 8))),
+    *(slow(*split) for split in (TRANSPOSED, (1, 1, 16), (2, 1, 4), (2, 4, 8))),
 ]
 
 
@@ -68,9 +68,7 @@ def in_rows(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return replace(packed, samples=np.concatenate([packed.samples, missing])).take(range(ROWS))
 
 
-@pytest.mark.parametrize(
-    ("dp", "tp", "micro_batch", "slices"), [(2, 2, 3, 2), pytest.param(1, 2, 6, 1, marks=SLOW)]
-)
+@pytest.mark.parametrize(("dp", "tp", "micro_batch", "slices"), [(2, 2, 3, 2), slow(1, 2, 6, 1)])
 def test_examples_that_share_rows_train_as_each_by_itself(
     dp: int, tp: int, micro_batch: int, slices: int
 ) -> None:

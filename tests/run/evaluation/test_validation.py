@@ -20,6 +20,7 @@ from modelling.t5.weights import weight_table
 from run.evaluation.outcome import MAX_EXAMPLES, NO_LABEL, Answer, Outcome
 from tests.data.corpora import sample_examples, sample_tokenizer
 from tests.modelling.t5.hf import hf_model
+from tests.slow import slow
 
 SMALL = ["--layers", "1", "--hidden_size", "32", "--d_ff", "32", "--heads", "2", "--d_kv", "8"]
 ACCURACY = ["--evaluation.metrics", "accuracy"]
@@ -61,7 +62,7 @@ def says_neutral() -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     "layout",
     [
-        ["--micro_batch_size", "700"],  # 2400 examples: the last batch is not full
+        slow(["--micro_batch_size", "700"]),  # 2400 examples: the last batch is not full
         ["--micro_batch_size", "70", "--data_parallel", "2", "--tensor_parallel", "2"],
     ],
     ids=["one device", "2 x 2 devices"],
