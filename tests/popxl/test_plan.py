@@ -241,6 +241,16 @@ def test_a_gpu_multiplies_transposed_matrices_without_a_kernel_that_transposes()
     assert seconds(lambda x: ops.tanh(x) @ (ops.transpose(x) + 1.0)) > plain + 1.0
 
 
+def test_a_gpu_adds_a_product_to_an_accumulator_as_it_writes_it():
+    def added(y: popxl.Tensor) -> popxl.Tensor:
+        total = popxl.variable(np.ones((100, 100), np.float32))
+        return ops.var_updates.accumulate_(total, y)
+
+    product = seconds(lambda x: x @ x)
+    assert seconds(lambda x: added(x @ x)) == product
+    assert seconds(lambda x: added(ops.tanh(x @ x))) > product + 1.0
+
+
 def test_kernels_run_one_after_the_other():
     """A product takes 2 s and moves 0.12 MB; what follows it moves 0.08 MB, and cannot hide."""
     once = seconds(lambda x: ops.tanh(x @ x))
