@@ -7,16 +7,20 @@ the result, not the numbers it is made of.
 from __future__ import annotations
 
 import math
+import operator
 import random
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 import torch
 
 import popxl
 from popxl import ops
+from popxl.ops._folds import tracing_for
+from popxl.ops._numerics import rounded
 from popxl.transforms import autodiff
 from tests.slow import slow
 
@@ -146,3 +150,17 @@ def test_a_reduction_drawn_at_random(seed):
         smallest = 2.0**-24 if dtype == popxl.float16 else 0.0
         error = 2 * ROUNDING[dtype] * np.abs(b) + smallest + 1e-7 * np.abs(b).max()
         assert (np.abs(a - b) <= error).all(), (name, shape, axes, dtype)
+
+
+@pytest.mark.parametrize("target", ["cpu", "gpu"])
+@pytest.mark.parametrize("combine", [operator.mul, operator.add])
+def test_rounded_results_are_numpys_for_numbers_of_any_size(combine, target):
+    """But that what is below the smallest normal number becomes 0."""
+    bits = np.random.default_rng(0).integers(0, 2**16, (2, 200_000), np.uint16)
+    a, b = bits.view(np.float16)
+    with np.errstate(all="ignore"):
+        expected = combine(a, b)
+    expected[np.abs(expected) < np.finfo(np.float16).tiny] = 0
+    with tracing_for(target):
+        found = jax.jit(lambda a, b: rounded(combine(a, b)))(a, b)
+    np.testing.assert_array_equal(np.asarray(found), expected)

@@ -6,7 +6,6 @@ bias are float16. Four or two integers share a uint16, the first in its highest 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,8 @@ import popxl
 from popxl import TensorSpec
 from popxl._ir.opdef import NoGrad, define
 from popxl.ops._emit import emit
-from popxl.ops._numerics import rounded
+from popxl.ops._numerics import in_precision_of, widen
+from popxl.ops.placement import materialised
 
 __all__ = [
     "group_quantize_compress_numpy",
@@ -82,29 +82,24 @@ def _float16(x: np.ndarray) -> np.ndarray:
     return x.astype(np.float16, order="C").astype(np.float32)
 
 
-def _unpacked(
-    words: Any,
-    scale: Any,
-    bias: Any,
-    dim: int,
-    bits: int,
-    rounded: Callable[[Any], Any] = lambda x: x,
-) -> Any:
-    """The values of packed arrays, of numpy or of the device."""
-    q = (words[..., None] >> _shifts(bits)) & (2**bits - 1)
-    column = (*words.shape[:-1], 1)
-    scale, bias = scale.reshape(column), bias.reshape(column)
-    scaled = rounded(q.reshape((*words.shape[:-1], -1)).astype(scale.dtype) * scale)
-    groups = rounded(scaled + bias)
-    moved = groups.reshape((*groups.shape[:-2], -1))
-    axes = list(range(moved.ndim))
-    axes.insert(dim % moved.ndim, axes.pop())
-    return moved.transpose(axes)
-
-
 def _decompress(words: Any, scale: Any, bias: Any, dim: int, bits: int) -> Any:
-    """As numpy does: the product is rounded, and then the sum."""
-    return _unpacked(words, scale, bias, dim, bits, rounded)
+    """As numpy does: the product is rounded, and then the sum.
+
+    What is packed is transposed, not the values, of which there are as many times more as a word
+    has: neighbours in memory are computed from neighbours.
+    """
+    shifts, column = _shifts(bits), (*words.shape[:-1], 1)
+    packed = words, scale.reshape(column), bias.reshape(column)
+    if dim % 2 == 0:
+        shifts, shape = shifts[:, None], (-1, words.shape[0])
+        packed = tuple(materialised(part.transpose((1, 2, 0)))[:, :, None] for part in packed)
+    else:
+        shape = words.shape[0], -1
+        packed = tuple(part[..., None] for part in packed)
+    words, scale, bias = packed
+    q, dtype = ((words >> shifts) & (2**bits - 1)).astype(np.float32), scale.dtype
+    values = in_precision_of(dtype, q * widen(scale)) + widen(bias)
+    return in_precision_of(dtype, values).astype(dtype).reshape(shape)
 
 
 def group_quantize_decompress_numpy(
@@ -115,8 +110,11 @@ def group_quantize_decompress_numpy(
     Returns:
         float16.
     """
-    scale, bias = (np.asarray(a, np.float16) for a in (group_scale, group_bias))
-    return _unpacked(np.asarray(t), scale, bias, dim, bits)
+    words, column = np.asarray(t), (*t.shape[:-1], 1)
+    scale, bias = (np.asarray(a, np.float16).reshape(column) for a in (group_scale, group_bias))
+    q = (words[..., None] >> _shifts(bits)) & (2**bits - 1)
+    groups = q.reshape((*words.shape[:-1], -1)).astype(np.float16) * scale + bias
+    return np.moveaxis(groups.reshape((*groups.shape[:-2], -1)), -1, dim)
 
 
 def _infer(
