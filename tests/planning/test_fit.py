@@ -133,6 +133,12 @@ def test_the_tables_of_large_models_are_those_of_its_numbers() -> None:
 
 
 @pytest.mark.slow
+def test_entries_are_placed_until_they_fit() -> None:
+    """The less travels to the device, the more of it waits there: two placements are too large."""
+    assert large.computed("Llama 3.1 8B", "L40S").fits
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("model", large.MODELS)
 def test_the_numbers_of_large_models_are_what_is_simulated(model: str) -> None:
     rows = {(row.model, row.machine): row for row in large.read()}
