@@ -23,7 +23,7 @@ from terminal.screen import say
 _SPARE_HOST = 0.1  # of the free memory, for whatever else runs there
 _MIN_SHARE = 0.02  # of the operations: kinds of layers that are worth a simulation
 _SHARES = (0.5,), (0.25, 0.75)  # of a kind's layers, tried in turn
-_TRIES = 4  # to place entries in what the last placement left
+_TRIES = 5  # to place entries, each in what the ones before it left
 _MIN_GAIN = 0.01  # of the time: what is no faster does not take more memory
 
 Kept = frozenset[tuple[str, float]]
@@ -194,16 +194,15 @@ class _Search:
         layers = self._candidates.get()[0].layers
         keeping = frozenset((name, share) for kind, share in kept for name in layers[kind])
         program, traced = self._candidates.get(keeping)
-        placement = popxl.plan.place(traced, self._rates, int(self._memory))
-        besides = 0
+        besides: int | None = None
+        before: popxl.plan.Timeline | None = None
         for _ in range(_TRIES):  # what travels less takes more memory, or less
-            if self._fits(traced, placement):
+            placement = popxl.plan.place(traced, self._rates, int(self._memory), besides, before)
+            if fits := self._fits(traced, placement):
                 break
-            besides = max(besides, placement.after.peak - placement.nbytes)
-            placement = popxl.plan.place(
-                traced, self._rates, int(self._memory), besides, placement.before
-            )
-        return Trial(kept, program, traced, placement, self._fits(traced, placement))
+            besides = max(besides or 0, placement.after.peak - placement.nbytes)
+            before = placement.before
+        return Trial(kept, program, traced, placement, fits)
 
     def _fits(self, traced: popxl.plan.Traced, placement: popxl.plan.Placement) -> bool:
         plan = traced.plan()
