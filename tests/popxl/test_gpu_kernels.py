@@ -1,0 +1,78 @@
+"""What a plan counts around attention's kernel on a GPU, where none is there to compile for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from popxl._ir.opdef import registry
+from popxl.ops import fused_attention
+from popxl.ops._attention import Settings
+from popxl.ops._folds import tracing_for
+from popxl.plan.flat import flatten
+from popxl.plan.gpu_kernels import GpuKernels
+from popxl.plan.primitives import attention_of
+from popxl.plan.records import Kernel
+
+ATTRS = Settings(1.0, 0, 0.0, True, None, None, False, False, False)._asdict()
+FORWARD, GRADS = (registry()[f"fused_attention{end}"].lower for end in ("", "_grads"))
+SHAPE, NBYTES = (2, 8, 64, 32), 2 * 8 * 64 * 32 * 2  # samples, heads, tokens, features; bfloat16
+FLOPS = 2 * (2 * 2 * 8 * 64 * 64 * 32)  # of two products
+
+
+def around(function: Any, swapped: bool = False) -> list[list[Kernel]]:
+    """Kernels besides each of attention's own, in the order of the program."""
+    shape = (2, 64, 8, 32) if swapped else SHAPE
+
+    def run(*given: Any) -> Any:
+        return function(*(t.swapaxes(1, 2) if swapped else t for t in given))
+
+    with tracing_for("gpu 9.0"):
+        closed = jax.make_jaxpr(run)(*[jax.ShapeDtypeStruct(shape, jnp.bfloat16)] * 5)
+    flat = flatten(closed.jaxpr)
+    kernels = GpuKernels(flat)
+    return [kernels.around(node) for node in flat.nodes if attention_of(node)[0]]
+
+
+def forward(dy: Any, q: Any, k: Any, v: Any, out: Any) -> Any:
+    return FORWARD(q, k, v, **ATTRS).swapaxes(1, 2)
+
+
+def gradients(dy: Any, q: Any, k: Any, v: Any, out: Any) -> list[Any]:
+    return [g.swapaxes(1, 2) for g in GRADS(dy, q, k, v, out, **ATTRS)]
+
+
+def both(dy: Any, q: Any, k: Any, v: Any, out: Any) -> list[Any]:
+    return gradients(dy, q, k, v, FORWARD(q, k, v, **ATTRS))
+
+
+def test_what_has_heads_before_tokens_is_copied():
+    copy = Kernel(2 * NBYTES)
+    assert around(forward, swapped=True) == [[]]
+    assert around(forward) == [[copy] * 3]
+    assert around(lambda *given: FORWARD(*given[1:4], **ATTRS), swapped=True) == [[copy]]
+
+
+def test_a_gradient_runs_the_forward_pass_again_unless_it_is_there():
+    again = Kernel(4 * NBYTES, FLOPS, False, 32)
+    assert around(gradients, swapped=True) == [[again]]
+    assert around(both, swapped=True) == [[], []]
+
+
+def test_where_jax_refuses_the_device_at_hand_a_loop_stands_in(monkeypatch):
+    """So a plan for an H200 can be made where cuDNN is installed and no such GPU is there."""
+
+    def refuses(*_: Any, **__: Any) -> Any:
+        raise NotImplementedError("the head dim must be <= 128")
+
+    rng = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(rng.standard_normal(SHAPE), jnp.bfloat16) for _ in range(3))
+    expected = FORWARD(q, k, v, **ATTRS)
+    monkeypatch.setattr(fused_attention, "_cudnn_is_installed", lambda: True)
+    monkeypatch.setattr(fused_attention, "attention_kernel", refuses)
+    with tracing_for("gpu 9.0"):
+        found = FORWARD(q, k, v, **ATTRS)
+    np.testing.assert_array_equal(np.asarray(found, np.float32), np.asarray(expected, np.float32))
