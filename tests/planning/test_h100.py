@@ -34,13 +34,16 @@ for segment, work in needs.traced.works.items():
 
 @pytest.mark.slow  # half a minute each
 @needs_the_compiler
-@pytest.mark.parametrize("preset", ["gptj_6B_gpu", "xl_gpu", "xxl_gpu", "llama3_1_8B"])
-def test_all_segments_compile_and_take_what_is_planned(preset: str) -> None:
+@pytest.mark.parametrize(
+    ("preset", "least"),
+    [("gptj_6B_gpu", 0.9), ("xl_gpu", 0.9), ("xxl_gpu", 0.87), ("llama3_1_8B", 0.9)],
+)
+def test_all_segments_compile_and_take_what_is_planned(preset: str, least: float) -> None:
     """Entries on the device and what XLA takes inside segments, at most at a time, by XLA's own
     account: of XXL it keeps a gate's float32 values, 0.4 GB, that are planned to be computed where
     they are used. And kernels of segments with products move the bytes that are planned."""
     (taken, planned), *segments = compiled_for_an_h100(SCRIPT.replace("{0}", preset))
-    assert 0.87 < int(planned) / int(taken) < 1.1
+    assert least < int(planned) / int(taken) < 1.1
     moved = [(int(t), int(there)) for t, flops, there in segments if int(flops) > 1e12]
     assert moved
     assert sum(t for t, _ in moved) == pytest.approx(sum(there for _, there in moved), rel=0.1)
