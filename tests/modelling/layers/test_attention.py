@@ -52,6 +52,19 @@ def test_slices_save_memory():
     assert used[8] < 0.25 * used[1]
 
 
+@pytest.mark.parametrize(("fused", "kept"), [
+    (True, (BATCH, LENGTH, HEADS, FEATURES)),
+    (None, (BATCH, HEADS, LENGTH, FEATURES)),
+])  # fmt: skip
+def test_what_the_gradient_reads_is_in_the_order_of_its_kernel(fused, kept):
+    """cuDNN's attention, which is what fused attention is on GPUs, has heads after tokens."""
+    with popxl.Ir().main_graph:
+        specs = [popxl.TensorSpec((BATCH, HEADS, LENGTH, FEATURES), popxl.bfloat16)] * 3
+        _, graph = Attention(Dropout(), fused=fused).create_graph(*specs)
+    written = [op for op in graph.graph._ops if op.defn.name == "materialise"]
+    assert [op.outputs[0].shape for op in written] == [kept] * 3
+
+
 @pytest.mark.parametrize("slices", [1, 4])
 def test_dropout_is_the_same_forwards_and_backwards(slices):
     """y is linear in v, so <dy, y> = <dv, v>, but only if both have the same mask."""
