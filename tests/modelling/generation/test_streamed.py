@@ -61,7 +61,7 @@ def test_greedy_tokens_are_hugging_faces(family, dp, tp):
     ("family", "strategy"),
     [
         *((t5, Beam(3)), (gptj, SAMPLING)),
-        *(slow(*c) for c in ((t5, SAMPLING), (gptj, Beam(3)))),
+        *(slow(t5, SAMPLING), slow(gptj, Beam(3))),
     ],
 )
 def test_other_searches_find_the_same(family, strategy):

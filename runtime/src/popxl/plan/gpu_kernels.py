@@ -68,7 +68,7 @@ class GpuKernels:
             return copies
         moved = sum(nbytes(v.aval) for v in (*heads[1:], heads[1]))
         flops = KERNELS[attention_kernel.__name__]([v.aval.shape for v in heads[1:]])
-        return [*copies, Kernel(moved, flops, False, size)]
+        return [*copies, Kernel(moved, flops, attention=size)]
 
     def _has_forward_pass(self, heads: list[Value]) -> bool:
         users = self._users[heads[0]]
