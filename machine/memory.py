@@ -82,15 +82,14 @@ def check_least(config: RunConfig) -> None:
 def check_memory(
     ir: popxl.Ir,
     device_desc: DeviceDesc,
-    taken: int = 0,
-    borrows: bool = False,
+    lender: int | None = None,
     room: int | None = None,
 ) -> None:
     """Raise NotEnoughMemoryError if the state of a program does not fit host or devices.
 
     Args:
-        taken: bytes of host memory that another program of the process takes.
-        borrows: whether that program lends its weights.
+        lender: bytes of host memory that the program takes which lends this one its weights; None:
+            its weights are its own.
         room: bytes of host memory for this process; None: what is free.
 
     Raises:
@@ -99,9 +98,9 @@ def check_memory(
     instances = popdist.getNumInstances()
     device = popxl.plan.device_memory(device_desc, ir.replication_factor, instances)
     stored, replicas = popxl.plan.storage_of(ir), ir.instance_replication_factor
-    needs = {"remote buffers": (stored.remote - (weights_of(ir) if borrows else 0)) * replicas}
-    if taken:
-        needs["the other program"] = taken
+    needs = {"remote buffers": (stored.remote - lent_bytes(ir, lender)) * replicas}
+    if lender:
+        needs["the other program"] = lender
     available = host_memory() if room is None else room
     if device is None:  # devices share the host's memory
         needs["the devices' variables"] = (stored.variables + stored.streams) * replicas
@@ -115,12 +114,15 @@ def check_memory(
         compare("device", on_device | {"host streams": plan.streams}, device)
 
 
-def weights_of(ir: popxl.Ir) -> int:
-    """Bytes of the weights in remote buffers, on one replica, as far as they are in memory."""
-    kept = (b for b in ir.remote_buffers if b.kind == "weights")
+def lent_bytes(ir: popxl.Ir, lender: int | None) -> int:
+    """Bytes of the weights in remote buffers, on one replica, that another program lends; 0 if
+    `lender`, as for `check_memory`, is None."""
+    if lender is None:
+        return 0
     return sum(
         math.prod(b.tensor_shape) * b.tensor_dtype.itemsize * (b.entries - len(b.filed))
-        for b in kept
+        for b in ir.remote_buffers
+        if b.kind == "weights"
     )
 
 

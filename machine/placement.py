@@ -15,7 +15,7 @@ import popdist
 import popxl
 from config.sections import RunConfig
 from machine.devices import device_desc
-from machine.memory import NotEnoughMemoryError, check_memory, compare, host_memory, weights_of
+from machine.memory import NotEnoughMemoryError, check_memory, compare, host_memory, lent_bytes
 
 KINDS = ("moments", "gradients", "", "weights")
 """`RemoteBuffer.kind` in the order of going to disk; "": all others, activations and inputs."""
@@ -31,29 +31,27 @@ WINDOWS = 4 * popxl.plan.DISK_WINDOW
 memory, and arrays."""
 
 
-def place(config: RunConfig, ir: popxl.Ir, taken: int = 0, borrows: bool = False) -> None:
+def place(config: RunConfig, ir: popxl.Ir, lender: int | None = None) -> None:
     """Put what host memory cannot hold on disk, if `execution.disk` names a folder.
 
     Args:
-        taken, borrows: see `machine.memory.check_memory`; what is borrowed stays where it is.
+        lender: see `machine.memory.check_memory`; what it lends stays where it is.
 
     Host memory is what is free, or `execution.host_memory`. Where devices are virtual, what they
     hold is in it as well.
     """
     if config.execution.disk is not None:
-        _spill_over(config, ir, taken, borrows)
+        _spill_over(config, ir, lender)
 
 
-def place_compiled(
-    config: RunConfig, session: popxl.Session, taken: int = 0, borrows: bool = False
-) -> None:
+def place_compiled(config: RunConfig, session: popxl.Session, lender: int | None = None) -> None:
     """Put more on disk if the compiled program takes more memory than `place` expected. Before the
     session is entered, as state is placed then; arguments as for `place`."""
     if config.execution.disk is not None and _shares_host_memory(config, session.ir):
-        _spill_over(config, session.ir, taken, borrows, session.memory_use().device)
+        _spill_over(config, session.ir, lender, session.memory_use().device)
 
 
-def check_placed(config: RunConfig, ir: popxl.Ir, taken: int = 0, borrows: bool = False) -> None:
+def check_placed(config: RunConfig, ir: popxl.Ir, lender: int | None = None) -> None:
     """Check that a program fits as it is placed; arguments as for `place`.
 
     Raises:
@@ -61,14 +59,14 @@ def check_placed(config: RunConfig, ir: popxl.Ir, taken: int = 0, borrows: bool 
         NotEnoughMemoryError: it does not; with the bytes of a disk that would help, if one would.
     """
     desc = device_desc(config)
-    check_limit(config, ir, taken, borrows)
+    check_limit(config, ir, lender)
     try:
-        check_memory(ir, desc, taken, borrows)
+        check_memory(ir, desc, lender)
     except NotEnoughMemoryError as error:
         if error.place == "host" and config.execution.disk is None:
-            _spill_over(config, ir, taken, borrows)  # nobody will run this program
+            _spill_over(config, ir, lender)  # nobody will run this program
             with suppress(NotEnoughMemoryError):
-                check_memory(ir, desc, taken, borrows)
+                check_memory(ir, desc, lender)
                 replicas = ir.instance_replication_factor
                 error.disk = popxl.plan.storage_of(ir).disk * replicas
         raise
@@ -79,7 +77,7 @@ def windows(config: RunConfig) -> int:
     return WINDOWS * 3 // 4 if config.model.eval else WINDOWS
 
 
-def check_limit(config: RunConfig, ir: popxl.Ir, taken: int, borrows: bool) -> None:
+def check_limit(config: RunConfig, ir: popxl.Ir, lender: int | None) -> None:
     """Check that a process stays within `execution.host_memory`, with all on disk that can be.
 
     Raises:
@@ -89,12 +87,11 @@ def check_limit(config: RunConfig, ir: popxl.Ir, taken: int, borrows: bool) -> N
         return
     room, replicas = round(config.execution.host_memory * 1e9), ir.instance_replication_factor
     stored = popxl.plan.storage_of(ir)
-    lent = weights_of(ir) if borrows else 0
     parts = {
         "the program": PROCESS,
         "what is on its way to and from the disk": windows(config) if stored.disk else 0,
-        "buffers": (stored.remote - lent) * replicas,
-        "the other program": taken,
+        "buffers": (stored.remote - lent_bytes(ir, lender)) * replicas,
+        "the other program": lender or 0,
     }
     if _shares_host_memory(config, ir):
         parts["the devices' variables and intermediate values"] = (
@@ -110,29 +107,30 @@ def _shares_host_memory(config: RunConfig, ir: popxl.Ir) -> bool:
 
 
 def _spill_over(
-    config: RunConfig, ir: popxl.Ir, taken: int, borrows: bool, device: int | None = None
+    config: RunConfig, ir: popxl.Ir, lender: int | None, device: int | None = None
 ) -> None:
     """Args: `device`: bytes on a device; None: what is estimated."""
     room = host_room(config)
     if room is None:
         return
+    room -= lender or 0
     if _shares_host_memory(config, ir):
         device = popxl.plan.plan_of(ir).device if device is None else device
-        taken += device * ir.instance_replication_factor
-    spill(ir, room - taken, ir.instance_replication_factor, borrows)
+        room -= device * ir.instance_replication_factor
+    spill(ir, room, ir.instance_replication_factor, lender)
 
 
-def spill(ir: popxl.Ir, room: int, replicas: int, borrows: bool = False) -> None:
+def spill(ir: popxl.Ir, room: int, replicas: int, lender: int | None = None) -> None:
     """Put on disk what a process's state takes beyond so many bytes.
 
     Args:
         replicas: of the process.
-        borrows: the weights are another program's.
+        lender: as for `place`.
     """
-    lent, storage = weights_of(ir) if borrows else 0, popxl.plan.storage_of(ir)
-    stored = (storage.remote - lent) * replicas + PROCESS
+    storage = popxl.plan.storage_of(ir)
+    stored = (storage.remote - lent_bytes(ir, lender)) * replicas + PROCESS
     if stored + (WINDOWS if storage.disk else 0) > room:
-        kinds = [kind for kind in KINDS if not (borrows and kind == "weights")]
+        kinds = [kind for kind in KINDS if lender is None or kind != "weights"]
         _spill(ir, kinds, stored + WINDOWS - room, replicas)
 
 

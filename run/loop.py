@@ -51,8 +51,9 @@ from run.schedule import Schedule, changed_rate, check_iterations, with_steps
 from run.signals import StopSignal
 from run.skipped_steps import SkippedSteps
 from run.stalls import Stalls
-from run.start import Start, saved_base, starting_point, whole_weights
+from run.start import Start, saved_base, starting_point
 from run.utilisation import utilisation_of
+from run.weights import whole_weights
 from sessions.running import compiled
 from sessions.training import FineTuning
 from terminal.interrupts import Interrupted

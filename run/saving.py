@@ -25,7 +25,7 @@ from run.base_model import base_settings
 from run.best import NO_BASE, Best
 from run.mirror import Mirror
 from run.skipped_steps import SkippedSteps
-from run.start import MODEL
+from run.weights import MODEL
 from sessions.training import FineTuning
 from terminal.screen import is_first_process, say
 

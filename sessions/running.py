@@ -48,13 +48,13 @@ class RunningModel:
         self.config, self._table, self.variables, self._lender = config, table, variables, lender
         if config.execution.host_memory is not None:
             return_blocks()
-        taken = 0 if lender is None else lender.stored
-        place(config, ir, taken, lender is not None)
-        check_placed(config, ir, taken, lender is not None)
+        stored = None if lender is None else lender.stored
+        place(config, ir, stored)
+        check_placed(config, ir, stored)
         self.session = popxl.Session(
             ir, device_desc(config), weights_to_host_on_exit=False, disk=config.execution.disk
         )
-        place_compiled(config, self.session, taken, lender is not None)
+        place_compiled(config, self.session, stored)
 
     @property
     def stored(self) -> int:

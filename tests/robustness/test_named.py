@@ -43,7 +43,8 @@ from run.answers.generate import lines_of_standard_input
 from run.options import RunOptions
 from run.records.metrics import MetricsFile, read_metrics
 from run.records.recorder import Recorder
-from run.start import MODEL, load_weights, starting_point
+from run.start import load_weights, starting_point
+from run.weights import MODEL
 from tests.children import child
 
 ROOT = Path(__file__).parents[2]

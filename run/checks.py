@@ -1,0 +1,123 @@
+"""Whether weights that are read are those of the configured model."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from checkpoints import CheckpointError, TensorFiles
+from checkpoints.parts import Part, PartialReader
+from config.model import TiedEmbedding
+from config.sections import RunConfig
+from files.lazy import Lazy
+from files.shown import shown_name, shown_path
+from huggingface.peft_files import AdapterTensors
+from huggingface.wrappers import TextTensors
+from modelling.spec import family_of
+from modelling.weights import WeightTable
+from modelling.weights.mxfp4 import parts_of_blocks
+
+Tensors = Mapping[str, np.ndarray]
+ModelTensors = TensorFiles | TextTensors | AdapterTensors
+
+_FLOATS = ("float32", "float16", "bfloat16", "float64")
+_IGNORED = {
+    "architectures", "attn_pdrop", "bos_token_id", "decoder_start_token_id", "dropout_rate",
+    "embd_pdrop", "eos_token_id", "initializer_range", "n_positions", "pad_token_id",
+    "resid_pdrop", "tie_word_embeddings",
+}  # fmt: skip
+"""Entries of a description that do not affect what the weights compute."""
+
+
+def check_head(config: RunConfig, table: WeightTable, tensors: Tensors, name: str) -> None:
+    """Raise CheckpointError if the head of a Hugging Face model is its embedding, against the
+    configuration: the config.json of a T5 does not say it."""
+    head = "lm_head.weight"
+    if head in tensors or all(weight.name != head for weight in table.weights):
+        return
+    if not isinstance(config.model.embedding, TiedEmbedding):
+        return  # the check of all weights says it
+    raise CheckpointError(
+        f"{shown_path(name)} has no {head}: if the model's head is its embedding, give "
+        "--model.embedding.tied true"
+    )
+
+
+def check_model(config: RunConfig, theirs: Any, load: str) -> None:
+    """Raise CheckpointError if weights were made for a model that computes something else.
+
+    Args:
+        theirs: Hugging Face's description of that model, as far as there is one. What it leaves
+            out is not compared; shapes are compared with the weights themselves.
+    """
+    if not isinstance(theirs, dict):
+        return
+    family = family_of(config)
+    ours, theirs = family.to_config_json(config), family.normalise(config, theirs)
+    for name in sorted(ours.keys() & theirs.keys() - _IGNORED):
+        if theirs[name] is not None and theirs[name] != ours[name]:
+            raise CheckpointError(
+                f"the weights in {shown_path(load)} belong to a model with {name} "
+                f"{shown_name(theirs[name], 35)}, but the configuration has "
+                f"{shown_name(ours[name], 35)}: use the configuration they were made with"
+            )
+
+
+def check_fit(
+    table: WeightTable,
+    files: ModelTensors,
+    names: Iterable[str],
+    load: str,
+    elsewhere: Collection[str] = (),
+) -> None:
+    """Raise CheckpointError unless the weights `names` of `files` are those of the model, together
+    with those that are `elsewhere`."""
+    specs = {name: files.spec(name) for name in names}
+    packed = parts_of_blocks(specs)
+    wrong = [n for n, spec in specs.items() if spec.dtype.name not in _FLOATS and n not in packed]
+    if wrong:
+        raise CheckpointError(
+            f"{wrong[0]} in {load} is {specs[wrong[0]].dtype.name}, but weights are one of "
+            f"{', '.join(_FLOATS)}"
+        )
+    try:
+        others = {w.name: w.shape for w in table.weights if w.name in elsewhere}
+        table.check_shapes(others | {name: spec.shape for name, spec in specs.items()})
+    except ValueError as error:
+        raise CheckpointError(f"{load}: {error}") from error
+
+
+class Finite(Lazy[np.ndarray]):
+    """Some of the tensors in a place, which raise CheckpointError when one with NaN or infinity is
+    read, unless that is allowed."""
+
+    concurrent: ClassVar[bool] = True
+    """Several threads may read some at a time."""
+
+    def __init__(
+        self, config: RunConfig, tensors: Tensors, load: str, names: Iterable[str] | None = None
+    ) -> None:
+        """Args: `names`: of those that there are; None: all."""
+        super().__init__(dict.fromkeys(tensors if names is None else names))
+        self._allowed, self._tensors, self._load = config.checkpoint.nonfinite, tensors, load
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._checked(name, self._tensors[name])
+
+    def some(self, name: str, wanted: Sequence[Part]) -> np.ndarray:
+        """Like `PartialReader`."""
+        if not isinstance(self._tensors, PartialReader):
+            return self[name]
+        return self._checked(name, self._tensors.some(name, wanted))
+
+    def _checked(self, name: str, array: np.ndarray) -> np.ndarray:
+        if not self._allowed and not np.isfinite(array).all():
+            raise CheckpointError(
+                f"{name} in {self._load} has NaN or infinity: take weights of an earlier step, or "
+                "accept them by --checkpoint.nonfinite"
+            )
+        return array

@@ -1,0 +1,138 @@
+"""The weights of a model: those in a folder of Hugging Face's, in a checkpoint, or in both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from checkpoints import Checkpoint, CheckpointError, TensorFiles, has_checkpoint, load_checkpoint
+from config.errors import UserError
+from config.sections import RunConfig
+from files.json_files import Fields
+from files.shown import shown_path
+from huggingface.folders import hf_description, read_hf_directory
+from huggingface.models import RANDOM, local_model
+from huggingface.peft_files import AdapterTensors
+from huggingface.wrappers import TextTensors, text_part, wrapper_of
+from modelling.spec import family_of
+from modelling.weights import FP8, OPTIMIZER, WeightTable
+from modelling.weights.merging import begun
+from modelling.weights.row import is_of_adapter, is_trained
+from run.checks import Finite, ModelTensors, Tensors, check_fit, check_head, check_model
+from run.frozen_base import Base, Verified
+from run.over import Over
+from terminal.screen import say
+
+MODEL = "model"
+"""Name under which a checkpoint's metadata have Hugging Face's description of its model."""
+
+
+def whole_weights(
+    config: RunConfig, checkpoint: Checkpoint, table: WeightTable, load: str
+) -> Tensors:
+    """All weights of a checkpoint's model, each read when it is asked for.
+
+    Raises:
+        CheckpointError: they do not fit the configuration, or those that the checkpoint does not
+            hold cannot be had.
+    """
+    tensors, names = checkpoint.tensors, weight_names(checkpoint)
+    if table.only(is_of_adapter).weights and not has_adapters(table, checkpoint):
+        return adapted(config, table, whole_weights(config, checkpoint, table.base, load))
+    check_model(config, checkpoint.metadata.get(MODEL), load)
+    base = Base.saved(metadata_of(checkpoint))
+    frozen = {} if base is None else base.sha256 or {}
+    check_fit(table, tensors, names, load, frozen)
+    own = Finite(config, tensors, load, names)
+    return with_base(config, own, checkpoint, table, load)
+
+
+def model_weights(config: RunConfig, table: WeightTable, name: str) -> tuple[Tensors, str]:
+    """The weights of a Hugging Face model, and its fingerprint."""
+    folder = local_model(name)
+    description = hf_description(folder)
+    tensors = _language_model(read_hf_directory(folder), description, name)
+    if isinstance(tensors, TextTensors):
+        description = text_part(Fields(description, name), tensors).data
+    check_model(config, description, name)
+    base = table.base
+    check_head(config, base, tensors, name)
+    check_fit(base, tensors, tensors, name)
+    weights = adapted(config, table, Finite(config, base.renamed(tensors), name))
+    return weights, tensors.fingerprint()
+
+
+def _language_model(
+    files: TensorFiles, description: dict[str, Any] | None, name: str
+) -> ModelTensors:
+    """The weights in a model's files, or those of its text part."""
+    kind = wrapper_of(description or {})
+    if kind is None:
+        return files
+    tensors = TextTensors(files)
+    say(
+        f"{shown_path(name)} is a {kind}: its text part is read, the other {len(tensors.others)} "
+        "weights stay as they are"
+    )
+    return tensors
+
+
+def adapted(config: RunConfig, table: WeightTable, weights: Tensors) -> Tensors:
+    """The weights of a base model with those of the table's adapters: `adapter.load` has them, or
+    they begin."""
+    own, folder = table.only(is_of_adapter), config.adapter.load
+    if not own.weights:
+        return weights
+    if folder is None:
+        return Over(begun(table, weights, config.model.seed), weights)
+    alone = config.changed({"training.trained": None, "training.frozen": None})
+    own, files = family_of(config).weights(alone).only(is_trained), AdapterTensors(folder)
+    check_fit(own, files, files, folder)
+    return Over(Finite(config, own.renamed(files), folder), weights)
+
+
+def with_base(
+    config: RunConfig,
+    own: Tensors,
+    checkpoint: Checkpoint,
+    table: WeightTable,
+    load: str,
+    model: str | None = None,
+) -> Tensors:
+    """What a checkpoint holds, with the weights that it does not.
+
+    Args:
+        model: where the base is said to be.
+    """
+    base = Base.saved(metadata_of(checkpoint))
+    if base is None:
+        return own
+    place = config.checkpoint.base or model or base.name
+    try:
+        weights = _base_weights(config, table.base, place)
+    except UserError as error:
+        raise CheckpointError(
+            f"the run in {shown_path(load)} holds what it trained, and {shown_path(place)} the "
+            f"other weights, which cannot be had: {error}; --checkpoint.base says where they are"
+        ) from error
+    return Over(own, Verified(base, weights, (load, place)))
+
+
+def _base_weights(config: RunConfig, table: WeightTable, place: str) -> Tensors:
+    if place == RANDOM:
+        return table.initial(config.model.seed)
+    if has_checkpoint(place):
+        return whole_weights(config, load_checkpoint(place, verify=False), table, place)
+    return model_weights(config, table, place)[0]
+
+
+def has_adapters(table: WeightTable, checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint has some of the table's adapters; else it has what they are for."""
+    return any(w.name in checkpoint.tensors for w in table.only(is_of_adapter).weights)
+
+
+def weight_names(checkpoint: Checkpoint) -> list[str]:
+    return [n for n in checkpoint.tensors if not n.startswith((f"{OPTIMIZER}/", f"{FP8}/"))]
+
+
+def metadata_of(checkpoint: Checkpoint) -> Fields:
+    return Fields(checkpoint.metadata, f"the manifest of {shown_path(checkpoint.path)}")
