@@ -8,6 +8,7 @@ import random
 import signal
 import threading
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,26 +34,50 @@ ROOT = Path(__file__).parent
 # Under nohup and in the background a process ignores these, and so do those that it starts.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
-for cache in ("POPXL_CACHE_DIR", "POPART_CACHE_DIR"):
-    os.environ.pop(cache, None)
+for folder in ("POPXL_CACHE_DIR", "POPART_CACHE_DIR"):
+    os.environ.pop(folder, None)
 
 # What is compiled as for users everywhere: the engine.
 OPTIMISED = {"popxl", "popxl_addons", "popart", "popdist", "properties"}
 COMPILE_QUICKLY = "jax_disable_most_optimizations"
+OLD_EMITTERS = "xla_cpu_use_fusion_emitters"  # those before MLIR's take half the time
 KNOWN = 200  # executables that are kept for other tests; each takes some of a process's mappings
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Choose what XLA optimises. The application's tests judge its programs, which are the same
-    when LLVM takes a third of the time; some of them, marked `optimised`, run what users run."""
-    import jax
-
+    when XLA takes a third of the time; some of them, marked `optimised`, run what users run."""
     room = item.path.relative_to(ROOT).parts[0]
     marks = {mark.name for mark in item.iter_markers()}
-    quickly = room not in OPTIMISED and not marks & {"optimised", "slow"}
+    compile_quickly(room not in OPTIMISED and not marks & {"optimised", "slow"})
+
+
+def compile_quickly(quickly: bool) -> None:
+    """Choose it for this process and those that it starts."""
+    import jax
+
+    from popxl._devices import cpu
+
     jax.config.update(COMPILE_QUICKLY, quickly)
-    os.environ[COMPILE_QUICKLY.upper()] = str(int(quickly))  # for processes that a test starts
+    os.environ[COMPILE_QUICKLY.upper()] = str(int(quickly))
+    cpu.SWITCHES.pop(OLD_EMITTERS, None)
+    os.environ["XLA_FLAGS"] = xla_flags()
+    if quickly:
+        cpu.SWITCHES[OLD_EMITTERS] = False
+        os.environ["XLA_FLAGS"] += f" --{OLD_EMITTERS}=false"
+
+
+@cache
+def xla_flags() -> str:
+    """The flags of this process, which XLA reads once: what is set later is for others."""
+    from jaxlib import xla_client
+
+    from popxl._devices.mesh import prepare_environment
+
+    prepare_environment()
+    xla_client.CompileOptions()
+    return os.environ["XLA_FLAGS"]
 
 
 @pytest.fixture(autouse=True)

@@ -44,6 +44,7 @@ def test_a_bad_value_is_one_sentence(name, value, said, monkeypatch):
             " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0",
         ),
         ("XLA_FLAGS", " --xla_cpu_collective_call_terminate_timeout_seconds=1800"),
+        ("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false"),
         ("JAX_DISABLE_MOST_OPTIMIZATIONS", "1"),
         ("JAX_ENABLE_X64", "false"),
         ("JAX_PLATFORMS", "cpu"),
