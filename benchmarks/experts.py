@@ -1,15 +1,15 @@
 """What a mixture of experts costs beside a dense model of the same active work.
 
     python3 -m benchmarks.experts
-    python3 -m benchmarks.experts --experts 64 --tokens 4096 --rounds 9
+    python3 -m benchmarks.experts --tokens 8192 --micro_batches 8
     python3 -m benchmarks.experts --devices 2
 
 Trains two small Llama-shaped models by turns: layers of experts, of which each token works with a
 few, and feed-forward layers as wide as those few together. With tensor-parallel devices, a third:
 experts that are whole on one of them (`execution.expert_parallel`), not cut over all. Prints
-medians: of a step, and of what each further micro-batch adds to it, which is forward pass,
-recomputation and gradient. The rest of a step goes by the weights, and a mixture has more of them.
-Ends with one JSON line.
+medians: of a step with one micro-batch and with many, and of what each further one adds, which is
+forward pass, recomputation and gradient. The rest of a step goes by the weights, and a mixture has
+more of them. Ends with one JSON line.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import json
 import statistics
 import sys
 import time
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -33,7 +33,6 @@ from terminal.entry_point import entry_point
 from terminal.parser import Parser, count_option
 
 LENGTH, HEAD = 256, 64  # tokens of a sample, features of a head
-FEW, MANY = 1, 3  # micro-batches of the two programs of a model
 MIXTURE, DENSE, WHOLE = "mixture", "dense", "whole experts"
 
 
@@ -42,12 +41,14 @@ class Measurement:
     """Seconds of one model, medians over rounds.
 
     Attributes:
-        step: with the fewest micro-batches.
-        micro_batch: what a further one adds.
+        one: a step with one micro-batch.
+        many: a step with many.
+        further: what each further one adds.
     """
 
-    step: float
-    micro_batch: float
+    one: float
+    many: float
+    further: float
 
 
 def config_of(given: Namespace, kind: str, micro_batches: int) -> LlamaConfig:
@@ -96,10 +97,11 @@ class Trained:
 def measure(given: Namespace) -> dict[str, Measurement]:
     """Measure the models by turns."""
     kinds = [MIXTURE, DENSE, *([WHOLE] if given.devices > 1 else [])]
+    many = given.micro_batches
     programs = {
         (kind, count): Trained(config_of(given, kind, count))
         for kind in kinds
-        for count in (FEW, MANY)
+        for count in (1, many)
     }
     with ExitStack() as stack:
         for program in programs.values():
@@ -108,20 +110,31 @@ def measure(given: Namespace) -> dict[str, Measurement]:
         rounds = [{key: p.seconds() for key, p in programs.items()} for _ in range(given.rounds)]
     steps = {key: statistics.median(each[key] for each in rounds) for key in programs}
     return {
-        kind: Measurement(steps[kind, FEW], (steps[kind, MANY] - steps[kind, FEW]) / (MANY - FEW))
+        kind: Measurement(
+            steps[kind, 1], steps[kind, many], (steps[kind, many] - steps[kind, 1]) / (many - 1)
+        )
         for kind in kinds
     }
 
 
 def table(measured: dict[str, Measurement]) -> str:
-    """A line for each model, and the ratios of the others to the mixture."""
-    width, mixture = max(map(len, measured)), measured[MIXTURE]
-    lines = [f"{'':{width}}  step s   ratio  further micro-batch s   ratio"]
+    """A line for each model: seconds, each with its ratio to the dense model's."""
+    width = max(map(len, measured))
+    lines = [f"{'':{width}}" + "".join(f"{name:>9} s  ratio" for name in asdict(measured[DENSE]))]
     for kind, m in measured.items():
-        step, further = m.step / mixture.step, m.micro_batch / mixture.micro_batch
-        seconds = f"{m.step:6.3f}  {step:6.2f}  {m.micro_batch:21.3f}  {further:6.2f}"
-        lines.append(f"{kind:{width}}  {seconds}")
+        pairs = zip(asdict(m).values(), asdict(measured[DENSE]).values(), strict=True)
+        lines.append(
+            f"{kind:{width}}" + "".join(f"{own:11.3f}  {own / of:5.2f}" for own, of in pairs)
+        )
     return "\n".join(lines)
+
+
+def several(text: str) -> int:
+    """The type of an option that is a number from 2."""
+    number = count_option(text)
+    if number < 2:
+        raise ArgumentTypeError("must be 2 or more, not 1")
+    return number
 
 
 @entry_point()
@@ -131,6 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     defaults = {"layers": 2, "experts": 128, "chosen": 8, "hidden": 512, "inner": 128}
     for name, default in {**defaults, "tokens": 2048, "rounds": 5, "devices": 1}.items():
         parser.add_argument(f"--{name}", type=count_option, default=default)
+    parser.add_argument("--micro_batches", type=several, default=3, help="of a step with many")
     given = parser.parse_args(arguments)
     measured = measure(given)
     print(table(measured))
