@@ -40,7 +40,7 @@ for folder in ("POPXL_CACHE_DIR", "POPART_CACHE_DIR"):
 # What is compiled as for users everywhere: the engine.
 OPTIMISED = {"popxl", "popxl_addons", "popart", "popdist", "properties"}
 COMPILE_QUICKLY = "jax_disable_most_optimizations"
-OLD_EMITTERS = "xla_cpu_use_fusion_emitters"  # those before MLIR's take half the time
+OLD_EMITTERS = "xla_cpu_use_fusion_emitters"  # false: half the time; casts to fnuz types are wrong
 KNOWN = 200  # executables that are kept for other tests; each takes some of a process's mappings
 
 
