@@ -100,20 +100,25 @@ class Flow:
         return sum(self.loading) + sum(self.storing)
 
     def seconds(self) -> float:
-        """Of a run."""
-        ends, arrived, left, link = [0.0], 0.0, 0.0, self.rates.host_link
+        """Of a run. Conditions stand where max and min would take most of the time."""
+        end = arrived = left = 0.0
+        ends, half, link = [end], self.window / 2, self.rates.host_link
         first = ahead = 0  # what is loaded begins with stage `first`, and is so many bytes ahead
-        for stage, loads in enumerate(self.loads):
+        stages = zip(self.loads, self.loading, self.computing, self.storing, strict=True)
+        for stage, (loads, loading, computing, storing) in enumerate(stages):
             ahead += loads if stage else 0
-            backlog = min(max(left - ends[-1], 0.0) * link, self.window / 2)
-            while first < stage and ahead > self.window - backlog:
+            backlog = (left - end) * link if left > end else 0.0
+            room = self.window - (half if backlog > half else backlog)
+            while ahead > room and first < stage:
                 first += 1
                 ahead -= self.loads[first]
-            arrived = max(arrived, ends[first]) + self.loading[stage]
-            start = max(ends[-1], arrived, left - self.window / link)
-            ends.append(start + self.computing[stage])
-            left = max(left, ends[-1]) + self.storing[stage]
-        return max(ends[-1], left)
+            arrived = (arrived if arrived > ends[first] else ends[first]) + loading
+            start = arrived if arrived > end else end
+            behind = left - self.window / link
+            end = (start if start > behind else behind) + computing
+            ends.append(end)
+            left = (left if left > end else end) + storing
+        return max(end, left)
 
 
 def _stages(

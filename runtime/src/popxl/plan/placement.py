@@ -194,7 +194,7 @@ def _choose(groups: Sequence[_Group], flow: Flow, room: int) -> None:
     What a group saves changes little with one choice. Between rounds it is reckoned anew only where
     its turn seems to have come (Minoux, "Accelerated greedy algorithms", 1978).
     """
-    most, left, chosen = int(room * _STEP), room, 0
+    most, left, chosen, now = int(room * _STEP), room, 0, _cost(flow)
     anew = [(-math.inf, -1, i) for i in range(len(groups))]
     waiting = [*anew]  # cost of a byte, as of which choice, and the group
     while waiting:
@@ -204,13 +204,12 @@ def _choose(groups: Sequence[_Group], flow: Flow, room: int) -> None:
             continue
         entries = groups[i].entries(groups[i].kept, count)
         if reckoned < chosen:
-            now = _cost(flow)
             with flow.without(entries):
                 heappush(waiting, ((_cost(flow) - now) / nbytes, chosen, i))
             continue
         flow.move(entries, -1)
         groups[i].kept += count
-        left, chosen = left - nbytes, chosen + 1
+        left, chosen, now = left - nbytes, chosen + 1, _cost(flow)
         if chosen % _ROUND:
             heappush(waiting, (cost, -1, i))
         else:
