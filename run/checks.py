@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,10 +16,9 @@ from files.shown import shown_name, shown_path
 from huggingface.peft_files import AdapterTensors
 from huggingface.wrappers import TextTensors
 from modelling.spec import family_of
-from modelling.weights import WeightTable
+from modelling.weights import Arrays, WeightTable
 from modelling.weights.mxfp4 import parts_of_blocks
 
-Tensors = Mapping[str, np.ndarray]
 ModelTensors = TensorFiles | TextTensors | AdapterTensors
 
 _FLOATS = ("float32", "float16", "bfloat16", "float64")
@@ -31,7 +30,7 @@ _IGNORED = {
 """Entries of a description that do not affect what the weights compute."""
 
 
-def check_head(config: RunConfig, table: WeightTable, tensors: Tensors, name: str) -> None:
+def check_head(config: RunConfig, table: WeightTable, tensors: Arrays, name: str) -> None:
     """Raise CheckpointError if the head of a Hugging Face model is its embedding, against the
     configuration: the config.json of a T5 does not say it."""
     head = "lm_head.weight"
@@ -97,7 +96,7 @@ class Finite(Lazy[np.ndarray]):
     """Several threads may read some at a time."""
 
     def __init__(
-        self, config: RunConfig, tensors: Tensors, load: str, names: Iterable[str] | None = None
+        self, config: RunConfig, tensors: Arrays, load: str, names: Iterable[str] | None = None
     ) -> None:
         """Args: `names`: of those that there are; None: all."""
         super().__init__(dict.fromkeys(tensors if names is None else names))

@@ -15,10 +15,9 @@ from checkpoints.tensor_files import readers
 from files.json_files import Fields
 from files.lazy import Lazy
 from files.shown import shown_path
+from modelling.weights import Arrays
 
 _BASE = "base"  # among a checkpoint's metadata
-
-Tensors = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Base:
         saved = metadata.object(_BASE)
         return cls(saved.text("name"), saved.texts("sha256"))
 
-    def known(self, tensors: Tensors, names: Sequence[str]) -> Base:
+    def known(self, tensors: Arrays, names: Sequence[str]) -> Base:
         """The base of these weights alone, with digests.
 
         Args:
@@ -73,7 +72,7 @@ class Verified(Lazy[np.ndarray]):
     concurrent: ClassVar[bool] = True
     """Several threads may read some at a time."""
 
-    def __init__(self, base: Base, weights: Tensors, what: tuple[str, str]) -> None:
+    def __init__(self, base: Base, weights: Arrays, what: tuple[str, str]) -> None:
         self._sha256, self._weights, self._what = base.sha256 or {}, weights, what
         super().__init__(self._sha256)
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
 
 from checkpoints.parts import Part, PartialReader
 from files.lazy import Lazy
-
-Tensors = Mapping[str, np.ndarray]
+from modelling.weights import Arrays
 
 
 class Over(Lazy[np.ndarray]):
@@ -19,7 +18,7 @@ class Over(Lazy[np.ndarray]):
     concurrent: ClassVar[bool] = True
     """Several threads may read some at a time."""
 
-    def __init__(self, own: Tensors, below: Tensors) -> None:
+    def __init__(self, own: Arrays, below: Arrays) -> None:
         self._own, self._below = own, below
         super().__init__(dict.fromkeys([*below, *own]))
 

@@ -15,11 +15,10 @@ from files.errors import WriteError
 from files.run_folder import RunFolder
 from files.shown import shown_path
 from files.writing import remove_drafts, write_file
+from modelling.weights import Arrays
 from run.over import Over
 from run.start import Start
 from terminal.screen import say
-
-Tensors = Mapping[str, np.ndarray]
 
 _FORMAT = "1"
 """Changes when the same weights would be packed otherwise."""
@@ -27,7 +26,7 @@ _FORMAT = "1"
 _DIGEST = "sha256"  # a tensor of a file: of the others
 
 
-def with_packed_base(config: RunConfig, start: Start) -> Tensors:
+def with_packed_base(config: RunConfig, start: Start) -> Arrays:
     """The tensors that a run starts from, of which those in few bits come from its cache."""
     save, shared = config.checkpoint.save, config.execution.packed
     if config.model.few_bits is None or not (save or shared):
@@ -44,7 +43,7 @@ class PackedBase(Over):
     never taken for it. A damaged one is made again.
     """
 
-    def __init__(self, tensors: Tensors, known: Mapping[str, str], folder: Path) -> None:
+    def __init__(self, tensors: Arrays, known: Mapping[str, str], folder: Path) -> None:
         """Args: `known`: digests of tensors, which are not read if their file is there."""
         super().__init__(tensors, {})
         self._known, self._folder = known, folder
@@ -52,7 +51,7 @@ class PackedBase(Over):
             remove_drafts(folder)
 
     def packed(
-        self, names: Sequence[str], form: str, make: Callable[[Tensors], Sequence[np.ndarray]]
+        self, names: Sequence[str], form: str, make: Callable[[Arrays], Sequence[np.ndarray]]
     ) -> Sequence[np.ndarray]:
         """See `modelling.quantisation.KeepsPacked`."""
         read = {name: self[name] for name in names if name not in self._known}

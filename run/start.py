@@ -22,9 +22,9 @@ from config.sections import RunConfig
 from files.json_files import Fields
 from files.shown import shown_name, shown_path
 from huggingface.models import RANDOM
-from modelling.weights import FP8, OPTIMIZER, WeightTable
+from modelling.weights import FP8, OPTIMIZER, Arrays, WeightTable
 from modelling.weights.state_forms import in_form, kept_state
-from run.checks import Finite, Tensors
+from run.checks import Finite
 from run.frozen_base import Base
 from run.weights import (
     adapted,
@@ -60,7 +60,7 @@ class Start:
         reload: finds the start anew.
     """
 
-    tensors: Tensors
+    tensors: Arrays
     step: int = 0
     data: dict[str, Any] | None = None
     source: str = "random weights"
@@ -191,8 +191,8 @@ def _continued(
 
 
 def _in_form(
-    config: RunConfig, tensors: Tensors, files: TensorFiles, table: WeightTable, folder: str
-) -> Tensors:
+    config: RunConfig, tensors: Arrays, files: TensorFiles, table: WeightTable, folder: str
+) -> Arrays:
     """The tensors of a checkpoint with optimizer state as the run keeps it.
 
     Raises:
@@ -275,7 +275,7 @@ def _load_weights(config: RunConfig, table: WeightTable) -> Start:
     return replace(start, step=checkpoint.step)
 
 
-def _with_scales(config: RunConfig, weights: Tensors, tensors: Tensors, load: str) -> Tensors:
+def _with_scales(config: RunConfig, weights: Arrays, tensors: Arrays, load: str) -> Arrays:
     names = [n for n in tensors if n.startswith(f"{FP8}/")]
     if not names:
         raise _no_scales(load)
@@ -300,7 +300,7 @@ def _check_adapter(
 
 
 def _of_checkpoint(
-    checkpoint: Checkpoint, table: WeightTable, weights: Tensors, source: str
+    checkpoint: Checkpoint, table: WeightTable, weights: Arrays, source: str
 ) -> Start:
     """A start from the weights of a checkpoint alone. The base is the checkpoint's own if that has
     all weights that are not trained, else the checkpoint."""

@@ -14,10 +14,10 @@ from huggingface.models import RANDOM, local_model
 from huggingface.peft_files import AdapterTensors
 from huggingface.wrappers import TextTensors, text_part, wrapper_of
 from modelling.spec import family_of
-from modelling.weights import FP8, OPTIMIZER, WeightTable
+from modelling.weights import FP8, OPTIMIZER, Arrays, WeightTable
 from modelling.weights.merging import begun
 from modelling.weights.row import is_of_adapter, is_trained
-from run.checks import Finite, ModelTensors, Tensors, check_fit, check_head, check_model
+from run.checks import Finite, ModelTensors, check_fit, check_head, check_model
 from run.frozen_base import Base, Verified
 from run.over import Over
 from terminal.screen import say
@@ -28,7 +28,7 @@ MODEL = "model"
 
 def whole_weights(
     config: RunConfig, checkpoint: Checkpoint, table: WeightTable, load: str
-) -> Tensors:
+) -> Arrays:
     """All weights of a checkpoint's model, each read when it is asked for.
 
     Raises:
@@ -46,7 +46,7 @@ def whole_weights(
     return with_base(config, own, checkpoint, table, load)
 
 
-def model_weights(config: RunConfig, table: WeightTable, name: str) -> tuple[Tensors, str]:
+def model_weights(config: RunConfig, table: WeightTable, name: str) -> tuple[Arrays, str]:
     """The weights of a Hugging Face model, and its fingerprint."""
     folder = local_model(name)
     description = hf_description(folder)
@@ -76,7 +76,7 @@ def _language_model(
     return tensors
 
 
-def adapted(config: RunConfig, table: WeightTable, weights: Tensors) -> Tensors:
+def adapted(config: RunConfig, table: WeightTable, weights: Arrays) -> Arrays:
     """The weights of a base model with those of the table's adapters: `adapter.load` has them, or
     they begin."""
     own, folder = table.only(is_of_adapter), config.adapter.load
@@ -92,12 +92,12 @@ def adapted(config: RunConfig, table: WeightTable, weights: Tensors) -> Tensors:
 
 def with_base(
     config: RunConfig,
-    own: Tensors,
+    own: Arrays,
     checkpoint: Checkpoint,
     table: WeightTable,
     load: str,
     model: str | None = None,
-) -> Tensors:
+) -> Arrays:
     """What a checkpoint holds, with the weights that it does not.
 
     Args:
@@ -117,7 +117,7 @@ def with_base(
     return Over(own, Verified(base, weights, (load, place)))
 
 
-def _base_weights(config: RunConfig, table: WeightTable, place: str) -> Tensors:
+def _base_weights(config: RunConfig, table: WeightTable, place: str) -> Arrays:
     if place == RANDOM:
         return table.initial(config.model.seed)
     if has_checkpoint(place):
