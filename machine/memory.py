@@ -82,13 +82,13 @@ def check_least(config: RunConfig) -> None:
 def check_memory(
     ir: popxl.Ir,
     device_desc: DeviceDesc,
-    lender: int | None = None,
+    lender_bytes: int | None = None,
     room: int | None = None,
 ) -> None:
     """Raise NotEnoughMemoryError if the state of a program does not fit host or devices.
 
     Args:
-        lender: bytes of host memory that the program takes which lends this one its weights; None:
+        lender_bytes: of host memory, what the program takes that lends this one its weights; None:
             its weights are its own.
         room: bytes of host memory for this process; None: what is free.
 
@@ -98,9 +98,9 @@ def check_memory(
     instances = popdist.getNumInstances()
     device = popxl.plan.device_memory(device_desc, ir.replication_factor, instances)
     stored, replicas = popxl.plan.storage_of(ir), ir.instance_replication_factor
-    needs = {"remote buffers": (stored.remote - lent_bytes(ir, lender)) * replicas}
-    if lender:
-        needs["the other program"] = lender
+    needs = {"remote buffers": (stored.remote - borrowed_bytes(ir, lender_bytes)) * replicas}
+    if lender_bytes:
+        needs["the other program"] = lender_bytes
     available = host_memory() if room is None else room
     if device is None:  # devices share the host's memory
         needs["the devices' variables"] = (stored.variables + stored.streams) * replicas
@@ -114,10 +114,10 @@ def check_memory(
         compare("device", on_device | {"host streams": plan.streams}, device)
 
 
-def lent_bytes(ir: popxl.Ir, lender: int | None) -> int:
+def borrowed_bytes(ir: popxl.Ir, lender_bytes: int | None) -> int:
     """Bytes of the weights in remote buffers, on one replica, that another program lends; 0 if
-    `lender`, as for `check_memory`, is None."""
-    if lender is None:
+    `lender_bytes`, as for `check_memory`, is None."""
+    if lender_bytes is None:
         return 0
     return sum(
         math.prod(b.tensor_shape) * b.tensor_dtype.itemsize * (b.entries - len(b.filed))

@@ -15,7 +15,7 @@ import popdist
 import popxl
 from config.sections import RunConfig
 from machine.devices import device_desc
-from machine.memory import NotEnoughMemoryError, check_memory, compare, host_memory, lent_bytes
+from machine.memory import NotEnoughMemoryError, borrowed_bytes, check_memory, compare, host_memory
 
 KINDS = ("moments", "gradients", "", "weights")
 """`RemoteBuffer.kind` in the order of going to disk; "": all others, activations and inputs."""
@@ -31,27 +31,29 @@ WINDOWS = 4 * popxl.plan.DISK_WINDOW
 memory, and arrays."""
 
 
-def place(config: RunConfig, ir: popxl.Ir, lender: int | None = None) -> None:
+def place(config: RunConfig, ir: popxl.Ir, lender_bytes: int | None = None) -> None:
     """Put what host memory cannot hold on disk, if `execution.disk` names a folder.
 
     Args:
-        lender: see `machine.memory.check_memory`; what it lends stays where it is.
+        lender_bytes: see `machine.memory.check_memory`; what is lent stays where it is.
 
     Host memory is what is free, or `execution.host_memory`. Where devices are virtual, what they
     hold is in it as well.
     """
     if config.execution.disk is not None:
-        _spill_over(config, ir, lender)
+        _spill_over(config, ir, lender_bytes)
 
 
-def place_compiled(config: RunConfig, session: popxl.Session, lender: int | None = None) -> None:
+def place_compiled(
+    config: RunConfig, session: popxl.Session, lender_bytes: int | None = None
+) -> None:
     """Put more on disk if the compiled program takes more memory than `place` expected. Before the
     session is entered, as state is placed then; arguments as for `place`."""
     if config.execution.disk is not None and _shares_host_memory(config, session.ir):
-        _spill_over(config, session.ir, lender, session.memory_use().device)
+        _spill_over(config, session.ir, lender_bytes, session.memory_use().device)
 
 
-def check_placed(config: RunConfig, ir: popxl.Ir, lender: int | None = None) -> None:
+def check_placed(config: RunConfig, ir: popxl.Ir, lender_bytes: int | None = None) -> None:
     """Check that a program fits as it is placed; arguments as for `place`.
 
     Raises:
@@ -59,14 +61,14 @@ def check_placed(config: RunConfig, ir: popxl.Ir, lender: int | None = None) -> 
         NotEnoughMemoryError: it does not; with the bytes of a disk that would help, if one would.
     """
     desc = device_desc(config)
-    check_limit(config, ir, lender)
+    check_limit(config, ir, lender_bytes)
     try:
-        check_memory(ir, desc, lender)
+        check_memory(ir, desc, lender_bytes)
     except NotEnoughMemoryError as error:
         if error.place == "host" and config.execution.disk is None:
-            _spill_over(config, ir, lender)  # nobody will run this program
+            _spill_over(config, ir, lender_bytes)  # nobody will run this program
             with suppress(NotEnoughMemoryError):
-                check_memory(ir, desc, lender)
+                check_memory(ir, desc, lender_bytes)
                 replicas = ir.instance_replication_factor
                 error.disk = popxl.plan.storage_of(ir).disk * replicas
         raise
@@ -77,7 +79,7 @@ def windows(config: RunConfig) -> int:
     return WINDOWS * 3 // 4 if config.model.eval else WINDOWS
 
 
-def check_limit(config: RunConfig, ir: popxl.Ir, lender: int | None) -> None:
+def check_limit(config: RunConfig, ir: popxl.Ir, lender_bytes: int | None) -> None:
     """Check that a process stays within `execution.host_memory`, with all on disk that can be.
 
     Raises:
@@ -90,8 +92,8 @@ def check_limit(config: RunConfig, ir: popxl.Ir, lender: int | None) -> None:
     parts = {
         "the program": PROCESS,
         "what is on its way to and from the disk": windows(config) if stored.disk else 0,
-        "buffers": (stored.remote - lent_bytes(ir, lender)) * replicas,
-        "the other program": lender or 0,
+        "buffers": (stored.remote - borrowed_bytes(ir, lender_bytes)) * replicas,
+        "the other program": lender_bytes or 0,
     }
     if _shares_host_memory(config, ir):
         parts["the devices' variables and intermediate values"] = (
@@ -107,30 +109,30 @@ def _shares_host_memory(config: RunConfig, ir: popxl.Ir) -> bool:
 
 
 def _spill_over(
-    config: RunConfig, ir: popxl.Ir, lender: int | None, device: int | None = None
+    config: RunConfig, ir: popxl.Ir, lender_bytes: int | None, device: int | None = None
 ) -> None:
     """Args: `device`: bytes on a device; None: what is estimated."""
     room = host_room(config)
     if room is None:
         return
-    room -= lender or 0
+    room -= lender_bytes or 0
     if _shares_host_memory(config, ir):
         device = popxl.plan.plan_of(ir).device if device is None else device
         room -= device * ir.instance_replication_factor
-    spill(ir, room, ir.instance_replication_factor, lender)
+    spill(ir, room, ir.instance_replication_factor, lender_bytes)
 
 
-def spill(ir: popxl.Ir, room: int, replicas: int, lender: int | None = None) -> None:
+def spill(ir: popxl.Ir, room: int, replicas: int, lender_bytes: int | None = None) -> None:
     """Put on disk what a process's state takes beyond so many bytes.
 
     Args:
         replicas: of the process.
-        lender: as for `place`.
+        lender_bytes: as for `place`.
     """
     storage = popxl.plan.storage_of(ir)
-    stored = (storage.remote - lent_bytes(ir, lender)) * replicas + PROCESS
+    stored = (storage.remote - borrowed_bytes(ir, lender_bytes)) * replicas + PROCESS
     if stored + (WINDOWS if storage.disk else 0) > room:
-        kinds = [kind for kind in KINDS if lender is None or kind != "weights"]
+        kinds = [kind for kind in KINDS if lender_bytes is None or kind != "weights"]
         _spill(ir, kinds, stored + WINDOWS - room, replicas)
 
 

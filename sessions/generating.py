@@ -49,8 +49,8 @@ class Inference(RunningModel):
         family = family or family_of(config)
         config = replace(config, model=replace(config.model, eval=True))
         self._strategy = strategy_of(config) if strategy is None else strategy
-        stored = None if lender is None else lender.stored
-        self.program = generation_program(config, family, self._strategy, stored, piecewise)
+        lender_bytes = None if lender is None else lender.stored
+        self.program = generation_program(config, family, self._strategy, lender_bytes, piecewise)
         self._sharding = BatchSharding.of(config, self.program.ir.num_host_transfers)
         table, program_variables = family.weights(config), self.program.variables
         variables: Variables

@@ -48,13 +48,13 @@ class RunningModel:
         self.config, self._table, self.variables, self._lender = config, table, variables, lender
         if config.execution.host_memory is not None:
             return_blocks()
-        stored = None if lender is None else lender.stored
-        place(config, ir, stored)
-        check_placed(config, ir, stored)
+        lender_bytes = None if lender is None else lender.stored
+        place(config, ir, lender_bytes)
+        check_placed(config, ir, lender_bytes)
         self.session = popxl.Session(
             ir, device_desc(config), weights_to_host_on_exit=False, disk=config.execution.disk
         )
-        place_compiled(config, self.session, stored)
+        place_compiled(config, self.session, lender_bytes)
 
     @property
     def stored(self) -> int:

@@ -21,7 +21,7 @@ def generation_program(
     config: RunConfig,
     family: ModelFamily,
     strategy: Strategy,
-    lender: int | None = None,
+    lender_bytes: int | None = None,
     piecewise: bool = False,
 ) -> GenerationProgram:
     """The program that `generation.weights` asks for; auto: the resident one if it fits, else the
@@ -29,7 +29,7 @@ def generation_program(
 
     Args:
         config: with `model.eval` set.
-        lender: see `machine.memory.check_memory`.
+        lender_bytes: see `machine.memory.check_memory`.
         piecewise: each run of the resident program writes one token.
 
     Raises:
@@ -39,14 +39,14 @@ def generation_program(
     if wanted != "streamed":
         build = build_piecewise if piecewise else build_generation
         resident = build(config, family.generator, strategy)
-        if wanted != "auto" or _fits(resident, config, lender):
+        if wanted != "auto" or _fits(resident, config, lender_bytes):
             return resident
     return build_streamed(config, family.generator, family.weights(config), strategy)
 
 
-def _fits(program: GenerationProgram, config: RunConfig, lender: int | None) -> bool:
+def _fits(program: GenerationProgram, config: RunConfig, lender_bytes: int | None) -> bool:
     try:
-        check_memory(program.ir, device_desc(config), lender, room=host_room(config))
+        check_memory(program.ir, device_desc(config), lender_bytes, room=host_room(config))
     except NotEnoughMemoryError:
         return False
     return True
