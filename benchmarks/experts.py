@@ -1,7 +1,7 @@
 """What a mixture of experts costs beside a dense model of the same active work.
 
     python3 -m benchmarks.experts
-    python3 -m benchmarks.experts --tokens 8192 --micro_batches 8
+    python3 -m benchmarks.experts --tokens 8192 --further 7
     python3 -m benchmarks.experts --devices 2
 
 Trains two small Llama-shaped models by turns: layers of experts, of which each token works with a
@@ -18,7 +18,7 @@ import json
 import statistics
 import sys
 import time
-from argparse import ArgumentTypeError, Namespace
+from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -97,7 +97,7 @@ class Trained:
 def measure(given: Namespace) -> dict[str, Measurement]:
     """Measure the models by turns."""
     kinds = [MIXTURE, DENSE, *([WHOLE] if given.devices > 1 else [])]
-    many = given.micro_batches
+    many = 1 + given.further
     programs = {
         (kind, count): Trained(config_of(given, kind, count))
         for kind in kinds
@@ -111,7 +111,7 @@ def measure(given: Namespace) -> dict[str, Measurement]:
     steps = {key: statistics.median(each[key] for each in rounds) for key in programs}
     return {
         kind: Measurement(
-            steps[kind, 1], steps[kind, many], (steps[kind, many] - steps[kind, 1]) / (many - 1)
+            steps[kind, 1], steps[kind, many], (steps[kind, many] - steps[kind, 1]) / given.further
         )
         for kind in kinds
     }
@@ -129,22 +129,14 @@ def table(measured: dict[str, Measurement]) -> str:
     return "\n".join(lines)
 
 
-def several(text: str) -> int:
-    """The type of an option that is a number from 2."""
-    number = count_option(text)
-    if number < 2:
-        raise ArgumentTypeError("must be 2 or more, not 1")
-    return number
-
-
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = Parser(description=__doc__.partition("\n")[0])
     defaults = {"layers": 2, "experts": 128, "chosen": 8, "hidden": 512, "inner": 128}
-    for name, default in {**defaults, "tokens": 2048, "rounds": 5, "devices": 1}.items():
+    defaults |= {"tokens": 2048, "further": 2, "rounds": 5, "devices": 1}
+    for name, default in defaults.items():
         parser.add_argument(f"--{name}", type=count_option, default=default)
-    parser.add_argument("--micro_batches", type=several, default=3, help="of a step with many")
     given = parser.parse_args(arguments)
     measured = measure(given)
     print(table(measured))
