@@ -47,8 +47,8 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; name another with: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 
-# The stamps make an installation happen once, and again when the requirements change. Python compiles
-# what tests import when they do; all that is installed would take minutes.
+# The stamps make an installation happen once, and again when the requirements change. Tests import
+# a fraction of what is installed: Python compiles that when they do.
 $(RUN_READY): requirements.txt runtime/pyproject.toml | $(BIN)/python
 	$(PIP_INSTALL) -r requirements.txt
 	@touch $@

@@ -40,14 +40,14 @@ for folder in ("POPXL_CACHE_DIR", "POPART_CACHE_DIR"):
 # What is compiled as for users everywhere: the engine.
 OPTIMISED = {"popxl", "popxl_addons", "popart", "popdist", "properties"}
 COMPILE_QUICKLY = "jax_disable_most_optimizations"
-OLD_EMITTERS = "xla_cpu_use_fusion_emitters"  # false: half the time; casts to fnuz types are wrong
+OLD_EMITTERS = "xla_cpu_use_fusion_emitters"  # false: they are quicker; casts to fnuz are wrong
 KNOWN = 200  # executables that are kept for other tests; each takes some of a process's mappings
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Choose what XLA optimises. The application's tests judge its programs, which are the same
-    when XLA takes a third of the time; some of them, marked `optimised`, run what users run."""
+    where XLA optimises little; some of them, marked `optimised`, run what users run."""
     room = item.path.relative_to(ROOT).parts[0]
     marks = {mark.name for mark in item.iter_markers()}
     compile_quickly(room not in OPTIMISED and not marks & {"optimised", "slow"})
