@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ import yaml
 
 import popxl
 from benchmarks.bandwidth import bandwidths
+from benchmarks.device_trace import streams
 from config.errors import UserError
 from config.families import config_class_of
 from config.machines import Machine, machine, machine_of_kind
@@ -31,6 +34,7 @@ from config.presets import load_config, preset_data
 from config.sections import RunConfig
 from data.batches import Loader
 from machine.devices import device_desc, platform
+from machine.here import machine_here
 from machine.matrix_rate import matrix_rate
 from machine.memory import NotEnoughMemoryError, check_least, host_memory
 from modelling.spec import family_of
@@ -113,7 +117,7 @@ def _configured(given: argparse.Namespace, kind: str) -> RunConfig:
 
 
 def _train(config: RunConfig, runs: int) -> Facts:
-    family = family_of(config)
+    family, on = family_of(config), _machine(config)
     start = time.perf_counter()
     model = FineTuning(config, family)
     compiled = time.perf_counter() - start
@@ -132,7 +136,33 @@ def _train(config: RunConfig, runs: int) -> Facts:
     if moving:  # the fraction that takes no time of its own as it runs
         measured["hidden_transfers"] = min(max((apart.seconds - step) / moving, 0.0), 1.0)
     measured["peak_device_bytes"] = hardware.peak_device_bytes(device_desc(config), config.replicas)
-    return {"measured": measured} | _predicted(config, finetuning_needs)
+    return {"measured": measured} | _predicted(config, on, finetuning_needs)
+
+
+def trace(given: argparse.Namespace) -> Facts:
+    """What the streams do in a training step."""
+    return _smaller_until_it_fits(given, "finetuning", _traced)
+
+
+def _traced(config: RunConfig, runs: int) -> Facts:
+    family, on = family_of(config), _machine(config)
+    model = FineTuning(config, family)
+    samples = config.training.global_batch_size
+    loader = Loader.of(config, family.sample_format.generated(config, 4 * samples, None))
+    model.write(weights(family.weights(config)))
+    with model, TemporaryDirectory() as folder:
+        for step in range(runs + 1):
+            _step(model, loader, step)
+        model.session.settle()
+        with hardware.profiled(folder):
+            _step(model, loader, runs + 1)
+            model.session.settle()
+        found = streams(Path(folder))
+    measured: Facts = {"seconds": found.seconds, "computing": found.computing}
+    for way, copies in (("loads", found.loads), ("stores", found.stores)):
+        measured |= {f"{way}_{name}": value for name, value in asdict(copies).items()}
+    facts = {"measured": measured, "kernels": found.kernels, "kinds": found.kinds}
+    return facts | _predicted(config, on, finetuning_needs)
 
 
 def _step(model: FineTuning, loader: Loader, step: int) -> float:
@@ -142,7 +172,7 @@ def _step(model: FineTuning, loader: Loader, step: int) -> float:
 
 
 def _generate(config: RunConfig, runs: int) -> Facts:
-    family = family_of(config)
+    family, on = family_of(config), _machine(config)
     model = Inference(config, family)
     samples, length = model.samples_per_run, model.program.words.shape[1]
     rng = np.random.default_rng(0)
@@ -155,7 +185,7 @@ def _generate(config: RunConfig, runs: int) -> Facts:
             model.generate(words, np.ones_like(words))
             seconds.append(time.perf_counter() - start)
     return {"measured": {"seconds": statistics.median(seconds[1:])}} | _predicted(
-        config, inference_needs
+        config, on, inference_needs
     )
 
 
@@ -165,9 +195,10 @@ def weights(table: WeightTable) -> Computed:
     return Computed({w.name: partial(np.resize, block, w.shape) for w in table.weights})
 
 
-def _predicted(config: RunConfig, needs_of: Callable[[RunConfig, str], Needs]) -> Facts:
-    """What the plan says of a run on this kind of device."""
-    on = _machine(config)
+def _predicted(
+    config: RunConfig, on: Machine, needs_of: Callable[[RunConfig, str], Needs]
+) -> Facts:
+    """What the plan says of a run on a machine."""
     made = report("", needs_of(config, on.target), on)
     predicted: Mapping[str, Any] = {"bound": made.seconds, "device_bytes": made.device_bytes}
     if made.timeline is not None:
@@ -177,8 +208,8 @@ def _predicted(config: RunConfig, needs_of: Callable[[RunConfig, str], Needs]) -
 
 
 def _machine(config: RunConfig) -> Machine:
-    kind = hardware.device_kinds(device_desc(config), config.replicas)[0]
-    return _of_kind(kind, platform(config))
+    """This one, with the memory that it has before the run."""
+    return machine("laptop") if platform(config) == "cpu" else machine_here(config, None)
 
 
 def _of_kind(kind: str, platform: str) -> Machine:
@@ -189,6 +220,7 @@ TASKS: Mapping[str, Callable[[argparse.Namespace], Facts]] = {
     "bandwidth": bandwidth,
     "matrix": matrix,
     "train": train,
+    "trace": trace,
     "generate": generate,
 }
 

@@ -1,6 +1,7 @@
 """Compiling for an H100 that is not there.
 
-It takes the packages jax-cuda12-plugin and jax-cuda12-pjrt, in the version of jax; no CUDA toolkit.
+It takes the packages jax-cuda12-plugin and jax-cuda12-pjrt, or jax-cuda13-plugin and
+jax-cuda13-pjrt, in the version of jax; no CUDA toolkit.
 `h100.txtpb` is the device, from `xla/backends/gpu/target_config/specs` in openxla/xla.
 """
 
@@ -68,5 +69,6 @@ def compiled_for_an_h100(script: str) -> list[list[str]]:
 
 
 needs_the_compiler = pytest.mark.skipif(
-    not importlib.util.find_spec("jax_cuda12_plugin"), reason="jax-cuda12-plugin is not installed"
+    not any(importlib.util.find_spec(f"jax_cuda{cuda}_plugin") for cuda in (12, 13)),
+    reason="neither jax-cuda12-plugin nor jax-cuda13-plugin is installed",
 )

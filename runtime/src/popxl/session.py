@@ -304,6 +304,11 @@ class Session:
         finally:
             self._program.timing = None
 
+    def settle(self) -> None:
+        """Wait until the devices have done all that runs asked for, and entries have arrived that
+        are on their way. A run itself waits for what it hands out only."""
+        self._program.settle(self._state)
+
     def _keep(self, state: State) -> None:
         """Take the state back after a run, and note what it has changed."""
         self._state = state

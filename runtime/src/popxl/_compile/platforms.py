@@ -99,6 +99,9 @@ class Gpu(Platform):
         # Scatters add in the order in which atomic operations happen to arrive, and cuDNN's
         # attention does so in its gradient: the same program would give other bits in each run.
         _DETERMINISTIC: True,
+        # XLA would leave out a rounding to a half type, or to float8, between two ops that it
+        # fuses: a layer computed again, in other fusions, would give other bits.
+        "xla_allow_excess_precision": False,
     }
     put = staticmethod(put_apart)
 

@@ -297,8 +297,10 @@ class Program:
     def _is_apart(self) -> bool:
         return self._is_stepwise or (self.timing is not None and self.timing.apart)
 
-    def settle(self) -> None:
-        """Wait until the devices have done what runs have asked for."""
+    def settle(self, state: State | None = None) -> None:
+        """Wait until the devices have done what runs have asked for, and changed in `state`."""
+        if state is not None:
+            jax.block_until_ready([x for x in state.variables.values() if not x.is_deleted()])
         self._in_flight.settle()
         if self._moving is not None:
             self._moving.settle()

@@ -16,14 +16,19 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from popxl.ops._folds import max_over, sum_over
-from popxl.ops._numerics import check_floating, check_same_dtype, factors
+from popxl.ops._numerics import check_floating, check_same_dtype, factors, precision_of
 from popxl.ops.placement import materialised
 from popxl.ops.random import dropped
 
 
 def _product(equation: str, a: Any, b: Any) -> Any:
     """Accumulated, and returned, in float32."""
-    return jnp.einsum(equation, *factors(a, b), preferred_element_type=jnp.float32)
+    return jnp.einsum(
+        equation,
+        *factors(a, b),
+        precision=precision_of(a, b),
+        preferred_element_type=jnp.float32,
+    )
 
 
 HIDDEN = -1e9

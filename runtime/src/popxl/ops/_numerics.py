@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -61,6 +62,16 @@ def in_precision_of(dtype: Any, wide: Any) -> Any:
     size = jnp.abs(kept)
     kept = jnp.where(size < info.tiny, 0 * kept, kept)
     return jnp.where(size > info.max, kept * jnp.inf, kept)
+
+
+def precision_of(*operands: Any) -> lax.Precision | None:
+    """That of a product: float32 is multiplied as it is. By default JAX would round it first, on
+    GPUs to TF32 and on TPUs to bfloat16. `JAX_DEFAULT_MATMUL_PRECISION`, where it is set, decides
+    instead."""
+    if jax.config.jax_default_matmul_precision is not None:
+        return None
+    exact = any(x.dtype == jnp.float32 for x in operands)
+    return lax.Precision.HIGHEST if exact else None
 
 
 def is_float8(x: Any) -> bool:

@@ -12,7 +12,8 @@ from popxl import dtypes
 from popxl._analysis.infer import abstract_outputs
 from popxl._ir.opdef import NoGrad, define
 from popxl.ops._emit import emit
-from popxl.ops._numerics import check_floating, is_float8
+from popxl.ops._folds import traced_for
+from popxl.ops._numerics import check_floating, is_float8, precision_of
 from popxl.ops._windows import (
     PadType,
     Pairs,
@@ -33,7 +34,14 @@ def _convolve(x: Any, w: Any, strides: Any, pads: Pairs, dilations: Any, **kwarg
     spatial = "HWDXYZ"[: x.ndim - 2]
     numbers = (f"NC{spatial}", f"OI{spatial}", f"NC{spatial}")
     return lax.conv_general_dilated(
-        x, w, strides, pads, rhs_dilation=dilations, dimension_numbers=numbers, **kwargs
+        x,
+        w,
+        strides,
+        pads,
+        rhs_dilation=dilations,
+        dimension_numbers=numbers,
+        precision=precision_of(x, w),
+        **kwargs,
     )
 
 
@@ -77,7 +85,10 @@ def _scaled(fn: Any) -> Any:
     def lower(x: Any, w: Any, log2_scale: Any, **attrs: Any) -> Any:
         if not (is_float8(x) and is_float8(w)):
             raise TypeError(f"it takes float8 tensors, not {x.dtype} and {w.dtype}")
-        product = fn(x.astype(jnp.float32), w.astype(jnp.float32), **attrs)
+        operands = x.astype(jnp.float32), w.astype(jnp.float32)
+        if traced_for() == "gpu":  # else XLA asks cuDNN for a convolution of float8, which has none
+            operands = lax.optimization_barrier(operands)
+        product = fn(*operands, **attrs)
         return times_pow2(product, log2_scale).astype(jnp.float16)
 
     return lower

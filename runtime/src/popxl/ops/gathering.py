@@ -13,6 +13,7 @@ from popxl._ir.opdef import define
 from popxl.ops._args import axis_of, hint
 from popxl.ops._emit import emit
 from popxl.ops._numerics import widen
+from popxl.ops._rows import add_rows
 from popxl.tensor import Tensor
 
 
@@ -46,14 +47,13 @@ def _gather(
 
 def _add_rows(dy: Any, indices: Any, shape: tuple[int, ...], axis: int, zero_oor: bool) -> Any:
     """Scatter-add into zeros: float32 sums, since one row may get many contributions."""
-    wide = widen(dy)
     count = indices.ndim
-    rows = jnp.moveaxis(wide, range(axis, axis + count), range(count))
+    rows = jnp.moveaxis(dy, range(axis, axis + count), range(count))
     where = _positions(indices, shape[axis])
     if zero_oor:  # one row past the end; "drop" leaves it out, while -1 would wrap around
         where = jnp.where(_in_range(indices, shape[axis]), where, shape[axis])
-    zeros = jnp.zeros((shape[axis], *shape[:axis], *shape[axis + 1 :]), wide.dtype)
-    return jnp.moveaxis(zeros.at[where].add(rows, mode="drop"), 0, axis).astype(dy.dtype)
+    zeros = widen(jnp.zeros((shape[axis], *shape[:axis], *shape[axis + 1 :]), dy.dtype))
+    return jnp.moveaxis(add_rows(zeros, where, rows), 0, axis).astype(dy.dtype)
 
 
 _GATHER_GRAD = define("gather_grad", _add_rows)

@@ -20,7 +20,8 @@ from popxl._ir.op import Op
 from popxl._ir.opdef import NoGrad, define
 from popxl.ops._emit import emit
 from popxl.ops._kernels import KERNELS, Shapes
-from popxl.ops._numerics import factors, widen
+from popxl.ops._numerics import factors, precision_of, widen
+from popxl.ops._rows import add_rows
 from popxl.tensor import Tensor
 
 TILES = (512, 256, 128, 16)
@@ -109,11 +110,12 @@ def grouped_product(
         def tile(out: Any, first: Any, own: Any) -> Any:
             part = _rows_at(x, picked, first, own.shape[0])
             y = lax.dot_general(
-                *factors(part), matrix, contracted, preferred_element_type=_sums(dtype)
-            )
+                *factors(part), matrix, contracted,
+                precision=precision_of(x, matrices), preferred_element_type=_sums(dtype),
+            )  # fmt: skip
             if target is not None:
                 at = lax.dynamic_slice(target, (first,), own.shape[:1])
-                return out.at[jnp.where(own[:, 0], at, into)].add(y, mode="drop")
+                return add_rows(out, jnp.where(own[:, 0], at, into), y)
             there = lax.dynamic_slice(out, (first, 0), y.shape)
             y = jnp.where(own, y.astype(dtype), there)
             return lax.dynamic_update_slice(out, y, (first, 0))
@@ -140,6 +142,7 @@ def grouped_outer(x: Any, dy: Any, sizes: Any, onto: Any, rows: Any, of_x: bool)
             return total + lax.dot_general(
                 *factors(a, jnp.where(own, b, 0)),
                 (((0,), (0,)), ((), ())),
+                precision=precision_of(x, dy),
                 preferred_element_type=_sums(x.dtype),
             )
 

@@ -12,7 +12,7 @@ from popxl import context, dtypes
 from popxl._ir.op import Op
 from popxl._ir.opdef import define
 from popxl.ops._emit import emit
-from popxl.ops._numerics import check_arithmetic, factors, sums_dtype
+from popxl.ops._numerics import check_arithmetic, factors, precision_of, sums_dtype
 from popxl.ops.elementwise import cast
 from popxl.ops.reduction import sum_to
 from popxl.ops.shape import reshape, transpose
@@ -28,7 +28,11 @@ def _matmul(
 ) -> Any:
     check_arithmetic(a)
     dtype = a.dtype if output_type is None else output_type.as_jax()
-    result = jnp.matmul(*factors(a, b), preferred_element_type=sums_dtype(a.dtype, dtype))
+    result = jnp.matmul(
+        *factors(a, b),
+        precision=precision_of(a, b),
+        preferred_element_type=sums_dtype(a.dtype, dtype),
+    )
     return result.astype(dtype)
 
 

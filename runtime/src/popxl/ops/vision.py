@@ -15,7 +15,7 @@ from jax import lax
 
 from popxl._ir.opdef import define
 from popxl.ops._emit import emit
-from popxl.ops._numerics import floats
+from popxl.ops._numerics import floats, precision_of
 from popxl.tensor import Tensor
 
 InterpolateType = Literal["nearest", "linear", "cubic"]
@@ -84,7 +84,11 @@ def _interpolate(
         if scale == 1.0:
             continue
         matrix = _weights(x.shape[axis], scale, mode, nearest_mode, transformation)
-        moved = jnp.moveaxis(x, axis, -1) @ jnp.asarray(matrix.T, x.dtype)
+        moved = jnp.matmul(
+            jnp.moveaxis(x, axis, -1),
+            jnp.asarray(matrix.T, x.dtype),
+            precision=precision_of(x),
+        )
         x = jnp.moveaxis(moved, -1, axis)
     return x
 
@@ -160,7 +164,9 @@ def _roi_align(
     def one(box: Any, image: Any) -> Any:
         rows = _bins(box[1], box[3], output_size[0], sampling_ratio, height)
         columns = _bins(box[0], box[2], output_size[1], sampling_ratio, width)
-        return jnp.einsum("ph,chw,qw->cpq", rows, x[image], columns)
+        return jnp.einsum(
+            "ph,chw,qw->cpq", rows, x[image], columns, precision=precision_of(x, rows)
+        )
 
     return jax.vmap(one)(boxes, batch_index.astype(jnp.int32))
 

@@ -92,7 +92,7 @@ def _needed_inputs(node: Node, wanted: set[Value]) -> list[Value]:
     if node.name != "scan":
         return node.inputs
     ((body, count),) = node.bodies
-    consts, carry = node.params["num_consts"], node.params["num_carry"]
+    consts, carry = _consts_and_carry(node.params)
     into, out = body.inputs[-len(node.atoms) :], body.results
     keep = {i for i, v in enumerate(node.outputs) if v in wanted}
     while True:
@@ -106,6 +106,15 @@ def _needed_inputs(node: Node, wanted: set[Value]) -> list[Value]:
     node.bodies = [(Flat(needed, body.inputs, results), count)]
     dropped = {consts + i for i in range(carry)} - {consts + i for i in keep}
     return _values([v for i, v in enumerate(node.atoms) if i not in dropped])
+
+
+def _consts_and_carry(scan: dict[str, Any]) -> tuple[int, int]:
+    """How many of a scan's arguments are constants, and how many it carries on; from JAX 0.11 on
+    they are grouped."""
+    if "ft_in" not in scan:
+        return scan["num_consts"], scan["num_carry"]
+    consts, carry, _ = scan["ft_in"].update(range(len(scan["ft_in"].vals))).unpack()
+    return len(list(consts)), len(list(carry))
 
 
 def _new(variables: list[Any]) -> list[Value]:

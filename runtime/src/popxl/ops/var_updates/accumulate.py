@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from popxl._ir.opdef import define
 from popxl.ops._args import axis_of
+from popxl.ops._rows import add_rows
 from popxl.ops._scalars import emit_with_scalars, with_scalars
 from popxl.ops.gathering import check_indices
 from popxl.ops.var_updates._store import NO_GRAD, operands, store
@@ -155,7 +156,7 @@ def _sparse_accumulate(
     size = jnp.asarray(t.shape[axis], indices.dtype)
     valid = (indices >= 0) & (indices < size)
     where = jnp.where(valid, indices, size).reshape(-1)
-    total = jnp.moveaxis(value, axis, 0).at[where].add(rows, mode="drop")
+    total = add_rows(jnp.moveaxis(value, axis, 0), where, rows)
     return store(jnp.moveaxis(total, 0, axis), t, rounding)
 
 

@@ -1,0 +1,149 @@
+"""What a GPU's streams did, read off a profile of JAX's.
+
+JAX writes `*.trace.json.gz`, in the Trace Event Format: complete events ("ph": "X") with `ts` and
+`dur` in microseconds; of a GPU, one thread for each stream. Copies name their size and which memory
+they go from and to in `memcpy_details`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_GPU = re.compile(r"/device:GPU:\d+")
+_COPY = re.compile(r"kind_src:(\w+) kind_dst:(\w+) size:(\d+)")
+_NUMBERS = re.compile(r"(_\d+)+$")
+_SHOWN = 12  # kinds of kernels
+
+Event = dict[str, Any]
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Those of one direction.
+
+    Attributes:
+        seconds: in which at least one is on its way.
+        hidden: the fraction of these in which a kernel runs.
+    """
+
+    count: int
+    nbytes: int
+    seconds: float
+    hidden: float
+
+
+@dataclass(frozen=True)
+class Streams:
+    """What one GPU did, times in seconds.
+
+    Attributes:
+        seconds: from the first event to the end of the last.
+        computing: in which a kernel runs.
+        kernels: how many.
+        kinds: seconds of those that take most, by what they do.
+    """
+
+    seconds: float
+    computing: float
+    kernels: int
+    kinds: dict[str, float]
+    loads: Copies
+    stores: Copies
+
+
+def streams(folder: Path) -> Streams:
+    """What the first GPU did in the profile of a folder.
+
+    Raises:
+        ValueError: it has no events of a GPU.
+    """
+    events = _events(folder)
+    if not events:
+        raise ValueError(f"{folder}: the profile has no events of a GPU")
+    moved = [(e, _COPY.search(str(e.get("args", {}).get("memcpy_details", "")))) for e in events]
+    kernels = [e for e, copy in moved if copy is None or copy[1] == copy[2]]
+    computing = _merged([_interval(e) for e in kernels])
+
+    def copies(source: str, target: str) -> Copies:
+        found = [(e, m) for e, m in moved if m is not None and (m[1], m[2]) == (source, target)]
+        taken = _merged([_interval(e) for e, _ in found])
+        seconds = _length(taken)
+        hidden = _overlap(taken, computing) / seconds if seconds else 0.0
+        return Copies(len(found), sum(int(m[3]) for _, m in found), seconds, hidden)
+
+    kinds: Counter[str] = Counter()
+    for event in kernels:
+        kinds[_kind(event["name"])] += event["dur"] / 1e6
+    whole = [_interval(e) for e in events]
+    return Streams(
+        seconds=max(end for _, end in whole) - min(start for start, _ in whole),
+        computing=_length(computing),
+        kernels=len(kernels),
+        kinds=dict(kinds.most_common(_SHOWN)),
+        loads=copies("pinned", "device"),
+        stores=copies("device", "pinned"),
+    )
+
+
+def _events(folder: Path) -> list[Event]:
+    """Those of the first GPU's streams."""
+    found: list[Event] = []
+    for path in sorted(folder.rglob("*.trace.json.gz"))[:1]:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            found = json.load(file)["traceEvents"]
+    named = [e for e in found if e.get("ph") == "M" and "name" in e.get("args", {})]
+    gpus = {e["pid"] for e in named
+            if e["name"] == "process_name" and _GPU.fullmatch(e["args"]["name"])}  # fmt: skip
+    first = min(gpus, default=None)
+    streams = {(e["pid"], e["tid"]) for e in named
+               if e["name"] == "thread_name" and e["args"]["name"].startswith("Stream")
+               and e["pid"] == first}  # fmt: skip
+    return [e for e in found if e.get("ph") == "X" and (e["pid"], e["tid"]) in streams]
+
+
+def _kind(name: str) -> str:
+    """What kernels of a name do: products, attention, or what XLA calls them."""
+    if name.startswith("cudnn") or "cudnn" in name:
+        return "cuDNN"
+    if name.startswith("nvjet") or "gemm" in name or "cutlass" in name:
+        return "products"
+    return _NUMBERS.sub("", name.split("(")[0])[:60]
+
+
+def _interval(event: Event) -> Interval:
+    return event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6
+
+
+def _merged(intervals: Sequence[Interval]) -> list[Interval]:
+    """What is covered, as intervals apart from each other."""
+    merged: list[Interval] = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _length(intervals: Sequence[Interval]) -> float:
+    return sum(end - start for start, end in intervals)
+
+
+def _overlap(a: Sequence[Interval], b: Sequence[Interval]) -> float:
+    """Length of what both cover; each is merged."""
+    total, i, j = 0.0, 0, 0
+    while i < len(a) and j < len(b):
+        total += max(min(a[i][1], b[j][1]) - max(a[i][0], b[j][0]), 0.0)
+        if a[i][1] < b[j][1]:
+            i += 1
+        else:
+            j += 1
+    return total

@@ -1,0 +1,64 @@
+"""Rows added to those of an array that indices say: the gradient of a gather.
+
+On a GPU, atomic additions come in any order, so XLA sorts rows before it adds those with equal
+indices, all their elements with them, in a hundred passes over memory. Here the indices alone are
+sorted. Sums of equal ones within blocks of rows are a product with a matrix of zeros and ones; what
+is left has indices that differ, and few rows that go on from a block to the next.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from popxl.ops._folds import traced_for
+
+_BLOCK = 128  # rows
+
+
+def add_rows(onto: Any, where: Any, rows: Any) -> Any:
+    """onto[where[i]] += rows[i], in the order that makes the same bits in each run.
+
+    A row that is not finite makes NaNs of rows of its block on a GPU.
+
+    Args:
+        onto: (size, ...), of floating-point numbers in at least float32, or integers.
+        where: (...) of int32 in [0, size]: what is `size` is left out.
+        rows: (*where.shape, ...), in the type of `onto`, or in a half type.
+    """
+    if traced_for() != "gpu" or not jnp.issubdtype(rows.dtype, jnp.floating):
+        return onto.at[where].add(rows.astype(onto.dtype), mode="drop")
+    size, features = onto.shape[0], math.prod(onto.shape[1:])
+    if not features or not where.size:
+        return onto
+    order = jnp.argsort(where.reshape(-1))
+    flat = rows.reshape(-1, features)
+    sums = _added(onto.reshape(size, features), where.reshape(-1)[order], flat[order])
+    return sums.reshape(onto.shape)
+
+
+def _added(onto: Any, where: Any, rows: Any) -> Any:
+    """The same, where equal indices follow one another."""
+    (size, features), blocks = onto.shape, math.ceil(len(where) / _BLOCK)
+    missing = blocks * _BLOCK - len(where)
+    where = jnp.pad(where, (0, missing), constant_values=size).reshape(blocks, _BLOCK)
+    rows = jnp.pad(rows, ((0, missing), (0, 0))).reshape(blocks, _BLOCK, features)
+    differs = jnp.pad(where[:, 1:] != where[:, :-1], ((0, 0), (1, 0)))
+    is_of = jnp.cumsum(differs, 1)[:, None, :] == jnp.arange(_BLOCK)[None, :, None]  # sum, row
+    sums = lax.dot_general(
+        is_of.astype(rows.dtype), rows, (((2,), (1,)), ((0,), (0,))),
+        precision=lax.Precision.HIGHEST,
+        preferred_element_type=jnp.promote_types(rows.dtype, jnp.float32),
+    )  # fmt: skip
+    index = jnp.min(jnp.where(is_of, where[:, None, :], size), -1)
+    goes_on = jnp.pad(where[1:, 0] == where[:-1, -1], (1, 0))  # a block with the row before it
+    first = jnp.where(goes_on, index[:, 0], size)
+    index = index.at[:, 0].set(jnp.where(goes_on, size, index[:, 0])).reshape(-1)
+    apart = jnp.where(index < size, index, size + jnp.arange(index.size))
+    out = onto.at[apart].add(
+        sums.reshape(-1, features).astype(onto.dtype), mode="drop", unique_indices=True
+    )
+    return out if blocks == 1 else _added(out, first, sums[:, 0])
