@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from popxl.remote_buffer import RemoteBuffer
 
 _EVENTS = 4096  # steps that the look-ahead may be in front of the walker
+_RUNS = 16  # that it passes at a time, while the device waits for the walker
 Put = Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
 
 
@@ -141,9 +142,12 @@ class Transit:
     def _look_ahead(self) -> None:
         """Dispatch the loads that come next, in one transfer, as far as the window allows."""
         batch: list[tuple[Load, int]] = []
-        while self._lead < _EVENTS and (event := self._peek()) is not None:
+        passed = 0
+        while self._lead < _EVENTS and passed < _RUNS and (event := self._peek()) is not None:
             step, index = event
-            if isinstance(step, Store):
+            if isinstance(step, Run):
+                passed += 1
+            elif isinstance(step, Store):
                 self._unstored.update(_keys(step, index))
             elif isinstance(step, Load) and self._entries[step.buffer].travels(index):
                 if isinstance(index, tuple) or self._unstored[step.buffer, index]:
