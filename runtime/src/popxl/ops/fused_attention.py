@@ -237,6 +237,10 @@ def _cudnn_is_installed() -> bool:
 
 
 # ---- the op -------------------------------------------------------------------------------------
+CAUSAL = "_causal"
+"""Ends the names of kernels that leave out the half of the scores that no query sees."""
+
+
 def _flops(shapes: Shapes) -> int:
     """FLOPs of the forward pass: two products."""
     q, _, v = shapes[:3]
@@ -249,8 +253,9 @@ def _grads_flops(shapes: Shapes) -> int:
     return 2 * math.prod(q[:-1]) * v[-2] * (3 * q[-1] + 2 * v[-1])
 
 
-KERNELS[attention_kernel.__name__] = _flops
-KERNELS[attention_grads_kernel.__name__] = _grads_flops
+for _kernel, _count in ((attention_kernel, _flops), (attention_grads_kernel, _grads_flops)):
+    KERNELS[_kernel.__name__] = _count
+    KERNELS[_kernel.__name__ + CAUSAL] = lambda shapes, count=_count: count(shapes) // 2
 
 
 def _one_of(kernel: Callable[..., Any], tiles: Callable[..., Any], settings: Settings) -> Any:
@@ -264,7 +269,8 @@ def _one_of(kernel: Callable[..., Any], tiles: Callable[..., Any], settings: Set
                 return kernel(*args, settings=settings)
         return tiles(*args, settings=settings)
 
-    named.__name__ = kernel.__name__
+    halved = settings.causal and not (settings.positions or settings.segments)
+    named.__name__ = kernel.__name__ + (CAUSAL if halved else "")
     return jax.jit(named)
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from popxl.plan.plan import Traced
     from popxl.remote_buffer import RemoteBuffer
 
-MARGIN = 0.05  # of the memory for the program, for what XLA takes beyond the estimate
+MARGIN = 0.1  # of the memory for the program: XLA's allocator leaves gaps between arrays
 _STEP = 1 / 64  # of the room: what is chosen at a time
 _ROUND = 4  # choices
 _GOLDEN = (5**0.5 - 1) / 2  # the first multiples of it, modulo 1, are spread evenly

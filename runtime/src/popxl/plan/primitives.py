@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, Literal
 
 from popxl.ops._kernels import KERNELS
-from popxl.ops.fused_attention import attention_grads_kernel, attention_kernel
+from popxl.ops.fused_attention import CAUSAL, attention_grads_kernel, attention_kernel
 
 if TYPE_CHECKING:
     from popxl.plan.flat import Node
@@ -100,9 +100,10 @@ def attention_of(node: Node) -> tuple[int, bool]:
     """Features of a head, and whether gradients are computed, of attention that is one kernel; 0
     of others."""
     kernels = [kernel.__name__ for kernel in (attention_kernel, attention_grads_kernel)]
-    if node.name not in kernels:
+    name = node.name.removesuffix(CAUSAL)
+    if name not in kernels:
         return 0, False
-    return node.atoms[0].aval.shape[-1], node.name == kernels[1]
+    return node.atoms[0].aval.shape[-1], name == kernels[1]
 
 
 def arithmetic_of(node: Node) -> int:

@@ -31,6 +31,7 @@ class Rates:
         gap: seconds between two kernels.
         copy: seconds that a transfer takes besides its bytes.
         run: seconds of the host to dispatch an executable.
+        launch: and for each kernel of it.
         put: seconds of the host to dispatch a transfer of one or more arrays.
         put_array: and for each array of it.
         enqueued: executions that are dispatched ahead of the device at most.
@@ -53,6 +54,7 @@ class Rates:
     gap: float = 2e-6
     copy: float = 100e-6
     run: float = 150e-6
+    launch: float = 8e-6
     put: float = 60e-6
     put_array: float = 41e-6
     enqueued: int = 32

@@ -7,7 +7,8 @@ The rules are those of XLA's GPU client (StreamExecutor):
   be in use until then. Copies are put on four streams in turn, and wait for what is before them on
   their stream; so the walker keeps the directions on streams of their own
   (`popxl._storage.entries.put_apart`). Each direction of the link moves one array after the other.
-- The host dispatches; each dispatch takes it some time. So many executions may wait to run.
+- The host dispatches; each dispatch takes it some time, and so does each kernel. So many executions
+  may wait to run.
 - Entries on disk are read in the order of their loads, ahead of them by a number of bytes, and
   written once they are in host memory; of the two, what can begin first does
   (`popxl._storage.disk_traffic`). Where devices have memory of their own, the host copies what
@@ -116,8 +117,10 @@ class Device:
         rates: Rates,
         seconds: Callable[[Segment], float],
         temporaries: Callable[[Segment], int],
+        kernels: Callable[[Segment], int] = lambda _: 0,
     ) -> None:
         self.rates, self._seconds, self._temporaries = rates, seconds, temporaries
+        self._kernels = kernels
         self.apart = rates.apart
         self.host = self._compute = 0.0
         self._streams, self._copies = [0.0] * STREAMS, 0
@@ -165,7 +168,8 @@ class Device:
         """Run a segment."""
         if len(self._ends) >= self.rates.enqueued:
             self.host = max(self.host, self._ends.popleft())
-        self._dispatch(segment.name, self.rates.run)
+        rates = self.rates
+        self._dispatch(segment.name, rates.run + rates.launch * self._kernels(segment))
         ready = max((a.ready for a in arguments if isinstance(a, Array)), default=0.0)
         end = self._run(segment.name, ready, self._seconds(segment))
         for i in segment.donated:

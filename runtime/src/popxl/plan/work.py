@@ -82,6 +82,11 @@ class SegmentWork:
     parts: dict[str, Work]
     temporaries: int
 
+    @property
+    def kernels(self) -> int:
+        """How many it runs."""
+        return sum(sum(work.kernels.values()) for work in self.parts.values())
+
     def seconds(self, rates: Rates) -> float:
         """How long it takes; see `Work.seconds`."""
         return sum(work.seconds(rates) for work in self.parts.values())
