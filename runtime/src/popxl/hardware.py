@@ -57,8 +57,10 @@ def peak_device_bytes(device_desc: str, replicas: int, instances: int = 1) -> in
 
 
 def profiled(folder: str | Path) -> AbstractContextManager[Any]:
-    """Write a trace of what runs in the context, for TensorBoard or Perfetto, into a folder: devices
-    and XLA's calls, without those of Python, which take longer when they are traced."""
+    """Write a trace of what runs in the context, for TensorBoard or Perfetto, into a folder.
+
+    Calls of Python are not in it: they would take longer, and devices wait for them.
+    """
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
     return jax.profiler.trace(str(folder), profiler_options=options)

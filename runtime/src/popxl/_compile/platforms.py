@@ -99,8 +99,8 @@ class Gpu(Platform):
         # Scatters add in the order in which atomic operations happen to arrive, and cuDNN's
         # attention does so in its gradient: the same program would give other bits in each run.
         _DETERMINISTIC: True,
-        # With Triton's products to choose from, XLA leaves cublasLt's by themselves: what adds them to
-        # an accumulator, or adds a bias, would be a kernel of its own.
+        # With Triton's products to choose from, XLA leaves cublasLt's by themselves: what adds them
+        # to an accumulator, or adds a bias, would be a kernel of its own.
         "xla_gpu_enable_triton_gemm": False,
         # XLA would leave out a rounding to a half type, or to float8, between two ops that it
         # fuses: a layer computed again, in other fusions, would give other bits.

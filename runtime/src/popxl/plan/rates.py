@@ -54,7 +54,7 @@ class Rates:
     gap: float = 2e-6
     copy: float = 100e-6
     run: float = 150e-6
-    launch: float = 8e-6
+    launch: float = 7e-6
     put: float = 60e-6
     put_array: float = 41e-6
     enqueued: int = 32

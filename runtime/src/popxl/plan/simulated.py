@@ -117,10 +117,10 @@ class Device:
         rates: Rates,
         seconds: Callable[[Segment], float],
         temporaries: Callable[[Segment], int],
-        kernels: Callable[[Segment], int] = lambda _: 0,
+        dispatch: Callable[[Segment], float] = lambda _: 0.0,
     ) -> None:
         self.rates, self._seconds, self._temporaries = rates, seconds, temporaries
-        self._kernels = kernels
+        self._seconds_of_host = dispatch
         self.apart = rates.apart
         self.host = self._compute = 0.0
         self._streams, self._copies = [0.0] * STREAMS, 0
@@ -168,8 +168,7 @@ class Device:
         """Run a segment."""
         if len(self._ends) >= self.rates.enqueued:
             self.host = max(self.host, self._ends.popleft())
-        rates = self.rates
-        self._dispatch(segment.name, rates.run + rates.launch * self._kernels(segment))
+        self._dispatch(segment.name, self._seconds_of_host(segment))
         ready = max((a.ready for a in arguments if isinstance(a, Array)), default=0.0)
         end = self._run(segment.name, ready, self._seconds(segment))
         for i in segment.donated:

@@ -129,14 +129,14 @@ def timeline(
         works = {segment: work_of(segment) for segment in schedule.segments}
     segment_works = works
     seconds = {segment: work.seconds(rates) for segment, work in works.items()}
-    kernels = {segment: work.kernels for segment, work in works.items()}
+    dispatch = {segment: work.dispatch(rates) for segment, work in works.items()}
     if temporaries is None:
         temporaries = lambda segment: segment_works[segment].temporaries  # noqa: E731
     if window is None:
         window = window_of(schedule)
 
     def simulated(schedule: Schedule) -> Timeline:
-        device = Device(rates, seconds.__getitem__, temporaries, kernels.__getitem__)
+        device = Device(rates, seconds.__getitem__, temporaries, dispatch.__getitem__)
         with no_collection():
             drive(schedule, device, window)
         device.settle()

@@ -82,10 +82,10 @@ class SegmentWork:
     parts: dict[str, Work]
     temporaries: int
 
-    @property
-    def kernels(self) -> int:
-        """How many it runs."""
-        return sum(sum(work.kernels.values()) for work in self.parts.values())
+    def dispatch(self, rates: Rates) -> float:
+        """How long the host takes to dispatch it."""
+        kernels = sum(sum(work.kernels.values()) for work in self.parts.values())
+        return rates.run + rates.launch * kernels
 
     def seconds(self, rates: Rates) -> float:
         """How long it takes; see `Work.seconds`."""
