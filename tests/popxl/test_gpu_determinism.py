@@ -1,4 +1,4 @@
-"""Sums that a GPU adds up in a set order: what our compiler switches do for an NVIDIA GPU."""
+"""Sums in a set order, and values of their type: what our switches do for an NVIDIA GPU."""
 
 from __future__ import annotations
 
@@ -15,6 +15,13 @@ for other in ({}, {"xla_gpu_exclude_nondeterministic_ops": False}):
     hlo = compiled(rows_added(), **other)
     scatter = next(line for line in hlo.splitlines() if " scatter(" in line)
     print("unique_indices=true" in scatter)
+"""
+
+ROUNDED = """
+from tests.popxl.test_gpu_determinism import rounded
+
+for other in ({}, {"xla_allow_excess_precision": True}):
+    print("bf16[" in compiled(rounded(), **other).split("ENTRY")[0])
 """
 
 POOLING = """
@@ -36,6 +43,13 @@ def rows_added() -> jax.stages.Lowered:
     return function.trace(*specs, rows).lower(lowering_platforms=("cuda",))
 
 
+def rounded() -> jax.stages.Lowered:
+    """Numbers between two ops that XLA fuses, in bfloat16."""
+    x = jax.ShapeDtypeStruct((512,), jnp.float32)
+    function = jax.jit(lambda x: (x * 3).astype(jnp.bfloat16).astype(jnp.float32) + 1)
+    return function.trace(x).lower(lowering_platforms=("cuda",))
+
+
 def pooling_gradient(sharding: jax.sharding.Sharding) -> jax.stages.Lowered:
     """The gradient of max pooling, for which XLA has no deterministic code."""
     x = jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=sharding)
@@ -52,6 +66,14 @@ def test_rows_are_added_in_a_set_order():
     """Atomic additions arrive in any order. The deterministic form sorts and sums first, so that
     each row is written once; without the switch it is not."""
     assert compiled_for_an_h100(SCATTER) == [["True"], ["False"]]
+
+
+@pytest.mark.slow
+@needs_the_compiler
+def test_values_between_fused_ops_are_rounded_to_their_type():
+    """Else a layer that is computed again in other fusions has other values, and FP8 none of its
+    own."""
+    assert compiled_for_an_h100(ROUNDED) == [["True"], ["False"]]
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import pytest
 
 import popxl
 from popxl import ops
+from popxl._compile import platforms
 from popxl.errors import popart_exception
 from tests.popxl.programs import f32, store
 
@@ -81,6 +82,28 @@ def test_leaving_by_an_error_also_brings_back():
         fails()
     assert not session.is_attached
     assert v._data.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("memory", ["device", "pinned_host"])
+def test_settling_waits_for_what_runs_have_changed(memory, monkeypatch):
+    """A run that hands out nothing waits for nothing."""
+    monkeypatch.setattr(platforms.Cpu, "host_memory", memory)
+    ir, runs = popxl.Ir(), 8
+    with ir.main_graph:
+        x = popxl.variable(np.full((1024, 1024), 1 / 1024, np.float32))
+        buffer = popxl.remote_buffer(x.shape, x.dtype, 1)
+        y = x @ x
+        ops.var_updates.copy_var_update_(x, y)
+        ops.remote_store(buffer, 0, y)
+    with popxl.Session(ir, "cpu") as session:
+        session.settle()
+        for _ in range(runs):
+            session.run()
+        session.settle()
+        state = session._state
+        assert all(each.is_ready() for each in state.variables.values())
+        assert all(entries.array(0).is_ready() for entries in state.entries.values())
+        np.testing.assert_allclose(session.get_tensor_data(x), 1 / 1024, rtol=1e-4)
 
 
 def test_weights_stay_on_the_device_when_asked():

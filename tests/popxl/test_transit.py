@@ -17,8 +17,11 @@ import pytest
 import popxl
 from popxl import ops
 from popxl._compile import platforms
+from popxl._schedule import lookahead
 from popxl._schedule.lookahead import window_of
+from popxl._schedule.schedule import Run
 from popxl._storage import entries as entries_module
+from popxl._storage.transit import Transit
 from popxl.ops.var_updates import accumulate_
 from tests.popxl.programs import f32, store
 
@@ -136,3 +139,37 @@ def test_the_window_is_two_layers_and_the_schedule_says_so(moved):
     assert re.search(r"# loads ahead: [\d.]+ for .*\n.* run ", text)
     session.schedule.window = 0
     assert "# loads ahead" not in str(session.schedule)
+
+
+def test_the_first_run_waits_for_no_long_look_ahead(moved, monkeypatch):
+    """With all entries on the device nothing would ever fill the window, and a device that has
+    nothing to do would wait while the host walks thousands of steps."""
+    moved()
+    passed, leads = [0, 0], list[int]()  # runs that the look-ahead passed, and that were made
+
+    def upcoming(*given: Any) -> Any:
+        for event in lookahead.upcoming(*given):
+            passed[0] += isinstance(getattr(event, "step", None), Run)
+            yield event
+
+    def ran(transit: Transit, *_: Any) -> None:
+        passed[1] += 1
+        leads.append(passed[0] - passed[1])
+
+    monkeypatch.setattr(platforms, "upcoming", upcoming)
+    monkeypatch.setattr(Transit, "ran", ran)
+    ir = popxl.Ir()
+    with ir.main_graph:
+        entries = popxl.remote_buffer((WIDTH,), popxl.float32, 1)
+        entries.resident = 1
+
+        def add(x: popxl.Tensor) -> popxl.Tensor:
+            ops.remote_store(entries, 0, ops.remote_load(entries, 0) + x)
+            return x * 2
+
+        (x,) = ops.repeat(ir.create_graph(add, popxl.constant(1.0)), 100, popxl.constant(1.0))
+        ops.host_store(popxl.d2h_stream((), popxl.float32), x)
+    with popxl.Session(ir, "cpu") as session:
+        session.run()
+    assert 0 < leads[0] <= 16
+    assert max(leads) > 30, "it gets further ahead with each run"

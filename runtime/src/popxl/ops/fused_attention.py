@@ -253,9 +253,10 @@ def _grads_flops(shapes: Shapes) -> int:
     return 2 * math.prod(q[:-1]) * v[-2] * (3 * q[-1] + 2 * v[-1])
 
 
-for _kernel, _count in ((attention_kernel, _flops), (attention_grads_kernel, _grads_flops)):
-    KERNELS[_kernel.__name__] = _count
-    KERNELS[_kernel.__name__ + CAUSAL] = lambda shapes, count=_count: count(shapes) // 2
+KERNELS[attention_kernel.__name__] = _flops
+KERNELS[attention_grads_kernel.__name__] = _grads_flops
+KERNELS[attention_kernel.__name__ + CAUSAL] = lambda shapes: _flops(shapes) // 2
+KERNELS[attention_grads_kernel.__name__ + CAUSAL] = lambda shapes: _grads_flops(shapes) // 2
 
 
 def _one_of(kernel: Callable[..., Any], tiles: Callable[..., Any], settings: Settings) -> Any:

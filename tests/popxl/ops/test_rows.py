@@ -1,0 +1,89 @@
+"""Rows added by index, as GPUs do it, compared with NumPy in float64."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from popxl.ops._folds import tracing_for
+from popxl.ops._rows import add_rows
+
+COUNTS = st.sampled_from([1, 2, 127, 128, 129, 1000, 128 * 128, 40000])
+
+
+def added(onto, where, rows):
+    with tracing_for("gpu 9.0"):
+        return jax.jit(add_rows)(onto, where, rows)
+
+
+@settings(deadline=None, max_examples=60)  # each shape is compiled
+@given(
+    count=COUNTS,
+    size=st.sampled_from([1, 2, 7, 300, 50000]),
+    features=st.sampled_from([(), (1,), (3, 2)]),
+    half=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+def test_sums_are_those_of_float64(count, size, features, half, seed) -> None:
+    """Of indices that repeat, run over many blocks, or are left out; some rows in one place."""
+    rng = np.random.default_rng(seed)
+    where = rng.integers(0, size + 1, count).astype(np.int32)
+    where[: count // 3] = where[0]
+    onto, rows = (rng.normal(size=(n, *features)).astype(np.float32) for n in (size, count))
+    if half:
+        rows = np.asarray(rows, jnp.bfloat16)
+    expected = onto.astype(np.float64)
+    there = where < size
+    np.add.at(expected, where[there], rows[there].astype(np.float64))
+    largest = np.bincount(where).max() + 1
+    np.testing.assert_allclose(added(onto, where, rows), expected, rtol=0, atol=4e-7 * largest * 5)
+
+
+def test_indices_may_have_any_shape_and_rows_no_elements() -> None:
+    onto, where = np.zeros((4, 3), np.float32), np.array([[0, 3], [4, 0]], np.int32)
+    out = added(onto, where, np.ones((2, 2, 3), np.float32))
+    assert out[:, 0].tolist() == [2, 0, 0, 1]
+    assert added(np.zeros((4, 0), np.float32), where, np.ones((2, 2, 0), np.float32)).size == 0
+    assert not np.any(added(onto, where[:0], np.ones((0, 2, 3), np.float32)))
+
+
+def test_integers_are_added_as_they_are() -> None:
+    where = np.array([1, 1, 2], np.int32)
+    assert added(np.zeros(2, np.int32), where, np.full(3, 2**30, np.int32)).tolist() == [
+        0,
+        -(2**31),
+    ]
+
+
+def test_only_indices_are_sorted_and_no_sum_depends_on_the_order_of_threads() -> None:
+    """What XLA would sort with all their elements is a scatter whose indices may be equal."""
+    shapes = [((50, 8), jnp.float32), ((1000,), jnp.int32), ((1000, 8), jnp.bfloat16)]
+    with tracing_for("gpu 9.0"):
+        closed = jax.make_jaxpr(add_rows)(*[jax.ShapeDtypeStruct(*each) for each in shapes])
+    found = list(_all(closed.jaxpr))
+    sorts = [e for e in found if e.primitive.name == "sort"]
+    assert [v.aval.shape for e in sorts for v in e.invars] == [(1000,), (1000,)]
+    scatters = [e for e in found if e.primitive.name == "scatter-add"]
+    assert len(scatters) == 2, "one for each level of blocks"
+    assert all(e.params["unique_indices"] for e in scatters)
+
+
+def _all(jaxpr):
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for value in eqn.params.values():
+            if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
+                yield from _all(getattr(value, "jaxpr", value))
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_elsewhere_it_is_one_scatter(platform) -> None:
+    onto, where = np.zeros((4, 3), np.float32), np.array([0, 3], np.int32)
+    with tracing_for(platform):
+        closed = jax.make_jaxpr(add_rows)(onto, where, np.ones((2, 3), np.float32))
+    names = [e.primitive.name for e in _all(closed.jaxpr)]
+    assert (names.count("scatter-add"), names.count("sort")) == (1, 0)
