@@ -40,6 +40,11 @@ def explain_shortages(preset: str, config: RunConfig) -> Iterator[None]:
         ) from error
     except popxl.errors.DiskError as error:
         raise UserError(str(error)) from error
+    except popxl.errors.DeviceMemoryError as error:
+        raise UserError(
+            f"preset {name}: {error}: lower --micro_batch_size, or leave state in host memory with "
+            "--execution.placement host"
+        ) from error
     except NotEnoughMemoryError as error:
         if error.place == "limit":
             raise UserError(

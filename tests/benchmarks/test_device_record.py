@@ -41,7 +41,8 @@ def here(arguments: Sequence[str], timeout: float) -> dict[str, Any]:
 def test_rates_are_measured_and_written(tmp_path: Path) -> None:
     wanted = tasks(["gptj_tiny"], ["gptj_tiny_fp8"], ["gptj_tiny"])
     assert [name for name, _ in wanted] == [
-        "bandwidths", "matrix rate", "matrix rate, FP8", "gptj_tiny, auto", "gptj_tiny, host",
+        "bandwidths", "matrix rate", "matrix rate, FP8", "gptj_tiny, traced", "gptj_tiny, auto",
+        "gptj_tiny, host",
         "gptj_tiny, CUDA graphs", "gptj_tiny_fp8, FP8", "gptj_tiny, generation",
     ]  # fmt: skip
     found = record(tmp_path, wanted[:3], TINY, run=here)
@@ -66,8 +67,8 @@ def test_presets_are_measured_beside_the_timeline(
 ) -> None:
     """With all that the plan chooses, with everything in host memory, in FP8, and written."""
     wanted = tasks(["gptj_tiny"], ["gptj_tiny_fp8"], ["gptj_tiny"])
-    found = record(tmp_path, wanted[3:], [*TINY, *SMALL], run=here)
-    assert [each.error for each in found] == [None] * 4
+    found = record(tmp_path, wanted[4:], [*TINY, *SMALL], run=here)
+    assert [each.error for each in found] == [None] * 5
     for each in found:
         assert each.facts["measured"]["seconds"] > 0
         assert each.facts["predicted"]["seconds"] > 0

@@ -6,11 +6,12 @@ import logging
 
 import numpy as np
 import pytest
+from jax.errors import JaxRuntimeError
 
 import popxl
 from popxl import ops
 from popxl._compile import platforms
-from popxl.errors import popart_exception
+from popxl.errors import DeviceMemoryError, popart_exception
 from tests.popxl.programs import f32, store
 
 
@@ -542,3 +543,39 @@ def test_elements_of_64_bits_are_refused_rather_than_changed(dtype, kind):
             popxl.variable(data, name="wide", downcast=False)
     with pytest.raises(popart_exception, match="'wide.* is .*64, but devices have no elements"):
         popxl.Session(ir)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected", "message"),
+    [
+        *(
+            (
+                kind(
+                    "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 529.34MiB with "
+                    "allocator GPU_0_bfc on device 0. [executable_name='jit_popxl_segment']"
+                ),
+                DeviceMemoryError,
+                "the memory of the devices is full: "
+                "Out of memory while trying to allocate 529.34MiB",
+            )
+            for kind in (JaxRuntimeError, ValueError)
+        ),
+        (ValueError("something else"), ValueError, "something else"),
+        (JaxRuntimeError("INTERNAL: else"), JaxRuntimeError, "INTERNAL: else"),
+    ],
+)
+def test_a_device_that_is_full_is_named_in_a_sentence(error, expected, message, monkeypatch):
+    """As XLA said it on an H200, where it fills a device; other errors stay what they are."""
+
+    def full(*_):
+        raise error
+
+    ir = popxl.Ir()
+    with ir.main_graph:
+        ops.host_store(popxl.d2h_stream((), popxl.float32), popxl.constant(1.0))
+    with popxl.Session(ir, "cpu") as session:
+        monkeypatch.setattr(session._program, "run", full)
+        with pytest.raises(expected) as caught:
+            session.run()
+    assert str(caught.value) == message
+    assert isinstance(caught.value, MemoryError) == (expected is DeviceMemoryError)

@@ -51,5 +51,9 @@ class DeviceError(popart_exception, builtins.ValueError):
         self.platform, self.needed, self.found = platform, needed, found
 
 
+class DeviceMemoryError(popart_exception, builtins.MemoryError):
+    """A run has filled the devices' memory. Variables are as a run left them that stopped."""
+
+
 class DiskError(popart_exception):
     """The folder for entries on disk cannot be used: it is full, broken, or another run's."""

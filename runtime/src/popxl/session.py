@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -12,6 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import numpy as np
+from jax.errors import JaxRuntimeError
 
 import popdist
 from popxl._analysis.dot import FINAL, checkpoint
@@ -44,7 +46,7 @@ from popxl._storage import replica_arrays
 from popxl._storage.replica_arrays import VariablePart as VariablePart
 from popxl._storage.variable_values import Borrowed, HostValues, place
 from popxl._storage.variable_values import OnDemand as OnDemand
-from popxl.errors import popart_exception, poplar_application_runtime_error
+from popxl.errors import DeviceMemoryError, popart_exception, poplar_application_runtime_error
 from popxl.ir import Ir
 from popxl.plan import MemoryUse as MemoryUse
 from popxl.plan import Plan, memory_use, plan_of_program
@@ -57,6 +59,7 @@ Initialised = TypeVar("Initialised", bound=Variable | Constant)
 VariableData = HostTensor | Callable[[], HostTensor]
 DeviceDesc = Literal["ipu_hw", "ipu_model", "cpu", "gpu", "tpu"]
 
+_NO_MEMORY = re.compile(r"RESOURCE_EXHAUSTED: (.+?)(?: with allocator| \[|\n|\Z)")
 _ROUNDING = 0x726F756E64696E67  # "rounding": what the seeds of rounding are made of, besides a seed
 
 
@@ -223,6 +226,7 @@ class Session:
             ValueError: the session is not attached; inputs are missing, unexpected or do not fit.
             poplar_application_runtime_error: values break a rule that a session option asks to
                 check. Variables have changed as if they had not.
+            DeviceMemoryError: the devices' memory is full.
         """
         outputs = self.create_host_outputs()
         self.run_with_outputs(inputs, outputs, downcast_inputs)
@@ -264,7 +268,7 @@ class Session:
         seed, state = self._next_seed(), self._state
         self._values.begin(device_variables.may_change(self._program))
         self._state = None
-        with self._together():
+        with self._together(), device_memory_named():
             try:
                 results = self._program.run(state, data, seed)
             except poplar_application_runtime_error:
@@ -584,6 +588,19 @@ class Session:
 
 
 # ---- helpers ------------------------------------------------------------------------------------
+@contextmanager
+def device_memory_named() -> Iterator[None]:
+    """Turn XLA's error about memory that it does not get for an array into `DeviceMemoryError`; JAX
+    raises it as one of two types."""
+    try:
+        yield
+    except (JaxRuntimeError, ValueError) as error:
+        found = _NO_MEMORY.match(str(error))
+        if found is None:
+            raise
+        raise DeviceMemoryError(f"the memory of the devices is full: {found[1]}") from error
+
+
 def _check_patterns(ir: Ir) -> None:
     if getattr(ir, "_patterns_applied", False):
         return

@@ -61,12 +61,12 @@ def test_integers_are_added_as_they_are() -> None:
 
 def test_only_indices_are_sorted_and_no_sum_depends_on_the_order_of_threads() -> None:
     """What XLA would sort with all their elements is a scatter whose indices may be equal."""
-    shapes = [((50, 8), jnp.float32), ((1000,), jnp.int32), ((1000, 8), jnp.bfloat16)]
+    shapes = [((50, 8), jnp.float32), ((9000,), jnp.int32), ((9000, 8), jnp.bfloat16)]
     with tracing_for("gpu 9.0"):
         closed = jax.make_jaxpr(add_rows)(*[jax.ShapeDtypeStruct(*each) for each in shapes])
     found = list(_all(closed.jaxpr))
     sorts = [e for e in found if e.primitive.name == "sort"]
-    assert [v.aval.shape for e in sorts for v in e.invars] == [(1000,), (1000,)]
+    assert [v.aval.shape for e in sorts for v in e.invars] == [(9000,), (9000,)]
     scatters = [e for e in found if e.primitive.name == "scatter-add"]
     assert len(scatters) == 2, "one for each level of blocks"
     assert all(e.params["unique_indices"] for e in scatters)

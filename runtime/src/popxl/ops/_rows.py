@@ -2,7 +2,7 @@
 
 On a GPU, atomic additions come in any order, so XLA sorts rows before it adds those with equal
 indices, all their elements with them, in a hundred passes over memory. Here the indices alone are
-sorted. Sums of equal ones within blocks of rows are a product with a matrix of zeros and ones; what
+sorted, or compared, where there are few. Sums of equal ones within blocks of rows are a product with a matrix of zeros and ones; what
 is left has indices that differ, and few rows that go on from a block to the next.
 """
 
@@ -17,6 +17,7 @@ from jax import lax
 from popxl.ops._folds import traced_for
 
 _BLOCK = 128  # rows
+_FEW = 1024  # rows that are compared each with each
 
 
 def add_rows(onto: Any, where: Any, rows: Any) -> Any:
@@ -34,10 +35,20 @@ def add_rows(onto: Any, where: Any, rows: Any) -> Any:
     size, features = onto.shape[0], math.prod(onto.shape[1:])
     if not features or not where.size:
         return onto
-    order = jnp.argsort(where.reshape(-1))
-    flat = rows.reshape(-1, features)
-    sums = _added(onto.reshape(size, features), where.reshape(-1)[order], flat[order])
-    return sums.reshape(onto.shape)
+    table, where, rows = onto.reshape(size, features), where.reshape(-1), rows.reshape(-1, features)
+    if len(where) <= _FEW:
+        return _added_few(table, where, rows).reshape(onto.shape)
+    order = jnp.argsort(where)
+    return _added(table, where[order], rows[order]).reshape(onto.shape)
+
+
+def _added_few(onto: Any, where: Any, rows: Any) -> Any:
+    """The same, of rows so few that all pairs of them can be compared: those with equal indices are
+    summed in the place of the first."""
+    equal = where[:, None] == where
+    is_first = ~jnp.any(jnp.tril(equal, -1), 1)
+    index = jnp.where(is_first, where, len(onto))
+    return _scattered(onto, index, _summed(equal, rows, (((1,), (0,)), ((), ()))))
 
 
 def _added(onto: Any, where: Any, rows: Any) -> Any:
@@ -48,17 +59,25 @@ def _added(onto: Any, where: Any, rows: Any) -> Any:
     rows = jnp.pad(rows, ((0, missing), (0, 0))).reshape(blocks, _BLOCK, features)
     differs = jnp.pad(where[:, 1:] != where[:, :-1], ((0, 0), (1, 0)))
     is_of = jnp.cumsum(differs, 1)[:, None, :] == jnp.arange(_BLOCK)[None, :, None]  # sum, row
-    sums = lax.dot_general(
-        is_of.astype(rows.dtype), rows, (((2,), (1,)), ((0,), (0,))),
-        precision=lax.Precision.HIGHEST,
-        preferred_element_type=jnp.promote_types(rows.dtype, jnp.float32),
-    )  # fmt: skip
+    sums = _summed(is_of, rows, (((2,), (1,)), ((0,), (0,))))
     index = jnp.min(jnp.where(is_of, where[:, None, :], size), -1)
     goes_on = jnp.pad(where[1:, 0] == where[:-1, -1], (1, 0))  # a block with the row before it
     first = jnp.where(goes_on, index[:, 0], size)
     index = index.at[:, 0].set(jnp.where(goes_on, size, index[:, 0])).reshape(-1)
-    apart = jnp.where(index < size, index, size + jnp.arange(index.size))
-    out = onto.at[apart].add(
-        sums.reshape(-1, features).astype(onto.dtype), mode="drop", unique_indices=True
-    )
+    out = _scattered(onto, index, sums.reshape(-1, features))
     return out if blocks == 1 else _added(out, first, sums[:, 0])
+
+
+def _summed(is_of: Any, rows: Any, dims: Any) -> Any:
+    """Of each sum the rows that are its."""
+    return lax.dot_general(
+        is_of.astype(rows.dtype), rows, dims, precision=lax.Precision.HIGHEST,
+        preferred_element_type=jnp.promote_types(rows.dtype, jnp.float32),
+    )  # fmt: skip
+
+
+def _scattered(onto: Any, index: Any, sums: Any) -> Any:
+    """Sums added at indices that differ, or are the size of `onto`."""
+    size = len(onto)
+    apart = jnp.where(index < size, index, size + jnp.arange(index.size))
+    return onto.at[apart].add(sums.astype(onto.dtype), mode="drop", unique_indices=True)
