@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from popxl.ops._folds import tracing_for
 from popxl.ops._rows import add_rows
 
-COUNTS = st.sampled_from([1, 2, 127, 128, 129, 1000, 128 * 128, 40000])
+COUNTS = st.sampled_from([1, 2, 1000, 1024, 1025, 128 * 128, 40000, 150000])
 
 
 def added(onto, where, rows):
@@ -20,11 +20,11 @@ def added(onto, where, rows):
         return jax.jit(add_rows)(onto, where, rows)
 
 
-@settings(deadline=None, max_examples=60)  # each shape is compiled
+@settings(deadline=None, max_examples=20)  # each shape is compiled
 @given(
     count=COUNTS,
-    size=st.sampled_from([1, 2, 7, 300, 50000]),
-    features=st.sampled_from([(), (1,), (3, 2)]),
+    size=st.sampled_from([1, 7, 5000]),
+    features=st.sampled_from([(), (3, 2)]),
     half=st.booleans(),
     seed=st.integers(0, 2**31),
 )
@@ -68,7 +68,7 @@ def test_only_indices_are_sorted_and_no_sum_depends_on_the_order_of_threads() ->
     sorts = [e for e in found if e.primitive.name == "sort"]
     assert [v.aval.shape for e in sorts for v in e.invars] == [(9000,), (9000,)]
     scatters = [e for e in found if e.primitive.name == "scatter-add"]
-    assert len(scatters) == 2, "one for each level of blocks"
+    assert len(scatters) == 2, "of blocks, and of what goes on from one to the next"
     assert all(e.params["unique_indices"] for e in scatters)
 
 

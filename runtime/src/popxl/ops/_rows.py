@@ -2,8 +2,9 @@
 
 On a GPU, atomic additions come in any order, so XLA sorts rows before it adds those with equal
 indices, all their elements with them, in a hundred passes over memory. Here the indices alone are
-sorted, or compared, where there are few. Sums of equal ones within blocks of rows are a product with a matrix of zeros and ones; what
-is left has indices that differ, and few rows that go on from a block to the next.
+sorted, or compared, where there are few. Sums of equal ones within blocks of rows are a product
+with a matrix of zeros and ones; what is left has indices that differ, and few rows that go on from
+a block to the next.
 """
 
 from __future__ import annotations
@@ -37,9 +38,11 @@ def add_rows(onto: Any, where: Any, rows: Any) -> Any:
         return onto
     table, where, rows = onto.reshape(size, features), where.reshape(-1), rows.reshape(-1, features)
     if len(where) <= _FEW:
-        return _added_few(table, where, rows).reshape(onto.shape)
-    order = jnp.argsort(where)
-    return _added(table, where[order], rows[order]).reshape(onto.shape)
+        sums = _added_few(table, where, rows)
+    else:
+        order = jnp.argsort(where)
+        sums = _added(table, where[order], rows[order])
+    return sums.reshape(onto.shape)
 
 
 def _added_few(onto: Any, where: Any, rows: Any) -> Any:
@@ -65,7 +68,8 @@ def _added(onto: Any, where: Any, rows: Any) -> Any:
     first = jnp.where(goes_on, index[:, 0], size)
     index = index.at[:, 0].set(jnp.where(goes_on, size, index[:, 0])).reshape(-1)
     out = _scattered(onto, index, sums.reshape(-1, features))
-    return out if blocks == 1 else _added(out, first, sums[:, 0])
+    rest = _added_few if blocks <= _FEW else _added
+    return rest(out, first, sums[:, 0])
 
 
 def _summed(is_of: Any, rows: Any, dims: Any) -> Any:
