@@ -51,6 +51,13 @@ def test_indices_may_have_any_shape_and_rows_no_elements() -> None:
     assert not np.any(added(onto, where[:0], np.ones((0, 2, 3), np.float32)))
 
 
+@pytest.mark.parametrize("count", [10, 2000])
+def test_what_is_left_out_may_be_anything(count) -> None:
+    where, rows = np.zeros(count, np.uint32), np.ones((count, 2), np.float32)
+    where[3], rows[3] = 4, np.nan
+    assert added(np.zeros((4, 2), np.float32), where, rows)[0].tolist() == [count - 1] * 2
+
+
 def test_integers_are_added_as_they_are() -> None:
     where = np.array([1, 1, 2], np.int32)
     assert added(np.zeros(2, np.int32), where, np.full(3, 2**30, np.int32)).tolist() == [

@@ -24,11 +24,11 @@ _FEW = 1024  # rows that are compared each with each
 def add_rows(onto: Any, where: Any, rows: Any) -> Any:
     """onto[where[i]] += rows[i], in the order that makes the same bits in each run.
 
-    A row that is not finite makes NaNs of rows of its block on a GPU.
+    On a GPU, a row that is not finite makes NaNs of others that are added, too.
 
     Args:
         onto: (size, ...), of floating-point numbers in at least float32, or integers.
-        where: (...) of int32 in [0, size]: what is `size` is left out.
+        where: (...) of integers in [0, size]: what is `size` is left out.
         rows: (*where.shape, ...), in the type of `onto`, or in a half type.
     """
     if traced_for() != "gpu" or not jnp.issubdtype(rows.dtype, jnp.floating):
@@ -36,7 +36,8 @@ def add_rows(onto: Any, where: Any, rows: Any) -> Any:
     size, features = onto.shape[0], math.prod(onto.shape[1:])
     if not features or not where.size:
         return onto
-    table, where, rows = onto.reshape(size, features), where.reshape(-1), rows.reshape(-1, features)
+    table, where = onto.reshape(size, features), where.reshape(-1).astype(jnp.int32)
+    rows = jnp.where((where < size)[:, None], rows.reshape(-1, features), 0)
     if len(where) <= _FEW:
         sums = _added_few(table, where, rows)
     else:
