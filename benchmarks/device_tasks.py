@@ -116,14 +116,18 @@ def _configured(given: argparse.Namespace, kind: str) -> RunConfig:
     return load_config(config_class_of(data, given.config), kind, given.config, overrides)
 
 
-def _train(config: RunConfig, runs: int) -> Facts:
-    family, on = family_of(config), _machine(config)
-    start = time.perf_counter()
+def _prepared(config: RunConfig) -> tuple[FineTuning, Loader]:
+    """A model with random weights, and generated samples."""
+    family, samples = family_of(config), 4 * config.training.global_batch_size
     model = FineTuning(config, family)
-    compiled = time.perf_counter() - start
-    samples = config.training.global_batch_size
-    loader = Loader.of(config, family.sample_format.generated(config, 4 * samples, None))
     model.write(weights(family.weights(config)))
+    return model, Loader.of(config, family.sample_format.generated(config, samples, None))
+
+
+def _train(config: RunConfig, runs: int) -> Facts:
+    on, start = _machine(config), time.perf_counter()
+    model, loader = _prepared(config)
+    compiled = time.perf_counter() - start
     with model:
         # The second step is the first that updates behind the forward pass, and takes the pinned
         # memory for what it stores.
@@ -147,11 +151,8 @@ def trace(given: argparse.Namespace) -> Facts:
 
 
 def _traced(config: RunConfig, runs: int) -> Facts:
-    family, on = family_of(config), _machine(config)
-    model = FineTuning(config, family)
-    samples = config.training.global_batch_size
-    loader = Loader.of(config, family.sample_format.generated(config, 4 * samples, None))
-    model.write(weights(family.weights(config)))
+    on = _machine(config)
+    model, loader = _prepared(config)
     with model, TemporaryDirectory() as folder:
         for step in range(runs + 1):
             _step(model, loader, step)
