@@ -171,7 +171,9 @@ def test_what_a_differentiated_loop_repeats_is_in_the_key():
 
 def test_the_key_holds_no_addresses_and_no_ids_of_the_ir():
     programs = [_program(_ir(_base, 4)) for _ in range(2)]
-    lines = [[x for s in p.schedule.segments for x in segment_lines(p, s)] for p in programs]
+    lines = [
+        [x for s in p.schedule.segments for x in segment_lines(p.ir, "cpu", s)] for p in programs
+    ]
     assert lines[0] == lines[1]
     assert not [line for line in lines[0] if " at 0x" in line]
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from popxl._compile.target import Target
     from popxl._ir.op import Op
     from popxl._ir.opdef import OpDef
+    from popxl.ir import Ir
 
 _OURS = ("popxl", "popxl_addons")
 _ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
@@ -65,7 +66,8 @@ def segment_key(program: Target, segment: Segment) -> str:
             description.
     """
     digest = hashlib.sha256()
-    for line in (*_machine(program), *segment_lines(program, segment)):
+    platform = program.platform.name
+    for line in (*_machine(program), *segment_lines(program.ir, platform, segment)):
         digest.update(line.encode())
         digest.update(b"\n")
     return digest.hexdigest()
@@ -114,12 +116,16 @@ def _source_digest() -> str:
 
 
 # ---- the segment --------------------------------------------------------------------------------
-def segment_lines(program: Target, segment: Segment) -> Iterator[str]:
-    """The segment as lines of text; equal lines mean equal segments on one machine."""
+def segment_lines(ir: Ir, platform: str, segment: Segment, labelled: bool = False) -> Iterator[str]:
+    """The segment as lines of text; equal lines mean equal segments on one machine.
+
+    Args:
+        labelled: equal segments also belong to the same parts of a program (`popxl.plan.part`).
+    """
     if segment.effects.impure:
         raise Uncacheable("it calls back to Python (print_tensor)")
-    ir, facts = program.ir, facts_of(segment)
-    text = _Text(program.platform.name, facts.watched)
+    facts = facts_of(segment)
+    text = _Text(platform, facts.watched, labelled)
     options = ir._pb_ir.getSessionOptions()
     yield f"replicas={facts.replicas} transfers={facts.transfers}"
     for name in sorted(MEANINGFUL - _PATH_OPTIONS):
@@ -139,8 +145,8 @@ def segment_lines(program: Target, segment: Segment) -> Iterator[str]:
 class _Text:
     """Writes down nodes, with names that are the same in all equal segments."""
 
-    def __init__(self, target: str, watched: Mapping[Op, int]) -> None:
-        self._target, self._watched = target, watched
+    def __init__(self, target: str, watched: Mapping[Op, int], labelled: bool = False) -> None:
+        self._target, self._watched, self._labelled = target, watched, labelled
         self._numbers: dict[Any, int] = {}
         self._graphs: dict[Functional, int] = {}
 
@@ -176,7 +182,8 @@ class _Text:
         ]
         meaning = "" if node.op is None else self._meaning(node.op)
         watched = "" if node.op is None else self._watched.get(node.op, "")
-        return f"{node.kind} {meaning} {ins} -> {outs} {runs} {watched}"
+        part = f" of {node.part!r}" if self._labelled else ""
+        return f"{node.kind} {meaning} {ins} -> {outs} {runs} {watched}{part}"
 
     def _meaning(self, op: Op) -> str:
         try:

@@ -14,11 +14,12 @@ from popxl._schedule.schedule import Schedule
 from popxl._schedule.segment import Segment
 from popxl.ir import Ir
 from popxl.plan.flow import Flow
+from popxl.plan.known import works_of
 from popxl.plan.rates import Rates
 from popxl.plan.records import MemoryUse, Plan, Storage
 from popxl.plan.timeline import Timeline, no_collection, timeline
 from popxl.plan.walk import Walk
-from popxl.plan.work import SegmentWork, work_of
+from popxl.plan.work import SegmentWork
 from popxl.remote_buffer import RemoteBuffer
 from popxl.streams import Stream
 
@@ -74,7 +75,7 @@ def trace(ir: Ir, target: str = "cpu") -> Traced:
     for segment in schedule.segments:
         segment.facts = facts
     with no_collection():
-        works = {segment: work_of(segment) for segment in schedule.segments}
+        works = works_of(ir, schedule.segments)
     return Traced(ir, schedule, works, lambda segment: works[segment].temporaries)
 
 
@@ -97,7 +98,7 @@ def plan_of(ir: Ir, target: str = "cpu") -> Plan:
 
 def plan_of_program(program: Program) -> Plan:
     """Like `plan_of`, of a compiled program: what XLA takes inside segments is known."""
-    works = {segment: work_of(segment) for segment in program.schedule.segments}
+    works = works_of(program.ir, program.schedule.segments)
     return Traced(program.ir, program.schedule, works, _compiled(program)).plan()
 
 
