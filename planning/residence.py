@@ -23,6 +23,7 @@ from terminal.screen import say
 _SPARE_HOST = 0.1  # of the free memory, for whatever else runs there
 _MIN_SHARE = 0.02  # of the operations: kinds of layers that are worth a simulation
 _SHARES = (0.5,), (0.25, 0.75)  # of a kind's layers, tried in turn
+_LEAST_MARGIN = 0.05  # of a device's memory, in place of a plan's margin, where the host is full
 _TRIES = 5  # to place entries, each in what the ones before it left
 _MIN_GAIN = 0.01  # of the time: what is no faster does not take more memory
 
@@ -145,7 +146,8 @@ def choose(
         host: bytes of host memory for a replica; default: its share of the machine's.
     """
     rates = on.reached_rates(config.model.precision, config.replicas)
-    search = _Search(candidates, rates, memory or on.room, host or _host_share(config, on))
+    room, share = memory or on.room, host or _host_share(config, on)
+    search = _Search(candidates, rates, room, share, config.execution.disk is not None)
     kinds = _worthwhile(*candidates.get()) if config.execution.activations == "auto" else []
     if search.best.traced.plan().remote > search.host:  # less room still for more that is kept
         kinds = []
@@ -165,13 +167,20 @@ class _Search:
 
     Args:
         memory, host: bytes of a device, and of host memory for a replica.
+        has_disk: whether a disk has room for what the host has not.
     """
 
     def __init__(
-        self, candidates: Candidates, rates: popxl.plan.Rates, memory: float, host: float
+        self,
+        candidates: Candidates,
+        rates: popxl.plan.Rates,
+        memory: float,
+        host: float,
+        has_disk: bool,
     ) -> None:
         self._candidates, self._rates, self._memory, self.host = candidates, rates, memory, host
-        self._known = candidates.trials((rates, memory, host))
+        self._has_disk = has_disk
+        self._known = candidates.trials((rates, memory, host, has_disk))
         self.best = self._trial(ALL_AGAIN)
         self.tried = [self.best]
 
@@ -194,15 +203,25 @@ class _Search:
         layers = self._candidates.get()[0].layers
         keeping = frozenset((name, share) for kind, share in kept for name in layers[kind])
         program, traced = self._candidates.get(keeping)
+        placement, fits = self._placed(traced, popxl.plan.MARGIN)
+        if not (fits or kept or self._has_disk) and traced.plan().remote > self.host:
+            placement, fits = self._placed(traced, _LEAST_MARGIN)
+        return Trial(kept, program, traced, placement, fits)
+
+    def _placed(
+        self, traced: popxl.plan.Traced, margin: float
+    ) -> tuple[popxl.plan.Placement, bool]:
+        """Its entries placed, and whether there is room."""
         besides: int | None = None
         before: popxl.plan.Timeline | None = None
         for _ in range(_TRIES):  # what travels less takes more memory, or less
-            placement = popxl.plan.place(traced, self._rates, int(self._memory), besides, before)
+            memory = int(self._memory)
+            placement = popxl.plan.place(traced, self._rates, memory, besides, before, margin)
             if fits := self._fits(traced, placement):
                 break
             besides = max(besides or 0, placement.after.peak - placement.nbytes)
             before = placement.before
-        return Trial(kept, program, traced, placement, fits)
+        return placement, fits
 
     def _fits(self, traced: popxl.plan.Traced, placement: popxl.plan.Placement) -> bool:
         plan = traced.plan()

@@ -81,6 +81,7 @@ def place(
     device: int,
     peak: int | None = None,
     before: Timeline | None = None,
+    margin: float = MARGIN,
 ) -> Placement:
     """Choose which entries of the program's remote buffers stay on the device, and set it.
 
@@ -88,12 +89,13 @@ def place(
         device: bytes of a device's memory for the program.
         peak: of them, what a run takes besides those entries; default: what it takes if none stay.
         before: a simulated run with all entries in host memory, where there is one already.
+        margin: fraction of `device` that stays free.
     """
     for buffer in traced.ir.remote_buffers:
         buffer.resident = 0
     before = before or traced.timeline(rates)
     peak = before.peak if peak is None else peak
-    room = int(device * (1 - MARGIN)) - peak - traced.plan().on_device
+    room = int(device * (1 - margin)) - peak - traced.plan().on_device
     flow = traced.flow(rates, before.window)
     groups = list(_groups(traced, flow))
     saves: dict[str, float] = {}
