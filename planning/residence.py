@@ -204,7 +204,8 @@ class _Search:
         keeping = frozenset((name, share) for kind, share in kept for name in layers[kind])
         program, traced = self._candidates.get(keeping)
         placement, fits = self._placed(traced, popxl.plan.MARGIN)
-        if not (fits or kept or self._has_disk) and traced.plan().remote > self.host:
+        lacks = traced.plan().remote - self.host
+        if not (kept or self._has_disk) and 0 < lacks < popxl.plan.MARGIN * self._memory:
             placement, fits = self._placed(traced, _LEAST_MARGIN)
         return Trial(kept, program, traced, placement, fits)
 
