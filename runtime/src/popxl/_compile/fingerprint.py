@@ -86,6 +86,11 @@ def _machine(program: Target) -> Iterator[str]:
     yield f"processor {_processor()}"
     yield f"switches {sorted(program.platform.switches.items())}"
     yield from (f"{name}={os.environ.get(name, '')}" for name in _ENVIRONMENT)
+    yield from jax_settings()
+
+
+def jax_settings() -> Iterator[str]:
+    """Settings of JAX that change what is traced or compiled."""
     yield from (f"{name}={jax.config.values.get(name)}" for name in _JAX_SETTINGS)
 
 

@@ -10,9 +10,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import jax
-
-from popxl._compile.fingerprint import Uncacheable, segment_lines
+from popxl._compile.fingerprint import Uncacheable, jax_settings, segment_lines
 from popxl._schedule.segment import facts_of
 from popxl.plan.work import SegmentWork, work_of
 
@@ -44,9 +42,7 @@ def _work(ir: Ir, segment: Segment) -> SegmentWork:
 def _key(ir: Ir, segment: Segment) -> bytes:
     facts = facts_of(segment)
     platform = facts.target.partition(" ")[0]
-    digest = hashlib.sha256()
-    settings = jax.config.jax_default_matmul_precision, jax.config.jax_enable_x64
-    digest.update(f"{facts.target} {facts.rounding} {settings}\n".encode())
-    for line in segment_lines(ir, platform, segment, labelled=True):
+    digest = hashlib.sha256(f"{facts.target} {facts.rounding}\n".encode())
+    for line in (*jax_settings(), *segment_lines(ir, platform, segment, labelled=True)):
         digest.update(line.encode() + b"\n")
     return digest.digest()
