@@ -206,6 +206,7 @@ def _predicted(
     predicted: Mapping[str, Any] = {"bound": made.seconds, "device_bytes": made.device_bytes}
     if made.timeline is not None:
         predicted = {**predicted, "seconds": made.timeline.seconds,
+                 "computing": made.timeline.computing,
                  "exposed_transfers": made.timeline.exposed_transfers}  # fmt: skip
     return {"predicted": {**predicted, "machine": on.name}}
 

@@ -1,4 +1,4 @@
-"""What docs/benchmarks.md says of an H200 is what its record says."""
+"""What docs/benchmarks.md and the hardware table say of an H200 is what its record says."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from config.machines import machine
 
 ROOT = Path(__file__).parents[2]
 RECORD = json.loads((ROOT / "benchmarks/results/h200.json").read_text(encoding="utf-8"))
@@ -24,11 +26,19 @@ def test_steps(step: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("of", RECORD["kernels"], ids=lambda of: of["preset"])
 def test_kernels(of: dict[str, Any]) -> None:
-    def total(way: str, name: str) -> str:
-        found = [v[name] for part, v in of["parts"].items() if part.endswith(way)]
-        return f"{1e3 * sum(found):,.1f}"
-
-    ways = ("/forward", "/backward", "")
-    numbers = [total(way, name) for way in ways for name in ("seconds", "simulated")]
+    parts = of["parts"].values()
+    total = (f"{1e3 * sum(v[name] for v in parts):,.1f}" for name in ("seconds", "simulated"))
     (row,) = [r for r in SECTION.splitlines() if r.startswith(f"| `{of['preset']}`, ")]
-    assert row.endswith(f" | {' | '.join(numbers)} |")
+    assert row.endswith(f" | {' | '.join(total)} |")
+
+
+def test_the_hardware_table_has_what_was_measured() -> None:
+    def rate(kernel: dict[str, float]) -> float:
+        return kernel["flops"] / kernel["seconds"]
+
+    own, found = machine("h200"), RECORD["rates"]
+    reached = {"bandwidth": found["memory"], "host_link": found["loads"],
+               "both_ways": found["both"], "float8": rate(found["float8_products"])}  # fmt: skip
+    assert {name: own.reached[name] for name in reached} == pytest.approx(reached, rel=0.02)
+    for size, kernels in found["attention"].items():
+        assert list(own.attention[int(size)]) == pytest.approx(list(map(rate, kernels)), rel=0.02)

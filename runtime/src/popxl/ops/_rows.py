@@ -1,10 +1,9 @@
 """Rows added to those of an array that indices say: the gradient of a gather.
 
 On a GPU, atomic additions come in any order, so XLA sorts rows before it adds those with equal
-indices, all their elements with them, in a hundred passes over memory. Here the indices alone are
-sorted, or compared, where there are few. Sums of equal ones within blocks of rows are a product
-with a matrix of zeros and ones; what is left has indices that differ, and few rows that go on from
-a block to the next.
+indices, all their elements with them. Here the indices alone are sorted, or compared, where there
+are few. Sums of equal ones within blocks of rows are a product with a matrix of zeros and ones;
+what is left has indices that differ, and few rows that go on from a block to the next.
 """
 
 from __future__ import annotations
