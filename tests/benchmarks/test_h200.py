@@ -42,3 +42,10 @@ def test_the_hardware_table_has_what_was_measured() -> None:
     assert {name: own.reached[name] for name in reached} == pytest.approx(reached, rel=0.02)
     for size, kernels in found["attention"].items():
         assert list(own.attention[int(size)]) == pytest.approx(list(map(rate, kernels)), rel=0.02)
+
+
+@pytest.mark.parametrize("part", RECORD["host"])
+def test_the_host_takes_what_was_measured_to_dispatch(part: str) -> None:
+    found, rates = RECORD["host"][part], machine("h200").reached_rates("bfloat16", 1)
+    planned = rates.run * found["runs"] + rates.launch * found["kernels"]
+    assert planned == pytest.approx(found["seconds"], rel=0.12)

@@ -268,7 +268,7 @@ class Session:
         seed, state = self._next_seed(), self._state
         self._values.begin(device_variables.may_change(self._program))
         self._state = None
-        with self._together(), device_memory_named():
+        with self._together(), _device_memory_named():
             try:
                 results = self._program.run(state, data, seed)
             except poplar_application_runtime_error:
@@ -589,7 +589,7 @@ class Session:
 
 # ---- helpers ------------------------------------------------------------------------------------
 @contextmanager
-def device_memory_named() -> Iterator[None]:
+def _device_memory_named() -> Iterator[None]:
     """Turn XLA's error about memory that it does not get for an array into `DeviceMemoryError`; JAX
     raises it as one of two types."""
     try:
