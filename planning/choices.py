@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil
+from math import ceil, inf
 from typing import Any
 
 import popdist
@@ -28,7 +28,7 @@ from machine.memory import host_memory
 from machine.shortage import explain_shortages
 from modelling.spec import family_of
 from planning.expert_groups import fewest
-from planning.residence import choose, finetuning_candidates, fits_some_way, is_automatic
+from planning.residence import Programs, choose, fits_some_way, is_automatic
 from popxl import hardware
 from terminal.command_line import CommandLine
 from terminal.screen import say
@@ -146,6 +146,7 @@ def with_choices(
     only_plans: bool = False,
     machine: Machine | None = None,
     loaded: Loaded | None = None,
+    programs: Programs | None = None,
 ) -> CommandLine:
     """The command line with a complete configuration. Says in a line what was chosen.
 
@@ -155,6 +156,7 @@ def with_choices(
         only_plans: there need not be any data.
         machine: to choose for; None: the one at hand.
         loaded: what the run shares; the data that are read stay there.
+        programs: where those that are tried stay.
 
     Raises:
         UserError: nothing says which data, or they cannot be had; there is no device of the kind.
@@ -175,6 +177,7 @@ def with_choices(
     with explain_shortages(line.preset, line.config):
         devices = Devices.here(line.config) if machine is None else Devices.of(machine)
         made = _chosen(Choices(settings, devices), splits, trains, loaded or Loaded())
+        made = _with_micro_batch(made, programs or Programs()) if trains else made
     if told := _told(made, trains):
         say(told)
     return replace(line, config=made.config, settings=made.settings)
@@ -193,7 +196,7 @@ def _chosen(choices: Choices, splits: Sequence[Split], trains: bool, loaded: Loa
     if not trains:
         return choices
     groups = fewest(choices.config, choices.devices.memory)
-    return _with_micro_batch(choices.with_(execution__expert_groups=groups))
+    return choices.with_(execution__expert_groups=groups)
 
 
 def _has_data(given: frozenset[str], splits: Sequence[Split]) -> bool:
@@ -288,37 +291,46 @@ def _with_batch(
     )
 
 
-def _with_micro_batch(choices: Choices) -> Choices:
+def _with_micro_batch(choices: Choices, programs: Programs) -> Choices:
     """Another size of the micro-batch where simulated runs are faster with it, by at least
     `MIN_GAIN`: what is larger reads weights less often, and takes memory that could hold state.
+    Larger ones are tried as long as they are faster, and a smaller one where none is.
     """
     config, on = choices.config, choices.devices.machine
     if "execution.micro_batch_size" in choices.given or on is None or not is_automatic(config):
         return choices
-    usual, each = config.execution.micro_batch_size, config.gradient_accumulation
-    each *= usual
-    sizes = (n for n in (usual, 2 * usual, 4 * usual, usual // 2) if n and each % n == 0)
-    runs = dict[int, float | None]()
-    for n in sizes:  # what is larger does not fit where the usual one does not
-        if n <= usual or runs[usual] is not None:
-            runs[n] = _simulated(choices.with_(execution__micro_batch_size=n).config, on)
-    fitting = {n: seconds for n, seconds in runs.items() if seconds is not None}
-    best = min(fitting, key=fitting.__getitem__, default=usual)
-    if usual in fitting and fitting[best] > (1 - MIN_GAIN) * fitting[usual]:
+    usual, half = config.execution.micro_batch_size, config.execution.micro_batch_size // 2
+    each = config.gradient_accumulation * usual
+
+    def seconds(n: int) -> float:
+        there = choices.with_(execution__micro_batch_size=n).config
+        return _simulated(there, on, programs)
+
+    runs = {usual: seconds(usual)}
+    for n in (2 * usual, 4 * usual):
+        if each % n or runs[n // 2] == inf:  # what is larger does not fit either
+            break
+        runs[n] = seconds(n)
+        if runs[n] >= runs[n // 2]:
+            break
+    if half and each % half == 0 and runs.get(2 * usual, inf) >= runs[usual]:
+        runs[half] = seconds(half)
+    best = min(runs, key=runs.__getitem__)
+    if runs[best] > (1 - MIN_GAIN) * runs[usual]:
         best = usual
     samples = config.training.global_batch_size * config.execution.device_iterations
-    rates = {n: samples / seconds for n, seconds in fitting.items()}
+    rates = {n: samples / taken for n, taken in runs.items() if taken < inf}
     return replace(choices.with_(execution__micro_batch_size=best), simulated=rates)
 
 
-def _simulated(config: RunConfig, on: Machine) -> float | None:
-    """Seconds of a simulated run of training; None where it does not fit."""
+def _simulated(config: RunConfig, on: Machine, programs: Programs) -> float:
+    """Seconds of a simulated run of training; infinite where it does not fit."""
     again = replace(config, execution=replace(config.execution, activations="recompute"))
-    candidates = finetuning_candidates(config, on.target)
+    candidates = programs.of(config, on.target)
     if not fits_some_way(candidates, config, on):
-        return None
+        return inf
     best = choose(candidates, again, on).best
-    return best.seconds if best.fits else None
+    return best.seconds if best.fits else inf
 
 
 def _batch(config: RunConfig, lengths: Lengths | None) -> int:

@@ -39,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from machine.here import machine_here
     from planning.choices import with_choices
     from planning.fitting import best_training, generation
+    from planning.residence import Programs
 
     config, options = line.config, line.options
     with explain_shortages(line.preset, config):
@@ -50,9 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # How many devices there are is an option of its own.
         copies = {"execution": {"data_parallel": config.execution.data_parallel}}
         line = replace(line, settings=line.settings.over(Layer("--devices", copies)))
-        config = with_choices(line, trains=True, machine=target).config
+        programs = Programs()
+        config = with_choices(line, trains=True, machine=target, programs=programs).config
         devices = options.devices or min(config.replicas, target.devices or config.replicas)
-        made = best_training(line.preset, config, target, devices)
+        made = best_training(line.preset, config, target, devices, programs)
         written = generation(line.preset, config, target)
     print("\n".join(as_lines(made, options.tokens)))
     print("\n".join(generation_lines(written)))

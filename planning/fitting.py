@@ -10,14 +10,17 @@ from config.layers import largest_divisor
 from config.machines import Machine
 from config.sections import RunConfig
 from planning.expert_groups import SHARE, bytes_at_work, more
-from planning.needs import finetuning_needs, inference_needs
+from planning.needs import bytes_of_weights, finetuning_needs, inference_needs
 from planning.report import Report, report
+from planning.residence import Programs
 
 DISK = "DIR"
 """Stands for a folder of the machine's disk."""
 
 
-def best_training(name: str, config: RunConfig, machine: Machine, devices: int) -> Report:
+def best_training(
+    name: str, config: RunConfig, machine: Machine, devices: int, programs: Programs | None = None
+) -> Report:
     """The plan of the fastest way to train that fits, or the last that was tried where none does.
 
     The devices share each layer, or the batch, or what a person asked for. If the device's memory
@@ -26,11 +29,13 @@ def best_training(name: str, config: RunConfig, machine: Machine, devices: int) 
     Args:
         name: of the configuration, for people.
         devices: how many are used.
+        programs: those that there are already.
 
     Raises:
         ConfigError: the model cannot be cut over so many devices.
     """
-    reports = [_smallest_that_fits(name, each, machine) for each in _layouts(config, devices)]
+    programs, layouts = programs or Programs(), _layouts(config, devices)
+    reports = [_smallest_that_fits(name, each, machine, programs) for each in layouts]
     if not reports:
         raise ConfigError(
             f"{name} cannot run on {devices} devices: neither its batch of "
@@ -43,6 +48,8 @@ def generation(name: str, config: RunConfig, machine: Machine) -> Report:
     """The plan of generation on one device, with the prompts of a batch of training, and with the
     disk if host memory is too small."""
     one = config.changed({f"execution.{n}": 1 for n in ("data_parallel", "tensor_parallel")})
+    if one.generation.weights == "auto" and bytes_of_weights(one) > machine.room:
+        one = one.changed({"generation.weights": "streamed"})
     made = report(name, inference_needs(one, machine.target), machine)
     if made.fits or one.execution.disk is not None:
         return made
@@ -70,11 +77,13 @@ def _layouts(config: RunConfig, devices: int) -> Iterator[RunConfig]:
             continue
 
 
-def _smallest_that_fits(name: str, config: RunConfig, machine: Machine) -> Report:
+def _smallest_that_fits(
+    name: str, config: RunConfig, machine: Machine, programs: Programs
+) -> Report:
     """The first plan that fits, with more groups of experts, where one takes much, or smaller
     micro-batches, as long as device memory is too small, and with the disk if host memory is."""
     target = machine.target
-    needs = finetuning_needs(config, target)
+    needs = finetuning_needs(config, target, programs)
     made = report(name, needs, machine)
     while not made.fits:
         config = made.needs.config
@@ -91,6 +100,9 @@ def _smallest_that_fits(name: str, config: RunConfig, machine: Machine) -> Repor
             is_same = machine.platform != "cpu"  # the program, with a disk
         else:
             break
-        needs = replace(needs, config=config) if is_same else finetuning_needs(config, target)
+        if is_same:
+            needs = replace(needs, config=config)
+        else:
+            needs = finetuning_needs(config, target, programs)
         made = report(name, needs, machine)
     return made

@@ -18,8 +18,8 @@ from modelling.weights.row import fits_few_bits, is_of_adapter
 from planning.residence import (
     Candidates,
     Chosen,
+    Programs,
     choose,
-    finetuning_candidates,
     is_automatic,
     on_platform,
 )
@@ -89,11 +89,17 @@ def host_room(config: RunConfig, machine: Machine) -> float:
     return machine.host_memory if given is None else min(given * 1e9, machine.host_memory)
 
 
-def finetuning_needs(config: RunConfig, target: str = "cpu") -> Needs:
-    """What fine-tuning needs, traced for a machine (`Machine.target`)."""
+def finetuning_needs(
+    config: RunConfig, target: str = "cpu", programs: Programs | None = None
+) -> Needs:
+    """What fine-tuning needs, traced for a machine (`Machine.target`).
+
+    Args:
+        programs: those that there are already.
+    """
     family = family_of(config)
     table = family.weights(config)
-    candidates = finetuning_candidates(config, target)
+    candidates = (programs or Programs()).of(config, target)
     _, traced = candidates.get()
     count, shapes = _parameters(table), [weight.shape for weight in table.trained]
     rows = [row for row in table.rows if row.trained]
@@ -138,6 +144,12 @@ def inference_needs(config: RunConfig, target: str = "cpu") -> Needs:
         batches * math.prod(program.tokens.shape),
         streamed=streamed,
     )
+
+
+def bytes_of_weights(config: RunConfig) -> int:
+    """Bytes of the weights that generation needs."""
+    config = replace(config, model=replace(config.model, eval=True))
+    return _weight_bytes(config, family_of(config).weights(config))
 
 
 def streamed_instead(needs: Needs, target: str) -> Needs | None:

@@ -66,8 +66,22 @@ class Candidates:
         return self._trials
 
 
-def finetuning_candidates(config: RunConfig, target: str) -> Candidates:
-    """The candidates for a configuration, traced for a machine (`Machine.target`)."""
+class Programs:
+    """The candidates for configurations: those of one that is chosen are there for its plan."""
+
+    def __init__(self) -> None:
+        self._made: list[tuple[RunConfig, str, Candidates]] = []
+
+    def of(self, config: RunConfig, target: str) -> Candidates:
+        """The candidates for a configuration, traced for a machine (`Machine.target`)."""
+        for known, traced_for, candidates in self._made:
+            if (known, traced_for) == (config, target):
+                return candidates
+        self._made.append((config, target, _candidates(config, target)))
+        return self._made[-1][2]
+
+
+def _candidates(config: RunConfig, target: str) -> Candidates:
     family, there = family_of(config), on_platform(config, target)
     table = family.weights(config)
 
@@ -148,14 +162,14 @@ def choose(
     rates = on.reached_rates(config.model.precision, config.replicas)
     room, share = memory or on.room, host or _host_share(config, on)
     search = _Search(candidates, rates, room, share, config.execution.disk is not None)
-    kinds = _worthwhile(*candidates.get()) if config.execution.activations == "auto" else []
-    if search.best.traced.plan().remote > search.host:  # less room still for more that is kept
-        kinds = []
+    kinds: list[str] = []
+    if config.execution.activations == "auto" and search.best.traced.storage().remote <= share:
+        kinds = _worthwhile(*candidates.get())  # more that is kept takes more room still
     left = kinds
     while left and search.improves([search.best.kept | {(kind, 1.0)} for kind in left]):
         left = [kind for kind in left if (kind, 1.0) not in search.best.kept]
     for kind in kinds:
-        for shares in _SHARES:
+        for shares in () if kind in search.best.program.undivided else _SHARES:
             others = {(name, share) for name, share in search.best.kept if name != kind}
             if not search.improves([frozenset(others | {(kind, share)}) for share in shares]):
                 break
@@ -178,9 +192,10 @@ class _Search:
         host: float,
         has_disk: bool,
     ) -> None:
-        self._candidates, self._rates, self._memory, self.host = candidates, rates, memory, host
-        self._has_disk = has_disk
-        self._known = candidates.trials((rates, memory, host, has_disk))
+        self._candidates, self._rates, self._memory, self._host = candidates, rates, memory, host
+        fits_some_way = _least(candidates) <= memory + host
+        self._squeezes = fits_some_way and not has_disk  # where host memory lacks little
+        self._known = candidates.trials((rates, memory, host, self._squeezes))
         self.best = self._trial(ALL_AGAIN)
         self.tried = [self.best]
 
@@ -204,8 +219,8 @@ class _Search:
         keeping = frozenset((name, share) for kind, share in kept for name in layers[kind])
         program, traced = self._candidates.get(keeping)
         placement, fits = self._placed(traced, popxl.plan.MARGIN)
-        lacks = traced.plan().remote - self.host
-        if not (kept or self._has_disk) and 0 < lacks < popxl.plan.MARGIN * self._memory:
+        lacks = traced.storage().remote - self._host
+        if self._squeezes and not kept and 0 < lacks < popxl.plan.MARGIN * self._memory:
             placement, fits = self._placed(traced, _LEAST_MARGIN)
         return Trial(kept, program, traced, placement, fits)
 
@@ -218,21 +233,27 @@ class _Search:
         for _ in range(_TRIES):  # what travels less takes more memory, or less
             memory = int(self._memory)
             placement = popxl.plan.place(traced, self._rates, memory, besides, before, margin)
-            if fits := self._fits(traced, placement):
+            taken = max(besides or 0, placement.after.peak - placement.nbytes)
+            if (fits := self._fits(traced, placement)) or taken == besides:
                 break
-            besides = max(besides or 0, placement.after.peak - placement.nbytes)
-            before = placement.before
+            besides, before = taken, placement.before
         return placement, fits
 
     def _fits(self, traced: popxl.plan.Traced, placement: popxl.plan.Placement) -> bool:
-        plan = traced.plan()
-        return plan.on_device + placement.after.peak <= self._memory and plan.remote <= self.host
+        stored = traced.storage()
+        on_device = stored.on_device + placement.after.peak
+        return on_device <= self._memory and stored.remote <= self._host
 
 
 def fits_some_way(candidates: Candidates, config: RunConfig, on: Machine) -> bool:
     """Whether device and host could hold the entries of a program, wherever they are placed."""
-    plan = candidates.get()[1].plan()
-    return plan.remote + plan.resident <= on.room + _host_share(config, on)
+    return _least(candidates) <= on.room + _host_share(config, on)
+
+
+def _least(candidates: Candidates) -> int:
+    """Bytes of the entries of a program that computes all activations again."""
+    stored = candidates.get()[1].storage()
+    return stored.remote + stored.resident + stored.disk
 
 
 def _host_share(config: RunConfig, on: Machine) -> float:

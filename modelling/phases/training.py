@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import popxl
@@ -38,6 +38,7 @@ class TrainingProgram:
         variables: by phase and layer: `variables[phase name][layer]` has trees `fwd` and `optim`
             (and `grad`, if asked for).
         layers: phases that may keep their activations, by the kind of their layers.
+        undivided: kinds of which all layers keep their activations, or none.
     """
 
     ir: popxl.Ir
@@ -50,6 +51,7 @@ class TrainingProgram:
     only_update: popxl.HostToDeviceStream | None
     variables: Mapping[str, list[addons.NamedTensors]]
     layers: Mapping[str, Sequence[str]]
+    undivided: Set[str]
 
 
 NOTHING: Mapping[str, float] = {}
@@ -107,6 +109,7 @@ def build_training(
         only_update,
         variables,
         _layers(layout),
+        {stage.experts.phase.layer for stage in layout.order if stage.experts is not None},
     )
 
 

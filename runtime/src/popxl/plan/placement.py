@@ -95,7 +95,7 @@ def place(
         buffer.resident = 0
     before = before or traced.timeline(rates)
     peak = before.peak if peak is None else peak
-    room = int(device * (1 - margin)) - peak - traced.plan().on_device
+    room = int(device * (1 - margin)) - peak - traced.storage().on_device
     flow = traced.flow(rates, before.window)
     groups = list(_groups(traced, flow))
     saves: dict[str, float] = {}

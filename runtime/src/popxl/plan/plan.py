@@ -36,11 +36,15 @@ class Traced:
     works: Mapping[Segment, SegmentWork]
     temporaries: Callable[[Segment], int]
 
+    def storage(self) -> Storage:
+        """What the program stores; see `storage_of`."""
+        return storage_of(self.ir)
+
     def plan(self) -> Plan:
         """What a run needs and does."""
         walk = Walk(self.works, self.temporaries)
         peak = walk.run(self.schedule)
-        stored = storage_of(self.ir)
+        stored = self.storage()
         return Plan(
             replicas=self.ir.replication_factor,
             parts=walk.parts(),
