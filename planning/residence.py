@@ -193,15 +193,17 @@ class _Search:
         has_disk: bool,
     ) -> None:
         self._candidates, self._rates, self._memory, self._host = candidates, rates, memory, host
-        fits_some_way = _least(candidates) <= memory + host
-        self._squeezes = fits_some_way and not has_disk  # where host memory lacks little
+        has_room = self._has_room(candidates.get()[1])
+        self._squeezes = has_room and not has_disk  # where host memory lacks little
         self._known = candidates.trials((rates, memory, host, self._squeezes))
         self.best = self._trial(ALL_AGAIN)
         self.tried = [self.best]
 
     def improves(self, trials: Sequence[Kept]) -> bool:
         """Whether one of these is better; it is the best then."""
-        made = [self._trial(kept) for kept in trials]
+        made = [self._trial(kept) for kept in trials if self._has_room(self._program(kept)[1])]
+        if not made:
+            return False
         self.tried.extend(made)
         fastest = min(made, key=lambda one: (not one.fits, one.seconds))
         if not fastest.fits or fastest.seconds > (1 - _MIN_GAIN) * self.best.seconds:
@@ -215,9 +217,7 @@ class _Search:
         return self._known[kept]
 
     def _simulated(self, kept: Kept) -> Trial:
-        layers = self._candidates.get()[0].layers
-        keeping = frozenset((name, share) for kind, share in kept for name in layers[kind])
-        program, traced = self._candidates.get(keeping)
+        program, traced = self._program(kept)
         placement, fits = self._placed(traced, popxl.plan.MARGIN)
         lacks = traced.storage().remote - self._host
         if self._squeezes and not kept and 0 < lacks < popxl.plan.MARGIN * self._memory:
@@ -229,30 +229,44 @@ class _Search:
     ) -> tuple[popxl.plan.Placement, bool]:
         """Its entries placed, and whether there is room."""
         besides: int | None = None
-        before: popxl.plan.Timeline | None = None
+        hosted: popxl.plan.Hosted | None = None
         for _ in range(_TRIES):  # what travels less takes more memory, or less
             memory = int(self._memory)
-            placement = popxl.plan.place(traced, self._rates, memory, besides, before, margin)
+            placement = popxl.plan.place(traced, self._rates, memory, besides, hosted, margin)
             taken = max(besides or 0, placement.after.peak - placement.nbytes)
-            if (fits := self._fits(traced, placement)) or taken == besides:
+            on_device, on_host = self._fits(traced, placement)
+            if taken == besides or (on_device and (on_host or not self._has_room(traced))):
                 break
-            besides, before = taken, placement.before
-        return placement, fits
+            besides, hosted = taken, placement.hosted
+        return placement, on_device and on_host
 
-    def _fits(self, traced: popxl.plan.Traced, placement: popxl.plan.Placement) -> bool:
+    def _program(self, kept: Kept) -> tuple[TrainingProgram, popxl.plan.Traced]:
+        layers = self._candidates.get()[0].layers
+        return self._candidates.get(
+            frozenset((name, share) for kind, share in kept for name in layers[kind])
+        )
+
+    def _has_room(self, traced: popxl.plan.Traced) -> bool:
+        """Whether device and host could hold its entries."""
+        return _entries(traced) <= self._memory + self._host
+
+    def _fits(
+        self, traced: popxl.plan.Traced, placement: popxl.plan.Placement
+    ) -> tuple[bool, bool]:
+        """Whether device and host have room."""
         stored = traced.storage()
         on_device = stored.on_device + placement.after.peak
-        return on_device <= self._memory and stored.remote <= self._host
+        return on_device <= self._memory, stored.remote <= self._host
 
 
 def fits_some_way(candidates: Candidates, config: RunConfig, on: Machine) -> bool:
     """Whether device and host could hold the entries of a program, wherever they are placed."""
-    return _least(candidates) <= on.room + _host_share(config, on)
+    return _entries(candidates.get()[1]) <= on.room + _host_share(config, on)
 
 
-def _least(candidates: Candidates) -> int:
-    """Bytes of the entries of a program that computes all activations again."""
-    stored = candidates.get()[1].storage()
+def _entries(traced: popxl.plan.Traced) -> int:
+    """Bytes of all entries of a program."""
+    stored = traced.storage()
     return stored.remote + stored.resident + stored.disk
 
 

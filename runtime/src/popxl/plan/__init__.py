@@ -20,6 +20,7 @@ from popxl._storage.disk_traffic import DISK_WINDOW as DISK_WINDOW
 from popxl._storage.replica_arrays import variable_parts as variable_parts
 from popxl.context import part as part
 from popxl.plan.placement import MARGIN as MARGIN
+from popxl.plan.placement import Hosted as Hosted
 from popxl.plan.placement import Kept as Kept
 from popxl.plan.placement import Placement as Placement
 from popxl.plan.placement import place as place

@@ -11,11 +11,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
+from popxl._schedule.lookahead import window_of
 from popxl._schedule.schedule import Routine, Transfer
 from popxl._schedule.walk import routines_by_part
 from popxl.plan.flow import Entry, Flow
@@ -32,6 +34,8 @@ _ROUND = 4  # choices
 _GOLDEN = (5**0.5 - 1) / 2  # the first multiples of it, modulo 1, are spread evenly
 _HOT = 8  # crossings of the host link a run: entries that many loads read
 _SMALL = 2**20  # bytes
+_LONG = 10_000  # runs of segments, of a program that takes long to simulate
+_ITERATIONS = 8  # of its loops, for what they take of the device's memory
 _EASE = 0.01  # seconds that one second less of transfers counts, hidden or not
 
 
@@ -60,14 +64,20 @@ class Placement:
 
     Attributes:
         kinds: those that save most for each byte first.
-        before, after: simulated runs with all entries in host memory, and as placed.
+        hosted: the run with all entries in host memory.
+        after: a simulated run as placed.
         room: device bytes for entries of remote buffers.
     """
 
     kinds: Sequence[Kept]
-    before: Timeline
+    hosted: Hosted
     after: Timeline
     room: int
+
+    @property
+    def before(self) -> Timeline:
+        """A simulated run with all entries in host memory."""
+        return self.hosted.timeline
 
     @property
     def nbytes(self) -> int:
@@ -75,12 +85,51 @@ class Placement:
         return sum(kind.nbytes for kind in self.kinds)
 
 
+class Hosted:
+    """A run with all entries in host memory, simulated when somebody asks."""
+
+    def __init__(self, traced: Traced, rates: Rates) -> None:
+        self._traced, self._rates = traced, rates
+        self._on_disk = {buffer: buffer.on_disk for buffer in traced.ir.remote_buffers}
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The simulated run."""
+        with self._none_resident():
+            return self._traced.timeline(self._rates)
+
+    @cached_property
+    def peak(self) -> int:
+        """`Timeline.peak`; of a long run about that, as a shorter one says."""
+        if self._traced.runs <= _LONG:
+            return self.timeline.peak
+        with self._none_resident():
+            return self._traced.shortened(_ITERATIONS).timeline(self._rates, self.window).peak
+
+    @property
+    def window(self) -> int:
+        """`Timeline.window`."""
+        return window_of(self._traced.schedule)
+
+    @contextmanager
+    def _none_resident(self) -> Iterator[None]:
+        """As it was when nothing was placed."""
+        now = {buffer: (buffer.residents, buffer.on_disk) for buffer in self._on_disk}
+        for buffer, on_disk in self._on_disk.items():
+            buffer.resident, buffer.on_disk = 0, on_disk
+        try:
+            yield
+        finally:
+            for buffer, (resident, on_disk) in now.items():
+                buffer.resident, buffer.on_disk = resident, on_disk
+
+
 def place(
     traced: Traced,
     rates: Rates,
     device: int,
     peak: int | None = None,
-    before: Timeline | None = None,
+    hosted: Hosted | None = None,
     margin: float = MARGIN,
 ) -> Placement:
     """Choose which entries of the program's remote buffers stay on the device, and set it.
@@ -88,15 +137,15 @@ def place(
     Args:
         device: bytes of a device's memory for the program.
         peak: of them, what a run takes besides those entries; default: what it takes if none stay.
-        before: a simulated run with all entries in host memory, where there is one already.
+        hosted: the run with all entries in host memory, where somebody asked for it already.
         margin: fraction of `device` that stays free.
     """
     for buffer in traced.ir.remote_buffers:
         buffer.resident = 0
-    before = before or traced.timeline(rates)
-    peak = before.peak if peak is None else peak
+    hosted = hosted or Hosted(traced, rates)
+    peak = hosted.peak if peak is None else peak
     room = int(device * (1 - margin)) - peak - traced.storage().on_device
-    flow = traced.flow(rates, before.window)
+    flow = traced.flow(rates, hosted.window)
     groups = list(_groups(traced, flow))
     saves: dict[str, float] = {}
     if sum(group.nbytes for group in groups) <= room:
@@ -106,7 +155,7 @@ def place(
         saves = _alone(groups, flow)
         _choose(groups, flow, room)
     _set(groups)
-    return Placement(_kinds(groups, saves), before, traced.timeline(rates), room)
+    return Placement(_kinds(groups, saves), hosted, traced.timeline(rates), room)
 
 
 class _Group:

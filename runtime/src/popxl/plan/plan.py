@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from popxl._analysis.effects import program_effects
 from popxl._run.program import Program, facts_of_program
 from popxl._schedule.build import build_schedule
-from popxl._schedule.schedule import Schedule
+from popxl._schedule.schedule import Run, Schedule
 from popxl._schedule.segment import Segment
 from popxl.ir import Ir
+from popxl.plan.events import events_of
 from popxl.plan.flow import Flow
 from popxl.plan.known import works_of
 from popxl.plan.rates import Rates
 from popxl.plan.records import MemoryUse, Plan, Storage
+from popxl.plan.steady import shortened
 from popxl.plan.timeline import Timeline, no_collection, timeline
 from popxl.plan.walk import Walk
 from popxl.plan.work import SegmentWork
@@ -55,6 +57,15 @@ class Traced:
             disk=stored.disk,
             resident=stored.resident,
         )
+
+    @property
+    def runs(self) -> int:
+        """How many segments a run of the program runs."""
+        return sum(isinstance(event.step, Run) for event in events_of(self.schedule))
+
+    def shortened(self, most: int) -> Traced:
+        """The program with at most so many iterations of each loop, to be simulated alone."""
+        return replace(self, schedule=shortened(self.schedule, most))
 
     def flow(self, rates: Rates, window: int) -> Flow:
         """A run in bulk, with all entries in host memory; see `popxl.plan.flow`."""

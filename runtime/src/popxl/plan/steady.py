@@ -9,7 +9,16 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from typing import TypeVar
 
-from popxl._schedule.schedule import Branch, Compute, Loop, Passed, Routine, Schedule, Transfer
+from popxl._schedule.schedule import (
+    Branch,
+    Compute,
+    Loop,
+    Passed,
+    Routine,
+    Schedule,
+    Step,
+    Transfer,
+)
 
 _LONG = 12  # iterations of a loop that is worth it
 
@@ -37,6 +46,26 @@ def measured(
         return whole, whole, 0.0
     few, more = (measure(_with_count(schedule, loop, n)) for n in (first, first + period))
     return few, more, (loop.count - first - period) / period
+
+
+def shortened(schedule: Schedule, most: int) -> Schedule:
+    """The schedule with at most so many iterations of each loop, whatever they move."""
+    made: dict[Routine, Routine] = {}
+
+    def short(passed: Passed) -> Passed:
+        return replace(passed, routine=made[passed.routine])
+
+    def step_of(step: Step) -> Step:
+        match step:
+            case Loop():
+                return replace(step, body=short(step.body), count=min(step.count, most))
+            case Branch():
+                return replace(step, branches=tuple(map(short, step.branches)))
+        return step
+
+    for routine in schedule.routines:  # those first that others call
+        made[routine] = replace(routine, steps=[step_of(step) for step in routine.steps])
+    return replace(schedule, main=made[schedule.main], routines=list(made.values()))
 
 
 def _with_count(schedule: Schedule, loop: Loop, count: int) -> Schedule:
