@@ -48,13 +48,13 @@ def with_table(text: str) -> str:
 
 
 def _head(preset: str) -> str:
-    """The facts of the whole, which come before the table of the phases."""
+    """The facts of the whole, without what was tried and placed."""
     config = load_config(
         config_class_of(preset_data("finetuning", preset), preset), "finetuning", preset
     )
     machine = default_machine(config)
     plan = as_text(report(preset, finetuning_needs(config, machine.target), machine))
-    return plan.partition("\n\n")[0]
+    return plan.partition("\nactivations ")[0].partition("\nplacement ")[0].partition("\n\n")[0]
 
 
 def main() -> None:
