@@ -155,22 +155,31 @@ def _current(rule: _Rule, amax: Any, dtype: dtypes.dtype) -> Any:
     return ScaleRule(*rule)(amax, LARGEST[dtype], jnp.float32(1))
 
 
-def _linear(
-    x: Any, w: Any, *rest: Any, format: str, exact: bool, biased: bool = False,
-    rule: _Rule | None = None, result: dtypes.dtype | None = None,
-) -> tuple[Any, ...]:  # fmt: skip
-    """(y, x in float8, w in float8, the scales of both, their amaxes)."""
-    dtype, of = FORMATS[format].forward, x.dtype if result is None else result.as_jax()
+def _operands(
+    x: Any, w: Any, *scale: Any, format: str, rule: _Rule | None = None
+) -> tuple[Any, ...]:
+    """(x in float8, w in float8, the scales of both, their amaxes)."""
+    dtype = FORMATS[format].forward
     for t in (x, w):
         check_floating(t)
     if w.ndim != 2 or x.ndim < 1 or x.shape[-1] != w.shape[0]:
         raise ValueError(f"x {x.shape} and the matrix {w.shape} do not fit")
     amaxes = [_amax(t) for t in (x, w)]
-    scales = list(rest[0][:2]) if rule is None else [_current(rule, a, dtype) for a in amaxes]
+    scales = list(scale[0][:2]) if rule is None else [_current(rule, a, dtype) for a in amaxes]
     x8, w8 = (_saturated(t, s, dtype) for t, s in zip((x, w), scales, strict=True))
-    y = _product(x8.reshape((-1, x.shape[-1])), w8, scales[0], scales[1], (1, 0), of, exact)
-    y = y + rest[-1].astype(of) if biased else y
-    return y.reshape((*x.shape[:-1], w.shape[1])), x8, w8, jnp.stack(scales), jnp.stack(amaxes)
+    return x8, w8, jnp.stack(scales), jnp.stack(amaxes)
+
+
+def _linear(
+    x8: Any, w8: Any, scales: Any, amaxes: Any, *rest: Any, of: tuple[dtypes.dtype, ...],
+    format: str, exact: bool, biased: bool = False, rule: _Rule | None = None,
+) -> Any:  # fmt: skip
+    """x w, in the last type of `of`."""
+    result = of[-1].as_jax()
+    rows = x8.reshape((-1, x8.shape[-1]))
+    y = _product(rows, w8, scales[0], scales[1], (1, 0), result, exact)
+    y = y + rest[-1].astype(result) if biased else y
+    return y.reshape((*x8.shape[:-1], w8.shape[1]))
 
 
 def _linear_grads(
@@ -195,19 +204,25 @@ _LINEAR_GRADS = define(
 )
 
 
-def _linear_grad(ctx: Any, op: Op, dy: Tensor, *_: Any) -> list[Tensor | None]:
-    x, w, *rest = op.inputs
-    bias = [rest.pop()] if op.attrs["biased"] else []
-    kept = [ctx.fwd(t) for t in (*op.outputs[1:], *rest)]
-    attrs = {k: v for k, v in op.attrs.items() if k not in ("result", "biased")}
-    grads: list[Tensor | None] = list(
-        emit(_LINEAR_GRADS, [dy, *kept], attrs | {"results": (x.dtype, w.dtype)})
-    )
+def _operands_grad(
+    ctx: Any, op: Op, dx: Tensor | None, dw: Tensor | None, *_: Any
+) -> list[Tensor | None]:
+    """Straight through the rounding: `_linear_grad` gives them in the types of x and w."""
+    return [dx, dw, *[None] * (len(op.inputs) - 2)]
+
+
+def _linear_grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
+    kept = [ctx.fwd(t) for t in op.inputs]
+    bias = [kept.pop()] if op.attrs["biased"] else []
+    attrs = {k: v for k, v in op.attrs.items() if k not in ("of", "biased")}
+    dx, dw, *seen = emit(_LINEAR_GRADS, [dy, *kept], attrs | {"results": op.attrs["of"][:2]})
+    grads: list[Tensor | None] = [dx, dw, None, None, *seen]
     grads += [sum_to_like(dy, b) if ctx.needs(op, len(op.inputs) - 1) else None for b in bias]
     return [g if ctx.needs(op, i) else None for i, g in enumerate(grads)]
 
 
-_LINEAR = define("fp8_linear", _linear, grad=_linear_grad, maxima=(2,))
+_OPERANDS = define("fp8_operands", _operands, grad=_operands_grad)
+_LINEAR = define("fp8_linear", _linear, grad=_linear_grad, maxima=(4,))
 _LINEAR_CURRENT = define("fp8_linear_current", _linear, grad=_linear_grad)
 
 
@@ -249,18 +264,18 @@ def linear(
     if (scale is None) == (rule is None):
         raise ValueError("fp8.linear: give `scale` for delayed scaling or `rule` for current")
     _check_format(format)
-    given = [x, weight, scale, bias]
-    attrs = {
-        "format": format,
+    attrs: dict[str, Any] = {"format": format, "rule": None if rule is None else astuple(rule)}
+    own = [] if scale is None else [scale]
+    # An op of its own, for all that the gradient takes: where a forward pass is run again for it,
+    # the product of which only the layer's output is made is left out.
+    operands = emit(_OPERANDS, [x, weight, *own], attrs)
+    attrs |= {
         "exact": powers_of_2 if rule is None else rule.power_of_2,
         "biased": bias is not None,
-        "rule": None if rule is None else astuple(rule),
+        "of": (x.dtype, weight.dtype, output_type or x.dtype),
     }
-    if output_type is not None:
-        attrs["result"] = output_type
     op = _LINEAR if rule is None else _LINEAR_CURRENT
-    y, *_ = emit(op, [t for t in given if t is not None], attrs)
-    return y
+    return emit(op, [*operands, *own, *([] if bias is None else [bias])], attrs)[0]
 
 
 def _check_format(name: str) -> None:
