@@ -15,6 +15,8 @@ from safetensors.numpy import load_file, save_file
 import run_export
 import run_finetuning
 import run_generation
+from files.json_files import Fields
+from huggingface.wrappers import text_part
 from tests.data.corpora import sample_tokenizer
 from tests.huggingface.hub_folders import TEXT
 
@@ -67,6 +69,17 @@ def in_memory_name(name: str) -> str:
     if inside != name:
         return f"model.language_model.{inside}"
     return head if head != name else f"model.{name}"
+
+
+@pytest.mark.parametrize("said", [{}, {"tie_word_embeddings": False}])
+@pytest.mark.parametrize(("names", "tied"), [(None, None), ([], True), (["lm_head.weight"], False)])
+def test_weights_say_whether_the_head_is_the_embedding(said, names, tied):
+    """Without them, the whole's config.json does, as transformers reads it."""
+    whole = {"model_type": "gemma3", "text_config": {"hidden_size": 16}, **said}
+    if tied is None:
+        tied = transformers.Gemma3Config(**said).tie_word_embeddings
+    text = text_part(Fields(whole, "config.json"), names).data
+    assert text["tie_word_embeddings"] is tied
 
 
 @pytest.mark.parametrize(("kind", "in_memory"), [("gemma3", False), ("mistral3", True)])

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import popdist
@@ -47,12 +48,17 @@ def test_xlas_are_not():
 
 @pytest.mark.parametrize(("instances", "uses"), [(1, "reduce-scatter("), (2, "all-to-all(")])
 def test_programs_of_several_processes_use_ours(instances, uses, monkeypatch):
-    monkeypatch.setattr(popdist, "getNumInstances", lambda: instances)
     ir = popxl.Ir(replication=2)
     with ir.main_graph:
-        x = ops.host_load(popxl.h2d_stream((4,), popxl.float32))
-        out = popxl.d2h_stream((2,), popxl.float32)
-        ops.host_store(out, ops.collectives.replicated_reduce_scatter(x))
-    with popxl.Session(ir, "cpu") as session:
+        given = popxl.h2d_stream((6,), popxl.float32)
+        out = popxl.d2h_stream((3,), popxl.float32)
+        ops.host_store(out, ops.collectives.replicated_reduce_scatter(ops.host_load(given)))
+    x = np.random.default_rng(0).normal(size=(2, 6)).astype(np.float32)
+    with monkeypatch.context() as several:
+        several.setattr(popdist, "getNumInstances", lambda: instances)
+        session = popxl.Session(ir, "cpu")
+    with session:
         found = {w for w in ("reduce-scatter(", "all-to-all(") if w in optimised(session)}
+        result = session.run({given: x})[out]
     assert found == {uses}
+    np.testing.assert_allclose(result, x.sum(0).reshape(2, 3), rtol=1e-6)
