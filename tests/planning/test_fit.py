@@ -9,12 +9,16 @@ from pathlib import Path
 import pytest
 
 import docs.large_models as large
+import planning.residence as residence
+import popxl
 from config.machines import Machine, machine
 from config.sections import RunConfig
 from machine.here import machine_here
 from planning import fit
 from planning.fitting import best_training, generation
 from planning.needs import finetuning_needs
+from planning.residence import Programs
+from popxl.plan import place
 from tests.planning.presets import preset
 
 GB = 1e9
@@ -47,6 +51,29 @@ def test_a_smaller_micro_batch_where_device_memory_is_small() -> None:
     two = replace(tiny(micro_batch_size=2), training=replace(tiny().training, global_batch_size=2))
     none = best_training("tiny", two, replace(ONE, memory=1e6), 1)
     assert (none.fits, none.needs.config.execution.micro_batch_size) == (False, 1)
+
+
+def test_a_program_is_built_and_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was tried for the size of the micro-batch serves the plan; so it does with a disk. What
+    device and host together cannot hold is not placed."""
+    programs, on, placed = Programs(), machine("t4"), []
+    monkeypatch.setattr(popxl.plan, "place", lambda *given: placed.append(given) or place(*given))
+    candidates = programs.of(tiny(), on.target)
+    chosen = residence.choose(candidates, tiny(), on)
+    assert chosen.best.fits
+    count = len(placed)
+    assert count >= len(chosen.tried) > 1
+    made = best_training("tiny", tiny(), on, 1, programs)
+    assert made.needs.candidates is candidates
+    assert made.needs.placement is chosen.best.placement
+    assert len(placed) == count
+    least = made.plan.remote + made.plan.resident
+    small = replace(on, memory=0.6 * least, host_memory=0.3 * least)
+    assert not residence.choose(candidates, tiny(), small).best.fits
+    count = len(placed)
+    with_disk = tiny(disk="somewhere")
+    assert len(residence.choose(candidates, with_disk, small).tried) == 1
+    assert len(placed) == count
 
 
 def test_the_disk_where_host_memory_is_small() -> None:

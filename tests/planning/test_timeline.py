@@ -200,6 +200,27 @@ def test_placement_beats_keeping_one_kind(name: str, share: float) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+def test_what_a_long_run_takes_of_a_device_follows_from_a_shorter_one(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it is placed after that, the run with all in host memory is simulated as it was."""
+    batch = {"global_batch_size": 24}, {"micro_batch_size": 1}
+    config = preset(name, model={"layers": 20}, training=batch[0], execution=batch[1])
+    program, link = finetuning_needs(config, "gpu").traced, machine("rtx4090").rates("float32", 1)
+    expected = program.timeline(link)
+    monkeypatch.setattr(popxl.plan.placement, "_LONG", program.runs - 1)
+    monkeypatch.setattr(popxl.plan.placement, "_ITERATIONS", 6)
+    hosted = popxl.plan.Hosted(program, link)
+    assert hosted.peak == pytest.approx(expected.peak, rel=0.05)
+    assert program.shortened(6).runs < 0.25 * program.runs
+    placement = popxl.plan.place(program, link, 2 * hosted.peak, hosted=hosted)
+    kept = {buffer: buffer.residents for buffer in program.ir.remote_buffers}
+    assert any(kept.values())
+    assert placement.before.seconds == expected.seconds > placement.after.seconds
+    assert {buffer: buffer.residents for buffer in program.ir.remote_buffers} == kept
+
+
+@pytest.mark.parametrize("name", FAMILIES)
 def test_memory_is_what_the_plan_counts_where_nothing_is_on_its_way(name: str) -> None:
     program = traced(name)
     at_once = dict.fromkeys(("flops", "float8_flops", "bandwidth", "host_link"), 1e40)
