@@ -67,7 +67,8 @@ def test_a_program_is_built_and_simulated_once(monkeypatch: pytest.MonkeyPatch) 
     assert made.needs.candidates is candidates
     assert made.needs.placement is chosen.best.placement
     assert len(placed) == count
-    least = made.plan.remote + made.plan.resident
+    stored = candidates.get()[1].storage()
+    least = stored.remote + stored.resident
     small = replace(on, memory=0.6 * least, host_memory=0.3 * least)
     assert not residence.choose(candidates, tiny(), small).best.fits
     count = len(placed)
