@@ -487,7 +487,7 @@ def _positions(model: LlamaModel) -> dict[str, Any]:
         **(scaling or {"rope_type": "default"}),
     }
     settings |= {"rope_theta": rotary.theta, "rope_scaling": scaling}
-    if rotary.fraction != 1 or "partial_rotary_factor" in (known.get("rope_parameters") or {}):
+    if rotary.fraction != 1:
         settings["partial_rotary_factor"] = parameters["partial_rotary_factor"] = rotary.fraction
     if "original_max_position_embeddings" in known:
         original = rotary.original_length or model.max_length
