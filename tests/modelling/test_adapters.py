@@ -121,6 +121,15 @@ def test_loss_every_gradient_and_three_steps_of_adamw(kind: str, split: tuple[in
     check(kind, split, ours, {"r": 4, "lora_alpha": 6, "target_modules": "all-linear"})
 
 
+@pytest.mark.parametrize(("split", "groups"), [((1, 2, 4), 2), slow((2, 1, 2), 6)])
+def test_beside_experts_that_pass_in_groups(split: tuple[int, ...], groups: int) -> None:
+    """Frozen, they have no gradients; what they hand back has."""
+    targets = ["q_proj", "v_proj", "o_proj"]
+    ours = {"rank": 4, "alpha": 6.0, "targets": ",".join(targets)}
+    ours |= {"execution.expert_groups": groups, "execution.activations": "recompute"}
+    check("gpt_oss", split, ours, {"r": 4, "lora_alpha": 6, "target_modules": targets})
+
+
 # ---- settings -----------------------------------------------------------------------------------
 NORMS = [f"{i}.{name}_layernorm" for i in (0, 2) for name in ("input", "post_attention")]
 OF_SOME_LAYERS = r".*layers\.(1.*\.q_proj|[12].*\.up_proj)"
