@@ -106,7 +106,7 @@ class Hosted:
         with self._none_resident():
             return self._traced.shortened(_ITERATIONS).timeline(self._rates, self.window).peak
 
-    @property
+    @cached_property
     def window(self) -> int:
         """`Timeline.window`."""
         return window_of(self._traced.schedule)
