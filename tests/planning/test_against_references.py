@@ -113,7 +113,8 @@ def test_host_memory_is_the_state_and_the_activations(name: str, bytes_each: int
 def test_products_of_linear_layers_are_in_fp8(precision: str, activations: str) -> None:
     """Output, input gradient and weight gradient of GPT-J's 12 hidden² weights a layer. In
     bfloat16 they are written on operands that are scaled back, for XLA to recognise. The products
-    of 5 hidden² of them, of which only the layer's output is made, are not computed again."""
+    of 5 hidden² of them, of which only the layer's output is made, are not computed again. Operands
+    in FP8 are not kept: those of a layer are of one input, which its gradient has."""
     kept = {"activations": activations}
     wide, eight = (
         finetuning_needs(
@@ -131,6 +132,8 @@ def test_products_of_linear_layers_are_in_fp8(precision: str, activations: str) 
     assert found == 2 * tokens * model.layers * weights * model.hidden_size**2
     assert eight.flops == wide.flops
     assert sum(part.float8_flops for part in wide.parts) == 0
+    scales, matrices = 3 * (1024 + 2), 4  # with history and largest so far; q, k and v are one
+    assert eight.host - wide.host == 4 * scales * matrices * model.layers
 
 
 @pytest.mark.parametrize("beta1", [None, 0.9])

@@ -32,8 +32,8 @@ def lowered(
     spec, bfloat16 = jax.ShapeDtypeStruct, jnp.bfloat16
     forward = ops.fp8.FORMATS[format].forward.as_jax()
     scale = [] if rule else [spec((3,), jnp.float32)]
-    two = spec((2,), jnp.float32)
-    inputs = [spec((4, 128, 512), forward), spec((512, 256), forward), two, two]
+    own = [spec((), jnp.float32)] * 2
+    inputs = [spec((4, 128, 512), forward), *own, spec((512, 256), forward), *own]
     attrs: dict = {"of": (dtypes.bfloat16,) * 3}
     if name == "fp8_linear_grads":
         attrs = {"results": (dtypes.bfloat16, dtypes.bfloat16)}

@@ -155,36 +155,35 @@ def _current(rule: _Rule, amax: Any, dtype: dtypes.dtype) -> Any:
     return ScaleRule(*rule)(amax, LARGEST[dtype], jnp.float32(1))
 
 
-def _operands(
-    x: Any, w: Any, *scale: Any, format: str, rule: _Rule | None = None
+def _operand(
+    t: Any, *scale: Any, which: int, format: str, rule: _Rule | None = None
 ) -> tuple[Any, ...]:
-    """(x in float8, w in float8, the scales of both, their amaxes)."""
-    dtype = FORMATS[format].forward
-    for t in (x, w):
-        check_floating(t)
-    if w.ndim != 2 or x.ndim < 1 or x.shape[-1] != w.shape[0]:
-        raise ValueError(f"x {x.shape} and the matrix {w.shape} do not fit")
-    amaxes = [_amax(t) for t in (x, w)]
-    scales = list(scale[0][:2]) if rule is None else [_current(rule, a, dtype) for a in amaxes]
-    x8, w8 = (_saturated(t, s, dtype) for t, s in zip((x, w), scales, strict=True))
-    return x8, w8, jnp.stack(scales), jnp.stack(amaxes)
+    """(t in float8, its scale, its amax); `which`: its place in `OPERANDS`."""
+    check_floating(t)
+    amax, dtype = _amax(t), FORMATS[format].forward
+    own = scale[0][which] if rule is None else _current(rule, amax, dtype)
+    return _saturated(t, own, dtype), own, amax
 
 
 def _linear(
-    x8: Any, w8: Any, scales: Any, amaxes: Any, *rest: Any, of: tuple[dtypes.dtype, ...],
-    format: str, exact: bool, biased: bool = False, rule: _Rule | None = None,
+    x8: Any, x_scale: Any, x_amax: Any, w8: Any, w_scale: Any, w_amax: Any, *rest: Any,
+    of: tuple[dtypes.dtype, ...], format: str, exact: bool, biased: bool = False,
+    rule: _Rule | None = None,
 ) -> Any:  # fmt: skip
     """x w, in the last type of `of`."""
+    if w8.ndim != 2 or x8.ndim < 1 or x8.shape[-1] != w8.shape[0]:
+        raise ValueError(f"x {x8.shape} and the matrix {w8.shape} do not fit")
     result = of[-1].as_jax()
     rows = x8.reshape((-1, x8.shape[-1]))
-    y = _product(rows, w8, scales[0], scales[1], (1, 0), result, exact)
+    y = _product(rows, w8, x_scale, w_scale, (1, 0), result, exact)
     y = y + rest[-1].astype(result) if biased else y
     return y.reshape((*x8.shape[:-1], w8.shape[1]))
 
 
 def _linear_grads(
-    dy: Any, x8: Any, w8: Any, scales: Any, amaxes: Any, *scale: Any, format: str, exact: bool,
-    results: tuple[dtypes.dtype, dtypes.dtype], rule: _Rule | None = None,
+    dy: Any, x8: Any, x_scale: Any, x_amax: Any, w8: Any, w_scale: Any, w_amax: Any, *scale: Any,
+    format: str, exact: bool, results: tuple[dtypes.dtype, dtypes.dtype],
+    rule: _Rule | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
     """(dx, dw) in the types `results`, and with delayed scaling the three amaxes."""
     amax, dtype = _amax(dy), FORMATS[format].gradient
@@ -192,9 +191,9 @@ def _linear_grads(
     dy8 = _saturated(dy, own, dtype).reshape((-1, dy.shape[-1]))
     x8_rows = x8.reshape((-1, x8.shape[-1]))
     of_x, of_w = (t.as_jax() for t in results)
-    dx = _product(dy8, w8, own, scales[1], (1, 1), of_x, exact).reshape(x8.shape)
-    dw = _product(x8_rows, dy8, scales[0], own, (0, 0), of_w, exact)
-    return (dx, dw) if rule is not None else (dx, dw, jnp.stack([*amaxes, amax]))
+    dx = _product(dy8, w8, own, w_scale, (1, 1), of_x, exact).reshape(x8.shape)
+    dw = _product(x8_rows, dy8, x_scale, own, (0, 0), of_w, exact)
+    return (dx, dw) if rule is not None else (dx, dw, jnp.stack([x_amax, w_amax, amax]))
 
 
 _LINEAR_GRADS = define(
@@ -204,11 +203,9 @@ _LINEAR_GRADS = define(
 )
 
 
-def _operands_grad(
-    ctx: Any, op: Op, dx: Tensor | None, dw: Tensor | None, *_: Any
-) -> list[Tensor | None]:
-    """Straight through the rounding: `_linear_grad` gives them in the types of x and w."""
-    return [dx, dw, *[None] * (len(op.inputs) - 2)]
+def _operand_grad(ctx: Any, op: Op, dt: Tensor | None, *_: Any) -> list[Tensor | None]:
+    """Straight through the rounding: `_linear_grad` gives it in the type of what was rounded."""
+    return [dt, *[None] * (len(op.inputs) - 1)]
 
 
 def _linear_grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
@@ -216,13 +213,13 @@ def _linear_grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
     bias = [kept.pop()] if op.attrs["biased"] else []
     attrs = {k: v for k, v in op.attrs.items() if k not in ("of", "biased")}
     dx, dw, *seen = emit(_LINEAR_GRADS, [dy, *kept], attrs | {"results": op.attrs["of"][:2]})
-    grads: list[Tensor | None] = [dx, dw, None, None, *seen]
+    grads: list[Tensor | None] = [dx, None, None, dw, None, None, *seen]
     grads += [sum_to_like(dy, b) if ctx.needs(op, len(op.inputs) - 1) else None for b in bias]
     return [g if ctx.needs(op, i) else None for i, g in enumerate(grads)]
 
 
-_OPERANDS = define("fp8_operands", _operands, grad=_operands_grad)
-_LINEAR = define("fp8_linear", _linear, grad=_linear_grad, maxima=(4,))
+_OPERAND = define("fp8_operand", _operand, grad=_operand_grad, tags=("elementwise", "reduction"))
+_LINEAR = define("fp8_linear", _linear, grad=_linear_grad, maxima=(6,))
 _LINEAR_CURRENT = define("fp8_linear_current", _linear, grad=_linear_grad)
 
 
@@ -266,9 +263,13 @@ def linear(
     _check_format(format)
     attrs: dict[str, Any] = {"format": format, "rule": None if rule is None else astuple(rule)}
     own = [] if scale is None else [scale]
-    # An op of its own, for all that the gradient takes: where a forward pass is run again for it,
+    # Ops of their own, for all that the gradient takes: where a forward pass is run again for it,
     # the product of which only the layer's output is made is left out.
-    operands = emit(_OPERANDS, [x, weight, *own], attrs)
+    operands = [
+        part
+        for which, t in enumerate((x, weight))
+        for part in emit(_OPERAND, [t, *own], attrs | {"which": which})
+    ]
     attrs |= {
         "exact": powers_of_2 if rule is None else rule.power_of_2,
         "biased": bias is not None,
