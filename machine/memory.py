@@ -6,21 +6,19 @@ import ctypes
 import math
 import os
 from contextlib import suppress
-from pathlib import Path
 
 import popdist
 import popxl
 from config.errors import ConfigError
 from config.sections import RunConfig
 from machine import devices
-from machine.control_groups import memory_left
 from machine.file_systems import free_bytes
+from popxl import hardware
 from popxl.session import DeviceDesc
 
 MAX_VIRTUAL = 1024
 """Most virtual CPU devices. Each has threads of its own; 8,000 take seconds and a gigabyte."""
 
-_MEMINFO = Path("/proc/meminfo")
 _MMAP_THRESHOLD, _BLOCK = -3, 2**20  # M_MMAP_THRESHOLD of glibc's malloc.h
 _FAR = 4  # where memory exceeds the state by this factor, the rest need not be planned
 
@@ -105,7 +103,9 @@ def check_memory(
     if device is None:  # devices share the host's memory
         needs["the devices' variables"] = (stored.variables + stored.streams) * replicas
     if available is not None:
-        if device is None and sum(needs.values()) * _FAR > available:
+        if device is not None:
+            available = int(hardware.MAX_PINNED * available)
+        elif sum(needs.values()) * _FAR > available:
             needs["intermediate values"] = popxl.plan.plan_of(ir).temporaries * replicas
         compare("host", needs, available)
     if device is not None:
@@ -139,17 +139,5 @@ def host_memory() -> int | None:
     """Bytes that this process can still allocate, within its container if it has one; None if
     unknown. Processes of a host share its memory.
     """
-    limits = [_physical(), memory_left()]
-    shared = popdist.neighbours()
-    return min((n // shared for n in limits if n is not None), default=None)
-
-
-def _physical() -> int | None:
-    if _MEMINFO.exists():
-        for line in _MEMINFO.read_text(encoding="utf-8").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return None
+    free = hardware.host_memory()
+    return None if free is None else free // popdist.neighbours()

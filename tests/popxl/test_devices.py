@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+import popdist
 import popxl
 from config.machines import machine
+from popxl._devices import mesh
 from popxl._devices.mesh import platform_of, prepare_environment, replica_mesh
 
 MORE_DEVICES = """
@@ -79,3 +81,19 @@ def test_xla_takes_as_much_of_a_gpu_as_plans_count_on(given, monkeypatch):
     planned = machine("h100").room / machine("h100").memory
     assert found == ({given: "0.5"} if given else {names[0]: f"{planned:g}"})
     assert planned > 0.9
+
+
+@pytest.mark.parametrize(
+    ("free", "neighbours", "limit"), [(128, 1, 121), (1000, 8, 118), (1, 4, 1)]
+)
+def test_pinned_memory_leaves_the_host_some(free, neighbours, limit, monkeypatch):
+    """The pool of it doubles, up to this, and gives nothing back."""
+    name = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
+    monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(mesh, "host_memory", lambda: free * 2**30)
+    monkeypatch.setattr(popdist, "neighbours", lambda: neighbours)
+    prepare_environment()
+    assert os.environ[name] == str(limit)
+    monkeypatch.setenv(name, "7")
+    prepare_environment()
+    assert os.environ[name] == "7"

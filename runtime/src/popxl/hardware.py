@@ -8,6 +8,8 @@ from typing import Any
 
 import jax
 
+from popxl._devices.host_memory import host_memory as host_memory
+from popxl._devices.mesh import MAX_PINNED as MAX_PINNED
 from popxl._devices.mesh import replica_mesh
 
 

@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import popdist
 from popxl._devices import cpu, forks
+from popxl._devices.host_memory import host_memory
 from popxl.errors import DeviceError
 from popxl.ops._collective import AXIS
 
@@ -140,14 +141,17 @@ def replicated(mesh: Mesh) -> NamedSharding:
 MEMORY_FRACTION = 0.92
 """Of a GPU's memory, what XLA takes for a program: contexts and libraries need the rest."""
 
+MAX_PINNED = 0.95
+"""Of the host's free memory, what programs of a GPU may keep entries in."""
+
 _PATIENCE = "xla_cpu_collective_call_terminate_timeout_seconds"
 _FRACTION, _OLD_FRACTION = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
 
 
 def prepare_environment() -> None:
     """Settings XLA reads once, when a backend starts. Values the user has set stay."""
-    # The pinned host memory pool of a GPU is 64 GB by default; ours holds the whole model state.
-    os.environ.setdefault("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", str(_host_memory_gb()))
+    # By default 64; ours holds the whole model state.
+    os.environ.setdefault("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", str(_pinned_gb()))
     if _FRACTION not in os.environ and _OLD_FRACTION not in os.environ:
         os.environ[_FRACTION] = str(MEMORY_FRACTION)  # by default it is 0.75
     # Replicas of a large layer on few processors may reach a collective minutes apart. XLA would
@@ -157,12 +161,14 @@ def prepare_environment() -> None:
         os.environ["XLA_FLAGS"] = f"{flags} --{_PATIENCE}=1800".strip()
 
 
-def _host_memory_gb() -> int:
-    try:
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return 64
-    return max(64, total // 2**30)
+def _pinned_gb() -> int:
+    """GiB that the pool of pinned host memory may grow to. It grows by doubling and never shrinks;
+    pages that it holds are of no use to others, so that without a limit it could take all there
+    are for a program that needs little more than half."""
+    free = host_memory()
+    if free is None:
+        return 64  # XLA's default
+    return max(1, int(MAX_PINNED * free / popdist.neighbours() / 2**30))
 
 
 def copied(x: jax.Array) -> jax.Array:

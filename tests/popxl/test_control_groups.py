@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from machine import control_groups
+from popxl._devices import control_groups
 
 
 @pytest.fixture

@@ -1,0 +1,28 @@
+"""The memory of this host that programs can still take."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from popxl._devices.control_groups import memory_left
+
+_MEMINFO = Path("/proc/meminfo")
+
+
+def host_memory() -> int | None:
+    """Bytes that processes of this host can still allocate, within their container if they have
+    one; None if unknown. Cached files count as free."""
+    limits = [_available(), memory_left()]
+    return min((n for n in limits if n is not None), default=None)
+
+
+def _available() -> int | None:
+    if _MEMINFO.exists():
+        for line in _MEMINFO.read_text(encoding="utf-8").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
