@@ -29,12 +29,12 @@ from benchmarks.bandwidth import bandwidths
 from benchmarks.device_trace import streams
 from config.errors import UserError
 from config.families import config_class_of
-from config.machines import Machine, machine, machine_of_kind
+from config.machines import Machine, machine
 from config.presets import load_config, preset_data
 from config.sections import RunConfig
 from data.batches import Loader
 from machine.devices import device_desc, platform
-from machine.here import machine_here
+from machine.here import as_tabled, machine_here
 from machine.matrix_rate import matrix_rate
 from machine.memory import NotEnoughMemoryError, check_least, host_memory
 from modelling.spec import family_of
@@ -64,11 +64,9 @@ def bandwidth(given: argparse.Namespace) -> Facts:
 
 def _described(device: DeviceDesc) -> Facts:
     """The fields of `config.machines.Machine`, with the memories that are here."""
-    kind, memory = hardware.device_kinds(device, 1)[0], popxl.plan.device_memory(device, 1)
-    known, host = _of_kind(kind, hardware.platform(device)), host_memory()
-    fields = asdict(known if memory is None else known.with_room(memory))
+    fields, host = asdict(as_tabled(device)), host_memory()
     del fields["name"]
-    fields |= {"title": f"{kind}, as measured", "devices": hardware.device_count(device)}
+    fields |= {"title": f"{hardware.device_kinds(device, 1)[0]}, as measured"}
     return fields | ({} if host is None else {"host_memory": float(host)})
 
 
@@ -214,10 +212,6 @@ def _predicted(
 def _machine(config: RunConfig) -> Machine:
     """This one, with the memory that it has before the run."""
     return machine("laptop") if platform(config) == "cpu" else machine_here(config, None)
-
-
-def _of_kind(kind: str, platform: str) -> Machine:
-    return machine_of_kind(kind) or machine("laptop" if platform == "cpu" else "h100")
 
 
 TASKS: Mapping[str, Callable[[argparse.Namespace], Facts]] = {

@@ -18,6 +18,7 @@ from machine.devices import device_desc, platform
 from machine.matrix_rate import matrix_rate
 from machine.memory import host_memory
 from popxl import hardware
+from popxl.session import DeviceDesc
 
 _BLOCK = 2**26  # bytes
 _BLOCKS = 4
@@ -38,7 +39,7 @@ def machine_here(config: RunConfig, folder: str | None) -> Machine:
         DiskError: `folder` is in use, or has no room for 256 MiB.
     """
     here, memory = platform(config), host_memory()
-    own = _processor(config.model.precision) if here == "cpu" else _accelerator(config, here)
+    own = _processor(config.model.precision) if here == "cpu" else as_tabled(device_desc(config))
     if memory is not None:
         own = replace(own, host_memory=memory)
     if here == "cpu":
@@ -46,19 +47,18 @@ def machine_here(config: RunConfig, folder: str | None) -> Machine:
     return _with_disk(own, folder)
 
 
-def _accelerator(config: RunConfig, platform: str) -> Machine:
-    desc = device_desc(config)
-    kind = hardware.device_kinds(desc, 1)[0]
-    known, memory = machine_of_kind(kind), popxl.plan.device_memory(desc, 1)
-    described = known or replace(machine("h100"), title=f"{kind}, at the rates of an H100")
+def as_tabled(desc: DeviceDesc) -> Machine:
+    """Devices that are here, with their own memory, at the rates of the hardware table: of an H100,
+    or of a laptop's processor, where it lacks theirs."""
+    kind, here = hardware.device_kinds(desc, 1)[0], hardware.platform(desc)
+    described = machine_of_kind(kind)
+    if described is None:
+        like, title = ("laptop", kind) if here == "cpu" else ("h100", f"{kind}, rated as an H100")
+        described = replace(machine(like), title=title)
+    memory = popxl.plan.device_memory(desc, 1)
     if memory is not None:
         described = described.with_room(memory)
-    return replace(
-        described,
-        name="here",
-        devices=hardware.device_count(desc),
-        platform=platform,
-    )
+    return replace(described, name="here", devices=hardware.device_count(desc), platform=here)
 
 
 def _processor(precision: str) -> Machine:
