@@ -13,8 +13,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import IO
 
+import datasets
+import huggingface_hub
+import jax
 import numpy as np
 import pytest
 from huggingface_hub import ModelCard
@@ -27,45 +32,50 @@ import run_validation
 from benchmarks import device as device_benchmark
 from benchmarks import finetuning as finetuning_benchmark
 from benchmarks import inference as inference_benchmark
+from benchmarks import machine_use
 from checkpoints import CheckpointWarning, load_checkpoint
-from data.pipeline import Pipeline
-from data.samples import Samples
 from data.task import SAMPLE_FOLDER
+from machine.matrix_rate import matrix_rate
+from run.records import record_files
+from run.records.loss_curve import draw_loss_curve
 from run.records.metrics import read_metrics
-from tests.data.corpora import sample_examples, sample_tokenizer
+from tests.data.corpora import few_rows, sample_examples, sample_tokenizer
 from tests.small_runs import MODEL, TRAINING
 
 ROOT = Path(__file__).parent.parent
 VALIDATION = (*MODEL, "--micro_batch_size", "32", "--evaluation.metrics", "accuracy")
+FIRST = (*TRAINING, "--steps", "8", "--checkpoint.steps", "4")
+ROWS = {"train": 400, "validation": 90}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def what_is_shared(executables) -> Iterator[None]:
-    """Programs are compiled once, and in this process the corpus is encoded once."""
-    training_samples = Pipeline.training_samples
-    encoded: dict[str, Samples] = {}
-
-    def once(data: Pipeline) -> Samples:
-        key = repr((data.given.data, data.given.model))
-        if key not in encoded:
-            encoded[key] = training_samples(data)
-        return encoded[key]
-
+def what_is_shared(executables, tmp_path_factory) -> Iterator[None]:
+    """Programs are compiled once. In this process the sample corpus has few rows, and curves are
+    drawn where a test asks for `curves`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("POPXL_CACHE_DIR", str(executables))
-        patch.setattr(Pipeline, "training_samples", once)
+        few_rows(patch, tmp_path_factory.mktemp("sample"), **ROWS)
+        patch.setattr(record_files, "draw_loss_curve", lambda *_: None)
         yield
+
+
+@pytest.fixture
+def curves(monkeypatch) -> None:
+    """Draw the loss curves of runs."""
+    monkeypatch.setattr(record_files, "draw_loss_curve", draw_loss_curve)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
-    """What a run of 8 steps leaves, with checkpoints of steps 4 and 8."""
-    folder = tmp_path_factory.mktemp("trained")
-    done = run_finetuning.main(
-        [*TRAINING, "--steps", "8", "--checkpoint.steps", "4", "--save", str(folder)]
-    )
-    assert done == 0
+    """What `FIRST` leaves, with checkpoints of steps 4 and 8."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    assert run_finetuning.main([*FIRST, "--save", str(folder), *exported(folder)]) == 0
     return folder
+
+
+def exported(run: Path) -> tuple[str, str]:
+    """The flag by which the first run writes its model for Hugging Face."""
+    return "--save-hf", str(run.parent / "new" / "at-end")
 
 
 @pytest.fixture
@@ -104,34 +114,36 @@ def mistake(capsys) -> Callable[..., str]:
     return run
 
 
-def process(script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def process(
+    script: str, *arguments: str, stdout: int | IO[str] = subprocess.PIPE, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Run a script as a shell does."""
     return subprocess.run(
         [sys.executable, str(ROOT / script), *arguments],
         env={**os.environ, **environment},
         cwd=ROOT,
-        capture_output=True,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
         text=True,
         timeout=300,
     )
 
 
 # ---- models for Hugging Face ---------------------------------------------------------------------
-def test_a_run_exports_at_its_end_what_it_saved(tmp_path, mistake):
-    at_end, later = tmp_path / "new" / "at-end", tmp_path / "later"
-    run = [*TRAINING, "--steps", "4", "--save", str(tmp_path / "run"), "--save-hf", str(at_end)]
-    assert run_finetuning.main(run) == 0
-    load = ["--load", str(tmp_path / "run"), "--save-hf", str(later)]
+def test_a_run_exports_at_its_end_what_it_saved(trained, tmp_path, mistake):
+    at_end, later = Path(exported(trained)[1]), tmp_path / "later"
+    load = ["--load", str(trained), "--save-hf", str(later)]
     assert run_export.main([*MODEL, "--dropout_prob", "0.1", *load]) == 0
     written, again = (
         {path.name: path.read_bytes() for path in folder.iterdir()} for folder in (at_end, later)
     )
     assert set(written) == set(again)
-    card, curve = "README.md", "loss_curve.png"  # they name the folder
+    card = "README.md"  # it names the folder
     names = [files[card].replace(b"at-end", b"later") for files in (written, again)]
     assert names[0] == names[1]
-    assert all(written[name] == again[name] for name in set(written) - {card, curve})
+    assert all(written[name] == again[name] for name in set(written) - {card})
     assert {"config.json", "generation_config.json", "tokenizer.json"} < set(written)
+    run = [*FIRST, "--save", str(tmp_path / "run"), *exported(trained)]
     assert "at-end is there and is not empty" in mistake(run_finetuning.main, *run)
     assert "--save-hf DIR" in mistake(run_export.main, *MODEL, "--load", str(tmp_path))
 
@@ -187,14 +199,14 @@ def test_no_device_of_the_kind(main, mistake):
     assert "--device cpu" in said
 
 
-def test_too_few_devices(tmp_path):
-    done = process(
-        "run_finetuning.py", *TRAINING, "--data_parallel", "2", "--tensor_parallel", "2",
+def test_too_few_devices(mistake, tmp_path, monkeypatch):
+    """As the flag of XLA says, which this process would have had to be started with."""
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+    monkeypatch.setattr(jax, "local_devices", lambda backend: jax.devices(backend)[:1] * 2)
+    said = mistake(
+        run_finetuning.main, *TRAINING, "--data_parallel", "2", "--tensor_parallel", "2",
         "--run-dir", str(tmp_path),
-        XLA_FLAGS="--xla_force_host_platform_device_count=2",
     )  # fmt: skip
-    assert done.returncode == 2
-    said = sentence(done.stderr)
     assert "preset 'tiny' needs 4 cpu device(s), data_parallel 2 × tensor_parallel 2" in said
     assert "there are 2: lower --data_parallel or --tensor_parallel" in said
 
@@ -233,23 +245,15 @@ def spoil(step: Path) -> None:
     file.write_bytes(data)
 
 
-def test_a_damaged_checkpoint(mistake, copy):
-    spoil(step_folder(copy, 4))
+def test_the_newest_good_checkpoint_stands_in_for_a_damaged_one(mistake, copy):
     spoil(step_folder(copy, 8))
+    with pytest.warns(CheckpointWarning, match=r"step 8 is damaged .*; using that of step 4"):
+        assert run_validation.main([*VALIDATION, "--load", str(copy)]) == 0
+    assert json.loads((copy / "validation.json").read_text())["step"] == 4
+    spoil(step_folder(copy, 4))
     with pytest.warns(CheckpointWarning, match="step 8 is damaged"):
         said = mistake(run_validation.main, *VALIDATION, "--load", str(copy))
     assert "the checkpoint of step 4 is damaged" in said
-
-
-def test_the_newest_good_checkpoint_stands_in_for_a_damaged_one(copy):
-    spoil(step_folder(copy, 8))
-    done = process("run_validation.py", *VALIDATION, "--load", str(copy))
-    assert done.returncode == 0
-    notice = next(line for line in done.stderr.splitlines() if line.startswith("warning: "))
-    assert re.match(
-        r"warning: the checkpoint of step 8 is damaged .*; using that of step 4", notice
-    )
-    assert json.loads((copy / "validation.json").read_text())["step"] == 4
 
 
 def test_an_unknown_tokenizer(mistake):
@@ -258,34 +262,41 @@ def test_an_unknown_tokenizer(mistake):
     assert "connect to the network, or give a folder" in said
 
 
-@pytest.fixture
-def no_network(tmp_path) -> dict[str, str]:
-    """An environment in which the hub refuses connections, and nothing of it is cached."""
-    return {
-        "HF_ENDPOINT": "http://127.0.0.1:9",
-        "HF_HUB_OFFLINE": "0",
-        "HF_DATASETS_OFFLINE": "0",
-        "HF_HOME": str(tmp_path / "hub"),
-    }
-
-
-def test_mnli_needs_a_network(trained, tmp_path, no_network):
-    out = ("--out", str(tmp_path))
-    validation = process(
-        "run_validation.py", *VALIDATION, "--load", str(trained), "--dataset", "mnli", *out,
-        **no_network,
-    )  # fmt: skip
-    assert validation.returncode == 2
-    said = sentence(validation.stderr)
+def test_mnli_needs_a_network(mistake, trained, tmp_path, monkeypatch):
+    """As does its tokenizer, where no run has a copy."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "data")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    mnli = ("--dataset", "mnli")
+    out = ("--load", str(trained), "--out", str(tmp_path))
+    said = mistake(run_validation.main, *VALIDATION, *mnli, *out)
     assert "cannot get data set glue/mnli from the Hugging Face hub" in said
     assert "connect to the network, or use --data.dataset sample" in said
+    said = mistake(run_finetuning.main, *TRAINING, *mnli, "--run-dir", str(tmp_path))
+    assert "Hugging Face hub (not reachable): connect to the network" in said
 
 
-def test_mnli_needs_a_network_for_its_tokenizer(tmp_path, no_network):
-    run = ("--run-dir", str(tmp_path))
-    training = process("run_finetuning.py", *TRAINING, "--dataset", "mnli", *run, **no_network)
-    assert training.returncode == 2
-    said = sentence(training.stderr)
+@pytest.mark.slow  # two starts; data/test_seq2seq.py has a hub that refuses connections
+@pytest.mark.parametrize(
+    ("script", "arguments", "wanted"),
+    [
+        (
+            "run_validation.py",
+            (*VALIDATION, "--load", "{trained}", "--out", "{folder}"),
+            "glue/mnli",
+        ),
+        ("run_finetuning.py", (*TRAINING, "--run-dir", "{folder}"), "tokenizer"),
+    ],
+)
+def test_a_hub_that_is_not_reached_is_one_sentence(script, arguments, wanted, trained, tmp_path):
+    names = {"trained": trained, "folder": tmp_path}
+    done = process(
+        script, *(text.format(**names) for text in arguments), "--dataset", "mnli",
+        HF_ENDPOINT="http://127.0.0.1:9", HF_HUB_OFFLINE="0", HF_DATASETS_OFFLINE="0",
+        HF_HOME=str(tmp_path / "hub"),
+    )  # fmt: skip
+    assert done.returncode == 2
+    said = sentence(done.stderr)
+    assert wanted in said
     assert "Hugging Face hub (not reachable): connect to the network" in said
 
 
@@ -307,8 +318,9 @@ def assert_same_state(one: Path, other: Path) -> None:
 
 
 def test_a_stopped_run_continues_bit_for_bit(trained, tmp_path):
-    folder = ("--save", str(tmp_path))
-    assert run_finetuning.main([*TRAINING, "--steps", "4", *folder]) == 0
+    """And a run's config.yml is a preset, with which it starts again."""
+    config, folder = ("--config", str(trained / "config.yml")), ("--save", str(tmp_path))
+    assert run_finetuning.main([*config, "--steps", "4", *folder]) == 0
     assert losses(tmp_path) == losses(trained)[:4]
     again = ("--load", str(tmp_path), *folder)
     assert run_finetuning.main([*TRAINING, "--steps", "8", *again]) == 0
@@ -322,7 +334,7 @@ def test_the_same_command_again_continues(trained, tmp_path, capsys):
     shutil.rmtree(step_folder(folder, 8))
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 8, "loss": 0.0, "learning_rate": 0.0}\n{"step": 9, "lo')
-    command = [*TRAINING, "--steps", "8", "--checkpoint.steps", "4", "--save", str(folder)]
+    command = [*FIRST, "--save", str(folder)]
     assert run_finetuning.main(command) == 0
     assert f"starting from step 4 in {folder}" in capsys.readouterr().err
     assert losses(folder) == losses(trained)
@@ -368,7 +380,7 @@ def test_evaluation_best_weights_and_early_stopping(tmp_path, capsys, mistake):
     flags = ["--evaluation.steps", "2", "--evaluation.samples", "40", "--evaluation.patience", "2"]
     metrics = ["--evaluation.metrics", "loss", "--checkpoint.keep_best", "loss"]
     still = ["--learning_rate", "1e-30", "--save", str(tmp_path)]
-    command = [*TRAINING, *still, *flags, *metrics, "--steps", "40", "--dropout_prob", "0"]
+    command = [*TRAINING, *still, *flags, *metrics, "--steps", "40"]
     assert run_finetuning.main(command) == 0
     said = capsys.readouterr().err
     assert "2 evaluations in a row had no better loss" in said
@@ -386,7 +398,7 @@ def test_evaluation_best_weights_and_early_stopping(tmp_path, capsys, mistake):
     assert "evaluation.patience needs evaluations while training: set evaluation.steps" in said
 
 
-def test_answers_exports_and_a_tokenizer_that_is_gone(tmp_path, capsys):
+def test_answers_exports_and_a_tokenizer_that_is_gone(tmp_path, capsys, curves):
     """Answers to the first examples are recorded while a model is trained; stop texts hold for
     them, here so that they print a word at most. The run keeps its tokenizer, and exports have a
     card written from the run's record."""
@@ -441,16 +453,7 @@ def test_a_split_changes_rounding_alone_unless_dropout_draws_other_masks(tmp_pat
     assert losses("0.3", "4") != pytest.approx(losses("0.3", "2"), rel=1e-3)
 
 
-def test_a_run_continues_from_one_of_its_steps(trained, tmp_path):
-    load, save = str(step_folder(trained, 4)), str(tmp_path)
-    assert run_finetuning.main([*TRAINING, "--steps", "8", "--load", load, "--save", save]) == 0
-    rows = read_metrics(tmp_path / "metrics.jsonl")
-    assert [row["step"] for row in rows] == [5, 6, 7, 8]
-    assert [row["loss"] for row in rows] == losses(trained)[4:]
-    assert_same_state(tmp_path, trained)
-
-
-def test_divergence_ends_a_run_and_saves_its_last_good_state(mistake, copy):
+def test_divergence_ends_a_run_and_saves_its_last_good_state(mistake, copy, curves):
     """The rate makes weights from which nothing finite comes; the third skip is one too many."""
     limit, folder = ("--max_skipped_steps", "2"), ("--load", str(copy), "--save", str(copy))
     rate = ("--steps", "16", "--learning_rate", "1e30")
@@ -477,17 +480,10 @@ def test_divergence_without_a_place_to_save(mistake, trained, tmp_path):
     assert "the state before is lost, since --save was not given" in said
 
 
-def test_a_run_directory_starts_a_run_again(trained, tmp_path):
-    """Its config.yml is a preset, and --config takes its path."""
-    config = ("--config", str(trained / "config.yml"), "--steps", "4")
-    assert run_finetuning.main([*config, "--save", str(tmp_path), "--checkpoint.steps", "4"]) == 0
-    assert losses(tmp_path) == losses(trained)[:4]
-
-
 # ---- what is on the screen ----------------------------------------------------------------------
 TRAINING_SAYS = [
     r"running on 1 × cpu",
-    r"15000 training samples",
+    rf"{ROWS['train']} training samples",
     r"compiling the training program",
     r"ready after \d+\.\d s: the executable came from the cache \(0 traces, 0 compilations\)",
     r"starting from random weights",
@@ -500,13 +496,13 @@ TRAINING_SAYS = [
 ]
 
 
-def test_training_says_this_and_nothing_else(trained, tmp_path):
+def test_training_says_this_and_nothing_else(trained, tmp_path, capfd, curves):
     """The second start of a program neither traces nor compiles."""
-    done = process("run_finetuning.py", *TRAINING, "--steps", "2", "--save", str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == ""
-    lines = done.stderr.splitlines()
-    assert len(lines) == len(TRAINING_SAYS), done.stderr
+    assert run_finetuning.main([*TRAINING, "--steps", "2", "--save", str(tmp_path)]) == 0
+    out, err = capfd.readouterr()
+    assert out == ""
+    lines = err.splitlines()
+    assert len(lines) == len(TRAINING_SAYS), err
     for line, pattern in zip(lines, TRAINING_SAYS, strict=True):
         assert re.fullmatch(pattern, line), line
     assert losses(tmp_path) == losses(trained)[:2]
@@ -514,12 +510,17 @@ def test_training_says_this_and_nothing_else(trained, tmp_path):
     assert {"config.yml", "metrics.jsonl", "loss_curve.png"} < files
 
 
-def test_a_profile_changes_nothing_and_has_every_phase(trained, tmp_path, mistake):
-    """It takes 1 step to warm up and 3 that are measured; the run has 8, and 4 of them are done."""
+def test_a_run_continues_from_one_of_its_steps_and_a_profile_changes_nothing(
+    trained, tmp_path, mistake
+):
+    """The profile takes 1 step to warm up and 3 that are measured; the run has 8, and 4 of them are
+    done. It has every phase."""
     run = [*TRAINING, "--steps", "8", "--load", str(step_folder(trained, 4))]
-    assert run_finetuning.main([*run, "--run-dir", str(tmp_path), "--profile", "1"]) == 0
+    assert run_finetuning.main([*run, "--save", str(tmp_path), "--profile", "1"]) == 0
     rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [5, 6, 7, 8]
     assert [row["loss"] for row in rows] == losses(trained)[4:]
+    assert_same_state(tmp_path, trained)
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))
     table = (tmp_path / "profile" / "phases.txt").read_text()
     assert table.startswith("Time by phase of tiny on 1 × cpu\n")
@@ -537,18 +538,25 @@ def test_validation_ends_with_the_accuracy(trained, tmp_path, capsys):
     everything = ("--evaluation.metrics", "null")
     assert run_validation.main([*VALIDATION, "--load", str(trained), *everything, *out]) == 0
     first, loss, perplexity = capsys.readouterr().out.splitlines()
-    found = re.fullmatch(r"accuracy: (0\.\d{4}) \((\d+)/2400\)", first)
+    found = re.fullmatch(r"accuracy: (0\.\d{4}) \((\d+)/90\)", first)
     assert loss.startswith("loss: ")
     assert perplexity.startswith("perplexity: ")
     assert found
     report = json.loads((tmp_path / "validation.json").read_text())
-    assert (report["correct"], report["total"]) == (int(found[2]), 2400)
+    assert (report["correct"], report["total"]) == (int(found[2]), 90)
     assert f"{report['accuracy']:.4f}" == found[1]
     assert report["perplexity"] == pytest.approx(np.exp(report["loss"]))
     assert report["step"] == 8
 
 
 # ---- answers -------------------------------------------------------------------------------------
+GENERATION_SAYS = [
+    r"running on 1 × cpu",
+    r"compiling the program that generates",
+    r"ready after \d+\.\d s: .+",
+    r"warning: the checkpoint of step 8 is damaged .*; using that of step 4",
+    r"1 of 1 answers were cut at 4 tokens: .+",
+]
 PROMPTS = ["mnli hypothesis: Anna slept.", "mnli hypothesis: Nina moved the hat."]
 
 
@@ -573,16 +581,20 @@ def test_prompts_come_as_arguments_rows_or_lines(trained, tmp_path, capsys, monk
     assert written == [{"prompt": row["prompt"], "generated": row["generated"]} for row in wanted]
 
 
-def test_answers_are_appended_to_what_a_file_holds(trained, tmp_path):
-    """By a shell's >>, which opens the file and hands it on as standard output."""
+def test_answers_are_appended_to_what_a_file_holds(copy, tmp_path):
+    """By a shell's >>, which opens the file and hands it on as standard output. A process says no
+    more than its notices and what it does."""
     file, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
     file.write_text(json.dumps({"prompt": PROMPTS[0]}) + "\n")
     out.write_text("what was here\n")
+    spoil(step_folder(copy, 8))
     with out.open("a") as stream:
-        subprocess.run(
-            [sys.executable, "run_generation.py", "--load", str(trained), "--file", str(file)],
-            cwd=ROOT, stdout=stream, stderr=subprocess.DEVNULL, check=True, timeout=300,
-        )  # fmt: skip
+        done = process("run_generation.py", "--load", str(copy), "--file", str(file), stdout=stream)
+    assert done.returncode == 0
+    lines = done.stderr.splitlines()
+    assert len(lines) == len(GENERATION_SAYS), done.stderr
+    for line, pattern in zip(lines, GENERATION_SAYS, strict=True):
+        assert re.fullmatch(pattern, line), line
     first, second = out.read_text().splitlines()
     assert first == "what was here"
     assert set(json.loads(second)) == {"prompt", "generated"}
@@ -613,7 +625,8 @@ def test_a_benchmark_needs_a_run(benchmark, capsys):
         (inference_benchmark, VALIDATION, "tokens_per_second"),
     ],
 )
-def test_benchmarks_end_with_one_json_line(benchmark, arguments, unit, capsys):
+def test_benchmarks_end_with_one_json_line(benchmark, arguments, unit, capsys, monkeypatch):
+    monkeypatch.setattr(machine_use, "matrix_rate", partial(matrix_rate, size=512, products=8))
     assert benchmark.main([*arguments, "--runs", "1"]) == 0
     facts = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert facts["config"] == "tiny"
@@ -625,8 +638,13 @@ def test_benchmarks_end_with_one_json_line(benchmark, arguments, unit, capsys):
 
 def test_the_benchmark_of_devices_tells_transfers_from_work(capsys):
     """On CPU, where host and device are one memory."""
-    smaller = ("--set", "training.global_batch_size=4", "--set", "execution.micro_batch_size=2")
-    assert device_benchmark.main(["--config", "tiny", *smaller, "--runs", "1"]) == 0
+    smaller = (
+        *("model.layers=1", "model.hidden_size=32", "model.d_ff=32", "model.dropout_prob=0.1"),
+        *("model.attention={heads: 2}", "training.global_batch_size=8"),
+        "execution.micro_batch_size=4",
+    )
+    given = [f"--set={field}" for field in smaller]
+    assert device_benchmark.main(["--config", "tiny", *given, "--runs", "1"]) == 0
     measured = json.loads(capsys.readouterr().out.splitlines()[-1])["measured"]
     assert 0 < measured["loads_apart"] < measured["runs_apart"]
     assert 0 < measured["stores_apart"] < measured["runs_apart"]

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from benchmarks import device_tasks
+from benchmarks import device_record, device_tasks
 from benchmarks.device_record import in_a_process, record, tasks
 from config.errors import UserError
 from config.machines import machine
@@ -115,6 +115,18 @@ def test_fewer_layers_where_memory_is_short() -> None:
         device_tasks._smaller_until_it_fits(given, "finetuning", measure)
 
 
-def test_a_task_that_fails_in_its_process_says_why() -> None:
+def test_a_task_that_fails_in_its_process_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 1 >&2; echo 'error: no '$5 >&2; exit 2\n")
+    python.chmod(0o700)
+    monkeypatch.setattr(device_record.sys, "executable", str(python))
+    with pytest.raises(RuntimeError, match="^error: no none$"):
+        in_a_process(["train", "--config", "none", *TINY], 60)
+
+
+@pytest.mark.slow  # a start
+def test_a_task_says_that_a_preset_is_unknown() -> None:
     with pytest.raises(RuntimeError, match="unknown preset"):
         in_a_process(["train", "--config", "none", *TINY], 60)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
 
+import pytest
 from transformers import PreTrainedTokenizerFast
 
 from data.causal_lm import TokenStream, one_stream
+from data.rows import File
 from data.seq2seq import EncodedExamples, encoded_pairs, fitted_pairs
 from data.task import SAMPLE_FOLDER, TASKS
 from data.texts import Example
@@ -27,8 +32,20 @@ SEED_DOCUMENT_EXAMPLE = TASKS["mnli"]._example(
 
 def sample_examples(split: str, count: int | None = None, separator: str = "") -> list[Example]:
     """The first examples of a split, each prompt with the separator after it."""
-    found = TASKS["sample"].corpus(split).examples[:count]
-    return [Example(example.prompt + separator, example.target) for example in found]
+    task = TASKS["sample"]
+    source = task.source(split)
+    found = task.examples(islice(source.rows(), count), task.pair(source), None)
+    return [Example(example.prompt + separator, example.target) for _, example in found]
+
+
+def few_rows(patch: pytest.MonkeyPatch, folder: Path, **rows: int) -> None:
+    """Let each split of the sample corpus have so many rows, from files in a folder."""
+    sources = {}
+    for split, count in rows.items():
+        lines = (SAMPLE_FOLDER / f"{split}.jsonl").read_text("utf-8").splitlines(keepends=True)
+        (folder / f"{split}.jsonl").write_text("".join(lines[:count]), "utf-8")
+        sources[split] = File(str(folder / f"{split}.jsonl"))
+    patch.setitem(TASKS, "sample", replace(TASKS["sample"], sources=sources))
 
 
 def sample_tokenizer(family: str = "t5") -> PreTrainedTokenizerFast:

@@ -128,8 +128,21 @@ def compare(form: Any, name: str, variables: dict[str, Any], draws: int, seed: i
     assert chat.doubted == []
 
 
-@pytest.mark.parametrize("variables", [{}, {"enable_thinking": False}], ids=["", "no thoughts"])
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize(
+    ("name", "variables"),
+    [
+        *((name, {}) for name in TEMPLATES),
+        *(
+            pytest.param(
+                name,
+                {"enable_thinking": False},
+                id=f"{name}-no thoughts",
+                marks=() if "enable_thinking" in template else pytest.mark.slow,
+            )
+            for name, template in TEMPLATES.items()
+        ),
+    ],
+)
 @pytest.mark.parametrize("form", [plain, marked])
 def test_tokens_and_masks_are_those_of_transformers(form, name, variables):
     """With prefixes, which transformers has not, they are those of the template with blocks."""
