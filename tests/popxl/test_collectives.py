@@ -22,6 +22,7 @@ from popxl.ops.collectives import (
 from popxl.transforms import autodiff
 from tests.popxl.compiled import optimised
 from tests.popxl.programs import f32, run
+from tests.slow import slow
 
 R = 8
 SHAPE = (4, 3)  # 12 elements: shards of 8 replicas need padding
@@ -68,7 +69,9 @@ REDUCTIONS = {
 X = f32(R, *SHAPE)
 
 
-@BY_NAME
+@pytest.mark.parametrize(
+    "name", ["all", slow("each"), slow("neighbours"), slow("strided"), "strided pairs"]
+)
 def test_reductions_gathers_scatters_and_slices(name):
     size = len(_members(name)[0])
 
@@ -196,7 +199,7 @@ def _gradients(op, x, group, seed):
     return [call.outputs[0], grad]
 
 
-@pytest.mark.parametrize("name", ["all", "strided", "strided pairs"])
+@pytest.mark.parametrize("name", ["all", slow("strided"), "strided pairs"])
 def test_gradients_are_those_of_the_sum_of_all_replicas_losses(name):
     """With y = M x over all replicas' elements, the gradient is the transpose of M."""
     outputs = [_per_replica(name, reference, X) for _, reference in LINEAR.values()]

@@ -106,9 +106,9 @@ def calls_in_depth(n: int) -> None:
     ("write", "n"),
     [
         (conditionals_in_depth, 8),
-        (conditionals_in_a_row, 100),
+        (conditionals_in_a_row, 50),
         (loads_beside_an_update_in_place, 100),
-        (values_that_a_gradient_takes, 200),
+        (values_that_a_gradient_takes, 100),
         (calls_in_depth, 50),
     ],
 )

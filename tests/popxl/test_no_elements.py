@@ -12,6 +12,7 @@ import popxl
 from popxl import ops
 from tests.popxl.programs import store
 
+pytestmark = pytest.mark.usefixtures("cached")
 SHAPES = [(0,), (0, 3), (3, 0)]
 
 
