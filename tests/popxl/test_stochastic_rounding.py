@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
@@ -49,11 +52,15 @@ def in_between(dtype) -> np.ndarray:
     return (known[low] * (1 - part) + known[low + 1] * part).astype(np.float32)
 
 
+@partial(jax.jit, static_argnames="dtype")
+def rounded(values: jax.Array, dtype, seed: jax.Array) -> jax.Array:
+    return to_neighbour(values, dtype, _halves(seed, values.shape, 0))
+
+
 def draw(values: np.ndarray, dtype, count: int, seed: int = 0) -> np.ndarray:
     """`count` roundings of each value, (count, values), float64."""
     many = np.broadcast_to(values, (count, *values.shape))
-    bits = _halves(np.array([seed, 1], np.uint32), many.shape, 0)
-    return np.asarray(to_neighbour(many, dtype, bits)).astype(np.float64)
+    return np.asarray(rounded(many, dtype, np.array([seed, 1], np.uint32))).astype(np.float64)
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=NAMES)
@@ -77,8 +84,7 @@ def test_values_of_the_type_stay(dtype):
     exact = values.astype(np.float32)
     normal = (np.abs(exact) >= 2.0**-126) | (exact == 0)  # see `in_between`
     for seed in range(4):
-        bits = _halves(np.array([seed, 2], np.uint32), exact.shape, 0)
-        found = np.asarray(to_neighbour(exact, dtype, bits))
+        found = np.asarray(rounded(exact, dtype, np.array([seed, 2], np.uint32)))
         numbers = normal & ~np.isnan(exact)
         np.testing.assert_array_equal(found.view(np.uint16)[numbers], patterns[numbers])
         assert np.isnan(found[np.isnan(exact)].astype(np.float32)).all()
