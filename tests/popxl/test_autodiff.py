@@ -15,6 +15,7 @@ from popxl.errors import popart_exception
 from popxl.transforms import ExpectedConnectionType, GradGraphInfo, autodiff
 from popxl.transforms import gradients as gradients_module
 from tests.popxl.programs import as_list, f32, graph_of, run, run_ir, store
+from tests.slow import slow
 
 X, W, B = f32(4, 3), f32(3, 3, seed=1), f32(3, seed=2)
 
@@ -263,7 +264,7 @@ def test_all_gradient_graphs_can_be_returned(ir):
 
 
 # ---- loops and branches -------------------------------------------------------------------------
-@pytest.mark.parametrize("count", [0, 1, 4])
+@pytest.mark.parametrize("count", [0, slow(1), 4])
 def test_loops(count):
     def fn(x, w):
         return ops.repeat(graph_of(lambda a, b: ops.tanh(a @ b) + a, x, w), count, x, w)
@@ -427,7 +428,7 @@ def test_the_dictionaries_lead_from_the_forward_call_to_the_gradients(ir):
     assert "FwdGrad" in repr(info)
 
 
-@pytest.mark.parametrize("times", [2, 3])
+@pytest.mark.parametrize("times", [slow(2), 3])
 def test_a_tensor_that_is_given_several_times_gets_the_sum_of_its_gradients(times):
     def build(x, w):
         inputs = [x, w, *[x] * (times - 1)]

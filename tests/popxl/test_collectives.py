@@ -22,6 +22,7 @@ from popxl.ops.collectives import (
 from popxl.transforms import autodiff
 from tests.popxl.compiled import optimised
 from tests.popxl.programs import f32, run
+from tests.slow import slow
 
 R = 8
 SHAPE = (4, 3)  # 12 elements: shards of 8 replicas need padding
@@ -68,7 +69,9 @@ REDUCTIONS = {
 X = f32(R, *SHAPE)
 
 
-@BY_NAME
+@pytest.mark.parametrize(
+    "name", ["all", slow("each"), slow("neighbours"), slow("strided"), "strided pairs"]
+)
 def test_reductions_gathers_scatters_and_slices(name):
     size = len(_members(name)[0])
 
@@ -196,7 +199,7 @@ def _gradients(op, x, group, seed):
     return [call.outputs[0], grad]
 
 
-@pytest.mark.parametrize("name", ["all", "strided", "strided pairs"])
+@pytest.mark.parametrize("name", ["all", slow("strided"), "strided pairs"])
 def test_gradients_are_those_of_the_sum_of_all_replicas_losses(name):
     """With y = M x over all replicas' elements, the gradient is the transpose of M."""
     outputs = [_per_replica(name, reference, X) for _, reference in LINEAR.values()]
@@ -216,8 +219,12 @@ def test_gradients_are_those_of_the_sum_of_all_replicas_losses(name):
         np.testing.assert_allclose(next(found), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["all", "strided", "each"])
-@pytest.mark.parametrize("shape", ["concat", "new_axis", "meta_shape"])
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("all", "meta_shape"), ("strided", "concat"), ("strided", "new_axis"), ("each", "meta_shape"),
+     slow("all", "concat"), slow("all", "new_axis"), slow("strided", "meta_shape"),
+     slow("each", "concat"), slow("each", "new_axis")],
+)  # fmt: skip
 def test_the_gradient_of_a_gather_is_the_own_slice_and_nothing_is_summed(name, shape):
     size = len(_members(name)[0])
     grads = {

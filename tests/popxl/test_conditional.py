@@ -9,6 +9,7 @@ import popxl
 from popxl import ops
 from tests.popxl.programs import f32, graph_of, run
 
+pytestmark = pytest.mark.usefixtures("cached")
 X, Y = f32(3), f32(3, seed=1)
 BOTH = pytest.mark.parametrize("taken", [True, False])
 

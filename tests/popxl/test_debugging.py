@@ -18,7 +18,9 @@ from popxl._storage.transit import Transit
 from popxl.errors import DiskError, poplar_application_runtime_error
 from popxl.transforms import autodiff
 from tests.popxl.on_disk import program as on_disk
+from tests.slow import slow
 
+pytestmark = pytest.mark.usefixtures("cached")
 HERE = r"test_debugging\.py:\d+"
 
 
@@ -158,8 +160,12 @@ FINE, BAD = [4.0, 4.0], [0.5, 4.0]  # of BAD, 0.5 - 1 is negative
 WRITERS = [straight, called, repeated, chosen, loaded, reduced]
 
 
-@pytest.mark.parametrize("dtype", [popxl.float32, popxl.bfloat16])
-@pytest.mark.parametrize("write", WRITERS)
+@pytest.mark.parametrize(
+    ("write", "dtype"),
+    [(straight, popxl.bfloat16), (loaded, popxl.bfloat16), slow(loaded, popxl.float32),
+     *((write, popxl.float32) for write in WRITERS if write is not loaded),
+     *(slow(write, popxl.bfloat16) for write in (called, repeated, chosen, reduced))],
+)  # fmt: skip
 def test_the_op_that_made_the_first_nan_is_named(write, dtype, switch):
     replicas = 2 if write is reduced else 1
     fine, bad = [FINE] * replicas, [FINE] * (replicas - 1) + [BAD]

@@ -6,7 +6,7 @@ Work is counted in calls of Python functions, which no other process disturbs.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
@@ -106,9 +106,9 @@ def calls_in_depth(n: int) -> None:
     ("write", "n"),
     [
         (conditionals_in_depth, 8),
-        (conditionals_in_a_row, 100),
+        (conditionals_in_a_row, 50),
         (loads_beside_an_update_in_place, 100),
-        (values_that_a_gradient_takes, 200),
+        (values_that_a_gradient_takes, 100),
         (calls_in_depth, 50),
     ],
 )
@@ -146,8 +146,17 @@ def _in_depth(graph: popxl.Graph, depth: int) -> popxl.Graph:
     return graph
 
 
+@pytest.fixture
+def short_stack() -> Iterator[None]:
+    """Half of what Python's stack is by default."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(before // 2)
+    yield
+    sys.setrecursionlimit(before)
+
+
 @pytest.mark.parametrize("reads_buffer", [False, True])
-def test_calls_may_be_nested_deeply(reads_buffer):
+def test_calls_may_be_nested_deeply(reads_buffer, short_stack):
     """As deep as Python's own stack is, which stays as it is."""
     depth = most = sys.getrecursionlimit()
     ir = popxl.Ir()
@@ -199,7 +208,7 @@ def test_conditionals_may_be_nested_sixty_times():
 
 def test_conditionals_that_are_nested_too_deeply_are_named():
     with pytest.raises(popart_exception, match=r"conditional.*test_growth.*cannot be lowered"):
-        run_ir(_conditionals(300)[0])
+        run_ir(_conditionals(150)[0])
 
 
 @pytest.mark.parametrize("cached", [cpu._made, cpu._passed_on, _parts, _own_parts])

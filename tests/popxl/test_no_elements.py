@@ -11,8 +11,9 @@ import pytest
 import popxl
 from popxl import ops
 from tests.popxl.programs import store
+from tests.slow import slow
 
-SHAPES = [(0,), (0, 3), (3, 0)]
+pytestmark = pytest.mark.usefixtures("cached")
 
 
 def _zeros(shape: tuple[int, ...]) -> np.ndarray:
@@ -76,8 +77,10 @@ def in_a_loop(shape: tuple[int, ...]) -> Any:
     return ops.repeat(popxl.gir().create_graph(lambda x: x + 1.0, v), 3, v)[0]
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "replicas"),
+    [((0,), 1), slow((0,), 2), slow((0, 3), 1), ((0, 3), 2), slow((3, 0), 1), ((3, 0), 2)],
+)
 @pytest.mark.parametrize(
     "make",
     [entries, entries_on_disk, shards_in_entries, shards, variables_of_groups, collectives,

@@ -11,6 +11,7 @@ import popxl
 from popxl import ops
 from tests.popxl.programs import f32, store
 
+pytestmark = pytest.mark.usefixtures("cached")
 R = 8
 
 

@@ -12,6 +12,7 @@ import popxl
 from popxl import ops
 from popxl._compile.cache import statistics
 
+pytestmark = pytest.mark.usefixtures("cached")
 OPTION = "throwIfLog2ScaleTensorNotInRange"
 
 

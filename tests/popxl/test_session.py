@@ -14,6 +14,8 @@ from popxl._compile import platforms
 from popxl.errors import DeviceMemoryError, popart_exception
 from tests.popxl.programs import f32, store
 
+pytestmark = pytest.mark.usefixtures("cached")
+
 
 def _counting(replicas: int = 1, **kwargs):
     """A program that adds 1 to `v`, and reads `fixed`."""

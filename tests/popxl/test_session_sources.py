@@ -8,6 +8,7 @@ import pytest
 import popxl
 from popxl import ops
 
+pytestmark = pytest.mark.usefixtures("cached")
 ENTRIES, SIZE = 3, 1 << 10
 
 

@@ -37,7 +37,7 @@ def test_sessions_of_a_program_do_not_get_each_other_s_values(hasty):
             assert set(session.read_variable_data(v)) == {value}
             assert set(session.get_tensor_data(v)) == {value}
 
-    for _ in range(8):
+    for _ in range(4):
         ir = popxl.Ir()
         with ir.main_graph:
             variables = [popxl.variable(np.zeros(20_000, np.float32)) for _ in range(25)]
@@ -133,7 +133,7 @@ def test_a_folder_that_cannot_be_cleared_is_free_again(tmp_path, monkeypatch):
     Scratch.opened(tmp_path).close()
 
 
-def test_programs_in_threads_share_a_folder(tmp_path, hasty):
+def test_programs_in_threads_share_a_folder(tmp_path, hasty, cached):
     reference, rows = program(0)
     initial = [np.copy(v._data) for v in rows]
     with popxl.Session(reference) as session:

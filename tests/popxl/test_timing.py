@@ -14,6 +14,7 @@ from popxl._schedule.segment import Segment
 from popxl.errors import popart_exception
 from tests.popxl.programs import store
 
+pytestmark = pytest.mark.usefixtures("cached")
 LAYERS, RUNS = 3, 2
 
 

@@ -11,6 +11,7 @@ from popxl_addons.optimizers.adam import AdamOptimizerStep
 from popxl_addons.remote import load_remote, named_variable_buffers, store_remote
 from popxl_addons.rts import gather_replica_sharded_tensor, replica_sharded_spec
 from popxl_addons.variable_factory import NamedVariableFactories, VariableFactory
+from tests.slow import slow
 
 STEPS = 5
 rng = np.random.default_rng(0)
@@ -107,7 +108,7 @@ def test_half_variables_are_updated_in_float32():
     np.testing.assert_allclose(changed, in_torch(), rtol=2e-3, atol=2e-3)
 
 
-@pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.parametrize("replicas", [slow(2), 4])
 def test_each_replica_may_update_its_part(replicas):
     def build(grad):
         ir = popxl.gir()

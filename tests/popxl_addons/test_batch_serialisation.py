@@ -24,6 +24,7 @@ from popxl_addons.transforms.batch_serialisation import (
     batch_serialise,
     batch_serialise_fwd_and_grad,
 )
+from tests.slow import slow
 
 STEPS, LAYERS, BATCH, WIDTH = 3, 2, 2, 4
 rng = np.random.default_rng(2)
@@ -154,17 +155,16 @@ class Phased:
             assert session.get_tensor_data(accumulators.mean_accum_counter) == STEPS
 
 
-@pytest.mark.parametrize("recompute", [True, False])
-def test_a_phased_stack_computes_what_the_whole_does(recompute):
-    phased = Phased(recompute=recompute)
+@pytest.mark.parametrize(
+    ("recompute", "io_mode"),
+    [(True, "io_overlapped"), (False, "compute"), slow(True, "compute"),
+     slow(False, "io_overlapped"), slow(True, "io"), slow(False, "io")],
+)  # fmt: skip
+def test_a_phased_stack_computes_what_the_whole_does(recompute, io_mode):
+    phased = Phased(recompute=recompute, io_mode=io_mode)
     phased.check()
     # Without recomputation the argument of the sine goes through a buffer of its own.
     assert len(phased.fwd.stored_buffers) == (1 if recompute else 2)
-
-
-@pytest.mark.parametrize("io_mode", ["compute", "io_overlapped"])
-def test_io_modes_change_no_result(io_mode):
-    Phased(io_mode=io_mode).check()
 
 
 def test_activations_may_be_cut_over_replicas():
@@ -331,12 +331,11 @@ def test_what_is_stored_may_be_added_to_what_is_there(replication):
 
 
 @pytest.mark.parametrize(
-    ("offset", "entries"),
-    [(0, 6), (1, 8), (None, 2), (lambda row: row, 6)],
-    ids=["0", "1", "none", "function"],
-)
-@pytest.mark.parametrize("before", [1, 20])
-def test_buffers_grow_to_what_is_used(offset, entries, before):
+    ("before", "offset", "entries"),
+    [(1, 0, 6), (1, 1, 8), (20, None, 2), (1, lambda row: row, 6),
+     slow(20, 0, 6), slow(20, 1, 8), slow(1, None, 2), slow(20, lambda row: row, 6)],
+)  # fmt: skip
+def test_buffers_grow_to_what_is_used(before, offset, entries):
     ir = popxl.Ir()
     with ir.main_graph:
         spec = popxl.TensorSpec((), popxl.float32)

@@ -12,6 +12,7 @@ from popxl import ops
 from popxl_addons.fp8 import Recipe, fp8_products
 from popxl_addons.layers import Linear
 from popxl_addons.testing_utils import TensorInput, run_module
+from tests.slow import slow
 
 RECIPE = addons.DelayedScaling(history=4)
 rng = np.random.default_rng(5)
@@ -93,8 +94,9 @@ def test_state_is_never_sharded():
     assert not buffers.get("first.product.amax_history").meta_shape
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize(
+    ("replicas", "recompute"), [(1, True), (2, False), slow(1, False), slow(2, True)]
+)
 def test_the_largest_of_all_micro_batches_and_replicas_counts_once(replicas, recompute):
     """Accumulation in the trap that Transformer Engine's port to T5X fell into: the amax of a step
     is neither the last micro-batch's nor a mean, and an update comes once a step."""

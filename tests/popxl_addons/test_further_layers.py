@@ -27,6 +27,7 @@ from popxl_addons.ops.rotary_pos_embed import rotary_pos_embed, trig_table_const
 from popxl_addons.ops.static_sparse_ops import dense_const_sparse_matmul, random_sparse
 from popxl_addons.testing_utils import TensorInput, run_module
 from tests.popxl_addons.helpers import replicas_run, single_run
+from tests.slow import slow
 
 rng = np.random.default_rng(0)
 
@@ -68,7 +69,7 @@ def test_convolution(kernel, ours, theirs):
     np.testing.assert_allclose(y, layer(torch.tensor(x)).detach(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("parts", [2, 4])
+@pytest.mark.parametrize("parts", [slow(2), 4])
 def test_layer_norm_over_replicas(parts):
     features = 8
     x, dy = (rng.normal(3, 2, size=(5, features)).astype(np.float32) for _ in range(2))
@@ -92,7 +93,8 @@ def test_layer_norm_over_replicas(parts):
 
 
 @pytest.mark.parametrize(
-    ("replicas", "stride", "parts"), [(4, 1, 2), (4, 2, 2), (8, 1, 4), (8, 4, 2), (2, 1, None)]
+    ("replicas", "stride", "parts"),
+    [(4, 1, 2), slow(4, 2, 2), slow(8, 1, 4), (8, 4, 2), (2, 1, None)],
 )
 def test_distributed_layer_norm_is_cut_over_the_group_it_is_given(replicas, stride, parts):
     """The groups are those whose members have the parts of a sample, in any layout."""
@@ -128,8 +130,11 @@ def test_distributed_layer_norm_is_cut_over_the_group_it_is_given(replicas, stri
 
 
 # ---- rotary -------------------------------------------------------------------------------------
-@pytest.mark.parametrize("by_sample", [False, True])
-@pytest.mark.parametrize("rotary_dim", [8, 4, None, 0])
+@pytest.mark.parametrize(
+    ("rotary_dim", "by_sample"),
+    [(8, False), (4, True), (None, True), (0, False),
+     slow(8, True), slow(4, False), slow(None, False), slow(0, True)],
+)  # fmt: skip
 def test_rotary_embedding_is_that_of_gpt_j(rotary_dim, by_sample):
     batch, sequence, heads, size = 2, 5, 3, 8
     rotated = rotary_dim or size
@@ -232,7 +237,7 @@ def test_the_first_of_two_values_is_in_the_highest_bits():
 
 @pytest.mark.parametrize(
     ("shape", "size", "dim", "bits"),
-    [((8, 12), 4, -1, 4), ((8, 12), 8, 0, 4), ((8, 12), 6, -1, 8), ((8, 12), 2, 0, 8)],
+    [slow((8, 12), 4, -1, 4), ((8, 12), 8, 0, 4), ((8, 12), 6, -1, 8), slow((8, 12), 2, 0, 8)],
 )
 def test_values_come_back_up_to_half_a_step(shape, size, dim, bits):
     x = rng.normal(size=shape).astype(np.float16).astype(np.float32)

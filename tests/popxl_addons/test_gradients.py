@@ -24,7 +24,7 @@ from popxl_addons.transforms.autodiff import remap_grad_info
 from popxl_addons.transforms.repeat_graph import repeat_graph
 from tests.popxl.compiled import optimised
 
-MICRO_BATCHES = 3
+MICRO_BATCHES = 2
 rng = np.random.default_rng(1)
 X = rng.normal(size=(MICRO_BATCHES, 2, 4)).astype(np.float32)
 DY = rng.normal(size=(MICRO_BATCHES, 2, 3)).astype(np.float32)

@@ -16,6 +16,7 @@ from popxl_addons.optimizers import PackedAdamOptimizerStep, packed
 from popxl_addons.optimizers.residual import joined, keep_split
 from popxl_addons.remote import load_remote, named_variable_buffers, store_remote
 from popxl_addons.variable_factory import NamedVariableFactories, VariableFactory
+from tests.slow import slow
 
 BFLOAT16 = ml_dtypes.bfloat16
 SHAPES = [((64, 96), 0), ((64, 96), 1), ((3, 70), 1), ((33, 5), 0), ((1, 1), 1), ((2, 3, 40), 2)]
@@ -199,7 +200,7 @@ def run(axis, replicas=1):
     return session.get_tensor_data(variables.w)
 
 
-@pytest.mark.parametrize(("axis", "replicas"), [(0, 1), (1, 1), (0, 2), (1, 4)])
+@pytest.mark.parametrize(("axis", "replicas"), [slow(0, 1), (1, 1), (0, 2), slow(1, 4)])
 def test_steps_are_those_of_adamw_with_packed_moments(axis, replicas) -> None:
     """However many replicas share the weight; and they stay near those of moments in float32."""
     found = run(axis, replicas)

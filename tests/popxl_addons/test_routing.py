@@ -18,7 +18,7 @@ from popxl_addons.ops.routing import (
 )
 from tests.popxl.ops.harness import evaluate, rand
 
-TOKENS, EXPERTS, K, FEATURES = 7, 5, 3, 4
+TOKENS, EXPERTS, K, FEATURES = 7, 4, 2, 4
 SCORES = rand(TOKENS, EXPERTS)
 SCORES[:, 3] = -9  # nobody takes it
 SCORES[2] = 1  # all are equal

@@ -13,6 +13,8 @@ from popxl_addons import InputStreams, NamedTensors, OutputStreams, TaskSession
 from popxl_addons.task_session import initialise_memmap_dir_from_checkpoint, write_variables_pb
 from popxl_addons.variable_factory import NamedVariableFactories, VariableFactory
 
+pytestmark = pytest.mark.usefixtures("cached")
+
 
 class Loader:
     """As data loaders of applications: its position is a file."""

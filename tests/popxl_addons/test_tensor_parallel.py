@@ -19,6 +19,7 @@ from popxl_addons.ops.replicated_all_reduce_TP import (
 )
 from popxl_addons.patterns import apply_pre_alias_patterns
 from tests.popxl_addons.helpers import replicas_run
+from tests.slow import slow
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(4, 3)).astype(np.float32)
@@ -80,7 +81,7 @@ def test_a_session_asks_for_the_patterns():
 
 
 # ---- a tensor-parallel layer --------------------------------------------------------------------
-@pytest.mark.parametrize("tp", [2, 4])
+@pytest.mark.parametrize("tp", [2, slow(4)])
 def test_a_layer_between_the_collectives_is_the_whole_layer(tp):
     """Column-parallel, then row-parallel: the gradient of x is complete on each replica."""
     x, w1, w2, dy = (
@@ -112,7 +113,7 @@ def test_a_layer_between_the_collectives_is_the_whole_layer(tp):
     np.testing.assert_allclose(np.concatenate(list(dw2), 0), t[2].grad, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("group_size", [2, 4])
+@pytest.mark.parametrize("group_size", [2, slow(4)])
 def test_a_loop_of_such_layers_has_the_gradient_of_its_unrolled_calls(group_size):
     x, w1, w2, dy = (rng.normal(size=(4, 3, 3)).astype(np.float32) for _ in range(4))
 
@@ -190,8 +191,14 @@ def torch_loss(reduction, ignore=-100, logits=LOGITS):
     return loss.detach().numpy(), t.grad.numpy()
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("tp", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("tp", "reduction"),
+    [
+        (1, "none"), slow(1, "mean"), slow(1, "sum"),
+        (2, "mean"), slow(2, "sum"), slow(2, "none"),
+        (4, "sum"), slow(4, "mean"), slow(4, "none"),
+    ],
+)  # fmt: skip
 def test_loss_over_a_sharded_vocabulary(tp, reduction):
     loss, dx = sharded_loss(tp, reduction)
     wanted, gradient = torch_loss(reduction)
@@ -200,7 +207,7 @@ def test_loss_over_a_sharded_vocabulary(tp, reduction):
     np.testing.assert_allclose(dx, gradient, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("reduction", ["mean", slow("sum")])
 def test_ignored_labels_do_not_count(reduction):
     loss, dx = sharded_loss(2, reduction, ignore=3)
     wanted, gradient = torch_loss(reduction, ignore=3)
