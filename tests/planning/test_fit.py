@@ -25,10 +25,13 @@ GB = 1e9
 ONE = replace(machine("t4"), memory=1 * GB, host_memory=1 * GB, devices=2)
 
 
-def tiny(**execution: object) -> RunConfig:
-    execution = {"micro_batch_size": 16} | execution
+AGAIN = {"activations": "recompute"}
+"""Leaves one program to simulate for a micro-batch."""
+
+
+def tiny(name: str = "tiny", **execution: object) -> RunConfig:
     return preset(
-        "tiny",
+        name,
         model={"layers": 1},
         training={"global_batch_size": 16},
         execution={"micro_batch_size": 16} | execution,
@@ -36,7 +39,7 @@ def tiny(**execution: object) -> RunConfig:
 
 
 def found(on: Machine, devices: int = 1) -> tuple[object, ...]:
-    made = best_training("tiny", tiny(), on, devices)
+    made = best_training("tiny", tiny("gptj_tiny", **AGAIN), on, devices)
     e = made.needs.config.execution
     return made.fits, e.micro_batch_size, e.disk is not None, made.plan.disk > 0
 
@@ -48,7 +51,8 @@ def test_a_smaller_micro_batch_where_device_memory_is_small() -> None:
     assert isinstance(micro, int)
     assert 1 <= micro < 16
     assert disk == [False, False]
-    two = replace(tiny(micro_batch_size=2), training=replace(tiny().training, global_batch_size=2))
+    two = tiny("gptj_tiny", micro_batch_size=2, **AGAIN)
+    two = two.changed({"training.global_batch_size": 2})
     none = best_training("tiny", two, replace(ONE, memory=1e6), 1)
     assert (none.fits, none.needs.config.execution.micro_batch_size) == (False, 1)
 
@@ -56,23 +60,23 @@ def test_a_smaller_micro_batch_where_device_memory_is_small() -> None:
 def test_a_program_is_built_and_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was tried for the size of the micro-batch serves the plan; so it does with a disk. What
     device and host together cannot hold is not placed."""
-    programs, on, placed = Programs(), machine("t4"), []
+    config, programs, on, placed = tiny("gptj_tiny"), Programs(), machine("t4"), []
     monkeypatch.setattr(popxl.plan, "place", lambda *given: placed.append(given) or place(*given))
-    candidates = programs.of(tiny(), on.target)
-    chosen = residence.choose(candidates, tiny(), on)
+    candidates = programs.of(config, on.target)
+    chosen = residence.choose(candidates, config, on)
     assert chosen.best.fits
     count = len(placed)
     assert count >= len(chosen.tried) > 1
-    made = best_training("tiny", tiny(), on, 1, programs)
+    made = best_training("gptj_tiny", config, on, 1, programs)
     assert made.needs.candidates is candidates
     assert made.needs.placement is chosen.best.placement
     assert len(placed) == count
     stored = candidates.get()[1].storage()
     least = stored.remote + stored.resident
     small = replace(on, memory=0.6 * least, host_memory=0.3 * least)
-    assert not residence.choose(candidates, tiny(), small).best.fits
+    assert not residence.choose(candidates, config, small).best.fits
     count = len(placed)
-    with_disk = tiny(disk="somewhere")
+    with_disk = config.changed({"execution.disk": "somewhere"})
     assert len(residence.choose(candidates, with_disk, small).tried) == 1
     assert len(placed) == count
 
@@ -81,19 +85,19 @@ def test_the_disk_where_host_memory_is_small() -> None:
     """Its windows take 0.8 GB of host memory, and Python and JAX as much."""
     laptop = replace(machine("laptop"), host_memory=1.45 * GB)
     # Entries of the tiny model are below what is worth a request.
-    made = best_training("tiny", tiny(), laptop, 1)
+    made = best_training("tiny", tiny("gptj_tiny"), laptop, 1)
     assert made.fits
     assert made.timeline is None
     large_one = preset(
-        "tiny",
-        model={"layers": 1, "hidden_size": 512, "d_ff": 2048},
+        "gptj_tiny",
+        model={"layers": 1, "hidden_size": 512},
         training={"global_batch_size": 1},
         execution={"micro_batch_size": 1},
     )
-    small = replace(machine("laptop"), host_memory=1.7 * GB)
-    without = best_training("larger", large_one, replace(small, host_memory=8 * GB), 1)
+    programs, small = Programs(), replace(machine("laptop"), host_memory=8 * GB)
+    without = best_training("larger", large_one, small, 1, programs)
     small = replace(small, host_memory=without.shares["memory"][0] - 1)
-    made = best_training("larger", large_one, small, 1)
+    made = best_training("larger", large_one, small, 1, programs)
     assert made.needs.config.execution.disk is not None
     assert made.plan.disk > 0
     assert made.timeline is not None
@@ -101,7 +105,7 @@ def test_the_disk_where_host_memory_is_small() -> None:
 
 
 def test_devices_share_the_batch_or_each_layer() -> None:
-    made = best_training("tiny", tiny(), ONE, 2)
+    made = best_training("tiny", tiny(**AGAIN), ONE, 2)
     e = made.needs.config.execution
     assert e.data_parallel * e.tensor_parallel == 2
     assert made.needs.samples == 16
@@ -120,14 +124,15 @@ def test_generation_is_planned_layer_by_layer_where_weights_do_not_fit() -> None
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert fit.main(["tiny", "--machine", "t4", "--tokens", "1e6"]) == 0
+    on = ["--machine", "t4", "--execution.activations", "recompute"]
+    assert fit.main(["gptj_tiny", "--layers", "1", "--tokens", "1e6", *on]) == 0
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert lines["fits"] == "yes"
     assert lines["training"].startswith("1,000,000 tokens take ")
     assert lines["generation"].startswith("on one device, weights on the device")
-    sizes = {"model_type": "qwen3", "num_hidden_layers": 2, "hidden_size": 64}
+    sizes = {"model_type": "qwen3", "num_hidden_layers": 1, "hidden_size": 64}
     (tmp_path / "config.json").write_text(json.dumps(sizes))
-    assert fit.main([str(tmp_path / "config.json"), "--machine", "t4"]) == 0
+    assert fit.main([str(tmp_path / "config.json"), "--global_batch_size", "2", *on]) == 0
     assert "2.0 M parameters" not in capsys.readouterr().out
     (tmp_path / "other.json").write_text("{}")
     for wrong in (str(tmp_path / "other.json"), "nobody/nothing"):

@@ -27,6 +27,9 @@ from sessions.training import FineTuning
 from tests.planning.presets import preset
 from tests.slow import slow
 
+WIDE = {"layers": 1, "hidden_size": 512}
+"""Sizes whose entries are worth a request to a disk."""
+
 
 @pytest.mark.parametrize(
     ("main", "preset", "state"),
@@ -60,7 +63,8 @@ def test_devices_with_too_little_memory_are_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(popxl.plan, "device_memory", lambda desc, replicas, instances: 10**6)
-    assert benchmarks.finetuning.main(["--config", "tiny"]) == 2
+    small = ("--layers", "1", "--execution.activations", "recompute")
+    assert benchmarks.finetuning.main(["--config", "gptj_tiny", *small]) == 2
     message = capsys.readouterr().err
     assert "of device memory" in message
     assert "lower --micro_batch_size" in message
@@ -74,7 +78,7 @@ def test_what_is_free_is_less_than_what_the_machine_has() -> None:
 
 def test_the_disk_that_a_message_names_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """And generation uses it, too: weights that do not fit are streamed."""
-    config = preset("tiny", model={"hidden_size": 512, "layers": 1}, execution={"device": "cpu"})
+    config = preset("gptj_tiny", model=WIDE, execution={"device": "cpu"})
     ir, another = (finetuning_needs(config).traced.ir for _ in range(2))
     needed = popxl.plan.plan_of(ir)
     for module in (machine.memory, machine.placement):
@@ -101,7 +105,7 @@ def test_a_limit_is_kept_by_plan_and_run_or_refused_with_the_least(
     for name in ("PROCESS", "WINDOWS"):
         monkeypatch.setattr(machine.placement, name, 1000)
     monkeypatch.setattr(planning.report, "PROCESS", 1000)
-    config = preset("tiny", model={"hidden_size": 512, "layers": 1}, execution={"device": "cpu"})
+    config = preset("gptj_tiny", model=WIDE, execution={"device": "cpu"})
     config = config.changed({"execution.disk": "anywhere", "model.eval": not trained})
 
     def needs(limit: float) -> Needs:
@@ -122,7 +126,7 @@ def test_a_limit_is_kept_by_plan_and_run_or_refused_with_the_least(
     assert popxl.plan.storage_of(run(least / 1e9)).disk > 0
     on = replace(machines()["laptop"], host_memory=1e15)
     for limit, fits in ((least, True), (least - 1, False)):
-        made = planning.report.report("tiny", needs(limit / 1e9), on)
+        made = planning.report.report("gptj_tiny", needs(limit / 1e9), on)
         assert made.fits == fits
         assert made.shares["memory"] == (least, limit)
         assert " -" not in as_text(made).partition("buffers")[2].partition("work")[0]
@@ -133,11 +137,9 @@ def test_a_limit_that_no_program_keeps_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     limit = ("--execution.disk", str(tmp_path), "--execution.host_memory", "0.3")
-    assert benchmarks.finetuning.main(["--config", "tiny", *limit]) == 2
+    assert benchmarks.finetuning.main(["--config", "gptj_tiny", *limit]) == 2
     said = capsys.readouterr().err
-    begins = (
-        r"error: preset 'tiny' needs \d\.\d GB of host memory at the least \(.*0.7 GB the program"
-    )
+    begins = r"error: preset 'gptj_tiny' needs \d\.\d GB of host memory at the least \(.*0.7 GB the program"
     ends = "but execution.host_memory is 0.3: raise it, or lower --micro_batch_size\n"
     assert re.match(begins, said)
     assert said.endswith(ends)
@@ -151,8 +153,8 @@ def test_a_program_that_takes_more_than_planned_has_more_of_its_state_on_disk(
     all the same."""
     monkeypatch.setattr(machine.placement, "PROCESS", 1000)
     monkeypatch.setattr(machine.placement, "WINDOWS", windows)
-    size = {"hidden_size": 512, "layers": 1}
-    config = preset("tiny", model=size, execution={"device": "cpu", "disk": str(tmp_path)})
+    execution = {"device": "cpu", "disk": str(tmp_path)}
+    config = preset("gptj_tiny", model=WIDE, execution=execution)
     plan = popxl.plan.plan_of(finetuning_needs(config).traced.ir)
     limit = plan.device * 1.2 + plan.remote / 2
     config = config.changed({"execution.host_memory": limit / 1e9})

@@ -26,6 +26,7 @@ from modelling.layers import lm_head_loss
 from planning.estimate import times
 from planning.needs import Needs, finetuning_needs
 from planning.report import report
+from planning.residence import Programs
 from planning.text import as_text
 from popxl.plan import Collective, Kernel, Part
 from tests.planning.presets import preset
@@ -141,6 +142,9 @@ def test_the_hardware_table_is_complete() -> None:
 
 
 # ---- command lines ------------------------------------------------------------------------------
+SMALL = ("--layers", "1", "--execution.activations", "recompute")
+
+
 def test_the_plan_names_the_phases(capsys: pytest.CaptureFixture[str]) -> None:
     assert benchmarks.finetuning.main(["--config", "tiny", "--plan"]) == 0
     text = capsys.readouterr().out
@@ -181,11 +185,12 @@ def test_the_plan_places_what_saves_time_in_spare_device_memory() -> None:
 
 def test_layers_keep_their_activations_where_that_is_faster() -> None:
     """With room for all of them, and not where they would cross a slow link or fit nowhere."""
+    programs = Programs()
 
     def plan(on: Machine, **execution: Any) -> tuple[str, float]:
         fields = {"global_batch_size": 64}, {"micro_batch_size": 8, **execution}
         config = preset("gptj_tiny", model={"layers": 8}, training=fields[0], execution=fields[1])
-        made = report("gptj_tiny", finetuning_needs(config, "gpu"), on)
+        made = report("gptj_tiny", finetuning_needs(config, "gpu", programs), on)
         assert made.timeline is not None
         line = next((x for x in as_text(made).splitlines() if x.startswith("activations")), "")
         assert next(trial["fits"] for trial in made.as_dict()["activations"])
@@ -226,7 +231,7 @@ def test_only_layers_that_keep_have_buffers_for_it() -> None:
 
 def test_what_the_host_has_no_room_for_stays_on_the_device() -> None:
     small = replace(machine("h200"), host_memory=40e9, devices=1)
-    made = report("gptj_6B_gpu", gptj_6b(micro_batch_size=32), small)
+    made = report("gptj_6B_gpu", gptj_6b(micro_batch_size=32, activations="recompute"), small)
     assert made.plan.host < 40e9
     assert made.fits
     margin = 1 - made.device_bytes / small.room
@@ -268,7 +273,8 @@ def test_a_file_describes_ones_own_machine(
 ) -> None:
     path = tmp_path / "mine.yml"
     path.write_text(OWN)
-    assert benchmarks.finetuning.main(["--config", "tiny", "--plan", "--machine", str(path)]) == 0
+    arguments = ["--config", "gptj_tiny", *SMALL, "--plan", "--machine", str(path)]
+    assert benchmarks.finetuning.main(arguments) == 0
     text = capsys.readouterr().out
     assert "on 1 host of 1 (mine)" in text
     assert "simulated" in text
@@ -307,7 +313,7 @@ def test_the_trace_of_a_plan_is_written_for_machines_with_device_memory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = tmp_path / "trace.json"
-    arguments = ["--config", "tiny", "--plan-trace", str(trace)]
+    arguments = ["--config", "gptj_tiny", *SMALL, "--plan-trace", str(trace)]
     assert benchmarks.finetuning.main([*arguments, "--machine", "h200"]) == 0
     assert json.loads(trace.read_text())["traceEvents"]
     assert benchmarks.finetuning.main([*arguments, "--machine", "laptop"]) == 2
@@ -369,7 +375,7 @@ def test_scheduling_hints_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_plan_as_json_and_picture(tmp_path: Path) -> None:
     data, picture = tmp_path / "plan.json", tmp_path / "plan.png"
-    arguments = ["--config", "gptj_tiny", "--tensor_parallel", "2", "--machine", "a100"]
+    arguments = ["--config", "gptj_tiny", *SMALL, "--tensor_parallel", "2", "--machine", "a100"]
     wanted = ["--plan-json", str(data), "--plan-picture", str(picture)]
     assert benchmarks.finetuning.main([*arguments, *wanted]) == 0
     plan = json.loads(data.read_text(encoding="utf-8"))

@@ -13,7 +13,7 @@ from popxl.plan import steady
 from popxl.plan.steady import measured
 from tests.planning.presets import preset
 
-POSITIONS = 30
+POSITIONS = 20
 
 
 @pytest.fixture(scope="module")
