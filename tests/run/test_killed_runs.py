@@ -40,6 +40,8 @@ FLAGS_ON_DISK = [
 """Entries are large enough for a disk."""
 ALL_ON_DISK = "import machine.placement\nmachine.placement.check_limit = lambda *_: None\n"
 """A limit below what any program takes puts all on disk that can be."""
+FLAGS_OF_FEW = [*GPTJ, *RATE, "--dropout_prob", "0.1", "--checkpoint.steps", "3"]
+"""A program that compiles soon, and that tests/run/test_logs_that_break.py has too."""
 FLAGS_OF_SEVERAL = [*GPTJ, *RATE, "--checkpoint.steps", "2"]
 
 
@@ -208,7 +210,7 @@ def check_against_an_uninterrupted_run(lives: Lives, folder: Path) -> None:
 
 
 def test_killed_twice(tmp_path, executables):
-    lives = killed(tmp_path / "run", executables, 2, {1: flip})
+    lives = killed(tmp_path / "run", executables, 2, {1: flip}, given=FLAGS_OF_FEW)
     check_against_an_uninterrupted_run(lives, tmp_path / "reference")
 
 

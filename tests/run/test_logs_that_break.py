@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+import run_finetuning
 from checkpoints import load_checkpoint
 from terminal.screen import enduring_streams, say
 from tests.slow import slow
 from tests.small_runs import GPTJ, RATE, finetuning
 
-FLAGS = (*GPTJ, *RATE, "--evaluation.metrics", "loss")
+FLAGS = (*GPTJ, *RATE, "--dropout_prob", "0.1", "--evaluation.metrics", "loss")
 
 
-@pytest.fixture(scope="module")
-def executables(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("executables")
-
-
+@pytest.mark.slow
 def test_a_run_whose_log_nobody_reads_is_trained_and_saved(
     executables: Path, tmp_path: Path
 ) -> None:
@@ -33,6 +32,19 @@ def test_a_run_whose_log_nobody_reads_is_trained_and_saved(
     run.stdout.close()
     assert run.wait(timeout=300) == 0
     assert load_checkpoint(tmp_path / "run").step == 30
+
+
+@pytest.mark.usefixtures("few")
+def test_streams_that_nobody_reads_end_no_run(tmp_path: Path, monkeypatch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with suppress(BrokenPipeError), open(writer, "w") as broken:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stderr", broken)
+            patch.setattr(sys, "stdout", broken)
+            flags = (*FLAGS, "--steps", "2", "--save", str(tmp_path / "run"))
+            assert run_finetuning.main(flags) == 0
+    assert load_checkpoint(tmp_path / "run").step == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, slow(signal.SIGTERM)])
