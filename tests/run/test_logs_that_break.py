@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-import run_finetuning
 from checkpoints import load_checkpoint
 from terminal.screen import enduring_streams, say
+from tests.run.starting import WITHOUT_TORCH
 from tests.slow import slow
 from tests.small_runs import GPTJ, RATE, finetuning
 
@@ -24,7 +22,7 @@ def test_a_run_whose_log_nobody_reads_is_trained_and_saved(
     executables: Path, tmp_path: Path
 ) -> None:
     flags = (*FLAGS, "--steps", "30", "--save", str(tmp_path / "run"))
-    (run,) = finetuning(1, executables, *flags)
+    (run,) = finetuning(1, executables, *flags, first=WITHOUT_TORCH)
     assert run.stdout is not None
     assert run.stderr is not None
     assert run.stderr.readline()
@@ -34,19 +32,6 @@ def test_a_run_whose_log_nobody_reads_is_trained_and_saved(
     assert load_checkpoint(tmp_path / "run").step == 30
 
 
-@pytest.mark.usefixtures("few")
-def test_streams_that_nobody_reads_end_no_run(tmp_path: Path, monkeypatch) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    with suppress(BrokenPipeError), open(writer, "w") as broken:
-        with monkeypatch.context() as patch:
-            patch.setattr(sys, "stderr", broken)
-            patch.setattr(sys, "stdout", broken)
-            flags = (*FLAGS, "--steps", "2", "--save", str(tmp_path / "run"))
-            assert run_finetuning.main(flags) == 0
-    assert load_checkpoint(tmp_path / "run").step == 2
-
-
 @pytest.mark.parametrize("number", [signal.SIGHUP, slow(signal.SIGTERM)])
 def test_a_signal_saves_and_its_code_says_that_there_is_more(
     number: int, executables: Path, tmp_path: Path
@@ -54,7 +39,7 @@ def test_a_signal_saves_and_its_code_says_that_there_is_more(
     """SIGHUP comes with a terminal that is gone."""
     steps = 10**6
     flags = (*FLAGS, "--steps", str(steps), "--save", str(tmp_path / "run"))
-    (run,) = finetuning(1, executables, *flags)
+    (run,) = finetuning(1, executables, *flags, first=WITHOUT_TORCH)
     assert run.stderr is not None
     assert any(line.startswith("step ") for line in iter(run.stderr.readline, ""))
     if number == signal.SIGHUP:
