@@ -43,11 +43,11 @@ def start(program, *arguments):
 
 
 def test_killed_at_random_moments(tmp_path):
-    """Ten runs in a row, each going on from the last. A damaged step would be a warning. More of
+    """Six runs in a row, each going on from the last. A damaged step would be a warning. More of
     them if the moments were not those that matter, as on a busy machine."""
     moments = random.Random(7)
     reached, in_the_middle, runs = 0, 0, 0
-    while runs < 10 or min(reached, in_the_middle) < 3:
+    while runs < 6 or min(reached, in_the_middle) < 3:
         runs += 1
         assert runs < 100
         process = start(SAVE_WITHOUT_END, tmp_path)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,36 +16,43 @@ import pytest
 from checkpoints import CheckpointStore, load_checkpoint
 from checkpoints.digests import digest
 from checkpoints.folders import step_folders
-from tests.slow import slow
 
 ROOT = Path(__file__).parents[2]
 
+# The argument is a list of works: name, folder, and more. Process 0 prints what came of each.
 PROGRAM = """
 import json, os, sys, time, warnings
+from pathlib import Path
 import numpy as np
 import popdist
-from checkpoints import CheckpointStore, load_checkpoint
+import checkpoints.store as module
+from checkpoints import CheckpointError, CheckpointStore, DamagedError, folders, load_checkpoint
+from checkpoints import save_retry
 from checkpoints.digests import digest
+from checkpoints.parts import Part
+from checkpoints.together import damage_told
 
 popdist.init()
-index, what, folder = popdist.getInstanceIndex(), sys.argv[1], sys.argv[2]
-if what == "save":
+index, count = popdist.getInstanceIndex(), popdist.getNumInstances()
+save_retry.PAUSES = (0.1, 0.1, 0.1)
+write = module.write_shard
+
+def save(folder, death=False):
     rng = np.random.default_rng(0)
     with CheckpointStore(folder, to_keep=3, shard_bytes=40_000) as store:
         for step in (1, 2, 3):
             tensors = {f"t{i}": rng.standard_normal(i * 1000).astype(np.float32) for i in range(9)}
-            if len(sys.argv) > 3 and (step, index) == (3, 1):
+            if death and (step, index) == (3, 1):
                 os._exit(9)
             store.save(step, tensors, {"step": step}, wait=step == 2)
-elif what == "full":  # the disk of one host, at the second step
-    import checkpoints.store as module
-    from checkpoints import CheckpointError
-    write, said = module.write_shard, []
-    def full(path, shard):
-        if (store.steps(), index) == ([1], int(sys.argv[3])):
+
+def full(folder, host):  # the disk of one host, at the second step
+    said = []
+    def fails(path, shard):
+        if (store.steps(), index) == ([1], host):
             raise OSError(28, "No space left on device", str(path))
         write(path, shard)
-    module.write_shard = full
+    module.write_shard = fails
     with CheckpointStore(folder) as store:
         for step in (1, 2, 3):
             try:
@@ -54,19 +63,16 @@ elif what == "full":  # the disk of one host, at the second step
             except CheckpointError as error:
                 said.append(str(error))
                 module.write_shard = write
-    everyones = popdist.gather(said)
-    if index == 0:
-        print(json.dumps(everyones))
-elif what == "copies":  # each host has a copy, of which process 0's has got on
-    from checkpoints import CheckpointError, folders
+    return popdist.gather(said)
+
+def copies(folder):  # each host has a copy
     folders._SEEN = 0.5
     try:
         load_checkpoint(f"{folder}/{index}")
     except CheckpointError as error:
-        popdist.fail(str(error), 2)
-elif what == "best":  # with periodic saves, on a slow disk
-    import checkpoints.store as module
-    write = module.write_shard
+        return popdist.gather(str(error))
+
+def best(folder):  # with periodic saves, on a slow disk
     module.write_shard = lambda *args: (time.sleep(0.05 + 0.1 * index), write(*args))
     with CheckpointStore(folder, to_keep=1) as store, CheckpointStore(folder + "/best") as best:
         for step in range(1, 6):
@@ -75,14 +81,21 @@ elif what == "best":  # with periodic saves, on a slow disk
             popdist.gather(step)
             best.save(step, tensors, {"best": step}, wait=True)
             popdist.gather(step)
-elif what == "read":  # each process a part of each tensor, which is verified as it is read
-    from checkpoints import DamagedError
-    from checkpoints.parts import Part
-    from checkpoints.together import damage_told
-    count = popdist.getNumInstances()
-    def part(shape):
-        first, end = (shape[0] * i // count for i in (index, index + 1))
-        return Part(shape, (0,), (0,), shape, first, end - first)
+    module.write_shard = write
+
+def flip(folder):  # a bit of the newest step
+    if index == 0:
+        path = max(Path(folder).glob("*-step-3/*.safetensors"))
+        content = bytearray(path.read_bytes())
+        content[-5] ^= 16
+        path.write_bytes(content)
+    popdist.gather("flipped")
+
+def part(shape):
+    first, end = (shape[0] * i // count for i in (index, index + 1))
+    return Part(shape, (0,), (0,), shape, first, end - first)
+
+def read(folder):  # each process a part of each tensor, which is verified as it is read
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         while True:
@@ -94,10 +107,9 @@ elif what == "read":  # each process a part of each tensor, which is verified as
                 break
             except DamagedError as error:
                 found.set_aside(str(error))
-    seen = popdist.gather([found.step, [str(w.message) for w in warned]])
-    if index == 0:
-        print(json.dumps(seen))
-else:
+    return popdist.gather([found.step, [str(w.message) for w in warned]])
+
+def load(folder):
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         found = load_checkpoint(folder)
@@ -105,99 +117,108 @@ else:
     digests = {name: digest(found.tensors[name]) for name in found.tensors}
     seen = popdist.gather([found.step, digests, said])
     assert all(one[:2] == seen[0][:2] for one in seen)
+    return seen[0]
+
+for what, *given in json.loads(sys.argv[1]):
+    found = globals()[what](*given)
     if index == 0:
-        print(json.dumps(seen[0]))
+        print(json.dumps(found), flush=True)
 """
 
 
-def run(processes: int, *arguments: str, umask: int = -1) -> subprocess.CompletedProcess[str]:
+def run(processes: int, *works: tuple[object, ...], umask: int = -1) -> tuple[list[Any], int]:
+    """What came of each work, and the exit code."""
     command = [sys.executable, "-m", "popdist.run", "--processes", str(processes), "--"]
-    return subprocess.run(
-        [*command, sys.executable, "-c", PROGRAM, *arguments],
+    done = subprocess.run(
+        [*command, sys.executable, "-c", PROGRAM, json.dumps(works, default=str)],
         cwd=ROOT, env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime/src'}"},
         capture_output=True, text=True, timeout=120, check=False, umask=umask,
     )  # fmt: skip
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(found) == len(works) or done.returncode, done.stderr
+    return found, done.returncode
 
 
-def test_any_number_of_processes_reads_what_two_have_saved(tmp_path):
-    saved = run(2, "save", str(tmp_path))
-    assert saved.returncode == 0, saved.stderr
-    alone = load_checkpoint(tmp_path)
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], int]:
+    """The folder in which three processes have worked, what came of each work, and their code."""
+    folder = tmp_path_factory.mktemp("three")
+    for name, process, values in (
+        *(("behind", "0", (0, 1)), ("behind", "1", (0,)), ("behind", "2", (0, 1))),
+        *(("other", "0", (0, 1)), ("other", "1", (0, 7)), ("other", "2", (0, 1))),
+    ):
+        with CheckpointStore(folder / name / process) as store:
+            for step, value in enumerate(values):
+                store.save(step, {"a": np.full(3, value)}, {})
+    works: dict[str, tuple[object, ...]] = {
+        "whole": ("save",), "full-0": ("full", 0), "full-2": ("full", 2), "best": ("best",),
+        "behind": ("copies",), "other": ("copies",), "death": ("save", True),
+    }  # fmt: skip
+    given = [(what, folder / name, *more) for name, (what, *more) in works.items()]
+    found, code = run(3, *given, umask=0o027)
+    return folder, dict(zip(works, found, strict=False)), code
+
+
+def test_any_number_of_processes_reads_what_three_have_saved(three, tmp_path):
+    folder = Path(shutil.copytree(three[0] / "whole", tmp_path / "whole"))
+    alone = load_checkpoint(folder)
     files = [file.name for file in alone.path.glob("*.safetensors")]
-    assert {name.split("-")[1] for name in files} == {"00000", "00001"}
+    assert {name.split("-")[1] for name in files} == {"00000", "00001", "00002"}
     rng = np.random.default_rng(0)
     values = [[rng.standard_normal(i * 1000).astype(np.float32) for i in range(9)] for _ in "123"]
     expected = {f"t{i}": digest(array) for i, array in enumerate(values[2])}
     assert {name: digest(alone.tensors[name]) for name in alone.tensors} == expected
-    read = run(4, "load", str(tmp_path))
-    assert json.loads(read.stdout) == [3, expected, []], read.stderr
 
-    # A flipped bit, which one process of three sees, that which verifies it: all take the step
-    # before.
-    path = alone.path / sorted(files)[-1]
-    content = bytearray(path.read_bytes())
-    content[-5] ^= 16
-    path.write_bytes(content)
-    step, _, warned = json.loads(run(3, "load", str(tmp_path)).stdout)
+    # A flipped bit, which one process of two sees, that which verifies it: both take the step
+    # before. The same where each reads what it needs, once, and finds damage as it does so.
+    works = [(what, folder) for what in ("load", "flip", "load", "read")]
+    (whole, _, damaged, in_parts), code = run(2, *works)
+    assert (whole, code) == ([3, expected, []], 0)
+    step, _, warned = damaged
     assert step == 2
     assert "the checkpoint of step 3 is damaged" in warned[0]
-
-    # The same where each reads what it needs, once, and finds damage as it does so.
-    seen = json.loads(run(3, "read", str(tmp_path)).stdout)
-    assert seen == [[2, warned]] * 3
+    assert in_parts == [[2, warned]] * 2
 
 
-def test_a_step_is_there_when_all_processes_have_written_theirs(tmp_path):
-    failed = run(2, "save", str(tmp_path), "with a death")
-    assert failed.returncode != 0
-    assert [folder.step for folder in step_folders(tmp_path)] == [2, 1]
-    assert load_checkpoint(tmp_path).step == 2
+def test_a_step_is_there_when_all_processes_have_written_theirs(three):
+    folder, found, code = three
+    assert code != 0
+    assert list(found)[-1] == "other"  # one of them died in the work after this
+    assert [step.step for step in step_folders(folder / "death")] == [2, 1]
+    assert load_checkpoint(folder / "death").step == 2
 
 
-def test_the_best_is_saved_beside_periodic_saves(tmp_path):
+def test_the_best_is_saved_beside_periodic_saves(three):
     """They took each other's turns: two stores, one channel, and one of them on another thread."""
-    saved = run(2, "best", str(tmp_path))
-    assert saved.returncode == 0, saved.stderr
-    assert load_checkpoint(tmp_path).metadata == {"step": 5}
-    best = load_checkpoint(tmp_path / "best")
+    folder = three[0] / "best"
+    assert load_checkpoint(folder).metadata == {"step": 5}
+    best = load_checkpoint(folder / "best")
     assert best.metadata == {"best": 5}
     assert all((best.tensors[name] == 5).all() for name in best.tensors)
 
 
-@pytest.mark.parametrize("host", [slow(0), 2])
-def test_the_disk_of_one_host_is_full(host, tmp_path):
+@pytest.mark.parametrize("host", [0, 2])
+def test_the_disk_of_one_host_is_full(host, three):
     """All three end the save, with the same sentence, and wait for nobody; the next one is good."""
-    done = run(3, "full", str(tmp_path), str(host))
-    assert done.returncode == 0, done.stderr
-    everyones = json.loads(done.stdout)
-    assert all(said == everyones[0] for said in everyones)
-    ((first,),) = {tuple(said) for said in everyones}
-    expected = f"cannot save step 2 in {tmp_path}: process {host} on "
+    folder, found, _ = three
+    folder /= f"full-{host}"
+    ((first,),) = {tuple(said) for said in found[f"full-{host}"]}
+    expected = f"cannot save step 2 in {folder}: process {host} on "
     assert first.startswith(expected)
     assert first.endswith(": No space left on device")
-    assert [folder.step for folder in step_folders(tmp_path)] == [3, 1]
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+    assert [step.step for step in step_folders(folder)] == [3, 1]
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
 
 
-def test_files_follow_the_umask(tmp_path):
-    saved = run(2, "save", str(tmp_path), umask=0o027)
-    assert saved.returncode == 0, saved.stderr
-    files = list(tmp_path.glob("*-step-3/*"))
+def test_files_follow_the_umask(three):
+    files = list((three[0] / "whole").glob("*-step-3/*"))
     assert {file.suffix for file in files} == {".json", ".safetensors"}
     assert {file.stat().st_mode & 0o777 for file in files} == {0o640}
 
 
-def test_copies_of_a_run_that_differ(tmp_path):
+def test_copies_of_a_run_that_differ(three):
     """They were read as different steps, whose runs then waited for each other."""
-    for process, steps in (("0", 2), ("1", 1)):
-        with CheckpointStore(tmp_path / process) as store:
-            for step in range(steps):
-                store.save(step, {"a": np.full(3, step)}, {})
-    done = run(2, "copies", str(tmp_path))
-    assert done.returncode == 2
-    assert done.stderr.startswith("process 1 does not see ")
-    assert "000001-step-1, the newest step that process 0 sees" in done.stderr
-    with CheckpointStore(tmp_path / "1") as store:
-        store.save(1, {"a": np.full(3, 7)}, {})
-    done = run(2, "copies", str(tmp_path))
-    assert done.stderr.startswith("process 1 reads another ")
+    for said in three[1]["behind"]:
+        assert said.startswith("process 1 does not see ")
+        assert "000001-step-1, the newest step that process 0 sees" in said
+    assert all(said.startswith("process 1 reads another ") for said in three[1]["other"])

@@ -12,7 +12,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 PROGRAM = """
-import dataclasses, json, sys
+import json, sys
+sys.modules["torch"] = None  # which transformers would load
 from pathlib import Path
 from types import SimpleNamespace
 import numpy as np

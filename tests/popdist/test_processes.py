@@ -109,13 +109,13 @@ print("ready", index, flush=True)
 @pytest.mark.parametrize(
     ("end", "code", "said"),
     [
-        ("os.kill(os.getpid(), 9)", 137, "process 1 of 3 was ended by SIGKILL"),
+        ("os.kill(os.getpid(), 9)", 137, "process 1 of 2 was ended by SIGKILL"),
         ("raise ValueError('it')", 1, "ValueError: it"),
-        ("sys.exit(3)", 3, "process 1 of 3 ended with code 3"),
+        slow("sys.exit(3)", 3, "process 1 of 2 ended with code 3"),
     ],
 )
 def test_all_end_when_one_fails(end, code, said):
-    run = started(3, "-c", f"{MEET}if index == 1: {end}\nelse: popdist.gather(0)")
+    run = started(2, "-c", f"{MEET}if index == 1: {end}\nelse: popdist.gather(0)")
     assert run.stdout is not None
     assert "ready" in run.stdout.readline()
     errors = run.communicate(timeout=300)[1]  # without an end they wait for days
@@ -125,12 +125,12 @@ def test_all_end_when_one_fails(end, code, said):
 
 def test_the_launcher_names_a_process_that_has_fallen_silent():
     """The others, which waited for it, are those that end."""
-    shorter = "import popdist._watcher\npopdist._watcher.SILENCE = 8.0\n"
+    shorter = "import popdist._watcher\npopdist._watcher.SILENCE = 4.0\n"
     stop = "os.kill(os.getpid(), signal.SIGSTOP)"
-    run = started(3, "-c", f"{shorter}{MEET}{stop} if index == 2 else popdist.gather(0)")
+    run = started(2, "-c", f"{shorter}{MEET}{stop} if index == 1 else popdist.gather(0)")
     errors = run.communicate(timeout=300)[1]
     assert run.returncode == 1
-    assert errors == "popdist.run: nothing is heard of process 2 of 3: the others ended first\n"
+    assert errors == "popdist.run: nothing is heard of process 1 of 2: the others ended first\n"
 
 
 def test_the_launcher_names_the_one_that_a_signal_ended(monkeypatch):
@@ -174,7 +174,7 @@ def test_processes_alone_notice_that_another_is_gone(how, victim):
     """Without the launcher, of three that meet. The system closes what a dead one had open; of one
     that is only stopped, as of one whose host is gone, there is nothing but silence."""
     meeting = f"127.0.0.1:{free_port()}"
-    silence = 10.0 if how == "SIGSTOP" else 1000.0
+    silence = 5.0 if how == "SIGSTOP" else 1000.0
     code = (
         f"import popdist._watcher\npopdist._watcher.SILENCE = {silence}\n"
         + MEET.replace("popdist.init()", "popdist.init(3, int(sys.argv[1]), sys.argv[2])")
@@ -192,7 +192,7 @@ def test_processes_alone_notice_that_another_is_gone(how, victim):
     assert [run.returncode for run in others] == [1, 1]
     (said,) = filter(None, errors)
     assert said.startswith(f"error: process {victim} of 3 (pid {runs[victim].pid} on ")
-    fate = "ended" if how == "SIGKILL" else "not been heard of for 10 s"
+    fate = "ended" if how == "SIGKILL" else "not been heard of for 5 s"
     assert said.endswith(f") has {fate}, and the others end with it\n")
     assert said.count("\n") == 1
     assert SILENCE <= 45  # and a moment to look: within a minute

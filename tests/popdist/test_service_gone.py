@@ -60,7 +60,7 @@ def assert_says(run: subprocess.Popen[str], index: int, meeting: str, what: str)
 def test_each_process_says_that_the_service_is_gone(number, what):
     """One of them waits for the other, which does something else."""
     meeting = f"127.0.0.1:{free_port()}"
-    runs = [start(index, meeting, 8.0) for index in range(2)]
+    runs = [start(index, meeting, 4.0) for index in range(2)]
     service = int(line(runs[0]))
     assert line(runs[1]) == "ready"
     try:

@@ -61,7 +61,7 @@ def number(quick: int, thorough: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("cases", [quick, slow(thorough)])
 
 
-dear, middling, cheap = number(10, 300), number(12, 400), number(25, 1500)
+dear, middling, cheap = number(4, 300), number(5, 400), number(10, 1500)
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +182,7 @@ def test_configurations_in_yaml(cases, forks, tmp_path):
     examine(cases, files(), check)
 
 
-@number(4, 300)
+@number(2, 300)
 def test_options_of_every_script(cases, forks, tmp_path):
     """Those that are no fields; their names are those of the help text."""
     names = {}
@@ -206,7 +206,7 @@ def test_options_of_every_script(cases, forks, tmp_path):
     examine(cases, st.tuples(options, words, st.booleans()), check)
 
 
-@number(4, 200)
+@number(2, 200)
 def test_environment_variables(cases, forks, tmp_path):
     """What JAX and XLA read is tried in a process of its own, which takes longer."""
     arguments = ["--config", "tiny", "--run-dir", str(tmp_path / "run")]
@@ -220,7 +220,7 @@ def test_environment_variables(cases, forks, tmp_path):
     examine(cases, environments, check)
 
 
-@number(6, 200)
+@number(2, 200)
 def test_environment_variables_of_programs(cases, forks):
     examine(cases, environments, lambda environment: check_outcome(
         forks.run("session", environment=environment), seconds=10.0

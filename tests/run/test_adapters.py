@@ -22,13 +22,15 @@ from run.records.metrics import read_metrics
 from tests import small_runs
 from tests.modelling.peft_reference import PREFIX, with_peft
 from tests.modelling.rounding import is_quantised
-from tests.small_runs import MODEL, TRAINING, random_model
+from tests.small_runs import BATCH, RATE, random_model
 
-SAVED, BESIDES = "encoder.final_layer_norm", "decoder.final_layer_norm"
+MODEL = ("--config", "gptj_tiny", "--layers", "1", "--hidden_size", "32", "--heads", "4")
+TRAINING = (*MODEL, *BATCH, *RATE, "--dropout_prob", "0.1")
+BESIDES, SAVED = "transformer.h.0.ln_1", "transformer.ln_f"
 ADAPTER = (
-    *("--adapter.rank", "3", "--adapter.targets", "q", "v", "wi_0", "o", "--adapter.rslora"),
-    *("--adapter.rank_pattern", "v=2", "--adapter.modules_to_save", SAVED),
-    *("--training.trained", BESIDES),
+    *("--adapter.rank", "3", "--adapter.targets", "q_proj", "v_proj", "fc_in", "out_proj"),
+    *("--adapter.rslora", "--adapter.rank_pattern", "v_proj=2"),
+    *("--adapter.modules_to_save", SAVED, "--training.trained", "*ln_1"),
     *("--adapter.dropout", "0.1", "--learning_rate", "0.02"),
 )
 
@@ -50,7 +52,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of four steps, with its steps 2 and 4."""
     folder = tmp_path_factory.mktemp("runs") / "run"
-    best = ("--evaluation.steps", "2", "--checkpoint.keep_best", "loss")
+    best = ("--evaluation.steps", "2", "--evaluation.metrics", "loss")
+    best += ("--checkpoint.keep_best", "loss")
     assert train(folder, "--load", str(base), "--steps", "4", *best) == 0
     return folder
 
@@ -65,19 +68,19 @@ def exported(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def logits(model: torch.nn.Module) -> np.ndarray:
     words = torch.arange(2, 26).reshape(2, 12)
     with torch.no_grad():
-        return model(input_ids=words, decoder_input_ids=words[:, :5]).logits.numpy()
+        return model(input_ids=words).logits.numpy()
 
 
 def model_in(folder: Path) -> Any:
-    return transformers.T5ForConditionalGeneration.from_pretrained(folder).eval()
+    return transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
 
 
 def test_a_step_holds_what_is_trained(run: Path, base: Path) -> None:
     tensors = load_checkpoint(run).tensors
     weights = [name for name in tensors if "/" not in name]
     whole = {name for name in weights if "lora_" not in name}
-    assert whole == {f"{SAVED}.weight", f"{BESIDES}.weight"}
-    assert "encoder.block.0.layer.0.SelfAttention.q.lora_A.weight" in weights
+    assert whole == {f"{name}.{part}" for name in (SAVED, BESIDES) for part in ("weight", "bias")}
+    assert "transformer.h.0.attn.q_proj.lora_A.weight" in weights
     size = sum(tensors[name].nbytes for name in weights)
     assert size < 0.5 * (base / "model.safetensors").stat().st_size
 
@@ -103,10 +106,14 @@ def test_peft_loads_what_is_written(run: Path, base: Path, exported: Path, tmp_p
     }
     settings = json.loads((exported / "adapter_config.json").read_text())
     assert settings["base_model_name_or_path"] == str(base)
-    assert settings["target_modules"] == ["o", "q", "v", "wi_0"]
-    assert (settings["r"], settings["rank_pattern"], settings["use_rslora"]) == (3, {"v": 2}, True)
-    assert settings["task_type"] == "SEQ_2_SEQ_LM"
-    assert settings["modules_to_save"] == [SAVED, BESIDES]
+    assert settings["target_modules"] == ["fc_in", "out_proj", "q_proj", "v_proj"]
+    assert (settings["r"], settings["rank_pattern"], settings["use_rslora"]) == (
+        3,
+        {"v_proj": 2},
+        True,
+    )
+    assert settings["task_type"] == "CAUSAL_LM"
+    assert settings["modules_to_save"] == [BESIDES, SAVED]
     model = peft.PeftModel.from_pretrained(model_in(base), exported).eval()
     own = load_checkpoint(run).tensors
     written = load_file(exported / "adapter_model.safetensors")
@@ -142,10 +149,10 @@ def test_a_run_begins_with_an_adapter_of_peft(base: Path, tmp_path: Path) -> Non
     """Its first loss is peft's, at a rate that changes nothing."""
     settings: dict[str, Any] = {"r": 2, "lora_alpha": 5, "lora_dropout": 0.1}
     settings |= {
-        "target_modules": r"decoder.*(EncDecAttention\.[kv]|wo)",
-        "alpha_pattern": {"k": 3},
+        "target_modules": r".*h\.0\.(attn\.[kv]_proj|mlp\.fc_out)",
+        "alpha_pattern": {"k_proj": 3},
     }
-    model = with_peft(model_in(base), **settings, task_type="SEQ_2_SEQ_LM")
+    model = with_peft(model_in(base), **settings, task_type="CAUSAL_LM")
     model.save_pretrained(tmp_path / "adapter")
     given = ("--load", str(base), "--adapter.load", str(tmp_path / "adapter"))
     still = ("--learning_rate", "1e-30", "--adapter.dropout", "0", "--steps", "2")

@@ -50,13 +50,21 @@ def run(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def stopped(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A copy of the model, and a run of two steps of it."""
+    folder = tmp_path_factory.mktemp("stopped")
+    other = Path(shutil.copytree(base, folder / "base"))
+    assert train(folder / "run", "--load", str(other), "--steps", "2") == 0
+    return other, folder / "run"
+
+
 @pytest.fixture
-def moved(base: Path, run: Path, tmp_path: Path) -> tuple[Path, Path]:
-    """Copies of the model and of a run of two steps of it."""
-    other = Path(shutil.copytree(base, tmp_path / "base"))
-    folder = tmp_path / "run"
-    assert train(folder, "--load", str(other), "--steps", "2") == 0
-    return other, folder
+def moved(base: Path, stopped: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
+    """That model, and a copy of that run."""
+    other, run = stopped
+    shutil.copytree(base, other, dirs_exist_ok=True)
+    return other, Path(shutil.copytree(run, tmp_path / "run"))
 
 
 def test_they_hold_what_is_trained(run: Path, base: Path) -> None:

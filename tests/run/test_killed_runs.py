@@ -20,6 +20,7 @@ import pytest
 from checkpoints.folders import step_folders
 from run.records.metrics import Row, read_metrics
 from tests.run.saved import digests, flip_in
+from tests.run.starting import WITHOUT_TORCH
 from tests.small_runs import GPTJ, RATE, TRAINING, finetuning
 
 SEED = 20
@@ -40,6 +41,8 @@ FLAGS_ON_DISK = [
 """Entries are large enough for a disk."""
 ALL_ON_DISK = "import machine.placement\nmachine.placement.check_limit = lambda *_: None\n"
 """A limit below what any program takes puts all on disk that can be."""
+FLAGS_OF_FEW = [*GPTJ, *RATE, "--dropout_prob", "0.1", "--checkpoint.steps", "3"]
+"""A program that compiles soon, and that tests/run/test_logs_that_break.py has too."""
 FLAGS_OF_SEVERAL = [*GPTJ, *RATE, "--checkpoint.steps", "2"]
 
 
@@ -53,7 +56,8 @@ def start(
     """The command in some processes; `given`: what is trained."""
     given = given or (FLAGS if processes == 1 else FLAGS_OF_SEVERAL)
     run = (processes, executables, *given, "--save", str(folder), *flags)
-    return finetuning(*run, first=ALL_ON_DISK if "--execution.disk" in flags else "")
+    first = WITHOUT_TORCH + (ALL_ON_DISK if "--execution.disk" in flags else "")
+    return finetuning(*run, first=first)
 
 
 # ---- damage -------------------------------------------------------------------------------------
@@ -208,7 +212,7 @@ def check_against_an_uninterrupted_run(lives: Lives, folder: Path) -> None:
 
 
 def test_killed_twice(tmp_path, executables):
-    lives = killed(tmp_path / "run", executables, 2, {1: flip})
+    lives = killed(tmp_path / "run", executables, 2, {1: flip}, given=FLAGS_OF_FEW)
     check_against_an_uninterrupted_run(lives, tmp_path / "reference")
 
 

@@ -15,10 +15,10 @@ import pytest
 from checkpoints import load_checkpoint
 from checkpoints.digests import digest
 from checkpoints.folders import step_folders
+from tests.run.processes import train
 from tests.run.saved import digests, flip_in
 from tests.small_runs import GPTJ, RATE, ROOT, finetuning
 
-ENV = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime/src'}"}
 PROGRAM = Path(__file__).with_name("processes.py")
 LAYOUTS = ["2-2", "4-1", "1-4"]
 ALL = [f"{preset}-{layout}" for preset in ("tiny", "gptj_tiny") for layout in LAYOUTS]
@@ -29,7 +29,8 @@ def trained(processes: int, folder: Path, *cases: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "popdist.run", "--processes", str(processes), "--"]
     run = subprocess.run(
         [*command, sys.executable, str(PROGRAM), str(folder), *cases],
-        cwd=ROOT, env=ENV, capture_output=True, text=True, timeout=900, check=False,
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime/src'}"},
+        capture_output=True, text=True, timeout=900, check=False,
     )  # fmt: skip
     assert (run.returncode, run.stdout) == (0, ""), run.stderr
     return {case: json.loads((folder / f"{processes}/{case}.json").read_text()) for case in cases}
@@ -44,13 +45,13 @@ def assert_alike(several: dict[str, Any], alone: dict[str, Any]) -> None:
 def test_two_processes_train_as_one_does(tmp_path):
     """2 × 2 devices, 2 dp × 2 tp: each sum has two terms, so that all bits are the same."""
     case = "gptj_tiny-2-2"  # T5 takes three times as long to compile
-    one, two = trained(1, tmp_path, case), trained(2, tmp_path, case)
-    assert_alike(two[case], one[case])
+    one, two = train(case, tmp_path / "1"), trained(2, tmp_path, case)
+    assert_alike(two[case], one)
     tensors = load_checkpoint(tmp_path / "2" / case).tensors
     sizes = [file.stat().st_size for file in (tmp_path / "2" / case).glob("*/*.safetensors")]
     assert len(sizes) == 2  # each wrote what it holds
     assert max(sizes) < 1.1 * min(sizes)
-    for name, expected in one[case]["digests"].items():
+    for name, expected in one["digests"].items():
         assert digest(tensors[name]) == expected, name
 
 

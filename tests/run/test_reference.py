@@ -165,6 +165,7 @@ def test_each_process_says_that_the_reference_is_not_finite(
     assert "a log-probability of the reference is not finite" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_against_its_reference(run, base, rows, tmp_path) -> None:
     assert train(tmp_path / "run", base, rows, "--steps", "2") == 0
     assert train(tmp_path / "run", base, rows, "--steps", "4") == 0
