@@ -32,8 +32,6 @@ from tests.modelling.sessions import check_continuing, fine_tuning
 from tests.modelling.test_updates_behind import differences
 from tests.slow import slow
 
-pytestmark = pytest.mark.optimised  # what is compiled decides the bits
-
 RATE = 1e-3
 
 
@@ -111,9 +109,16 @@ def test_weights_of_16_bits_have_residuals(state) -> None:
         assert (whole != found[name].astype(np.float32)).any()
 
 
+@cache
+def trainer() -> FineTuning:
+    """A model in bfloat16 for two tests: compiling it is most of the work."""
+    return fine_tuning(
+        with_state(config_of("compact", precision="bfloat16"), "compact", "bfloat16")
+    )
+
+
 def test_a_continued_run_is_the_one_that_was_not_stopped() -> None:
-    config = with_state(config_of("compact", precision="bfloat16"), "compact", "bfloat16")
-    half = check_continuing(fine_tuning(config), initial(config), train)
+    half = check_continuing(trainer(), initial(trainer().config), train)
     assert {a.dtype.name for a in half.values()} == {"bfloat16", "int8", "uint8", "float32"}
 
 
@@ -254,8 +259,7 @@ def test_a_run_goes_on_with_another_state(state) -> None:
 
 
 def test_residuals_of_a_new_run_are_what_rounding_takes() -> None:
-    config = with_state(small_config(1, 1, layers=1, precision="bfloat16"), "compact")
-    model, start = fine_tuning(config), initial(config)
+    model, start = trainer(), initial(trainer().config)
     model.write(start)
     with model:
         found = dict(model.read())
@@ -269,7 +273,7 @@ def test_residuals_of_a_new_run_are_what_rounding_takes() -> None:
 # ---- plans and settings -------------------------------------------------------------------------
 def test_plans_count_what_is_kept() -> None:
     wide, narrow = (
-        finetuning_needs(with_state(small_config(1, 1, precision="bfloat16"), state, gradients))
+        finetuning_needs(with_state(small_config(layers=1, precision="bfloat16"), state, gradients))
         for state, gradients in (("float32", "float32"), ("compact", "bfloat16"))
     )
     assert wide.state == 14 * wide.parameters

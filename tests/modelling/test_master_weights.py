@@ -26,11 +26,9 @@ from tests.modelling.gptj.hf import small_config
 from tests.modelling.gptj.training import batches
 from tests.modelling.half_training import as_array, rounded, train_half
 from tests.modelling.sessions import check_continuing, fine_tuning
+from tests.slow import slow
 
-pytestmark = [
-    pytest.mark.optimised,  # LLVM decides where half types are rounded
-    pytest.mark.usefixtures("cached"),  # the same programs for each case
-]
+pytestmark = pytest.mark.usefixtures("cached")  # the same programs for each case
 
 RATE = 1e-4
 MASTER = "optimizer/master/"
@@ -47,9 +45,9 @@ def config_of(dp: int = 2, tp: int = 2) -> GPTJConfig:
 
 
 @cache
-def trainer() -> FineTuning:
+def trainer(dp: int = 2, tp: int = 2) -> FineTuning:
     """A model for all tests: compiling it is most of the work."""
-    return fine_tuning(config_of(), gradients=True)
+    return fine_tuning(config_of(dp, tp), gradients=True)
 
 
 def initial() -> Mapping[str, np.ndarray]:
@@ -62,10 +60,13 @@ def train(model: FineTuning, first: int, last: int) -> None:
         model.run([batches(last)[step]], [RATE], step)
 
 
-def test_the_optimizer_updates_masters_and_weights_are_masters_rounded() -> None:
+# The slow one is compiled as for users: LLVM decides where half types are rounded.
+@pytest.mark.parametrize(("dp", "tp"), [(2, 2), slow(1, 2)])
+def test_the_optimizer_updates_masters_and_weights_are_masters_rounded(dp: int, tp: int) -> None:
     """Two steps of AdamW by numpy in float64, from the gradients that the devices report. Many
     updates are smaller than half the distance of two 16-bit values."""
-    model, config = trainer(), trainer().config.training.optimizer
+    model = trainer(dp, tp)
+    config = model.config.training.optimizer
     start = dict(initial())
     model.write(start)
     exact = {n: w.astype(np.float64) for n, w in start.items()}

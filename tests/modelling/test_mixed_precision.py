@@ -42,8 +42,6 @@ from tests.modelling.t5 import training as t5
 from tests.modelling.torch_training import Batch, Reference
 from tests.slow import slow
 
-pytestmark = pytest.mark.optimised  # LLVM decides where half types are rounded
-
 UNIT = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 

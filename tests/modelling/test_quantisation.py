@@ -93,9 +93,10 @@ def bytes_of(model: Inference) -> int:
 @pytest.mark.parametrize(
     ("family", "layout", "size", "bits"),
     [
+        *((gptj, (2, 4, 8), 8, 4), (t5, (2, 1, 8), 4, 8)),
         slow(gptj, (1, 1, 16), 8, 4),
-        slow(t5, (2, 2, 8), 4, 8),
-        *((gptj, (2, 4, 8), 8, 4), (t5, (1, 1, 16), 4, 4), (gptj, (1, 1, 16), 8, 8)),
+        slow(gptj, (1, 1, 16), 8, 8),
+        slow(t5, (1, 1, 16), 4, 4),
     ],
 )
 def test_a_model_is_that_of_the_rounded_weights(family, layout, size, bits):
@@ -118,11 +119,11 @@ def test_a_model_is_that_of_the_rounded_weights(family, layout, size, bits):
 
 def test_one_weight_at_a_time_is_decompressed():
     """Loops could compute what does not change once and for all: every weight, in full."""
-    model = {"layers": 12, "hidden_size": 64, "quantisation": "int4", "eval": True}
+    model = {"layers": 4, "hidden_size": 64, "quantisation": "int4", "eval": True}
     config = small_config(micro_batch=1, **model, quantisation_group_size=16)
     use = inference(config).session.memory_use()
     largest = 64 * 256 * 4  # bytes of the feed-forward's
-    assert largest < use.temporaries < 12 * 12 * 64 * 64 * 4 / 4
+    assert largest < use.temporaries < 4 * 12 * 64 * 64 * 4 / 4
 
 
 # ---- configuration ------------------------------------------------------------------------------

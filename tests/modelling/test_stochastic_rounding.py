@@ -22,8 +22,7 @@ from sessions.training import FineTuning
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.gptj.training import batches
 from tests.modelling.sessions import check_continuing, fine_tuning
-
-pytestmark = pytest.mark.optimised  # LLVM decides where half types are rounded
+from tests.slow import slow
 
 RATE = 1e-3
 
@@ -37,9 +36,9 @@ def config_of(dp: int = 1, tp: int = 2, threshold: int = 64) -> GPTJConfig:
 
 
 @cache
-def trainer() -> FineTuning:
+def trainer(dp: int = 1, tp: int = 2) -> FineTuning:
     """A model for all tests: compiling it is most of the work."""
-    return fine_tuning(config_of(), gradients=True)
+    return fine_tuning(config_of(dp, tp), gradients=True)
 
 
 def initial(config: RunConfig) -> Mapping[str, np.ndarray]:
@@ -59,9 +58,11 @@ def neighbours(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.minimum(inner, outer), np.maximum(inner, outer)
 
 
-def test_the_update_is_computed_in_float32_and_only_the_weight_is_rounded() -> None:
+# The slow one is compiled as for users: LLVM decides where half types are rounded.
+@pytest.mark.parametrize(("dp", "tp"), [(1, 2), slow(2, 2)])
+def test_the_update_is_computed_in_float32_and_only_the_weight_is_rounded(dp: int, tp: int) -> None:
     """One step of AdamW by numpy in float64, from the gradients that the devices report."""
-    model = trainer()
+    model = trainer(dp, tp)
     model.write(initial(model.config))
     with model:
         before = model.read(optimizer=False)

@@ -24,10 +24,7 @@ from tests.modelling.llama.hf import hf_config
 from tests.modelling.llama.hf import our_config as llama_config
 from tests.modelling.sessions import fine_tuning
 
-pytestmark = [
-    pytest.mark.optimised,  # what is compiled decides the bits
-    pytest.mark.usefixtures("cached"),  # the two modes share most of it
-]
+pytestmark = pytest.mark.usefixtures("cached")  # the two modes share most of it
 
 STEPS, SKIPPED, RATES = 5, 3, (1e-2, 7e-3, 5e-3, 9e-3, 3e-3)
 
