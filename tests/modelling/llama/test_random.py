@@ -26,7 +26,7 @@ PROMPTS, POSITIONS = 6, 5
 RATE = 2e-3
 """At 1e-2, AdamW makes some draws so sensitive that rounding grows beyond the bounds."""
 IN_BRIEF = (9,)
-MIXTURES_IN_BRIEF = (3,)
+MIXTURES_IN_BRIEF = (11,)
 
 
 def config_of(drawn: Draw, dp: int, tp: int, micro_batch: int, **model: Any) -> LlamaConfig:
