@@ -57,7 +57,8 @@ def test_beams_are_hugging_faces(tp, beams, penalty):
     assert (theirs != expected.tokens[:count]).any(1).sum() > 5
 
 
-@pytest.mark.parametrize(("dp", "tp"), [slow(1, 1), slow(1, 2), (2, 2), slow(1, 4)])
+@pytest.mark.slow  # by default T5's are compared
+@pytest.mark.parametrize(("dp", "tp"), [(1, 1), (1, 2), (2, 2), (1, 4)])
 def test_cached_logits_are_hugging_faces(dp, tp):
     batch, config = 8, config_of(dp, tp, 8)
     forced = np.random.default_rng(0).integers(3, VOCABULARY, (batch, POSITIONS), np.int32)

@@ -85,7 +85,7 @@ def check_greedy(kind: str, tp: int, where: str = "resident") -> None:
 
 @pytest.mark.parametrize(
     ("kind", "tp", "where"),
-    [("llama", 4, "resident"), slow("gemma3_text", 2, "streamed")],
+    [("llama", 4, "resident"), ("olmoe", 2, "streamed"), slow("gemma3_text", 2, "streamed")],
 )
 def test_greedy_tokens_are_hugging_faces(kind: str, tp: int, where: str) -> None:
     """With four devices to two heads of keys; with windows that end in the prompt, and move on

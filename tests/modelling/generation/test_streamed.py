@@ -128,8 +128,6 @@ def test_the_device_holds_a_layer_at_a_time():
     def bytes_of(layers: int, weights: str) -> int:
         config = t5.config_of(micro_batch=4, layers=layers)
         generation = replace(config.generation, weights=weights, micro_batches=2)
-        use = Inference(replace(config, generation=generation)).session.plan()
-        return use.device
+        return Inference(replace(config, generation=generation)).session.plan().device
 
-    assert bytes_of(4, "streamed") == bytes_of(2, "streamed")
-    assert bytes_of(4, "resident") > 1.3 * bytes_of(2, "resident")
+    assert bytes_of(4, "streamed") == bytes_of(2, "streamed") < bytes_of(2, "resident") / 1.3

@@ -42,7 +42,7 @@ LAYOUTS = {
 }
 TRANSPOSED = ("qwen2", "smollm3", "olmo2", "ministral3")
 IN_BRIEF = ("llama", "phi3")
-"""The others' features are drawn in `test_random`, or belong to tests of experts and generation."""
+"""The others' features are in what `test_random` draws, or in tests of experts and generation."""
 
 
 # ---- every architecture -------------------------------------------------------------------------
