@@ -13,7 +13,6 @@ from modelling.spec import family_of
 from sessions.generating import Inference
 from tests.modelling.generation.gptj import POSITIONS, config_of, reference, reference_model
 from tests.modelling.generation.harness import (
-    PROMPTS,
     check_worth,
     forced_logits,
     hf_beams,
@@ -30,10 +29,10 @@ def test_the_reference_is_worth_comparing_with():
 
 @pytest.mark.parametrize(
     ("dp", "tp", "micro_batch", "slices"),
-    [slow(1, 1, 64, 1), (1, 2, 48, 2), (2, 2, 16, 1), slow(1, 4, 32, 1)],
+    [slow(1, 1, 64, 1), slow(1, 2, 64, 1), (2, 2, 24, 2), slow(1, 4, 32, 1)],
 )
 def test_greedy_tokens_are_hugging_faces(dp, tp, micro_batch, slices):
-    """The second layout's second run is not full: 64 prompts, 48 a run. It and the third have the
+    """The third layout's second run is not full: 64 prompts, 48 a run. It and the second have the
     sequence before the batch."""
     expected = reference()
     with inference(transposed(config_of(dp, tp, micro_batch, slices), tp == 2)) as model:
@@ -44,19 +43,22 @@ def test_greedy_tokens_are_hugging_faces(dp, tp, micro_batch, slices):
 
 @pytest.mark.parametrize(("tp", "beams", "penalty"), [slow(1, 3, 1.0), (2, 4, 2.0)])
 def test_beams_are_hugging_faces(tp, beams, penalty):
-    expected, hf = reference(), reference_model()
-    theirs = np.full((PROMPTS, POSITIONS), PAD)
-    for row, prompt, n in zip(theirs, expected.words, expected.mask.sum(1), strict=True):
-        row[:] = hf_beams(hf, prompt[:n], POSITIONS, beams, penalty, END, PAD)
-    config = transposed(config_of(1, tp, 24), tp == 2)
+    expected, hf, count = reference(), reference_model(), 20
+    words, mask = expected.words[:count], expected.mask[:count]
+    theirs = np.stack([
+        hf_beams(hf, prompt[:n], POSITIONS, beams, penalty, END, PAD)
+        for prompt, n in zip(words, mask.sum(1), strict=True)
+    ])  # fmt: skip
+    config = transposed(config_of(1, tp, 12), tp == 2)
     with Inference(config, family_of(config), Beam(beams, penalty)) as model:
         model.write(expected.weights)
-        ours = model.generate(expected.words, expected.mask)
+        ours = model.generate(words, mask)
     np.testing.assert_array_equal(ours, theirs)
-    assert (theirs != expected.tokens).any(1).sum() > 5
+    assert (theirs != expected.tokens[:count]).any(1).sum() > 5
 
 
-@pytest.mark.parametrize(("dp", "tp"), [(1, 1), slow(1, 2), (2, 2), slow(1, 4)])
+@pytest.mark.slow  # by default T5's are compared
+@pytest.mark.parametrize(("dp", "tp"), [(1, 1), (1, 2), (2, 2), (1, 4)])
 def test_cached_logits_are_hugging_faces(dp, tp):
     batch, config = 8, config_of(dp, tp, 8)
     forced = np.random.default_rng(0).integers(3, VOCABULARY, (batch, POSITIONS), np.int32)
@@ -80,4 +82,4 @@ def test_reading_prompts_keeps_of_each_layer_its_caches_only():
 
     model = small_config().model
     caches = 2 * 16 * (model.sequence_length + 2) * model.hidden_size * 4
-    assert memory_of_layers(config_with, 4, 7) < 1.2 * 3 * caches
+    assert memory_of_layers(config_with, 2, 4) < 1.2 * 2 * caches

@@ -12,7 +12,9 @@ from modelling.generation.greedy import Greedy
 from modelling.llama.weights import weight_table
 from modelling.spec import family_of
 from sessions.generating import Inference
-from tests.modelling.generation.test_llama import config_of, ours, reference
+from tests.modelling.generation.harness import hf_greedy
+from tests.modelling.generation.test_llama import POSITIONS, config_of, ours, reference
+from tests.modelling.llama.hf import PAD
 
 
 def one_by_one(strategy: Strategy, tp: int, where: str) -> list[list[np.ndarray]]:
@@ -24,18 +26,15 @@ def one_by_one(strategy: Strategy, tp: int, where: str) -> list[list[np.ndarray]
         return [[*model.written(words[i : i + 1], mask[i : i + 1])] for i in range(2)]
 
 
-def check(strategy: Strategy, tp: int) -> None:
-    expected = ours("gemma3_text", tp, strategy)[:2]
-    for parts, tokens in zip(one_by_one(strategy, tp, "resident"), expected, strict=True):
+def test_tokens_one_by_one_are_those_at_once() -> None:
+    """The second prompt begins anew, in a program that has written."""
+    model, _, words, mask = reference("gemma3_text")
+    expected = hf_greedy(model, words[:2], mask[:2], POSITIONS, PAD)
+    for parts, tokens in zip(one_by_one(Greedy(), 1, "resident"), expected, strict=True):
         np.testing.assert_array_equal(parts[-1][0], tokens)
         for count, part in enumerate(parts, 1):
             np.testing.assert_array_equal(part[0, :count], tokens[:count])
         assert len(parts) == len(tokens) or (parts[-1] != parts[-2]).sum() == 1
-
-
-def test_tokens_one_by_one_are_those_at_once() -> None:
-    """The second prompt begins anew, in a program that has written."""
-    check(Greedy(), 1)
 
 
 @pytest.mark.slow

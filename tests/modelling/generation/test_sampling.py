@@ -70,8 +70,8 @@ def chances(strategy: Sampling) -> np.ndarray:
     [
         slow(Sampling(1)),
         Sampling(2, temperature=0.6),
-        Sampling(3, top_k=7),
-        Sampling(4, top_p=0.7),
+        slow(Sampling(3, top_k=7)),
+        slow(Sampling(4, top_p=0.7)),
         Sampling(5, temperature=1.7, top_k=12, top_p=0.8),
         slow(Sampling(6, top_k=1000, top_p=1e-6)),
     ],

@@ -46,10 +46,10 @@ def test_the_reference_is_worth_comparing_with():
 
 @pytest.mark.parametrize(
     ("dp", "tp", "micro_batch", "iterations", "slices"),
-    [(1, 1, 64, 1, 1), (2, 2, 8, 2, 1), (1, 4, 16, 3, 2)],
+    [slow(1, 1, 64, 1, 1), (2, 2, 8, 3, 2), slow(1, 4, 16, 1, 1)],
 )
 def test_greedy_tokens_are_hugging_faces(dp, tp, micro_batch, iterations, slices):
-    """The last layout's second run is not full: 64 prompts, 48 a run. Two have the sequence before
+    """The second layout's last run is not full: 64 prompts, 48 a run. Two have the sequence before
     the batch."""
     expected = reference()
     config = transposed(config_of(dp, tp, micro_batch, iterations, slices), tp > 1)
@@ -59,7 +59,7 @@ def test_greedy_tokens_are_hugging_faces(dp, tp, micro_batch, iterations, slices
     np.testing.assert_array_equal(tokens, expected.tokens)
 
 
-@pytest.mark.parametrize(("dp", "tp", "iterations", "slices"), [(1, 1, 1, 1), (2, 2, 2, 2)])
+@pytest.mark.parametrize(("dp", "tp", "iterations", "slices"), [slow(1, 1, 1, 1), (2, 2, 2, 2)])
 def test_prompts_that_share_rows_are_answered_alike(dp, tp, iterations, slices):
     """Hugging Face's prompts have a row each: nothing leaks from one prompt to another."""
     expected, places = reference(), 4
@@ -90,14 +90,18 @@ def test_any_number_of_samples(model, count):
     np.testing.assert_array_equal(tokens, expected.tokens[:count])
 
 
+SEARCHED = 20
+"""Prompts for beams."""
+
+
 @cache
 def their_beams(beams: int, penalty: float) -> np.ndarray:
-    """What Hugging Face's search finds for all prompts, each by itself."""
+    """What Hugging Face's search finds for the first prompts, each by itself."""
     expected, hf = reference(), reference_model()
-    theirs = np.full((PROMPTS, POSITIONS), PAD)
-    for row, prompt, n in zip(theirs, expected.words, expected.mask.sum(1), strict=True):
-        row[:] = hf_beams(hf, prompt[:n], POSITIONS, beams, penalty, END, PAD)
-    return theirs
+    prompts = zip(expected.words[:SEARCHED], expected.mask.sum(1), strict=False)
+    return np.stack([
+        hf_beams(hf, prompt[:n], POSITIONS, beams, penalty, END, PAD) for prompt, n in prompts
+    ])  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -116,16 +120,16 @@ def test_beams_are_hugging_faces(tp, beams, penalty, places):
     config = transposed(T5Config.from_dict(config), places > 1)
     with Inference(config, family_of(config), Beam(beams, penalty)) as model:
         model.write(expected.weights)
-        ours = model.generate(expected.words, expected.mask)
+        ours = model.generate(expected.words[:SEARCHED], expected.mask[:SEARCHED])
     np.testing.assert_array_equal(ours, theirs)
-    assert (theirs != expected.tokens).any(1).sum() > 5
+    assert (theirs != expected.tokens[:SEARCHED]).any(1).sum() > 5
 
 
 def test_a_seed_gives_the_same_text_however_prompts_are_shared_out():
     expected, strategy = reference(), Sampling(seed=5, temperature=0.8, top_k=20, top_p=0.9)
     found = []
     for seed, (tp, micro_batch, places) in [
-        (5, (1, 64, 1)), (5, (2, 24, 1)), (5, (1, 6, 4)), (6, (1, 64, 1)),
+        (5, (1, 64, 1)), (5, (2, 6, 4)), (6, (1, 64, 1)),
     ]:  # fmt: skip
         config = config_of(1, tp, micro_batch).to_dict()
         config["data"]["examples_per_row"] = places
@@ -133,8 +137,7 @@ def test_a_seed_gives_the_same_text_however_prompts_are_shared_out():
         with Inference(config, family_of(config), replace(strategy, seed=seed)) as model:
             model.write(expected.weights)
             found.append(model.generate(expected.words, expected.mask))
-    one, two, packed, other = found
-    np.testing.assert_array_equal(one, two)
+    one, packed, other = found
     np.testing.assert_array_equal(one, packed)
     assert (one != other).any(1).mean() > 0.8
     assert (one != expected.tokens).any(1).mean() > 0.8
@@ -181,7 +184,7 @@ def uncached_logits(
     return run(AllLogits(config), weights.head, x)
 
 
-@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("tp", [slow(1), 2])
 def test_cached_logits_are_those_of_the_whole_decoder(tp):
     batch, config = 4, config_of(tp=tp, micro_batch=4)
     rng = np.random.default_rng(0)
@@ -206,4 +209,4 @@ def test_reading_prompts_keeps_of_each_layer_its_keys_and_values_only():
     model = config_of().model
     width = model.attention.heads * model.attention.d_kv
     of_encoder, of_decoder = (2 * 8 * n * width * 4 for n in (model.sequence_length, 2))
-    assert memory_of_layers(config_with, 8, 12) < 1.2 * 4 * (of_encoder + of_decoder)
+    assert memory_of_layers(config_with, 4, 6) < 1.2 * 2 * (of_encoder + of_decoder)

@@ -14,8 +14,9 @@ from modelling.gptj.weights import weight_table
 from modelling.layers import Embeddings
 from popxl import TensorSpec
 from tests.modelling.gptj.hf import hf_model, small_config
-from tests.modelling.harness import TENSOR_PARALLEL, Case, check_cases, with_fused_attention
+from tests.modelling.harness import Case, check_cases, with_fused_attention
 from tests.modelling.t5.collectives import collectives
+from tests.slow import slow
 
 CONFIG = small_config()
 MODEL = CONFIG.model
@@ -78,7 +79,7 @@ def gptj_cases() -> dict[str, Case]:
 CASES = gptj_cases()
 
 
-@pytest.mark.parametrize("tensor_parallel", TENSOR_PARALLEL)
+@pytest.mark.parametrize("tensor_parallel", [slow(1), slow(2), 4])
 def test_as_hugging_face(tensor_parallel):
     check_cases(CASES, tensor_parallel)
 

@@ -11,6 +11,7 @@ from modelling.gptj.family import FAMILY
 from modelling.gptj.weights import weight_table
 from modelling.layers import LMHeadLoss
 from modelling.phases.training import build_training
+from popxl import Tensor
 from tests.modelling.gptj.hf import hf_model, small_config
 from tests.modelling.gptj.training import RATE, STEPS, batches, reference
 from tests.modelling.llama.training import loss_of_texts, several_texts
@@ -23,8 +24,8 @@ from tests.modelling.torch_training import (
 from tests.slow import slow
 
 LAYOUTS = [
-    *(pytest.param(2, 2, marks=pytest.mark.optimised), (1, 4)),
-    *(slow(1, 1), slow(1, 2)),  # their neighbours have them
+    (2, 2),
+    *(slow(1, 4), slow(1, 1), slow(1, 2)),  # their neighbours have them
 ]
 TRANSPOSED = (2, 2)
 
@@ -37,9 +38,15 @@ def test_loss_every_gradient_and_five_steps_of_adamw(dp: int, tp: int) -> None:
     check_training(model, batches(STEPS), reference(), RATE)
 
 
-@pytest.mark.parametrize(("dp", "tp"), [(1, 2), slow(2, 1)])
+def in_fours(head: LMHeadLoss, x: Tensor) -> int:
+    """Slices of four tokens."""
+    return head.axes.length(x) // 4
+
+
+@pytest.mark.slow  # by default texts of a sample are trained so
+@pytest.mark.parametrize(("dp", "tp"), [(1, 2), (2, 1)])
 def test_so_with_the_loss_in_slices_of_the_tokens(dp: int, tp: int, monkeypatch) -> None:
-    monkeypatch.setattr(LMHeadLoss, "_slices", lambda self, x: self.axes.length(x) // 4)
+    monkeypatch.setattr(LMHeadLoss, "_slices", in_fours)
     model = fine_tuning(transposed(small_config(dp, tp), dp == 2), gradients=True)
     model.write(logical(hf_model(small_config())))
     check_training(model, batches(STEPS), reference(), RATE)
@@ -51,8 +58,11 @@ def test_the_program_is_verified() -> None:
     verify_ir(build_training(small_config(2, 2), FAMILY.layout).ir)
 
 
-def test_texts_of_a_sample_do_not_see_one_another() -> None:
-    config = small_config(micro_batch=2, attention={"heads": 4, "rotary_dim": 4})
+@pytest.mark.parametrize("slices", [in_fours, slow(lambda self, x: 1)])
+def test_texts_of_a_sample_do_not_see_one_another(slices, monkeypatch) -> None:
+    """With the loss in slices of the tokens, and at once."""
+    monkeypatch.setattr(LMHeadLoss, "_slices", slices)
+    config = small_config(1, 2, micro_batch=2, attention={"heads": 4, "rotary_dim": 4})
     data = replace(config.data, packing=False, examples_per_row=3)
     training = replace(config.training, global_batch_size=8)
     config, model = replace(config, data=data, training=training), hf_model(small_config())

@@ -25,8 +25,9 @@ from modelling.layers import (
 from modelling.objectives import CrossEntropy
 from modelling.weights import Weight, WeightRow
 from popxl import Tensor
-from tests.modelling.harness import TENSOR_PARALLEL, Case, check_cases
+from tests.modelling.harness import Case, check_cases
 from tests.modelling.layers.whole import WholeFeedForward
+from tests.slow import slow
 
 HIDDEN, INNER, VOCABULARY = 6, 8, 41  # 41: the last shard of the vocabulary is padded
 RNG = np.random.default_rng(2)
@@ -132,6 +133,6 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("tensor_parallel", TENSOR_PARALLEL)
+@pytest.mark.parametrize("tensor_parallel", [slow(1), slow(2), 4])
 def test_as_torch(tensor_parallel):
     check_cases(CASES, tensor_parallel)

@@ -22,6 +22,7 @@ from tests.modelling.llama.hf import (
     LENGTH,
     PAD,
     VOCABULARY,
+    as_parameters,
     hf_config,
     hf_model,
     our_config,
@@ -30,7 +31,7 @@ from tests.modelling.llama.hf import (
 from tests.modelling.llama.training import RATE, STEPS, batches, check_trained
 from tests.modelling.preferences import random_units
 from tests.modelling.sessions import fine_tuning
-from tests.modelling.torch_training import Reference, train
+from tests.modelling.torch_training import Reference, train, worst
 from tests.slow import slow
 
 COEFFICIENT = 0.4
@@ -63,14 +64,15 @@ def balance_of(theirs: Any, logits: Any, mask: torch.Tensor | None = None) -> to
     return load_balancing_loss_func(logits, theirs.num_experts, theirs.num_experts_per_tok, mask)
 
 
+@pytest.mark.slow  # by default experts that pass in groups are trained so
 @pytest.mark.parametrize(
     ("kind", "dp", "tp", "micro_batch", "activations"),
     [
         ("qwen3_moe", 1, 2, 4, "recompute"),
-        slow("mixtral", 2, 1, 2, "keep"),
-        slow("qwen2_moe", 2, 2, 1, "recompute"),
-        slow("olmoe", 1, 1, 8, "keep"),
-        slow("gpt_oss", 1, 2, 4, "recompute"),
+        ("mixtral", 2, 1, 2, "keep"),
+        ("qwen2_moe", 2, 2, 1, "recompute"),
+        ("olmoe", 1, 1, 8, "keep"),
+        ("gpt_oss", 1, 2, 4, "recompute"),
     ],
 )
 def test_training_with_balance_is_transformers(
@@ -95,17 +97,22 @@ def padded_batch() -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.parametrize("balance", [COEFFICIENT, slow(0.0)])
-def test_padding_does_not_count_and_experts_are_told_of(balance: float) -> None:
-    """What is told, and its gradient: the norms of a loss that is all balance."""
-    theirs = balanced("qwen3_moe") if balance else hf_config("qwen3_moe")
+@pytest.mark.parametrize(
+    ("kind", "balance"),
+    [("qwen2_moe", COEFFICIENT), slow("qwen3_moe", COEFFICIENT), slow("qwen3_moe", 0.0)],
+)
+def test_padding_does_not_count_and_experts_are_told_of(kind: str, balance: float) -> None:
+    """What is told, and its gradient: of a loss that is mostly balance."""
+    # In float64 the sum of transformers' masks of padding and windows is -inf.
+    theirs = (balanced if balance else hf_config)(kind, use_sliding_window=False)
     batch, config = padded_batch(), our_config(theirs, 2, 2, 2)
     assert config.model.experts.balance == balance
     model = hf_model(theirs)
-    ours = fine_tuning(config)
-    ours.write(weight_table(config).renamed(weights_of(model)))
+    table, ours = weight_table(config), fine_tuning(config, gradients=True)
+    ours.write(table.renamed(weights_of(model)))
     with ours:
         (step,) = ours.run([batch], [0.0], 0)
+        gradients = as_parameters(table, ours.gradients())
     model.double()
     given = {n: torch.tensor(x).long() for n, x in batch.items()}
     total, balances, chosen = torch.zeros(()), [], np.zeros(theirs.num_experts)
@@ -121,9 +128,12 @@ def test_padding_does_not_count_and_experts_are_told_of(balance: float) -> None:
             first = logits.topk(theirs.num_experts_per_tok).indices[mask.flatten() == 1]
             chosen += np.bincount(first.flatten(), minlength=theirs.num_experts)
     total.backward()
-    norm = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).norm()
+    expected = {n: p.grad.numpy() for n, p in model.named_parameters()}
+    norm = np.sqrt(sum(np.square(g).sum() for g in expected.values()))
     assert step.loss == pytest.approx(total.item(), rel=1e-5)
-    assert step.gradient_norm == pytest.approx(norm.item(), rel=1e-4)
+    assert step.gradient_norm == pytest.approx(norm, rel=1e-4)
+    error, name = worst(gradients, expected)
+    assert error < 1e-4, name
     told = step.told
     assert told["experts/balance"] == pytest.approx(torch.stack(balances).mean().item(), rel=1e-5)
     shares = [told[f"experts/share/{n}"] for n in range(theirs.num_experts)]

@@ -60,7 +60,7 @@ def with_groups(config: Any, groups: int, **execution: Any) -> Any:
     [
         slow("qwen2_moe", 3, 2, 2, {"activations": "keep"}),
         slow("qwen2_moe", 6, 1, 2, {"update": "behind"}),
-        ("gpt_oss", 2, 1, 2, {"activations": "keep"}),
+        slow("gpt_oss", 2, 1, 2, {"activations": "keep"}),
         slow("mixtral", 5, 1, 1, {"activations": "keep"}),
         slow("olmoe", 7, 2, 1, {"transpose_batch_sequence": True}),
         slow("qwen3_moe", 2, 1, 1, {"rts_activations": False}),
@@ -78,7 +78,8 @@ def test_loss_every_gradient_and_three_steps_of_adamw(
 @pytest.mark.parametrize(
     ("kind", "groups", "tp", "activations"),
     [
-        ("qwen3_moe", 8, 1, "recompute"),
+        ("gpt_oss", 2, 2, "keep"),
+        slow("qwen3_moe", 8, 1, "recompute"),
         slow("qwen2_moe", 2, 2, "keep"),
     ],
 )
@@ -200,7 +201,7 @@ def test_device_memory_falls_with_groups_and_work_does_not_grow() -> None:
     at_once = 4 * 3 * 256 * 32 * 8  # the weights of a layer's experts
     needed: dict[tuple[int, bool], int] = {}
     flops = set()
-    for groups in (1, 2, 4, 8):
+    for groups in (1, 2, 8):
         config = with_groups(our_config(theirs, micro_batch=2), groups)
         for trains in (True, False):
             given = replace(config, model=replace(config.model, eval=not trains))
@@ -209,7 +210,7 @@ def test_device_memory_falls_with_groups_and_work_does_not_grow() -> None:
             plan = popxl.plan.trace(program.ir, "gpu").plan()
             needed[groups, trains] = plan.device
             flops |= {plan.flops} if trains else set()
-    for groups in (2, 4, 8):
+    for groups in (2, 8):
         gone = at_once * (1 - 1 / groups)
         assert needed[1, False] - needed[groups, False] > 0.8 * gone
         assert needed[1, True] - needed[groups, True] > 0.8 * 2 * gone

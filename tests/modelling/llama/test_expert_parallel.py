@@ -68,7 +68,7 @@ def test_plans_expect_balanced_experts() -> None:
     """The work of a device is its share, and so are the bytes."""
     config = preset(
         "qwen3_tiny",
-        model={"experts": {"count": 8, "chosen": 2}},
+        model={"layers": 1, "experts": {"count": 8, "chosen": 2}},
         execution={"tensor_parallel": 2},
     )
     cut, whole = (

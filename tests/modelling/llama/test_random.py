@@ -26,7 +26,6 @@ PROMPTS, POSITIONS = 6, 5
 RATE = 2e-3
 """At 1e-2, AdamW makes some draws so sensitive that rounding grows beyond the bounds."""
 IN_BRIEF = (9,)
-MIXTURES_IN_BRIEF = (3,)
 
 
 def config_of(drawn: Draw, dp: int, tp: int, micro_batch: int, **model: Any) -> LlamaConfig:
@@ -87,12 +86,13 @@ def test_hundred_drawn_models_are_hugging_faces(seed: int, tmp_path: Path) -> No
     check(draw(seed), tmp_path)
 
 
-@pytest.mark.parametrize("seed", MIXTURES_IN_BRIEF)
-def test_a_drawn_mixture_of_experts_is_hugging_faces(seed: int, tmp_path: Path) -> None:
-    check(draw(seed, MIXTURES), tmp_path)
+@pytest.mark.parametrize("seed", range(len(MIXTURES)))
+def test_folders_of_drawn_mixtures_of_experts(seed: int, tmp_path: Path) -> None:
+    drawn = draw(seed, MIXTURES)
+    check_folder(drawn, weights_of(hf_model(drawn.theirs)), tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [n for n in range(100) if n not in MIXTURES_IN_BRIEF])
+@pytest.mark.parametrize("seed", range(100))
 def test_hundred_drawn_mixtures_are_hugging_faces(seed: int, tmp_path: Path) -> None:
     check(draw(seed, MIXTURES), tmp_path)

@@ -41,8 +41,8 @@ LAYOUTS = {
     "gpt_oss": (2, 2, 2),
 }
 TRANSPOSED = ("qwen2", "smollm3", "olmo2", "ministral3")
-IN_BRIEF = ("qwen2_moe", "gpt_oss", "phi3", "gemma3_text")
-"""The others' features are drawn in `test_random`."""
+IN_BRIEF = ("llama", "phi3")
+"""The others' features are in what `test_random` draws, or in tests of experts and generation."""
 
 
 # ---- every architecture -------------------------------------------------------------------------
@@ -53,11 +53,7 @@ def given_of(kind: str) -> Batches:
 
 @pytest.mark.parametrize(
     "kind",
-    [
-        "llama",
-        *IN_BRIEF,
-        *(slow(kind) for kind in SETTINGS if kind not in ("llama", *IN_BRIEF)),
-    ],
+    [*IN_BRIEF, *(slow(kind) for kind in SETTINGS if kind not in IN_BRIEF)],
 )
 def test_loss_every_gradient_and_three_steps_of_adamw(kind: str) -> None:
     dp, tp, slices = LAYOUTS[kind]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,11 @@ import pytest
 import popxl
 from modelling.layers import Groups
 from modelling.phases import Phase, Settings
-from modelling.phases.training import TrainingProgram
+from modelling.phases.training import TrainingProgram, build_training
 from tests.modelling.phases.test_phased_training import NAMES, train_torch
 from tests.modelling.phases.toy import toy_config, toy_layout, toy_table
 from tests.modelling.phases.toy_runs import STEPS, draw, feed, toy_session, weights_of
+from tests.slow import slow
 
 pytestmark = pytest.mark.usefixtures("cached")  # the same programs for each case
 
@@ -36,11 +38,10 @@ def stored(program: TrainingProgram) -> set[popxl.RemoteBuffer]:
 
 
 def cases() -> Iterator[Any]:
-    """All together; by default each frozen thing on one device, and two of them in each layout."""
-    for frozen in FROZEN:
-        for layout in LAYOUTS:
-            brief = layout == LAYOUTS[0] or frozen in (FROZEN[0], FROZEN[-1])
-            yield pytest.param(frozen, *layout, marks=[] if brief else pytest.mark.slow)
+    """All together; by default each frozen thing in one layout."""
+    brief = list(zip(FROZEN, [LAYOUTS[2], *LAYOUTS], strict=True))
+    for case in product(FROZEN, LAYOUTS):
+        yield (case[0], *case[1]) if case in brief else slow(case[0], *case[1])
 
 
 @pytest.mark.parametrize(("frozen", "dp", "tp", "update"), list(cases()))
@@ -79,7 +80,7 @@ def test_equals_torch_without_their_gradients(frozen, dp, tp, update) -> None:
 @pytest.mark.parametrize("frozen", FROZEN)
 def test_they_are_loaded_and_have_nothing_else(frozen) -> None:
     config = toy_config()
-    program, _ = toy_session(config, *draw()[:2], toy_table(*frozen))
+    program = build_training(config, toy_layout, table=toy_table(*frozen))
     ir = popxl.Ir()
     with ir.main_graph:
         layout = toy_layout(Settings(config, Groups.current(1), toy_table(*frozen)))

@@ -16,13 +16,13 @@ from modelling.t5.weights import (
     weight_table,
 )
 from tests.modelling.harness import (
-    TENSOR_PARALLEL,
     Case,
     check_cases,
     small_config,
     with_fused_attention,
 )
 from tests.modelling.t5.hf import additive, hf_model
+from tests.slow import slow
 
 CONFIG = small_config()
 MODEL = CONFIG.model
@@ -100,6 +100,6 @@ def t5_cases() -> dict[str, Case]:
 CASES = t5_cases()
 
 
-@pytest.mark.parametrize("tensor_parallel", TENSOR_PARALLEL)
+@pytest.mark.parametrize("tensor_parallel", [slow(1), slow(2), 4])
 def test_as_hugging_face(tensor_parallel):
     check_cases(CASES, tensor_parallel)

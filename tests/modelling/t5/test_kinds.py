@@ -30,6 +30,7 @@ from tests.modelling.generation.harness import hf_beams
 from tests.modelling.sessions import fine_tuning
 from tests.modelling.t5.training import ENC, VOCABULARY, batches, our_config
 from tests.modelling.torch_training import Reference, check_training, named_by_hf, train
+from tests.slow import slow
 
 STEPS, RATE, PROMPTS, POSITIONS, END, PAD = 3, 1e-2, 12, 6, 1, 0
 KINDS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
@@ -163,7 +164,7 @@ def check_tokens(kind: str, strategy: Strategy, dp: int, tp: int, weights: str) 
 
 
 @pytest.mark.parametrize(
-    ("strategy", "tp", "weights"), [(Greedy(), 2, "resident"), (Beam(2), 1, "streamed")]
+    ("strategy", "tp", "weights"), [slow(Greedy(), 2, "resident"), (Beam(2), 2, "streamed")]
 )
 def test_t5_of_2019_writes_as_hugging_faces(strategy: Strategy, tp: int, weights: str) -> None:
     """The streamed program loads the embedding for the head as well."""
