@@ -25,7 +25,7 @@ from popxl.transforms import autodiff
 from tests.slow import slow
 
 LOSS_SCALE = 2.0**12  # of the gradient given, as for a loss in float16
-MILLION, MORE = 10**6, 4 * 10**7
+MILLION, MORE = 10**6, 24 * 10**6
 ROUNDING = {popxl.float16: 2.0**-11, popxl.bfloat16: 2.0**-8}
 
 Function = Callable[[Any], Any]

@@ -17,7 +17,7 @@ from tests.popxl.ops.harness import (
     compile_quickly,
     run_cases,
     write_cases,
-)  # fmt: skip
+)
 
 FAMILIES = sorted(p.stem for p in (Path(__file__).parent / "records").glob("*.py"))
 
@@ -53,10 +53,6 @@ DEFINED = {
 }  # fmt: skip
 
 
-# Elsewhere XLA optimises little; the old emitters that it then has cast wrongly to some float8.
-OPTIMISED = {"float8"}
-
-
 def _records(family: str) -> list[OpRecord]:
     return importlib.import_module(f"tests.popxl.ops.records.{family}").RECORDS
 
@@ -66,8 +62,7 @@ CASES = {family: {case.id: case for case in cases_of(_records(family))} for fami
 
 @cache
 def _run(family: str) -> None:
-    if family not in OPTIMISED:
-        compile_quickly()
+    compile_quickly()
     run_cases(list(CASES[family].values()))
 
 
