@@ -12,10 +12,13 @@ from hypothesis import strategies as st
 import popxl
 from popxl import ops
 from popxl.transforms import autodiff
+from tests.conftest import compile_quickly
 from tests.popxl.programs import store
 from tests.properties.language import Body, bodies
 from tests.properties.meanings import run_jax, write_popxl
 from tests.properties.settings import FAST, SLOW, inputs_of
+
+REFERENCE = {"xla_backend_optimization_level": 0}  # it runs once: what takes time is to compile it
 
 
 def check(programs: list[Body]) -> None:
@@ -44,7 +47,7 @@ def jax_gradients(programs: list[Body], data: list[list[np.ndarray]]) -> list[li
     def total(inputs: list[list[jax.Array]]) -> jax.Array:
         return sum(objective(b, xs) for b, xs in zip(programs, inputs, strict=True))
 
-    return jax.jit(jax.grad(total))(data)
+    return jax.jit(jax.grad(total), compiler_options=REFERENCE)(data)
 
 
 def weight(i: int) -> float:
@@ -73,6 +76,7 @@ PROGRAMS = st.lists(bodies(steps=8, smooth=True), min_size=3, max_size=3)
 @FAST
 @given(PROGRAMS)
 def test_gradients_of_random_programs(programs: list[Body]) -> None:
+    compile_quickly(True)
     check(programs)
 
 

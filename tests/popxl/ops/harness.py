@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 import ml_dtypes  # noqa: F401 - numpy learns bfloat16
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ import popxl
 from popxl import ops
 from popxl._analysis.verify import verify_ir
 from popxl.transforms import autodiff
+from tests import conftest
 
 # Half types: a few roundings of the inputs' own precision, on values of about 1.
 TOLERANCES = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
@@ -40,6 +42,7 @@ class OpRecord:
         why: the reason, if `grad` is False or a tolerance is unusual.
         tolerance: factor on the tolerances of the dtypes.
         outputs: dtypes of the outputs; default: that of the case.
+        more: further dtypes, of slow tests.
     """
 
     name: str
@@ -51,6 +54,7 @@ class OpRecord:
     why: str = ""
     tolerance: float = 1.0
     outputs: tuple[str, ...] | None = None
+    more: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if (not self.grad or self.tolerance != 1.0) and not self.why:
@@ -93,8 +97,14 @@ class Case:
         return TOLERANCES[self.dtype] * self.record.tolerance
 
 
-def cases_of(records: Sequence[OpRecord]) -> list[Case]:
-    return [Case(record, dtype) for record in records for dtype in record.dtypes]
+def cases_of(records: Sequence[OpRecord], more: bool = False) -> list[Case]:
+    return [Case(r, dtype) for r in records for dtype in r.dtypes + r.more * more]
+
+
+def compile_quickly() -> None:
+    """On CPU, let XLA optimise little for the rest of a test."""
+    if jax.default_backend() == "cpu":
+        conftest.compile_quickly(True)
 
 
 # ---- the program --------------------------------------------------------------------------------

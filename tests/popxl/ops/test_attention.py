@@ -15,7 +15,7 @@ from popxl import ops
 from popxl.errors import SpecError
 from popxl.transforms import autodiff
 from tests.popxl.compiled import temporary_bytes
-from tests.popxl.ops.harness import evaluate, rand
+from tests.popxl.ops.harness import compile_quickly, evaluate, rand
 
 P, SEED = 0.3, np.array([7, 11], np.uint32)
 Q, K = rand(2, 140, 8), rand(2, 50, 8)  # more queries than a tile of fused attention has
@@ -44,6 +44,7 @@ def _with_gradients(fused: bool, *inputs: popxl.Tensor) -> tuple[popxl.Tensor, .
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_dropout_zeroes_weights_and_scales_the_others_forwards_and_backwards(fused) -> None:
+    compile_quickly()
     q, k, v, dy = _single(Q, K, V, DY)
     eye = np.broadcast_to(np.eye(50, dtype=np.float32), (2, 50, 50)).copy()
     (weights,) = evaluate(_dropped(fused), q, k, eye, SEED)  # what is left of them

@@ -13,10 +13,15 @@ import pytest
 import popxl
 from popxl import ops
 from popxl.transforms import autodiff
-from tests.popxl.ops.harness import evaluate
+from tests.popxl.ops.harness import compile_quickly, evaluate
 
 SEED, OTHER = np.array([7, 11], np.uint32), np.array([7, 12], np.uint32)
 COUNT = 40_000
+
+
+@pytest.fixture(autouse=True)
+def quickly() -> None:
+    compile_quickly()
 
 
 def test_uniform_has_the_moments_of_its_range() -> None:

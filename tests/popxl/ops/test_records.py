@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from popxl._ir.opdef import registry
-from tests.popxl.ops.harness import Case, cases_of, check, run_cases, write_cases
+from tests.popxl.ops.harness import (
+    Case,
+    OpRecord,
+    cases_of,
+    check,
+    compile_quickly,
+    run_cases,
+    write_cases,
+)
 
 FAMILIES = sorted(p.stem for p in (Path(__file__).parent / "records").glob("*.py"))
 
@@ -45,15 +53,16 @@ DEFINED = {
 }  # fmt: skip
 
 
-def _family(name: str) -> list[Case]:
-    return cases_of(importlib.import_module(f"tests.popxl.ops.records.{name}").RECORDS)
+def _records(family: str) -> list[OpRecord]:
+    return importlib.import_module(f"tests.popxl.ops.records.{family}").RECORDS
 
 
-CASES = {family: {case.id: case for case in _family(family)} for family in FAMILIES}
+CASES = {family: {case.id: case for case in cases_of(_records(family))} for family in FAMILIES}
 
 
 @cache
 def _run(family: str) -> None:
+    compile_quickly()
     run_cases(list(CASES[family].values()))
 
 
@@ -76,12 +85,22 @@ def test_op(family: str, case_id: str) -> None:
         assert f"{op.name}(" in text
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ops_in_all_dtypes_optimised_as_for_users(family: str) -> None:
+    cases = cases_of(_records(family), more=True)
+    run_cases(cases)
+    for case in cases:
+        check(case)
+
+
 def test_each_op_has_a_record() -> None:
     used: set[str] = set()
     for family, run in CASES.items():
         cases = list(run.values())
         if not all(case.used for case in cases):
-            cases = _family(family)  # of their own: a case that is to run is written once
+            # Of their own: a case that is to run is written once.
+            cases = [Case(record, record.dtypes[0]) for record in _records(family)]
             write_cases(cases)  # running them as well would take minutes
         for case in cases:
             used |= case.used

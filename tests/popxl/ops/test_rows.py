@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from popxl.ops._folds import tracing_for
 from popxl.ops._rows import add_rows
+from tests.popxl.ops.harness import compile_quickly
 
 COUNTS = st.sampled_from([1, 2, 1000, 1024, 1025, 128 * 128, 40000, 150000])
 
@@ -20,15 +21,32 @@ def added(onto, where, rows):
         return jax.jit(add_rows)(onto, where, rows)
 
 
-@settings(deadline=None, max_examples=20)  # each shape is compiled
-@given(
+CASES = given(
     count=COUNTS,
     size=st.sampled_from([1, 7, 5000]),
     features=st.sampled_from([(), (3, 2)]),
     half=st.booleans(),
     seed=st.integers(0, 2**31),
 )
+
+
+@settings(deadline=None, max_examples=8)  # each shape is compiled
+@CASES
+@example(count=40000, size=7, features=(3, 2), half=True, seed=0)
+@example(count=1025, size=5000, features=(), half=False, seed=1)
 def test_sums_are_those_of_float64(count, size, features, half, seed) -> None:
+    compile_quickly()
+    check(count, size, features, half, seed)
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=60)
+@CASES
+def test_more_sums_are_those_of_float64(count, size, features, half, seed) -> None:
+    check(count, size, features, half, seed)
+
+
+def check(count, size, features, half, seed) -> None:
     """Of indices that repeat, run over many blocks, or are left out; some rows in one place."""
     rng = np.random.default_rng(seed)
     where = rng.integers(0, size + 1, count).astype(np.int32)

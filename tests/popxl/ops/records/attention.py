@@ -11,7 +11,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from popxl import ops
 from tests.popxl.ops.harness import OpRecord, rand
 
-ALL = ("float32", "float16", "bfloat16")
+HALF = ("float16", "bfloat16")
+ALL = ("float32", *HALF)
 
 
 def _torch(q, k, v, *biases, scale=1.0):
@@ -20,7 +21,7 @@ def _torch(q, k, v, *biases, scale=1.0):
     return scaled_dot_product_attention(q, k, v, mask, scale=scale)
 
 
-def _attention(name, *inputs, scale=1.0, dtypes=ALL, fused=None):
+def _attention(name, *inputs, scale=1.0, dtypes=ALL, more=(), fused=None):
     return OpRecord(
         f"attention{name}",
         lambda q, k, v, *biases: ops.attention(q, k, v, biases, scale, fused=fused),
@@ -29,6 +30,7 @@ def _attention(name, *inputs, scale=1.0, dtypes=ALL, fused=None):
         dtypes,
         tolerance=3,
         why="half types round the weights and the scores' gradients, each of which is summed over",
+        more=more,
     )
 
 
@@ -48,7 +50,15 @@ def _seen(q, k, v, *numbers, window=None, cap=None, segments=False):
 
 
 def _causal(
-    name, *numbers, heads=(6, 2), lengths=(5, 5), segments=False, dtypes=ALL, fused=None, **settings
+    name,
+    *numbers,
+    heads=(6, 2),
+    lengths=(5, 5),
+    segments=False,
+    dtypes=ALL,
+    more=(),
+    fused=None,
+    **settings,
 ):
     def ours(q, k, v, *numbers):
         pairs = {"positions": numbers[:2] or None, "segments": numbers[2:] or None}
@@ -64,6 +74,7 @@ def _causal(
         dtypes,
         tolerance=3,
         why="as above",
+        more=more,
     )
 
 
@@ -84,7 +95,7 @@ def _lengths(name, fused):
     )
 
 
-def _sinks(name, heads=(6, 2), lengths=(5, 7), dtypes=ALL, **settings):
+def _sinks(name, heads=(6, 2), lengths=(5, 7), dtypes=ALL, more=(), **settings):
     """By the definition: one more column of scores, dropped after the softmax."""
 
     def theirs(q, k, v, sinks, *biases):
@@ -99,8 +110,10 @@ def _sinks(name, heads=(6, 2), lengths=(5, 7), dtypes=ALL, **settings):
 
     (h, g), (queries, keys) = heads, lengths
     inputs = rand(2, h, queries, 4), rand(2, g, keys, 4, seed=1), rand(2, g, keys, 3, seed=2)
-    more = rand(h, seed=3), rand(h, queries, keys, seed=4), rand(2, 1, 1, keys, seed=5)
-    return OpRecord(name, ours, [*inputs, *more], theirs, dtypes, tolerance=3, why="as above")
+    biases = rand(h, seed=3), rand(h, queries, keys, seed=4), rand(2, 1, 1, keys, seed=5)
+    return OpRecord(
+        name, ours, [*inputs, *biases], theirs, dtypes, tolerance=3, why="as above", more=more
+    )
 
 
 _AT = [[0, 1, 2, 3, 4], [3, 4, 5, 6, 7]]
@@ -110,11 +123,13 @@ _ROW = [list(range(5))]
 
 RECORDS = [
     _attention("", rand(2, 3, 5, 4), rand(2, 3, 7, 4), rand(2, 3, 7, 6), scale=0.5),
-    _attention("_matrices", rand(5, 4), rand(7, 4), rand(7, 4)),
-    _attention("_one_query", rand(2, 1, 4), rand(2, 3, 4), rand(2, 3, 1)),
+    _attention("_matrices", rand(5, 4), rand(7, 4), rand(7, 4), dtypes=("float32",), more=HALF),
+    _attention("_one_query", rand(2, 1, 4), rand(2, 3, 4), rand(2, 3, 1), dtypes=("float32",),
+               more=HALF),
     _attention("_one_key", rand(2, 3, 4), rand(2, 1, 4), rand(2, 1, 4), dtypes=("float32",)),
     _attention("_biases", rand(2, 3, 5, 4), rand(2, 3, 7, 4), rand(2, 3, 7, 4, seed=1),
-               rand(1, 3, 5, 7), rand(2, 1, 1, 7), rand(5, 7), scale=0.25),
+               rand(1, 3, 5, 7), rand(2, 1, 1, 7), rand(5, 7), scale=0.25, dtypes=ALL[:2],
+               more=("bfloat16",)),
     # Scores of about 100, whose exponentials are no float32.
     _attention("_large_scores", rand(5, 64, low=1, high=2),
                rand(1, 64, low=0.5, high=1.5) + rand(7, 64, low=-0.1, high=0.1), rand(7, 4),
@@ -124,20 +139,22 @@ RECORDS = [
             grad=False, why="the gradients of q and k are 0, and of float32 the rounding is left"),
     OpRecord("attention_of_itself", lambda t: ops.attention(t, t, t), [rand(3, 6, 4)],
              lambda t: scaled_dot_product_attention(t, t, t, scale=1.0), ("float32",)),
-    _causal("causal_grouped"),
+    _causal("causal_grouped", dtypes=("float32",), more=HALF),
     _causal("causal_window_cap", window=3, cap=0.7, heads=(4, 4)),
     _causal("causal_one_group", window=2, cap=0.3, heads=(3, 1), dtypes=("float32",)),
     _causal("causal_positions", _AT, _SLOTS, window=4, lengths=(5, 7), dtypes=("float32",)),
-    _causal("causal_segments", _ROW, _ROW, _TEXTS, _TEXTS, window=2, segments=True),
+    _causal("causal_segments", _ROW, _ROW, _TEXTS, _TEXTS, window=2, segments=True,
+            dtypes=("float32", "bfloat16"), more=("float16",)),
     _lengths("_lengths", fused=False),
     # More queries than a tile has, and not a multiple of them.
     _attention("_fused", rand(2, 3, 130, 4), rand(2, 3, 7, 4), rand(2, 3, 7, 6, seed=1),
-               rand(1, 3, 130, 7), rand(2, 1, 1, 7), scale=0.5, fused=True),
+               rand(1, 3, 130, 7), rand(2, 1, 1, 7), scale=0.5, fused=True, dtypes=("float32",),
+               more=HALF),
     _causal("fused_causal", window=5, cap=0.7, lengths=(257, 257), fused=True,
             dtypes=("float32",)),
     _causal("fused_segments", _AT, _SLOTS, _TEXTS, [[1, 1, 2, 2, 2, 3, 3], [1, 2, 2, 3, 0, 0, 0]],
             lengths=(5, 7), segments=True, fused=True, dtypes=("float32",)),
     _lengths("_fused_lengths", fused=True),
-    _sinks("attention_sinks"),
+    _sinks("attention_sinks", dtypes=ALL[:2], more=("bfloat16",)),
     _sinks("attention_fused_sinks", lengths=(130, 7), fused=True),
 ]  # fmt: skip

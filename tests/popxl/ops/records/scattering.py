@@ -14,6 +14,7 @@ DATA, START = rand(5, 3), rand(4, 3, seed=1)
 ROWS = np.array([0, 3, 3, 1, 3], np.int32)
 EACH = ints(5, 3, high=4)
 COUNTED = np.array([-3.0, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 99.0])
+PLAIN = {"dtypes": ("float32",), "more": ("float16",)}
 TORCH = {"sum": "sum", "min": "amin", "max": "amax"}
 
 
@@ -33,13 +34,14 @@ def _reduce(reduction, axis=0, size=4):
     return reference
 
 
-def _record(name, reduction, inputs, axis=0, size=4, dtypes=("float32", "float16")):
+def _record(name, reduction, inputs, axis=0, size=4, dtypes=("float32", "float16"), more=()):
     return OpRecord(
         f"scatter_reduce_{name}",
         lambda *ts: ops.scatter_reduce(ts[0], ts[1], reduction, *ts[2:], axis=axis, axis_size=size),
         list(inputs),
         _reduce(reduction, axis, size),
         dtypes,
+        more=more,
     )
 
 
@@ -73,11 +75,12 @@ def _histogram(name, levels, absolute):
 RECORDS = [
     _record("sum", "sum", [DATA, ROWS]),
     _record("sum_start", "sum", [DATA, ROWS, START]),
-    _record("sum_each", "sum", [DATA, EACH]),
-    _record("sum_axis", "sum", [DATA, np.array([1, 1, 0], np.uint32)], axis=1, size=2),
-    _record("sum_column", "sum", [DATA, ROWS[:, None]]),
+    _record("sum_each", "sum", [DATA, EACH], **PLAIN),
+    _record("sum_axis", "sum", [DATA, np.array([1, 1, 0], np.uint32)], axis=1, size=2,
+            **PLAIN),
+    _record("sum_column", "sum", [DATA, ROWS[:, None]], **PLAIN),
     _record("max", "max", [DATA, ROWS]),
-    _record("max_start", "max", [DATA, EACH, START]),
+    _record("max_start", "max", [DATA, EACH, START], **PLAIN),
     _record("min", "min", [DATA, ROWS], size=6),
     OpRecord("scatter_reduce_none", lambda d, i, s: ops.scatter_reduce(d, i, "none", s),
              [DATA[:3], np.array([2, 0, 3], np.int32), START], _overwritten),
