@@ -3,12 +3,18 @@ it would take the processors from all others."""
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
+PYTHON_PATH = os.pathsep.join(map(str, (ROOT, ROOT / "runtime/src", TESTS / "without_torch")))
+"""What processes import that are as those of users: this project, and no torch."""
 
 _SECONDS = 10.0  # for a launcher to end the processes that it has started
 _started: list[subprocess.Popen[str]] = []

@@ -15,7 +15,7 @@ import run_export
 import run_finetuning
 from data.pipeline import Pipeline
 from data.texts import Corpus
-from tests.children import child, free_port
+from tests.children import PYTHON_PATH, child, free_port
 
 ROOT = Path(__file__).parents[1]
 
@@ -84,7 +84,7 @@ def finetuning(
         child(
             [sys.executable, "-c", first + _FINETUNING, *arguments], cwd=ROOT,
             env={
-                **os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime/src'}",
+                **os.environ, "PYTHONPATH": PYTHON_PATH,
                 "POPXL_CACHE_DIR": str(executables),
                 "POPDIST_NUM_INSTANCES": str(processes), "POPDIST_INSTANCE_INDEX": str(index),
                 "POPDIST_COORDINATOR": meeting,

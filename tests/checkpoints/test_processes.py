@@ -16,6 +16,7 @@ import pytest
 from checkpoints import CheckpointStore, load_checkpoint
 from checkpoints.digests import digest
 from checkpoints.folders import step_folders
+from tests.children import PYTHON_PATH
 
 ROOT = Path(__file__).parents[2]
 
@@ -131,7 +132,7 @@ def run(processes: int, *works: tuple[object, ...], umask: int = -1) -> tuple[li
     command = [sys.executable, "-m", "popdist.run", "--processes", str(processes), "--"]
     done = subprocess.run(
         [*command, sys.executable, "-c", PROGRAM, json.dumps(works, default=str)],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime/src'}"},
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": PYTHON_PATH},
         capture_output=True, text=True, timeout=120, check=False, umask=umask,
     )  # fmt: skip
     found = [json.loads(line) for line in done.stdout.splitlines()]

@@ -9,11 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.children import PYTHON_PATH
+
 ROOT = Path(__file__).parents[2]
 
 PROGRAM = """
 import json, sys
-sys.modules["torch"] = None  # which transformers would load
 from pathlib import Path
 from types import SimpleNamespace
 import numpy as np
@@ -118,7 +119,7 @@ def test_what_differs_is_named(tmp_path):
     command = [sys.executable, "-m", "popdist.run", "--processes", "2", "--", sys.executable]
     done = subprocess.run(
         [*command, "-c", PROGRAM, str(tmp_path)], cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime/src'}"},
+        env={**os.environ, "PYTHONPATH": PYTHON_PATH},
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from checkpoints.folders import step_folders
+from tests.children import PYTHON_PATH
 from tests.run.saved import digests
 from tests.small_runs import GPTJ, RATE
 
@@ -39,7 +40,7 @@ class Cluster:
         self.folder = folder
         self.env = {
             **os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "PYTHON": sys.executable,
-            "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime/src'}",
+            "PYTHONPATH": PYTHON_PATH,
             "POPXL_CACHE_DIR": str(folder / "executables"),
         }  # fmt: skip
         subprocess.run(["bash", Path(__file__).with_name("slurm.sh"), folder, "2"], check=True)

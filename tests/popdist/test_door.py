@@ -17,10 +17,10 @@ import pytest
 from popdist import DistributedError, _service
 from popdist._door import address_among, knock
 from popdist._place import Place, place_given
-from tests.children import child, free_port
+from tests.children import PYTHON_PATH, child, free_port
 
 ROOT = Path(__file__).parents[2]
-ENV = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime/src'}"}
+ENV = {**os.environ, "PYTHONPATH": PYTHON_PATH}
 
 
 @contextmanager

@@ -9,10 +9,10 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from tests.children import child, free_port
+from tests.children import PYTHON_PATH, child, free_port
 
 ROOT = Path(__file__).parents[2]
-ENV = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime/src'}"}
+ENV = {**os.environ, "PYTHONPATH": PYTHON_PATH}
 
 PROGRAM = """
 import json, sys, time

@@ -19,11 +19,11 @@ from popdist._gpus import _uuids, devices_of, gpus_named
 from popdist._overseer import FOLLOWED
 from popdist._place import place_given, place_of_environment
 from popdist._watcher import SILENCE
-from tests.children import child, free_port
+from tests.children import PYTHON_PATH, child, free_port
 from tests.slow import slow
 
 ROOT = Path(__file__).parents[2]
-ENV = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime/src'}"}
+ENV = {**os.environ, "PYTHONPATH": PYTHON_PATH}
 LAUNCHER_VARIABLES = ("OMPI_", "SLURM_", "PMIX_", "POPDIST_")
 
 

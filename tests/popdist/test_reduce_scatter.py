@@ -17,6 +17,7 @@ import pytest
 import popdist
 import popxl
 from popxl import ops
+from tests.children import PYTHON_PATH
 from tests.popxl.compiled import optimised
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +29,7 @@ def wrong_results(how: str) -> int:
     run = subprocess.run(
         [sys.executable, "-m", "popdist.run", "--processes", "2", "--",
          sys.executable, PROGRAM, how, "200"],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime/src'}"},
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": PYTHON_PATH},
         capture_output=True, text=True, timeout=500, check=True,
     )  # fmt: skip
     first, second = map(int, run.stdout.split())

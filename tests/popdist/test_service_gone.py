@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from popdist._relay import Relay
-from tests.children import child, free_port
+from tests.children import PYTHON_PATH, child, free_port
 
 ROOT = Path(__file__).parents[2]
 ENV = {
     **{name: value for name, value in os.environ.items() if not name.startswith("POPDIST_")},
-    "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime/src'}",
+    "PYTHONPATH": PYTHON_PATH,
 }
 CODE = """
 import sys, time

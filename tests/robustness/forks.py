@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.children import PYTHON_PATH
+
 ROOT = Path(__file__).parents[2]
 MAX_SECONDS, MAX_BYTES = 20, 4 * 2**30
 
@@ -53,7 +55,7 @@ class Forks:
             stdout=subprocess.PIPE,
             text=True,
             cwd=folder,
-            env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'runtime' / 'src'}"},
+            env=os.environ | {"PYTHONPATH": PYTHON_PATH},
         )
 
     def run(self, work: str, **arguments: Any) -> Outcome:

@@ -15,6 +15,7 @@ import pytest
 from checkpoints import load_checkpoint
 from checkpoints.digests import digest
 from checkpoints.folders import step_folders
+from tests.children import PYTHON_PATH
 from tests.run.processes import train
 from tests.run.saved import digests, flip_in
 from tests.small_runs import GPTJ, RATE, ROOT, finetuning
@@ -29,7 +30,7 @@ def trained(processes: int, folder: Path, *cases: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "popdist.run", "--processes", str(processes), "--"]
     run = subprocess.run(
         [*command, sys.executable, str(PROGRAM), str(folder), *cases],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime/src'}"},
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": PYTHON_PATH},
         capture_output=True, text=True, timeout=900, check=False,
     )  # fmt: skip
     assert (run.returncode, run.stdout) == (0, ""), run.stderr
