@@ -20,7 +20,6 @@ import pytest
 from checkpoints.folders import step_folders
 from run.records.metrics import Row, read_metrics
 from tests.run.saved import digests, flip_in
-from tests.run.starting import WITHOUT_TORCH
 from tests.small_runs import GPTJ, RATE, TRAINING, finetuning
 
 SEED = 20
@@ -56,8 +55,7 @@ def start(
     """The command in some processes; `given`: what is trained."""
     given = given or (FLAGS if processes == 1 else FLAGS_OF_SEVERAL)
     run = (processes, executables, *given, "--save", str(folder), *flags)
-    first = WITHOUT_TORCH + (ALL_ON_DISK if "--execution.disk" in flags else "")
-    return finetuning(*run, first=first)
+    return finetuning(*run, first=ALL_ON_DISK if "--execution.disk" in flags else "")
 
 
 # ---- damage -------------------------------------------------------------------------------------

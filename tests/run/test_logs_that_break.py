@@ -10,7 +10,6 @@ import pytest
 
 from checkpoints import load_checkpoint
 from terminal.screen import enduring_streams, say
-from tests.run.starting import WITHOUT_TORCH
 from tests.slow import slow
 from tests.small_runs import GPTJ, RATE, finetuning
 
@@ -22,7 +21,7 @@ def test_a_run_whose_log_nobody_reads_is_trained_and_saved(
     executables: Path, tmp_path: Path
 ) -> None:
     flags = (*FLAGS, "--steps", "30", "--save", str(tmp_path / "run"))
-    (run,) = finetuning(1, executables, *flags, first=WITHOUT_TORCH)
+    (run,) = finetuning(1, executables, *flags)
     assert run.stdout is not None
     assert run.stderr is not None
     assert run.stderr.readline()
@@ -39,7 +38,7 @@ def test_a_signal_saves_and_its_code_says_that_there_is_more(
     """SIGHUP comes with a terminal that is gone."""
     steps = 10**6
     flags = (*FLAGS, "--steps", str(steps), "--save", str(tmp_path / "run"))
-    (run,) = finetuning(1, executables, *flags, first=WITHOUT_TORCH)
+    (run,) = finetuning(1, executables, *flags)
     assert run.stderr is not None
     assert any(line.startswith("step ") for line in iter(run.stderr.readline, ""))
     if number == signal.SIGHUP:

@@ -130,4 +130,5 @@ def test_the_device_holds_a_layer_at_a_time():
         generation = replace(config.generation, weights=weights, micro_batches=2)
         return Inference(replace(config, generation=generation)).session.plan().device
 
-    assert bytes_of(4, "streamed") == bytes_of(2, "streamed") < bytes_of(2, "resident") / 1.3
+    assert bytes_of(4, "streamed") == bytes_of(2, "streamed")
+    assert bytes_of(4, "resident") > 1.3 * bytes_of(2, "resident")

@@ -24,7 +24,7 @@ from tests.modelling.torch_training import (
 from tests.slow import slow
 
 LAYOUTS = [
-    (2, 2),
+    pytest.param(2, 2, marks=pytest.mark.optimised),
     *(slow(1, 4), slow(1, 1), slow(1, 2)),  # their neighbours have them
 ]
 TRANSPOSED = (2, 2)
