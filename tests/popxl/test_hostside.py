@@ -22,7 +22,6 @@ from popxl.custom import jax_op
 from popxl.transforms import autodiff
 from tests.popxl.integers import INTEGERS, extremes, quotient
 from tests.popxl.programs import store
-from tests.slow import slow
 
 FOLDED: dict[str, Callable[[int, int], int]] = {
     "add": operator.add,
@@ -44,11 +43,7 @@ def _wrapped(x: int, dtype: popxl.dtype) -> np.ndarray:
     return np.array(x & (2**64 - 1), np.uint64).astype(dtype.as_numpy())
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    [slow(d) if d in (popxl.int16, popxl.uint16) else d for d in INTEGERS],
-    ids=str,
-)
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
 def test_arithmetic_on_the_host_is_that_of_the_device_at_the_extremes(dtype):
     pairs = list(itertools.product(extremes(dtype), repeat=2))
     ir = popxl.Ir()
