@@ -317,43 +317,24 @@ def assert_same_state(one: Path, other: Path) -> None:
         np.testing.assert_array_equal(first.tensors[name], second.tensors[name], err_msg=name)
 
 
-def test_a_stopped_run_continues_bit_for_bit(trained, tmp_path):
-    """And a run's config.yml is a preset, with which it starts again."""
+def test_a_stopped_run_continues_bit_for_bit(trained, tmp_path, capsys):
+    """Stopped after 4 steps, as by a kill before the next save: rows after it are written anew. A
+    run's config.yml is a preset, with which it starts again."""
     config, folder = ("--config", str(trained / "config.yml")), ("--save", str(tmp_path))
     assert run_finetuning.main([*config, "--steps", "4", *folder]) == 0
     assert losses(tmp_path) == losses(trained)[:4]
-    again = ("--load", str(tmp_path), *folder)
-    assert run_finetuning.main([*TRAINING, "--steps", "8", *again]) == 0
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "loss": 0.0, "learning_rate": 0.0}\n{"step": 6, "lo')
+    command = [*FIRST, *folder]
+    capsys.readouterr()
+    assert run_finetuning.main(command) == 0
+    assert f"starting from step 4 in {tmp_path}" in capsys.readouterr().err
     assert losses(tmp_path) == losses(trained)
     assert_same_state(tmp_path, trained)
-
-
-def test_the_same_command_again_continues(trained, tmp_path, capsys):
-    """Stopped after 4 steps, as by a kill before the next save: rows after it are written anew."""
-    folder = Path(shutil.copytree(trained, tmp_path / "run"))
-    shutil.rmtree(step_folder(folder, 8))
-    with (folder / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 8, "loss": 0.0, "learning_rate": 0.0}\n{"step": 9, "lo')
-    command = [*FIRST, "--save", str(folder)]
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
     assert run_finetuning.main(command) == 0
-    assert f"starting from step 4 in {folder}" in capsys.readouterr().err
-    assert losses(folder) == losses(trained)
-    assert_same_state(folder, trained)
-    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")}
-    assert run_finetuning.main(command) == 0
-    assert f"nothing to train: step 8 in {folder} is complete" in capsys.readouterr().err
-    assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")}
-
-
-def test_fresh_starts_over(copy, trained, capsys):
-    (copy / "mine.txt").write_text("not ours")
-    command = [*TRAINING, "--steps", "4", "--save", str(copy), "--fresh"]
-    assert run_finetuning.main(command) == 0
-    assert "starting from random weights" in capsys.readouterr().err
-    assert losses(copy) == losses(trained)[:4]
-    assert load_checkpoint(copy).step == 4
-    assert len(list(copy.glob("*-step-*"))) == 1
-    assert (copy / "mine.txt").exists()
+    assert f"nothing to train: step 8 in {tmp_path} is complete" in capsys.readouterr().err
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
 
 
 def test_a_folder_with_another_run_is_refused(copy, mistake):
@@ -496,18 +477,24 @@ TRAINING_SAYS = [
 ]
 
 
-def test_training_says_this_and_nothing_else(trained, tmp_path, capfd, curves):
-    """The second start of a program neither traces nor compiles."""
-    assert run_finetuning.main([*TRAINING, "--steps", "2", "--save", str(tmp_path)]) == 0
+def test_training_anew_says_this_and_nothing_else(copy, trained, capfd, curves):
+    """The second start of a program neither traces nor compiles. Files that are not of a run stay
+    where it starts over."""
+    (copy / "mine.txt").write_text("not ours")
+    command = [*TRAINING, "--steps", "2", "--save", str(copy), "--fresh"]
+    capfd.readouterr()
+    assert run_finetuning.main(command) == 0
     out, err = capfd.readouterr()
     assert out == ""
     lines = err.splitlines()
     assert len(lines) == len(TRAINING_SAYS), err
     for line, pattern in zip(lines, TRAINING_SAYS, strict=True):
         assert re.fullmatch(pattern, line), line
-    assert losses(tmp_path) == losses(trained)[:2]
-    files = {path.name for path in tmp_path.iterdir()}
-    assert {"config.yml", "metrics.jsonl", "loss_curve.png"} < files
+    assert losses(copy) == losses(trained)[:2]
+    assert load_checkpoint(copy).step == 2
+    assert len(list(copy.glob("*-step-*"))) == 1
+    files = {path.name for path in copy.iterdir()}
+    assert {"config.yml", "metrics.jsonl", "loss_curve.png", "mine.txt"} < files
 
 
 def test_a_run_continues_from_one_of_its_steps_and_a_profile_changes_nothing(

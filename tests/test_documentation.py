@@ -7,19 +7,26 @@ import re
 import runpy
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
 
 import docs.plans
+from config import presets
 from config.base import leaves
 from config.families import FAMILIES
 from config.flags import flag_of
+from config.presets import load_config
+from config.sections import RunConfig
 from docs.tables import DOCUMENT, rewritten
+from terminal.command_line import read_command_line
 from tests.data.corpora import few_rows
 from tests.pages import PAGES, README, ROOT, blocks, name, prose, text_of
+from tests.small_runs import TRAINING
 
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 
@@ -65,13 +72,32 @@ def test_a_page_shows_what_its_program_prints():
     assert any("print(" in program and blocks(page, "text") for page, program in programs)
 
 
-def test_the_walkthrough_runs(tmp_path, monkeypatch, capsys):
-    """And the model learns in it."""
-    few_rows(monkeypatch, tmp_path, train=700, validation=64)
-    runpy.run_module("docs.walkthrough", run_name="__main__")
-    said = capsys.readouterr().out
+def losses_of_the_walkthrough(said: str) -> tuple[float, float]:
     ((first, last),) = re.findall(r"^loss ([\d.]+) -> ([\d.]+)$", said, re.MULTILINE)
-    assert float(last) < 0.2 * float(first)
+    return float(first), float(last)
+
+
+@pytest.mark.usefixtures("cached")
+def test_the_walkthrough_runs(tmp_path, monkeypatch, capsys):
+    """With the programs of the smallest runs, which other tests have too."""
+    few_rows(monkeypatch, tmp_path, train=200, validation=64)
+
+    def smallest(*given: Any) -> RunConfig:
+        line = read_command_line("", "finetuning", "tiny", [*TRAINING, "--device", "cpu"])
+        evaluation = load_config(*given).evaluation
+        return replace(line.config, evaluation=evaluation)
+
+    monkeypatch.setattr(presets, "load_config", smallest)
+    runpy.run_module("docs.walkthrough", run_name="__main__")
+    first, last = losses_of_the_walkthrough(capsys.readouterr().out)
+    assert last < first
+
+
+@pytest.mark.slow  # its own programs
+def test_the_model_learns_in_the_walkthrough(capsys):
+    runpy.run_module("docs.walkthrough", run_name="__main__")
+    first, last = losses_of_the_walkthrough(capsys.readouterr().out)
+    assert last < 0.2 * first
 
 
 # ---- links and names ----------------------------------------------------------------------------

@@ -17,6 +17,16 @@ ROOT = Path(__file__).parents[2]
 SIZE = Size(layers=1, hidden=32, vocabulary=64, length=8, batch=16)
 
 
+def test_one_of_both_ways_reduces_once():
+    naive, local, big = (
+        programs.reductions(programs.Program(SIZE, way, count, popxl.Ir(replication=2)).ir)
+        for way, count in (("naive", 4), ("local", 4), ("local", 1))
+    )
+    assert local == big
+    assert naive == (4 * big[0], 4 * big[1])
+
+
+@pytest.mark.slow  # two programs; test_one_of_both_ways_reduces_once builds them
 def test_both_ways_train_alike_and_one_reduces_once():
     naive, local = programs.measure_both(SIZE, 4, 2, 3)
     np.testing.assert_allclose(naive.losses, local.losses, rtol=1e-5)

@@ -227,7 +227,7 @@ def torch_in_float8(
     return product(x, w["head.weight"])
 
 
-@pytest.mark.optimised  # the old emitters' casts to these types are wrong
+@pytest.mark.slow  # tests/popxl_addons/test_fp8.py has the layer
 def test_training_in_float8_rounds_as_torch_does() -> None:
     c, rng = fp8_training, np.random.default_rng(8)
     program = c.Program()

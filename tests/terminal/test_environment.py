@@ -7,8 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
+import run_finetuning
 from config.errors import ConfigError
 from terminal import environment
 from terminal.environment import check_environment
@@ -64,8 +66,23 @@ def test_other_flags_of_xla_are_taken(monkeypatch):
     check_environment()
 
 
-def test_a_platform_that_does_not_start_is_one_sentence():
+@pytest.mark.parametrize("error", [AssertionError, RuntimeError])
+def test_a_platform_that_does_not_start_is_one_sentence(error, monkeypatch, capsys):
     """JAX finds it out when it looks for devices: it asserts, or raises."""
+
+    def devices(backend: str) -> list[object]:
+        raise error
+
+    monkeypatch.setenv("JAX_PLATFORMS", "rocm")
+    monkeypatch.setattr(jax, "local_devices", devices)
+    assert run_finetuning.main(["--config", "tiny"]) == 2
+    (*_, said) = capsys.readouterr().err.splitlines()
+    assert said.startswith("error: preset 'tiny' needs 1 cpu device(s)")
+    assert said.endswith("JAX_PLATFORMS is 'rocm': unset it, or set it to cpu")
+
+
+@pytest.mark.slow  # a start
+def test_a_script_says_that_the_platform_does_not_start():
     done = subprocess.run(
         [sys.executable, str(ROOT / "run_finetuning.py"), "--config", "tiny"],
         env=os.environ | {"JAX_PLATFORMS": "rocm", "MPLBACKEND": "unknown"},

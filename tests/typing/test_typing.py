@@ -19,6 +19,7 @@ def test_packages_say_that_they_are_typed(package):
     assert resources.files(package).joinpath("py.typed").is_file()
 
 
+@pytest.mark.slow
 def test_the_typed_program_runs():
     result = subprocess.run([sys.executable, PROGRAM], text=True, capture_output=True, check=True)
     assert result.stdout.startswith("(16,)")
