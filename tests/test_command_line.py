@@ -138,10 +138,10 @@ def test_a_run_exports_at_its_end_what_it_saved(trained, tmp_path, mistake):
         {path.name: path.read_bytes() for path in folder.iterdir()} for folder in (at_end, later)
     )
     assert set(written) == set(again)
-    card = "README.md"  # it names the folder
+    card, curve = "README.md", "loss_curve.png"  # they name the folder
     names = [files[card].replace(b"at-end", b"later") for files in (written, again)]
     assert names[0] == names[1]
-    assert all(written[name] == again[name] for name in set(written) - {card})
+    assert all(written[name] == again[name] for name in set(written) - {card, curve})
     assert {"config.json", "generation_config.json", "tokenizer.json"} < set(written)
     run = [*FIRST, "--save", str(tmp_path / "run"), *exported(trained)]
     assert "at-end is there and is not empty" in mistake(run_finetuning.main, *run)
