@@ -12,6 +12,7 @@ import popxl
 from popxl import ops
 from popxl._compile import fingerprint
 from popxl._compile.fingerprint import Uncacheable, segment_key, segment_lines
+from popxl._devices import cpu
 from popxl._devices.mesh import replica_mesh
 from popxl._ir.opdef import define
 from popxl._run.program import Program
@@ -128,6 +129,19 @@ def test_flags_of_xla_and_switches_change_the_key(monkeypatch):
     monkeypatch.setitem(fingerprint.__dict__, "_processor", lambda: "another processor")
     with_processor = _keys(program)
     assert len({before, with_flags, with_processor}) == 3
+
+
+def test_a_switch_and_the_same_flag_are_one_fact(monkeypatch):
+    """Another process may find one in its flags that this one has among its switches."""
+    name, program = "xla_cpu_enable_fast_math", _program(_ir(_base, 4))
+    before = _keys(program)
+    monkeypatch.setitem(cpu.SWITCHES, name, False)
+    with_switch = _keys(program)
+    monkeypatch.setenv("XLA_FLAGS", f"--{name}=false")
+    with_both = _keys(program)
+    monkeypatch.delitem(cpu.SWITCHES, name)
+    assert _keys(program) == with_both
+    assert len({before, with_switch, with_both}) == 3
 
 
 @pytest.mark.parametrize("name", fingerprint._JAX_SETTINGS)

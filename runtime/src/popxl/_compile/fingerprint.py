@@ -84,9 +84,15 @@ def _machine(program: Target) -> Iterator[str]:
     yield f"kinds {sorted({d.device_kind for d in devices})}"
     yield f"process {jax.process_index()} of {jax.process_count()}"
     yield f"processor {_processor()}"
-    yield f"switches {sorted(program.platform.switches.items())}"
+    yield f"switches {sorted(_own_switches(program.platform.switches))}"
     yield from (f"{name}={os.environ.get(name, '')}" for name in _ENVIRONMENT)
     yield from jax_settings()
+
+
+def _own_switches(switches: Mapping[str, Any]) -> Iterator[str]:
+    """The compiler's switches but for those that its flags, which are told apart, say too."""
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    return (s for n, v in switches.items() if (s := f"--{n}={str(v).lower()}") not in flags)
 
 
 def jax_settings() -> Iterator[str]:
