@@ -37,7 +37,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 for folder in ("POPXL_CACHE_DIR", "POPART_CACHE_DIR"):
     os.environ.pop(folder, None)
 
-# What is compiled as for users everywhere: the engine.
+# What is compiled as for users, where a test does not say otherwise: the engine.
 OPTIMISED = {"popxl", "popxl_addons", "popart", "popdist", "properties"}
 COMPILE_QUICKLY = "jax_disable_most_optimizations"
 OLD_EMITTERS = "xla_cpu_use_fusion_emitters"  # false: they are quicker; casts to fnuz are wrong
