@@ -9,8 +9,9 @@ copy of the tree that has a probe in front of each; further arguments are pytest
 as the tests. `run` makes each fault in a copy of the tree and runs the tests that reach it, the
 quickest first, until one fails: a few seconds for what the first ones catch, up to `--seconds` of
 tests for the rest. For 200 faults both together should take an hour on 2 cores. It goes on where
-it stopped; `--again` asks all again that were not caught. A map stays valid while the drawn files
-are as they were, whatever else changes; faults in others are `stale`. `undecided` means that tests
+it stopped, and asks again what tests caught that are gone or slow by now; `--again`: all that was
+not caught, too. A map stays valid while the drawn files are as they were, whatever else changes;
+faults in others are `stale`. `undecided` means that tests
 were left to run when the `--seconds` of one fault were used up. What survives is either a gap of
 the tests or no fault at all: `equivalent.txt` lists the latter, each with its reason. Everything is
 kept in `.mutants/`.
@@ -118,17 +119,24 @@ def make_map(folder: Path, options: argparse.Namespace, arguments: list[str]) ->
         return subprocess.run(command, cwd=tree, env=environment, check=False).returncode
 
 
-class Map:
-    """Tests by the faults that they reach, and their seconds."""
+def default_tests() -> set[str]:
+    """Those that there are now."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return {line for line in said.splitlines() if "::" in line}
 
-    def __init__(self, folder: Path):
+
+class Map:
+    """Tests by the faults that they reach, and their seconds; of `tests` alone."""
+
+    def __init__(self, folder: Path, tests: set[str]):
         self.seconds: dict[str, float] = defaultdict(float)
-        failed = set()
+        left_out = set()
         for row in _read(folder / "seconds.jsonl"):
             self.seconds[row["test"]] += row["seconds"]
-            if row["outcome"] != "passed":
-                failed.add(row["test"])
-        for test in failed:
+            if row["outcome"] != "passed" or row["test"] not in tests:
+                left_out.add(row["test"])
+        for test in left_out:
             del self.seconds[test]
         self.of_file = defaultdict(list)
         for test in self.seconds:
@@ -232,9 +240,12 @@ def run(folder: Path, options: argparse.Namespace) -> None:
     # What tests import takes longer than most of them; a fork has it already.
     import jax, torch, transformers  # noqa: E401, F401, I001
 
-    final = ("caught", "equivalent", *(() if options.again else ("survived", "undecided")))
-    known = {row["id"] for row in _last(folder) if row["verdict"] in final}
-    reached = Map(folder)
+    tests = default_tests()
+    final = ("equivalent", *(() if options.again else ("survived", "undecided")))
+    known = {
+        row["id"] for row in _last(folder) if row["verdict"] in final or _caught_by(row) in tests
+    }
+    reached = Map(folder, tests)
     faults = [fault for fault in reached.faults if fault["id"] not in known]
     workers = []
     for i in range(options.workers):
@@ -250,6 +261,11 @@ def run(folder: Path, options: argparse.Namespace) -> None:
         workers.append(pid)
     codes = [os.waitpid(pid, 0)[1] for pid in workers]
     assert not any(codes), "a process failed: see above"
+
+
+def _caught_by(row: dict) -> str:
+    """The test that caught a fault: pytest says "FAILED test - why"."""
+    return row.get("by", "").partition(" ")[2].partition(" - ")[0]
 
 
 def _work(folder: Path, reached: Map, faults: list[dict], options: argparse.Namespace) -> None:
