@@ -277,17 +277,13 @@ def test_mnli_needs_a_network(mistake, trained, tmp_path, monkeypatch):
 
 @pytest.mark.slow  # two starts; data/test_seq2seq.py has a hub that refuses connections
 @pytest.mark.parametrize(
-    ("script", "arguments", "wanted"),
+    ("script", "arguments"),
     [
-        (
-            "run_validation.py",
-            (*VALIDATION, "--load", "{trained}", "--out", "{folder}"),
-            "glue/mnli",
-        ),
-        ("run_finetuning.py", (*TRAINING, "--run-dir", "{folder}"), "tokenizer"),
+        ("run_validation.py", (*VALIDATION, "--load", "{trained}", "--out", "{folder}")),
+        ("run_finetuning.py", (*TRAINING, "--run-dir", "{folder}")),
     ],
 )
-def test_a_hub_that_is_not_reached_is_one_sentence(script, arguments, wanted, trained, tmp_path):
+def test_a_hub_that_is_not_reached_is_one_sentence(script, arguments, trained, tmp_path):
     names = {"trained": trained, "folder": tmp_path}
     done = process(
         script, *(text.format(**names) for text in arguments), "--dataset", "mnli",
@@ -296,7 +292,7 @@ def test_a_hub_that_is_not_reached_is_one_sentence(script, arguments, wanted, tr
     )  # fmt: skip
     assert done.returncode == 2
     said = sentence(done.stderr)
-    assert wanted in said
+    assert "cannot get data set glue/mnli" in said
     assert "Hugging Face hub (not reachable): connect to the network" in said
 
 
