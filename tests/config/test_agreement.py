@@ -78,6 +78,7 @@ cases = {
     "row": lambda: read([Example("a", "b" * (1 + index))]),
     "tokenizer": lambda: read([Example("a", "b")], "x"),
     "shared": lambda: check_shared(folder / "one"),
+    "shared, and there": lambda: check_shared(folder / "one"),
     "not shared": lambda: check_shared(folder / str(index)),
     "sources": sources,
     "program": program,
@@ -124,7 +125,8 @@ def test_what_differs_is_named(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert {name for name, text in found.items() if text is None} == {"alike", "shared"}
+    agreed = {name for name, text in found.items() if text is None}
+    assert agreed == {"alike", "shared", "shared, and there"}
     for name, pattern in SAID.items():
         assert re.search(pattern, found[name]), (name, found[name])
         assert len(found[name]) < 300

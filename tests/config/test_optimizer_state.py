@@ -26,6 +26,11 @@ def taken(optimizer: Optimizer, shape: tuple[int, ...], kept: Slot | None) -> di
     return {name: (f.shape, f.dtype.name) for name, f in facts.to_dict().items()}
 
 
+@pytest.mark.parametrize("dtype", get_type_hints(Slot)["dtype"].__args__)
+def test_the_size_of_an_element_is_that_of_its_type(dtype: str) -> None:
+    assert Slot("moment", dtype=dtype).itemsize == popxl.dtype.from_name(dtype).itemsize
+
+
 def test_the_registry_has_every_choice_of_the_configuration() -> None:
     assert set(get_type_hints(Optimizer)["name"].__args__) == set(OPTIMIZERS)
 
