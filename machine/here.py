@@ -53,8 +53,9 @@ def as_tabled(desc: DeviceDesc) -> Machine:
     kind, here = hardware.device_kinds(desc, 1)[0], hardware.platform(desc)
     described = machine_of_kind(kind)
     if described is None:
-        like, title = ("laptop", kind) if here == "cpu" else ("h100", f"{kind}, rated as an H100")
-        described = replace(machine(like), title=title)
+        like = machine("laptop" if here == "cpu" else "h100")
+        at_rates = "" if here == "cpu" else ", at the rates of an H100"
+        described = replace(like, title=f"{kind}{at_rates}")
     memory = popxl.plan.device_memory(desc, 1)
     if memory is not None:
         described = described.with_room(memory)
