@@ -99,13 +99,13 @@ def check_memory(
     needs = {"remote buffers": (stored.remote - borrowed_bytes(ir, lender_bytes)) * replicas}
     if lender_bytes:
         needs["the other program"] = lender_bytes
-    available = host_memory() if room is None else room
+    available = room
+    if room is None and (free := host_memory()) is not None:
+        available = free if device is None else int(hardware.MAX_PINNED * free)
     if device is None:  # devices share the host's memory
         needs["the devices' variables"] = (stored.variables + stored.streams) * replicas
     if available is not None:
-        if device is not None:
-            available = int(hardware.MAX_PINNED * available)
-        elif sum(needs.values()) * _FAR > available:
+        if device is None and sum(needs.values()) * _FAR > available:
             needs["intermediate values"] = popxl.plan.plan_of(ir).temporaries * replicas
         compare("host", needs, available)
     if device is not None:

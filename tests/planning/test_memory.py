@@ -76,6 +76,20 @@ def test_what_is_free_is_less_than_what_the_machine_has() -> None:
     assert 10**6 < free < 2**50
 
 
+def test_entries_of_a_gpu_leave_the_host_some_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the pool that they live in does; what a limit allows, they may take."""
+    config = preset("gptj_tiny")
+    ir = finetuning_needs(config).traced.ir
+    needed = popxl.plan.storage_of(ir).remote
+    monkeypatch.setattr(popxl.plan, "device_memory", lambda *_: 10**15)
+    monkeypatch.setattr(machine.memory, "host_memory", lambda: needed)
+    with pytest.raises(NotEnoughMemoryError):
+        machine.memory.check_memory(ir, "cpu")
+    machine.memory.check_memory(ir, "cpu", room=needed)
+    monkeypatch.setattr(machine.memory, "host_memory", lambda: int(needed / 0.95) + 2)
+    machine.memory.check_memory(ir, "cpu")
+
+
 def test_the_disk_that_a_message_names_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """And generation uses it, too: weights that do not fit are streamed."""
     config = preset("gptj_tiny", model=WIDE, execution={"device": "cpu"})
