@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).parent
-ROOT = TESTS.parent
-PYTHON_PATH = os.pathsep.join(map(str, (ROOT, ROOT / "runtime/src", TESTS / "without_torch")))
+ROOT = Path(__file__).parents[1]
+WITHOUT_TORCH = ROOT / "tests" / "without_torch"
+PYTHON_PATH = os.pathsep.join(map(str, (ROOT, ROOT / "runtime/src", WITHOUT_TORCH)))
 """What processes import that are as those of users: this project, and no torch."""
 
 _SECONDS = 10.0  # for a launcher to end the processes that it has started

@@ -15,6 +15,7 @@ import pytest
 
 from modelling.spec import ModelFamily
 from run.records.metrics import read_metrics
+from tests.children import WITHOUT_TORCH
 
 ROOT = Path(__file__).parents[2]
 TOY = Path(__file__).parent / "toy_family"
@@ -108,14 +109,14 @@ def test_the_scripts_train_save_and_validate_the_toy(application):
     """`--config toy_tiny` is all it takes."""
     root, _ = application
     commands = (
-        "import sys; sys.modules['torch'] = None; "  # which transformers would load
         "import run_finetuning, run_validation; "
         "common, few = ['--device', 'cpu'], ['--evaluation.samples', '400']; "
         "preset = ['--config', 'toy_tiny', '--save', 'saved', '--run-dir', 'run']; "
         "assert run_finetuning.main([*common, *preset]) == 0; "
         "assert run_validation.main([*common, *few, '--load', 'saved', '--out', 'run']) == 0"
     )
-    environment = os.environ | {"PYTHONPATH": f"{root}{os.pathsep}{ROOT / 'runtime' / 'src'}"}
+    path = os.pathsep.join(map(str, (root, ROOT / "runtime/src", WITHOUT_TORCH)))
+    environment = os.environ | {"PYTHONPATH": path}
     done = subprocess.run(
         [sys.executable, "-c", commands],
         cwd=root,
