@@ -11,10 +11,9 @@ quickest first, until one fails: a few seconds for what the first ones catch, up
 tests for the rest. For 200 faults both together should take an hour on 2 cores. It goes on where
 it stopped, and asks again what tests caught that are gone or slow by now; `--again`: all that was
 not caught, too. A map stays valid while the drawn files are as they were, whatever else changes;
-faults in others are `stale`. `undecided` means that tests
-were left to run when the `--seconds` of one fault were used up. What survives is either a gap of
-the tests or no fault at all: `equivalent.txt` lists the latter, each with its reason. Everything is
-kept in `.mutants/`.
+faults in others are `stale`. `undecided` means that tests were left to run when the `--seconds` of
+one fault were used up. What survives is either a gap of the tests or no fault at all:
+`equivalent.txt` lists the latter, each with its reason. Everything is kept in `.mutants/`.
 """
 
 from __future__ import annotations

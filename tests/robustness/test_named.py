@@ -21,7 +21,7 @@ from safetensors.numpy import load_file, save_file
 
 import run_finetuning
 import run_validation
-from checkpoints import CheckpointError, CheckpointStore
+from checkpoints import CheckpointError, CheckpointStore, save_retry
 from config.errors import ConfigError, Notice, UserError
 from config.gptj import GPTJConfig
 from config.presets import load_config, preset_data
@@ -138,6 +138,7 @@ sys.exit(main())
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 2
+    assert save_retry.PAUSES == (1.0, 4.0, 10.0)
     *retries, error = done.stderr.splitlines()
     assert error.startswith(f"error: cannot save step 2 in {tmp_path}: ")
     assert [line.split("; ")[-1] for line in retries] == [
