@@ -145,13 +145,14 @@ MAX_PINNED = 0.95
 """Of the host's free memory, what programs of a GPU may keep entries in."""
 
 _PATIENCE = "xla_cpu_collective_call_terminate_timeout_seconds"
+_PINNED = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
 _FRACTION, _OLD_FRACTION = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
 
 
 def prepare_environment() -> None:
     """Settings XLA reads once, when a backend starts. Values the user has set stay."""
-    # By default 64; ours holds the whole model state.
-    os.environ.setdefault("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", str(_pinned_gb()))
+    if _PINNED not in os.environ:  # by default it is 64; ours holds the whole model state
+        os.environ[_PINNED] = str(_pinned_gb())
     if _FRACTION not in os.environ and _OLD_FRACTION not in os.environ:
         os.environ[_FRACTION] = str(MEMORY_FRACTION)  # by default it is 0.75
     # Replicas of a large layer on few processors may reach a collective minutes apart. XLA would
