@@ -40,7 +40,10 @@ for folder in ("POPXL_CACHE_DIR", "POPART_CACHE_DIR"):
 # What is compiled as for users, where a test does not say otherwise: the engine.
 OPTIMISED = {"popxl", "popxl_addons", "popart", "popdist", "properties"}
 COMPILE_QUICKLY = "jax_disable_most_optimizations"
-OLD_EMITTERS = "xla_cpu_use_fusion_emitters"  # false: they are quicker; casts to fnuz are wrong
+QUICKER: dict[str, bool | int] = {
+    "xla_cpu_use_fusion_emitters": False,  # the old ones; casts to fnuz are wrong
+    "xla_cpu_parallel_codegen_split_count": 1,  # each part is a module of LLVM's
+}
 KNOWN = 200  # executables that are kept for other tests; each takes some of a process's mappings
 
 
@@ -61,11 +64,12 @@ def compile_quickly(quickly: bool) -> None:
 
     jax.config.update(COMPILE_QUICKLY, quickly)
     os.environ[COMPILE_QUICKLY.upper()] = str(int(quickly))
-    cpu.SWITCHES.pop(OLD_EMITTERS, None)
     os.environ["XLA_FLAGS"] = xla_flags()
-    if quickly:
-        cpu.SWITCHES[OLD_EMITTERS] = False
-        os.environ["XLA_FLAGS"] += f" --{OLD_EMITTERS}=false"
+    for name, value in QUICKER.items():
+        cpu.SWITCHES.pop(name, None)
+        if quickly:
+            cpu.SWITCHES[name] = value
+            os.environ["XLA_FLAGS"] += f" --{name}={str(value).lower()}"
 
 
 @cache

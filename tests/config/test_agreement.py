@@ -20,6 +20,7 @@ from types import SimpleNamespace
 import numpy as np
 import popdist
 popdist.init()
+from checkpoints import folders
 from checkpoints.folders import check_shared
 from config import agreement
 from config.agreement import agree, agree_on_run
@@ -32,6 +33,7 @@ from data.texts import Corpus, Example
 from run.answers import generate
 
 index, folder = popdist.getInstanceIndex(), Path(sys.argv[1])
+folders._SEEN = 0.5
 data = preset_data("finetuning", "tiny")
 
 def run(changes):
