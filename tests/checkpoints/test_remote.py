@@ -122,16 +122,21 @@ def test_a_step_that_goes_on_disk_while_it_is_copied(run, address, tmp_path, mon
     check(tmp_path / "new", 10)
 
 
+def damage(there: RemoteRun, step: Path, file: str) -> None:
+    """Flip a bit of a step there, and of its original."""
+    flip_in(step / file)
+    with (
+        (step / file).open("rb") as damaged,
+        there._store.open(str(there._root / step.name / file), "wb") as copy,
+    ):
+        copy.write(damaged.read())
+
+
 @pytest.mark.parametrize("file", ["tensors-00001.safetensors", "manifest.json"])
 def test_a_damaged_step_is_left_out(run, address, tmp_path, file):
     newest = run.path / "000002-step-30"
     there = put(run, address)
-    flip_in(newest / file)
-    with (
-        (newest / file).open("rb") as damaged,
-        there._store.open(str(there._root / newest.name / file), "wb") as copy,
-    ):
-        copy.write(damaged.read())
+    damage(there, newest, file)
     with pytest.warns(CheckpointWarning, match=r"step 30 in .* is damaged .* using one before"):
         there.fetch(tmp_path / "new")
     check(tmp_path / "new", 20)
@@ -175,6 +180,15 @@ def test_a_mirror_that_is_ahead_is_taken(run, address, tmp_path):
     save(here, 40)
     assert restore(str(here), address) is None
     check(here, 40)
+
+
+def test_a_mirror_whose_further_steps_are_damaged_is_not_taken(run, address, tmp_path):
+    there, here = put(run, address), tmp_path / "here"
+    damage(there, run.path / "000002-step-30", "manifest.json")
+    save(here, 10, 20)
+    with pytest.warns(CheckpointWarning, match="step 30 in .* is damaged"):
+        assert restore(str(here), address) is None
+    check(here, 20)
 
 
 @pytest.mark.parametrize(

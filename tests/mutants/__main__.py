@@ -150,12 +150,12 @@ class Map:
     def tests(self, fault: dict) -> list[str]:
         """Tests that reach a fault. Those that are named after its file come first, and then the
         quickest. The other tests of their files follow: what a file computes once and keeps counts
-        for whoever asked first."""
+        for whoever asked first. So do those of the fault's room: a process that ends at once, or
+        has an environment of its own, does not say what it ran."""
         file, reach = Path(fault["file"].removeprefix("runtime/src/")), self.reach[fault["id"]]
-        if not reach:  # or in a process that ended at once, without a word of what it ran
-            room = f"{(Path('tests') / file.parent).as_posix()}/"
-            reach = {test for test in self.seconds if test.startswith(room)}
+        room = f"{(Path('tests') / file.parent).as_posix()}/"
         files = {test.partition("::")[0] for test in reach}
+        files.update(name for name in self.of_file if name.startswith(room))
         others = {test for name in files for test in self.of_file[name]} - reach
         named = f"test_{file.stem.strip('_')}"
         functions = {test.partition("[")[0] for test in reach}

@@ -5,11 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import popxl
+from config.machines import machines
+from config.presets import load_config
+from config.t5 import T5Config
 from machine.placement import PROCESS, WINDOWS, spill
+from planning.residence import fits_some_way
 from tests.popxl.on_disk import ROWS, SIZE, program
 
 ENTRY = 4 * SIZE
@@ -63,6 +69,22 @@ def test_a_simulated_run_waits_for_the_disk(apart: bool) -> None:
     assert busy <= found.seconds <= busy + without + 1e-3
     for one, other in pairwise(of_disk):
         assert one.end <= other.start + 1e-9
+
+
+def test_entries_need_room_wherever_they_are() -> None:
+    traced = popxl.plan.trace(program(2)[0])
+    stored = traced.storage()
+    assert stored.remote > 0 < stored.disk
+    candidates: Any = SimpleNamespace(get=lambda: (None, traced))
+    one = load_config(T5Config, "finetuning", "tiny").changed({"execution.data_parallel": 1})
+
+    def fits(nbytes: int) -> bool:
+        """Half of them on the device."""
+        half = machines()["h200"].with_room(nbytes / 2)
+        return fits_some_way(candidates, one, replace(half, host_memory=nbytes / 2, devices=1))
+
+    entries = 2 * ROWS * ENTRY
+    assert (fits(entries), fits(entries - 4)) == (True, False)
 
 
 def test_a_simulated_run_reads_while_it_computes() -> None:

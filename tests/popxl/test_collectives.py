@@ -382,7 +382,7 @@ def test_all_reduce_among_virtual_devices(op, reduces, gradient_reduces):
         with popxl.ipu(1):
             b = b * 1.0
         outs = op([a, b])
-        assert [t.ipu for t in outs] == [0, 1]
+        assert [t.ipu for t in (a, b, *outs)] == [0, 1, 0, 1]
         return outs
 
     def build(a, b, da, db):
