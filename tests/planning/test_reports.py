@@ -157,6 +157,10 @@ def test_the_plan_names_the_phases(capsys: pytest.CaptureFixture[str]) -> None:
     assert "0.9 M parameters in float32" in text
     assert "batch        64 = 64 micro × 1 accumulation × 1 dp" in text
     assert "devices      1 = 1 dp × 1 tp, on a laptop, 2 CPU cores\n" in text
+    found = re.search(r"state +(\S+) MB.*\nbuffers +(\S+) MB: the state and (\S+) MB", text)
+    assert found
+    state, buffers, others = map(float, found.groups())
+    assert state + others == pytest.approx(buffers, abs=0.2)
     for row in ("inputs", "the rest"):
         assert re.search(f"^{row}: .", text, re.MULTILINE), f"{row} is not explained"
 

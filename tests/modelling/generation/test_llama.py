@@ -51,13 +51,14 @@ def reference(kind: str) -> tuple[Any, dict[str, np.ndarray], np.ndarray, np.nda
     return model, weights_of(model), words, mask
 
 
-def config_of(kind: str, tp: int, weights: str, **model: Any) -> LlamaConfig:
+def config_of(kind: str, tp: int, weights: str, groups: int = 1, **model: Any) -> LlamaConfig:
     """With the weights on the device ("resident"), or "streamed" in three micro-batches, the last
-    of which is not full."""
+    of which is not full; experts come in so many groups."""
     theirs, batch = reference(kind)[0].config, PROMPTS if weights == "resident" else 5
     config = our_config(theirs, 1, tp, micro_batch=batch, eval=True, **model)
     generation = replace(config.generation, weights=weights, micro_batches=3)
-    return replace(config, generation=generation)
+    execution = replace(config.execution, expert_groups=groups)
+    return replace(config, generation=generation, execution=execution)
 
 
 def ours(
@@ -76,21 +77,26 @@ def ours(
         return made.generate(words, mask)
 
 
-def check_greedy(kind: str, tp: int, where: str = "resident") -> None:
+def check_greedy(kind: str, tp: int, where: str = "resident", groups: int = 1) -> None:
     model, _, words, mask = reference(kind)
     expected = hf_greedy(model, words, mask, POSITIONS, PAD)
     assert len({tuple(row) for row in expected}) > PROMPTS / 2
-    np.testing.assert_array_equal(ours(kind, tp, None, where), expected)
+    np.testing.assert_array_equal(ours(kind, tp, None, where, groups=groups), expected)
 
 
 @pytest.mark.parametrize(
-    ("kind", "tp", "where"),
-    [("llama", 4, "resident"), ("olmoe", 2, "streamed"), slow("gemma3_text", 2, "streamed")],
+    ("kind", "tp", "where", "groups"),
+    [
+        ("llama", 4, "resident", 1),
+        ("qwen3_moe", 2, "streamed", 2),
+        *(slow("gemma3_text", 2, "streamed", 1), slow("olmoe", 2, "streamed", 1)),
+        *(slow("gpt_oss", 1, "resident", 2), slow("qwen3_moe", 1, "streamed", 4)),
+    ],
 )
-def test_greedy_tokens_are_hugging_faces(kind: str, tp: int, where: str) -> None:
+def test_greedy_tokens_are_hugging_faces(kind: str, tp: int, where: str, groups: int) -> None:
     """With four devices to two heads of keys; with windows that end in the prompt, and move on
     while writing, as `test_piecewise` has them on one device."""
-    check_greedy(kind, tp, where)
+    check_greedy(kind, tp, where, groups)
 
 
 @pytest.mark.slow

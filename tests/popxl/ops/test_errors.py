@@ -37,6 +37,8 @@ WRONG: list[tuple[str, tuple[popxl.TensorSpec, ...], Callable[..., Any], str]] =
     ("slice lists", (A,), lambda t: ops.slice(t, [0, 1], [1]), "slice:.*start has 2, stop has 1"),
     ("slice step", (A,), lambda t: ops.slice(t, step=0), "slice: step 0"),
     ("slice axis", (A,), lambda t: ops.slice(t, 0, 1, axis=2), "slice: axis 2"),
+    ("levels", (A,), lambda t: ops.histogram(t, [1.0, 0.0], False), "levels .* must increase"),
+    ("no level", (A,), lambda t: ops.histogram(t, [np.nan], False), "levels .* must increase"),
     ("strides", (A,), lambda t: ops.subsample(t, [2, 1, 1]), "subsample: strides"),
     ("bool index", (A,), lambda t: t[True], "cannot be indexed with True"),
     ("text index", (A,), lambda t: t["a"], "cannot be indexed with 'a'"),
