@@ -11,7 +11,7 @@ import pytest
 
 from checkpoints import CheckpointError, CheckpointStore, CheckpointWarning, load_checkpoint
 from checkpoints import remote as remote_module
-from checkpoints.remote import RemoteRun, fetched, local_save, restore
+from checkpoints.remote import RemoteRun, fetched, local_save, restore, restore_from_mirror
 from files.run_folder import RunFolder
 from tests.run.saved import flip_in
 
@@ -180,6 +180,15 @@ def test_a_mirror_that_is_ahead_is_taken(run, address, tmp_path):
     save(here, 40)
     assert restore(str(here), address) is None
     check(here, 40)
+
+
+def test_a_run_begins_with_what_its_mirror_has(run, address, tmp_path, capsys):
+    put(run, address)
+    restore_from_mirror(str(tmp_path / "here"), address)
+    assert capsys.readouterr().err == f"000002-step-30 came from {address}\n"
+    check(tmp_path / "here", 30)
+    with pytest.raises(CheckpointError, match="cannot copy to or from nosuch://a"):
+        restore_from_mirror(str(tmp_path / "there"), "nosuch://a")
 
 
 def test_a_mirror_whose_further_steps_are_damaged_is_not_taken(run, address, tmp_path):

@@ -31,8 +31,9 @@ def in_few_bits(weight: np.ndarray, size: int, bits: int) -> np.ndarray:
 
 
 def is_quantised(name: str, weight: np.ndarray) -> bool:
-    """By Hugging Face's names: the linear layers but the head's."""
-    others = ("wte", "shared", "embed_tokens", "lm_head", "relative_attention_bias")
+    """By Hugging Face's names: the linear layers but the head's and those that choose experts."""
+    others = ("wte", "shared.", "embed_tokens", "lm_head", "relative_attention_bias")
+    others += ("router", "mlp.gate.", "shared_expert_gate")
     return weight.ndim == 2 and not any(other in name for other in others)
 
 
