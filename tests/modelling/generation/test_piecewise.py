@@ -23,6 +23,8 @@ def one_by_one(strategy: Strategy, tp: int, where: str) -> list[list[np.ndarray]
     config = replace(config, execution=replace(config.execution, micro_batch_size=1))
     with Inference(config, family_of(config), strategy, piecewise=True) as model:
         model.write(weight_table(config).renamed(weights))
+        with pytest.raises(ValueError, match="mask has shape"):
+            next(model.written(words[:1], mask[:1, :-1]))
         return [[*model.written(words[i : i + 1], mask[i : i + 1])] for i in range(2)]
 
 
