@@ -57,6 +57,8 @@ def return_blocks() -> None:
 def check_least(config: RunConfig) -> None:
     """Check lower bounds against the host's memory, before anything is built.
 
+    Devices with memory of their own may hold a part, if `execution.placement` lets them.
+
     Raises:
         NotEnoughMemoryError: they do not.
         ConfigError: more virtual devices than a host can start.
@@ -71,6 +73,9 @@ def check_least(config: RunConfig) -> None:
     available, instances = host_memory(), popdist.getNumInstances()
     if available is not None:
         own = {what: n // instances for what, n in config.min_bytes().items()}
+        if e.placement == "auto" and devices.platform(config) != "cpu":
+            device = popxl.plan.device_memory(platform, config.replicas, instances) or 0
+            own["less what devices hold"] = -device * (config.replicas // instances)
         if e.disk is None:
             compare("host", own, available, max(sum(own.values()) - available, 0))
         else:

@@ -1,0 +1,33 @@
+"""What is checked against memory before anything is built."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import machine.memory
+from machine.memory import NotEnoughMemoryError, check_least
+from tests.planning.presets import preset
+
+DEVICE = 10**5
+
+
+@pytest.mark.parametrize(
+    ("placement", "replicas", "held"), [("auto", 1, 1), ("auto", 2, 2), ("host", 1, 0)]
+)
+def test_devices_hold_what_the_host_cannot(
+    placement: str, replicas: int, held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """XXL's state is larger than the host memory of many machines with one large GPU."""
+    execution: dict[str, Any] = {"placement": placement, "data_parallel": replicas}
+    config = preset("tiny", execution=execution)
+    least = sum(config.min_bytes().values()) - held * DEVICE
+    monkeypatch.setattr(machine.memory.devices, "platform", lambda config: "gpu")
+    monkeypatch.setattr(machine.memory.popxl.plan, "device_memory", lambda *_: DEVICE)
+    monkeypatch.setattr(machine.memory, "host_memory", lambda: least)
+    check_least(config)
+    monkeypatch.setattr(machine.memory, "host_memory", lambda: least - 1)
+    with pytest.raises(NotEnoughMemoryError) as error:
+        check_least(config)
+    assert (error.value.place, error.value.needed) == ("host", least)
