@@ -20,7 +20,11 @@ def test_devices_hold_what_the_host_cannot(
     placement: str, replicas: int, held: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """XXL's state is larger than the host memory of many machines with one large GPU."""
-    execution: dict[str, Any] = {"placement": placement, "data_parallel": replicas}
+    execution: dict[str, Any] = {
+        "placement": placement,
+        "data_parallel": replicas,
+        "micro_batch_size": 16,
+    }
     config = preset("tiny", execution=execution)
     least = sum(config.min_bytes().values()) - held * DEVICE
     monkeypatch.setattr(machine.memory.devices, "platform", lambda config: "gpu")
