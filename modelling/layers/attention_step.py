@@ -43,10 +43,16 @@ class AttentionStep(addons.Module):
     scaled, as T5's, need it.
     """
 
-    def __init__(self, dropout: Dropout, scores: Scores, fused: bool | None = None) -> None:
-        """Args: `dropout`: of the probabilities; `fused`: see `popxl.ops.attention`."""
+    def __init__(
+        self,
+        dropout: Dropout,
+        scores: Scores,
+        fused: bool | None = None,
+        stretches: int | None = None,
+    ) -> None:
+        """Args: `dropout`: of the probabilities; others: see `popxl.ops.attention`."""
         super().__init__()
-        self.fused = fused
+        self.fused, self.stretches = fused, stretches
         self.dropout = dropout
         self.scores = scores
 
@@ -82,6 +88,7 @@ class AttentionStep(addons.Module):
             cap=scores.cap,
             positions=at,
             segments=texts,
+            stretches=None if texts is None else self.stretches,
             lengths=lengths,
             sinks=sinks,
             fused=self.fused,

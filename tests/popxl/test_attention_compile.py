@@ -20,6 +20,7 @@ from tests.popxl.h100 import compiled_for_an_h100, needs_the_compiler
 
 HEADS, TOKENS, FEATURES = 8, 512, 64
 PLAIN = Settings(1.0, 0, 0.0, False, None, None, False, False, False)
+STRETCHES = PLAIN._replace(causal=True, segments=True, stretches=5, window=128)
 CASES = {  # settings, heads of keys, shapes of biases, of places and lengths; "... 256": of a head
     "T5": (PLAIN._replace(biases=1, lengths=True), HEADS, [(1, HEADS, TOKENS, TOKENS)], [(4,)]),
     "GPT-J": (PLAIN._replace(causal=True), HEADS, [], []),
@@ -27,6 +28,8 @@ CASES = {  # settings, heads of keys, shapes of biases, of places and lengths; "
     "causal 256": (PLAIN._replace(causal=True), HEADS, [], []),
     "packed 256": (PLAIN._replace(causal=True, segments=True), HEADS, [], [(4, TOKENS)] * 2),
     "packed": (PLAIN._replace(causal=True, segments=True), 2, [], [(4, TOKENS)] * 2),
+    "stretches": (STRETCHES, 2, [], [(4, TOKENS)] * 2),
+    "long": (PLAIN._replace(causal=True), 2, [], []),
 }
 REFUSED = {
     "dropout": PLAIN._replace(p=0.1),
@@ -61,7 +64,8 @@ def lowered(name: str) -> jax.stages.Lowered:
     plain = REFUSED.get(name, PLAIN), HEADS, [], [(2,)] if name == "dropout" else []
     settings, groups, biases, others = CASES.get(name, plain)
     features = 256 if name.endswith("256") else FEATURES
-    shapes = [(4, heads, TOKENS, features) for heads in (HEADS, HEADS, groups, groups)]
+    tokens = 2**14 if name == "long" else TOKENS
+    shapes = [(4, heads, tokens, features) for heads in (HEADS, HEADS, groups, groups)]
     specs = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in shapes]
     specs += [jax.ShapeDtypeStruct(s, jnp.float32) for s in biases]
     kind = jnp.uint32 if name == "dropout" else jnp.int32
@@ -85,6 +89,9 @@ def test_attention_is_one_kernel_each_way_on_an_h100():
         "GPT-J": "fmhaSoftmax,fmhaSoftmaxBackward",
         "grouped, window": "fmhaSoftmax,fmhaSoftmaxBackward",
         "packed": biased,
+        "stretches": "fmhaSoftmax,fmhaSoftmaxBackward",
+        # 17 GB of the scores' gradients, 4 at a time.
+        "long": ",".join(["fmhaSoftmax"] * 4 + ["fmhaSoftmaxBackward"] * 4),
         "causal 256": "fmhaSoftmax,fmhaSoftmaxBackward",
         "packed 256": biased,
         "dropout": "",

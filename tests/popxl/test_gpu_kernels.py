@@ -71,7 +71,7 @@ def test_where_jax_refuses_the_device_at_hand_a_loop_stands_in(monkeypatch):
     rng = np.random.default_rng(0)
     q, k, v = (jnp.asarray(rng.standard_normal(SHAPE), jnp.bfloat16) for _ in range(3))
     expected = FORWARD(q, k, v, **ATTRS)
-    monkeypatch.setattr(fused_attention, "_cudnn_is_installed", lambda: True)
+    monkeypatch.setattr(fused_attention, "is_installed", lambda: True)
     monkeypatch.setattr(fused_attention, "attention_kernel", refuses)
     with tracing_for("gpu 9.0"):
         found = FORWARD(q, k, v, **ATTRS)

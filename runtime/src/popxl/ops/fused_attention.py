@@ -1,13 +1,12 @@
 """Attention whose scores never exist as a whole.
 
-On NVIDIA GPUs it is cuDNN's kernel, with biases and their gradients; elsewhere, and for what the
-kernel does not compute, a loop over tiles of the queries. Either way the gradient computes the
-scores again, from queries and keys (Dao et al., FlashAttention, arXiv:2205.14135).
+On NVIDIA GPUs it is cuDNN's kernel (`popxl.ops._cudnn`); elsewhere, and for what that does not
+compute, a loop over tiles of the queries. Either way the gradient computes the scores again, from
+queries and keys (Dao et al., FlashAttention, arXiv:2205.14135).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -24,11 +23,9 @@ from popxl.ops._attention import (
     attention_of,
     check_inputs,
     sorted_inputs,
-    visible,
 )
+from popxl.ops._cudnn import attention_grads_kernel, attention_kernel, is_installed, is_kernel, told
 from popxl.ops._emit import emit
-from popxl.ops._folds import traced_capability, traced_for
-from popxl.ops._kernels import KERNELS, Shapes
 from popxl.tensor import Tensor
 
 TILE = 128
@@ -149,146 +146,48 @@ def _sum_to(ds: Any, shape: tuple[int, ...]) -> Any:
     return ds.astype(jnp.float32).sum(axes, keepdims=True).reshape(shape)
 
 
-# ---- cuDNN --------------------------------------------------------------------------------------
-def _is_kernel(q: Any, k: Any, rest: Sequence[Any], settings: Settings) -> bool:
-    """Whether cuDNN computes this, on the platform that is traced for.
-
-    It has no float32, no caps, no sinks and, since its random numbers are its own, no dropout of
-    ours. A bias of each sample and head would be as large as the scores.
-    """
-    shapes = (q.shape[-2], k.shape[-2])
-    biases = [jnp.broadcast_shapes(b.shape, (1, 1, *shapes)) for b in _added(q, k, rest, settings)]
-    batch, heads = (max((b[axis] for b in biases), default=1) for axis in (0, 1))
-    return (
-        traced_for() in ("gpu", "cuda")
-        and q.ndim == 4
-        and q.dtype in (jnp.bfloat16, jnp.float16)
-        and q.shape[-1] % 8 == 0
-        and q.shape[-1] <= _largest_head()
-        and (not biases or all(n % 2 == 0 for n in shapes))
-        and min(batch, heads) == 1
-        and settings.cap is None
-        and not settings.sinks
-        and not settings.p
-    )
-
-
-def _largest_head() -> int:
-    """Most features of a head that cuDNN's kernel takes forwards and backwards: none before Ampere,
-    and 256 on Hopper alone."""
-    capability = traced_capability()
-    if 0 < capability < 8:
-        return 0
-    return 256 if 9 <= capability < 10 else 128
-
-
-def _added(q: Any, k: Any, rest: Sequence[Any], settings: Settings) -> list[Any]:
-    """What the kernel adds to the scores: biases, and a mask of positions and segments."""
-    others = sorted_inputs(rest, settings)
-    if not (settings.positions or settings.segments):
-        return others.biases
-    seen = visible(q.shape[-2], k.shape[-2], others, settings._replace(lengths=False))
-    # As cuDNN's own masks: the difference of two such numbers is finite in both 16-bit types.
-    low = -(2.0**15) if q.dtype == jnp.float16 else -(2.0**41)
-    return [*others.biases, jnp.where(seen, 0.0, low)]
-
-
-def _cudnn(q: Any, k: Any, v: Any, *rest: Any, settings: Settings) -> Any:
-    added = _added(q, k, rest, settings)
-    bias = sum(b.reshape((1,) * (4 - b.ndim) + b.shape) for b in added) if added else None
-    if bias is not None:
-        shape = (*bias.shape[:2], q.shape[-2], k.shape[-2])
-        bias = jnp.broadcast_to(bias, shape).astype(q.dtype)
-    in_mask = settings.positions or settings.segments
-    back = None if settings.window is None or in_mask else (settings.window - 1, 0)
-    lengths = sorted_inputs(rest, settings).lengths
-    out = jax.nn.dot_product_attention(
-        *(jnp.swapaxes(t, 1, 2) for t in (q, k, v)),
-        bias=bias,
-        scale=settings.scale,
-        is_causal=settings.causal and not in_mask,
-        key_value_seq_lengths=lengths[0] if lengths else None,
-        local_window_size=back,
-        implementation="cudnn",
-    )
-    return jnp.swapaxes(out, 1, 2)
-
-
-def attention_kernel(q: Any, k: Any, v: Any, *rest: Any, settings: Settings) -> Any:
-    # In the form that a gradient asks for: where both are in one program, they are one call.
-    biases, fixed = rest[: settings.biases], rest[settings.biases :]
-    return jax.vjp(lambda *floats: _cudnn(*floats, *fixed, settings=settings), q, k, v, *biases)[0]
-
-
-def attention_grads_kernel(
-    dy: Any, q: Any, k: Any, v: Any, out: Any, *rest: Any, settings: Settings
-) -> tuple[Any, ...]:
-    biases, fixed = rest[: settings.biases], rest[settings.biases :]
-    _, pullback = jax.vjp(
-        lambda *floats: _cudnn(*floats, *fixed, settings=settings), q, k, v, *biases
-    )
-    return pullback(dy)
-
-
-def _cudnn_is_installed() -> bool:
-    from jax._src.cudnn import fused_attention_stablehlo as cudnn
-
-    return cudnn.cuda_versions is not None
-
-
 # ---- the op -------------------------------------------------------------------------------------
-CAUSAL = "_causal"
-"""Ends the names of kernels that leave out the half of the scores that no query sees."""
-
-
-def _flops(shapes: Shapes) -> int:
-    """FLOPs of the forward pass: two products."""
-    q, _, v = shapes[:3]
-    return 2 * math.prod(q[:-1]) * v[-2] * (q[-1] + v[-1])
-
-
-def _grads_flops(shapes: Shapes) -> int:
-    """FLOPs of the gradients: five products, the scores again and two for each forward one."""
-    _, q, _, v = shapes[:4]
-    return 2 * math.prod(q[:-1]) * v[-2] * (3 * q[-1] + 2 * v[-1])
-
-
-KERNELS[attention_kernel.__name__] = _flops
-KERNELS[attention_grads_kernel.__name__] = _grads_flops
-KERNELS[attention_kernel.__name__ + CAUSAL] = lambda shapes: _flops(shapes) // 2
-KERNELS[attention_grads_kernel.__name__ + CAUSAL] = lambda shapes: _grads_flops(shapes) // 2
-
-
-def _one_of(kernel: Callable[..., Any], tiles: Callable[..., Any], settings: Settings) -> Any:
+def _either(
+    kernel: Callable[..., Any], tiles: Callable[..., Any], settings: Settings, *inputs: Any
+) -> Any:
     """`kernel`, under its name in what JAX traces; `tiles`, where JAX refuses it, which asks the
     device at hand and its cuDNN, and a plan may be for another machine.
+
+    Args:
+        inputs: the op's, from q on for the forward pass, else from the output's gradient on.
     """
+    forward = kernel is attention_kernel
+    q, k, rest = (*inputs[:2], inputs[3:]) if forward else (*inputs[1:3], inputs[5:])
+    if not is_kernel(q, k, rest, settings):
+        return tiles(*inputs, settings=settings)
+    end, besides = told(q, rest, settings)
 
     def named(*args: Any) -> Any:
-        if _cudnn_is_installed():
+        if is_installed():
             with suppress(NotImplementedError):
                 return kernel(*args, settings=settings)
-        return tiles(*args, settings=settings)
+        return tiles(*args[: len(inputs)], settings=settings)
 
-    halved = settings.causal and not (settings.positions or settings.segments)
-    named.__name__ = kernel.__name__ + (CAUSAL if halved else "")
-    return jax.jit(named)
+    named.__name__ = kernel.__name__ + end
+    return jax.jit(named)(*inputs, *besides)
 
 
 def _attention(q: Any, k: Any, v: Any, *rest: Any, **attrs: Any) -> Any:
     settings = Settings(**attrs)
     check_inputs(q, k, v, sorted_inputs(rest, settings))
-    if _is_kernel(q, k, rest, settings):
-        return _one_of(attention_kernel, _by_tiles, settings)(q, k, v, *rest)
-    return _by_tiles(q, k, v, *rest, settings=settings)
+    return _either(attention_kernel, _by_tiles, settings, q, k, v, *rest)
 
 
-def _grads(dy: Any, q: Any, k: Any, v: Any, out: Any, *rest: Any, **attrs: Any) -> tuple[Any, ...]:
-    """Gradients of q, k, v, each bias and sinks."""
-    settings = Settings(**attrs)
-    if _is_kernel(q, k, rest, settings):
-        return _one_of(attention_grads_kernel, _grads_by_tiles, settings)(dy, q, k, v, out, *rest)
-    return _grads_by_tiles(dy, q, k, v, out, *rest, settings=settings)
+def _grads(*inputs: Any, **attrs: Any) -> tuple[Any, ...]:
+    """Gradients of q, k, v, each bias and sinks.
+
+    Args:
+        inputs: the output's gradient, q, k, v, the output, and the op's other inputs.
+    """
+    grads: tuple[Any, ...] = _either(
+        attention_grads_kernel, _grads_by_tiles, Settings(**attrs), *inputs
+    )
+    return grads
 
 
 _GRADS = define(

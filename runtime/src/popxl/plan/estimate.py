@@ -12,6 +12,7 @@ import math
 from functools import cached_property
 from typing import Any
 
+from popxl.ops._cudnn import workspace_of
 from popxl.plan.flat import Flat, Node
 from popxl.plan.gpu_kernels import GpuKernels
 from popxl.plan.primitives import MATERIALISED, PICKS, RANDOM_BITS, is_float8, kind_of, nbytes
@@ -96,7 +97,8 @@ class Memory:
                 last.setdefault(v, i)
             # A loop, and what is computed element by element, may overwrite what it reads.
             over = min(dying, sum(held[v] for v in made)) if self._overwrites(node) else 0
-            most = max(most, live - over + self.extra(node) + self._inner(node))
+            workspace = workspace_of(node.name, [v.aval.shape for v in node.atoms])
+            most = max(most, live - over + self.extra(node) + workspace + self._inner(node))
             for v in {*self.reads[i], *node.outputs}:
                 if last.get(v) == i:
                     live -= held.pop(v, 0)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from popxl.ops._cudnn import BACKWARD, FORWARD
 from popxl.ops._kernels import KERNELS
-from popxl.ops.fused_attention import CAUSAL, attention_kernel
 from popxl.plan.flat import Flat, Node, Value
 from popxl.plan.primitives import attention_of, nbytes
 from popxl.plan.records import Kernel
@@ -67,8 +67,7 @@ class GpuKernels:
         if not backward or self._has_forward_pass(heads[1:]):
             return copies
         moved = sum(nbytes(v.aval) for v in (*heads[1:], heads[1]))
-        forward = attention_kernel.__name__ + (CAUSAL if node.name.endswith(CAUSAL) else "")
-        flops = KERNELS[forward]([v.aval.shape for v in heads[1:]])
+        flops = KERNELS[node.name.replace(BACKWARD, FORWARD)]([v.aval.shape for v in heads[1:]])
         return [*copies, Kernel(moved, flops, attention=size)]
 
     def _has_forward_pass(self, heads: list[Value]) -> bool:

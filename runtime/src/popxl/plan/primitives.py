@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Literal
 
+from popxl.ops._cudnn import BACKWARD, FORWARD
 from popxl.ops._kernels import KERNELS
-from popxl.ops.fused_attention import CAUSAL, attention_grads_kernel, attention_kernel
 
 if TYPE_CHECKING:
     from popxl.plan.flat import Node
@@ -99,11 +99,9 @@ def is_float8(value: Any) -> bool:
 def attention_of(node: Node) -> tuple[int, bool]:
     """Features of a head, and whether gradients are computed, of attention that is one kernel; 0
     of others."""
-    kernels = [kernel.__name__ for kernel in (attention_kernel, attention_grads_kernel)]
-    name = node.name.removesuffix(CAUSAL)
-    if name not in kernels:
+    if node.name not in KERNELS or not node.name.startswith((FORWARD, BACKWARD)):
         return 0, False
-    return node.atoms[0].aval.shape[-1], name == kernels[1]
+    return node.atoms[0].aval.shape[-1], node.name.startswith(BACKWARD)
 
 
 def arithmetic_of(node: Node) -> int:

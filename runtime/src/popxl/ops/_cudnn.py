@@ -1,0 +1,243 @@
+"""Attention as cuDNN's kernel, on NVIDIA GPUs.
+
+Its gradient is the same bits each time because it writes the gradient of the scores, in 16 bits,
+and multiplies that by the keys. Where that is too much at a time, heads go one group after another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax._src.cudnn import fused_attention_stablehlo as cudnn
+from jax._src.cudnn.fused_attention_stablehlo import MaskType  # jax.nn's cannot pack texts
+
+from popxl.ops._attention import Settings, sorted_inputs, visible
+from popxl.ops._folds import traced_capability, traced_for
+from popxl.ops._kernels import KERNELS, Shapes
+
+MAX_WORKSPACE = 2**32
+"""Bytes that the gradient of the scores takes at most, unless one head takes more."""
+
+HALVED = "_causal"
+"""Ends the names of kernels that leave out the half of the scores that no query sees."""
+
+STRETCHES = "_stretches"
+"""Ends the names of those that leave out scores between segments too; the last of their arguments
+are the stretches' starts and lengths, int32 (batch, stretches)."""
+
+
+def is_kernel(q: Any, k: Any, rest: Sequence[Any], settings: Settings) -> bool:
+    """Whether cuDNN computes this, on the platform that is traced for.
+
+    It has no float32, no caps, no sinks and, since its random numbers are its own, no dropout of
+    ours. A bias of each sample and head would be as large as the scores.
+    """
+    shapes = (q.shape[-2], k.shape[-2])
+    biases = [jnp.broadcast_shapes(b.shape, (1, 1, *shapes)) for b in _added(q, k, rest, settings)]
+    batch, heads = (max((b[axis] for b in biases), default=1) for axis in (0, 1))
+    return (
+        traced_for() in ("gpu", "cuda")
+        and q.ndim == 4
+        and q.dtype in (jnp.bfloat16, jnp.float16)
+        and q.shape[-1] % 8 == 0
+        and q.shape[-1] <= _largest_head()
+        and (not biases or all(n % 2 == 0 for n in shapes))
+        and min(batch, heads) == 1
+        and settings.cap is None
+        and not settings.sinks
+        and not settings.p
+    )
+
+
+def _largest_head() -> int:
+    """Most features of a head that cuDNN's kernel takes forwards and backwards: none before Ampere,
+    and 256 on Hopper alone."""
+    capability = traced_capability()
+    if 0 < capability < 8:
+        return 0
+    return 256 if 9 <= capability < 10 else 128
+
+
+def skips_segments(q: Any, settings: Settings) -> bool:
+    """Whether the kernel is told where segments start, rather than given a mask."""
+    one_head = _workspace(q.shape[0], 1, q.shape[2], q.shape[2], settings.stretches)
+    return (
+        settings.stretches > 0
+        and settings.causal
+        and not settings.biases
+        and not settings.lengths
+        and 9 <= traced_capability() < 10
+        and one_head <= MAX_WORKSPACE
+    )
+
+
+def told(q: Any, rest: Sequence[Any], settings: Settings) -> tuple[str, tuple[Any, ...]]:
+    """How the kernel's name ends, and what it takes after its other arguments."""
+    if skips_segments(q, settings):
+        segments = sorted_inputs(rest, settings).segments[0]
+        segments = jnp.broadcast_to(segments, (q.shape[0], segments.shape[1]))
+        return STRETCHES, stretches_of(segments, settings.stretches)
+    halved = settings.causal and not (settings.positions or settings.segments)
+    return HALVED if halved else "", ()
+
+
+def stretches_of(segments: Any, most: int) -> tuple[Any, Any]:
+    """Starts and lengths of the stretches of equal numbers, int32 (batch, most); -1: there is none.
+
+    Args:
+        segments: int32 (batch, tokens).
+    """
+    tokens = segments.shape[1]
+    begins = jnp.diff(segments, axis=1) != 0
+    begins = jnp.pad(begins, ((0, 0), (1, 0)), constant_values=True)
+    places = jnp.where(begins, jnp.arange(tokens, dtype=jnp.int32), tokens)
+    starts = jnp.sort(places, axis=1)[:, :most]
+    starts = jnp.pad(starts, ((0, 0), (0, most - starts.shape[1])), constant_values=tokens)
+    ends = jnp.pad(starts[:, 1:], ((0, 0), (0, 1)), constant_values=tokens)
+    there = starts < tokens
+    return jnp.where(there, starts, -1), jnp.where(there, ends - starts, -1)
+
+
+def _added(q: Any, k: Any, rest: Sequence[Any], settings: Settings) -> list[Any]:
+    """What the kernel adds to the scores: biases, and a mask of positions and segments."""
+    others = sorted_inputs(rest, settings)
+    if skips_segments(q, settings) or not (settings.positions or settings.segments):
+        return others.biases
+    seen = visible(q.shape[-2], k.shape[-2], others, settings._replace(lengths=False))
+    # As cuDNN's own masks: the difference of two such numbers is finite in both 16-bit types.
+    low = -(2.0**15) if q.dtype == jnp.float16 else -(2.0**41)
+    return [*others.biases, jnp.where(seen, 0.0, low)]
+
+
+def _masked(q: Any, k: Any, v: Any, *rest: Any, settings: Settings) -> Any:
+    """Attention of some heads; q, k and v with heads after tokens."""
+    added = _added(jnp.swapaxes(q, 1, 2), jnp.swapaxes(k, 1, 2), rest, settings)
+    bias = sum(b.reshape((1,) * (4 - b.ndim) + b.shape) for b in added) if added else None
+    if bias is not None:
+        shape = (*bias.shape[:2], q.shape[1], k.shape[1])
+        bias = jnp.broadcast_to(bias, shape).astype(q.dtype)
+    in_mask = settings.positions or settings.segments
+    back = None if settings.window is None or in_mask else (settings.window - 1, 0)
+    lengths = sorted_inputs(rest, settings).lengths
+    return jax.nn.dot_product_attention(
+        q, k, v,
+        bias=bias,
+        scale=settings.scale,
+        is_causal=settings.causal and not in_mask,
+        key_value_seq_lengths=lengths[0] if lengths else None,
+        local_window_size=back,
+        implementation="cudnn",
+    )  # fmt: skip
+
+
+def _by_stretches(q: Any, k: Any, v: Any, *rest: Any, settings: Settings) -> Any:
+    """As `_masked`, for what `told` gives besides."""
+    starts, lengths = rest[-2:]
+    starts = jnp.pad(starts, ((0, 0), (0, 1)), constant_values=-1)
+    return cudnn.dot_product_attention(
+        q, k, v,
+        q_seqlen=lengths, kv_seqlen=lengths,
+        q_offsets=starts, kv_offsets=starts,
+        scale=settings.scale,
+        mask_type=MaskType.PADDING_CAUSAL,
+        sliding_window_length=settings.window,
+    )  # fmt: skip
+
+
+def _workspace(batch: int, heads: int, queries: int, keys: int, stretches: int) -> int:
+    """Bytes that the gradient of the scores takes; stretches are as long as the sample, for all
+    that cuDNN knows."""
+    return 2 * batch * heads * queries * keys * max(stretches, 1)
+
+
+def _groups(q: Any, keys: int, key_heads: int, stretches: int) -> int:
+    """How many groups of heads go one after another: whole ones that share keys, or a part of
+    one."""
+    batch, heads, queries, _ = q
+    shared = heads // key_heads
+    for groups in (n for n in range(1, heads + 1) if heads % n == 0):
+        size = heads // groups
+        if size % shared and shared % size:
+            continue
+        if _workspace(batch, size, queries, keys, stretches) <= MAX_WORKSPACE:
+            return groups
+    return heads
+
+
+def _cudnn(q: Any, k: Any, v: Any, *rest: Any, settings: Settings) -> Any:
+    of = _by_stretches if skips_segments(q, settings) else _masked
+    groups = _groups(q.shape, k.shape[2], k.shape[1], _stretches(of, rest))
+    size, shared = q.shape[1] // groups, q.shape[1] // k.shape[1]
+    q, k, v = (jnp.swapaxes(t, 1, 2) for t in (q, k, v))
+    outs = []
+    for first in range(0, q.shape[2], size):
+        mine = slice(first, first + size)
+        theirs = slice(first // shared, -(-(first + size) // shared))
+        some = [_of_heads(b, mine, groups) for b in rest[: settings.biases]]
+        some += rest[settings.biases :]
+        outs.append(of(q[:, :, mine], k[:, :, theirs], v[:, :, theirs], *some, settings=settings))
+    return jnp.swapaxes(jnp.concatenate(outs, 2) if groups > 1 else outs[0], 1, 2)
+
+
+def _stretches(of: Any, rest: Sequence[Any]) -> int:
+    return rest[-1].shape[1] if of is _by_stretches else 1
+
+
+def _of_heads(bias: Any, some: slice, groups: int) -> Any:
+    """A bias, (..., heads or 1, queries, keys), of some heads."""
+    return bias[..., some, :, :] if groups > 1 and bias.ndim > 2 and bias.shape[-3] > 1 else bias
+
+
+def attention_kernel(q: Any, k: Any, v: Any, *rest: Any, settings: Settings) -> Any:
+    # In the form that a gradient asks for: where both are in one program, they are one call.
+    biases, fixed = rest[: settings.biases], rest[settings.biases :]
+    return jax.vjp(lambda *floats: _cudnn(*floats, *fixed, settings=settings), q, k, v, *biases)[0]
+
+
+def attention_grads_kernel(
+    dy: Any, q: Any, k: Any, v: Any, out: Any, *rest: Any, settings: Settings
+) -> tuple[Any, ...]:
+    biases, fixed = rest[: settings.biases], rest[settings.biases :]
+    _, pullback = jax.vjp(
+        lambda *floats: _cudnn(*floats, *fixed, settings=settings), q, k, v, *biases
+    )
+    return pullback(dy)
+
+
+def is_installed() -> bool:
+    """Whether JAX finds cuDNN."""
+    return cudnn.cuda_versions is not None
+
+
+def _flops(shapes: Shapes) -> int:
+    """FLOPs of the forward pass: two products."""
+    q, _, v = shapes[:3]
+    return 2 * math.prod(q[:-1]) * v[-2] * (q[-1] + v[-1])
+
+
+def _grads_flops(shapes: Shapes) -> int:
+    """FLOPs of the gradients: five products, the scores again and two for each forward one."""
+    _, q, _, v = shapes[:4]
+    return 2 * math.prod(q[:-1]) * v[-2] * (3 * q[-1] + 2 * v[-1])
+
+
+FORWARD, BACKWARD = attention_kernel.__name__, attention_grads_kernel.__name__
+KERNELS[FORWARD] = _flops
+KERNELS[BACKWARD] = _grads_flops
+for _end in (HALVED, STRETCHES):  # of stretches as if they were one
+    KERNELS[FORWARD + _end] = lambda shapes: _flops(shapes) // 2
+    KERNELS[BACKWARD + _end] = lambda shapes: _grads_flops(shapes) // 2
+
+
+def workspace_of(name: str, shapes: Shapes) -> int:
+    """Bytes that a kernel of `KERNELS` takes besides its arguments and results."""
+    if not name.startswith(BACKWARD):
+        return 0
+    q, k = shapes[1:3]
+    stretches = shapes[-1][1] if name.endswith(STRETCHES) else 1
+    heads = q[1] // _groups(q, k[2], k[1], stretches)
+    return _workspace(q[0], heads, q[2], k[2], stretches)
