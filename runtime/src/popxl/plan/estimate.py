@@ -60,6 +60,10 @@ class Memory:
         """The value whose memory `value` is in."""
         return self._names.get(value, value)
 
+    def is_argument(self, value: Any) -> bool:
+        """Whether the memory of a value is an argument's."""
+        return self.name(value) in self._flat.inputs
+
     @cached_property
     def reads(self) -> list[dict[Any, int]]:
         """What each node reads from memory, and how many bytes of it: values that are computed

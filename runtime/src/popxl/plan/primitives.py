@@ -27,8 +27,9 @@ _REDUCTIONS = frozenset(
     "dynamic_update_slice reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or argmax "
     "argmin".split()
 )
-_KERNELS = frozenset(
-    "dot_general conv_general_dilated scatter scatter-add scatter_add scatter_max scatter_min sort "
+SCATTERS = frozenset("scatter scatter-add scatter_add scatter_max scatter_min".split())
+_KERNELS = SCATTERS | frozenset(
+    "dot_general conv_general_dilated sort "
     "cumsum cumprod cummax cummin cumlogsumexp reduce_window reduce_window_sum "
     "reduce_window_max select_and_scatter_add select_and_gather_add top_k "
     "ragged_dot random_bits threefry2x32".split()

@@ -28,6 +28,7 @@ class Rates:
         disk_read, disk_write: of the host's disk.
         host_copy: of host memory, between what the disk reads or writes and entries of devices with
             memory of their own.
+        adding: the fraction of an accumulator's time that a product which adds to it does not hide.
         gap: seconds between two kernels.
         copy: seconds that a transfer takes besides its bytes.
         run: seconds of the host to dispatch an executable.
@@ -51,6 +52,7 @@ class Rates:
     disk_write: float = 1.5e9
     host_copy: float = 6.5e9
     attention: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+    adding: float = 0.6
     gap: float = 2e-6
     copy: float = 100e-6
     run: float = 150e-6
@@ -68,12 +70,14 @@ class Rates:
         return sum(count * self._kernel(kernel) for kernel, count in counts.items())
 
     def _kernel(self, kernel: Kernel) -> float:
-        """Of what it computes and what it moves, the longer."""
+        """Of what it computes and what it moves, the longer; products add to accumulators when they
+        are done."""
         rate = self.float8_flops if kernel.float8 else self.flops
         if kernel.attention and self.attention:
             size = min((n for n in self.attention if n >= kernel.attention), default=None)
             rate = self.attention[size or max(self.attention)][kernel.backward]
-        return max(kernel.flops / rate, kernel.nbytes / self.bandwidth) + self.gap
+        computes = kernel.flops / rate + self.adding * kernel.added / self.bandwidth
+        return max(computes, kernel.nbytes / self.bandwidth) + self.gap
 
     def moving(self, nbytes: int, both_ways: bool = False) -> float:
         """Seconds of a transfer between host and device, or of one while another goes the other

@@ -45,6 +45,7 @@ class Kernel(NamedTuple):
         float8: whether their operands are.
         attention: features of a head, of attention as one kernel; 0: it is none.
         backward: of attention: whether it is the gradients'.
+        added: bytes of `nbytes` that an accumulator is, read and written, which a product adds to.
     """
 
     nbytes: int
@@ -52,6 +53,7 @@ class Kernel(NamedTuple):
     float8: bool = False
     attention: int = 0
     backward: bool = False
+    added: int = 0
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from popxl.plan.estimate import Memory
 from popxl.plan.flat import Flat, Node, flatten
 from popxl.plan.primitives import (
     COLLECTIVES,
+    SCATTERS,
     arithmetic_of,
     attention_of,
     flops_of,
@@ -147,7 +148,9 @@ class _Counter:
         if node.name in COLLECTIVES:
             self._collective(node, work, times)
         elif flops or moved:
-            work.kernels[Kernel(moved, flops, float8, *attention_of(node))] += times
+            into = memory.sum_after(node)
+            added = 0 if into is None else 2 * sum(nbytes(v.aval) for v in into.outputs)
+            work.kernels[Kernel(moved, flops, float8, *attention_of(node), added)] += times
         for kernel in memory.around(node):
             work.flops += times * kernel.flops
             work.traffic += times * kernel.nbytes
@@ -155,7 +158,10 @@ class _Counter:
 
     @staticmethod
     def _moved(node: Node, memory: Memory, reads: dict[Any, int]) -> int:
-        """Bytes that a kernel reads and writes."""
+        """Bytes that a kernel reads and writes. What is scattered goes to its rows alone, unless
+        they are an argument's, which XLA copies."""
+        if node.name in SCATTERS and not memory.is_argument(node.atoms[0]):
+            return 3 * nbytes(node.atoms[2].aval) + nbytes(node.atoms[1].aval)
         extra, added = memory.extra(node), memory.sum_after(node)
         outputs = node.outputs if added is None else added.outputs
         written = sum(nbytes(v.aval) for v in outputs if v in memory.stored)
