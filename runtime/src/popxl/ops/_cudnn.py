@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax._src.cudnn.fused_attention_stablehlo import MaskType  # jax.nn's cannot pack texts
 
@@ -170,26 +171,32 @@ def _groups(q: Any, keys: int, key_heads: int, stretches: int) -> int:
 
 def _cudnn(q: Any, k: Any, v: Any, *rest: Any, settings: Settings) -> Any:
     of = _by_stretches if skips_segments(q, settings) else _masked
-    groups = _groups(q.shape, k.shape[2], k.shape[1], _stretches(of, rest))
-    size, shared = q.shape[1] // groups, q.shape[1] // k.shape[1]
+    stretches = rest[-1].shape[1] if of is _by_stretches else 1
+    groups = _groups(q.shape, k.shape[2], k.shape[1], stretches)
+    biases, others = rest[: settings.biases], rest[settings.biases :]
+
+    def one(given: Any) -> Any:
+        q, k, v, *biases = given
+        return of(q, k, v, *biases, *others, settings=settings)
+
     q, k, v = (jnp.swapaxes(t, 1, 2) for t in (q, k, v))
-    outs = []
-    for first in range(0, q.shape[2], size):
-        mine = slice(first, first + size)
-        theirs = slice(first // shared, -(-(first + size) // shared))
-        some = [_of_heads(b, mine, groups) for b in rest[: settings.biases]]
-        some += rest[settings.biases :]
-        outs.append(of(q[:, :, mine], k[:, :, theirs], v[:, :, theirs], *some, settings=settings))
-    return jnp.swapaxes(jnp.concatenate(outs, 2) if groups > 1 else outs[0], 1, 2)
+    if groups == 1:
+        return jnp.swapaxes(one([q, k, v, *biases]), 1, 2)
+    # A loop: XLA's program with several such calls in a row does not run (JAX 0.11.2).
+    parts = [*(_cut(t, 2, groups) for t in (q, k, v)), *(_cut(b, -3, groups) for b in biases)]
+    out = jnp.moveaxis(lax.map(one, parts), 0, 2)  # (batch, queries, groups, heads, features)
+    return jnp.swapaxes(out.reshape(*q.shape[:3], v.shape[-1]), 1, 2)
 
 
-def _stretches(of: Any, rest: Sequence[Any]) -> int:
-    return rest[-1].shape[1] if of is _by_stretches else 1
-
-
-def _of_heads(bias: Any, some: slice, groups: int) -> Any:
-    """A bias, (..., heads or 1, queries, keys), of some heads."""
-    return bias[..., some, :, :] if groups > 1 and bias.ndim > 2 and bias.shape[-3] > 1 else bias
+def _cut(t: Any, axis: int, groups: int) -> Any:
+    """(groups, ...): the heads, or what a bias has for all of them, of each group."""
+    heads = t.shape[axis] if t.ndim >= -axis else 1
+    if heads == 1:
+        return jnp.broadcast_to(t, (groups, *t.shape))
+    axis %= t.ndim
+    count = min(groups, heads)  # where groups share heads, there are fewer
+    parts = t.reshape(*t.shape[:axis], count, heads // count, *t.shape[axis + 1 :])
+    return jnp.repeat(jnp.moveaxis(parts, axis, 0), groups // count, 0)
 
 
 def attention_kernel(q: Any, k: Any, v: Any, *rest: Any, settings: Settings) -> Any:
