@@ -62,20 +62,28 @@ def expected(window: int | None, *arrays: np.ndarray) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("told", "window", "workspace"),
+    ("told", "window", "skipped", "workspace"),
     [
-        (True, 40, 2**32),
-        slow(True, None, 2**32),  # the same as the first, on a CPU
-        slow(True, None, 2**17),
-        slow(False, 40, 2**32),
-        slow(False, None, 2**17),
+        (True, 40, STRETCHES, 2**32),
+        slow(True, None, STRETCHES, 2**32),  # on a CPU the same as the first
+        slow(True, None, STRETCHES, 2**17),
+        slow(True, 40, 0, 2**32),
+        slow(True, None, 0, 2**17),
+        slow(False, 40, 0, 2**32),
+        slow(False, None, 0, 2**17),
     ],
 )
 def test_texts_attend_to_themselves(
-    told: bool, window: int | None, workspace: int, monkeypatch: pytest.MonkeyPatch
+    told: bool,
+    window: int | None,
+    skipped: int,
+    workspace: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Args: `skipped`: most stretches that the kernel is told of, rather than given a mask."""
     compile_quickly()
     monkeypatch.setattr(_cudnn, "MAX_WORKSPACE", workspace)
+    monkeypatch.setattr(_cudnn, "MAX_STRETCHES", skipped)
     q, dy = rand(2, HEADS, TOKENS, 64), rand(2, HEADS, TOKENS, 64, seed=3)
     k, v = rand(2, KEYS, TOKENS, 64, seed=1), rand(2, KEYS, TOKENS, 64, seed=2)
     half = [a.astype(popxl.bfloat16.as_numpy()) for a in (q, k, v, dy)]

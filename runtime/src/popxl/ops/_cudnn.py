@@ -23,6 +23,9 @@ from popxl.ops._kernels import KERNELS, Shapes
 MAX_WORKSPACE = 2**32
 """Bytes that the gradient of the scores takes at most, unless one head takes more."""
 
+MAX_STRETCHES = 5
+"""From more of them on, a mask is faster: cuDNN sets so many times that memory to zero (H200)."""
+
 HALVED = "_causal"
 """Ends the names of kernels that leave out the half of the scores that no query sees."""
 
@@ -67,7 +70,7 @@ def skips_segments(q: Any, settings: Settings) -> bool:
     """Whether the kernel is told where segments start, rather than given a mask."""
     one_head = _workspace(q.shape[0], 1, q.shape[2], q.shape[2], settings.stretches)
     return (
-        settings.stretches > 0
+        0 < settings.stretches <= MAX_STRETCHES
         and settings.causal
         and not settings.biases
         and not settings.lengths
@@ -82,8 +85,12 @@ def told(q: Any, rest: Sequence[Any], settings: Settings) -> tuple[str, tuple[An
         segments = sorted_inputs(rest, settings).segments[0]
         segments = jnp.broadcast_to(segments, (q.shape[0], segments.shape[1]))
         return STRETCHES, stretches_of(segments, settings.stretches)
-    halved = settings.causal and not (settings.positions or settings.segments)
-    return HALVED if halved else "", ()
+    return HALVED if settings.causal and _is_in_order(settings) else "", ()
+
+
+def _is_in_order(settings: Settings) -> bool:
+    """Whether positions are 0, 1, ..., so that cuDNN leaves out what follows a query by itself."""
+    return not settings.positions or settings.stretches > 0
 
 
 def stretches_of(segments: Any, most: int) -> tuple[Any, Any]:
@@ -104,11 +111,13 @@ def stretches_of(segments: Any, most: int) -> tuple[Any, Any]:
 
 
 def _added(q: Any, k: Any, rest: Sequence[Any], settings: Settings) -> list[Any]:
-    """What the kernel adds to the scores: biases, and a mask of positions and segments."""
-    others = sorted_inputs(rest, settings)
-    if skips_segments(q, settings) or not (settings.positions or settings.segments):
+    """What the kernel adds to the scores: biases, and a mask of segments, and of positions that are
+    not in order."""
+    others, in_order = sorted_inputs(rest, settings), _is_in_order(settings)
+    if skips_segments(q, settings) or (in_order and not settings.segments):
         return others.biases
-    seen = visible(q.shape[-2], k.shape[-2], others, settings._replace(lengths=False))
+    masked = settings._replace(lengths=False, causal=settings.causal and not in_order)
+    seen = visible(q.shape[-2], k.shape[-2], others, masked)
     # As cuDNN's own masks: the difference of two such numbers is finite in both 16-bit types.
     low = -(2.0**15) if q.dtype == jnp.float16 else -(2.0**41)
     return [*others.biases, jnp.where(seen, 0.0, low)]
@@ -121,14 +130,14 @@ def _masked(q: Any, k: Any, v: Any, *rest: Any, settings: Settings) -> Any:
     if bias is not None:
         shape = (*bias.shape[:2], q.shape[1], k.shape[1])
         bias = jnp.broadcast_to(bias, shape).astype(q.dtype)
-    in_mask = settings.positions or settings.segments
-    back = None if settings.window is None or in_mask else (settings.window - 1, 0)
+    causal = settings.causal and _is_in_order(settings)
+    back = (settings.window - 1, 0) if causal and settings.window is not None else None
     lengths = sorted_inputs(rest, settings).lengths
     return jax.nn.dot_product_attention(
         q, k, v,
         bias=bias,
         scale=settings.scale,
-        is_causal=settings.causal and not in_mask,
+        is_causal=causal,
         key_value_seq_lengths=lengths[0] if lengths else None,
         local_window_size=back,
         implementation="cudnn",
@@ -182,7 +191,7 @@ def _cudnn(q: Any, k: Any, v: Any, *rest: Any, settings: Settings) -> Any:
     q, k, v = (jnp.swapaxes(t, 1, 2) for t in (q, k, v))
     if groups == 1:
         return jnp.swapaxes(one([q, k, v, *biases]), 1, 2)
-    # A loop: XLA's program with several such calls in a row does not run (JAX 0.11.2).
+    # A loop: the calls in a row ended in an IndexError of XLA's (JAX 0.11.2, CUDA 13.0).
     parts = [*(_cut(t, 2, groups) for t in (q, k, v)), *(_cut(b, -3, groups) for b in biases)]
     out = jnp.moveaxis(lax.map(one, parts), 0, 2)  # (batch, queries, groups, heads, features)
     return jnp.swapaxes(out.reshape(*q.shape[:3], v.shape[-1]), 1, 2)
