@@ -59,7 +59,6 @@ class Attention(addons.Module):
         slices: number of slices, see `SlicedAttention`; 1: all at once.
         fused: see `popxl.ops.attention`.
         differentiable: whether a gradient will be wanted.
-        stretches: see `popxl.ops.attention`; of segments, if all queries are there at once.
     """
 
     def __init__(
@@ -69,13 +68,12 @@ class Attention(addons.Module):
         slices: int = 1,
         differentiable: bool = True,
         fused: bool | None = None,
-        stretches: int | None = None,
     ) -> None:
         super().__init__()
         self.slices = slices
         self.differentiable = differentiable
         self.fused = fused
-        self.step = AttentionStep(dropout, scores, fused, stretches)
+        self.step = AttentionStep(dropout, scores, fused, in_order=True)
         self.few = AttentionStep(dropout, scores, fused=False)
         self.sliced = SlicedAttention(self.few, slices)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from config.sections import RunConfig
-from data.preferences import texts_per_row
 from machine.devices import platform
 from modelling.layers.attention import Attention, heads_first, merge_heads, split_heads
 from modelling.layers.attention_step import PLAIN, Scores
@@ -68,14 +67,8 @@ class AttentionHeads(Layer):
         self.dropout = Dropout.of(model)
         self.fused = fused_attention(config) if slices == 1 else False
         self.window, self.has_sinks = scores.window, scores.sinks
-        texts = texts_per_row(config)
         self.attention = Attention(
-            self.dropout,
-            scores,
-            slices,
-            differentiable=not model.eval,
-            fused=self.fused,
-            stretches=texts + 1 if texts > 1 else None,  # padding is one more
+            self.dropout, scores, slices, differentiable=not model.eval, fused=self.fused
         )
         self.few_bits = model.few_bits_in_layers
         self.output = Linear(model.hidden_size, groups.sharded, few_bits=self.few_bits)

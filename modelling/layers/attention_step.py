@@ -48,11 +48,16 @@ class AttentionStep(addons.Module):
         dropout: Dropout,
         scores: Scores,
         fused: bool | None = None,
-        stretches: int | None = None,
+        in_order: bool = False,
     ) -> None:
-        """Args: `dropout`: of the probabilities; others: see `popxl.ops.attention`."""
+        """
+        Args:
+            dropout: of the probabilities.
+            fused: see `popxl.ops.attention`.
+            in_order: whether places with segments are 0, 1, ...: kernels know without being told.
+        """
         super().__init__()
-        self.fused, self.stretches = fused, stretches
+        self.fused, self.in_order = fused, in_order
         self.dropout = dropout
         self.scores = scores
 
@@ -88,7 +93,6 @@ class AttentionStep(addons.Module):
             cap=scores.cap,
             positions=at,
             segments=texts,
-            stretches=None if texts is None else self.stretches,
             lengths=lengths,
             sinks=sinks,
             fused=self.fused,
@@ -100,4 +104,5 @@ class AttentionStep(addons.Module):
         """Positions and segments among the places of queries and keys."""
         given = [(places[i], places[i + 1]) for i in range(0, len(places), 2)]
         at = given.pop(0) if given and self.scores.causal else None
-        return at, given.pop() if given else None
+        texts = given.pop() if given else None
+        return None if texts is not None and self.in_order else at, texts

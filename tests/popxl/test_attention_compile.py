@@ -20,7 +20,6 @@ from tests.popxl.h100 import compiled_for_an_h100, needs_the_compiler
 
 HEADS, TOKENS, FEATURES = 8, 512, 64
 PLAIN = Settings(1.0, 0, 0.0, False, None, None, False, False, False)
-STRETCHES = PLAIN._replace(causal=True, segments=True, stretches=5, window=128)
 CASES = {  # settings, heads of keys, shapes of biases, of places and lengths; "... 256": of a head
     "T5": (PLAIN._replace(biases=1, lengths=True), HEADS, [(1, HEADS, TOKENS, TOKENS)], [(4,)]),
     "GPT-J": (PLAIN._replace(causal=True), HEADS, [], []),
@@ -28,7 +27,6 @@ CASES = {  # settings, heads of keys, shapes of biases, of places and lengths; "
     "causal 256": (PLAIN._replace(causal=True), HEADS, [], []),
     "packed 256": (PLAIN._replace(causal=True, segments=True), HEADS, [], [(4, TOKENS)] * 2),
     "packed": (PLAIN._replace(causal=True, segments=True), 2, [], [(4, TOKENS)] * 2),
-    "stretches": (STRETCHES, 2, [], [(4, TOKENS)] * 2),
     "long": (PLAIN._replace(causal=True), 2, [], []),
 }
 REFUSED = {
@@ -89,7 +87,6 @@ def test_attention_is_one_kernel_each_way_on_an_h100():
         "GPT-J": "fmhaSoftmax,fmhaSoftmaxBackward",
         "grouped, window": "fmhaSoftmax,fmhaSoftmaxBackward",
         "packed": biased,
-        "stretches": "fmhaSoftmax,fmhaSoftmaxBackward",
         # 17 GB of the scores' gradients, 4 at a time.
         "long": "fmhaSoftmax,fmhaSoftmax,fmhaSoftmaxBackward",
         "causal 256": "fmhaSoftmax,fmhaSoftmaxBackward",

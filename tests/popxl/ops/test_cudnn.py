@@ -5,23 +5,24 @@ On a CPU it compares the loop over tiles; with `-p tests.on_gpu`, the kernel.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
+import jax
 import numpy as np
 import pytest
 import torch
 
 import popxl
 from popxl import ops
-from popxl.ops import _cudnn
-from popxl.ops._folds import tracing_for
+from popxl.ops import _attention, _cudnn
 from popxl.transforms import autodiff
 from tests.popxl.ops.harness import compile_quickly, evaluate, rand
 from tests.slow import slow
 
 HEADS, KEYS, TOKENS = 4, 2, 192  # heads of queries, and of keys
 TEXTS = [[50, 1, 30, 60, 51], [192]]
-STRETCHES = 8
 
 
 def segments() -> np.ndarray:
@@ -29,18 +30,19 @@ def segments() -> np.ndarray:
     return np.array(numbers, np.int32)
 
 
-def attend(window: int | None, told: bool, *inputs: popxl.Tensor) -> popxl.Tensor:
+def attend(window: int | None, in_order: bool, *inputs: popxl.Tensor) -> popxl.Tensor:
     q, k, v, numbers = inputs
+    places = popxl.constant(np.arange(TOKENS)[None], popxl.int32)
     return ops.attention(
         q, k, v, (), 0.25,
-        causal=True, window=window, segments=(numbers, numbers), fused=True,
-        stretches=STRETCHES if told else None,
+        causal=True, window=window, positions=None if in_order else (places, places),
+        segments=(numbers, numbers), fused=True,
     )  # fmt: skip
 
 
-def with_gradients(window: int | None, told: bool, *inputs: popxl.Tensor) -> list[popxl.Tensor]:
+def with_gradients(window: int | None, in_order: bool, *inputs: popxl.Tensor) -> list[popxl.Tensor]:
     *arguments, dy = inputs
-    graph = popxl.gir().create_graph(partial(attend, window, told), *arguments)
+    graph = popxl.gir().create_graph(partial(attend, window, in_order), *arguments)
     gradient = autodiff(graph, grads_required=graph.inputs[:3])
     call = ops.call_with_info(graph, *arguments)
     return [
@@ -62,43 +64,59 @@ def expected(window: int | None, *arrays: np.ndarray) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("told", "window", "skipped", "workspace"),
+    ("in_order", "window", "workspace"),
     [
-        (True, 40, STRETCHES, 2**32),
-        slow(True, None, STRETCHES, 2**32),  # on a CPU the same as the first
-        slow(True, None, STRETCHES, 2**17),
-        slow(True, 40, 0, 2**32),
-        slow(True, None, 0, 2**17),
-        slow(False, 40, 0, 2**32),
-        slow(False, None, 0, 2**17),
+        (True, 40, 2**32),
+        slow(False, 40, 2**32),
+        slow(True, None, 2**17),  # on a CPU as with more room
+        slow(False, None, 2**17),
     ],
 )
 def test_texts_attend_to_themselves(
-    told: bool,
-    window: int | None,
-    skipped: int,
-    workspace: int,
-    monkeypatch: pytest.MonkeyPatch,
+    in_order: bool, window: int | None, workspace: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Args: `skipped`: most stretches that the kernel is told of, rather than given a mask."""
     compile_quickly()
     monkeypatch.setattr(_cudnn, "MAX_WORKSPACE", workspace)
-    monkeypatch.setattr(_cudnn, "MAX_STRETCHES", skipped)
     q, dy = rand(2, HEADS, TOKENS, 64), rand(2, HEADS, TOKENS, 64, seed=3)
     k, v = rand(2, KEYS, TOKENS, 64, seed=1), rand(2, KEYS, TOKENS, 64, seed=2)
     half = [a.astype(popxl.bfloat16.as_numpy()) for a in (q, k, v, dy)]
-    found = evaluate(partial(with_gradients, window, told), *half[:3], segments(), half[3])
+    found = evaluate(partial(with_gradients, window, in_order), *half[:3], segments(), half[3])
     for ours, theirs in zip(found, expected(window, *half), strict=True):
         # bfloat16 has 8 bits: the largest numbers are off by 2^-8, sums of rounded ones by more.
         close = 0.02 * float(theirs.detach().abs().max())
         np.testing.assert_allclose(ours.astype(np.float64), theirs.detach(), rtol=0, atol=close)
 
 
-def test_stretches_are_where_segments_change():
-    starts, lengths = (np.asarray(a) for a in _cudnn.stretches_of(segments(), STRETCHES))
-    np.testing.assert_array_equal(lengths[0], [*TEXTS[0], -1, -1, -1])
-    np.testing.assert_array_equal(starts[0], [0, 50, 51, 81, 141, -1, -1, -1])
-    np.testing.assert_array_equal((starts[1], lengths[1]), ([0] + [-1] * 7, [192] + [-1] * 7))
+@pytest.mark.parametrize("room", [3, 1], ids=lambda room: f"{room} heads")
+def test_groups_of_heads_give_what_all_together_give(room: int, monkeypatch: pytest.MonkeyPatch):
+    """With JAX's own attention in place of the kernel."""
+    monkeypatch.setattr(
+        jax.nn, "dot_product_attention", partial(_by_jax, jax.nn.dot_product_attention)
+    )
+    biases = rand(1, 6, 10, 10, seed=4), rand(6, 10, 10, seed=5), rand(10, 10, seed=6)
+    dy, q, out = (rand(2, 6, 10, 8, seed=n) for n in range(3))
+    k, v = (rand(2, 2, 10, 8, seed=n) for n in (7, 8))
+    segments = np.array([[0] * 4 + [1] * 6] * 2, np.int32)
+    arrays = [np.float32(a) for a in (dy, q, k, v, out, *biases)]
+    settings = _attention.Settings(0.3, 3, 0.0, True, 5, None, False, True, False)
+
+    def run(*given: jax.Array) -> tuple[jax.Array, ...]:
+        y = _cudnn.attention_kernel(*given[1:4], *given[5:], settings=settings)
+        return y, *_cudnn.attention_grads_kernel(*given, settings=settings)
+
+    def both(heads: int) -> tuple[jax.Array, ...]:
+        monkeypatch.setattr(_cudnn, "MAX_WORKSPACE", heads * 2 * 2 * 10 * 10)
+        return jax.jit(lambda *given: run(*given))(*arrays, segments, segments)
+
+    for found, whole in zip(both(room), both(6), strict=True):
+        np.testing.assert_allclose(found, whole, rtol=1e-5, atol=1e-5)
+
+
+def _by_jax(
+    attention: Callable[..., Any], *given: Any, implementation: str, **settings: Any
+) -> Any:
+    assert implementation == "cudnn"
+    return attention(*given, **settings)
 
 
 @pytest.mark.parametrize(
@@ -119,18 +137,8 @@ def test_heads_go_in_groups_that_fit(
     q = (1, heads, 128, 64)
     one = 2 * 128 * 128
     monkeypatch.setattr(_cudnn, "MAX_WORKSPACE", room * one)
-    assert _cudnn._groups(q, 128, keys, 1) == groups
+    assert _cudnn._groups(q, 128, keys) == groups
     size = heads // groups
     shapes = [q, q, (1, keys, 128, 64), (1, keys, 128, 64), q]
     assert _cudnn.workspace_of(_cudnn.BACKWARD, shapes) == size * one
     assert _cudnn.workspace_of(_cudnn.FORWARD, shapes[1:4]) == 0
-
-
-@pytest.mark.parametrize(("target", "skips"), [("gpu 8.9", False), ("gpu 9.0", True)])
-def test_hopper_alone_is_told_of_stretches(target: str, skips: bool):
-    q = np.zeros((1, 2, 128, 64))
-    settings = _cudnn.Settings(1.0, 0, 0.0, True, None, None, True, True, False, False, 4)
-    with tracing_for(target):
-        assert _cudnn.skips_segments(q, settings) == skips
-        assert not _cudnn.skips_segments(q, settings._replace(stretches=0))
-        assert not _cudnn.skips_segments(np.zeros((1, 2, 2**15, 64)), settings)  # 8 GB a head

@@ -42,7 +42,6 @@ class Settings(NamedTuple):
         biases: how many there are.
         p: probability of dropout.
         positions, segments, lengths, sinks: whether they are given.
-        stretches: most of them that the segments are, see `popxl.ops.attention`; 0: unknown.
     """
 
     scale: float
@@ -55,7 +54,6 @@ class Settings(NamedTuple):
     segments: bool
     lengths: bool
     sinks: bool = False
-    stretches: int = 0
 
 
 class Others(NamedTuple):

@@ -13,8 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax._src.cudnn import fused_attention_stablehlo as cudnn
-from jax._src.cudnn.fused_attention_stablehlo import MaskType  # jax.nn's cannot pack texts
 
 from popxl.ops._attention import Settings, sorted_inputs, visible
 from popxl.ops._folds import traced_capability, traced_for
@@ -23,15 +21,8 @@ from popxl.ops._kernels import KERNELS, Shapes
 MAX_WORKSPACE = 2**32
 """Bytes that the gradient of the scores takes at most, unless one head takes more."""
 
-MAX_STRETCHES = 5
-"""From more of them on, a mask is faster: cuDNN sets so many times that memory to zero (H200)."""
-
 HALVED = "_causal"
 """Ends the names of kernels that leave out the half of the scores that no query sees."""
-
-STRETCHES = "_stretches"
-"""Ends the names of those that leave out scores between segments too; the last of their arguments
-are the stretches' starts and lengths, int32 (batch, stretches)."""
 
 
 def is_kernel(q: Any, k: Any, rest: Sequence[Any], settings: Settings) -> bool:
@@ -66,71 +57,34 @@ def _largest_head() -> int:
     return 256 if 9 <= capability < 10 else 128
 
 
-def skips_segments(q: Any, settings: Settings) -> bool:
-    """Whether the kernel is told where segments start, rather than given a mask."""
-    one_head = _workspace(q.shape[0], 1, q.shape[2], q.shape[2], settings.stretches)
-    return (
-        0 < settings.stretches <= MAX_STRETCHES
-        and settings.causal
-        and not settings.biases
-        and not settings.lengths
-        and 9 <= traced_capability() < 10
-        and one_head <= MAX_WORKSPACE
-    )
-
-
-def told(q: Any, rest: Sequence[Any], settings: Settings) -> tuple[str, tuple[Any, ...]]:
-    """How the kernel's name ends, and what it takes after its other arguments."""
-    if skips_segments(q, settings):
-        segments = sorted_inputs(rest, settings).segments[0]
-        segments = jnp.broadcast_to(segments, (q.shape[0], segments.shape[1]))
-        return STRETCHES, stretches_of(segments, settings.stretches)
-    return HALVED if settings.causal and _is_in_order(settings) else "", ()
-
-
-def _is_in_order(settings: Settings) -> bool:
-    """Whether positions are 0, 1, ..., so that cuDNN leaves out what follows a query by itself."""
-    return not settings.positions or settings.stretches > 0
-
-
-def stretches_of(segments: Any, most: int) -> tuple[Any, Any]:
-    """Starts and lengths of the stretches of equal numbers, int32 (batch, most); -1: there is none.
-
-    Args:
-        segments: int32 (batch, tokens).
-    """
-    tokens = segments.shape[1]
-    begins = jnp.diff(segments, axis=1) != 0
-    begins = jnp.pad(begins, ((0, 0), (1, 0)), constant_values=True)
-    places = jnp.where(begins, jnp.arange(tokens, dtype=jnp.int32), tokens)
-    starts = jnp.sort(places, axis=1)[:, :most]
-    starts = jnp.pad(starts, ((0, 0), (0, most - starts.shape[1])), constant_values=tokens)
-    ends = jnp.pad(starts[:, 1:], ((0, 0), (0, 1)), constant_values=tokens)
-    there = starts < tokens
-    return jnp.where(there, starts, -1), jnp.where(there, ends - starts, -1)
+def name_end(settings: Settings) -> str:
+    """How the name of a kernel with these settings ends."""
+    return HALVED if settings.causal and not settings.positions else ""
 
 
 def _added(q: Any, k: Any, rest: Sequence[Any], settings: Settings) -> list[Any]:
-    """What the kernel adds to the scores: biases, and a mask of segments, and of positions that are
-    not in order."""
-    others, in_order = sorted_inputs(rest, settings), _is_in_order(settings)
-    if skips_segments(q, settings) or (in_order and not settings.segments):
+    """What the kernel adds to the scores: biases, and a mask of segments and of positions that are
+    given. What follows a query in the order of the tokens it leaves out by itself."""
+    others = sorted_inputs(rest, settings)
+    causal = settings.causal and settings.positions
+    seen = visible(
+        q.shape[-2], k.shape[-2], others, settings._replace(causal=causal, lengths=False)
+    )
+    if seen is None:
         return others.biases
-    masked = settings._replace(lengths=False, causal=settings.causal and not in_order)
-    seen = visible(q.shape[-2], k.shape[-2], others, masked)
     # As cuDNN's own masks: the difference of two such numbers is finite in both 16-bit types.
     low = -(2.0**15) if q.dtype == jnp.float16 else -(2.0**41)
     return [*others.biases, jnp.where(seen, 0.0, low)]
 
 
-def _masked(q: Any, k: Any, v: Any, *rest: Any, settings: Settings) -> Any:
-    """Attention of some heads; q, k and v with heads after tokens."""
+def _of_some_heads(q: Any, k: Any, v: Any, *rest: Any, settings: Settings) -> Any:
+    """q, k, v and the result have heads after tokens."""
     added = _added(jnp.swapaxes(q, 1, 2), jnp.swapaxes(k, 1, 2), rest, settings)
     bias = sum(b.reshape((1,) * (4 - b.ndim) + b.shape) for b in added) if added else None
     if bias is not None:
         shape = (*bias.shape[:2], q.shape[1], k.shape[1])
         bias = jnp.broadcast_to(bias, shape).astype(q.dtype)
-    causal = settings.causal and _is_in_order(settings)
+    causal = settings.causal and not settings.positions
     back = (settings.window - 1, 0) if causal and settings.window is not None else None
     lengths = sorted_inputs(rest, settings).lengths
     return jax.nn.dot_product_attention(
@@ -144,27 +98,12 @@ def _masked(q: Any, k: Any, v: Any, *rest: Any, settings: Settings) -> Any:
     )  # fmt: skip
 
 
-def _by_stretches(q: Any, k: Any, v: Any, *rest: Any, settings: Settings) -> Any:
-    """As `_masked`, for what `told` gives besides."""
-    starts, lengths = rest[-2:]
-    starts = jnp.pad(starts, ((0, 0), (0, 1)), constant_values=-1)
-    return cudnn.dot_product_attention(
-        q, k, v,
-        q_seqlen=lengths, kv_seqlen=lengths,
-        q_offsets=starts, kv_offsets=starts,
-        scale=settings.scale,
-        mask_type=MaskType.PADDING_CAUSAL,
-        sliding_window_length=settings.window,
-    )  # fmt: skip
+def _workspace(batch: int, heads: int, queries: int, keys: int) -> int:
+    """Bytes that the gradient of the scores takes."""
+    return 2 * batch * heads * queries * keys
 
 
-def _workspace(batch: int, heads: int, queries: int, keys: int, stretches: int) -> int:
-    """Bytes that the gradient of the scores takes; stretches are as long as the sample, for all
-    that cuDNN knows."""
-    return 2 * batch * heads * queries * keys * max(stretches, 1)
-
-
-def _groups(q: Any, keys: int, key_heads: int, stretches: int) -> int:
+def _groups(q: Any, keys: int, key_heads: int) -> int:
     """How many groups of heads go one after another: whole ones that share keys, or a part of
     one."""
     batch, heads, queries, _ = q
@@ -173,20 +112,17 @@ def _groups(q: Any, keys: int, key_heads: int, stretches: int) -> int:
         size = heads // groups
         if size % shared and shared % size:
             continue
-        if _workspace(batch, size, queries, keys, stretches) <= MAX_WORKSPACE:
+        if _workspace(batch, size, queries, keys) <= MAX_WORKSPACE:
             return groups
     return heads
 
 
 def _cudnn(q: Any, k: Any, v: Any, *rest: Any, settings: Settings) -> Any:
-    of = _by_stretches if skips_segments(q, settings) else _masked
-    stretches = rest[-1].shape[1] if of is _by_stretches else 1
-    groups = _groups(q.shape, k.shape[2], k.shape[1], stretches)
+    groups = _groups(q.shape, k.shape[2], k.shape[1])
     biases, others = rest[: settings.biases], rest[settings.biases :]
 
     def one(given: Any) -> Any:
-        q, k, v, *biases = given
-        return of(q, k, v, *biases, *others, settings=settings)
+        return _of_some_heads(*given, *others, settings=settings)
 
     q, k, v = (jnp.swapaxes(t, 1, 2) for t in (q, k, v))
     if groups == 1:
@@ -226,6 +162,8 @@ def attention_grads_kernel(
 
 def is_installed() -> bool:
     """Whether JAX finds cuDNN."""
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
     return cudnn.cuda_versions is not None
 
 
@@ -244,9 +182,8 @@ def _grads_flops(shapes: Shapes) -> int:
 FORWARD, BACKWARD = attention_kernel.__name__, attention_grads_kernel.__name__
 KERNELS[FORWARD] = _flops
 KERNELS[BACKWARD] = _grads_flops
-for _end in (HALVED, STRETCHES):  # of stretches as if they were one
-    KERNELS[FORWARD + _end] = lambda shapes: _flops(shapes) // 2
-    KERNELS[BACKWARD + _end] = lambda shapes: _grads_flops(shapes) // 2
+KERNELS[FORWARD + HALVED] = lambda shapes: _flops(shapes) // 2
+KERNELS[BACKWARD + HALVED] = lambda shapes: _grads_flops(shapes) // 2
 
 
 def workspace_of(name: str, shapes: Shapes) -> int:
@@ -254,6 +191,4 @@ def workspace_of(name: str, shapes: Shapes) -> int:
     if not name.startswith(BACKWARD):
         return 0
     q, k = shapes[1:3]
-    stretches = shapes[-1][1] if name.endswith(STRETCHES) else 1
-    heads = q[1] // _groups(q, k[2], k[1], stretches)
-    return _workspace(q[0], heads, q[2], k[2], stretches)
+    return _workspace(q[0], q[1] // _groups(q, k[2], k[1]), q[2], k[2])

@@ -63,7 +63,6 @@ def attention(
     cap: float | None = None,
     positions: Pair | None = None,
     segments: Pair | None = None,
-    stretches: int | None = None,
     lengths: Tensor | None = None,
     sinks: Tensor | None = None,
     fused: bool | None = None,
@@ -85,9 +84,6 @@ def attention(
         positions: if causal, of queries and keys: int32 (batch or 1, queries) and (batch or 1,
             keys), for q of rank 4. None: 0, 1, ...
         segments: numbers of the same shapes; keys of other segments than the query's are hidden.
-        stretches: a promise that positions are 0, 1, ..., that segments of queries and keys are the
-            same, and that each is a stretch of neighbours, at most so many in a sample. On Hopper
-            GPUs cuDNN's kernel then skips the scores between segments, where it else adds a mask.
         lengths: int32 (batch,), for q of rank 4: the keys from this number on are hidden.
         sinks: (heads,), of q's heads, the axis before the queries: a further score in each row of
             the softmax, of a key whose value is 0, so that a head may attend to nothing.
@@ -100,8 +96,8 @@ def attention(
 
     Raises:
         SpecError: shapes or dtypes do not fit.
-        ValueError: a wrong probability, dropout without a seed, window or positions of attention
-            that is not causal, or stretches without segments.
+        ValueError: a wrong probability, dropout without a seed, or window or positions of attention
+            that is not causal.
     """
     if not 0 <= dropout < 1:
         raise ValueError(f"attention: the probability of dropout must be in [0, 1), not {dropout}")
@@ -109,14 +105,11 @@ def attention(
         raise ValueError("attention: dropout needs seed_tensor, uint32 of shape (2,)")
     if not causal and (window is not None or positions is not None):
         raise ValueError("attention: window and positions are of causal attention: set causal")
-    if stretches is not None and (segments is None or stretches < 1):
-        raise ValueError(f"attention: {stretches} stretches need segments, and at least one")
     seed = [seed_tensor] if dropout and seed_tensor is not None else []
     settings = Settings(
         float(scale), len(biases), float(dropout), bool(causal),
         None if window is None else int(window), None if cap is None else float(cap),
         positions is not None, segments is not None, lengths is not None, sinks is not None,
-        stretches or 0,
     )  # fmt: skip
     floats = [*biases, *([] if sinks is None else [sinks])]
     places = [*(positions or ()), *(segments or ()), *([] if lengths is None else [lengths])]

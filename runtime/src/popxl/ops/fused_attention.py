@@ -24,7 +24,13 @@ from popxl.ops._attention import (
     check_inputs,
     sorted_inputs,
 )
-from popxl.ops._cudnn import attention_grads_kernel, attention_kernel, is_installed, is_kernel, told
+from popxl.ops._cudnn import (
+    attention_grads_kernel,
+    attention_kernel,
+    is_installed,
+    is_kernel,
+    name_end,
+)
 from popxl.ops._emit import emit
 from popxl.tensor import Tensor
 
@@ -160,16 +166,15 @@ def _either(
     q, k, rest = (*inputs[:2], inputs[3:]) if forward else (*inputs[1:3], inputs[5:])
     if not is_kernel(q, k, rest, settings):
         return tiles(*inputs, settings=settings)
-    end, besides = told(q, rest, settings)
 
     def named(*args: Any) -> Any:
         if is_installed():
             with suppress(NotImplementedError):
                 return kernel(*args, settings=settings)
-        return tiles(*args[: len(inputs)], settings=settings)
+        return tiles(*args, settings=settings)
 
-    named.__name__ = kernel.__name__ + end
-    return jax.jit(named)(*inputs, *besides)
+    named.__name__ = kernel.__name__ + name_end(settings)
+    return jax.jit(named)(*inputs)
 
 
 def _attention(q: Any, k: Any, v: Any, *rest: Any, **attrs: Any) -> Any:
