@@ -21,7 +21,7 @@ def test_steps(step: dict[str, Any]) -> None:
     bytes_ = (f"{step[f'{name}_device_bytes'] / 1e9:.2f} GB" for name in ("peak", "planned"))
     preset = f"`{step['preset']}`"
     assert f"| {' | '.join([preset, *seconds, *bytes_])} |" in SECTION
-    assert 1.04 <= step["seconds"] / step["simulated"] < 1.085, "4 to 8 % longer"
+    assert 1 <= step["seconds"] / step["simulated"] < 1.125, "up to 12 % longer"
 
 
 @pytest.mark.parametrize("of", RECORD["kernels"], ids=lambda of: of["preset"])

@@ -21,8 +21,9 @@ from popxl.ops._kernels import KERNELS, Shapes
 MAX_WORKSPACE = 2**32
 """Bytes that the gradient of the scores takes at most, unless one head takes more."""
 
-HALVED = "_causal"
-"""Ends the names of kernels that leave out the half of the scores that no query sees."""
+HALVED, MASKED = "_causal", "_causal_masked"
+"""End the names of kernels that leave out the half of the scores that no query sees; and of those
+that add a mask of several texts to the rest, which takes as long as another quarter (H200)."""
 
 
 def is_kernel(q: Any, k: Any, rest: Sequence[Any], settings: Settings) -> bool:
@@ -59,7 +60,9 @@ def _largest_head() -> int:
 
 def name_end(settings: Settings) -> str:
     """How the name of a kernel with these settings ends."""
-    return HALVED if settings.causal and not settings.positions else ""
+    if not settings.causal or settings.positions:
+        return ""
+    return MASKED if settings.segments else HALVED
 
 
 def _added(q: Any, k: Any, rest: Sequence[Any], settings: Settings) -> list[Any]:
@@ -184,6 +187,8 @@ KERNELS[FORWARD] = _flops
 KERNELS[BACKWARD] = _grads_flops
 KERNELS[FORWARD + HALVED] = lambda shapes: _flops(shapes) // 2
 KERNELS[BACKWARD + HALVED] = lambda shapes: _grads_flops(shapes) // 2
+KERNELS[FORWARD + MASKED] = lambda shapes: _flops(shapes) * 3 // 4
+KERNELS[BACKWARD + MASKED] = lambda shapes: _grads_flops(shapes) * 3 // 4
 
 
 def workspace_of(name: str, shapes: Shapes) -> int:
