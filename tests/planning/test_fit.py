@@ -189,5 +189,6 @@ def test_a_long_text_of_a_large_vocabulary_plans_with_little_memory() -> None:
     )
     plan = finetuning_needs(config, "gpu 9.0").plan
     logits = 4 * 2**17 * config.model.embedding.vocab_size
-    assert plan.temporaries < 0.5 * logits
+    of_scores = 2 * 2**34  # the gradient of one head's, in 16 bits, which cuDNN's kernel writes
+    assert of_scores < plan.temporaries < of_scores + 0.5 * logits
     assert {part.name for part in plan.parts} >= {"head/backward"}
