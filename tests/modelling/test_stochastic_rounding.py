@@ -86,6 +86,7 @@ def test_the_update_is_computed_in_float32_and_only_the_weight_is_rounded(dp: in
     error, variance = (np.concatenate(x) for x in (errors, variances))
     assert variance.mean() > 0.05, "few weights lie between two values"
     assert abs(error.sum()) < 5 * np.sqrt(variance.sum())
+    assert np.square(error).sum() == pytest.approx(variance.sum(), rel=0.05)  # to nearest: less
 
 
 def test_a_continued_run_rounds_as_the_one_that_was_not_stopped() -> None:
