@@ -175,7 +175,7 @@ def test_some_trained() -> None:
 )
 def test_some_layers_keep_their_activations(family: Any, layers: int | None) -> None:
     """The last ones, with buffers for them alone; of two kinds that alternate, some of each."""
-    split = {"tp": 2} | ({} if layers is None else {"layers": layers})
+    split = {} if layers is None else {"tp": 2, "layers": layers}
     found = []
     for kinds, share in ((0, 0.0), (2, 0.6)):
         config = _config(family, {"activations": "auto"}, "float32", 0.2, **split)

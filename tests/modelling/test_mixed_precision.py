@@ -75,9 +75,9 @@ CASES = [
     slow("t5", "float16", 1, 1),
     slow("t5", "bfloat16", 2, 2),
     slow("t5", "float16", 2, 2),
-    pytest.param("gptj", "bfloat16", 1, 1),
+    slow("gptj", "bfloat16", 1, 1),
     slow("gptj", "float16", 1, 1),
-    slow("gptj", "bfloat16", 2, 2),
+    ("gptj", "bfloat16", 2, 2),  # whose program is most of those of masters and random rounding
     slow("gptj", "float16", 2, 2),
     slow("small", "bfloat16", 1, 1),
     slow("small", "float16", 1, 1),

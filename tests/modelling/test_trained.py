@@ -115,7 +115,7 @@ def test_as_torch_trains_them(name: str, dp: int, tp: int) -> None:
     """Loss, each gradient, three steps of AdamW; the others keep their bits."""
     kind, (told, only) = KINDS[name.partition("/")[0]], CHOICES[name]
     start, expected = kind.reference(only)
-    config = chosen(kind.config(dp=dp, tp=tp, micro_batch=2), **told)
+    config = chosen(kind.config(dp=dp, tp=tp, micro_batch=4 // dp), **told)
     table = family_of(config).weights(config)
     model = fine_tuning(config, gradients=True)
     model.write(table.renamed(start))

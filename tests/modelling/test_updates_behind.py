@@ -154,11 +154,14 @@ def test_all_ways(family: str, split: dict[str, int], changes: dict[str, Any]) -
     assert differences(made(**split), batches(STEPS), changes) == []
 
 
+PAIRS = {"execution": {"device_iterations": 2}}
+
+
 def test_several_steps_a_run() -> None:
     """Updates between the steps of a run, and between runs."""
 
     def trained(update: str) -> tuple[list[float], dict[str, bytes]]:
-        config = _with(small_config(), update, {"execution": {"device_iterations": 2}})
+        config = _with(small_config(), update, PAIRS)
         model = fine_tuning(config)
         model.write(family_of(config).weights(config).initial(seed=0))
         with model:
@@ -173,24 +176,25 @@ def test_several_steps_a_run() -> None:
 
 def test_a_mode_that_updates_twice_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Why the tests above can fail: the flag that nothing is pending is what a reading leaves."""
-    config = _with(small_config(layers=1), "behind", {})
+    config = _with(small_config(), "behind", PAIRS)  # the program of the test above
     model = fine_tuning(config)
     model.write(family_of(config).weights(config).initial(seed=0))
-    (batch,) = gptj.batches(1)
+    given, rates = gptj.batches(2), [1e-2, 1e-2]
     with model:
-        model.run([batch], [1e-2], 0)
+        model.run(given, rates, 0)
         once = _bits(model)
         assert _bits(model) == once
         model._pending = 0
         model.finish_update()  # the program knows by itself that there is nothing to do
         assert _bits(model) == once
-        model.run([batch], [1e-2], 1)
+        model.run(given, rates, 2)
         model._pending = None  # as if nothing were pending
-        assert _bits(model) == once
-        model._pending = 1
+        lacking = _bits(model)
+        assert _bits(model) == lacking
+        model._pending = 3
         model.borrowed(model.variables)  # as an evaluation does
         model._pending = None
-        assert _bits(model) != once
+        assert _bits(model) != lacking
 
 
 def test_random_rounding_needs_runs_of_one_step() -> None:

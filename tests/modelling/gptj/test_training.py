@@ -62,7 +62,7 @@ def test_the_program_is_verified() -> None:
 def test_texts_of_a_sample_do_not_see_one_another(slices, monkeypatch) -> None:
     """With the loss in slices of the tokens, and at once."""
     monkeypatch.setattr(LMHeadLoss, "_slices", slices)
-    config = small_config(1, 2, micro_batch=2, attention={"heads": 4, "rotary_dim": 4})
+    config = small_config(1, 2, attention={"heads": 4, "rotary_dim": 4})
     data = replace(config.data, packing=False, examples_per_row=3)
     training = replace(config.training, global_batch_size=8)
     config, model = replace(config, data=data, training=training), hf_model(small_config())

@@ -28,12 +28,18 @@ def batches(count: int) -> list[dict[str, np.ndarray]]:
 
 
 @cache
-def reference(steps: int = STEPS, optimizer: OptimizerOf = adamw, only: str = "") -> Reference:
+def reference(
+    steps: int = STEPS,
+    optimizer: OptimizerOf = adamw,
+    only: str = "",
+    layers: int = 3,
+    rate: float = RATE,
+) -> Reference:
     """Train Hugging Face's model. Its own loss would shift the labels, which the data have done."""
-    model = hf_model(small_config())
+    model = hf_model(small_config(layers=layers))
 
     def loss(batch: dict[str, torch.Tensor]) -> torch.Tensor:
         logits = model(input_ids=batch["input_ids"]).logits
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
 
-    return train(model, batches(steps), loss, RATE, optimizer, only)
+    return train(model, batches(steps), loss, rate, optimizer, only)

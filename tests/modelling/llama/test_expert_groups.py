@@ -84,9 +84,10 @@ def test_loss_every_gradient_and_three_steps_of_adamw(
     ],
 )
 def test_training_with_balance(kind: str, groups: int, tp: int, activations: str) -> None:
-    theirs, given = balanced(kind), batches(STEPS)
-    config = with_groups(our_config(theirs, 1, tp, 4), groups, activations=activations)
-    check_trained(config, *trained_balanced(theirs, given, 4), given)
+    alike = {"layer_types": ["full_attention"] * 2} if kind == "gpt_oss" else {}
+    theirs, given = balanced(kind, num_hidden_layers=2, **alike), batches(STEPS)
+    config = with_groups(our_config(theirs, 1, tp, 2), groups, activations=activations)
+    check_trained(config, *trained_balanced(theirs, given, 2), given)
 
 
 @pytest.mark.slow
@@ -201,7 +202,7 @@ def test_device_memory_falls_with_groups_and_work_does_not_grow() -> None:
     at_once = 4 * 3 * 256 * 32 * 8  # the weights of a layer's experts
     needed: dict[tuple[int, bool], int] = {}
     flops = set()
-    for groups in (1, 2, 8):
+    for groups in (1, 4):
         config = with_groups(our_config(theirs, micro_batch=2), groups)
         for trains in (True, False):
             given = replace(config, model=replace(config.model, eval=not trains))
@@ -210,10 +211,9 @@ def test_device_memory_falls_with_groups_and_work_does_not_grow() -> None:
             plan = popxl.plan.trace(program.ir, "gpu").plan()
             needed[groups, trains] = plan.device
             flops |= {plan.flops} if trains else set()
-    for groups in (2, 8):
-        gone = at_once * (1 - 1 / groups)
-        assert needed[1, False] - needed[groups, False] > 0.8 * gone
-        assert needed[1, True] - needed[groups, True] > 0.8 * 2 * gone
+    gone = at_once * (1 - 1 / 4)
+    assert needed[1, False] - needed[4, False] > 0.8 * gone
+    assert needed[1, True] - needed[4, True] > 0.8 * 2 * gone
     assert max(flops) < 1.01 * min(flops)
 
 

@@ -24,8 +24,8 @@ COUNT = {"mixtral": "num_local_experts", "gpt_oss": "num_local_experts"}
 
 
 def mixture(kind: str) -> Any:
-    """Hugging Face's description of one with experts that two and four devices can share."""
-    return hf_config(kind, **{COUNT.get(kind, "num_experts"): 4})
+    """Hugging Face's description of a layer with experts that two and four devices can share."""
+    return hf_config(kind, num_hidden_layers=1, **{COUNT.get(kind, "num_experts"): 4})
 
 
 def sharing(kind: str, dp: int, tp: int) -> LlamaConfig:

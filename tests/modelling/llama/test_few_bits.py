@@ -44,8 +44,8 @@ def expanded(base: dict[str, np.ndarray], bits: int) -> dict[str, np.ndarray]:
 def test_training_beside_packed_experts_is_that_beside_expanded_ones_bit_for_bit(
     kind: str, dp: int, tp: int, bits: int, shared_out: bool
 ) -> None:
-    theirs = hf_config(kind)
-    fields = {"adapter.rank": 2, "execution.expert_parallel": shared_out}
+    theirs = hf_config(kind, num_hidden_layers=1)
+    fields = {"adapter.rank": 4, "execution.expert_parallel": shared_out}
     config = our_config(theirs, dp, tp, 2).changed(fields)
     base, given = base_of(config, theirs), batches(2)
     packed = {"model.quantisation": f"int{bits}", "model.quantisation_group_size": SIZE}

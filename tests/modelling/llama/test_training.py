@@ -18,7 +18,6 @@ from tests.modelling.llama.training import (
     trained,
 )
 from tests.modelling.sessions import transposed
-from tests.slow import slow
 
 LAYOUTS = {
     # (data parallel, tensor parallel, slices of attention); 2 heads of keys are shared at tp 4
@@ -41,8 +40,6 @@ LAYOUTS = {
     "gpt_oss": (2, 2, 2),
 }
 TRANSPOSED = ("qwen2", "smollm3", "olmo2", "ministral3")
-IN_BRIEF = ("llama", "phi3")
-"""The others' features are in what `test_random` draws, or in tests of experts and generation."""
 
 
 # ---- every architecture -------------------------------------------------------------------------
@@ -51,10 +48,10 @@ def given_of(kind: str) -> Batches:
     return batches(STEPS) if kind in ("qwen3", "phi3") else [several_texts(5), *batches(STEPS - 1)]
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [*IN_BRIEF, *(slow(kind) for kind in SETTINGS if kind not in IN_BRIEF)],
-)
+# By default models that `test_random` draws are trained so, and what these have besides is in tests
+# of experts, adapters, generation and of weights that are trained alone.
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", SETTINGS)
 def test_loss_every_gradient_and_three_steps_of_adamw(kind: str) -> None:
     dp, tp, slices = LAYOUTS[kind]
     config = our_config(hf_config(kind), dp, tp, micro_batch=2, slices=slices)
