@@ -13,7 +13,7 @@ from popxl.transforms.saveable import products_saveable, saving
 from tests.popxl.programs import f32, run, store
 from tests.slow import slow
 
-pytestmark = pytest.mark.usefixtures("cached")
+pytestmark = pytest.mark.usefixtures("cached", "compiled_quickly")
 W = 4
 ONES = np.ones(W, np.float32)
 ROWS = np.arange(W, dtype=np.float32)
