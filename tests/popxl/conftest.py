@@ -19,6 +19,6 @@ def ir() -> Iterator[popxl.Ir]:
 
 
 @pytest.fixture
-def compiled_quickly() -> None:
+def compiled_quickly(request: pytest.FixtureRequest) -> None:
     """For tests of what a program is made into, whatever XLA makes of that."""
-    compile_quickly(True)
+    compile_quickly(request.node.get_closest_marker("optimised") is None)

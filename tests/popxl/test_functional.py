@@ -138,6 +138,7 @@ def test_references_that_overlap_are_refused():
 
 
 # ---- donated memory -----------------------------------------------------------------------------
+@pytest.mark.optimised
 def test_a_call_that_returns_its_input_and_a_change_of_it_afterwards():
     ir = popxl.Ir()
     with ir.main_graph:
@@ -162,6 +163,7 @@ def test_a_call_that_returns_its_input_and_a_change_of_it_afterwards():
                 np.testing.assert_array_equal(found[out], expected)
 
 
+@pytest.mark.optimised
 def test_a_branch_on_the_host_that_is_not_taken_gives_nothing_away():
     ir = popxl.Ir()
     with ir.main_graph:
