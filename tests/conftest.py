@@ -37,8 +37,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 for folder in ("POPXL_CACHE_DIR", "POPART_CACHE_DIR"):
     os.environ.pop(folder, None)
 
-# What is compiled as for users, where a test does not say otherwise: the engine.
-OPTIMISED = {"popxl", "popxl_addons", "popart", "popdist", "properties"}
+# What is compiled as for users, where a test does not say otherwise: the engine. Of the add-ons
+# those tests say so whose bits or compiled text are at stake.
+OPTIMISED = {"popxl", "popart", "popdist", "properties"}
 COMPILE_QUICKLY = "jax_disable_most_optimizations"
 QUICKER: dict[str, bool | int] = {
     "xla_cpu_use_fusion_emitters": False,  # the old ones; casts to fnuz are wrong

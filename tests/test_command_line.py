@@ -39,6 +39,7 @@ from machine.matrix_rate import matrix_rate
 from run.records import record_files
 from run.records.loss_curve import draw_loss_curve
 from run.records.metrics import read_metrics
+from tests.children import PYTHON_PATH
 from tests.data.corpora import few_rows, sample_examples, sample_tokenizer
 from tests.small_runs import MODEL, TRAINING
 
@@ -117,10 +118,10 @@ def mistake(capsys) -> Callable[..., str]:
 def process(
     script: str, *arguments: str, stdout: int | IO[str] = subprocess.PIPE, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script as a shell does."""
+    """Run a script as a shell of a user does."""
     return subprocess.run(
         [sys.executable, str(ROOT / script), *arguments],
-        env={**os.environ, **environment},
+        env={**os.environ, "PYTHONPATH": PYTHON_PATH, **environment},
         cwd=ROOT,
         stdout=stdout,
         stderr=subprocess.PIPE,

@@ -35,6 +35,7 @@ from run.answers import generate
 index, folder = popdist.getInstanceIndex(), Path(sys.argv[1])
 folders._SEEN = 0.5
 data = preset_data("finetuning", "tiny")
+config = config_class_of(data, "tiny").from_dict(data)
 
 def run(changes):
     agree_on_run(config_class_of(data, "tiny").from_dict(merge(data, changes if index else {})))
@@ -63,13 +64,12 @@ def program():
         sys.argv[0] = own
 
 def prompts(count, text="where?"):
-    config = config_class_of(data, "tiny").from_dict(data)
     list(generate.answer(config, [generate.Asked({}, text)] * count, Loaded()))
 
 def weights():
     generate.check_least = generate.announce_devices = lambda config: None
     generate.load_weights = lambda *_: SimpleNamespace(step=5, sha256=str(index))
-    prompts(1)
+    generate.ready(config)
 
 cases = {
     "alike": lambda: run({"checkpoint": {"save": "/mnt/a"}, "data": {"train": "other.jsonl"}}),

@@ -22,6 +22,7 @@ from data.prepare import prepare
 from data.seq2seq import SEQ2SEQ
 from data.task import SAMPLE_FOLDER
 from files.run_folder import RunFolder
+from tests.children import WITHOUT_TORCH
 from tests.slow import slow
 
 TALK = [{"role": "user", "content": "Who, ☃?"}, {"role": "assistant", "content": "Paul"}]
@@ -122,6 +123,7 @@ def test_damaged_files_are_made_again(tmp_path, large, damage, capsys):
 
 
 def test_mistakes_that_processes_find_are_the_same_sentence(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(WITHOUT_TORCH))
     monkeypatch.setattr(prepared, "LARGE", 1)
     rows = [*ROWS["text"], {"prompt": "a", "completion": None}]
     with pytest.raises(UserError, match="rows.jsonl, line 41: column 'completion' holds null"):

@@ -20,6 +20,7 @@ from data.texts import Example
 from data.tokens import Tokenizer
 from huggingface import hub
 from huggingface.hub import DataUnavailable
+from tests.children import PYTHON_PATH
 from tests.data.corpora import (
     SEED_DOCUMENT_EXAMPLE,
     encode,
@@ -187,7 +188,7 @@ NO_NETWORK = {
 def test_without_a_network_and_cache_one_sentence_says_what_to_do(how: str, tmp_path: Path) -> None:
     """In a process of its own: the hub's libraries read their settings when they are imported."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
-    env = inherited | NO_NETWORK[how] | {"HF_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    env = inherited | NO_NETWORK[how] | {"HF_HOME": str(tmp_path), "PYTHONPATH": PYTHON_PATH}
     done = subprocess.run(
         [sys.executable, "-c", ASK_FOR_BOTH],
         env=env, cwd=ROOT, capture_output=True, text=True, timeout=600, check=True,

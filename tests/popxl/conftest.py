@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import popxl
+from tests.conftest import compile_quickly
 
 
 @pytest.fixture
@@ -15,3 +16,9 @@ def ir() -> Iterator[popxl.Ir]:
     ir = popxl.Ir()
     with ir.main_graph:
         yield ir
+
+
+@pytest.fixture
+def compiled_quickly(request: pytest.FixtureRequest) -> None:
+    """For tests of what a program is made into, whatever XLA makes of that."""
+    compile_quickly(request.node.get_closest_marker("optimised") is None)

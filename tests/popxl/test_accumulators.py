@@ -10,7 +10,7 @@ import popxl_addons as addons
 from popxl import ops
 from tests.popxl.programs import f32, store
 
-pytestmark = pytest.mark.usefixtures("cached")
+pytestmark = pytest.mark.usefixtures("cached", "compiled_quickly")
 STEPS, W = 3, 4
 DTYPES = [popxl.float32, popxl.float16, popxl.bfloat16, popxl.int32]
 

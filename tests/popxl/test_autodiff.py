@@ -17,6 +17,8 @@ from popxl.transforms import gradients as gradients_module
 from tests.popxl.programs import as_list, f32, graph_of, run, run_ir, store
 from tests.slow import slow
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 X, W, B = f32(4, 3), f32(3, 3, seed=1), f32(3, seed=2)
 
 

@@ -11,6 +11,8 @@ from popxl._analysis.aliases import owners
 from popxl.transforms import autodiff
 from tests.popxl.programs import f32, graph_of, run, run_ir, store
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 
 # ---- what reaches the caller --------------------------------------------------------------------
 def _changes(x):

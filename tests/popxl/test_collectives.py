@@ -24,6 +24,8 @@ from tests.popxl.compiled import optimised
 from tests.popxl.programs import f32, run
 from tests.slow import slow
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 R = 8
 SHAPE = (4, 3)  # 12 elements: shards of 8 replicas need padding
 GROUPINGS = {
@@ -348,6 +350,7 @@ def test_collectives_work_in_loops_branches_and_called_graphs():
     np.testing.assert_array_equal(branched, np.broadcast_to(X.max(0), X.shape))
 
 
+@pytest.mark.optimised
 def test_a_group_of_one_needs_no_communication():
     ir = popxl.Ir(4)
     with ir.main_graph:

@@ -9,7 +9,7 @@ import popxl
 from popxl import ops
 from tests.popxl.programs import f32, graph_of, run
 
-pytestmark = pytest.mark.usefixtures("cached")
+pytestmark = pytest.mark.usefixtures("cached", "compiled_quickly")
 X, Y = f32(3), f32(3, seed=1)
 BOTH = pytest.mark.parametrize("taken", [True, False])
 

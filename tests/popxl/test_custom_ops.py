@@ -20,6 +20,8 @@ from popxl.errors import SpecError
 from popxl.transforms import autodiff
 from tests.popxl.programs import f32, run
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 X, W = f32(4, 3), f32(3, 3, seed=1)
 DY = np.arange(12, dtype=np.float32).reshape(4, 3) / 12
 

@@ -20,7 +20,7 @@ from popxl.transforms import autodiff
 from tests.popxl.on_disk import program as on_disk
 from tests.slow import slow
 
-pytestmark = pytest.mark.usefixtures("cached")
+pytestmark = pytest.mark.usefixtures("cached", "compiled_quickly")
 HERE = r"test_debugging\.py:\d+"
 
 

@@ -12,6 +12,8 @@ from popxl import ops
 from popxl.transforms import GradGraphInfo, autodiff
 from tests.popxl.programs import f32, run
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 X, W = f32(4, 3), f32(3, 3, seed=1)
 COUNT = 3
 

@@ -13,7 +13,7 @@ from popxl.transforms.saveable import products_saveable, saving
 from tests.popxl.programs import f32, run, store
 from tests.slow import slow
 
-pytestmark = pytest.mark.usefixtures("cached")
+pytestmark = pytest.mark.usefixtures("cached", "compiled_quickly")
 W = 4
 ONES = np.ones(W, np.float32)
 ROWS = np.arange(W, dtype=np.float32)
@@ -138,6 +138,7 @@ def test_references_that_overlap_are_refused():
 
 
 # ---- donated memory -----------------------------------------------------------------------------
+@pytest.mark.optimised
 def test_a_call_that_returns_its_input_and_a_change_of_it_afterwards():
     ir = popxl.Ir()
     with ir.main_graph:
@@ -162,6 +163,7 @@ def test_a_call_that_returns_its_input_and_a_change_of_it_afterwards():
                 np.testing.assert_array_equal(found[out], expected)
 
 
+@pytest.mark.optimised
 def test_a_branch_on_the_host_that_is_not_taken_gives_nothing_away():
     ir = popxl.Ir()
     with ir.main_graph:

@@ -22,6 +22,8 @@ from popxl.errors import popart_exception
 from popxl.transforms import autodiff
 from tests.popxl.programs import graph_of, run_ir, store
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 SPEC, FLAG = popxl.TensorSpec((2,), popxl.float32), popxl.TensorSpec((), popxl.bool)
 
 

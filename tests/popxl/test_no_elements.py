@@ -13,7 +13,7 @@ from popxl import ops
 from tests.popxl.programs import store
 from tests.slow import slow
 
-pytestmark = pytest.mark.usefixtures("cached")
+pytestmark = pytest.mark.usefixtures("cached", "compiled_quickly")
 
 
 def _zeros(shape: tuple[int, ...]) -> np.ndarray:

@@ -421,6 +421,7 @@ def _simple(draw: random.Random, values: list[Any]) -> None:
         values.append(sine(values[i]) * values[j] if draw.random() < 0.5 else sine(values[j]) * 0.7)
 
 
+@pytest.mark.usefixtures("compiled_quickly")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_graphs_give_torch_s_gradients(seed):
     inputs = [f32(*GRADIENT_SHAPE, seed=i) * np.float32(0.7) for i in range(2)]

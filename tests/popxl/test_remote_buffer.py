@@ -11,7 +11,7 @@ import popxl
 from popxl import ops
 from tests.popxl.programs import f32, store
 
-pytestmark = pytest.mark.usefixtures("cached")
+pytestmark = pytest.mark.usefixtures("cached", "compiled_quickly")
 R = 8
 
 

@@ -10,6 +10,8 @@ from popxl import ops
 from tests.popxl.compiled import optimised
 from tests.popxl.programs import f32, graph_of, run, run_ir, store
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 X, Y = f32(3), f32(3, seed=1)
 
 
@@ -175,6 +177,7 @@ def test_wrong_loops_are_errors(ir):
         ops.repeat(ir.create_graph(lambda a: a, x), 2)
 
 
+@pytest.mark.optimised
 def test_the_loop_is_not_unrolled(ir):
     x = popxl.variable(X)
     store(ops.repeat(ir.create_graph(lambda a: ops.sin(a), x), 1000, x)[0])

@@ -14,7 +14,7 @@ from popxl._compile import platforms
 from popxl.errors import DeviceMemoryError, popart_exception
 from tests.popxl.programs import f32, store
 
-pytestmark = pytest.mark.usefixtures("cached")
+pytestmark = pytest.mark.usefixtures("cached", "compiled_quickly")
 
 
 def _counting(replicas: int = 1, **kwargs):

@@ -10,6 +10,8 @@ import popxl
 from popxl import ops
 from tests.popxl.programs import f32
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 SHAPE = (3, 2)
 
 

@@ -12,7 +12,9 @@ from popxl import ops
 from popxl.errors import popart_exception
 from tests.popxl.programs import store
 
-pytestmark = pytest.mark.usefixtures("cached")  # the same programs for each case
+pytestmark = pytest.mark.usefixtures(
+    "cached", "compiled_quickly"
+)  # the same programs for each case
 
 KINDS = ["variable", "remote", "sharded", "remote sharded"]
 

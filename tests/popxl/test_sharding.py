@@ -9,7 +9,7 @@ import popxl
 from popxl import ops
 from popxl._ir.sharding import MetaShape, common, shard_count, shard_elements
 
-pytestmark = pytest.mark.usefixtures("cached")
+pytestmark = pytest.mark.usefixtures("cached", "compiled_quickly")
 
 
 def test_the_number_of_shards_goes_with_the_shape_of_the_whole():

@@ -9,6 +9,8 @@ import popxl
 from popxl import ops
 from tests.popxl.programs import f32, run
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 
 # ---- identity -----------------------------------------------------------------------------------
 def test_text_of_tensors(ir):

@@ -13,6 +13,8 @@ import popxl
 from popxl import ops
 from tests.popxl.programs import f32, graph_of, run
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 X = f32(4, 6)
 
 

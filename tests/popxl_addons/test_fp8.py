@@ -50,6 +50,7 @@ def test_tiny_values_take_the_largest_scale():
     assert run_on_each(data, fp8_amax_scale, popxl.float8_143) == [31, 31]
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("dtype", FORMATS)
 def test_mse_scale_is_the_hosts(dtype):
     data = [(rng.standard_t(2, size=400) * s).astype(np.float32) for s in (1e-2, 1.0, 700.0)]
@@ -57,6 +58,7 @@ def test_mse_scale_is_the_hosts(dtype):
     assert run_on_each(data, fp8_mse_scale, dtype) == wanted
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize(
     ("source", "dtype"),
     [(np.float16, popxl.float8_143), slow(np.float32, popxl.float8_143),

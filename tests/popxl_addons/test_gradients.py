@@ -97,6 +97,7 @@ def test_accumulated_gradients_are_means_or_sums_over_micro_batches(recompute, m
         assert session.get_tensor_data(accumulators.mean_accum_counter) == MICRO_BATCHES
 
 
+@pytest.mark.optimised
 def test_the_sum_of_a_tables_gradients_passes_over_no_other_rows():
     """In the compiled program the only op on the whole table is the scatter."""
     ir = popxl.Ir()

@@ -95,6 +95,7 @@ def test_a_mixture_and_its_gradients_are_torchs(mixture) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=2e-6, atol=2e-6)
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_gradients_of_groups_are_added_to_what_is_there_bit_for_bit(dtype: type) -> None:
     def added(x, matrices, dy, total):

@@ -15,6 +15,8 @@ from popxl.ops import fp8
 from tests.popxl.ops.harness import evaluate
 from tests.slow import slow
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 TORCH = {
     popxl.float8_e4m3fn: (torch.float8_e4m3fn, 448.0),
     popxl.float8_e5m2: (torch.float8_e5m2, 57344.0),
@@ -44,6 +46,7 @@ def hard_numbers() -> np.ndarray:
     return np.concatenate(found).astype(np.float32)
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("dtype", TORCH, ids=lambda d: d.name)
 @pytest.mark.parametrize("given", ["float32", "bfloat16", "float16"])
 def test_casts_are_torchs(dtype, given):
@@ -156,6 +159,7 @@ def test_current_scaling_takes_the_scales_of_its_operands(power_of_2):
     check(found, theirs(*given, scale, kinds))
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("rule", [None, fp8.EXACT])
 def test_a_product_in_bfloat16_with_a_bias_is_torchs(rule):
     """Scales that are powers of two are folded into the operands, where they change no bit."""
@@ -174,6 +178,7 @@ def test_a_product_in_bfloat16_with_a_bias_is_torchs(rule):
         np.testing.assert_allclose(array, wanted[name], rtol=2**-8, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.optimised
 def test_sums_are_float32_whatever_the_dtype():
     """4096 equal terms: a sum in 16 bits would stop growing at 256, and one in 8 bits at 16."""
     x, w, dy = np.ones((1, 4096)), np.ones((4096, 16)), np.ones((1, 16))

@@ -13,6 +13,8 @@ from popxl import ops
 from popxl.ops import var_updates as up
 from tests.popxl.programs import run
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 INT, FLOAT, HALF = np.int32, np.float32, np.float16
 
 # name, update, reference
