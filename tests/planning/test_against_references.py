@@ -100,7 +100,8 @@ def test_encoder_and_decoder_lengths_of_their_own_save_eight_times_the_work() ->
     ("name", "bytes_each"), [("tiny", 16), slow("xxl_pod64", 14), ("gptj_6B_1024_pod64", 14)]
 )
 def test_host_memory_is_the_state_and_the_activations(name: str, bytes_each: int) -> None:
-    """16-bit weights, float32 gradients and moments, each once; rows of activations by layer."""
+    """Weights, gradients and moments, each once, all but 16-bit weights in float32; rows of
+    activations by layer."""
     needs = needs_of(name)
     config = needs.config
     assert needs.state == needs.parameters * bytes_each
