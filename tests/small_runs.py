@@ -7,14 +7,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
 import run_export
 import run_finetuning
-from data.pipeline import Pipeline
-from data.texts import Corpus
+from data.task import Task
+from run import card
+from run.records import record_files
 from tests.children import PYTHON_PATH, child, free_port
 
 ROOT = Path(__file__).parents[1]
@@ -38,23 +40,26 @@ GPTJ = (
 # Few examples, so that runs start soon and pass the end of an epoch often.
 _FINETUNING = """
 import sys
+from itertools import islice
 import run_finetuning
-from data.pipeline import Pipeline
-from data.texts import Corpus
+from data.task import Task
 
-load = Pipeline.corpus
-Pipeline.corpus = lambda *split: Corpus(load(*split).examples[:200], 0)
+examples = Task.examples
+Task.examples = lambda *given: islice(examples(*given), 40)
 sys.exit(run_finetuning.main(sys.argv[1:]))
 """
 
 
 @contextmanager
 def few_examples(executables: Path) -> Iterator[None]:
-    """A context for runs in this process, on forty examples, whose programs are compiled once."""
-    load = Pipeline.corpus
+    """A context for runs in this process, on forty examples, whose programs are compiled once. No
+    loss curve is drawn: tests of records and of the command line look at it."""
+    examples = Task.examples
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("POPXL_CACHE_DIR", str(executables))
-        patch.setattr(Pipeline, "corpus", lambda *split: Corpus(load(*split).examples[:40], 0))
+        patch.setattr(Task, "examples", lambda *given: islice(examples(*given), 40))
+        for drawing in (record_files, card):
+            patch.setattr(drawing, "draw_loss_curve", lambda *_: None)
         yield
 
 

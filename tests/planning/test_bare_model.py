@@ -51,6 +51,8 @@ def test_llama_3_1_8b(
     (tmp_path / "config.json").write_text(json.dumps(sizes))
     plan = tmp_path / "plan.json"
     command = ["--model", str(tmp_path), "--plan", "--plan-json", str(plan), "--machine", machine]
+    if layers == 1:  # one program to simulate for each micro-batch
+        command += ["--activations", "recompute"]
     assert run_finetuning.main(command) == 0
     out = capsys.readouterr().out
     size = {"bfloat16": 14, "float32": 16}[precision]

@@ -235,7 +235,7 @@ def test_every_script_says_which_model_it_needs(main, capsys):
 
 def test_a_plan_is_for_the_machine_that_it_names(chosen):
     batch = ("--global_batch_size", "8")
-    config = chosen("--model", "t5", *batch, only_plans=True, machine=machines()["h200"])
+    config = chosen("--model", "gptj", *batch, only_plans=True, machine=machines()["h200"])
     assert (config.model.precision, config.execution.data_parallel) == ("bfloat16", 8)
 
 

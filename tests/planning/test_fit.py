@@ -38,15 +38,16 @@ def tiny(name: str = "tiny", **execution: object) -> RunConfig:
     )
 
 
-def found(on: Machine, devices: int = 1) -> tuple[object, ...]:
-    made = best_training("tiny", tiny("gptj_tiny", **AGAIN), on, devices)
+def found(on: Machine, programs: Programs) -> tuple[object, ...]:
+    made = best_training("tiny", tiny("gptj_tiny", **AGAIN), on, 1, programs)
     e = made.needs.config.execution
     return made.fits, e.micro_batch_size, e.disk is not None, made.plan.disk > 0
 
 
 def test_a_smaller_micro_batch_where_device_memory_is_small() -> None:
-    assert found(ONE) == (True, 16, False, False)
-    fits, micro, *disk = found(replace(ONE, memory=12e6))
+    programs = Programs()
+    assert found(ONE, programs) == (True, 16, False, False)
+    fits, micro, *disk = found(replace(ONE, memory=12e6), programs)
     assert fits
     assert isinstance(micro, int)
     assert 1 <= micro < 16
@@ -105,7 +106,7 @@ def test_the_disk_where_host_memory_is_small() -> None:
 
 
 def test_devices_share_the_batch_or_each_layer() -> None:
-    made = best_training("tiny", tiny(**AGAIN), ONE, 2)
+    made = best_training("tiny", tiny("gptj_tiny", **AGAIN), ONE, 2)
     e = made.needs.config.execution
     assert e.data_parallel * e.tensor_parallel == 2
     assert made.needs.samples == 16
@@ -130,9 +131,10 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert lines["fits"] == "yes"
     assert lines["training"].startswith("1,000,000 tokens take ")
     assert lines["generation"].startswith("on one device, weights on the device")
+    two = ("--global_batch_size", "2", "--micro_batch_size", "2")
     sizes = {"model_type": "qwen3", "num_hidden_layers": 1, "hidden_size": 64}
     (tmp_path / "config.json").write_text(json.dumps(sizes))
-    assert fit.main([str(tmp_path / "config.json"), "--global_batch_size", "2", *on]) == 0
+    assert fit.main([str(tmp_path / "config.json"), *two, *on]) == 0
     assert "2.0 M parameters" not in capsys.readouterr().out
     (tmp_path / "other.json").write_text("{}")
     for wrong in (str(tmp_path / "other.json"), "nobody/nothing"):

@@ -85,6 +85,7 @@ def test_a_step_holds_what_is_trained(run: Path, base: Path) -> None:
     assert size < 0.5 * (base / "model.safetensors").stat().st_size
 
 
+@pytest.mark.slow  # by default a run of test_frozen_base.py does
 def test_a_run_continues_bit_for_bit(run: Path, base: Path, tmp_path: Path) -> None:
     assert train(tmp_path / "run", "--load", str(base), "--steps", "2") == 0
     assert train(tmp_path / "run", "--load", str(base), "--steps", "4") == 0

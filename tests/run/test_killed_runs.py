@@ -1,7 +1,8 @@
 """Runs that are killed at random moments go on as if nothing had happened, bit for bit.
 
-The slow tests kill twenty times, the other twice: a run of one process, and one process of a
-run of four, which the others must notice. A run with its state on disk is killed a hundred times.
+The slow tests kill twenty times, the other once, and then its terminal is gone: a run of one
+process, and one process of a run of four, which the others must notice. A run with its state on
+disk is killed a hundred times.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from pathlib import Path
 
 import pytest
 
+import run_finetuning
 from checkpoints.folders import step_folders
 from run.records.metrics import Row, read_metrics
 from tests.run.saved import digests, flip_in
-from tests.small_runs import GPTJ, RATE, TRAINING, finetuning
+from tests.small_runs import GPTJ, RATE, TRAINING, few_examples, finetuning
 
 SEED = 20
 FLAGS = [*TRAINING, "--checkpoint.steps", "3"]
@@ -41,7 +43,7 @@ FLAGS_ON_DISK = [
 ALL_ON_DISK = "import machine.placement\nmachine.placement.check_limit = lambda *_: None\n"
 """A limit below what any program takes puts all on disk that can be."""
 FLAGS_OF_FEW = [*GPTJ, *RATE, "--dropout_prob", "0.1", "--checkpoint.steps", "3"]
-"""A program that compiles soon, and that tests/run/test_logs_that_break.py has too."""
+"""A program that compiles soon."""
 FLAGS_OF_SEVERAL = [*GPTJ, *RATE, "--checkpoint.steps", "2"]
 
 
@@ -98,13 +100,16 @@ class Lives:
             given=self.given,
         )
 
-    def live(self, seconds: float, further: bool, victim: int) -> None:
+    def live(
+        self, seconds: float, further: bool, victim: int, number: int = signal.SIGKILL
+    ) -> None:
         """Run from the newest good step, which is where a warning about a damaged one leads; kill.
 
         Args:
             seconds: from the end of the first step to the kill.
             further: begin to count them when this life has saved a step.
             victim: the process that is killed.
+            number: of the signal. SIGHUP comes with a log that nobody reads, and the run saves.
         """
         newest, damaged = self.good()
         load = [] if newest is None or self.processes > 1 else ["--load", str(self.folder)]
@@ -118,7 +123,10 @@ class Lives:
         while len(step_folders(self.folder)) < 2 or (further and self.good()[0] == newest):
             time.sleep(0.01)
         time.sleep(seconds)
-        runs[victim].kill()
+        if number == signal.SIGHUP:
+            first.close()
+            runs[0].stderr = None
+        runs[victim].send_signal(number)
         for _ in range(600):  # a minute, and no less where this process is stopped for a while
             if all(run.poll() is not None for run in runs):
                 break
@@ -127,7 +135,7 @@ class Lives:
             run.kill()  # else what did not end would be waited for
         rest = [run.communicate()[1] for run in runs]
         codes = [1] * self.processes
-        codes[victim] = -signal.SIGKILL
+        codes[victim] = -number if number == signal.SIGKILL else 128 + number
         assert [run.returncode for run in runs] == codes, rest
         if self.processes > 1:
             named = [line for text in rest for line in text.splitlines() if "ended" in line]
@@ -174,8 +182,10 @@ def killed(
     processes: int = 1,
     flags: tuple[str, ...] = (),
     given: Sequence[str] | None = None,
+    last: int = signal.SIGKILL,
 ) -> Lives:
-    """A run after `kills` deaths; `damages` says before which life the newest step is spoiled."""
+    """A run after `kills` deaths, of which `last` is the last one's signal; `damages` says before
+    which life the newest step is spoiled."""
     print(f"moments of the kills are from seed {SEED}")
     moments = random.Random(SEED)
     lives = Lives(folder, executables, processes=processes, flags=flags, given=given)
@@ -186,7 +196,8 @@ def killed(
             lives.spoil(due.pop(0))
         seconds = moments.uniform(0.0, 0.8)
         victim = moments.randrange(processes) if processes > 1 else 0
-        lives.live(seconds, life % 2 == 0, victim)
+        number = last if life == kills - 1 else signal.SIGKILL
+        lives.live(seconds, life % 2 == 0, victim, number)
         print(f"killed after {seconds:.3f} s; the newest checkpoint is of step {lives.good()[0]}")
     assert not due
     print(f"{lives.while_saving} of {kills} kills were in the middle of a save")
@@ -196,9 +207,14 @@ def killed(
 def check_against_an_uninterrupted_run(lives: Lives, folder: Path) -> None:
     last = max(lives.saved)
     flags = ["--steps", str(last), "--to_keep", str(last)]
-    for run in lives.start(folder, *flags):
-        errors = run.communicate()[1]
-        assert run.returncode == 0, errors
+    if lives.processes == 1:  # what this process has imported need not be again
+        with few_examples(lives.executables):
+            given = [*(lives.given or FLAGS), "--save", str(folder), *lives.flags, *flags]
+            assert run_finetuning.main(given) == 0
+    else:
+        for run in lives.start(folder, *flags):
+            errors = run.communicate()[1]
+            assert run.returncode == 0, errors
     reference = {step: digests(path) for _, step, path in step_folders(folder)}
     for step, found in lives.saved.items():
         assert all(one == reference[step] for one in found), f"step {step} differs"
@@ -209,8 +225,10 @@ def check_against_an_uninterrupted_run(lives: Lives, folder: Path) -> None:
     assert len({row["step"] for row in lives.rows}) >= last  # none is missing
 
 
-def test_killed_twice(tmp_path, executables):
-    lives = killed(tmp_path / "run", executables, 2, {1: flip}, given=FLAGS_OF_FEW)
+def test_killed_and_then_without_a_terminal(tmp_path, executables):
+    few = {"given": FLAGS_OF_FEW, "last": signal.SIGHUP}
+    lives = killed(tmp_path / "run", executables, 2, {1: flip}, **few)
+    assert lives.good()[0] == lives.rows[-1]["step"], "what was done is not saved"
     check_against_an_uninterrupted_run(lives, tmp_path / "reference")
 
 

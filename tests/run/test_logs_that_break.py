@@ -10,7 +10,6 @@ import pytest
 
 from checkpoints import load_checkpoint
 from terminal.screen import enduring_streams, say
-from tests.slow import slow
 from tests.small_runs import GPTJ, RATE, finetuning
 
 FLAGS = (*GPTJ, *RATE, "--dropout_prob", "0.1", "--evaluation.metrics", "loss")
@@ -31,7 +30,8 @@ def test_a_run_whose_log_nobody_reads_is_trained_and_saved(
     assert load_checkpoint(tmp_path / "run").step == 30
 
 
-@pytest.mark.parametrize("number", [signal.SIGHUP, slow(signal.SIGTERM)])
+@pytest.mark.slow  # by default a run of test_killed_runs.py gets SIGHUP
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
 def test_a_signal_saves_and_its_code_says_that_there_is_more(
     number: int, executables: Path, tmp_path: Path
 ) -> None:

@@ -13,9 +13,11 @@ from config.sections import RunConfig
 from modelling.generation import Beam, Greedy, Sampling, Strategy
 from modelling.generation.choice import generation_program
 from modelling.spec import family_of
+from popxl.plan import plan_of
 from sessions.generating import Inference
 from tests.modelling.generation import gptj, t5
 from tests.modelling.generation.test_t5 import SEARCHED, their_beams
+from tests.modelling.gptj.hf import small_config
 from tests.modelling.sessions import transposed
 from tests.slow import slow
 
@@ -119,16 +121,19 @@ def test_adapters_of_some_layers_give_back_what_weights_lack(family, targets, wh
         weights |= {f"{adapter.module}.lora_A.weight": a, f"{adapter.module}.lora_B.weight": b}
     tokens = tokens_of(config, where, Greedy(), weights)
     np.testing.assert_array_equal(tokens, family.reference().tokens)
-    assert (tokens_of(config_of(family), where, Greedy(), weights) != tokens).any(1).sum() > 5
+    for name in (name for name in weights if name.endswith("lora_B.weight")):
+        weights[name] = np.zeros_like(weights[name])
+    assert (tokens_of(config, where, Greedy(), weights) != tokens).any(1).sum() > 5
 
 
 def test_the_device_holds_a_layer_at_a_time():
     """More layers take no more of it; the resident program holds all of them."""
 
     def bytes_of(layers: int, weights: str) -> int:
-        config = t5.config_of(micro_batch=4, layers=layers)
+        config = small_config(1, 1, 4, layers=layers, eval=True, output_length=2)
         generation = replace(config.generation, weights=weights, micro_batches=2)
-        return Inference(replace(config, generation=generation)).session.plan().device
+        config = replace(config, generation=generation)
+        return plan_of(generation_program(config, family_of(config), Greedy()).ir).device
 
     assert bytes_of(4, "streamed") == bytes_of(2, "streamed")
     assert bytes_of(4, "resident") > 1.3 * bytes_of(2, "resident")
