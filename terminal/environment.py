@@ -22,7 +22,7 @@ _JAX = "import jax"
 _SECONDS = 60
 _FLAGS = re.compile(
     r"(\s*--xla_(force_host_platform_device_count=\d{1,4}|backend_optimization_level=[0-3]"
-    r"|cpu_use_fusion_emitters=(true|false)"  # which tests set
+    r"|cpu_use_fusion_emitters=(true|false)|cpu_parallel_codegen_split_count=\d{1,4}"  # tests
     r"|cpu_collective_call_terminate_timeout_seconds=\d{1,4}))*\s*"  # which popxl adds
 )
 _SWITCH = re.compile(r"JAX_(DISABLE_MOST_OPTIMIZATIONS|ENABLE_X64)=([01]|[Tt]rue|[Ff]alse)")

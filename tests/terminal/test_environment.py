@@ -104,3 +104,8 @@ def test_scripts_end_with_the_sentence(name, value, said):
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith(f"error: the environment variable {name}")
+
+
+def test_flags_of_the_tests_are_known():
+    """Each start of a script would try others in a process of its own."""
+    assert environment._FLAGS.fullmatch(os.environ["XLA_FLAGS"])
