@@ -20,7 +20,7 @@ import tests.modelling.gptj.training as gptj
 import tests.modelling.llama.training as llama
 import tests.modelling.t5.training as t5
 from config.sections import RunConfig
-from modelling.phases.training import TrainingProgram
+from modelling.phases.training import TrainingProgram, build_training
 from planning.residence import Build
 from popxl._compile import platforms
 from popxl._run import program
@@ -209,3 +209,14 @@ def test_gptj_in_bfloat16_with_sliced_attention() -> None:
 )
 def test_all_types(family: Any, precision: str, dropout: float, split: dict[str, Any]) -> None:
     _check(family, precision, dropout, **split)
+
+
+@pytest.mark.parametrize(("share", "layers"), [(0.5, 2), (0.25, 1), (1.0, 4)])
+def test_layers_that_compute_again_have_no_room_for_activations(share: float, layers: int) -> None:
+    family = modelling.gptj.family.FAMILY
+    config = _config(GPTJ, {"activations": "auto"}, "float32", 0.0)
+    config = config.changed({"model.layers": 4})
+    ir = build_training(config, family.layout, keeping={"layer": share}).ir
+    kept = [b for b in ir.remote_buffers if b.kind == "activations inside layers"]
+    micro_batches = config.training.global_batch_size // config.execution.micro_batch_size
+    assert {buffer.entries for buffer in kept} == {layers * micro_batches}
