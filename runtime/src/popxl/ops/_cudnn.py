@@ -67,12 +67,13 @@ def name_end(settings: Settings) -> str:
 
 def _added(q: Any, k: Any, rest: Sequence[Any], settings: Settings) -> list[Any]:
     """What the kernel adds to the scores: biases, and a mask of segments and of positions that are
-    given. What follows a query in the order of the tokens it leaves out by itself."""
+    given. What follows a query in the order of the tokens it leaves out by itself; what is before
+    its window too, but not where it adds something (cuDNN's frontend refuses that)."""
     others = sorted_inputs(rest, settings)
-    causal = settings.causal and settings.positions
-    seen = visible(
-        q.shape[-2], k.shape[-2], others, settings._replace(causal=causal, lengths=False)
-    )
+    adds = settings.segments or bool(settings.biases)
+    in_mask = settings.positions or (adds and settings.window is not None)
+    told = settings._replace(causal=settings.causal and in_mask, lengths=False)
+    seen = visible(q.shape[-2], k.shape[-2], others, told)
     if seen is None:
         return others.biases
     # As cuDNN's own masks: the difference of two such numbers is finite in both 16-bit types.
@@ -88,7 +89,7 @@ def _of_some_heads(q: Any, k: Any, v: Any, *rest: Any, settings: Settings) -> An
         shape = (*bias.shape[:2], q.shape[1], k.shape[1])
         bias = jnp.broadcast_to(bias, shape).astype(q.dtype)
     causal = settings.causal and not settings.positions
-    back = (settings.window - 1, 0) if causal and settings.window is not None else None
+    back = (settings.window - 1, 0) if causal and settings.window and bias is None else None
     lengths = sorted_inputs(rest, settings).lengths
     return jax.nn.dot_product_attention(
         q, k, v,
