@@ -5,7 +5,6 @@ On a CPU it compares the loop over tiles; with `-p tests.on_gpu`, the kernel.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -87,12 +86,8 @@ def test_texts_attend_to_themselves(
         np.testing.assert_allclose(ours.astype(np.float64), theirs.detach(), rtol=0, atol=close)
 
 
-@pytest.mark.parametrize("room", [3, 1], ids=lambda room: f"{room} heads")
-def test_groups_of_heads_give_what_all_together_give(room: int, monkeypatch: pytest.MonkeyPatch):
-    """With JAX's own attention in place of the kernel."""
-    monkeypatch.setattr(
-        jax.nn, "dot_product_attention", partial(_by_jax, jax.nn.dot_product_attention)
-    )
+def test_groups_of_heads_give_what_all_together_give(monkeypatch: pytest.MonkeyPatch):
+    _instead_of_the_kernel(monkeypatch)
     biases = rand(1, 6, 10, 10, seed=4), rand(6, 10, 10, seed=5), rand(10, 10, seed=6)
     dy, q, out = (rand(2, 6, 10, 8, seed=n) for n in range(3))
     k, v = (rand(2, 2, 10, 8, seed=n) for n in (7, 8))
@@ -108,15 +103,44 @@ def test_groups_of_heads_give_what_all_together_give(room: int, monkeypatch: pyt
         monkeypatch.setattr(_cudnn, "MAX_WORKSPACE", heads * 2 * 2 * 10 * 10)
         return jax.jit(lambda *given: run(*given))(*arrays, segments, segments)
 
-    for found, whole in zip(both(room), both(6), strict=True):
-        np.testing.assert_allclose(found, whole, rtol=1e-5, atol=1e-5)
+    whole, *grouped = (both(heads) for heads in (6, 3, 1))
+    for found, expected in ((f, e) for each in grouped for f, e in zip(each, whole, strict=True)):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def _by_jax(
-    attention: Callable[..., Any], *given: Any, implementation: str, **settings: Any
-) -> Any:
-    assert implementation == "cudnn"
-    return attention(*given, **settings)
+@pytest.mark.parametrize("biases", [0, 1])
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize(("positions", "segments"), [(True, True), (False, True), (False, False)])
+def test_what_is_hidden_is_what_the_definition_hides(
+    positions: bool,
+    segments: bool,
+    window: int | None,
+    biases: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _instead_of_the_kernel(monkeypatch)
+    settings = _attention.Settings(0.3, biases, 0.0, True, window, None, positions, segments, False)
+    q, k, v = (np.float32(rand(2, 4, 10, 8, seed=n)) for n in range(3))
+    places = np.array([[5, 4, 3, 2, 1, 0, 6, 7, 8, 9]], np.int32)
+    texts = np.array([[0] * 4 + [1] * 6, [0] * 10], np.int32)
+    rest = [np.float32(rand(4, 10, 10, seed=4))] * biases
+    rest += [places] * 2 * positions + [texts] * 2 * segments
+    expected = _attention.attention_of(q, k, v, *rest, settings=settings)[0]
+    found = _cudnn.attention_kernel(q, k, v, *rest, settings=settings)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def _instead_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX's own attention, which takes as much at a time."""
+    attention = jax.nn.dot_product_attention
+
+    def own(*given: Any, implementation: str, **settings: Any) -> Any:
+        assert implementation == "cudnn"
+        window = settings.pop("local_window_size")
+        assert window is None or settings["bias"] is None
+        return attention(*given, local_window_size=window, **settings)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", own)
 
 
 @pytest.mark.parametrize(
