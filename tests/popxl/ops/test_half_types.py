@@ -115,7 +115,7 @@ def _check_rounded(found: np.ndarray, expected: np.ndarray, dtype: popxl.dtype) 
     least = smallest + 1e-7 * allowed.max()
     allowed *= 2 * ROUNDING[dtype]  # in place: there are millions
     allowed += least
-    error = found - expected
+    error = np.asarray(found - expected)
     right = np.abs(error, out=error) <= allowed
     assert right.all(), (found[~right][:9], expected[~right][:9])
 
