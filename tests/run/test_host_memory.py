@@ -69,8 +69,8 @@ print(json.dumps(found | {"state": state}))
 """
 # Of the two families GPT-J has fewer programs to compile.
 FLAGS = [
-    *("--config", "gptj_tiny", "--device", "cpu", "--layers", "2", "--hidden_size", "512"),
-    *("--vocab_size", "6000", "--heads", "8", "--model.attention.rotary_dim", "16"),
+    *("--config", "gptj_tiny", "--device", "cpu", "--layers", "4", "--hidden_size", "512"),
+    *("--vocab_size", "8000", "--heads", "8", "--model.attention.rotary_dim", "16"),
     *("--sequence_length", "8", "--global_batch_size", "8", "--micro_batch_size", "8"),
 ]
 
@@ -82,7 +82,7 @@ def test_peaks_of_host_memory(tmp_path):
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     print(found)
-    assert found.pop("state") > 1.9e8
+    assert found.pop("state") > 3e8
     # Weights and moments are three quarters of the state. They fit in one file, and files are
     # written whole.
     assert found.pop("saving in the background") < 0.95
