@@ -21,7 +21,8 @@ def test_steps(step: dict[str, Any]) -> None:
     bytes_ = (f"{step[f'{name}_device_bytes'] / 1e9:.2f} GB" for name in ("peak", "planned"))
     preset = f"`{step['preset']}`"
     assert f"| {' | '.join([preset, *seconds, *bytes_])} |" in SECTION
-    assert 1 <= step["seconds"] / step["simulated"] < 1.125, "up to 12 % longer"
+    longest = 1.125 if step["preset"].endswith("fp8") else 1.085
+    assert 1 <= step["seconds"] / step["simulated"] < longest, "up to 8 % longer, in FP8 12 %"
 
 
 @pytest.mark.parametrize("of", RECORD["kernels"], ids=lambda of: of["preset"])
