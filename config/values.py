@@ -1,8 +1,9 @@
 """The types that a configuration field can have, and how a value of each is checked and read.
 
 A field is a `bool`, an `int`, a `float`, a `str` or a `Literal` of strings; `| None` makes it
-optional, and `Annotated[..., Rule(...)]` narrows it. `ValueType.of` turns such an annotation into
-the one object that YAML, the command line and plain construction all check with.
+optional, `| Literal["auto"]` lets a number be "auto", and `Annotated[..., Rule(...)]` narrows it.
+`ValueType.of` turns such an annotation into the one object that YAML, the command line and plain
+construction all check with.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -68,7 +69,13 @@ _NONE_WORDS = ("null", "none")
 
 @dataclass(frozen=True)
 class ValueType:
-    """What a field accepts."""
+    """The values that a field accepts.
+
+    Attributes:
+        kind: type of a value.
+        choices: the strings that it may be; with a number as `kind`, in place of a number.
+        optional: whether it may be None.
+    """
 
     kind: type
     choices: tuple[str, ...] = ()
@@ -90,10 +97,12 @@ class ValueType:
         if origin is Literal:
             return ValueType(str, choices=get_args(annotation))
         if origin in (Union, UnionType):
-            inner, none = get_args(annotation)
-            if none is NoneType:
-                some = ValueType.of(inner)
-                return ValueType(some.kind, some.choices, optional=True, rule=some.rule)
+            inner, other = get_args(annotation)
+            some = ValueType.of(inner)
+            if other is NoneType:
+                return replace(some, optional=True)
+            if get_origin(other) is Literal:
+                return replace(some, choices=get_args(other))
         if annotation in _NOUNS:
             return ValueType(annotation)
         raise TypeError(f"a configuration field cannot have the type {annotation}")
@@ -105,16 +114,17 @@ class ValueType:
 
     def describe(self) -> str:
         """What a value must be, to complete "must be …"."""
+        noun = self.rule.text if self.rule else _NOUNS[self.kind]
         if self.choices:
-            noun = "one of " + ", ".join(self.choices)
-        else:
-            noun = self.rule.text if self.rule else _NOUNS[self.kind]
+            listed = ", ".join(self.choices)
+            noun = f"one of {listed}" if self.kind is str else f"{listed}, or {noun}"
         return noun + (", or null" if self.optional else "")
 
     def metavar(self) -> str:
         """The placeholder for a value in help texts."""
         if self.choices:
-            listed = "{" + ",".join(self.choices) + "}"
+            number = [] if self.kind is str else [self.kind.__name__.upper()]
+            listed = "{" + ",".join([*self.choices, *number]) + "}"
             return listed if len(listed) < 48 else "NAME"  # the help text says which
         return "true|false" if self.kind is bool else self.kind.__name__.upper()
 
@@ -155,9 +165,11 @@ class ValueType:
         return self.describe()
 
     def _admits(self, value: Scalar) -> bool:
+        if value in self.choices and isinstance(value, str):
+            return True
         if type(value) is not self.kind:  # not isinstance, since a bool is an int
             return False
-        if self.choices and value not in self.choices:
+        if self.choices and self.kind is str:
             return False
         if isinstance(value, float) and not math.isfinite(value):
             return False

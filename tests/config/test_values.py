@@ -26,6 +26,8 @@ from config.values import PositiveFloat, PositiveInt, Probability, ValueType
         (PositiveInt | None, None, None),
         (PositiveInt | None, 2, 2),
         (Literal["a", "b"], "b", "b"),
+        (PositiveInt | Literal["auto"], "auto", "auto"),
+        (PositiveInt | Literal["auto"], 2, 2),
     ],
 )
 def test_accepted(annotation, value, expected):
@@ -53,6 +55,9 @@ def test_accepted(annotation, value, expected):
         (Probability, 1.0, "a number from 0 up to, not including, 1"),
         (PositiveInt | None, 0, "a positive integer, or null"),
         (Literal["a", "b"], "c", "one of a, b"),
+        (PositiveInt | Literal["auto"], 0, "auto, or a positive integer"),
+        (PositiveInt | Literal["auto"], "all", "auto, or a positive integer"),
+        (PositiveInt | Literal["auto"], None, "auto, or a positive integer"),
     ],
 )
 def test_refused(annotation, value, rule):
