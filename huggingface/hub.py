@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from config.errors import UserError
 from files.json_files import read_object
 from files.shown import shown, shown_name, shown_names, shown_path
+from huggingface.refusals import check_not_cache, refusal_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -58,9 +59,10 @@ def load_split(path: str, name: str | None, split: str) -> Dataset:
         with _cache_only(not reachable):
             return datasets.load_dataset(path, name, split=split)
     except Exception as error:  # its library raises exceptions of many kinds
+        why = refusal_of(path, error, reachable, "dataset")
         raise DataUnavailable(
             f"cannot get data set {path}{f'/{name}' if name else ''} from the Hugging Face hub"
-            f"{_why(reachable, error)}: connect to the network, or use --data.dataset sample, or "
+            f" ({why.reason}): {why.advice}, or use --data.dataset sample, or "
             "files of your own with --data.train and --data.validation"
         ) from error
 
@@ -101,6 +103,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
 
     local = Path(name).is_dir()
     if local:
+        check_not_cache(Path(name))
         _check_tokenizer_files(Path(name))
     reachable = not local and is_reachable()
     try:
@@ -117,9 +120,10 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
                 f"({shown_name(str(error).partition(chr(10))[0], 60)}): "
                 "give one with tokenizer.json and tokenizer_config.json"
             ) from error
+        why = refusal_of(name, error, reachable)
         raise DataUnavailable(
             f"tokenizer {name} is no folder, and cannot be had from the Hugging Face hub"
-            f"{_why(reachable, error)}: connect to the network, or give a folder with --tokenizer"
+            f" ({why.reason}): {why.advice}, or give a folder with --tokenizer"
         ) from error
 
 
@@ -141,11 +145,6 @@ def _check_tokenizer_files(folder: Path) -> None:
                 f"{shown_path(folder / name)} asks to run code of its own (auto_map), which is "
                 "never done: give a tokenizer of a class that transformers has"
             )
-
-
-def _why(reachable: bool, error: Exception) -> str:
-    """Why the hub did not give it, in parentheses; on one line, as errors of the hub are long."""
-    return f" ({str(error).splitlines()[0]})" if reachable and str(error) else " (not reachable)"
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from files.shown import shown_path
 from huggingface.folders import CONFIG, is_complete, is_hf_directory, read_hf_directory
 from huggingface.generation_config import GENERATION, end_tokens, generation_settings
 from huggingface.hub import is_reachable
+from huggingface.refusals import check_not_cache, refusal_of
 from huggingface.wrappers import HEADS, text_part, wrapper_of
 
 WEIGHTS = ("*.safetensors", "*.json")
@@ -51,6 +52,7 @@ def local_model(name: str, files: Sequence[str] = WEIGHTS) -> Path:
             f"{shown_path(name)} is an adapter, not a model: give --adapter.load with it, and "
             "--load with its model"
         )
+    check_not_cache(folder)
     if not is_hf_directory(folder):
         raise CheckpointError(
             f"there is neither a checkpoint nor a Hugging Face model in {shown_path(name)}: give a "
@@ -85,14 +87,20 @@ def _downloaded(name: str, files: Sequence[str]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+    reachable = is_reachable()
     try:
         # An unreachable hub would be asked again and again for a minute.
-        snapshot = snapshot_download(
-            name, allow_patterns=list(files), local_files_only=not is_reachable()
+        return Path(
+            snapshot_download(name, allow_patterns=list(files), local_files_only=not reachable)
         )
-    except (HFValidationError, LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+    except HFValidationError as error:
         raise UserError(
-            f"model {shown_path(name)}: no such folder here, and no such model can be had from the "
-            "Hugging Face hub: check the path, or connect to the network"
+            f"model {shown_path(name)}: no such folder here, and no name of a model of the Hugging "
+            "Face hub: check the path"
         ) from error
-    return Path(snapshot)
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        why = refusal_of(name, error, reachable)
+        raise UserError(
+            f"model {shown_path(name)}: no such folder here, and the Hugging Face hub does not "
+            f"give it ({why.reason}): {why.advice}"
+        ) from error

@@ -260,7 +260,7 @@ def test_the_newest_good_checkpoint_stands_in_for_a_damaged_one(mistake, copy):
 def test_an_unknown_tokenizer(mistake):
     said = mistake(run_finetuning.main, *TRAINING, "--tokenizer", "nobody/no-such-tokenizer")
     assert "nobody/no-such-tokenizer" in said
-    assert "connect to the network, or give a folder" in said
+    assert "connect to the network and unset HF_HUB_OFFLINE, or give a folder" in said
 
 
 def test_mnli_needs_a_network(mistake, trained, tmp_path, monkeypatch):
@@ -271,9 +271,9 @@ def test_mnli_needs_a_network(mistake, trained, tmp_path, monkeypatch):
     out = ("--load", str(trained), "--out", str(tmp_path))
     said = mistake(run_validation.main, *VALIDATION, *mnli, *out)
     assert "cannot get data set glue/mnli from the Hugging Face hub" in said
-    assert "connect to the network, or use --data.dataset sample" in said
+    assert "connect to the network and unset HF_HUB_OFFLINE, or use --data.dataset" in said
     said = mistake(run_finetuning.main, *TRAINING, *mnli, "--run-dir", str(tmp_path))
-    assert "Hugging Face hub (not reachable): connect to the network" in said
+    assert "Hugging Face hub (HF_HUB_OFFLINE is set, and the cache" in said
 
 
 @pytest.mark.slow  # two starts; data/test_seq2seq.py has a hub that refuses connections
@@ -294,7 +294,7 @@ def test_a_hub_that_is_not_reached_is_one_sentence(script, arguments, trained, t
     assert done.returncode == 2
     said = sentence(done.stderr)
     assert "cannot get data set glue/mnli" in said
-    assert "Hugging Face hub (not reachable): connect to the network" in said
+    assert "Hugging Face hub (http://127.0.0.1:9 is not reachable, and the cache" in said
 
 
 # ---- training -----------------------------------------------------------------------------------

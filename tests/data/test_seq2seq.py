@@ -182,6 +182,10 @@ NO_NETWORK = {
     "forbidden": {"HF_HUB_OFFLINE": "1"},
     "unreachable": {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:1"},
 }
+SAID = {
+    "forbidden": ("HF_HUB_OFFLINE is set", " and unset HF_HUB_OFFLINE"),
+    "unreachable": ("http://127.0.0.1:1 is not reachable", ""),
+}
 
 
 @pytest.mark.parametrize("how", [slow("forbidden"), "unreachable"])
@@ -194,12 +198,14 @@ def test_without_a_network_and_cache_one_sentence_says_what_to_do(how: str, tmp_
         env=env, cwd=ROOT, capture_output=True, text=True, timeout=600, check=True,
     )  # fmt: skip
     *sentences, slept = done.stdout.splitlines()
+    cache = f"and the cache {tmp_path}/hub does not have all of it): connect to the network"
+    why, then = SAID[how]
     assert sentences == [
-        "cannot get data set glue/mnli from the Hugging Face hub (not reachable): "
-        "connect to the network, or use --data.dataset sample, or files of your own with "
+        f"cannot get data set glue/mnli from the Hugging Face hub ({why}, {cache}{then}, "
+        "or use --data.dataset sample, or files of your own with "
         "--data.train and --data.validation",
         "tokenizer google/flan-t5-small is no folder, and cannot be had from the Hugging Face hub "
-        "(not reachable): connect to the network, or give a folder with --tokenizer",
+        f"({why}, {cache}{then}, or give a folder with --tokenizer",
     ]
     assert float(slept) < 1  # seconds; between their retries the libraries sleep more than 50
 
@@ -208,9 +214,11 @@ def test_errors_of_a_reachable_hub_are_quoted_on_one_line(monkeypatch: pytest.Mo
     def load_dataset(*_: object, **__: object) -> None:
         raise FileNotFoundError("it moved\nlong story")
 
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        monkeypatch.delenv(name)
     monkeypatch.setattr(hub, "is_reachable", lambda: True)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(DataUnavailable, match=r"hub \(it moved\): connect") as error:
+    with pytest.raises(DataUnavailable, match=r"hub \(it moved\): check the name") as error:
         TASKS["mnli"].corpus("train")
     assert "\n" not in str(error.value)
 

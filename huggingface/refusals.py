@@ -1,0 +1,162 @@
+"""Explain why the Hugging Face hub did not give a model or data set, and what to do about it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from files.errors import UserError
+from files.shown import shown_name, shown_path
+
+OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
+"""Environment variables that keep Hugging Face's libraries from the network."""
+
+_TRUE = ("1", "ON", "YES", "TRUE")
+_NOUNS = {"model": "model", "dataset": "data set"}
+_LOGIN = "`hf auth login` or HF_TOKEN"
+_OF_FILES = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR)
+_BAD_TOKEN = "Invalid credentials in Authorization header"
+
+
+class Refusal(NamedTuple):
+    """A reason, and the advice that follows from it; both are clauses of one sentence."""
+
+    reason: str
+    advice: str
+
+
+def refusal_of(
+    name: str, error: BaseException, reachable: bool, repo: Literal["model", "dataset"] = "model"
+) -> Refusal:
+    """Explain an error of Hugging Face's libraries.
+
+    Args:
+        name: of the model or data set.
+        error: theirs, with its causes.
+        reachable: the hub answers.
+        repo: the kind of repository that `name` is.
+    """
+    response = _response_of(error) or (_access_refused(name, repo) if reachable else None)
+    if response is not None:
+        return _of_response(name, response, repo)
+    failed = next((one for one in _causes(error) if _is_of_files(one)), None)
+    if isinstance(failed, OSError):
+        return Refusal(
+            f"the cache {shown_path(_cache())} cannot be used ({failed.strerror})",
+            "set HF_HOME to a folder that can be written",
+        )
+    variable = _offline_variable(repo)
+    if variable is not None or not reachable:
+        return _of_network(variable)
+    return Refusal(shown_name(str(error).partition("\n")[0], 120), "check the name")
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, and those that it was raised from or amid."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _response_of(error: BaseException) -> Any:
+    """The hub's response that an error is about; None: there is none."""
+    responses = (getattr(one, "response", None) for one in _causes(error))
+    return next((one for one in responses if hasattr(one, "status_code")), None)
+
+
+def _access_refused(name: str, repo: str) -> Any:
+    """The hub's response if it refuses access: datasets drops it from its errors."""
+    from huggingface_hub import HfApi
+
+    try:
+        HfApi().auth_check(name, repo_type=repo)
+    except Exception as error:  # of the library, or of the HTTP library in use
+        response = _response_of(error)
+        return response if response is not None and response.status_code in (401, 403) else None
+    return None
+
+
+def _is_of_files(error: BaseException) -> bool:
+    """True if the file system refused something, such as a write to the cache."""
+    return isinstance(error, OSError) and error.errno in _OF_FILES
+
+
+def _cache() -> str:
+    from huggingface_hub import constants
+
+    return constants.HF_HUB_CACHE
+
+
+def _offline_variable(repo: str) -> str | None:
+    """The environment variable that keeps us from the network; None: none does."""
+    names = OFFLINE if repo == "dataset" else OFFLINE[:2]
+    return next((name for name in names if os.environ.get(name, "").upper() in _TRUE), None)
+
+
+def _of_network(variable: str | None) -> Refusal:
+    """Nobody answers, and the cache does not have all that is needed."""
+    from huggingface_hub import constants
+
+    missing = f"and the cache {shown_path(_cache())} does not have all of it"
+    if variable is not None:
+        advice = f"connect to the network and unset {variable}"
+        return Refusal(f"{variable} is set, {missing}", advice)
+    return Refusal(f"{constants.ENDPOINT} is not reachable, {missing}", "connect to the network")
+
+
+def _of_response(name: str, response: Any, repo: str) -> Refusal:
+    """The hub answers with an error."""
+    from huggingface_hub import constants, get_token
+
+    page = f"{constants.ENDPOINT}/{'datasets/' if repo == 'dataset' else ''}{shown_name(name)}"
+    tokens = f"{constants.ENDPOINT}/settings/tokens"
+    status, code = response.status_code, response.headers.get("X-Error-Code")
+    message = response.headers.get("X-Error-Message")
+    has_token = get_token() is not None
+    if code == "GatedRepo" and has_token:
+        return Refusal(
+            "it is gated, and the account of your token has no access",
+            f"accept its license at {page} with that account, and give the token the right to "
+            f"read gated repositories at {tokens}",
+        )
+    if code == "GatedRepo":
+        return Refusal(
+            "it is gated",
+            f"accept its license at {page}, make a token at {tokens}, and give it by {_LOGIN}",
+        )
+    if status == 401 and message == _BAD_TOKEN:
+        return Refusal(
+            "the hub does not accept your token",
+            f"make another one at {tokens}, and give it by {_LOGIN}",
+        )
+    if status == 404 or code == "RepoNotFound" or (status == 401 and not has_token):
+        return Refusal(
+            f"the hub has no such {_NOUNS[repo]}, or it is private",
+            f"check the name at {page}; a private one needs a token, by {_LOGIN}",
+        )
+    if status in (401, 403):
+        whose = "with your token" if has_token else "without a token"
+        reason = f"the hub forbids it {whose}{f' ({shown_name(message, 80)})' if message else ''}"
+        return Refusal(
+            reason,
+            f"check access at {page}, and the token's rights at {tokens}; give it by {_LOGIN}",
+        )
+    if status == 429:
+        advice = "wait some minutes" + ("" if has_token else f", or give a token by {_LOGIN}")
+        return Refusal("the hub refuses more requests for now", advice)
+    return Refusal(f"the hub answers with status {status}", "try again later")
+
+
+def check_not_cache(folder: Path) -> None:
+    """Raise UserError for a folder of the hub's cache, which holds a model's snapshots."""
+    if not (folder / "snapshots").is_dir():
+        return
+    kind, _, name = folder.resolve().name.partition("--")  # models--OWNER--NAME
+    named = f" {shown_name(name.replace('--', '/'))}" if kind == "models" and name else ""
+    raise UserError(
+        f"{shown_path(folder)} is a folder of the hub's cache: give the model's name{named}, or "
+        "one of the folders in its snapshots"
+    )
