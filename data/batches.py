@@ -62,6 +62,11 @@ class Loader:
         """Samples in an epoch."""
         return len(self._samples)
 
+    @property
+    def seen(self) -> int:
+        """Samples that were read since the first epoch began, by batches of any size."""
+        return self._epoch * len(self._samples) + self._position
+
     def next_batch(self) -> dict[str, np.ndarray]:
         """The samples of the next global batch that are wanted here: arrays [n, ...]."""
         chosen: list[np.ndarray] = []

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from checkpoints import CheckpointError, CheckpointStore
+from checkpoints import CheckpointError, CheckpointStore, has_checkpoint, load_checkpoint
 from config.metrics import METRICS
 from config.sections import RunConfig
 from files.json_files import Fields
 from files.run_folder import CONFIG, RunFolder
-from files.shown import shown_number
+from files.shown import shown_number, shown_path
 from files.yaml_files import yaml_text
 from modelling.weights import Arrays
 from terminal.screen import say
@@ -107,3 +108,14 @@ class Best:
         if self._value is None:
             return True
         return value > self._value if METRICS[self._metric] else value < self._value
+
+
+def say_best(run: str) -> None:
+    """Say which step of a run was the best and how to load it, if the run keeps it."""
+    folder = RunFolder(Path(run)).best
+    if not has_checkpoint(run) or not has_checkpoint(folder):
+        return
+    with suppress(CheckpointError, LookupError, TypeError):  # who loads it says what is wrong
+        best = load_checkpoint(folder, verify=False)
+        metric = best.metadata["config"]["checkpoint"]["keep_best"]
+        say(f"step {best.step} was the best by {metric}: --load {shown_path(folder)} takes it")

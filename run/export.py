@@ -97,7 +97,8 @@ def export(
             complete(draft)
     else:
         _write_model(config, family, weights, folder, complete, precision)
-    say(f"wrote {'an adapter' if adapts else 'a model'} for Hugging Face to {folder}")
+    of = "" if run is None else f" of step {run.step}"
+    say(f"wrote {'an adapter' if adapts else 'a model'}{of} for Hugging Face to {folder}")
 
 
 def _write_model(

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import popdist
-from checkpoints import has_checkpoint, load_checkpoint
 from checkpoints.folders import check_shared, remove_run
 from checkpoints.remote import RemoteRun
 from config.agreement import agree, agree_on_run
@@ -31,14 +30,14 @@ from huggingface.folders import check_is_free
 from machine.devices import announce_devices, described_devices
 from machine.memory import check_least
 from modelling.spec import ModelFamily, family_of
-from modelling.weights import Arrays, Computed, without_optimizer
-from run.best import Best
+from modelling.weights import Computed, without_optimizer
+from run.best import Best, say_best
 from run.card import RunRecord
 from run.evaluation.evaluator import Evaluator, wanted_metrics
 from run.export import export
 from run.options import RunOptions
 from run.packed_base import with_packed_base
-from run.profile import Profile, profiled_runs
+from run.profile import Profile, profiled_runs, say_profile, with_profile_alone
 from run.records.metrics import SAMPLES
 from run.records.progress import VALIDATION
 from run.records.prometheus_page import PrometheusPage
@@ -53,7 +52,6 @@ from run.skipped_steps import SkippedSteps
 from run.stalls import Stalls
 from run.start import Start, saved_base, starting_point
 from run.utilisation import utilisation_of
-from run.weights import whole_weights
 from sessions.running import compiled
 from sessions.training import FineTuning
 from terminal.interrupts import Interrupted
@@ -136,15 +134,15 @@ def _finetune(
     if options.preview:
         first = loader.first(options.preview).tolist()
         say("\n".join(preview(samples, first, family.sample_format, data.tokenizer, is_coloured())))
-    config = with_steps(data.config, loader.samples)
-    for note in (*length_note(config), *sample_notes(config, samples)):
+    for note in (*length_note(data.config), *sample_notes(data.config, samples)):
         say(note)
-    start = starting_point(config, family.weights(config), options.fresh)
+    start = starting_point(data.config, family.weights(data.config), options.fresh)
+    config = _resume(data.config, options, loader, start)
     agree({"training.steps": config.training.steps, "step to start from": start.step,
            "digest of the state to start from": start.sha256})  # fmt: skip
-    _continue(loader, start)
     if start.step >= config.training.steps:
         start, _ = start.load_with_fallback(_verify)
+        config = _resume(data.config, options, loader, start)
         if start.step >= config.training.steps:
             _say_done(config, family, start, options, folder, loaded)
             return None
@@ -152,8 +150,8 @@ def _finetune(
     reference = Reference.of_run(config, family, start, of_run)
     if reference is not None:
         loader = Loader.of(config, reference.of(samples))
-        _continue(loader, start)
-    profiled_runs(options.profile, config, start.step)  # too few steps are said before compiling
+        _resume(data.config, options, loader, start)
+    say_profile(config, options, start.step)
     model = compiled(lambda: FineTuning(config, family), "the training program")
     evaluates = config.evaluation.steps is not None
     refer = None if reference is None else reference.of
@@ -161,7 +159,7 @@ def _finetune(
     loaded.forget("validation")
     with ExitStack() as stack:
         start, _ = start.load_with_fallback(partial(_enter, stack, model))
-        _continue(loader, start)
+        config = _resume(data.config, options, loader, start)
         say(f"starting from {start.source}")
         _say_new_rate(config, start)
         save = config.checkpoint.save is not None
@@ -251,10 +249,11 @@ class _Run:
             with Stalls(options.stall, disk, lambda: stop.received) as stalls:
                 last = self._loop(records, checkpoints, profile, stop, stalls)
             if options.save_hf is not None and not stop.requested:
-                step, weights = self._to_export(last)
-                record = RunRecord(config.to_dict(), step, self.folder)
-                base = self.start.base
+                weights, base = self.model.tensors(optimizer=False), self.start.base
+                record = RunRecord(config.to_dict(), last, self.folder)
                 export(config, self.family, weights, options.save_hf, record, self.loaded, base)
+        if config.checkpoint.keep_best is not None and config.checkpoint.save is not None:
+            say_best(config.checkpoint.save)
         say(f"records of the run are in {self.folder.path}")
         if stop.name is None:
             return None
@@ -264,22 +263,6 @@ class _Run:
         if config.checkpoint.save is not None:
             text += ": the same command continues it"
         return Interrupted(signal.Signals[stop.name], text)
-
-    def _to_export(self, last: int) -> tuple[int, Arrays]:
-        """The best weights if they are kept, else the last ones, and their step."""
-        config = self.config
-        best = RunFolder(Path(config.checkpoint.save or "")).best
-        if config.checkpoint.keep_best is None or not has_checkpoint(best):
-            return last, self.model.tensors(optimizer=False)
-        checkpoint = load_checkpoint(best)
-        say(
-            f"the weights of step {checkpoint.step}, the best by "
-            f"{config.checkpoint.keep_best}, go out"
-        )
-        if not config.some_frozen:
-            return checkpoint.step, checkpoint.tensors
-        table = self.family.weights(config)
-        return checkpoint.step, whole_weights(config, checkpoint, table, str(best))
 
     def _records(self) -> Recorder | Silence:
         """What records steps; that of process 0 does."""
@@ -320,14 +303,16 @@ class _Run:
             stalls.at("evaluation", f"the evaluation after step {step}")
             validation = self._evaluate(step)
             stalls.at("records", f"the records of step {step}", is_storage=True)
+            before = self.loader.seen - iterations * config.training.global_batch_size
             for s, learning_rate, result in zip(steps, rates, results, strict=True):
+                seen = before + (s + 1 - steps.start) * config.training.global_batch_size
                 self.skipped.count(result)
                 records.step(
                     s + 1,
                     loss=result.loss,
                     learning_rate=learning_rate,
                     gradient_norm=result.gradient_norm,
-                    epoch=(s + 1) * config.training.global_batch_size / self.loader.samples,
+                    epoch=seen / self.loader.samples,
                     skipped_steps=self.skipped.total,
                     tokens=result.tokens,
                     **(result.told | (validation | checkpoints.facts() if s == step - 1 else {})),
@@ -382,11 +367,12 @@ def _say_done(
         export(config, family, weights, options.save_hf, record, loaded, start.base)
 
 
-def _continue(loader: Loader, start: Start) -> None:
-    """Let the data go on where the run that is continued was, if there is one."""
-    if start.data is None:
-        return
-    try:
-        loader.restore(start.data)
-    except ValueError as error:
-        raise UserError(str(error)) from error
+def _resume(config: RunConfig, options: RunOptions, loader: Loader, start: Start) -> RunConfig:
+    """Move the data to where a start is, and return the configuration with the steps to train."""
+    if start.data is not None:
+        try:
+            loader.restore(start.data)
+        except ValueError as error:
+            raise UserError(str(error)) from error
+    config = with_steps(config, loader.samples, start.step, loader.seen)
+    return with_profile_alone(config, options, start.step)

@@ -2,6 +2,7 @@
 
 One run of the program warms up. Then come N ordinary runs, N in which the host waits for each piece
 of work before the next, and N with JAX's profiler. All of them train, with the same bits as ever.
+A run that nothing saves ends with them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from files.writing import write_text
 from machine.devices import described_devices
 from popxl import hardware
 from popxl.session import Timing
+from run.options import RunOptions
 from run.records.phase_table import phase_table
 from run.records.recorder import Lenient
 from sessions.training import FineTuning
@@ -40,7 +42,7 @@ class Profile:
         self._running = self._apart = Timing()
         self._lenient = Lenient()
         self._stage = ExitStack()
-        self._next = 0
+        self._next, self._runs = 0, runs
         starts = self._time_as_it_runs, self._time_apart, self._trace, self._end
         self._starts: dict[int, Callable[[], None]] = {}
         if runs:
@@ -82,8 +84,12 @@ class Profile:
         table = phase_table(self._title, self._running, self._apart)
         with self._lenient.best_effort("the table of phases"):
             write_text("the table of phases", self._folder.phases, table)
-            name, place = self._folder.phases.name, self._folder.profile
-            say(f"a trace, and the time by phase in {name}, are in {place}")
+            name, place, at = self._folder.phases.name, self._folder.profile, WARM_UP + 1
+            say(
+                f"profiled runs {at} to {at - 1 + STAGES * self._runs} of the program: "
+                f"{self._runs} as they are, {self._runs} phase by phase, {self._runs} with a "
+                f"trace; {place} has the trace, and the time by phase in {name}"
+            )
 
     def _close_stage(self) -> None:
         with self._lenient.best_effort("the trace"):
@@ -98,12 +104,49 @@ def profiled_runs(steps: int | None, config: RunConfig, first_step: int) -> int:
     """
     if steps is None:
         return 0
-    each = config.execution.device_iterations
-    runs, left = -(-steps // each), config.training.steps - first_step
-    needed = (WARM_UP + STAGES * runs) * each
+    left, needed = config.training.steps - first_step, _needed(steps, config)
     if left < needed:
         raise ConfigError(
             f"--profile {steps} takes {needed} steps of training, but {max(left, 0)} are left: "
             "raise --steps, or profile fewer"
         )
-    return runs
+    return _runs(steps, config)
+
+
+def say_profile(config: RunConfig, options: RunOptions, first_step: int) -> None:
+    """Say that a run ends with its profile; raises as `profiled_runs`."""
+    profiled_runs(options.profile, config, first_step)
+    if _profiles_alone(config, options):
+        steps = config.training.steps - first_step
+        say(
+            f"--profile {options.profile} trains {steps} steps, and nothing is saved: --save DIR "
+            "trains all of the run"
+        )
+
+
+def _profiles_alone(config: RunConfig, options: RunOptions) -> bool:
+    saves = config.checkpoint.save is not None or options.save_hf is not None
+    return options.profile is not None and not saves
+
+
+def with_profile_alone(config: RunConfig, options: RunOptions, first_step: int) -> RunConfig:
+    """End a run that nothing saves after the steps that --profile measures, without evaluation."""
+    if options.profile is None or not _profiles_alone(config, options):
+        return config
+    needed = _needed(options.profile, config)
+    changed = {
+        "training.steps": first_step + needed,
+        "training.epochs": None,
+        **{f"evaluation.{name}": None for name in ("steps", "patience")},
+        "checkpoint.keep_best": None,
+    }
+    return config.changed(changed)
+
+
+def _needed(steps: int, config: RunConfig) -> int:
+    """Steps of training that measure so many."""
+    return (WARM_UP + STAGES * _runs(steps, config)) * config.execution.device_iterations
+
+
+def _runs(steps: int, config: RunConfig) -> int:
+    return -(-steps // config.execution.device_iterations)

@@ -58,16 +58,22 @@ def changed_rate(before: Training, now: Training, step: int) -> str | None:
     )
 
 
-def with_steps(config: RunConfig, samples: int) -> RunConfig:
-    """The configuration with as many steps as `training.epochs` of `samples` samples take.
+def with_steps(config: RunConfig, samples: int, done: int = 0, seen: int = 0) -> RunConfig:
+    """Set `training.steps` to what `training.epochs` take; unchanged if epochs is not given.
 
-    Rounded up to whole runs of `device_iterations` steps. Unchanged if epochs is not given.
+    The steps to come are rounded up to whole runs of `device_iterations` steps.
+
+    Args:
+        samples: of an epoch.
+        done: steps before this start, whose batches could be of another size.
+        seen: samples that those steps read.
     """
     epochs, iterations = config.training.epochs, config.execution.device_iterations
     if epochs is None:
         return config
-    runs = math.ceil(epochs * samples / (config.training.global_batch_size * iterations))
-    return replace(config, training=replace(config.training, steps=runs * iterations))
+    left = max(epochs * samples - seen, 0)
+    runs = math.ceil(left / (config.training.global_batch_size * iterations))
+    return replace(config, training=replace(config.training, steps=done + runs * iterations))
 
 
 def check_iterations(config: RunConfig) -> None:

@@ -24,6 +24,7 @@ from files.shown import shown_name, shown_path
 from huggingface.models import RANDOM
 from modelling.weights import FP8, OPTIMIZER, Arrays, WeightTable
 from modelling.weights.state_forms import in_form, kept_state
+from run.best import say_best
 from run.checks import Finite
 from run.frozen_base import Base
 from run.weights import (
@@ -35,7 +36,7 @@ from run.weights import (
     whole_weights,
     with_base,
 )
-from terminal.screen import is_first_process
+from terminal.screen import is_first_process, say
 
 Used = TypeVar("Used")
 
@@ -248,10 +249,20 @@ def _check_same_run(saved: Mapping[str, Any], config: RunConfig, folder: str) ->
 def load_weights(config: RunConfig, table: WeightTable) -> Start:
     """The weights of what `checkpoint.load` names, for generation, and FP8 state if it is needed.
 
+    Of a run they are those of its newest step, and it is said which step that is.
+
     Raises:
         UserError: as for `starting_point`, or if it names nothing.
     """
-    return _reloadable(lambda: _load_weights(config, table))
+
+    def loaded() -> Start:
+        start = _load_weights(config, table)
+        if start.checkpoint is not None:
+            say(f"the weights are those of {start.source}")
+            say_best(str(config.checkpoint.load))
+        return start
+
+    return _reloadable(loaded)
 
 
 def _load_weights(config: RunConfig, table: WeightTable) -> Start:

@@ -358,16 +358,28 @@ def test_evaluation_best_weights_and_early_stopping(tmp_path, capsys, mistake):
     flags = ["--evaluation.steps", "2", "--evaluation.samples", "40", "--evaluation.patience", "2"]
     metrics = ["--evaluation.metrics", "loss", "--checkpoint.keep_best", "loss"]
     still = ["--learning_rate", "1e-30", "--save", str(tmp_path)]
-    command = [*TRAINING, *still, *flags, *metrics, "--steps", "40"]
-    assert run_finetuning.main(command) == 0
+    steps = ["--steps", "40", "--checkpoint.steps", "2"]
+    command = [*TRAINING, *still, *flags, *metrics, *steps]
+    assert run_finetuning.main([*command, "--save-hf", str(tmp_path / "hf")]) == 0
     said = capsys.readouterr().err
     assert "2 evaluations in a row had no better loss" in said
+    best = f"step 2 was the best by loss: --load {tmp_path / 'best'} takes it"
+    assert best in said
+    assert "wrote a model of step 6 for Hugging Face" in said  # the newest, as others take
     rows = read_metrics(tmp_path / "metrics.jsonl")
     evaluated = [row["step"] for row in rows if "validation_loss" in row]
     assert (evaluated, len(rows)) == ([2, 4, 6], 6)
     assert load_checkpoint(tmp_path / "best").step == 2
     assert run_finetuning.main(command) == 0  # which is over, and stays so
     assert len(read_metrics(tmp_path / "metrics.jsonl")) == 6
+    for place, step in ((tmp_path, 6), (tmp_path / "best", 2), (step_folder(tmp_path, 4), 4)):
+        capsys.readouterr()
+        export = ["--load", str(place), "--save-hf", str(tmp_path / f"hf{step}")]
+        assert run_export.main(export) == 0
+        said = capsys.readouterr().err
+        assert f"the weights are those of step {step} in {place}\n" in said
+        assert (best in said) == (step == 6)
+        assert f"wrote a model of step {step} for Hugging Face" in said
     out = ["--load", str(tmp_path / "best"), "--evaluation.metrics", "loss", *flags[2:4]]
     assert run_validation.main([*out, "--out", str(tmp_path / "out")]) == 0
     report = json.loads((tmp_path / "out" / "validation.json").read_text())
@@ -513,8 +525,25 @@ def test_a_run_continues_from_one_of_its_steps_and_a_profile_changes_nothing(
     assert (loads, stores) == ("10", "8")  # two weights: values, gradients, moments, steps
     (share,) = re.findall(r"^total .* (\d+)%$", table, re.M)
     assert 50 < int(share) <= 100
-    said = mistake(run_finetuning.main, *run, "--run-dir", str(tmp_path), "--profile", "2")
+    saved = ("--save", str(tmp_path / "saved"), "--profile", "2")
+    said = mistake(run_finetuning.main, *run, *saved)
     assert "--profile 2 takes 7 steps of training, but 4 are left: raise --steps" in said
+
+
+def test_a_profile_that_nobody_saves_ends_the_run(tmp_path, capsys):
+    """And no evaluation follows it."""
+    evaluates = ("--evaluation.steps", "2", "--checkpoint.keep_best", "loss")
+    for length in (("--epochs", "300"), ("--steps", "2")):
+        folder = tmp_path / "-".join(length)
+        run = (*TRAINING, *length, *evaluates, "--run-dir", str(folder), "--profile", "2")
+        assert run_finetuning.main([*run]) == 0
+        rows = read_metrics(folder / "metrics.jsonl")
+        assert len(rows) == 7
+        assert not any("validation_loss" in row for row in rows)
+        said = capsys.readouterr().err
+        assert "--profile 2 trains 7 steps, and nothing is saved: --save DIR trains all" in said
+        assert "profiled runs 2 to 7 of the program: 2 as they are, 2 phase by phase, 2 " in said
+        assert (folder / "profile" / "phases.txt").is_file()
 
 
 def test_validation_ends_with_the_accuracy(trained, tmp_path, capsys):
@@ -538,7 +567,9 @@ GENERATION_SAYS = [
     r"running on 1 × cpu",
     r"compiling the program that generates",
     r"ready after \d+\.\d s: .+",
+    r"the weights are those of step 8 in .+",
     r"warning: the checkpoint of step 8 is damaged .*; using that of step 4",
+    r"the weights are those of step 4 in .+",
     r"1 of 1 answers were cut at 4 tokens: .+",
 ]
 PROMPTS = ["mnli hypothesis: Anna slept.", "mnli hypothesis: Nina moved the hat."]

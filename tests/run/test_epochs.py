@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from config.t5 import T5Config
 from data.batches import Loader
+from run.records.metrics import read_metrics
 from run.schedule import with_steps
 from terminal.command_line import read_command_line
+from tests.small_runs import TRAINING, train
+
+
+class Numbered:
+    """So many samples, whose batch is their indices."""
+
+    digest = ""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        return {"indices": indices}
 
 
 @pytest.mark.parametrize(
@@ -22,6 +40,56 @@ def test_steps_of_epochs(epochs, iterations, steps):
         }
     )
     assert with_steps(config, samples=101).training.steps == steps
+
+
+@pytest.mark.parametrize(
+    ("done", "size", "iterations", "steps"),
+    [
+        ([(8, 10)], 32, 1, 10 + 23),
+        ([(32, 10)], 8, 1, 10 + 61),
+        ([(8, 8)], 32, 4, 8 + 24),
+        ([(8, 2), (32, 3)], 7, 1, 5 + 100),
+        ([(100, 9)], 32, 1, 9),
+        ([(32, 10)], 32, 1, 26),
+    ],
+)
+def test_steps_of_epochs_after_other_batch_sizes(done, size, iterations, steps):
+    """A run of 8 epochs trains 8 epochs, however often its batch changes: the samples decide."""
+    loader = Loader(Numbered(101), size, seed=0)
+    for earlier, count in done:
+        loader = again(loader, earlier)
+        for _ in range(count):
+            loader.next_batch()
+    loader, before = again(loader, size), sum(count for _, count in done)
+    seen = loader.seen
+    config = T5Config.from_dict(
+        {
+            "training": {"epochs": 8, "global_batch_size": size},
+            "execution": {"device_iterations": iterations},
+        }
+    )
+    assert with_steps(config, loader.samples, before, seen).training.steps == steps
+    for _ in range(steps - before):
+        loader.next_batch()
+    assert 8 * 101 <= loader.seen < max(8 * 101 + size * iterations, seen + 1)
+
+
+def test_a_run_resumed_with_another_batch_trains_its_epochs(few, tmp_path):
+    """Of 40 samples, 16 are read in batches of 8, the rest in batches of 4."""
+    assert train(tmp_path, *TRAINING, "--epochs", "0.4") == 0
+    smaller = ("--global_batch_size", "4", "--epochs", "0.8")
+    assert train(tmp_path, *TRAINING, *smaller) == 0
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert [row["epoch"] for row in rows] == pytest.approx([0.2, 0.4, 0.5, 0.6, 0.7, 0.8])
+    assert train(tmp_path, *TRAINING, *smaller) == 0  # it is complete
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 6
+
+
+def again(loader: Loader, size: int) -> Loader:
+    """A loader of another batch size that resumes where one is."""
+    made = Loader(Numbered(101), size, seed=0)
+    made.restore(loader.state())
+    return made
 
 
 @pytest.mark.parametrize(
@@ -43,18 +111,9 @@ def test_three_epochs_where_nothing_says_how_long(tmp_path, given, flags, expect
 
 
 def test_the_order_of_the_data_has_a_seed_of_its_own():
-    class Ten:
-        digest = ""
-
-        def __len__(self):
-            return 10
-
-        def take(self, indices):
-            return {"indices": indices}
-
     def first(**seeds):
         data = {"training": {"global_batch_size": 10}, "data": seeds, "model": {"seed": 1}}
-        return Loader.of(T5Config.from_dict(data), Ten()).next_batch()["indices"].tolist()
+        return Loader.of(T5Config.from_dict(data), Numbered(10)).next_batch()["indices"].tolist()
 
     assert first() == first(seed=1)
     assert first() != first(seed=2)
