@@ -14,6 +14,7 @@ import numpy as np
 
 from config.sections import RunConfig
 from config.task import CausalLMData, SegmentsData
+from data.boundary import beginning, example_tokens, prompt_tokens
 from data.chat import Loss
 from data.preferences import SEGMENTS, Preferences, Unit, begin_of, of_units, signs_of
 from data.sample_format import Marked, SampleFormat, length_multiple, padded
@@ -32,6 +33,7 @@ from data.samples import (
     digest_of,
     fitted_targets,
     pack,
+    remaining,
     segments_of,
 )
 from data.task import task_of
@@ -119,19 +121,23 @@ class PackedTexts:
         samples: int64 [n, places], see `data.samples.pack`.
         sequence_length: tokens of a sample.
         pad: id of the padding token.
+        first: tokens at the beginning of each text, such as `<bos>`, that stay.
     """
 
     stream: TokenStream
     samples: np.ndarray
     sequence_length: int
     pad: int
+    first: int = 0
 
     @classmethod
-    def of(cls, stream: TokenStream, sequence_length: int, pad: int, most: int = 1) -> PackedTexts:
+    def of(
+        cls, stream: TokenStream, sequence_length: int, pad: int, most: int = 1, first: int = 0
+    ) -> PackedTexts:
         """Pack all texts into samples, at most `most` in each."""
         # The last token of a text is predicted, but not read.
         lengths = np.clip(np.diff(stream.starts) - 1, 1, sequence_length)
-        return cls(stream, pack(lengths, sequence_length, most), sequence_length, pad)
+        return cls(stream, pack(lengths, sequence_length, most), sequence_length, pad, first)
 
     @property
     def cuts(self) -> Cuts:
@@ -151,7 +157,7 @@ class PackedTexts:
     def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
         """The batch of the samples at `indices`, in their order."""
         chosen = self.samples[np.asarray(indices, np.int64)]
-        places, stream = self._place, self.stream
+        places, stream = self._places, self.stream
         words, segments = concatenate(
             chosen, lambda i: stream.tokens[places(i)][:-1], self.sequence_length, self.pad
         )
@@ -160,10 +166,10 @@ class PackedTexts:
         )
         return {"input_ids": words, "segments": segments, "labels": labels}
 
-    def _place(self, index: int) -> slice:
-        """Where a text is in the stream: the end of it that a sample has room for."""
+    def _places(self, index: int) -> np.ndarray:
+        """Where the tokens of a text that a sample has room for are in the stream."""
         start, end = self.stream.starts[index], self.stream.starts[index + 1]
-        return slice(max(start, end - self.sequence_length - 1), end)
+        return start + remaining(end - start, self.sequence_length + 1, self.first)
 
 
 @dataclass(frozen=True)
@@ -203,7 +209,9 @@ class CausalLM(SampleFormat):
     ) -> Iterator[Tokens]:
         if _data(config).format == "plain":
             return tokenizer.parts((e.target, e.part) for e in examples if e.part is not None)
-        return tokenizer.marked(example.spans() for example in examples)
+        if tokenizer.chat:
+            return tokenizer.marked(example.spans() for example in examples)
+        return example_tokens(tokenizer, (example.halves() for example in examples))
 
     def samples(
         self,
@@ -228,14 +236,15 @@ class CausalLM(SampleFormat):
         stream = one_stream(tokens, answers_only, cuts)
         if joins:
             return PackedTokens.of(stream, length, tokenizer.pad)
-        return PackedTexts.of(stream, length, tokenizer.pad, examples_per_row(config))
+        first = len(tokenizer.around[0])
+        return PackedTexts.of(stream, length, tokenizer.pad, examples_per_row(config), first)
 
     def of_units(
         self, config: RunConfig, units: Sequence[Unit], tokenizer: Tokenizer
     ) -> Preferences:
         length, places = config.model.sequence_length, examples_per_row(config)
         limit = Limit(length, "sequence_length")  # positions begin anew in each text
-        kept, cuts = fitted_units(units, limit, config.data.long_targets)
+        kept, cuts = fitted_units(units, limit, config.data.long_targets, tokenizer)
         texts = [text for unit in kept for text in unit.texts]
         stream = one_stream(texts, True, cuts)
         lengths = np.maximum(np.diff(stream.starts) - 1, 1).reshape(-1, 2).sum(axis=1)
@@ -254,14 +263,11 @@ class CausalLM(SampleFormat):
     def prompts(
         self, config: RunConfig, texts: Sequence[str], tokenizer: Tokenizer
     ) -> tuple[RunConfig, Prompts]:
-        """Those longer than `sequence_length` lose their beginning: the end asks for the answer.
-
-        An empty prompt becomes the end token, which also preceded texts in the model's pretraining.
-        """
-        most, start = config.model.sequence_length, np.asarray([tokenizer.end], np.int32)
-        rows = [ids if len(ids) else start for ids in tokenizer.ids(texts)]
+        """Those longer than `sequence_length` lose their beginning: the end asks for the answer."""
+        most = config.model.sequence_length
+        rows = list(prompt_tokens(tokenizer, texts))
         cut = sum(len(ids) > most for ids in rows)
-        kept = [ids[-most:] for ids in rows]
+        kept = [ids[remaining(len(ids), most, beginning(tokenizer, ids))] for ids in rows]
         words, mask = padded(kept, most, length_multiple(config), tokenizer.pad)
         model = replace(config.model, sequence_length=words.shape[1])
         return replace(config, model=model), Prompts(texts, words, mask, cut)
@@ -269,10 +275,11 @@ class CausalLM(SampleFormat):
     def answers(
         self, config: RunConfig, texts: Sequence[str], tokenizer: Tokenizer
     ) -> list[np.ndarray]:
-        as_they_are = tokenizer.chat or not _separator(config)
-        written = texts if as_they_are else [Example("", text).answer() for text in texts]
-        encoded = tokenizer.ids(written, special=False)
-        return [np.append(ids, np.int32(tokenizer.end)) for ids in encoded]
+        if tokenizer.chat:
+            return [tokenizer.ended(ids) for ids in tokenizer.ids(texts)]
+        examples = (self.example(config, Example("", text)) for text in texts)
+        found = example_tokens(tokenizer, (example.halves() for example in examples))
+        return [tokens.ids[tokens.learned] for tokens in found]
 
     def length(self, tokens: Tokens) -> tuple[int, int]:
         """The last token is predicted, but not read."""
@@ -379,10 +386,10 @@ def fitted_chats(
 
 
 def fitted_units(
-    units: Sequence[Unit], limit: Limit, long_targets: LongTargets
+    units: Sequence[Unit], limit: Limit, long_targets: LongTargets, tokenizer: Tokenizer
 ) -> tuple[list[Unit], Cuts]:
     """Units whose two texts a sample holds. What is cut is as much of the beginning of both
-    prompts; a unit whose prompts are too short for that is left out.
+    prompts, `<bos>` left out; a unit whose prompts are too short for that is left out.
 
     Raises:
         TooLong: one is longer, and `long_targets` is "refuse".
@@ -399,12 +406,21 @@ def fitted_units(
     kept, cut = [], 0
     for unit, size in zip(units, sizes, strict=True):
         less = -(-max(size - limit.tokens, 0) // 2)
-        if less and (long_targets == "drop" or less >= min(map(begin_of, unit.texts))):
+        first = beginning(tokenizer, unit.texts[0].ids)
+        room = min(map(begin_of, unit.texts)) - first
+        if less and (long_targets == "drop" or less >= room):
             continue
-        one, other = (Tokens(text.ids[less:], text.learned[less:]) for text in unit.texts)
+        one, other = (_shortened(text, less, first) for text in unit.texts)
         kept.append(replace(unit, texts=(one, other)))
         cut += less > 0
     return kept, Cuts(prompts=cut, dropped=len(units) - len(kept))
+
+
+def _shortened(text: Tokens, less: int, first: int) -> Tokens:
+    """A text with `less` tokens fewer; see `remaining`."""
+    size = len(text.ids)
+    places = remaining(size, size - less, first)
+    return Tokens(text.ids[places], text.learned[places])
 
 
 def fitted_texts(

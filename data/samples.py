@@ -194,6 +194,17 @@ def fitted_targets(
     return list(range(len(rows))), rows, Cuts(targets=len(long))
 
 
+def remaining(size: int, length: int, first: int) -> np.ndarray:
+    """Places that stay when a text of `size` tokens loses its beginning, int64 [at most length].
+
+    Args:
+        first: tokens before that beginning, such as `<bos>`, which stay.
+    """
+    first, gone = min(first, length), max(size - length, 0)
+    places = np.arange(size - gone)
+    return np.where(places < first, places, places + gone)
+
+
 # ---- packing ------------------------------------------------------------------------------------
 EMPTY = -1
 """Stands for no sequence, in place of an index."""

@@ -8,13 +8,14 @@ Batches are dicts of int32 arrays:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from config.sections import RunConfig
 from config.task import Seq2SeqData
+from data.boundary import beginning
 from data.preferences import COUNTS, Preferences, Unit, answers_of, of_units, signs_of
 from data.sample_format import Marked, SampleFormat, length_multiple, padded
 from data.samples import (
@@ -33,6 +34,7 @@ from data.samples import (
     fitted_targets,
     labelled_tokens,
     pack,
+    remaining,
     segments_of,
 )
 from data.texts import Example
@@ -217,7 +219,7 @@ class Seq2Seq(SampleFormat):
         most = config.model.sequence_length
         multiple = most if examples_per_sample(config) > 1 else length_multiple(config)
         chat = config.data.format == "chat"
-        rows, cut = _prompts(list(tokenizer.ids(texts)), tokenizer.end, most, chat)
+        rows, cut = _prompts(list(_ended(texts, tokenizer)), tokenizer, most, chat)
         words, mask = padded(rows, most, multiple, tokenizer.pad)
         return _with_length(config, words), Prompts(texts, words, mask, cut)
 
@@ -286,7 +288,7 @@ SEQ2SEQ = Seq2Seq()
 def encoded_pairs(examples: Sequence[Example], tokenizer: Tokenizer) -> Iterator[Tokens]:
     """The tokens of each example's prompt, then those of its target, which are learned."""
     targets = _distinct([example.target for example in examples], tokenizer)
-    prompts = tokenizer.ids(example.prompt for example in examples)
+    prompts = _ended((example.prompt for example in examples), tokenizer)
     for prompt, target in zip(prompts, targets, strict=True):
         both = np.append(prompt, target)
         yield Tokens(both, np.arange(len(both)) >= len(prompt))
@@ -329,7 +331,7 @@ def fitted_pairs(
     for row, ids in zip(labels, targets, strict=True):
         row[: len(ids)] = ids
     fitting = [pairs[i][0] for i in kept]
-    prompts, cut = _prompts(fitting, tokenizer.end, sequence_length, keeps_end)
+    prompts, cut = _prompts(fitting, tokenizer, sequence_length, keeps_end)
     return EncodedExamples(
         *_joined(prompts), labels, sequence_length, tokenizer.pad, cuts + Cuts(prompts=cut)
     )
@@ -391,20 +393,27 @@ def shift_right(labels: np.ndarray, pad: int) -> np.ndarray:
 def _distinct(texts: Sequence[str], tokenizer: Tokenizer) -> list[np.ndarray]:
     """The tokens of each text; equal ones, such as labels, are tokenised once."""
     distinct = list(dict.fromkeys(texts))
-    known = dict(zip(distinct, tokenizer.ids(distinct), strict=True))
+    known = dict(zip(distinct, _ended(distinct, tokenizer), strict=True))
     return [known[text] for text in texts]
 
 
+def _ended(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
+    """The tokens of each text with the end token, which some tokenizers do not add, int32 [n]."""
+    return map(tokenizer.ended, tokenizer.ids(texts))
+
+
 def _prompts(
-    rows: Sequence[np.ndarray], end: int, length: int, keeps_end: bool
+    rows: Sequence[np.ndarray], tokenizer: Tokenizer, length: int, keeps_end: bool
 ) -> tuple[list[np.ndarray], int]:
     """The ids of each prompt, at most `length`, and how many were cut to that."""
     fitting, cut = list(rows), 0
     for i, ids in enumerate(fitting):
         if len(ids) > length:
             cut += 1
-            cut_off = ids[-length:] if keeps_end else [*ids[: length - 1], end]
-            fitting[i] = np.asarray(cut_off, np.int32)
+            if keeps_end:
+                fitting[i] = ids[remaining(len(ids), length, beginning(tokenizer, ids))]
+            else:
+                fitting[i] = np.append(ids[: length - 1], ids[-1])
     return fitting, cut
 
 

@@ -60,6 +60,10 @@ class Example(NamedTuple):
         apart = self.target[:1].isspace() or self.prompt[-1:].isspace()
         return self.target if apart else f" {self.target}"
 
+    def halves(self) -> tuple[str, str]:
+        """Prompt and answer, which are the whole text one after the other."""
+        return self.prompt, self.target if self.whole else self.answer()
+
     def asking(self, prompt: str) -> Example:
         """It with another prompt."""
         return self._replace(prompt=prompt)

@@ -96,7 +96,7 @@ class Tokenizer:
             special: with the tokens that the tokenizer puts around a text, such as T5's end token.
         """
         special = special and not self.chat
-        for chunk in _chunks(texts):
+        for chunk in chunks(texts):
             encoded = self.base(chunk, add_special_tokens=special, verbose=False)["input_ids"]
             yield from (np.asarray(ids, np.int32) for ids in encoded)
 
@@ -106,9 +106,9 @@ class Tokenizer:
         A text is tokenised as a whole. A token is learned if any of its characters is; the end
         token, as the last span is. Those of chats end as their template says.
         """
-        for chunk in _chunks(texts):
+        for chunk in chunks(texts):
             whole = ["".join(span.text for span in spans) for spans in chunk]
-            for spans, encoding in zip(chunk, self._encodings(whole, not self.chat), strict=True):
+            for spans, encoding in zip(chunk, self.encodings(whole, not self.chat), strict=True):
                 ids = np.asarray(encoding.ids, np.int32)
                 learned = _learned(spans, encoding)
                 if not self.chat:
@@ -120,24 +120,30 @@ class Tokenizer:
     def parts(self, texts: Iterable[tuple[str, Part]]) -> Iterator[Tokens]:
         """The tokens of parts of documents, all learned: those of a document's parts, one after the
         other, are its own, and the end token."""
-        for chunk in _chunks(texts):
+        for chunk in chunks(texts):
             whole = [part.before + text for text, part in chunk]
-            for (text, part), found in zip(chunk, self._encodings(whole, False), strict=True):
-                first = _token_from(found, len(part.before))
+            for (text, part), found in zip(chunk, self.encodings(whole, False), strict=True):
+                first = token_from(found, len(part.before))
                 if first is None:  # one token has characters of both
-                    (found,), first = self._encodings([text], False), 0
-                ends = [] if part.before else self._around[0]
+                    (found,), first = self.encodings([text], False), 0
+                ends = [] if part.before else self.around[0]
                 ids = [*ends, *found.ids[first:], *([self.end] if part.last else [])]
                 yield Tokens(np.asarray(ids, np.int32), np.ones(len(ids), bool))
 
     @cached_property
-    def _around(self) -> tuple[list[int], list[int]]:
-        """What the tokenizer puts before and after a text."""
-        (whole,), (text,) = self._encodings(["a"], not self.chat), self._encodings(["a"], False)
+    def around(self) -> tuple[list[int], list[int]]:
+        """Tokens that the tokenizer puts before and after a text."""
+        (whole,), (text,) = self.encodings(["a"], not self.chat), self.encodings(["a"], False)
         start = next((i for i, mask in enumerate(whole.special_tokens_mask) if not mask), 0)
         return whole.ids[:start], whole.ids[start + len(text.ids) :]
 
-    def _encodings(self, texts: Sequence[str], special: bool) -> Sequence[Encoding]:
+    def ended(self, ids: np.ndarray) -> np.ndarray:
+        """Tokens of a text with the end token, which it may have already, int32 [n]."""
+        if len(ids) and ids[-1] == self.end:
+            return ids
+        return np.append(ids, np.int32(self.end))
+
+    def encodings(self, texts: Sequence[str], special: bool) -> Sequence[Encoding]:
         """What the tokenizers library made of each text."""
         found = self.base(
             list(texts), add_special_tokens=special, return_attention_mask=False,
@@ -274,7 +280,7 @@ def _tokens_within(encoding: Encoding, start: int, end: int) -> tuple[int, int]:
     return first, last + 1
 
 
-def _token_from(encoding: Encoding, start: int) -> int | None:
+def token_from(encoding: Encoding, start: int) -> int | None:
     """The first token that begins at a character or after it; None: one has characters before it,
     too."""
     if start == 0:
@@ -301,7 +307,7 @@ def _rows(base: PreTrainedTokenizerFast) -> int:
     return max(len(base), *(i + 1 for i in base.get_vocab().values()))
 
 
-def _chunks(items: Iterable[T]) -> Iterator[list[T]]:
+def chunks(items: Iterable[T]) -> Iterator[list[T]]:
     """Lists of up to `CHUNK` items."""
     left = iter(items)
     while chunk := list(islice(left, CHUNK)):

@@ -77,7 +77,7 @@ def test_the_sample_keeps_its_separator():
 
 @pytest.mark.parametrize(
     ("prompt", "completion"),
-    [("Anna took", " the red lamp"), ("Who?\n", "Anna"), ("", "the lamp"), ("naïve ☃", " 👍🏽")],
+    [("Anna took", " the red lamp"), ("Who?\n", "Anna"), ("naïve ☃", " 👍🏽")],
 )
 def test_tokens_and_what_is_learned_are_trls(tmp_path, prompt, completion):
     """TRL tokenises the prompt, and both with the end token after them; what the prompt has is not
