@@ -350,8 +350,8 @@ class Checkpoint(Section):
     """Save the optimizer's state too, without which training cannot resume."""
 
     base: PathText | None = None
-    """Where the model is that has the weights which the run in `load` left frozen. null: where it
-    was."""
+    """Folder of the model that the run in `load` began with: its frozen weights, or its
+    reference's. null: where it was."""
 
     load_optimizer: bool = True
     """Continue the run in `load`; false: a new run, from its weights alone."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from safetensors.numpy import save_file
 from tqdm import tqdm
 
 import popdist
-from checkpoints import Checkpoint
+from checkpoints import Checkpoint, has_checkpoint, load_checkpoint
 from checkpoints.digests import digest, digest_of_bytes
 from checkpoints.tensor_files import readers
 from config.adapter import Adapter
@@ -35,13 +34,15 @@ from files.shown import shown_path
 from files.writing import sync, write_file, writing
 from modelling.objectives import objective_of
 from modelling.spec import ModelFamily
-from run.start import Start, starting_point
+from modelling.weights import WeightTable
+from run.start import Start
+from run.weights import has_adapters, metadata_of, weights_at
 from sessions.losses import Losses
 from sessions.running import compiled
 from terminal.screen import is_first_process, say
 
-REFERENCE = "reference"
-"""Among a checkpoint's metadata: the digest of the weights that its run's reference has."""
+REFERENCE, ORIGIN = "reference", "reference_origin"
+"""Keys of a checkpoint's metadata: digest of the reference's weights, and where they were read."""
 
 _LOGPS = "logps"
 
@@ -54,6 +55,7 @@ class Reference:
         config: of the run.
         folder: of the files.
         sha256: digest of the reference's weights.
+        origin: the model, checkpoint, or "random" that the run began with; None: not known.
         weights: gives them; raises UserError where the run has trained them and they are gone.
         before: the folder of a run that this one goes on with, which may have files.
     """
@@ -62,6 +64,7 @@ class Reference:
     family: ModelFamily
     folder: Path
     sha256: str
+    origin: str | None
     weights: Callable[[], Mapping[str, np.ndarray]]
     before: Path | None = None
 
@@ -74,18 +77,48 @@ class Reference:
         if REFERENCE not in objective.of_texts:
             return None
         place = Path(config.training.reference or folder.reference)
-        saved = _saved(start.checkpoint) if start.step else None
-        if saved is None or start.checkpoint is None:
-            sha256 = _digest_of_weights(config, family, start.tensors)
-            return cls(config, family, place, sha256, lambda: start.tensors)
-        before = RunFolder.of_step(start.checkpoint.path).reference
+        if start.step and start.checkpoint is not None and REFERENCE in start.checkpoint.metadata:
+            saved = cls._saved(config, family, start.checkpoint, place)
+            return replace(saved, before=RunFolder.of_step(start.checkpoint.path).reference)
+        sha256 = _digest_of_weights(config, family, start.tensors)
+        return cls(config, family, place, sha256, _origin(start), lambda: start.tensors)
+
+    @classmethod
+    def of_checkpoint(
+        cls, config: RunConfig, family: ModelFamily, start: Start
+    ) -> Reference | None:
+        """The reference of a run of which `checkpoint.load` names a state; None: it needs none.
+
+        Raises:
+            UserError: it names something else.
+        """
+        if REFERENCE not in objective_of(config).of_texts:
+            return None
+        checkpoint = start.checkpoint
+        if checkpoint is None or REFERENCE not in checkpoint.metadata:
+            raise UserError(
+                f"{config.training.objective} compares with a reference, which only a run of "
+                "run_finetuning.py has: --load its folder"
+            )
+        folder = config.training.reference or RunFolder.of_step(checkpoint.path).reference
+        return cls._saved(config, family, checkpoint, Path(folder))
+
+    @classmethod
+    def _saved(
+        cls, config: RunConfig, family: ModelFamily, checkpoint: Checkpoint, folder: Path
+    ) -> Reference:
+        metadata = metadata_of(checkpoint)
+        sha256 = metadata.text(REFERENCE)
+        origin = metadata.text(ORIGIN) if ORIGIN in metadata.data else None
         return cls(
-            config, family, place, saved, lambda: _beginning(config, family, saved, place), before
-        )
+            config, family, folder, sha256, origin,
+            lambda: _weights_at_origin(config, family, sha256, origin, folder),
+        )  # fmt: skip
 
     def record(self) -> dict[str, Any]:
-        """What checkpoints say of it."""
-        return {REFERENCE: self.sha256}
+        """Metadata for checkpoints."""
+        origin = {} if self.origin is None else {ORIGIN: self.origin}
+        return {REFERENCE: self.sha256, **origin}
 
     def of(self, samples: Samples) -> Referred:
         """The samples with the log-probabilities of their texts, from a file or computed. All
@@ -140,26 +173,6 @@ class Reference:
                             "be compared with")  # fmt: skip
 
 
-def saved_reference(config: RunConfig, family: ModelFamily, start: Start) -> Reference | None:
-    """The reference of a run of which `checkpoint.load` names a state; None: it needs none.
-
-    Raises:
-        UserError: it names something else.
-    """
-    if REFERENCE not in objective_of(config).of_texts:
-        return None
-    sha256 = _saved(start.checkpoint)
-    if sha256 is None or start.checkpoint is None:
-        raise UserError(
-            f"{config.training.objective} compares with a reference, which only a run of "
-            "run_finetuning.py has: --load its folder"
-        )
-    place = Path(config.training.reference or RunFolder.of_step(start.checkpoint.path).reference)
-    return Reference(
-        config, family, place, sha256, lambda: _beginning(config, family, sha256, place)
-    )
-
-
 def _digest_of_weights(
     config: RunConfig, family: ModelFamily, tensors: Mapping[str, np.ndarray]
 ) -> str:
@@ -169,28 +182,44 @@ def _digest_of_weights(
     return _digest(dict(zip(names, digests, strict=True)))
 
 
-def _beginning(
-    config: RunConfig, family: ModelFamily, sha256: str, folder: Path
+def _origin(start: Start) -> str | None:
+    """Where a run that begins found its weights."""
+    if start.checkpoint is not None:
+        return str(start.checkpoint.path.resolve())
+    return None if start.base is None else start.base.name
+
+
+def _weights_at_origin(
+    config: RunConfig, family: ModelFamily, sha256: str, origin: str | None, folder: Path
 ) -> Mapping[str, np.ndarray]:
-    """The weights that a run began with, if they are still where it found them.
+    """Read the weights that a run began with, from their origin or `checkpoint.base`.
 
     Raises:
-        UserError: they are not.
+        UserError: neither has them.
     """
-    with suppress(UserError):
-        begun = starting_point(config, family.weights(config), fresh=True)
-        if not begun.step and _digest_of_weights(config, family, begun.tensors) == sha256:
-            return begun.tensors
+    places, reasons = [p for p in (origin, config.checkpoint.base) if p is not None], []
+    for place in places:
+        try:
+            weights = _initial_weights(config, family.weights(config), place)
+            if _digest_of_weights(config, family, weights) == sha256:
+                return weights
+            reasons.append(f"{shown_path(place)} does not hold the model that the run began with")
+        except UserError as error:
+            reasons.append(
+                f"{shown_path(place)} does not hold the model that the run began with: {error}"
+            )
     raise UserError(
-        f"what the reference says is not in {shown_path(folder)}, and the weights that the run "
-        "began with are gone: name the folder that has it with --training.reference, or start over "
-        "with --fresh"
+        f"the reference is not in {shown_path(folder)}, and must be computed again, but "
+        f"{'; '.join(reasons) or 'nothing says which model the run began with'}: give the folder "
+        "of that model by --checkpoint.base, or that of the reference by --training.reference"
     )
 
 
-def _saved(checkpoint: Checkpoint | None) -> str | None:
-    found = None if checkpoint is None else checkpoint.metadata.get(REFERENCE)
-    return found if isinstance(found, str) else None
+def _initial_weights(config: RunConfig, table: WeightTable, place: str) -> Mapping[str, np.ndarray]:
+    """The weights at a place; adapters only where a checkpoint has some, since the reference has
+    none."""
+    trained = has_checkpoint(place) and has_adapters(table, load_checkpoint(place, verify=False))
+    return weights_at(config, table if trained else table.base, place)
 
 
 def _base(config: RunConfig) -> RunConfig:

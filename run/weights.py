@@ -108,7 +108,7 @@ def with_base(
         return own
     place = config.checkpoint.base or model or base.name
     try:
-        weights = _base_weights(config, table.base, place)
+        weights = weights_at(config, table.base, place)
     except UserError as error:
         raise CheckpointError(
             f"the run in {shown_path(load)} holds what it trained, and {shown_path(place)} the "
@@ -117,7 +117,12 @@ def with_base(
     return Over(own, Verified(base, weights, (load, place)))
 
 
-def _base_weights(config: RunConfig, table: WeightTable, place: str) -> Arrays:
+def weights_at(config: RunConfig, table: WeightTable, place: str) -> Arrays:
+    """Read the weights of a model's folder or name, of a checkpoint, or the initial random ones.
+
+    Raises:
+        UserError: they are not there, or do not fit the configuration.
+    """
     if place == RANDOM:
         return table.initial(config.model.seed)
     if has_checkpoint(place):

@@ -18,7 +18,7 @@ from machine.memory import check_least
 from modelling.spec import family_of
 from run.evaluation.evaluator import Evaluator
 from run.evaluation.outcome import Outcome
-from run.reference import saved_reference
+from run.reference import Reference
 from run.sample_notes import length_note
 from run.start import load_weights
 from terminal.screen import is_first_process, say
@@ -47,7 +47,7 @@ def validate(
         say(note)
     start = load_weights(config, family.weights(config))
     agree({"step of the weights": start.step, "digest of the weights": start.sha256})
-    reference = saved_reference(config, family, start)
+    reference = Reference.of_checkpoint(config, family, start)
     refer = None if reference is None else reference.of
     evaluator = Evaluator(config, family, None, loaded, refer)
     begin = time.perf_counter()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import signal
 from collections.abc import Iterator
@@ -99,6 +100,13 @@ def check_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert one.keys() == other.keys()
     for name, array in one.items():
         np.testing.assert_array_equal(array, other[name], err_msg=name)
+
+
+def check_close(one: dict[str, Any], other: dict[str, Any]) -> None:
+    """As `check_equal`, where programs may differ."""
+    assert one.keys() == other.keys()
+    for name, array in one.items():
+        np.testing.assert_allclose(array, other[name], rtol=1e-5, err_msg=name)
 
 
 def test_the_reference_is_what_transformers_says(run: Path, base: Path, samples: Samples) -> None:
@@ -227,7 +235,59 @@ def test_a_reference_that_is_gone_is_computed_from_where_the_run_began(
     path.unlink()
     shutil.rmtree(mine)
     assert train(tmp_path / "run", mine, rows, "--steps", "6") == 2
-    assert "the weights that the run began with are gone" in capsys.readouterr().err
+    assert "does not hold the model that the run began with" in capsys.readouterr().err
+
+
+# ---- validation of runs that were not evaluated -------------------------------------------------
+def train_from(kind: str, folder: Path, run: Path, base: Path, rows: Path) -> None:
+    """Train without evaluation from a model by a path relative to the working folder, or by
+    adapters; from random weights; from a run's weights; or resume a run in another folder."""
+    adapter = ("--adapter.rank", "2", "--adapter.targets", "q", "v")
+    load, flags = {
+        "model": (os.path.relpath(base), ()),
+        "adapter": (str(base), adapter),
+        "random": ("random", ()),
+        "weights": (str(run), ("--checkpoint.load_optimizer", "false")),
+        "resumed": (str(run), ("--steps", "6", "--seed", "0")),  # the seed is in the file's name
+    }[kind]
+    assert train(folder, Path(load), rows, "--steps", "2", *flags) == 0
+
+
+@pytest.mark.parametrize("kind", ["model", "adapter", "random", "weights", "resumed"])
+def test_validation_computes_a_reference_that_training_did_not_leave(
+    kind: str, run: Path, base: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    train_from(kind, folder, run, base, rows)
+    trained = files_in(folder)  # by the weights that the run began with, of the same samples
+    shutil.rmtree(folder / "reference")
+    monkeypatch.chdir(tmp_path)
+    assert run_validation.main(["--load", str(folder)]) == 0
+    check_close(files_in(folder), trained)
+
+
+def test_a_model_that_was_moved_is_named(run, base, rows, tmp_path, capsys) -> None:
+    mine, folder = tmp_path / "base", tmp_path / "run"
+    shutil.copytree(base, mine)
+    assert train(folder, mine, rows, "--steps", "2") == 0
+    shutil.rmtree(folder / "reference")
+    mine.rename(tmp_path / "moved")
+    assert run_validation.main(["--load", str(folder)]) == 2
+    assert "base does not hold the model that the run began with" in capsys.readouterr().err
+    moved = ("--checkpoint.base", str(tmp_path / "moved"))
+    assert run_validation.main(["--load", str(folder), *moved]) == 0
+    check_close(files_in(folder), files_in(run))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["ipo", "hinge", "kto"])
+def test_each_objective_with_a_reference_is_validated(
+    objective: str, base: Path, rows: Path, tmp_path: Path
+) -> None:
+    command = ("--training.objective", objective, "--steps", "2")
+    assert train(tmp_path / "run", base, rows, *command) == 0
+    shutil.rmtree(tmp_path / "run/reference")
+    assert run_validation.main(["--load", str(tmp_path / "run")]) == 0
 
 
 def test_a_run_that_goes_on_elsewhere_takes_its_reference_along(
