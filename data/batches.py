@@ -16,7 +16,7 @@ import numpy as np
 
 import popdist
 from config.sections import RunConfig
-from data.samples import Batch, Samples, order
+from data.samples import Batch, Samples, epoch_of, order
 from files.json_files import Fields
 
 
@@ -125,7 +125,8 @@ class Loader:
 
     def _go_to(self, epoch: int, position: int) -> None:
         self._epoch, self._position = epoch, position
-        self._order = order(self._seed, epoch, len(self._samples))
+        indices = epoch_of(self._samples, self._seed, epoch)
+        self._order = indices[order(self._seed, epoch, len(indices))]
 
 
 @dataclass(frozen=True)

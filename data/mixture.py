@@ -150,15 +150,27 @@ class Mixed:
 
     @cached_property
     def _places(self) -> np.ndarray:
-        """The source of each sample of an epoch and its index there, int64 [n, 2]. What does not
-        fill a round of a source is drawn from all of it."""
+        """The source of each sample and its index there, int64 [n, 2]: each source in rounds, of
+        which the last one is not whole."""
         columns = []
         for source, (part, count) in enumerate(zip(self.parts, self.counts, strict=True)):
-            rounds, rest = divmod(count, len(part))
-            drawn = order(source, 0, len(part))[:rest]
-            indices = np.concatenate([np.tile(np.arange(len(part)), rounds), drawn])
+            indices = np.arange(count) % len(part)
             columns.append(np.stack([np.full(count, source), indices], axis=1))
         return np.concatenate(columns)
+
+    def epoch(self, seed: int, epoch: int) -> np.ndarray:
+        """Indices of the samples of an epoch, int64 [n], in no order.
+
+        All of a source come equally often; one more time comes a part of them, in each epoch the
+        part that follows in an order of the source's own.
+        """
+        indices, end = np.arange(len(self)), 0
+        for source, (part, count) in enumerate(zip(self.parts, self.counts, strict=True)):
+            start, end = end, end + count
+            rest = count % len(part)
+            following = (epoch * rest + np.arange(rest)) % len(part)
+            indices[end - rest : end] = start + order(seed, source, len(part))[following]
+        return indices
 
     def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
         """The batch of the samples at `indices`, in their order."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from config.sections import RunConfig
 from config.task import SegmentsData, Seq2SeqData
-from data.samples import EMPTY, Batch, Cuts, Samples, digest_of
+from data.samples import EMPTY, Batch, Cuts, Samples, digest_of, epoch_of
 from data.texts import Example, Tokens
 
 COUNTS, SIGN, REFERENCE, SEGMENTS = "counts", "sign", "reference", "segments"
@@ -148,6 +148,10 @@ class Referred:
 
     def __len__(self) -> int:
         return len(self.samples)
+
+    def epoch(self, seed: int, epoch: int) -> np.ndarray:
+        """See `epoch_of`."""
+        return epoch_of(self.samples, seed, epoch)
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """The batch of the samples at `indices`, in their order."""

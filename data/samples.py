@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -39,6 +39,22 @@ class Samples(Protocol):
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """The batch of the samples at `indices`, in their order."""
         ...
+
+
+@runtime_checkable
+class Repeating(Protocol):
+    """Samples some of which come several times in an epoch, others in each one."""
+
+    def epoch(self, seed: int, epoch: int) -> np.ndarray:
+        """Indices of the samples of an epoch, int64 [n], in no order."""
+        ...
+
+
+def epoch_of(samples: Samples, seed: int, epoch: int) -> np.ndarray:
+    """Indices of the samples of an epoch, int64 [n], in no order: all, unless they say others."""
+    if isinstance(samples, Repeating):
+        return samples.epoch(seed, epoch)
+    return np.arange(len(samples))
 
 
 def digest_of(*parts: np.ndarray | int | None) -> str:

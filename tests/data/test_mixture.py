@@ -17,6 +17,8 @@ from data.causal_lm import CAUSAL_LM, PackedTokens
 from data.lengths import lengths_of
 from data.mixture import Mixed
 from data.pipeline import Pipeline
+from data.preferences import Referred
+from data.samples import Samples
 from data.seq2seq import SEQ2SEQ, PackedExamples, generated_examples
 from data.task import SAMPLE_FOLDER, check_data
 
@@ -93,6 +95,33 @@ def test_shares_are_those_of_interleave_datasets_and_every_sample_is_there():
         probabilities=[w / 8 for w in weights], seed=0, stopping_strategy="all_exhausted",
     )  # fmt: skip
     assert abs(len(theirs) - len(mixed)) < 0.2 * len(mixed)  # theirs are drawn
+
+
+def epochs_of(mixed: Samples, seed: int, epochs: int) -> np.ndarray:
+    """The tokens of some epochs, [epochs, samples]."""
+    loader = Loader(mixed, len(mixed), seed)
+    return np.stack([loader.next_batch()["input_ids"][:, 0] for _ in range(epochs)])
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "with a reference"])
+def test_another_part_comes_again_in_each_epoch_and_all_equally_often(wrapped):
+    mixed: Samples = Mixed.of([stream(0, 100), stream(1000, 10)], [10.0, 1.4])
+    assert isinstance(mixed, Mixed)
+    assert mixed.counts == [100, 14]
+    if wrapped:
+        mixed = Referred(mixed, np.zeros((len(mixed), 1, 2), np.float32))
+    found = epochs_of(mixed, 0, 10)
+    doubled = []
+    for epoch in found:
+        times = np.bincount(epoch[epoch >= 1000] - 1000, minlength=10)
+        assert (times.min(), times.max(), np.unique(epoch[epoch < 1000]).size) == (1, 2, 100)
+        doubled.append(frozenset(np.flatnonzero(times == 2)))
+    assert len(set(doubled)) == 5
+    assert len(doubled[0] | doubled[1] | doubled[2]) == 10
+    every = np.bincount(found[found >= 1000] - 1000, minlength=10)
+    assert every.tolist() == [14] * 10
+    other = epochs_of(mixed, 1, 1)[0]
+    assert frozenset(np.flatnonzero(np.bincount(other[other >= 1000] - 1000) == 2)) != doubled[0]
 
 
 def test_without_weights_each_is_read_once():
