@@ -111,6 +111,11 @@ class ChatTemplate:
         except Exception:  # it may want a system's message: its rows show
             pass
 
+    @property
+    def made_by(self) -> tuple[object, ...]:
+        """All that its texts follow from, besides conversations."""
+        return self.base.chat_template, self.base.special_tokens_map, self.variables
+
     # ---- what a model is given --------------------------------------------------------------
     def prompt(self, conversation: Conversation) -> str:
         """The text after which the model answers.

@@ -213,8 +213,8 @@ class Pipeline:
         said = {f.name: getattr(data, f.name) for f in fields(data) if f.name not in open_}
         if not self.is_chat:
             return said, self.task.kind, self.shape.asked(self._settled, "")
-        part = self.shape.learned(replace(self.given, data=replace(data, format="chat")))
-        return said, part
+        chat = self._chat_template(self._loaded[1])
+        return said, chat.loss, chat.made_by
 
     def _corpora(self, split: Split) -> dict[Split, Corpus]:
         task = self.task

@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,9 @@ LARGE = 8 * 2**20
 
 MOST = 16
 """Processes."""
+
+LIBRARIES = ("jinja2", "tokenizers", "transformers")
+"""Libraries that make texts and tokens."""
 
 HERE = Path(__file__).parent
 
@@ -144,7 +148,8 @@ def _name(data: Pipeline, split: Split) -> str:
     sha256 = hashlib.sha256()
     for path in sorted(HERE.glob("*.py")):
         sha256.update(path.read_bytes())
-    facts: list[Any] = [split, data.made_by, data.tokenizer.state, data.task.held_out]
+    versions = [version(name) for name in LIBRARIES]
+    facts: list[Any] = [split, data.made_by, data.tokenizer.state, data.task.held_out, versions]
     sha256.update(json.dumps(facts, default=str).encode())
     for digest in data.task.source(split).digests():
         sha256.update(digest)

@@ -22,6 +22,7 @@ from data.prepare import prepare
 from data.seq2seq import SEQ2SEQ
 from data.task import SAMPLE_FOLDER
 from files.run_folder import RunFolder
+from huggingface.hub import load_tokenizer
 from tests.children import WITHOUT_TORCH
 from tests.slow import slow
 
@@ -105,6 +106,47 @@ def test_other_data_and_settings_are_read_anew(tmp_path, large, capsys):
     assert run_of(tmp_path, rows, separator=" so:").training_samples().digest != first
     (tmp_path / "rows.jsonl").write_text(json.dumps(rows[0]) + "\n")
     assert len(run_of(tmp_path, rows).training_samples()) == 1
+    assert "are ready" not in capsys.readouterr().err
+
+
+CHATTER = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}\n{% endfor %}"
+
+
+def texts_of(folder: Path, tokenizer: Path, **data: Any) -> str:
+    """What the first conversation's tokens say."""
+    run = run_of(folder, ROWS["chat"], tokenizer=str(tokenizer), **data)
+    return str(run.tokenizer.base.decode((run.tokenised("train").tokens or ())[0].ids))
+
+
+def changed(tokenizer: Path, **values: Any) -> None:
+    """Other values in tokenizer_config.json."""
+    file = tokenizer / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+def test_another_chat_template_is_read_anew(tmp_path, large):
+    """The tokenizer's own, one in a file, and the special tokens that they write."""
+    tokenizer, file = tmp_path / "tokenizer", tmp_path / "chat.jinja"
+    load_tokenizer(str(SAMPLE_FOLDER / "chat_tokenizer")).save_pretrained(tokenizer)
+    (tokenizer / "chat_template.jinja").write_text(CHATTER)
+    first = texts_of(tmp_path, tokenizer)
+    (tokenizer / "chat_template.jinja").write_text(CHATTER.replace(": ", " says: "))
+    assert "says: " not in first
+    assert "user says: " in texts_of(tmp_path, tokenizer)
+    file.write_text(CHATTER.replace(": ", " wrote: "))
+    assert "user wrote: " in texts_of(tmp_path, tokenizer, chat_template=str(file))
+    file.write_text(CHATTER.replace(": ", " asked: ").replace("{{ eos_token }}", "{{ bos_token }}"))
+    assert "user asked: " in texts_of(tmp_path, tokenizer, chat_template=str(file))
+    changed(tokenizer, bos_token="<|im_start|>")
+    assert "<|im_start|>" in texts_of(tmp_path, tokenizer, chat_template=str(file))
+    changed(tokenizer, bos_token="<|im_end|>")
+    assert "<|im_start|>" not in texts_of(tmp_path, tokenizer, chat_template=str(file))
+
+
+def test_another_version_of_a_library_is_read_anew(tmp_path, large, monkeypatch, capsys):
+    run_of(tmp_path, ROWS["text"]).training_samples()
+    monkeypatch.setattr(prepared, "version", lambda name: "0")
+    run_of(tmp_path, ROWS["text"]).training_samples()
     assert "are ready" not in capsys.readouterr().err
 
 
