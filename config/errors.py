@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from typing import Any
 
 from files.errors import UserError as UserError
 from files.shown import LONGEST, shown_names
@@ -11,6 +12,21 @@ from files.shown import LONGEST, shown_names
 
 class ConfigError(UserError, ValueError):
     """An invalid configuration: unknown names, wrong types, numbers that do not fit."""
+
+
+class ContradictionError(ConfigError):
+    """Settings that exclude each other.
+
+    Attributes:
+        fields: dotted names of all of them.
+        remedies: values with which one of them no longer excludes the others, by dotted name; a
+            field that must not give way has none.
+    """
+
+    def __init__(self, message: str, remedies: Mapping[str, Any], *others: str) -> None:
+        super().__init__(message)
+        self.remedies = remedies
+        self.fields = (*remedies, *others)
 
 
 class Notice(UserWarning):

@@ -13,6 +13,7 @@ from functools import cached_property, reduce
 from typing import Any
 
 from config.base import flattened, leaves, nested
+from config.errors import ContradictionError
 from config.presets import merge
 from config.sections import RunConfig
 from files.shown import shown_name
@@ -156,6 +157,43 @@ def with_fitting_micro_batch(settings: Settings) -> tuple[Settings, list[str]]:
     fitting = largest_divisor(batch // copies, micro)
     text = f"{MICRO}: {micro} -> {fitting}, which divides the batch of {batch}"
     return settings.over(Layer("the batch", nested({MICRO: fitting}))), [text]
+
+
+def without_contradictions(settings: Settings) -> tuple[Settings, list[str]]:
+    """Settings of lower layers give way to those of higher ones which exclude them.
+
+    Returns:
+        The settings, and a line for people for each field that changed.
+
+    Raises:
+        ConfigError: there is no configuration; settings of the same layer exclude each other.
+    """
+    lines: list[str] = []
+    while True:
+        try:
+            _ = settings.config
+            return settings, lines
+        except ContradictionError as error:
+            settings, more = _give_way(settings, error)
+            if not more:
+                raise
+            lines += more
+
+
+def _give_way(settings: Settings, error: ContradictionError) -> tuple[Settings, list[str]]:
+    """Change the fields that a higher layer excludes; no lines: there are none."""
+    winner = max(error.fields, key=settings.level)
+    top = settings.level(winner)
+    changed = {n: v for n, v in error.remedies.items() if settings.level(n) < top}
+    before = flattened(settings.given)
+    reason = f"which {winner} {shown_name(before.get(winner))} excludes"
+    lines = [
+        f"{name}: {shown_name(before.get(name, 'its default'))} -> {shown_name(value)}, {reason}"
+        for name, value in changed.items()
+    ]
+    layer = Layer(f"{winner} of {settings.layers[top].name}", nested(changed))
+    layers = (*settings.layers[:top], layer, *settings.layers[top:])
+    return (replace(settings, layers=layers) if changed else settings), lines
 
 
 def largest_divisor(number: int, most: int) -> int:

@@ -12,7 +12,7 @@ from itertools import cycle, islice
 from typing import ClassVar, Literal
 
 from config.base import Section
-from config.errors import ConfigError
+from config.errors import ConfigError, ContradictionError
 from config.gptj import GPTJTraining
 from config.model import Model, TiedEmbedding
 from config.sections import RunConfig
@@ -390,8 +390,10 @@ class LlamaConfig(RunConfig):
         optimizer = self.training.optimizer
         shares = self.execution.expert_parallel and parts > 1
         if shares and not optimizer.record.shared_parts:
-            raise ConfigError(
-                f"{optimizer.name} with execution.expert_parallel is not supported: take adamw"
+            raise ContradictionError(
+                f"{optimizer.name} with execution.expert_parallel is not supported: take adamw",
+                {"execution.expert_parallel": False},
+                "training.optimizer.name",
             )
         if parts > heads and not optimizer.record.shared_parts:
             raise ConfigError(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from config.base import Section
-from config.errors import ConfigError, nearest
+from config.errors import ConfigError, ContradictionError, nearest
 from config.metrics import METRICS, MetricName, ObjectiveName
 from config.optimizer_state import OPTIMIZERS, RESIDUALS, Adafactor, OptimizerRecord, Slot
 from config.schedules import CourseName
@@ -70,8 +70,11 @@ class LearningRate(Section):
                 f"{self.warmup_proportion}, but one of them must be null"
             )
         if self.minimum > self.maximum:
-            raise ConfigError(
-                f"learning_rate.minimum {self.minimum} must be at most its maximum {self.maximum}"
+            prefix = "training.optimizer.learning_rate"
+            raise ContradictionError(
+                f"learning_rate.minimum {self.minimum} must be at most its maximum {self.maximum}",
+                {f"{prefix}.minimum": 0.0},
+                f"{prefix}.maximum",
             )
 
 
@@ -179,9 +182,11 @@ class Training(Section):
 
     def validate(self) -> None:
         if self.label_smoothing and self.objective not in SMOOTHED:
-            raise ConfigError(
+            raise ContradictionError(
                 f"training.label_smoothing is for {', '.join(SMOOTHED)}, not for {self.objective}: "
-                "leave it 0"
+                "leave it 0",
+                {"training.label_smoothing": 0.0},
+                "training.objective",
             )
 
     @property

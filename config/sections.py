@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from config.adapter import Adapter as Adapter
 from config.base import Section
-from config.errors import ConfigError
+from config.errors import ConfigError, ContradictionError
 from config.least import ITEM_BYTES, check_any_memory
 from config.model import Embedding as Embedding
 from config.model import FewBits
@@ -219,36 +219,47 @@ class RunConfig(Section):
                 "execution.expert_parallel is for models with experts, but this one has none"
             )
         if self.execution.expert_parallel and groups > 1:
-            raise ConfigError(
-                "execution.expert_parallel and execution.expert_groups exclude each other"
+            raise ContradictionError(
+                "execution.expert_parallel and execution.expert_groups exclude each other",
+                {"execution.expert_parallel": False, "execution.expert_groups": 1},
             )
 
     def _check_what_is_trained(self) -> None:
         if self.training.prefers and isinstance(self.data, CausalLMData) and self.data.packing:
-            raise ConfigError(
+            raise ContradictionError(
                 f"data.packing joins texts, but {self.training.objective} compares whole ones: set "
-                "data.packing false"
+                "data.packing false",
+                {"data.packing": False},
+                "training.objective",
             )
         if self.fp8.enabled and self.fp8.recipe == "delayed" and self.some_frozen:
-            raise ConfigError(
+            raise ContradictionError(
                 "fp8.recipe delayed learns its scales in backward passes, which frozen layers may "
-                "not have: where some are frozen, set fp8.recipe current"
+                "not have: where some are frozen, set fp8.recipe current",
+                {"fp8.recipe": "current"},
+                *("training.trained", "training.frozen", "adapter.rank"),
             )
         if self.fp8.head and self.tied:
-            raise ConfigError(
-                "fp8.head is for heads with weights of their own, but model.embedding.tied is true"
+            raise ContradictionError(
+                "fp8.head is for heads with weights of their own, but model.embedding.tied is true",
+                {"fp8.head": False},
+                "model.embedding.tied",
             )
         if self.adapter.rank and self.training.frozen and not self.training.trained:
-            raise ConfigError(
+            raise ContradictionError(
                 "training.frozen takes from training.trained where adapters are trained, but that "
-                "names nothing: leave both out, or name what is trained besides adapters"
+                "names nothing: leave both out, or name what is trained besides adapters",
+                {"training.frozen": None},
+                "adapter.rank",
             )
 
     def _check_run(self) -> None:
         if self.execution.update == "behind" and not self.rounds_behind:
-            raise ConfigError(
+            raise ContradictionError(
                 "execution.update behind with stochastic rounding needs execution.device_iterations"
-                f" 1, not {self.execution.device_iterations}: set it, or update to end"
+                f" 1, not {self.execution.device_iterations}: set it, or update to end",
+                {"execution.update": "auto", "execution.device_iterations": 1},
+                "training.stochastic_rounding",
             )
         if self.execution.host_memory is not None and self.execution.disk is None:
             raise ConfigError(
@@ -262,26 +273,32 @@ class RunConfig(Section):
 
     def _check_rounding(self) -> None:
         optimizer, random = self.training.optimizer, self.training.stochastic_rounding
+        state = "training.optimizer.state"
         ways = {
-            "execution.master_weights": self.execution.master_weights,
-            f"training.optimizer.state {optimizer.state}": optimizer.packs,
-            "training.stochastic_rounding": random,
+            "execution.master_weights": (self.execution.master_weights, False),
+            state: (optimizer.packs, "float32"),
+            "training.stochastic_rounding": (random, None),
         }
-        chosen = [way for way, on in ways.items() if on]
+        chosen = [way for way, (on, _) in ways.items() if on]
         if len(chosen) > 1 and self.model.precision != "float32":
-            raise ConfigError(
-                f"{chosen[0]} and {chosen[1]} are two ways to keep small updates of 16-bit "
-                "weights: choose one of them"
+            one, other = (f"{w} {optimizer.state}" if w == state else w for w in chosen[:2])
+            raise ContradictionError(
+                f"{one} and {other} are two ways to keep small updates of 16-bit weights: choose "
+                "one of them",
+                {way: ways[way][1] for way in chosen},
             )
         if optimizer.state == "bfloat16" and random is False:
-            raise ConfigError(
+            raise ContradictionError(
                 "training.optimizer.state bfloat16 needs training.stochastic_rounding: without it, "
-                "moments lose small changes"
+                "moments lose small changes",
+                {state: "float32", "training.stochastic_rounding": None},
             )
         if optimizer.name == "adafactor" and optimizer.state == "bfloat16":
-            raise ConfigError(
+            raise ContradictionError(
                 "training.optimizer.state bfloat16 is for adamw's moments: leave it float32 for "
-                "adafactor, whose second moments are a row and a column"
+                "adafactor, whose second moments are a row and a column",
+                {state: "float32"},
+                "training.optimizer.name",
             )
 
     def tensor_parallel_sizes(self) -> dict[str, int]:
@@ -303,9 +320,10 @@ class RunConfig(Section):
                 "weights in so few bits cannot be trained"
             )
         if self.fp8.enabled:
-            raise ConfigError(
+            raise ContradictionError(
                 f"model.quantisation {self.model.quantisation} and fp8.enabled exclude each other: "
-                "a weight is held in few bits or multiplied in 8"
+                "a weight is held in few bits or multiplied in 8",
+                {"model.quantisation": None, "fp8.enabled": False},
             )
         size, in_a_word = few_bits.group_size, 16 // few_bits.bits
         for name, value in self.linear_inputs().items():

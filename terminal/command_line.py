@@ -28,6 +28,7 @@ from config.layers import (
     with_fitting_micro_batch,
     with_length_and_batch,
     with_one_length,
+    without_contradictions,
 )
 from config.presets import placed, preset_names
 from config.sections import RunConfig
@@ -121,12 +122,14 @@ def _settings(below: Below, flags: Mapping[str, Any], origins: Origins | None) -
     notes = below.differences(flags)
     settings, more = with_one_length(below.settings.over(Layer("flags", flags)))
     settings, most = with_fitting_micro_batch(settings)
-    settings = with_length_and_batch(settings)
+    settings, others = without_contradictions(with_length_and_batch(settings))
     if origins is not None:
         settings = _with_adapter(settings, below, flags, origins)
+        settings, of_adapter = without_contradictions(settings)
+        others += of_adapter
         folders = origins.placed(settings.config.checkpoint)
         settings = settings.over(Layer("folders", nested(folders)))
-    for note in (*notes, *more, *most):
+    for note in (*notes, *more, *most, *others):
         say(note)
     return settings
 

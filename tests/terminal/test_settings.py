@@ -5,6 +5,7 @@ Of a run that is continued: its config.yml, flags."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ from checkpoints import CheckpointStore
 from config.base import flattened, nested
 from config.errors import ConfigError
 from config.families import config_class_of
-from config.presets import load_config, merge, preset_data
+from config.flags import ALIASES
+from config.presets import load_config, merge, preset_data, preset_names
 from config.sections import RunConfig
+from files.shown import shown_name
 from files.yaml_files import yaml_text
 from planning.origins import ORIGINS
 from run.options import RunOptions
@@ -185,6 +188,69 @@ def test_steps_and_epochs_together_are_said(tmp_path, capsys):
         assert (training.steps, training.epochs) == (9, None)
         said = capsys.readouterr().err
         assert said == f"{name}: training.steps 9 decides, not epochs 2{'.0' * (name == 'flags')}\n"
+
+
+# ---- flags that exclude what lies under them ----------------------------------------------------
+STATE, ROUNDING = "training.optimizer.state", "training.stochastic_rounding"
+EXCLUDING = [
+    # below, flags, what gives way: name and value
+    ({"precision": "bfloat16", ROUNDING: True}, [f"--{STATE}", "compact"], (ROUNDING, None)),
+    ({"precision": "bfloat16", ROUNDING: True}, ["--master_weights"], (ROUNDING, None)),
+    ({"precision": "bfloat16", STATE: "compact16"}, ["--master_weights"], (STATE, "float32")),
+    ({"precision": "bfloat16", "execution.master_weights": True}, [f"--{STATE}", "compact"],
+     ("execution.master_weights", False)),
+    ({"precision": "float16", STATE: "compact"}, [f"--{ROUNDING}"], (STATE, "float32")),
+    ({STATE: "compact", ROUNDING: True}, ["--precision", "bfloat16"], None),
+    ({STATE: "bfloat16"}, [f"--{ROUNDING}", "false"], (STATE, "float32")),
+    ({ROUNDING: False}, [f"--{STATE}", "bfloat16"], (ROUNDING, None)),
+    ({STATE: "bfloat16"}, ["--training.optimizer.name", "adafactor"], (STATE, "float32")),
+    ({"training.optimizer.name": "adafactor"}, [f"--{STATE}", "bfloat16"], None),
+    ({"fp8.enabled": True}, ["--adapter.rank", "4"], ("fp8.recipe", "current")),
+    ({"fp8.enabled": True}, ["--training.frozen", "shared"], ("fp8.recipe", "current")),
+    ({"fp8.enabled": True, "fp8.recipe": "current"},
+     ["--quantisation", "int8", "--adapter.rank", "4"], ("fp8.enabled", False)),
+    ({"training.frozen": "shared"}, ["--adapter.rank", "4"], ("training.frozen", None)),
+    ({f"{RATE}.minimum": 1e-4, "learning_rate": 1e-3}, ["--learning_rate", "1e-5"],
+     (f"{RATE}.minimum", 0.0)),
+    ({"training.objective": "dpo", "training.label_smoothing": 0.1},
+     ["--training.objective", "ipo"], ("training.label_smoothing", 0.0)),
+    ({"execution.update": "behind", "precision": "bfloat16"}, ["--device_iterations", "2"],
+     ("execution.update", "auto")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("where", ["file", "run"])
+@pytest.mark.parametrize(("below", "flags", "changes"), EXCLUDING)
+def test_a_flag_replaces_what_it_excludes(where, below, flags, changes, run, tmp_path, capsys):
+    """One that is given beside it is refused, and so is what cannot give way."""
+    if where == "file":
+        (tmp_path / "own.yml").write_text(yaml_text({"family": "t5", "steps": 8, **below}))
+        lower = ["--config", str(tmp_path / "own.yml")]
+    else:
+        lower = ["--save", run(**{ALIASES.get(name, name): v for name, v in below.items()})[0]]
+    if changes is None:
+        with pytest.raises(ConfigError):
+            read(*lower, *flags)
+        return
+    name, value = changes
+    assert flattened(read(*lower, *flags).config.to_dict())[name] == value
+    said = capsys.readouterr().err
+    assert re.search(rf"^{name}: .* -> {shown_name(value)}, which .* excludes$", said, re.M)
+    if below.get(name) is not None:
+        with pytest.raises(ConfigError):
+            read("--config", "tiny", "--steps", "8", *flags_of(below), *flags)
+
+
+def flags_of(values: Mapping[str, object]) -> list[str]:
+    return [piece for name, value in values.items() for piece in (f"--{name}", shown_name(value))]
+
+
+@pytest.mark.parametrize("state", ["compact", "compact16"])
+@pytest.mark.parametrize("preset", preset_names("finetuning"))
+def test_every_preset_takes_every_state(preset, state):
+    config = read("--config", preset, f"--{STATE}", state).config
+    assert config.training.optimizer.state == state
+    assert not config.rounds_stochastically
 
 
 # ---- a file of one's own ------------------------------------------------------------------------
