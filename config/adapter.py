@@ -15,6 +15,10 @@ from config.values import Names, NonNegativeInt, PathText, PositiveFloat, Probab
 from files.shown import shown
 
 ALL_LINEAR = "all-linear"
+Pattern = Literal["rank_pattern", "alpha_pattern"]
+PATTERNS: tuple[Pattern, ...] = ("rank_pattern", "alpha_pattern")
+"""Fields with numbers by expressions for the ends of names."""
+
 _NAMES = re.compile(r"[\w.-]+( *, *[\w.-]+)*")
 
 
@@ -80,15 +84,12 @@ class Adapter(Section):
         if targets == ALL_LINEAR:
             return True
         if is_names(targets):
-            return _ends(module, targets)
+            return any(ends_with(module, name) for name in listed(targets))
         return re.fullmatch(targets, module) is not None
 
     def is_saved(self, module: str) -> bool:
-        """Whether a module is trained whole, or is inside one. As in PEFT, names may end amid a
-        word."""
-        around = accumulate(module.split("."), "{}.{}".format)
-        names = listed(self.modules_to_save)
-        return any(outer.endswith(name) for outer in around for name in names)
+        """Whether a module is trained whole, or is inside one."""
+        return any(is_within(module, name) for name in listed(self.modules_to_save))
 
     def rank_of(self, module: str) -> int:
         """The rank of a module's adapter."""
@@ -103,7 +104,7 @@ class Adapter(Section):
         rank = self.rank_of(module)
         return self.alpha_of(module) / (rank**0.5 if self.rslora else rank)
 
-    def patterns(self, field: Literal["rank_pattern", "alpha_pattern"]) -> dict[str, float]:
+    def patterns(self, field: Pattern) -> dict[str, float]:
         """The numbers of a field, by regular expressions for the ends of names."""
         text: str | None = getattr(self, field)
         pairs = [pair.rpartition("=") for pair in listed(text)]
@@ -124,14 +125,25 @@ def is_names(targets: str) -> bool:
     return _NAMES.fullmatch(targets) is not None
 
 
-def _ends(module: str, names: str) -> bool:
-    """Whether a module's name ends with one of those between commas."""
-    return any(f".{module}".endswith(f".{name}") for name in listed(names))
+def ends_with(module: str, name: str) -> bool:
+    """Match a name in `targets`: the last parts of a module's."""
+    return f".{module}".endswith(f".{name}")
+
+
+def is_within(module: str, name: str) -> bool:
+    """Match a name in `modules_to_save`: it ends that of the module, or of one around it. As in
+    PEFT, it may begin amid a word."""
+    return any(outer.endswith(name) for outer in accumulate(module.split("."), "{}.{}".format))
+
+
+def matches_end(module: str, expression: str) -> bool:
+    """Match an expression of `rank_pattern` or `alpha_pattern`, as PEFT does."""
+    return re.fullmatch(rf"(.*\.)?({expression})", module) is not None
 
 
 def _matching(pattern: Mapping[str, float], module: str, default: float) -> float:
     """The number of the first expression that the end of a name matches."""
     for key, value in pattern.items():
-        if re.fullmatch(rf"(.*\.)?({key})", module):
+        if matches_end(module, key):
             return value
     return default

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,8 +13,15 @@ from checkpoints.errors import CheckpointError
 from checkpoints.shards import as_stored, write_json, write_shard
 from checkpoints.stored import TensorSpec
 from checkpoints.tensor_files import TensorFiles
-from config.adapter import Adapter, is_names
-from config.values import listed
+from config.adapter import (
+    ALL_LINEAR,
+    PATTERNS,
+    Adapter,
+    ends_with,
+    is_names,
+    is_within,
+    matches_end,
+)
 from files.json_files import Fields, read_object
 from files.lazy import Lazy
 from files.shown import shown_path
@@ -22,18 +29,22 @@ from files.shown import shown_path
 SETTINGS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _IGNORED = {
-    "alpha_pattern", "auto_mapping", "base_model_name_or_path", "inference_mode", "layers_pattern",
+    "alpha_pattern", "auto_mapping", "base_model_name_or_path", "ensure_weight_tying",
+    "inference_mode", "layers_pattern",
     "layers_to_transform", "lora_alpha", "lora_dropout", "megatron_core", "modules_to_save",
     "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision",
     "target_modules", "task_type", "use_dora", "use_rslora",
 }  # fmt: skip
 """Fields that are read, or do not change what an adapter computes."""
+_LOW_RANK = re.compile(r"\.lora_[\w.]+$")
+"""The end of the name of an adapter's tensor, after its module's."""
 _INITIAL = (True, False, "gaussian", "eva", "orthogonal")
 """Initial values that leave the base model as it is."""
 
 
 def read_settings(folder: str | Path) -> dict[str, Any]:
-    """The fields of the section `adapter` that a folder says.
+    """The fields of the section `adapter` that a folder says. Names that mean none of the modules
+    in its weights are left out, as PEFT passes them over.
 
     Raises:
         UserError: there is no adapter, or one that is not known here.
@@ -45,17 +56,54 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
         )
     found = read_object(file)
     _check(found)
+    modules = adapter_modules(folder)
+    saved = _list(found, "modules_to_save")
     fields = {
         "rank": found.count("r"),
         "alpha": found.number("lora_alpha"),
         "dropout": found.number("lora_dropout") if "lora_dropout" in found else 0.0,
         "rslora": found.data.get("use_rslora") is True,
         "dora": found.data.get("use_dora") is True,
-        "targets": _targets(found),
-        "modules_to_save": ",".join(_list(found, "modules_to_save")) or None,
+        "targets": _targets(found, modules.low_rank),
+        "modules_to_save": ",".join(_used(saved, modules.saved, is_within)) or None,
     }
-    patterns = {name: _pattern(found, name) for name in ("rank_pattern", "alpha_pattern")}
-    return {**fields, **patterns}
+    return fields | {name: _pattern(found, name, modules.low_rank) for name in PATTERNS}
+
+
+class AdapterModules(NamedTuple):
+    """The modules that an adapter's file has tensors of; None: there is no such file."""
+
+    low_rank: Collection[str] | None = None
+    saved: Collection[str] | None = None
+
+
+def adapter_modules(folder: str | Path) -> AdapterModules:
+    """The modules in an adapter's weights.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    path = Path(folder) / WEIGHTS
+    if not path.is_file():
+        return AdapterModules()
+    names = [name.removeprefix(_PREFIX) for name in TensorFiles([path])]
+    low_rank = dict.fromkeys(_LOW_RANK.sub("", n) for n in names if _LOW_RANK.search(n))
+    saved = dict.fromkeys(n.rpartition(".")[0] for n in names if not _LOW_RANK.search(n))
+    return AdapterModules(list(low_rank), list(saved))
+
+
+def ties_weights(folder: str | Path) -> bool:
+    """Read whether modules that are tied in the base model have one adapter."""
+    return read_object(Path(folder) / SETTINGS).data.get("ensure_weight_tying") is True
+
+
+def _used(
+    names: Sequence[str], modules: Collection[str] | None, means: Callable[[str, str], bool]
+) -> Sequence[str]:
+    """The names that mean one of some modules; all if these are not known."""
+    if modules is None:
+        return names
+    return [name for name in names if any(means(module, name) for module in modules)]
 
 
 def _check(found: Fields) -> None:
@@ -75,15 +123,19 @@ def _list(found: Fields, name: str) -> Sequence[str]:
     return found.text_list(name) if found.data.get(name) else []
 
 
-def _targets(found: Fields) -> str:
+def _targets(found: Fields, modules: Collection[str] | None) -> str:
     """A text is an expression for whole names, even one that looks like a name."""
     value = found.data.get("target_modules")
+    if value == ALL_LINEAR:
+        return ALL_LINEAR
     if isinstance(value, str):
         return f"({value})" if is_names(value) else value
     names = sorted(found.text_list("target_modules"))
     if not is_names(",".join(names)):
         raise found.error("target_modules", "names of modules")
-    return ",".join(names) if _is_unused(found, "layers_to_transform") else _of_layers(found, names)
+    if not _is_unused(found, "layers_to_transform"):
+        return _of_layers(found, names)
+    return ",".join(_used(names, modules, ends_with) or names)
 
 
 def _of_layers(found: Fields, names: Sequence[str]) -> str:
@@ -104,11 +156,13 @@ def _is_unused(found: Fields, name: str) -> bool:
     return found.data.get(name) in (None, [])
 
 
-def _pattern(found: Fields, name: str) -> str | None:
+def _pattern(found: Fields, name: str, modules: Collection[str] | None) -> str | None:
     values = found.mapping(name) if found.data.get(name) else {}
     if any("," in key or "=" in key for key in values):
         raise found.error(name, "one whose expressions have no comma")
-    return ",".join(f"{key}={value}" for key, value in values.items()) or None
+    return (
+        ",".join(f"{key}={values[key]}" for key in _used([*values], modules, matches_end)) or None
+    )
 
 
 class AdapterTensors(Lazy[np.ndarray]):
@@ -138,13 +192,18 @@ class AdapterTensors(Lazy[np.ndarray]):
 
 
 def settings_of(
-    adapter: Adapter, modules: Collection[str], others: Collection[str], base: str | None, task: str
+    adapter: Adapter,
+    modules: tuple[Collection[str], Collection[str]],
+    saved: Sequence[str],
+    base: str | None,
+    task: str,
 ) -> dict[str, Any]:
     """The content of adapter_config.json.
 
     Args:
-        modules: names of those with an adapter.
-        others: names of all other modules, which `target_modules` must not mean.
+        modules: names of those with an adapter, and of all others, which `target_modules` must not
+            mean.
+        saved: names for modules that are trained in full.
         base: the base model.
         task: PEFT's name of it.
     """
@@ -162,12 +221,12 @@ def settings_of(
         "layers_to_transform": None,
         "lora_alpha": _whole(adapter.alpha),
         "lora_dropout": adapter.dropout,
-        "modules_to_save": list(listed(adapter.modules_to_save)) or None,
+        "modules_to_save": list(saved) or None,
         "peft_type": "LORA",
         "r": adapter.rank,
         "rank_pattern": ranks,
         "revision": None,
-        "target_modules": _shortest(modules, others),
+        "target_modules": _shortest(*modules),
         "task_type": task,
         "use_dora": adapter.dora,
         "use_rslora": adapter.rslora,

@@ -17,6 +17,7 @@ from config.families import kinds
 from config.missing_models import reason_of
 from config.presets import merge, preset_data
 from config.run import Checkpoint
+from config.sections import RunConfig
 from config.values import is_address
 from data.tokens import kept_tokenizer
 from files.json_files import Fields
@@ -25,7 +26,7 @@ from files.shown import shown, shown_name
 from huggingface.folders import CONFIG as MODEL_CONFIG
 from huggingface.folders import PARAMS, TASK, TASK_FIELDS
 from huggingface.models import RANDOM, local_model, published
-from huggingface.peft_files import read_settings
+from huggingface.peft_files import adapter_modules, read_settings, ties_weights
 from huggingface.wrappers import WRAPPERS
 
 OF_ONE_RUN = ("checkpoint", "evaluation")
@@ -98,9 +99,18 @@ class SavedOrModel:
                 return step, preset_data("finetuning", str(step / CONFIG))
         return None, {}
 
-    def adapter(self, folder: str) -> Mapping[str, Any]:
-        """What its adapter_config.json says."""
-        return read_settings(folder)
+    def adapter(self, folder: str, config: RunConfig) -> Mapping[str, Any]:
+        """What its adapter_config.json says, and that the head is apart from the embedding, where
+        PEFT trained one of them alone."""
+        fields = {"adapter": read_settings(folder)}
+        from modelling.spec import family_of
+        from modelling.weights.tying import unties_head
+
+        adapted = {module for some in adapter_modules(folder) for module in some or ()}
+        table = family_of(config).table(config)
+        if not unties_head(table, adapted, ties_weights(folder), folder):
+            return fields
+        return {**fields, "model": {"embedding": {"tied": False}}}
 
     def described(self, name: str) -> Mapping[str, Any]:
         """The model's sizes, weights and tokenizer."""

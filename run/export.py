@@ -12,9 +12,10 @@ import numpy as np
 
 import popxl
 from checkpoints.together import damage_told
-from config.adapter import Adapter
+from config.adapter import Adapter, is_within
 from config.errors import ConfigError
 from config.sections import RunConfig
+from config.values import listed
 from data.loaded import Loaded
 from data.pipeline import Pipeline
 from files.shown import shown_name, shown_path
@@ -32,9 +33,10 @@ from huggingface.peft_files import settings_of, write_adapter
 from machine.memory import check_least
 from modelling.spec import ModelFamily, family_of
 from modelling.weights import Arrays, Computed
-from modelling.weights.adapters import modules_of, saved_modules
+from modelling.weights.adapters import modules_of, saved_modules, with_tied
 from modelling.weights.merging import merged
 from modelling.weights.row import is_trained
+from modelling.weights.tying import trains_tied_head
 from run.base_model import base_settings, copy_processors, with_other_parts
 from run.card import RunRecord, write_card
 from run.frozen_base import Base
@@ -93,7 +95,8 @@ def export(
         own = {name: weights[name] for name in weights}
         settings = _adapter_settings(config, family, base)
         with new_folder(folder) as draft:
-            write_adapter(draft, table.only(is_trained).for_files(own), settings)
+            trained = table.only(is_trained)
+            write_adapter(draft, with_tied(trained, trained.for_files(own)), settings)
             complete(draft)
     else:
         _write_model(config, family, weights, folder, complete, precision)
@@ -129,12 +132,13 @@ def _write_model(
 def _adapter_settings(config: RunConfig, family: ModelFamily, base: Base | None) -> dict[str, Any]:
     """The content of an adapter_config.json."""
     table, adapter = family.weights(config), config.adapter
-    adapted, others = modules_of(table)
-    if config.training.trained is not None:
-        adapter = replace(adapter, modules_to_save=",".join(saved_modules(table)))
     named = None if base is None or base.name == RANDOM else base.name
     task = "SEQ_2_SEQ_LM" if family.sample_format.name == "pairs" else "CAUSAL_LM"
-    return settings_of(adapter, adapted, others, named, task)
+    saved = list(listed(adapter.modules_to_save)) if config.training.trained is None else []
+    more = [m for m in saved_modules(table) if not any(is_within(m, name) for name in saved)]
+    return settings_of(adapter, modules_of(table), [*saved, *more], named, task) | {
+        "ensure_weight_tying": trains_tied_head(table)
+    }
 
 
 def _dtype(config: RunConfig) -> np.dtype:

@@ -20,6 +20,7 @@ from modelling.weights.row import is_of_adapter, is_trained
 from run.checks import Finite, ModelTensors, check_fit, check_head, check_model
 from run.frozen_base import Base, Verified
 from run.over import Over
+from run.vocabulary import as_loaded, with_vocabulary
 from terminal.screen import say
 
 MODEL = "model"
@@ -53,12 +54,13 @@ def model_weights(config: RunConfig, table: WeightTable, name: str) -> tuple[Arr
     tensors = _language_model(read_hf_directory(folder), description, name)
     if isinstance(tensors, TextTensors):
         description = text_part(Fields(description, name), tensors).data
-    check_model(config, description, name)
-    base = table.base
-    check_head(config, base, tensors, name)
-    check_fit(base, tensors, tensors, name)
-    weights = adapted(config, table, Finite(config, base.renamed(tensors), name))
-    return weights, tensors.fingerprint()
+    loaded = as_loaded(config, description, tensors, name)
+    own = family_of(loaded).table(loaded)
+    check_model(loaded, description, name)
+    check_head(loaded, own, tensors, name)
+    check_fit(own, tensors, tensors, name)
+    weights = with_vocabulary(table.base, own, Finite(config, own.renamed(tensors), name))
+    return adapted(config, table, weights), tensors.fingerprint()
 
 
 def _language_model(

@@ -54,8 +54,8 @@ class Origins(Protocol):
         """Folders for what are addresses of an object store, by dotted names."""
         ...
 
-    def adapter(self, folder: str) -> Mapping[str, Any]:
-        """The fields of the section `adapter` for that in a folder."""
+    def adapter(self, folder: str, config: RunConfig) -> Mapping[str, Any]:
+        """Fields for the adapter in a folder beside the configured model, nested."""
         ...
 
     def described(self, name: str) -> Mapping[str, Any]:

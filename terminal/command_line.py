@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from config.base import nested
+from config.base import flattened, nested
 from config.chosen import CHOSEN
 from config.errors import ConfigError
 from config.flags import (
@@ -141,18 +141,18 @@ def _with_adapter(
     folder, given = settings.config.adapter.load, flags.get("adapter", {})
     if folder is None or (below.run is not None and "load" not in given):
         return settings
-    fields = dict(origins.adapter(folder))
+    fields = flattened(origins.adapter(folder, settings.config))
     if "dropout" in given:  # which is of training alone
-        del fields["dropout"]
-    own = settings.over(Layer(folder, {"adapter": fields}))
-    for name in given:
-        asked, found = (getattr(s.config.adapter, name) for s in (settings, own))
-        if asked != found:
+        del fields["adapter.dropout"]
+    by_flags = flattened(flags)
+    for name in sorted(fields.keys() & by_flags.keys()):
+        asked = flattened(settings.config.to_dict())[name]
+        if asked != fields[name]:
             raise ConfigError(
-                f"adapter.{name} is {shown_name(found)} in {shown_path(folder)}, not "
+                f"{name} is {shown_name(fields[name])} in {shown_path(folder)}, not "
                 f"{shown_name(asked)}: leave it out"
             )
-    return own
+    return settings.over(Layer(folder, nested(fields)))
 
 
 def _epilog(preset: str, presets: str | Path, is_open: bool) -> str:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 
-from config.adapter import ALL_LINEAR, Adapter
-from config.errors import ConfigError
+from config.adapter import (
+    ALL_LINEAR,
+    PATTERNS,
+    Adapter,
+    ends_with,
+    is_names,
+    is_within,
+    matches_end,
+)
+from config.errors import ConfigError, nearest
+from config.values import listed
 from files.shown import shown_name
+from modelling.weights.computed import Arrays, Computed
 from modelling.weights.row import LowRank, Weight, WeightRow, is_linear, is_trained
 from modelling.weights.table import WeightTable
 
@@ -53,20 +65,37 @@ def module_of(weight: str) -> str:
 def modules_of(table: WeightTable) -> tuple[list[str], list[str]]:
     """The modules that have adapters, and all others, by their names in files."""
     adapted = dict.fromkeys(adapter.module for row in table.rows for adapter in row.adapters)
-    every = dict.fromkeys(map(_module_in_files(table), table.base.weights))
-    return list(adapted), [name for name in every if name not in adapted]
+    return list(adapted), [name for name in _modules(table.base) if name not in adapted]
 
 
 def saved_modules(table: WeightTable) -> list[str]:
-    """The modules of the weights that are trained whole, beside adapters, likewise."""
-    trained = table.only(is_trained).base.weights
-    return list(dict.fromkeys(map(_module_in_files(table), trained)))
+    """The modules of the weights that are trained in full beside adapters, likewise. Of a tied
+    weight, all that have it."""
+    return _modules(table.only(is_trained).base)
 
 
-def _module_in_files(table: WeightTable) -> Callable[[Weight], str]:
-    """Gives a weight's module, as files name it."""
+def with_tied(table: WeightTable, tensors: Arrays) -> Arrays:
+    """Tensors of files, and those of tied modules: PEFT has a tensor for each module."""
+    tied = {alias: name for alias, name in table.aliases.items() if name in tensors}
+    copies = {alias: partial(tensors.__getitem__, name) for alias, name in tied.items()}
+    return Computed({n: partial(tensors.__getitem__, n) for n in tensors} | copies)
+
+
+def _modules(table: WeightTable) -> list[str]:
+    """The modules of a table's weights, each once."""
+    of_weight = _modules_in_files(table)
+    return list(dict.fromkeys(name for weight in table.weights for name in of_weight(weight)))
+
+
+def _modules_in_files(table: WeightTable) -> Callable[[Weight], list[str]]:
+    """Return a function from a weight to its modules in files: its own, then those tied to it."""
     fused = {own: name for name, owns in table.fused.items() for own in owns}
-    return lambda weight: module_of(fused.get(weight.name, weight.name))
+    tied = defaultdict[str, list[str]](list)
+    for alias, name in table.aliases.items():
+        tied[name].append(alias)
+    return lambda weight: [
+        module_of(name) for name in (fused.get(weight.name, weight.name), *tied[weight.name])
+    ]
 
 
 class _Modules:
@@ -78,12 +107,11 @@ class _Modules:
 
     def __init__(self, table: WeightTable, adapter: Adapter, targets: str) -> None:
         self._table, self._adapter, self._targets = table, adapter, targets
-        self._module = _module_in_files(table)
+        self._modules = _modules_in_files(table)
         self.fused: dict[str, list[str]] = {}
 
-    @property
-    def _targets_all(self) -> bool:
-        return (self._adapter.targets or self._targets) == ALL_LINEAR
+    def _module(self, weight: Weight) -> str:
+        return self._modules(weight)[0]
 
     def adapted(self, rows: Sequence[WeightRow]) -> tuple[WeightRow, ...]:
         """The rows of a layer, and those of its adapters."""
@@ -97,7 +125,7 @@ class _Modules:
         return (*own, *more)
 
     def _is_saved(self, row: WeightRow) -> bool:
-        saved = [self._adapter.is_saved(self._module(w)) for w in row.weights]
+        saved = [any(map(self._adapter.is_saved, self._modules(w))) for w in row.weights]
         if any(saved) and not all(saved):
             names = ", ".join(w.name for w in row.weights)
             raise ConfigError(
@@ -166,15 +194,62 @@ class _Modules:
         return tuple(Weight(n, shape(w), std) for n, w in zip(names, weights, strict=True))
 
     def check(self, adapted: WeightTable) -> None:
-        """Raise ConfigError unless there are adapters, of linear maps of layers alone."""
+        """Check that there are adapters, of linear maps of layers alone, and that every name in the
+        settings means a module.
+
+        Raises:
+            ConfigError: a name means none, or something else.
+        """
         linear, others = dict[str, None](), dict[str, None]()
         for row in self._table.rows:
             found = linear if is_linear(row) else others
             found |= dict.fromkeys(map(self._module, row.weights))
-        asked = f"adapter.targets {shown_name(self._adapter.targets or self._targets)}"
-        ends = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linear))
-        asks = [] if self._targets_all else others.keys() - linear.keys()
+        asked = self._adapter.targets or self._targets
+        asks = [] if asked == ALL_LINEAR else others.keys() - linear.keys()
         wrong = sorted(filter(self._is_target, asks))
         if wrong or not adapted.has_adapters:
             what = f"{wrong[0]}, which is" if wrong else "what is"
-            raise ConfigError(f"{asked} means {what} no linear map of a layer: these are {ends}")
+            raise ConfigError(
+                f"adapter.targets {shown_name(asked)} means {what} no linear map of a layer: these "
+                f"are {', '.join(_ends_of(linear))}"
+            )
+        self._check_names(asked, linear, modules_of(adapted)[0])
+
+    def _check_names(self, asked: str, linear: Iterable[str], adapted: Iterable[str]) -> None:
+        """Raise ConfigError for a name in a list, or an expression, that means no module.
+
+        Args:
+            asked: the targets.
+            linear: modules that can have adapters.
+            adapted: those that have one.
+        """
+        settings = self._adapter
+        if is_names(asked) and asked != ALL_LINEAR:
+            _check_each("targets", listed(asked), linear, ends_with)
+        saved, every = listed(settings.modules_to_save), _modules(self._table)
+        _check_each("modules_to_save", saved, every, is_within)
+        for field in PATTERNS:
+            _check_each(field, settings.patterns(field), adapted, matches_end)
+
+
+def _check_each(
+    field: str,
+    names: Iterable[str],
+    modules: Iterable[str],
+    means: Callable[[str, str], bool],
+) -> None:
+    """Raise ConfigError for the first name that means none of the modules.
+
+    Args:
+        means: of a module and a name.
+    """
+    modules = list(modules)
+    for name in names:
+        if not any(means(module, name) for module in modules):
+            close = nearest(name, _ends_of(modules))
+            raise ConfigError(f"adapter.{field}: {shown_name(name, 40)} means no module{close}")
+
+
+def _ends_of(modules: Iterable[str]) -> list[str]:
+    """The last parts of names, each once."""
+    return list(dict.fromkeys(name.rpartition(".")[2] for name in modules))

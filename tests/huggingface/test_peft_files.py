@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import peft
 import pytest
 from peft.tuners.tuners_utils import check_target_module_exists
+from safetensors.numpy import save_file
 
 from checkpoints import CheckpointError
 from config.adapter import Adapter
@@ -45,6 +47,23 @@ def test_settings_that_peft_wrote(tmp_path: Path) -> None:
     assert not adapter.is_target("encoder.k", "q")
     assert (adapter.rank_of("a.k"), adapter.rank_of("b.k")) == (7, 2)
     assert adapter.scale_of("b.k") == pytest.approx(0.5 / 2**0.5)
+
+
+def test_names_that_mean_none_of_its_modules_are_passed_over(tmp_path: Path) -> None:
+    """As in PEFT, whose users list names of several kinds of models."""
+    settings: dict[str, Any] = {"target_modules": ["q_proj", "c_attn", "wi"], "r": 2}
+    settings |= {"modules_to_save": ["score", "norm"], "rank_pattern": {"q_proj": 1, "c_attn": 3}}
+    written(tmp_path, **settings, alpha_pattern={"c_attn": 3})
+    of_file = {f"base_model.model.{name}": np.zeros((2, 2), np.float32) for name in (
+        "layers.0.q_proj.lora_A.weight", "layers.0.q_proj.lora_B.weight", "norm.weight",
+    )}  # fmt: skip
+    save_file(of_file, tmp_path / "adapter_model.safetensors")
+    found = read_settings(tmp_path)
+    assert (found["targets"], found["modules_to_save"]) == ("q_proj", "norm")
+    assert (found["rank_pattern"], found["alpha_pattern"]) == ("q_proj=1", None)
+    save_file({"base_model.model.x.weight": np.zeros(1)}, tmp_path / "adapter_model.safetensors")
+    found = read_settings(tmp_path)  # of another model, which its names say
+    assert (found["targets"], found["modules_to_save"]) == ("c_attn,q_proj,wi", None)
 
 
 NAMES = [
@@ -96,9 +115,10 @@ def test_what_is_no_adapter_is_refused(tmp_path: Path) -> None:
 
 def test_targets_are_the_shortest_names_that_mean_them_alone() -> None:
     adapter = Adapter(rank=2, alpha=3.0, rank_pattern="q=4", alpha_pattern="v=1.5")
-    found = settings_of(adapter, ["a.0.q", "a.1.q", "a.0.v"], ["a.0.k", "b.v"], "base", "CAUSAL_LM")
+    adapted = ["a.0.q", "a.1.q", "a.0.v"]
+    found = settings_of(adapter, (adapted, ["a.0.k", "b.v"]), ["n"], "base", "CAUSAL_LM")
     assert found["target_modules"] == ["a.0.q", "a.0.v", "a.1.q"]
-    found = settings_of(adapter, ["a.0.q", "a.1.q", "a.0.v"], ["a.0.k"], None, "CAUSAL_LM")
+    found = settings_of(adapter, (adapted, ["a.0.k"]), [], None, "CAUSAL_LM")
     assert found["target_modules"] == ["q", "v"]
     assert (found["rank_pattern"], found["alpha_pattern"]) == ({"q": 4}, {"v": 1.5})
     assert json.loads(json.dumps(found)) == found

@@ -241,6 +241,13 @@ QUANTISED = {"model.quantisation": "int4", "model.quantisation_group_size": 4}
         ({"training.frozen": "*norm*"}, "training.frozen takes from training.trained where"),
         ({"training.trained": "*lora_B*"}, "means no weight"),
         ({"modules_to_save": "up_proj"}, "means some of .*gate_proj.*, .*up_proj.*, which are one"),
+        (
+            {"targets": "q_proj,v_projj"},
+            "adapter.targets: v_projj means no module; did you mean v_proj",
+        ),
+        ({"modules_to_save": "lm_head,normm"}, "modules_to_save: normm means no module; did you"),
+        ({"rank_pattern": "q_proj=2,k_proj=3"}, "rank_pattern: k_proj means no module"),
+        ({"alpha_pattern": "v_porj=3"}, "alpha_pattern: v_porj means no module; did you mean v_p"),
     ],
 )
 def test_what_adapters_cannot_be_of(adapter: dict[str, Any], said: str) -> None:
