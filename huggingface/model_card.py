@@ -16,6 +16,25 @@ Facts = Mapping[str, str]
 
 
 @dataclass(frozen=True)
+class AdapterOf:
+    """The model that an adapter is for.
+
+    Attributes:
+        base: its name on the hub, or its path from the adapter's folder; None: it has none.
+    """
+
+    base: str | None
+
+    @property
+    def line(self) -> str:
+        """Python that names the base; the adapter is in `folder`."""
+        if self.base is None:
+            return 'base = "..."  # the model that the adapter was trained beside'
+        is_path = self.base.startswith("..")
+        return f"base = folder + {'/' + self.base!r}" if is_path else f"base = {self.base!r}"
+
+
+@dataclass(frozen=True)
 class ModelCard:
     """What a card says.
 
@@ -34,6 +53,7 @@ class ModelCard:
         sessions: a table for each time that the run was started or continued.
         settings: the whole configuration, as YAML.
         curve: whether there is a picture of the loss.
+        adapter: what the folder has an adapter of; None: it has a model.
     """
 
     name: str
@@ -52,6 +72,7 @@ class ModelCard:
     sessions: Sequence[Facts] = ()
     settings: str = ""
     curve: bool = False
+    adapter: AdapterOf | None = None
 
     def text(self) -> str:
         """The card, in Markdown."""
@@ -91,7 +112,8 @@ class ModelCard:
             "metrics": list(self.metrics) or None,
         }
         card = ModelCardData(
-            library_name="transformers", pipeline_tag=task, tags=["popxl-xla"],
+            library_name="peft" if self.adapter else "transformers", pipeline_tag=task,
+            tags=["lora", "popxl-xla"] if self.adapter else ["popxl-xla"],
             model_name=self.name, eval_results=results or None, **given,
         )  # fmt: skip
         return str(card.to_yaml())
@@ -113,12 +135,16 @@ class ModelCard:
 
     def _use(self) -> str:
         kind = "Seq2SeqLM" if self.sequence_to_sequence else "CausalLM"
+        base = "folder" if self.adapter is None else "base"
         lines = [
+            *(["from peft import PeftModel"] if self.adapter else []),
             f"from transformers import AutoModelFor{kind}, AutoTokenizer",
             "",
             'folder = "."  # this folder, or its name on the hub',
+            *([self.adapter.line] if self.adapter else []),
             "tokenizer = AutoTokenizer.from_pretrained(folder)",
-            f"model = AutoModelFor{kind}.from_pretrained(folder)",
+            f"model = AutoModelFor{kind}.from_pretrained({base})",
+            *(["model = PeftModel.from_pretrained(model, folder)"] if self.adapter else []),
             *self._inputs(),
             "tokens = model.generate(**inputs, max_new_tokens=64)",
             "print(tokenizer.decode(tokens[0], skip_special_tokens=True))",

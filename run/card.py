@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from files.json_files import read_object
 from files.run_folder import RunFolder
 from files.shown import shown_number
 from files.yaml_files import yaml_text
-from huggingface.model_card import CURVE, FILE_NAME, Facts, ModelCard
+from huggingface.model_card import CURVE, FILE_NAME, AdapterOf, Facts, ModelCard
 from huggingface.models import RANDOM
 from run.records.loss_curve import draw_loss_curve
 from run.records.metrics import Row, read_metrics
@@ -91,7 +91,12 @@ class RunRecord:
 
 
 def write_card(
-    folder: Path, name: str, shape: SampleFormat, load: str | None, run: RunRecord | None
+    folder: Path,
+    name: str,
+    shape: SampleFormat,
+    load: str | None,
+    run: RunRecord | None,
+    adapter: AdapterOf | None = None,
 ) -> None:
     """Write README.md, and the loss curve next to it.
 
@@ -99,15 +104,16 @@ def write_card(
         folder: that the model is written to.
         name: of the model.
         load: where the weights are from, if they are from no run: a Hugging Face model.
+        adapter: what the folder has an adapter of; None: it has a model.
     """
     sequence_to_sequence = shape.name == "pairs"
     if run is None:
-        card = ModelCard(name, sequence_to_sequence, *_base(load))
+        card = ModelCard(name, sequence_to_sequence, *_base(load), adapter=adapter)
     else:
         rows = run.rows
         if rows:
             draw_loss_curve(rows, folder / CURVE, name)
-        card = _card_of_run(name, sequence_to_sequence, run, bool(rows))
+        card = replace(_card_of_run(name, sequence_to_sequence, run, bool(rows)), adapter=adapter)
     (folder / FILE_NAME).write_text(card.text(), encoding="utf-8")
 
 

@@ -28,6 +28,7 @@ from huggingface.folders import (
     write_hf_directory,
 )
 from huggingface.hub import DataUnavailable
+from huggingface.model_card import AdapterOf
 from huggingface.models import RANDOM
 from huggingface.peft_files import settings_of, write_adapter
 from machine.memory import check_least
@@ -89,11 +90,13 @@ def export(
     def complete(draft: Path) -> None:
         if tokenizer is not None:
             tokenizer.base.save_pretrained(draft)
-        write_card(draft, Path(folder).resolve().name, family.sample_format, load, run)
+        name, shape = Path(folder).resolve().name, family.sample_format
+        write_card(draft, name, shape, load, run, AdapterOf(named) if adapts else None)
 
+    named = None if base is None else base.seen_from(folder)
     if adapts:
         own = {name: weights[name] for name in weights}
-        settings = _adapter_settings(config, family, base)
+        settings = _adapter_settings(config, family, named)
         with new_folder(folder) as draft:
             trained = table.only(is_trained)
             write_adapter(draft, with_tied(trained, trained.for_files(own)), settings)
@@ -129,10 +132,13 @@ def _write_model(
     write_hf_directory(folder, files, description, complete=completed, generation=settings)
 
 
-def _adapter_settings(config: RunConfig, family: ModelFamily, base: Base | None) -> dict[str, Any]:
-    """The content of an adapter_config.json."""
+def _adapter_settings(config: RunConfig, family: ModelFamily, named: str | None) -> dict[str, Any]:
+    """The content of an adapter_config.json.
+
+    Args:
+        named: the base's name.
+    """
     table, adapter = family.weights(config), config.adapter
-    named = None if base is None or base.name == RANDOM else base.name
     task = "SEQ_2_SEQ_LM" if family.sample_format.name == "pairs" else "CAUSAL_LM"
     saved = list(listed(adapter.modules_to_save)) if config.training.trained is None else []
     more = [m for m in saved_modules(table) if not any(is_within(m, name) for name in saved)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from checkpoints.tensor_files import readers
 from files.json_files import Fields
 from files.lazy import Lazy
 from files.shown import shown_path
+from huggingface.models import RANDOM
 from modelling.weights import Arrays
 
 _BASE = "base"  # among a checkpoint's metadata
@@ -43,6 +45,15 @@ class Base:
             return None
         saved = metadata.object(_BASE)
         return cls(saved.text("name"), saved.texts("sha256"))
+
+    def seen_from(self, folder: str | Path) -> str | None:
+        """The base's name in an adapter's folder: that of the hub, or a path from the folder, which
+        says nothing of this machine; None: random weights, which no folder has."""
+        if self.name == RANDOM:
+            return None
+        if not (os.path.isabs(self.name) or Path(self.name).exists()):
+            return self.name
+        return os.path.relpath(os.path.realpath(self.name), os.path.realpath(folder))
 
     def known(self, tensors: Arrays, names: Sequence[str]) -> Base:
         """The base of these weights alone, with digests.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def test_peft_loads_what_is_written(run: Path, base: Path, exported: Path, tmp_p
         *("adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "README.md")
     }
     settings = json.loads((exported / "adapter_config.json").read_text())
-    assert settings["base_model_name_or_path"] == str(base)
+    assert settings["base_model_name_or_path"] == os.path.relpath(base, exported)
     assert settings["target_modules"] == ["fc_in", "out_proj", "q_proj", "v_proj"]
     assert (settings["r"], settings["rank_pattern"], settings["use_rslora"]) == (
         3,
@@ -124,6 +125,22 @@ def test_peft_loads_what_is_written(run: Path, base: Path, exported: Path, tmp_p
     merged = logits(model_in(whole))
     assert np.abs(merged - logits(model_in(base))).max() > 0.01
     np.testing.assert_allclose(logits(model), merged, rtol=1e-4, atol=1e-5)
+
+
+def test_no_file_of_an_adapter_names_a_folder_of_this_machine(base: Path, exported: Path) -> None:
+    for file in exported.iterdir():
+        for place in (base.parent, Path.home(), Path.cwd()):
+            assert str(place).encode() not in file.read_bytes(), file.name
+
+
+def test_the_program_in_the_card_of_an_adapter_runs(exported: Path, monkeypatch, capsys) -> None:
+    card = (exported / "README.md").read_text()
+    program = card.partition("```python\n")[2].partition("\n```")[0]
+    monkeypatch.chdir(exported)
+    exec(program, found := dict[str, Any]())
+    assert isinstance(found["model"], peft.PeftModel)
+    assert found["model"].active_adapter == "default"
+    assert capsys.readouterr().out.strip()
 
 
 def test_a_base_with_its_adapter_answers_as_the_run(

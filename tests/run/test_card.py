@@ -14,7 +14,9 @@ from config.t5 import T5Config
 from data.causal_lm import CAUSAL_LM
 from data.seq2seq import SEQ2SEQ
 from files.run_folder import RunFolder
+from huggingface.model_card import AdapterOf
 from run.card import RunRecord, write_card
+from run.frozen_base import Base
 from run.options import RunOptions
 from run.records.recorder import Recorder
 
@@ -97,6 +99,39 @@ def test_a_damaged_record_costs_its_part_of_the_card(tmp_path, damage):
     found = card(tmp_path / "hf", run)
     assert "hardware" not in found.text
     assert len(found.data.eval_results) == 2
+
+
+@pytest.mark.parametrize(
+    ("base", "line"),
+    [
+        ("org/model", "base = 'org/model'"),
+        ("../my base", "base = folder + '/../my base'"),
+        (None, 'base = "..."'),
+    ],
+)
+def test_the_card_of_an_adapter_names_its_base(tmp_path, base, line):
+    write_card(tmp_path, "a", SEQ2SEQ, "org/model", None, AdapterOf(base))
+    found = HubCard.load(tmp_path / "README.md")
+    assert line in found.text
+    assert (found.data.library_name, found.data.tags) == ("peft", ["lora", "popxl-xla"])
+    assert found.data.base_model == "org/model"
+
+
+@pytest.mark.parametrize(
+    ("name", "seen"),
+    [
+        ("org/model", "org/model"),
+        ("random", None),
+        ("{}/base", "../base"),
+        ("/gone/m", "{}/gone/m"),
+    ],
+)
+def test_a_base_has_the_name_that_it_was_given(tmp_path, name, seen):
+    (tmp_path / "base").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "base")
+    up = "/".join([".."] * len((tmp_path / "adapter").resolve().parts[1:]))
+    found = Base.at(name.format(tmp_path)).seen_from(tmp_path / "adapter")
+    assert found == (None if seen is None else seen.format(up))
 
 
 def test_a_model_of_conversations_is_asked_by_its_template(tmp_path):
