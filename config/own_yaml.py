@@ -3,19 +3,25 @@
 model: google/flan-t5-small     # as --model
 learning_rate: 1e-4             # as --learning_rate
 data: {train: rows.jsonl, validation: 0.1}
+wandb: true                     # as --wandb
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from config.errors import ConfigError
 from config.flags import ALIASES
+from config.flags_of_others import check_flags
 from files.shown import shown, shown_name
 from files.yaml_files import Located, place_of
 
 NAMED = "--model"
 """Where `unfolded` puts a model's name, which may stand beside a section of that name."""
+
+OPTIONS = "--"
+"""Where `unfolded` puts the options that are no fields, by the names of their flags."""
 
 
 def is_own(preset: str | None) -> bool:
@@ -23,20 +29,58 @@ def is_own(preset: str | None) -> bool:
     return preset is not None and preset.endswith((".yml", ".yaml"))
 
 
-def unfolded(data: Located) -> Located:
-    """The file's values in the sections that they belong to, and a model's name under `NAMED`.
+def unfolded(data: Located, options: Collection[str] = ()) -> Located:
+    """The file's values in the sections that they belong to, a model's name under `NAMED` and
+    options under `OPTIONS`.
+
+    Args:
+        options: flags that are no fields, with underscores and without leading dashes.
 
     Raises:
-        ConfigError: a field is given twice, or in what is no section.
+        ConfigError: a field is given twice, in what is no section, or as another trainer names it.
     """
-    flags = {key: ALIASES.get(key, key) for key in data if key in ALIASES or "." in key}
+    spelled = {key: key.replace("-", "_") for key in data}
+    flags = {key: ALIASES.get(name, name) for key, name in spelled.items()
+             if name in ALIASES or "." in name}  # fmt: skip
     if isinstance(data.get("model"), str):
         flags["model"] = NAMED
     plain = {key: value for key, value in data.items() if key not in flags}
     whole = Located(plain, {key: data.places[key] for key in plain})
     for key, dotted in flags.items():
         _put(whole, dotted, data, key)
+    taken = Located()
+    for name in options:
+        _move(whole, name, taken)
+    if taken:
+        whole[OPTIONS] = taken
+    for key, value in data.items():
+        if key in whole and not isinstance(value, Located):
+            _check_name(data, key)
     return whole
+
+
+def _check_name(data: Located, key: str) -> None:
+    """Raise ConfigError, which names ours, for the name of another trainer's flag."""
+    try:
+        check_flags([f"--{key}={shown_name(data[key], 60)}"])
+    except ConfigError as error:
+        raise ConfigError(f"{place_of(data, key)}{error}") from None
+
+
+def _move(whole: Located, name: str, taken: Located) -> None:
+    """Move an option out of the file's values, if it is there: `a.b` may be `b` of `a`."""
+    *sections, last = name.split(".")
+    here: Any = whole
+    for section in sections:
+        here = here.get(section) if isinstance(here, Located) else None
+    if not isinstance(here, Located):
+        return
+    for key in [key for key in here if key.replace("-", "_") == last]:
+        if name in taken:
+            raise ConfigError(f"{place_of(here, key)}{shown_name(name)} stands twice")
+        taken[name], taken.places[name] = here.pop(key), here.places[key]
+        if sections and not here:
+            del whole[sections[0]]
 
 
 def _put(whole: Located, dotted: str, data: Located, key: str) -> None:

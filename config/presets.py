@@ -9,7 +9,7 @@ xl_pod16:
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from glob import glob
 from pathlib import Path
 from typing import Any, TypeVar
@@ -55,10 +55,11 @@ def preset_names(file: str | Path) -> list[str]:
     return list(_presets_of(_preset_file(file)))
 
 
-def preset_data(file: str | Path, preset: str) -> Located:
-    """A preset as plain data, with everything it inherits; arguments as for `load_config`."""
+def preset_data(file: str | Path, preset: str, options: Collection[str] = ()) -> Located:
+    """A preset as plain data, with everything it inherits; arguments as for `load_config`, and as
+    for `unfolded` where it is a person's file."""
     if is_own(preset):
-        return unfolded(_presets_of(Path(preset)))
+        return unfolded(_presets_of(Path(preset)), options)
     return _resolve(_preset_file(file), preset, ())
 
 

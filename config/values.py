@@ -133,7 +133,8 @@ class ValueType:
 
         An int counts as a float, and so does text that spells a number, since YAML reads `5e-6`
         (no dot) as text; and it reads 0.1 as a number, which is text where a field may be a
-        fraction or a name. Nothing else is converted; a bool is never a number.
+        fraction or a name. A list of names becomes one text. Nothing else is converted; a bool is
+        never a number.
 
         Raises:
             ValueError: naming the field, the value and the rule.
@@ -141,8 +142,10 @@ class ValueType:
         if value is None and self.optional:
             return None
         converted = _as_float(value) if self.kind is float else value
-        if self.kind is str and type(value) is float:
+        if self.kind is str and type(value) in (int, float):
             converted = repr(value)
+        if self.lists and isinstance(value, list) and all(isinstance(v, str) for v in value):
+            converted = ",".join(value)
         if isinstance(converted, Scalar) and self._admits(converted):
             return converted
         raise ValueError(f"{name} is {shown(value)}, but must be {self._wanted(converted)}")

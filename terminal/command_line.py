@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from config.presets import placed, preset_names
 from config.sections import RunConfig
 from files.shown import shown_name, shown_path
 from terminal.below_flags import Below, Origins, below_flags
+from terminal.file_options import AddOptions
 from terminal.first_reading import FirstReading, add_config_options
 from terminal.parser import Parser, add_process_options
 from terminal.screen import say
@@ -61,7 +62,7 @@ def read_command_line(
     presets: str | Path,
     default_preset: str,
     arguments: Sequence[str] | None = None,
-    add_options: Callable[[argparse.ArgumentParser], None] | None = None,
+    add_options: AddOptions | None = None,
     origins: Origins | None = None,
 ) -> CommandLine:
     """Read `--config`, a flag for every field of its model family, and the script's own options.
@@ -82,7 +83,7 @@ def read_command_line(
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     check_flags(given)
-    first = FirstReading.of(given, presets, with_models=origins is not None)
+    first = FirstReading.of(given, presets, origins is not None, add_options)
     below = below_flags(first, presets, default_preset, origins)
     section, data, is_open = below.settings.section, below.settings.given, below.settings.is_open
     parser = Parser(
@@ -106,7 +107,7 @@ def read_command_line(
     chosen = CHOSEN if is_open else ()
     help_of = field_help(section, data, str(presets), all_fields, chosen)
     add_field_flags(groups, section, help_of)
-    parsed = vars(parser.parse_args(spell_flags(given, section, flags)))
+    parsed = vars(parser.parse_args(spell_flags(first.arguments, section, flags)))
     settings = _settings(below, with_search(field_overrides(parsed, section), data), origins)
     return CommandLine(
         config=settings.config,

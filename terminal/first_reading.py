@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from config.base import flattened, nested
-from config.own_yaml import NAMED, is_own
+from config.own_yaml import NAMED, OPTIONS, is_own
 from config.presets import merge, placed, preset_data
+from terminal.file_options import AddOptions, as_arguments, options_of
 from terminal.parser import Parser, path_option
 
 
@@ -20,6 +21,7 @@ class FirstReading:
     """What a command line names, and the file of its `--config` where flags do not.
 
     Attributes:
+        arguments: the command line, after the options that the file gives.
         config: the preset or file.
         said: what that says.
         model: of Hugging Face.
@@ -30,6 +32,7 @@ class FirstReading:
         helps: the help is asked for.
     """
 
+    arguments: Sequence[str]
     config: str | None
     said: Mapping[str, Any]
     model: str | None
@@ -48,8 +51,18 @@ class FirstReading:
         return is_own(self.config)
 
     @classmethod
-    def of(cls, arguments: Sequence[str], presets: str | Path, with_models: bool) -> FirstReading:
-        """Read a command line; `with_models`: it may name models and runs.
+    def of(
+        cls,
+        arguments: Sequence[str],
+        presets: str | Path,
+        with_models: bool,
+        add_options: AddOptions | None = None,
+    ) -> FirstReading:
+        """Read a command line.
+
+        Args:
+            with_models: it may name models and runs.
+            add_options: see `read_command_line`.
 
         Raises:
             ConfigError: the preset or file cannot be read.
@@ -58,7 +71,11 @@ class FirstReading:
         said: Mapping[str, Any] = {}
         named = None
         if given.config is not None:
-            read = preset_data(presets, given.config)
+            options = options_of(add_options)
+            read = preset_data(presets, given.config, options)
+            if (of_file := read.pop(OPTIONS, None)) is not None:
+                arguments = [*as_arguments(of_file, options), *arguments]
+                given, flags = _read(arguments, with_models)
             named = read.pop(NAMED, None) if with_models else None
             said = placed(read)
         fields = flattened(merge(said, nested(flags)))
@@ -67,6 +84,7 @@ class FirstReading:
             return value if isinstance(value := fields.get(name), str) else None
 
         return cls(
+            arguments=arguments,
             config=given.config,
             said=said,
             model=getattr(given, "model", None) or named,

@@ -20,6 +20,11 @@ class Parser(argparse.ArgumentParser):
         """The long flags added so far."""
         return [flag for flag in self._option_string_actions if flag.startswith("--")]
 
+    def options(self) -> dict[str, argparse.Action]:
+        """The options added so far, by the names of their long flags, with underscores."""
+        actions = self._option_string_actions
+        return {flag[2:].replace("-", "_"): actions[flag] for flag in self.flags()}
+
     def names(self) -> list[str]:
         """The names under which the options added so far are found in the namespace."""
         return [action.dest for action in self._actions]

@@ -49,7 +49,7 @@ def test_accepted(annotation, value, expected):
         (float, [1.0], "a number"),
         (bool, 1, "true or false"),
         (bool, "true", "true or false"),
-        (str, 3, "text"),
+        (str, True, "text"),
         (str, None, "text"),
         (PositiveInt, 0, "a positive integer"),
         (Probability, 1.0, "a number from 0 up to, not including, 1"),

@@ -14,11 +14,14 @@ import numpy as np
 import pytest
 
 import planning.choices
+import run_finetuning
+import run_generation
+import run_validation
 from checkpoints import CheckpointStore
-from config.base import flattened, nested
+from config.base import flattened, leaves, nested
 from config.errors import ConfigError
 from config.families import config_class_of
-from config.flags import ALIASES
+from config.flags import ALIASES, flag_of
 from config.presets import load_config, merge, preset_data, preset_names
 from config.sections import RunConfig
 from files.shown import shown_name
@@ -26,6 +29,8 @@ from files.yaml_files import yaml_text
 from planning.origins import ORIGINS
 from run.options import RunOptions
 from terminal.command_line import CommandLine, read_command_line
+from terminal.file_options import AddOptions, options_of
+from terminal.parser import add_export_option
 from tests.huggingface.hub_folders import save
 
 RATE = "training.optimizer.learning_rate"
@@ -291,6 +296,81 @@ def test_a_file_gives_what_it_gives_and_the_rest_is_chosen(text, flags, here):
     assert completed("--config", "own.yml", *more) == completed(*AS_FLAGS, *flags)
 
 
+SCRIPTS: Mapping[str, tuple[str, AddOptions]] = {
+    "run_finetuning": ("finetuning", run_finetuning._add_options),
+    "run_validation": ("inference", run_validation._add_options),
+    "run_generation": ("inference", run_generation._add_options),
+    "run_export": ("inference", add_export_option),
+}
+ALL_OPTIONS = [(script, name) for script, (_, add) in SCRIPTS.items() for name in options_of(add)]
+
+
+@pytest.mark.parametrize(("script", "name"), ALL_OPTIONS)
+def test_a_file_takes_every_option_of_a_script(script, name, tmp_path):
+    """In each of the spellings, as the flag does; flags win over the file."""
+    presets, add_options = SCRIPTS[script]
+    action, flag = options_of(add_options)[name], f"--{name}"
+    switch = action.nargs == 0
+    value = "original" if action.choices else "7"
+    text = "true" if switch else value
+    given = [flag] if switch else [flag, value]
+
+    def line(*flags: str) -> CommandLine:
+        return read_command_line("", presets, "tiny", flags, add_options, ORIGINS)
+
+    expected = line("--config", "tiny", *given)
+    section, _, last = name.rpartition(".")
+    ways = {f"{name}: {text}", f"{name.replace('_', '-')}: {text}"}
+    ways |= {f"{section}: {{{last}: {text}}}"} if section else set()
+    for way in ways:
+        (tmp_path / "own.yml").write_text(f"family: t5\n{way}\n")
+        found = line("--config", str(tmp_path / "own.yml"))
+        assert (
+            vars(found.options).items()
+            >= {action.dest: True if switch else getattr(expected.options, action.dest)}.items()
+        )
+        if not switch and value == "7":
+            over = line("--config", str(tmp_path / "own.yml"), flag, "9")
+            assert str(getattr(over.options, action.dest)) == "9"
+    for nothing in ("null", "false"):
+        (tmp_path / "own.yml").write_text(f"family: t5\n{name}: {nothing}\n")
+        assert vars(line("--config", str(tmp_path / "own.yml")).options) == vars(
+            line("--config", "tiny").options
+        ) | {"config": str(tmp_path / "own.yml")}
+
+
+@pytest.mark.parametrize("family", ["t5", "gptj", "llama"])
+def test_a_file_takes_every_field_by_its_flag(family, tmp_path):
+    section = config_class_of({"family": family}, "")
+    base = flattened(section.from_dict({}).to_dict())
+    names = {leaf.dotted: {leaf.dotted, flag_of(leaf.dotted)} for leaf in leaves(section)}
+    for way in (0, -1):
+        keys = {sorted(spellings)[way].replace("_", "-" if way else "_"): dotted
+                for dotted, spellings in names.items()}  # fmt: skip
+        data = {key: base[dotted] for key, dotted in keys.items()} | {"family": family}
+        (tmp_path / "own.yml").write_text(yaml_text(data))
+        line = read("--config", str(tmp_path / "own.yml"))
+        assert flattened(line.settings.layers[0].values) == base | {"family": family}
+
+
+def test_a_file_begins_a_run_anew(run, tmp_path):
+    folder, before = run()
+    (tmp_path / "own.yml").write_text(f"family: t5\nsave: {folder}\nfresh: true\n")
+    line = read("--config", str(tmp_path / "own.yml"))
+    assert line.options.fresh
+    assert line.config.model.seed != before["model.seed"]
+
+
+def test_lists_and_numbers_are_texts_where_flags_are(tmp_path):
+    text = "family: t5\ntraining.trained: [decoder, shared]\nadapter: {targets: [q, v]}\nsave: 7\n"
+    (tmp_path / "own.yml").write_text(text)
+    flags = ("--training.trained", "decoder", "shared", "--adapter.targets", "q", "v")
+    config = read("--config", str(tmp_path / "own.yml")).config
+    (tmp_path / "own.yml").write_text("family: t5\n")
+    expected = read("--config", str(tmp_path / "own.yml"), *flags, "--save", "7").config
+    assert config == expected
+
+
 def test_a_whole_file_leaves_nothing_open(here):
     config = completed(*AS_FLAGS, "--steps", "3")
     (here / "whole.yml").write_text(yaml_text(config.to_dict()))
@@ -307,6 +387,14 @@ def test_a_whole_file_leaves_nothing_open(here):
         ("model: model\ntraining: {step: 4}\n", "line 2: unknown field training.step"),
         ("steps: 4\n", "nothing says which model"),
         ("model: model\nlayers: {a: 1}\n", "line 2: model.layers is {'a': 1}"),
+        ("model: model\nwandb: 3\n", "line 2: wandb is 3, but must be true or false"),
+        ("model: model\nprofile: true\n", "line 2: profile is true, but must be a value"),
+        ("model: model\nsave_hf: [a]\n", "line 2: save_hf is ['a'], but must be a text or a"),
+        ("model: model\nfresh: true\n\nfresh: true\n", "stands twice"),
+        ("model: model\nrun-dir: a\nrun_dir: b\n", "line 3: run_dir stands twice"),
+        ("model: model\nlora_r: 8\n", "line 2: --lora_r 8 is --adapter.rank 8"),
+        ("model: model\nnum_train_epochs: 3\n", "line 2: --num_train_epochs 3 is --epochs 3"),
+        ("model: model\nprocesses: 3\n", "unknown field processes"),
     ],
 )
 def test_mistakes_in_a_file_have_its_line(text, said, here):

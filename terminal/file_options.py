@@ -1,0 +1,44 @@
+"""The options of a script in a person's YAML file, as arguments of its command line."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from config.errors import ConfigError
+from files.shown import shown
+from files.yaml_files import place_of
+from terminal.parser import Parser
+
+AddOptions = Callable[[argparse.ArgumentParser], None]
+
+
+def options_of(add_options: AddOptions | None) -> dict[str, argparse.Action]:
+    """A script's own options by the names of their flags, with underscores."""
+    parser = Parser(add_help=False, allow_abbrev=False)
+    if add_options is not None:
+        add_options(parser)
+    return parser.options()
+
+
+def as_arguments(given: Mapping[str, Any], options: Mapping[str, argparse.Action]) -> list[str]:
+    """The arguments that options with values stand for; false and null leave one out.
+
+    Raises:
+        ConfigError: a value is a list or a section, or a switch is not true or false.
+    """
+    arguments = []
+    for name, value in given.items():
+        action, place = options[name], place_of(given, name)
+        flag = action.option_strings[0]
+        if value is None or value is False:
+            continue
+        if action.nargs == 0 and value is not True:
+            raise ConfigError(f"{place}{name} is {shown(value)}, but must be true or false")
+        if value is True and action.nargs not in (0, "?"):
+            raise ConfigError(f"{place}{name} is true, but must be a value, as --{name} takes")
+        if not isinstance(value, bool | int | float | str):
+            raise ConfigError(f"{place}{name} is {shown(value)}, but must be a text or a number")
+        arguments.append(flag if value is True else f"{flag}={value}")
+    return arguments
