@@ -152,7 +152,9 @@ class ChatTemplate:
             raise Refused(
                 f"it has weights, but the template marks {len(ranges)} parts of {len(turns)} turns"
             )
-        prompt = written.asked(turns[-1])
+        first = len(messages) - (conversation.answer_length or len(messages) - turns[-1])
+        answers = messages[first]["role"] == "assistant"
+        prompt = written.asked(first) if answers else written.before(first)
         start = len(prompt) if text.startswith(prompt) else ranges[-1].start
         target = self._visible(text[start : max(ranges[-1].end, start)])
         if len(ranges) == len(turns):
@@ -273,7 +275,7 @@ class ChatTemplate:
 
     def _visible(self, answer: str) -> str:
         """An answer as people see it, without special tokens."""
-        text = answer.partition(self.stop)[0] if self.stop else answer
+        text = answer.rpartition(self.stop)[0] if self.stop and self.stop in answer else answer
         if any(token in text for token in self.base.all_special_tokens):
             ids = self.base(text, add_special_tokens=False, verbose=False)["input_ids"]
             text = str(self.base.decode(ids, skip_special_tokens=True))
@@ -304,6 +306,10 @@ class Turns:
         if turn not in self._asked:
             self._asked[turn] = self._write(self._messages[:turn], True)
         return self._asked[turn]
+
+    def before(self, turn: int) -> str:
+        """The text of the messages before an index."""
+        return self._write(self._messages[:turn], False)
 
     def answer(self, turn: int) -> Range:
         """What the answer at an index adds, up to and with what ends it.
@@ -339,7 +345,7 @@ class Turns:
             return [len(asked)]
         # What asks for an answer may go on where the text has the answer, such as with <think>.
         same = _common(asked, text)
-        least = _common(asked, self._write(self._messages[:turn], False))
+        least = _common(asked, self.before(turn))
         ends = [end.end() for end in _HEADER_ENDS.finditer(asked, 0, same)]
         ends = [end for end in ends if end >= least]
         if not ends:

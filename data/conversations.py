@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from data.rows import Row
@@ -43,16 +43,19 @@ class Conversation:
     Attributes:
         messages: each with `role`, and `content` or `tool_calls`, as chat templates read them.
         tools: their JSON schemas; None: there are none.
+        answer_length: messages at the end that answer the others; None: the last one of the
+            assistant does.
     """
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] | None = None
+    answer_length: int | None = None
 
     def with_system(self, system: str | None) -> Conversation:
         """With this system message, if it has none."""
         if system is None or (self.messages and self.messages[0]["role"] == "system"):
             return self
-        return Conversation((said("system", system), *self.messages), self.tools)
+        return replace(self, messages=(said("system", system), *self.messages))
 
     def before_answer(self) -> Conversation:
         """Without the assistant's message at its end, if there is one: what is to be answered."""

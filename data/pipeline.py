@@ -15,7 +15,7 @@ from config.sections import RunConfig
 from data.chat import ChatTemplate, chat_template_of
 from data.loaded import Loaded
 from data.mixture import Ingredient, Mixed, ingredients, is_mixture
-from data.preferences import Unit
+from data.preferences import Unit, equal_pairs
 from data.prepared import is_large, prepared
 from data.rows import DataError
 from data.sample_format import SampleFormat
@@ -305,6 +305,8 @@ class Pipeline:
         rows = len(corpus.examples) // (2 if prefers == "pairs" else 1)
         if len(samples) != rows:
             notes[0] += f" of {rows} {KINDS[prefers or self.task.kind]}"
+        if equal := prefers == "pairs" and equal_pairs(corpus.examples):
+            notes.append(f"{equal} pairs of equal answers, which teach no preference")
         say(
             ", ".join(
                 [*notes, *corpus.notes, *samples.cuts.notes(self.config.model.sequence_length)]

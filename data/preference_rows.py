@@ -48,7 +48,7 @@ def answers_of_row(row: Row, single: bool, prompt: str | None, chat: bool) -> li
     if single and "label" in row:
         given: Sequence[tuple[str, bool | None]] = [("completion", _label(row))]
     elif PAIR[0] in row and PAIR[1] in row:
-        _check_differ(row)
+        _check_there(row)
         given = [("chosen", True if single else None), ("rejected", False if single else None)]
     else:
         raise ColumnError(_wanted(row, single))
@@ -70,12 +70,10 @@ def _wanted(row: Row, single: bool) -> str:
     return f"the columns are {there}, but preferences need {one}prompt, chosen and rejected"
 
 
-def _check_differ(row: Row) -> None:
+def _check_there(row: Row) -> None:
     for name in PAIR:
         if row[name] is None:
             raise NullError(f"column '{name}' holds null, but must hold an answer")
-    if row[PAIR[0]] == row[PAIR[1]]:
-        raise NullError("chosen and rejected are the same")
 
 
 def _label(row: Row) -> bool:
@@ -110,11 +108,11 @@ def _common_text(one: str, other: str = "") -> str:
 
 # ---- conversations ------------------------------------------------------------------------------
 def _conversations(row: Row, columns: Sequence[str], prompt: str | None) -> list[Conversation]:
+    """The conversations of a row; of two, the answer of each begins where they differ."""
     talks = [_messages(row, name) for name in columns]
     asked = _asked(row, prompt, talks)
     if asked is None:
-        same = takewhile(lambda pair: pair[0] == pair[1], zip(*talks, strict=False))
-        asked = [one for one, _ in same]
+        asked = talks[0][: _shared(talks)]
         talks = [talk[len(asked) :] for talk in talks]
     for name, talk in zip(columns, talks, strict=True):
         if not talk or talk[-1]["role"] != "assistant":
@@ -125,7 +123,18 @@ def _conversations(row: Row, columns: Sequence[str], prompt: str | None) -> list
     asked = [{**one, WEIGHT: 0} if one["role"] == "assistant" else one for one in asked]
     listed = {"messages": asked, "tools": row.get("tools"), "system": row.get("system")}
     before = conversation_of(listed)
-    return [Conversation((*before.messages, *talk), before.tools) for talk in talks]
+    shared = _shared(talks) if len(talks) > 1 else 0
+    return [
+        Conversation((*before.messages, *talk), before.tools,
+                     len(talk) - shared if len(talks) > 1 else None)
+        for talk in talks
+    ]  # fmt: skip
+
+
+def _shared(talks: Sequence[Sequence[Message]]) -> int:
+    """How many messages two conversations begin with in common, short of a last one."""
+    pairs = zip(*(talk[:-1] for talk in talks), strict=False)
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
 
 def _asked(row: Row, prompt: str | None, talks: Sequence[list[Message]]) -> list[Message] | None:
@@ -133,7 +142,7 @@ def _asked(row: Row, prompt: str | None, talks: Sequence[list[Message]]) -> list
     if prompt is not None:
         return [said("user", prompt)]
     asked = row.get("prompt")
-    in_answers = isinstance(asked, str) and talks[0][:1] == [said("user", asked)]
+    in_answers = isinstance(asked, str) and said("user", asked) in talks[0]
     if len(talks) > 1 and (asked is None or asked == [] or in_answers):
         return None
     if isinstance(asked, str) and not asked.lstrip().startswith("["):

@@ -1,8 +1,8 @@
 """Samples of preferences: two texts each, of which a model learns to prefer one.
 
 The texts of a unit are a chosen and a rejected answer; or, where rows say of single answers whether
-they are liked, the answer, and that of the next row to the same prompt, which tells how far a model
-is from its reference. Both are in one sample: as two texts with segments, or, in an
+they are liked, the answer, and another prompt's answer to the same prompt, which tells how far a
+model is from its reference. Both are in one sample: as two texts with segments, or, in an
 encoder-decoder, as two targets of one prompt.
 
 Batches have besides the arrays of their shape, float32, with a row for each unit:
@@ -50,17 +50,37 @@ class Unit:
 
     @classmethod
     def all(cls, examples: Sequence[Example], tokens: Sequence[Tokens], single: bool) -> list[Unit]:
-        """The units of examples: each two, or each one with the answer of the next."""
+        """The units of examples: each two, or each one with the answer to another prompt."""
         if not single:
             return [
                 cls((tokens[i], tokens[i + 1]), (examples[i], examples[i + 1]), i)
                 for i in range(0, len(examples), 2)
             ]
-        following = [(i + 1) % len(examples) for i in range(len(examples))]
         return [
             cls((tokens[i], _answered(tokens[i], tokens[j])), (examples[i], examples[j]), i)
-            for i, j in enumerate(following)
+            for i, j in enumerate(_mismatched([example.prompt for example in examples]))
         ]
+
+
+def _mismatched(prompts: Sequence[str]) -> list[int]:
+    """For each prompt, the index of an answer to another one: where all have as many answers, each
+    answer once. Where all prompts are the same, the next one."""
+    places = dict[str, list[int]]()
+    for index, prompt in enumerate(prompts):
+        places.setdefault(prompt, []).append(index)
+    order, found, end = [i for own in places.values() for i in own], [0] * len(prompts), 0
+    for own in places.values():
+        end += len(own)
+        others = len(prompts) - len(own)
+        for number, index in enumerate(own):
+            away = number % others if others else number + 1
+            found[index] = order[(end + away) % len(prompts)]
+    return found
+
+
+def equal_pairs(examples: Sequence[Example]) -> int:
+    """How many pairs of examples have the same two answers."""
+    return sum(one == other for one, other in zip(examples[::2], examples[1::2], strict=True))
 
 
 def begin_of(text: Tokens) -> int:

@@ -18,7 +18,7 @@ from config.t5 import T5Config
 from data.causal_lm import CAUSAL_LM
 from data.lengths import lengths_of
 from data.pipeline import Pipeline
-from data.preferences import Preferences, Referred
+from data.preferences import Preferences, Referred, Unit
 from data.rows import DataError
 from data.samples import IGNORE_INDEX
 from data.seq2seq import SEQ2SEQ
@@ -141,7 +141,6 @@ MARK = {"prompt": "Anna took", "completion": " the lamp", "label": True}
         ({**GOOD, "chosen": None}, "dpo", "'chosen' holds null.*--data.nulls skip"),
         ({**GOOD, "rejected": None}, "dpo", "'rejected' holds null.*--data.nulls skip"),
         ({**GOOD, "prompt": None}, "dpo", "null.*--data.nulls skip"),
-        ({**GOOD, "chosen": " a cat"}, "dpo", "chosen and rejected are the same"),
         ({"chosen": "Anna", "rejected": "Paul"}, "dpo", "begin differently"),
         ({**MARK, "label": None}, "kto", "'label' holds null"),
         ({**MARK, "label": "maybe"}, "kto", "'label' holds 'maybe', but must be true or false"),
@@ -164,8 +163,6 @@ def test_a_row_that_breaks_the_form_is_named(tmp_path, preset, row, objective, s
         ({"chosen": [user("a"), assistant("b")], "rejected": [user("c"), assistant("d")]},
          "begin differently"),
         ({"chosen": [{"role": 3}], "rejected": [assistant("d")]}, "must have a role"),
-        ({"prompt": [user("a")], "rejected": [assistant("c")],
-          "chosen": [assistant("b"), user("c"), assistant("d")]}, "differ before the last"),
         ({"prompt": 3, "chosen": [assistant("b")], "rejected": [assistant("c")]}, "prompt"),
     ],
 )  # fmt: skip
@@ -176,11 +173,105 @@ def test_a_conversation_that_breaks_the_form_is_named(tmp_path, row, said) -> No
         data.corpus("train")
 
 
-def test_rows_with_null_and_equal_answers_are_left_out_if_wanted(tmp_path: Path) -> None:
-    rows = [GOOD, {**GOOD, "chosen": None}, {**GOOD, "chosen": " a cat"}, GOOD]
+def test_rows_with_null_are_left_out_if_wanted(tmp_path: Path) -> None:
+    rows = [GOOD, {**GOOD, "chosen": None}, {**GOOD, "rejected": None}, GOOD]
     corpus = data_of(tmp_path, "gptj_tiny", rows, nulls="skip").corpus("train")
     assert (len(corpus.examples), corpus.nulls) == (4, 2)
     assert [corpus.place(i).number for i in range(4)] == [1, 1, 4, 4]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("preset", "row"),
+    [
+        ("tiny", {**GOOD, "chosen": " a cat"}),
+        ("gptj_tiny", {**GOOD, "chosen": " a cat"}),
+        ("gptj_tiny", {"chosen": "Anna took a cat", "rejected": "Anna took a cat"}),
+        ("qwen3_tiny", {"prompt": [user("a")], "chosen": [assistant("b")],
+                        "rejected": [assistant("b")]}),
+        ("qwen3_tiny", {"chosen": [user("a"), assistant("b")],
+                        "rejected": [user("a"), assistant("b")]}),
+    ],
+)  # fmt: skip
+def test_pairs_of_equal_answers_are_taken_and_counted(tmp_path, capsys, preset, row) -> None:
+    chat = isinstance(row["chosen"], list)
+    good = CHATS[0] if chat else GOOD
+    given = {"format": "chat", "tokenizer": "data/sample/chat_tokenizer"} if chat else {}
+    given |= {"long_targets": "cut"} if preset == "tiny" else {}
+    data = data_of(tmp_path, preset, [good, row, row, good], length=128, **given)
+    batch = data.training_samples().take(np.arange(4))
+    assert (batch["counts"] > 0).all()
+    assert np.count_nonzero(batch["counts"][:, 0] == batch["counts"][:, 1]) >= 2
+    assert "2 pairs of equal answers, which teach no preference" in capsys.readouterr().err
+
+
+# ---- answers of several messages ----------------------------------------------------------------
+HISTORIES: list[dict[str, Any]] = [
+    {"chosen": [user("a"), assistant("b"), user("c"), assistant("d")],
+     "rejected": [user("a"), assistant("e"), user("f"), assistant("g")]},
+    {"chosen": [user("a"), assistant("b"), user("c"), assistant("d")],
+     "rejected": [user("a"), assistant("g")]},
+    {"chosen": [user("a"), assistant("b")],
+     "rejected": [user("a"), assistant("b"), user("f"), assistant("g")]},
+    {"prompt": [user("a")], "chosen": [assistant("b"), user("c"), assistant("d")],
+     "rejected": [assistant("g")]},
+    {"prompt": "a", "chosen": [user("a"), assistant("b"), user("c"), assistant("d")],
+     "rejected": [user("a"), assistant("b"), user("f"), assistant("g")]},
+    {"chosen": [{"role": "system", "content": "s"}, user("a"), assistant("b")],
+     "rejected": [{"role": "system", "content": "s"}, user("c"), assistant("d")]},
+    {"prompt": "a", "chosen": [{"role": "system", "content": "s"}, user("a"), assistant("b")],
+     "rejected": [{"role": "system", "content": "s"}, user("a"), assistant("d")]},
+]  # fmt: skip
+
+
+def common_beginning(one: Rows, other: Rows) -> Rows:
+    """Of two conversations; TRL's `extract_prompt` agrees, see `test_trl_splits_pairs_alike`."""
+    last = min(len(one), len(other)) - 1
+    return one[: next((i for i in range(last) if one[i] != other[i]), last)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", HISTORIES)
+def test_trl_splits_pairs_alike(row: Any) -> None:
+    from trl import extract_prompt  # it takes seconds
+
+    answers = {name: row[name] for name in ("chosen", "rejected")}
+    assert common_beginning(*answers.values()) == extract_prompt(answers)["prompt"]
+
+
+@pytest.mark.parametrize("row", HISTORIES)
+def test_histories_that_differ_belong_to_the_answers(tmp_path: Path, row: Any) -> None:
+    """As in TRL, the prompt is what both conversations begin with."""
+    in_answers = isinstance(row.get("prompt"), str) or "prompt" not in row
+    both = {n: row[n] if in_answers else [*row["prompt"], *row[n]] for n in ("chosen", "rejected")}
+    shared = common_beginning(*both.values())
+    data = data_of(tmp_path, "qwen3_tiny", [row], format="chat",
+                   tokenizer="data/sample/chat_tokenizer")  # fmt: skip
+    examples = data.corpus("train").examples
+    template = data.tokenizer.base.apply_chat_template
+    asks = shared[-1]["role"] == "user"
+    for example, messages in zip(examples, both.values(), strict=True):
+        assert "".join(span.text for span in example.whole) == template(messages, tokenize=False)
+        answers = row.get("prompt") if not in_answers else shared
+        learned = [f"{m['content']}<|im_end|>" for m in messages[len(answers) :]
+                   if m["role"] == "assistant"]  # fmt: skip
+        assert [span.text for span in example.whole if span.learned] == learned
+        assert example.prompt == template(shared, tokenize=False, add_generation_prompt=asks)
+
+
+@pytest.mark.parametrize("row", HISTORIES)
+def test_an_encoder_reads_what_both_conversations_begin_with(tmp_path: Path, row: Any) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text(
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    data = data_of(tmp_path, "tiny", [row], format="chat", chat_template=str(template))
+    one, other = data.corpus("train").examples
+    assert one.prompt == other.prompt
+    for example, name in ((one, "chosen"), (other, "rejected")):
+        given = row[name] if isinstance(row.get("prompt", ""), str) else row["prompt"] + row[name]
+        whole = "".join(f"{m['role']}: {m['content']}\n" for m in given)
+        assert example.prompt + example.target == whole.rstrip("\n")
 
 
 # ---- samples ------------------------------------------------------------------------------------
@@ -263,6 +354,29 @@ def test_an_answer_that_is_judged_goes_with_that_of_the_next_row(tmp_path, prese
         assert first == "Anna took the bus"
     words = ["lamp", "bus", "bus", "book", "book", "lamp"]
     assert [text.removesuffix(base.eos_token).strip() for text in texts] == words
+
+
+@pytest.mark.parametrize("preset", ["tiny", "gptj_tiny"])
+@pytest.mark.parametrize("sizes", [(2, 2, 2), (1, 1, 1, 1), (4, 1), (1, 3, 2), (3,), (1,)])
+def test_the_divergence_is_of_answers_to_other_prompts(tmp_path, preset, sizes) -> None:
+    """Where pairs are judged answers, and where several rows have a prompt."""
+    names = [TEXTS[i]["prompt"] for i, size in enumerate(sizes) for _ in range(size)]
+    if set(sizes) == {2}:
+        rows: Rows = [{"prompt": name, "chosen": f" c{i}", "rejected": f" r{i}"}
+                      for i, name in enumerate(dict.fromkeys(names))]  # fmt: skip
+    else:
+        rows = [{"prompt": name, "completion": f" {i}", "label": True}
+                for i, name in enumerate(names)]  # fmt: skip
+    data = data_of(tmp_path, preset, rows, "kto")
+    corpus = data.tokenised("train")
+    units = Unit.all(corpus.examples, corpus.tokens or (), single=True)
+    pairs = [unit.examples for unit in units]
+    assert [one for one, _ in pairs] == list(corpus.examples)
+    if len(sizes) > 1:
+        assert all(one.prompt != other.prompt for one, other in pairs)
+    if len(set(sizes)) == 1:
+        others = sorted(other.target for _, other in pairs)
+        assert others == sorted(one.target for one, _ in pairs), "each answer counts once"
 
 
 def test_pairs_that_are_too_long_are_named_dropped_or_cut(tmp_path: Path) -> None:
