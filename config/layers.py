@@ -14,12 +14,15 @@ from typing import Any
 
 from config.base import flattened, leaves, nested
 from config.errors import ContradictionError
+from config.own_yaml import is_own
 from config.presets import merge
 from config.sections import RunConfig
 from files.shown import shown_name
 
 BATCH, MICRO = "training.global_batch_size", "execution.micro_batch_size"
 COPIES, EPOCHS = "execution.data_parallel", "training.epochs"
+DROPOUTS = ("model.dropout_prob", "adapter.dropout")
+CROSS_ENTROPY = "cross_entropy"
 LARGEST_MICRO = 2**20
 """Above it, no micro-batch is looked for that divides a batch."""
 
@@ -194,6 +197,42 @@ def _give_way(settings: Settings, error: ContradictionError) -> tuple[Settings, 
     layer = Layer(f"{winner} of {settings.layers[top].name}", nested(changed))
     layers = (*settings.layers[:top], layer, *settings.layers[top:])
     return (replace(settings, layers=layers) if changed else settings), lines
+
+
+def without_dropout(settings: Settings) -> tuple[Settings, list[str]]:
+    """Preferences are learned without dropout, as in TRL, unless a person asks for it. Their
+    reference has none.
+
+    Returns:
+        The settings, and a line for people for each field with dropout.
+    """
+    config, lines, off = settings.config, list[str](), dict[str, float]()
+    values = flattened(config.to_dict())
+    trains = config.training.prefers is not None and not config.model.eval
+    for name in DROPOUTS if trains else ():
+        value = values.get(name)
+        if not value:
+            continue
+        if _asks_for_dropout(settings.layers[settings.level(name)]):
+            lines.append(
+                f"warning: {name} is {value:g}: answers are compared under dropout, which "
+                "preferences usually do without"
+            )
+        else:
+            off[name] = 0.0
+            lines.append(
+                f"{name}: {value:g} -> 0: preferences are learned without dropout (--{name} "
+                f"{value:g} keeps it)"
+            )
+    return settings.over(*([Layer("preferences", nested(off))] if off else [])), lines
+
+
+def _asks_for_dropout(layer: Layer) -> bool:
+    """Whether a layer is a person's, or gives preferences with their dropout: not that of a model,
+    a preset, an adapter, or a run of another objective."""
+    by_person = layer.name == "flags" or (is_own(layer.name) and not layer.is_whole)
+    objective = flattened(layer.values).get("training.objective", CROSS_ENTROPY)
+    return by_person or objective != CROSS_ENTROPY
 
 
 def largest_divisor(number: int, most: int) -> int:

@@ -29,6 +29,7 @@ from config.layers import (
     with_length_and_batch,
     with_one_length,
     without_contradictions,
+    without_dropout,
 )
 from config.presets import placed, preset_names
 from config.sections import RunConfig
@@ -127,7 +128,8 @@ def _settings(below: Below, flags: Mapping[str, Any], origins: Origins | None) -
     if origins is not None:
         settings = _with_adapter(settings, below, flags, origins)
         settings, of_adapter = without_contradictions(settings)
-        others += of_adapter
+        settings, of_dropout = without_dropout(settings)
+        others += [*of_adapter, *of_dropout]
         folders = origins.placed(settings.config.checkpoint)
         settings = settings.over(Layer("folders", nested(folders)))
     for note in (*notes, *more, *most, *others):
