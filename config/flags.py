@@ -8,6 +8,7 @@ that a new field cannot change what an old command means.
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -80,6 +81,7 @@ GROUPS = {
 }
 """Headings of the sections in `--help`, in its order."""
 
+_FLAG = re.compile(r"--\w")
 _SHORT = {dotted: alias for alias, dotted in ALIASES.items()}
 
 
@@ -139,7 +141,7 @@ def spell_flags(
     known |= {alias: f"--{alias}" for alias, field in ALIASES.items() if field in fields}
     spelled = []
     for argument in arguments:
-        if not argument.startswith("--") or argument == "--":
+        if _FLAG.match(argument) is None:
             spelled.append(argument)
             continue
         name, equals, value = argument[2:].partition("=")

@@ -64,6 +64,9 @@ PathText = Annotated[str, Rule("text that can be a path or name", lambda value: 
 _ADDRESS = re.compile("[a-z][a-z0-9+]*://.")
 _NOUNS = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
 _WORDS: dict[str, Scalar] = {"true": True, "false": False}
+_SPELLINGS = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32",
+              "cuda": "gpu"}  # fmt: skip
+"""Names that others have for a choice."""
 _NONE_WORDS = ("null", "none")
 
 
@@ -133,8 +136,8 @@ class ValueType:
 
         An int counts as a float, and so does text that spells a number, since YAML reads `5e-6`
         (no dot) as text; and it reads 0.1 as a number, which is text where a field may be a
-        fraction or a name. A list of names becomes one text. Nothing else is converted; a bool is
-        never a number.
+        fraction or a name. A list of names becomes one text. A choice may be spelled as others do.
+        Nothing else is converted; a bool is never a number.
 
         Raises:
             ValueError: naming the field, the value and the rule.
@@ -146,6 +149,8 @@ class ValueType:
             converted = repr(value)
         if self.lists and isinstance(value, list) and all(isinstance(v, str) for v in value):
             converted = ",".join(value)
+        if self.choices and isinstance(converted, str):
+            converted = self._choice(converted)
         if isinstance(converted, Scalar) and self._admits(converted):
             return converted
         raise ValueError(f"{name} is {shown(value)}, but must be {self._wanted(converted)}")
@@ -160,6 +165,12 @@ class ValueType:
         elif self.kind is int:
             value = _as_int(text)
         return self.check(value, name)
+
+    def _choice(self, text: str) -> str:
+        """The choice that a text spells, such as BF16 or torch.bfloat16; else the text itself."""
+        name = text.rpartition(".")[2].lower()
+        name = _SPELLINGS.get(name, name)
+        return text if text in self.choices or name not in self.choices else name
 
     def _wanted(self, value: object) -> str:
         """What a value should be: the limit of all integers only for one above it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
 from config.errors import ConfigError
@@ -34,6 +34,26 @@ class Parser(argparse.ArgumentParser):
         for action in self._actions:
             if action.dest in rare:
                 action.help = argparse.SUPPRESS
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse does, but a flag's one value may begin with a dash, such as `->`."""
+        return super().parse_known_args(self._with_values(args or []), namespace)
+
+    def _with_values(self, arguments: Sequence[str]) -> list[str]:
+        """The arguments, with `=` between a flag that needs one value and a value with a dash."""
+        joined = list[str]()
+        for text in arguments:
+            action = self._option_string_actions.get(joined[-1]) if joined else None
+            takes_it = action is not None and action.nargs is None and text.startswith("-")
+            if takes_it and text != "--" and not self._is_flag(text):
+                joined[-1] += f"={text}"
+            else:
+                joined.append(text)
+        return joined
+
+    def _is_flag(self, text: str) -> bool:
+        """True for one of this parser's flags, with a value or without."""
+        return text.partition("=")[0] in self._option_string_actions
 
     def print_help(self, file: Any = None) -> None:
         """As argparse does, but a full disk is an error."""

@@ -152,7 +152,14 @@ def test_a_gated_repository_is_answered_by_its_license_and_a_token(
         (500, {}, None, "answers with status 500): try again later"),
     ],
 )
-def test_other_refusals(status, headers, token, said, hub, monkeypatch) -> None:
+def test_other_refusals(
+    status: int,
+    headers: dict[str, str],
+    token: str | None,
+    said: str,
+    hub: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     answer(monkeypatch, status, headers, lists=False)
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     if token:
@@ -165,7 +172,9 @@ def test_other_refusals(status, headers, token, said, hub, monkeypatch) -> None:
 
 @pytest.mark.parametrize("variable", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
 @pytest.mark.parametrize("what", ASKS)
-def test_offline_mode_is_named_with_the_cache(what, variable, hub, monkeypatch) -> None:
+def test_offline_mode_is_named_with_the_cache(
+    what: str, variable: str, hub: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(variable, "1")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(UserError) as caught:
@@ -176,7 +185,9 @@ def test_offline_mode_is_named_with_the_cache(what, variable, hub, monkeypatch) 
     assert f"connect to the network and unset {variable}" in str(caught.value)
 
 
-def test_a_cache_that_cannot_be_written_is_named(hub, tmp_path, monkeypatch) -> None:
+def test_a_cache_that_cannot_be_written_is_named(
+    hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answer(monkeypatch, 200, {"ETag": "0" * 40, "X-Repo-Commit": "0" * 40}, lists=True)
     (tmp_path / "hub").write_text("a file where the cache should be")
     with pytest.raises(UserError) as caught:

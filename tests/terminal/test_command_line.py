@@ -182,7 +182,11 @@ def main(arguments=None):
         ("--layers=--", "model.layers is '--', but must be an integer from 1 to 1024"),
         ("--layers", "argument --layers: expected one argument; see --help"),
         ("--model.eval maybe", "model.eval is 'maybe', but must be true or false"),
-        ("--dataset imdb", "data.dataset is 'imdb', but must be one of sample, mnli"),
+        (
+            "--dataset imdb",
+            "flags of other trainers: for --dataset imdb give --data.train imdb (of its own it has "
+            "sample and mnli)",
+        ),
         ("stray", "unrecognized arguments: stray; see --help"),
         (
             "--micro_batch_size 5",
@@ -293,3 +297,52 @@ def test_a_setting_of_a_search_chooses_it(flags, search):
 def test_settings_of_another_search_are_refused(flags):
     with pytest.raises(ConfigError, match="belongs to the search"):
         read_command_line("", "inference", "tiny", flags)
+
+
+# ---- values as others write them ----------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("flag", "field", "value"),
+    [
+        ("--precision bf16", "model.precision", "bfloat16"),
+        ("--precision FP16", "model.precision", "float16"),
+        ("--precision=fp32", "model.precision", "float32"),
+        ("--precision torch.bfloat16", "model.precision", "bfloat16"),
+        ("--precision popxl.float16", "model.precision", "float16"),
+        ("--training.optimizer.name AdamW", "training.optimizer.name", "adamw"),
+        ("--device cuda", "execution.device", "gpu"),
+        ("--model.eval True", "model.eval", True),
+        ("--checkpoint.save_optimizer False", "checkpoint.save_optimizer", False),
+        ("--learning_rate 1e-4", "training.optimizer.learning_rate.maximum", 1e-4),
+        ("--learning_rate=1E-4", "training.optimizer.learning_rate.maximum", 1e-4),
+        ("--evaluation.samples None", "evaluation.samples", None),
+    ],
+)  # fmt: skip
+def test_values_as_others_write_them(flag, field, value):
+    assert flattened(read(*flag.split()).config.to_dict())[field] == value
+
+
+def test_other_spellings_are_of_choices_alone():
+    """A text keeps its letters, and what is no spelling of a choice is refused."""
+    assert (
+        read("--data.prompt", "BF16 {x}", "--data.target", "{y}").config.data.prompt == "BF16 {x}"
+    )
+    for wrong in ("bf8", "cuda", "bfloat", "torch"):
+        with pytest.raises(ConfigError, match="must be one of float32, float16, bfloat16"):
+            read("--precision", wrong)
+
+
+@pytest.mark.parametrize("text", ["->", "-> ", "- ", "---", "-", "-x", "-1", "-->", "=>"])
+@pytest.mark.parametrize("after", [(), ("--seed", "7"), ("--wandb",)])
+def test_a_value_may_begin_with_a_dash(text, after):
+    arguments = ("--config", "gptj_tiny", "--data.separator", text, *after)
+    line = read(*arguments)
+    assert line.config.data.separator == text
+    assert line.config.model.seed == (7 if "--seed" in after else 42)
+    assert line.options.wandb == ("--wandb" in after)
+
+
+@pytest.mark.parametrize("after", [("--seed", "7"), ("--wandb",), ()])
+def test_a_flag_is_no_value(after):
+    with pytest.raises(ConfigError, match=r"--data.separator: expected one argument"):
+        read("--config", "gptj_tiny", "--data.separator", *after)
+    assert read("--wandb", "--seed", "-0").options.wandb
