@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 
 import popdist
-import popxl
 from config.sections import RunConfig
 from files.shown import shown_path
 from machine.file_systems import is_in_memory
@@ -53,10 +52,3 @@ def described_devices(config: RunConfig) -> str:
     kinds = Counter(hardware.device_kinds(device_desc(config), config.replicas, instances))
     names = ", ".join(f"{count} × {kind}" for kind, count in kinds.items())
     return names + (f" in {instances} processes" if instances > 1 else "")
-
-
-def new_ir(config: RunConfig) -> popxl.Ir:
-    """An Ir for the replicas of a configuration, which all processes share equally."""
-    ir = popxl.Ir(replication="popdist")
-    ir.replication_factor = config.replicas
-    return ir

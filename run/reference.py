@@ -142,8 +142,11 @@ class Reference:
         return Referred(samples, found)
 
     def _name(self, samples: Samples) -> str:
-        settings = {**self.config.model.to_dict(), "dropout_prob": None, "eval": None}
-        return _digest([self.sha256, self.config.family, settings, samples.digest, len(samples)])
+        config = _base(self.config)
+        settings = {**config.model.to_dict(), "dropout_prob": None, "eval": None}
+        if config.fp8.enabled:
+            settings["fp8"] = config.fp8.to_dict()
+        return _digest([self.sha256, config.family, settings, samples.digest, len(samples)])
 
     def _compute(self, samples: Samples, path: Path) -> None:
         config, weights = _base(self.config), self.weights()
@@ -223,8 +226,10 @@ def _initial_weights(config: RunConfig, table: WeightTable, place: str) -> Mappi
 
 
 def _base(config: RunConfig) -> RunConfig:
-    """The configuration of the reference, as it is evaluated."""
-    return replace(config, adapter=Adapter(), model=replace(config.model, eval=True))
+    """The configuration of the reference, as it is evaluated. Its weights are frozen, so there is
+    no step that delayed FP8 scales could follow from."""
+    fp8 = replace(config.fp8, recipe="current")
+    return replace(config, adapter=Adapter(), model=replace(config.model, eval=True), fp8=fp8)
 
 
 def _digest(of: Any) -> str:

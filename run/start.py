@@ -295,7 +295,7 @@ def _with_scales(config: RunConfig, weights: Arrays, tensors: Arrays, load: str)
 
 def _no_scales(load: str) -> CheckpointError:
     return CheckpointError(
-        f"{load} has no FP8 scales to generate with: train with --fp8.enabled, or give "
+        f"{load} has no FP8 scales: train with --fp8.enabled, or give "
         "--fp8.recipe current, whose scales follow from the operands"
     )
 

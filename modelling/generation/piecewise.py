@@ -9,8 +9,7 @@ import numpy as np
 
 import popxl
 from config.sections import RunConfig
-from machine.devices import new_ir
-from modelling.fp8 import linear_layers
+from modelling.building import building
 from modelling.generation.condition import is_any
 from modelling.generation.generator import GeneratorOf
 from modelling.generation.loop import go_on
@@ -20,7 +19,6 @@ from modelling.generation.search import Search, SearchContext, Strategy
 from modelling.layers import Groups
 from popxl import Tensor, ops
 from popxl_addons import NamedTensors
-from popxl_addons.patterns import apply_pre_alias_patterns
 
 
 def build_piecewise(
@@ -28,12 +26,9 @@ def build_piecewise(
 ) -> GenerationProgram:
     """Like `build_generation`, for one micro-batch, of which a run reads the prompts, if `begin`
     says so, and writes one token more. What is known between runs is in variables."""
-    ir = new_ir(config)
-    with ir.main_graph:
-        groups = Groups.current(config.execution.tensor_parallel)
-        with linear_layers(config):
-            generator = generator_of(config, strategy.sequences)
-            model = ResidentModel(generator, config.execution.micro_batch_size, groups)
+    with building(config) as (ir, groups):
+        generator = generator_of(config, strategy.sequences)
+        model = ResidentModel(generator, config.execution.micro_batch_size, groups)
         length = generator.output_length
         search = strategy.search(SearchContext(groups, generator.special, length, strategy.rules))
         program = declared(ir, generator, config.execution.micro_batch_size, strategy, model)
@@ -53,7 +48,6 @@ def build_piecewise(
             ops.var_updates.copy_var_update_(kept, t)
         ops.host_store(program.tokens, search.tokens(list(new[3 : 3 + run.states])))
         ops.host_store(going, new[1])
-    apply_pre_alias_patterns(ir, level="default")
     return replace(program, begin=begin, going=going)
 
 

@@ -7,17 +7,14 @@ from dataclasses import dataclass
 
 import popxl
 from config.sections import RunConfig
-from machine.devices import new_ir
-from modelling.fp8 import linear_layers
+from modelling.building import building
 from modelling.generation.generator import Generator, GeneratorOf
 from modelling.generation.greedy import Greedy
 from modelling.generation.loop import write_tokens
 from modelling.generation.resident import ResidentModel
 from modelling.generation.search import SearchContext, Strategy
-from modelling.layers import Groups
 from popxl import Tensor, ops
 from popxl_addons import NamedTensors
-from popxl_addons.patterns import apply_pre_alias_patterns
 
 
 @dataclass(frozen=True)
@@ -63,14 +60,11 @@ def build_generation(
         strategy: how to search; None: greedily.
     """
     strategy = strategy or Greedy()
-    ir = new_ir(config)
-    ir.num_host_transfers = config.execution.device_iterations
-    with ir.main_graph:
-        groups = Groups.current(config.execution.tensor_parallel)
-        with linear_layers(config):
-            generator = generator_of(config, strategy.sequences)
-            batch = config.execution.micro_batch_size
-            model = ResidentModel(generator, batch, groups)
+    with building(config) as (ir, groups):
+        ir.num_host_transfers = config.execution.device_iterations
+        generator = generator_of(config, strategy.sequences)
+        batch = config.execution.micro_batch_size
+        model = ResidentModel(generator, batch, groups)
         length = generator.output_length
         search = strategy.search(SearchContext(groups, generator.special, length, strategy.rules))
         program = declared(ir, generator, batch, strategy, model)
@@ -85,7 +79,6 @@ def build_generation(
             ops.host_store(program.tokens, tokens)
 
         ops.repeat(ir.create_graph(one_batch, values), ir.num_host_transfers, *values)
-    apply_pre_alias_patterns(ir, level="default")
     return program
 
 

@@ -14,8 +14,7 @@ import numpy as np
 
 import popxl
 from config.sections import RunConfig
-from machine.devices import new_ir
-from modelling.fp8 import linear_layers
+from modelling.building import building
 from modelling.generation.condition import is_any
 from modelling.generation.generator import Generator, GeneratorOf
 from modelling.generation.greedy import Greedy
@@ -24,13 +23,12 @@ from modelling.generation.program import GenerationProgram
 from modelling.generation.search import Search, SearchContext, Strategy
 from modelling.generation.streamed_executor import ONCE, Caches, StreamedExecutor
 from modelling.generation.wrapped import Wrapped
-from modelling.layers import Groups, LMHeadLoss
+from modelling.layers import LMHeadLoss
 from modelling.phases.buffers import InputBuffers, over_layers
 from modelling.phases.settings import Settings
 from modelling.weights import WeightTable
 from popxl import Tensor, TensorSpec, ops
 from popxl_addons import Module, NamedTensors
-from popxl_addons.patterns import apply_pre_alias_patterns
 
 
 def build_streamed(
@@ -49,16 +47,13 @@ def build_streamed(
     """
     strategy = strategy or Greedy()
     config = _with_batches(config, streamed_batches(config))
-    ir = new_ir(config)
-    ir.num_host_transfers = config.gradient_accumulation
-    with ir.main_graph:
-        settings = Settings(config, Groups.current(config.execution.tensor_parallel), table)
-        with linear_layers(config):
-            generator = generator_of(config, strategy.sequences)
-            program = _Program(settings, generator, strategy, table)
-            tokens = program.run()
+    with building(config) as (ir, groups):
+        ir.num_host_transfers = config.gradient_accumulation
+        settings = Settings(config, groups, table)
+        generator = generator_of(config, strategy.sequences)
+        program = _Program(settings, generator, strategy, table)
+        tokens = program.run()
         variables = program.weights.variables
-    apply_pre_alias_patterns(ir, level="default")
     streams = program.inputs.streams
     searched = {name: streams[name] for name in program.searched}
     return GenerationProgram(ir, streams["words"], streams["mask"], searched, tokens, variables)

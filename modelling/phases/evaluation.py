@@ -8,14 +8,12 @@ from dataclasses import dataclass
 import popxl
 import popxl_addons as addons
 from config.sections import RunConfig
-from machine.devices import new_ir
+from modelling.building import building
 from modelling.layers.lm_head_loss import SUMS
-from modelling.layers.parallel import Groups
 from modelling.phases.layout import Layout
 from modelling.phases.settings import Settings
 from modelling.phases.step import StepInputs
 from modelling.weights import WeightTable
-from popxl_addons.patterns import apply_pre_alias_patterns
 
 
 @dataclass(frozen=True)
@@ -44,15 +42,12 @@ def build_loss(
     Layers visit the device one after the other, as in training, so that a model which can be
     trained can be evaluated.
     """
-    ir = new_ir(config)
-    ir.num_host_transfers = config.gradient_accumulation
-    with ir.main_graph:
-        groups = Groups.current(config.execution.tensor_parallel)
+    with building(config) as (ir, groups):
+        ir.num_host_transfers = config.gradient_accumulation
         layout = layout_of(Settings(config, groups, table))
         variables = {phase.name: phase.init_variables() for phase in layout.phases}
         layout.inputs.load()
         layout.forward(StepInputs())
-    apply_pre_alias_patterns(ir, level="default")
     head = layout.head
     sums = head.told.get(SUMS)
     return LossProgram(ir, layout.inputs.streams, head.loss_stream, sums, variables)

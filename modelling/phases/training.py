@@ -10,15 +10,13 @@ from dataclasses import dataclass
 import popxl
 import popxl_addons as addons
 from config.sections import RunConfig
-from machine.devices import new_ir, platform
-from modelling.fp8 import linear_layers
-from modelling.layers.parallel import Groups
+from machine.devices import platform
+from modelling.building import building
 from modelling.phases.layout import Layout
 from modelling.phases.settings import Settings
 from modelling.phases.step import StepInputs, Update
 from modelling.weights import WeightTable
 from popxl import ops
-from popxl_addons.patterns import apply_pre_alias_patterns
 
 
 @dataclass(frozen=True)
@@ -73,15 +71,12 @@ def build_training(
         table: the family's weights; Adafactor needs them.
         keeping: see `Settings`.
     """
-    ir = new_ir(config)
-    addons.enable_stochastic_rounding(ir, config.rounds_stochastically)
     iterations = config.execution.device_iterations
-    ir.num_host_transfers = config.gradient_accumulation * iterations
-    with ir.main_graph:
-        groups = Groups.current(config.execution.tensor_parallel)
+    with building(config) as (ir, groups):
+        addons.enable_stochastic_rounding(ir, config.rounds_stochastically)
+        ir.num_host_transfers = config.gradient_accumulation * iterations
         settings = Settings(config, groups, table, keeping)
-        with linear_layers(config):
-            layout = layout_of(settings)
+        layout = layout_of(settings)
         seed = None
         if settings.seed_spec is not None:
             seed = popxl.h2d_stream(settings.seed_spec.shape, settings.seed_spec.dtype, "seed")
@@ -97,7 +92,6 @@ def build_training(
             only_update = _run_with_updates_behind(optimizer_step, iterations)
         else:
             ops.repeat(ir.create_graph(optimizer_step.whole), iterations)
-    apply_pre_alias_patterns(ir, level="default")
     return TrainingProgram(
         ir,
         layout.inputs.streams,

@@ -31,6 +31,7 @@ from run.reference import Reference
 from sessions.losses import Losses
 from tests import small_runs
 from tests.modelling.preferences import t5_logps
+from tests.slow import slow
 from tests.small_runs import (
     GPTJ,
     MODEL,
@@ -117,6 +118,24 @@ def test_the_reference_is_what_transformers_says(run: Path, base: Path, samples:
     with torch.no_grad():
         expected = t5_logps(model)(batch).numpy()
     np.testing.assert_allclose(logps.reshape(-1, 2), expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("recipe", ["current", slow("delayed")])
+def test_an_fp8_run_has_a_reference_in_fp8(recipe, run, base, rows, tmp_path) -> None:
+    """Of current scales: those that follow from steps are never learned for frozen weights."""
+    fp8 = ("--fp8.enabled", "true", "--fp8.recipe", recipe, "--steps", "2")
+    shutil.copytree(run / "reference", tmp_path / "reference")
+    there = ("--training.reference", str(tmp_path / "reference"))
+    assert train(tmp_path / "run", base, rows, *fp8, *there) == 0
+    first, *_ = read_metrics(tmp_path / "run/metrics.jsonl")
+    exactly = recipe == "current"  # the first step of the other scales by 1
+    assert first["loss"] == pytest.approx(math.log(2), abs=1e-6 if exactly else 0.1)
+    known = files_in(run)
+    made = {name: logps for name, logps in files_in(tmp_path).items() if name not in known}
+    (logps,) = made.values()
+    (wide,) = known.values()
+    np.testing.assert_allclose(logps, wide, rtol=0.05)
+    assert not np.allclose(logps, wide, rtol=1e-4)
 
 
 def test_a_run_begins_at_its_reference_and_tells_of_rewards(run: Path) -> None:

@@ -15,6 +15,7 @@ from config.errors import ConfigError
 from config.sections import FP8, RunConfig
 from modelling.spec import family_of
 from run.start import load_weights, starting_point
+from sessions.losses import Losses
 from sessions.training import FineTuning
 from tests.modelling.gptj import training as gptj
 from tests.modelling.gptj.hf import hf_model, small_config
@@ -209,6 +210,34 @@ def test_a_history_of_another_length_is_cut_or_filled_up():
         np.testing.assert_array_equal(history[:, :2], before[name][:, :2])
         assert history.shape == (3, 8)
         assert (history[:, 2:] == 0).all()
+
+
+class Samples:
+    """The samples of a batch."""
+
+    def __init__(self, batch: Mapping[str, np.ndarray]) -> None:
+        self.batch = batch
+
+    def __len__(self) -> int:
+        return len(self.batch["input_ids"])
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        return {name: array[indices] for name, array in self.batch.items()}
+
+
+@pytest.mark.parametrize("family", ["gptj", slow("t5"), slow("llama")])
+@pytest.mark.parametrize("lends", [True, slow(False)])
+def test_the_loss_of_evaluation_is_that_of_training(family, lends):
+    """Training's loss of a batch is before the update: with the same weights and scales."""
+    one = trained(family, 1, 1, 4)
+    one.model.write(one.before)
+    with one.model as model:
+        losses = Losses(model.config, family_of(model.config), model if lends else None)
+        losses.write(one.before)
+        with losses:
+            found = losses.of(Samples(batches(family)[-1])).mean
+    assert found == pytest.approx(one.losses[-1], rel=1e-6)
+    assert found != pytest.approx(one.losses[0], rel=1e-3)
 
 
 def test_generation_multiplies_in_fp8_with_the_scales_of_training(tmp_path):

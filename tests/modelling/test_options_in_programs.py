@@ -1,0 +1,329 @@
+"""Which options change which program: each reaches all programs that it concerns, and no other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import popxl
+from config.base import leaves
+from config.gptj import GPTJConfig
+from config.sections import RunConfig
+from data.samples import Samples
+from modelling.generation import build_generation, build_streamed
+from modelling.generation.piecewise import build_piecewise
+from modelling.generation.strategies import strategy_of
+from modelling.phases.evaluation import build_loss
+from modelling.phases.training import build_training
+from modelling.spec import family_of
+from sessions.generating import Inference
+from sessions.losses import Losses
+from sessions.running import RunningModel
+from sessions.training import FineTuning
+from tests.modelling.gptj.hf import hf_model, small_config
+from tests.modelling.torch_training import logical
+from tests.slow import slow
+
+ROOT = Path(__file__).parents[2]
+
+# T: training, E: evaluation; generation with R: resident weights, P: a token in each run,
+# S: streamed weights.
+ALL, LOSS, WRITING, EVAL = "TERPS", "TE", "RPS", "ERPS"
+
+Cases = Mapping[str, tuple[Any, str]]
+"""By the option's name: another value, and the programs that it changes."""
+
+OPTIONS: Mapping[str, tuple[Mapping[str, Any], Cases]] = {
+    "common": ({}, {
+        "model.dropout_prob": (0.1, "T"),
+        "model.precision": ("bfloat16", ALL),
+        "model.end_token": (3, WRITING),
+        "model.attention.rotary_positional_embeddings_base": (500, ALL),
+        "training.objective": ("dpo", LOSS),
+        "adapter.rank": (2, ALL),
+        "execution.attention": ("fused", ALL),
+        "execution.transpose_batch_sequence": (True, ALL),
+        "fp8.enabled": (True, ALL),
+        "generation.search": ("beam", WRITING),
+        "generation.repetition_penalty": (1.5, WRITING),
+    }),
+    "others": ({}, {
+        "model.layer_norm_epsilon": (1e-3, ALL),
+        "model.output_length": (9, WRITING),
+        "training.global_batch_size": (32, "TES"),
+        "training.gradients": ("bfloat16", "T"),
+        "training.trained": ("layer.0", "T"),
+        "training.frozen": ("embeddings", "T"),
+        "training.optimizer.state": ("bfloat16", "T"),
+        "training.optimizer.beta1": (0.5, "T"),
+        "training.optimizer.beta2": (0.5, "T"),
+        "training.optimizer.eps": (1e-3, "T"),
+        "training.optimizer.weight_decay": (0.5, "T"),
+        "training.optimizer.gradient_clipping": (0.5, "T"),
+        "execution.loss_scaling": (8.0, "T"),
+        "execution.activations": ("keep", "T"),
+        "execution.update": ("behind", "T"),
+        "execution.disk": ("there", "T"),  # which hides its transfers by updates behind
+        "execution.code_load": (True, LOSS),
+        "execution.device_iterations": (2, "TR"),
+        "generation.micro_batches": (3, "S"),
+        "generation.no_repeat_ngram_size": (2, WRITING),
+        "model.pad_token": (3, WRITING),
+    }),
+    "sizes": ({}, {
+        "model.layers": (2, ALL),
+        "model.hidden_size": (64, ALL),
+        "model.sequence_length": (24, ALL),
+        "model.embedding.vocab_size": (120, ALL),
+        "model.attention.heads": (2, ALL),
+        "model.attention.rotary_dim": (8, ALL),
+        "execution.micro_batch_size": (2, ALL),
+        "execution.data_parallel": (2, ALL),
+        "execution.tensor_parallel": (2, ALL),
+        "execution.attention_serialisation": (2, ALL),
+    }),
+    "delayed": ({"fp8.enabled": True, "fp8.amax_history": 8}, {
+        "fp8.recipe": ("current", ALL),
+        "fp8.format": ("e4m3", ALL),
+        "fp8.amax_history": (4, LOSS),  # evaluation holds the state that it does not use
+        "fp8.amax_of": ("most_recent", "T"),
+        "fp8.interval": (2, LOSS),
+        "fp8.margin": (1, "T"),
+        "fp8.power_of_2_scales": (False, ALL),
+        "fp8.head": (True, ALL),
+    }),
+    "current": ({"fp8.enabled": True, "fp8.recipe": "current"}, {
+        "fp8.margin": (1, ALL),
+        "fp8.power_of_2_scales": (False, ALL),
+        "fp8.head": (True, ALL),
+    }),
+    "optimizer": ({}, {"training.optimizer.name": ("adafactor", "T")}),
+    "written": ({"model.eval": True, "model.quantisation_group_size": 8}, {
+        "model.quantisation": ("int8", EVAL),
+        "model.precision": ("bfloat16", EVAL),
+    }),
+    "few bits": ({
+        "model.eval": True, "model.quantisation": "int8", "model.quantisation_group_size": 8,
+    }, {
+        "model.quantisation": ("int4", EVAL),
+        "model.quantisation_group_size": (16, EVAL),
+    }),
+    "adapters": ({"adapter.rank": 2, "model.quantisation_group_size": 8}, {
+        "adapter.alpha": (3.0, ALL),
+        "adapter.dropout": (0.5, "T"),
+        "adapter.rslora": (True, ALL),
+        "adapter.dora": (True, ALL),
+        "adapter.targets": ("fc_in", ALL),
+        "adapter.rank_pattern": ("q_proj=1", ALL),
+        "adapter.alpha_pattern": ("q_proj=1", ALL),
+        "adapter.modules_to_save": ("lm_head", "T"),
+        "model.quantisation": ("int8", ALL),
+    }),
+    "preferences": ({"training.objective": "dpo"}, {
+        "training.beta": (0.5, LOSS),
+        "training.label_smoothing": (0.1, LOSS),
+        "training.objective": ("simpo", LOSS),
+    }),
+    "simpo": ({"training.objective": "simpo"}, {"training.gamma": (0.1, LOSS)}),
+    "adafactor": ({"training.optimizer.name": "adafactor"}, {
+        f"training.optimizer.adafactor.{name}": (value, "T")
+        for name, value in {"beta1": 0.5, "decay_rate": 0.5, "eps": 1e-3, "clip_threshold": 0.5,
+                            "scale_parameter": False, "least_scale": 0.1}.items()
+    }),
+    "halves": ({"model.precision": "bfloat16"}, {"execution.master_weights": (True, "T")}),
+    "cut": ({"execution.tensor_parallel": 2, "execution.data_parallel": 2}, {
+        "execution.rts_activations": (False, LOSS),
+        "execution.rts_weights_threshold": (10**6, "TES"),
+    }),
+    "sample": ({"generation.search": "sample"}, {
+        "generation.temperature": (0.5, WRITING),
+        "generation.top_k": (3, WRITING),
+        "generation.top_p": (0.5, WRITING),
+    }),
+    "beam": ({"generation.search": "beam"}, {
+        "generation.beams": (2, WRITING),
+        "generation.length_penalty": (0.5, WRITING),
+    }),
+}  # fmt: skip
+
+UNSEEN: Mapping[str, Any] = {
+    "model.seed": 5, "model.initializer_range": 0.5, "model.max_length": 64,
+    "training.steps": 7, "training.epochs": 2, "training.max_skipped_steps": 1,
+    "training.reference": "there", "training.stochastic_rounding": True,
+    **{f"training.optimizer.learning_rate.{name}": value for name, value in {
+        "function": "wsd", "maximum": 0.5, "minimum": 0.1, "warmup_steps": 3,
+        "warmup_proportion": None, "cycles": 2, "decay_proportion": 0.3, "first_step": 2,
+    }.items()},
+    "adapter.load": "there", "execution.placement": "host", "execution.resident_layers": 1,
+    "execution.packed": "there",
+    "execution.io_tiles": 32, "execution.available_memory_proportion": 0.5,
+    "generation.weights": "streamed", "generation.max_tokens": 3, "generation.seed": 5,
+    "generation.stop_strings": "a",
+}  # fmt: skip
+"""What other parts read: loaders, schedules, the placement, the host side of generation."""
+
+ELSEWHERE = {
+    "family": "is another table",
+    "model.eval": "is set for what evaluates and writes",
+    "execution.device": "is where the program runs",
+    "execution.host_memory": "limits the placement, with a disk",
+    "execution.expert_groups": "of experts: tests/modelling/llama/test_expert_groups.py",
+    "execution.expert_parallel": "of experts: tests/modelling/llama/test_experts.py",
+}
+SECTIONS = ("family", "model", "training", "adapter", "execution", "fp8", "generation")
+
+
+def texts_of(config: RunConfig, wanted: str = ALL) -> dict[str, str]:
+    """The text of each program of a configuration; of training only if it is for that."""
+    written, family = replace(config, model=replace(config.model, eval=True)), family_of(config)
+    table, generator, strategy = family.weights(written), family.generator, strategy_of(written)
+    build: dict[str, Callable[[], Any]] = {
+        "T": lambda: build_training(config, family.layout, table=family.weights(config)),
+        "E": lambda: build_loss(written, family.layout, table),
+        "R": lambda: build_generation(written, generator, strategy),
+        "P": lambda: build_piecewise(written, generator, strategy),
+        "S": lambda: build_streamed(written, generator, table, strategy),
+    }
+    kinds = [kind for kind in wanted if kind != "T" or not config.model.eval]
+    return {kind: text_of(build[kind]().ir) for kind in kinds}
+
+
+def text_of(ir: popxl.Ir) -> str:
+    """All that a program computes: ops, types, and the values of constants."""
+    graphs = [ir.main_graph]
+    for graph in graphs:
+        graphs += [called for called in graph.called_graphs if called not in graphs]
+    return f"{ir}{[c._data.tobytes() for graph in graphs for c in graph.constants]}"
+
+
+QUICK = ("common", "delayed", "current", "written", "preferences", "sample")
+
+
+def bases(*programs: str) -> list[Any]:
+    """The names in `OPTIONS` that have options for exactly these programs; none given: all."""
+    return [
+        base if base in QUICK else slow(base)
+        for base, (_, cases) in OPTIONS.items()
+        if not programs or {own for _, own in cases.values()} & {*programs}
+    ]
+
+
+@pytest.mark.parametrize("base", bases())
+def test_an_option_changes_the_programs_that_it_is_for(base: str) -> None:
+    given, cases = OPTIONS[base]
+    config = small_config(layers=1).changed(given)
+    before = texts_of(config)
+    changed = {}
+    for option, (value, programs) in cases.items():
+        after = texts_of(config.changed({option: value}), programs)
+        changed[option] = "".join(kind for kind in after if after[kind] != before[kind])
+    assert changed == {option: programs for option, (_, programs) in cases.items()}
+
+
+@pytest.mark.parametrize("base", bases("T", LOSS, WRITING))
+def test_an_option_changes_no_other_program(base: str) -> None:
+    """All options at once that are for the same programs."""
+    given, cases = OPTIONS[base]
+    config = small_config(layers=1).changed(given)
+    for programs in ("T", LOSS, WRITING):
+        options = {option: value for option, (value, own) in cases.items() if own == programs}
+        others = "".join(kind for kind in ALL if kind not in programs)
+        assert texts_of(config, others) == texts_of(config.changed(options), others), programs
+
+
+def test_no_program_depends_on_what_others_read() -> None:
+    config = small_config(layers=1)
+    before = texts_of(config)
+    assert before == texts_of(config), "the text of a program depends on nothing else"
+    assert before == texts_of(config.changed(UNSEEN))
+
+
+def test_every_option_of_a_program_is_in_a_table() -> None:
+    """A new field: say in `OPTIONS` which programs it changes, or that others read it."""
+    known = {*UNSEEN, *ELSEWHERE, *(name for _, cases in OPTIONS.values() for name in cases)}
+    fields = {leaf.dotted for leaf in leaves(GPTJConfig)}
+    assert {name for name in fields if name.split(".")[0] in SECTIONS} - known == set()
+
+
+def test_programs_of_configurations_are_built_in_one_way() -> None:
+    """`modelling.building`, which sets what all layers follow; a benchmark's own have no model."""
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for room in ("modelling", "sessions", "run", "planning", "benchmarks")
+        for path in (ROOT / room).rglob("*.py")
+        if re.search(r"popxl\.Ir\(|linear_layers\(config\)", path.read_text("utf-8"))
+    }
+    own = {"benchmarks/bandwidth.py", "benchmarks/accumulation/programs.py"}
+    assert found - own == {"modelling/building.py"}
+
+
+# ---- results ------------------------------------------------------------------------------------
+def results_of(config: RunConfig, samples: Samples) -> dict[str, np.ndarray]:
+    """What each program computes: losses, or tokens."""
+    family, found = family_of(config), {}
+    table = family.weights(config)
+    weights = {**table.initial(5), **logical(hf_model(small_config(layers=1)))}
+    words = np.random.default_rng(0).integers(3, 60, (16, config.model.sequence_length), np.int32)
+
+    def run(model: RunningModel, do: Callable[[Any], Any]) -> np.ndarray:
+        model.write(weights)
+        with model:
+            return np.asarray(do(model))
+
+    batch = samples.take(np.arange(config.training.global_batch_size))
+    found["T"] = run(FineTuning(config), lambda model: model.run([batch], [1e-3])[0].loss)
+    found["E"] = run(Losses(config, family), lambda model: model.of(samples).mean)
+    for kind, placed in (("R", "resident"), ("S", "streamed")):
+        writing = config.changed({"generation.weights": placed})
+        found[kind] = run(Inference(writing), lambda m: m.generate(words, np.ones_like(words)))
+    one = config.changed({"execution.micro_batch_size": 1})
+    rows = [row[None] for row in words]
+    found["P"] = run(
+        Inference(one, piecewise=True),
+        lambda model: [[*model.written(row, np.ones_like(row))][-1][0] for row in rows],
+    )
+    return found
+
+
+@cache
+def plain_results() -> dict[str, np.ndarray]:
+    config = small_config(layers=1)
+    return results_of(config, samples_of(config))
+
+
+def samples_of(config: RunConfig) -> Samples:
+    count = config.training.global_batch_size
+    return family_of(config).sample_format.generated(config, count, None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "changed"),
+    [
+        ({"fp8.enabled": True, "fp8.recipe": "current"}, ALL),
+        ({"fp8.enabled": True}, ALL),
+        ({"model.precision": "bfloat16"}, ALL),
+        ({"model.attention.rotary_positional_embeddings_base": 5}, ALL),
+        ({"training.optimizer.beta1": 0.5, "execution.loss_scaling": 8.0}, ""),
+        ({"adapter.rank": 2, "adapter.alpha": 3.0}, ""),  # which begin with zeros
+        ({"execution.attention": "fused"}, ""),
+        ({"execution.transpose_batch_sequence": True}, ""),
+        ({"execution.tensor_parallel": 2, "execution.rts_activations": False}, ""),
+        ({"execution.data_parallel": 2, "execution.micro_batch_size": 2}, ""),
+        ({"execution.activations": "keep", "execution.update": "behind"}, ""),
+        ({"execution.attention_serialisation": 3, "execution.code_load": True}, ""),
+    ],
+)
+def test_results_change_with_numerics_alone(options: dict[str, Any], changed: str) -> None:
+    plain = plain_results()
+    config = small_config(layers=1).changed(options)
+    results = results_of(config, samples_of(config))
+    same = {kind: np.allclose(results[kind], plain[kind], rtol=1e-5) for kind in ALL}
+    assert {kind for kind in ALL if not same[kind]} == {*changed}
