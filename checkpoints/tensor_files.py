@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,12 +39,18 @@ class TensorFiles(Lazy[np.ndarray]):
     with old checkpoints) does not disturb. An array that was read belongs to the caller.
     """
 
-    def __init__(self, files: Iterable[Path], digests: Mapping[str, Digests] | None = None) -> None:
+    def __init__(
+        self,
+        files: Iterable[Path],
+        digests: Mapping[str, Digests] | None = None,
+        skipped: Callable[[str], bool] = lambda name: False,
+    ) -> None:
         """Open `files`.
 
         Args:
             files: safetensors files without a tensor's name in common.
             digests: of every tensor in them; reading another value is then an error.
+            skipped: whether the tensor of a name is passed over, whatever its type and shape.
 
         Raises:
             CheckpointError: if a file is missing or damaged, or names do not fit.
@@ -52,6 +58,8 @@ class TensorFiles(Lazy[np.ndarray]):
         stored: dict[str, Stored] = {}
         for path in files:
             for one in tensors_in(path):
+                if skipped(one.name):
+                    continue
                 if one.name in stored:
                     raise CheckpointError(
                         f"tensor {one.name} is in {stored[one.name].path} and also in {path.name}"

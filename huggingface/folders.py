@@ -22,6 +22,7 @@ from files.errors import FileError, WriteError
 from files.json_files import read_object
 from files.writing import check_folder, sync
 from huggingface.generation_config import GENERATION, exported_settings
+from huggingface.no_weights import is_no_weight
 
 CONFIG = "config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -48,6 +49,7 @@ def read_hf_directory(path: str | Path) -> TensorFiles:
     """The weights of a model by their Hugging Face names; each access reads one from disk.
 
     Tied weights, such as `encoder.embed_tokens.weight` of T5, may be there under one name only.
+    Tensors that are no weights are left out.
 
     Raises:
         CheckpointError: if there is no folder, or no complete set of safetensors files in it.
@@ -57,7 +59,7 @@ def read_hf_directory(path: str | Path) -> TensorFiles:
         raise CheckpointError(
             f"no model in {path}: give a Hugging Face model folder with {CONFIG} and {WEIGHTS}"
         )
-    return TensorFiles(_weight_files(path))
+    return TensorFiles(_weight_files(path), skipped=is_no_weight)
 
 
 def hf_description(path: str | Path) -> dict[str, Any] | None:

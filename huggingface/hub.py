@@ -115,6 +115,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
         return tokenizer
     except Exception as error:  # the tokenizers library raises plain Exception for damaged files
         if local:
+            _check_no_code(Path(name))
             raise DataUnavailable(
                 f"folder {shown_path(name)} holds no tokenizer that transformers can load "
                 f"({shown_name(str(error).partition(chr(10))[0], 60)}): "
@@ -128,8 +129,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
 
 
 def _check_tokenizer_files(folder: Path) -> None:
-    """Raise UserError, with file and line, for files of a tokenizer that are damaged or want to run
-    code that is in the folder."""
+    """Raise UserError, with file and line, for files of a tokenizer that are damaged."""
     for name in TOKENIZER_FILES:
         if not (folder / name).exists():
             continue
@@ -140,7 +140,12 @@ def _check_tokenizer_files(folder: Path) -> None:
                 f"{shown_path(folder / name)} has the tokenizer_class {shown(kind)}, but it must "
                 "be the name of a class of transformers, or left out"
             )
-        if "auto_map" in given:
+
+
+def _check_no_code(folder: Path) -> None:
+    """Raise UserError if a tokenizer that transformers cannot load has code of its own for it."""
+    for name in TOKENIZER_FILES:
+        if (folder / name).exists() and read_object(folder / name).data.get("auto_map"):
             raise DataUnavailable(
                 f"{shown_path(folder / name)} asks to run code of its own (auto_map), which is "
                 "never done: give a tokenizer of a class that transformers has"

@@ -15,6 +15,7 @@ from files.errors import FileError
 from files.json_files import read_object
 from files.shown import shown_name, shown_path
 from files.text import check_regular
+from huggingface.no_weights import is_no_weight
 
 
 def need_torch() -> None:
@@ -103,10 +104,12 @@ def tensors_of(folder: Path) -> dict[str, np.ndarray]:
     tensors: dict[str, np.ndarray] = {}
     for path in files:
         for name, value in _unpickled(path).items():
+            if is_no_weight(name):
+                continue
             if name in tensors:
                 raise UserError(f"{shown_path(path)} has {shown_name(name)}, as another file has")
             tensors[name] = _array(value, name, path)
-    missing = expected - tensors.keys()
+    missing = {name for name in expected - tensors.keys() if not is_no_weight(name)}
     if missing:
         raise UserError(
             f"the index of {shown_path(folder)} names {shown_name(min(missing))}, which is in none "

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from config.errors import ConfigError
 from config.families import FAMILIES
 from config.sections import RunConfig
 from data.causal_lm import CAUSAL_LM
 from data.sample_format import SampleFormat
 from files.json_files import Fields
-from files.shown import shown
 from modelling.adapters import adapted_decoder
 from modelling.decoder import Decoder
 from modelling.generation.decoder_only import generator_of
@@ -107,32 +105,3 @@ def family_named(name: str) -> ModelFamily:
     """The record of a family of the registry."""
     family: ModelFamily = import_module(FAMILIES[name].record).FAMILY
     return family
-
-
-def check_values(
-    data: Mapping[str, Any], needed: Mapping[str, tuple[Any, Any]], known: str
-) -> None:
-    """Raise ConfigError if a config.json has a setting that a family does not support.
-
-    Args:
-        needed: by name, the value it must have, and Hugging Face's where it is left out.
-        known: what is known, for the message.
-    """
-    for name, (value, default) in needed.items():
-        given = data.get(name)
-        if (default if given is None else given) != value:
-            raise ConfigError(
-                f"the model's config.json has {name} {shown(given)}, but must have {value}: {known}"
-            )
-
-
-def token_id(description: Fields, name: str, default: int) -> int:
-    """The special token `name` (eos, pad) of a config.json, of several the first.
-
-    Raises:
-        ConfigError: it is no token's number.
-    """
-    field, given = f"{name}_token_id", description.data.get(f"{name}_token_id")
-    if isinstance(given, list) and given:
-        return description.counts(field)[0]
-    return default if given is None else description.count(field)

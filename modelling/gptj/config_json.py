@@ -6,7 +6,11 @@ from typing import Any
 
 from config.gptj import GPTJConfig
 from files.json_files import Fields
-from modelling.spec import check_values, token_id
+from modelling.config_json import check_settings, token_id
+
+READ = {
+    "vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "rotary_dim", "layer_norm_epsilon",
+}  # fmt: skip
 
 
 def to_config_json(config: GPTJConfig) -> dict[str, Any]:
@@ -34,19 +38,20 @@ def to_config_json(config: GPTJConfig) -> dict[str, Any]:
 
 
 def from_config_json(description: Fields) -> dict[str, Any]:
-    """Fields of the model section for a config.json of GPT-J."""
+    """Fields of the model section for a config.json of GPT-J. Raises as `check_settings`."""
     data = description.data
     hidden = description.count("n_embd")
     dropout = data.get("resid_pdrop") or 0.0
     needed = {
         "activation_function": ("gelu_new", "gelu_new"),
         "tie_word_embeddings": (False, False),
-        "quantization_config": (None, None),
+        "rotary": (True, True),
+        "scale_attn_weights": (True, True),
         "embd_pdrop": (dropout, 0.0),
         "attn_pdrop": (dropout, 0.0),
         "n_inner": (4 * hidden if data.get("n_inner") else None, None),
     }
-    check_values(data, needed, "such a GPT-J is not known")
+    check_settings(data, "gptj", READ, needed)
     fields = {
         "dropout_prob": dropout,
         "layers": description.count("n_layer"),

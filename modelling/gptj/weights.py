@@ -20,9 +20,7 @@ def weight_table(config: GPTJConfig) -> WeightTable:
         WeightRow.linear("lm_head", logits, cut="out"),
         WeightRow("lm_head.bias", (_bias("lm_head", vocabulary),), axis=0),
     )
-    # Files of older versions of transformers hold the causal masks.
-    masks = {f"transformer.h.{i}.attn.{name}" for i in indices for name in ("bias", "masked_bias")}
-    return decoder_table(words, layers, head, config.execution.tensor_parallel, ignored=masks)
+    return decoder_table(words, layers, head, config.execution.tensor_parallel)
 
 
 def _layer(model: GPTJModel, theirs: str) -> tuple[WeightRow, ...]:

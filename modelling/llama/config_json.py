@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 from config.errors import ConfigError
@@ -24,6 +23,7 @@ from config.llama import (
 )
 from files.json_files import Fields
 from files.shown import shown, shown_name
+from modelling.config_json import check_settings, defaults, type_of
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -76,17 +76,8 @@ READ = {
 COUNTS = {"num_experts", "num_local_experts"}
 """The two names of the number of experts, of which transformers takes either."""
 
-IGNORED = {
-    "attention_dropout", "auto_map", "cache_implementation", "embd_pdrop", "max_window_layers",
-    "no_rope_layer_interval", "pretraining_tp", "resid_pdrop", "task_specific_params",
-    "torch_dtype", "use_cache", "_attn_implementation", "_sliding_window_pattern",
-    "experts_per_token", "initial_context_length", "is_llama_config", "max_sequence_length",
-    "transformers.js_config", "unsloth_fixed", "unsloth_version",
-}  # fmt: skip
-"""Settings that say nothing of it, or repeat what others say; besides those of all models."""
-
-NO_EFFECT = {"full_attn_mod": 1, "interpolate_factor": 1}
-"""Settings of some files, such as Phi-4-mini's, and the value that changes nothing."""
+ONLY = {"full_attn_mod": 1, "interpolate_factor": 1}
+"""Settings of Phi-4-mini's files that transformers does not have, and the value that means none."""
 
 ROTARY = {
     "default": (),
@@ -153,39 +144,16 @@ def from_config_json(description: Fields) -> dict[str, Any]:
     }
 
 
-@cache
-def _class(kind: str) -> Any:
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    return CONFIG_MAPPING[kind]
-
-
-@cache
-def _known(kind: str) -> tuple[dict[str, Any], frozenset[str]]:
-    """The settings of an architecture with transformers' values, and those of all models."""
-    from transformers import PreTrainedConfig
-
-    return _class(kind)().to_dict(), frozenset(PreTrainedConfig().to_dict())
-
-
 def _as_transformers(kind: str, data: Mapping[str, Any]) -> Any:
     """transformers' configuration, with all that is left out. Raises as `from_config_json`."""
     data = _today(kind, data)
-    usual, common = _known(kind)
-    known = common | IGNORED | EVERYWHERE | LEGACY.get(kind, set()) | (READ & usual.keys())
-    known |= COUNTS if kind in MIXTURES else set()
-    same = usual | NO_EFFECT
-    for name, value in data.items():
-        if name in known or not value or (name in same and value == same[name]):
-            continue  # what is off, such as another architecture's setting, is not there
-        if name == "hidden_act" and value == data.get("hidden_activation"):
-            continue
-        raise ConfigError(
-            f"the model's config.json has {shown_name(name)} {shown(value)}, which is not known of "
-            f"the kind {kind}: remove it only if the model does the same without it"
-        )
+    usual, common = defaults(kind)
+    read = EVERYWHERE | LEGACY.get(kind, set()) | (READ & usual.keys())
+    read |= COUNTS if kind in MIXTURES else set()
+    check_settings(data, kind, read, {name: (x, x) for name, x in ONLY.items() if name in data})
     try:
-        return _class(kind).from_dict(data)
+        asked = read | (usual.keys() - common)
+        return type_of(kind).from_dict({n: value for n, value in data.items() if n in asked})
     except Exception as error:  # its checks raise many kinds
         reason = str(error).strip().splitlines()[-1].strip()
         raise ConfigError(f"the model's config.json is wrong: {shown_name(reason, 160)}") from None
@@ -427,7 +395,7 @@ def _of_architecture(model: LlamaModel) -> dict[str, Any]:
     """Settings that the architecture's class has besides."""
     attention, experts = model.attention, model.experts
     activations = {ours: name for name, ours in ACTIVATIONS.items()}
-    known, _ = _known(model.architecture)
+    known, _ = defaults(model.architecture)
     activation = activations[model.activation]
     candidates = {
         "hidden_act": activation,
@@ -469,7 +437,7 @@ def _scalar(scale: float) -> float:
 def _positions(model: LlamaModel) -> dict[str, Any]:
     """Windows and rotary positions."""
     attention, rotary = model.attention, model.attention.rotary
-    known, _ = _known(model.architecture)
+    known, _ = defaults(model.architecture)
     settings: dict[str, Any] = {}
     windows = [kind in (WINDOW, UNROTATED_WINDOW) for kind in model.kinds]
     if "sliding_window" in known:

@@ -42,10 +42,9 @@ def weight_table(config: LlamaConfig) -> WeightTable:
     head = [rows.norm("norm", "model.norm", model.hidden_size)]
     if not model.embedding.tied:
         head.append(_linear("lm_head", logits))
-    # Older files hold the frequencies of positions; some a copy of an embedding that is the head.
-    ignored = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq" for i in indices}
+    # Some files hold a copy of an embedding that is the head.
     aliases = {logits.name: words.name} if model.embedding.tied else {}
-    names = {"aliases": aliases, "ignored": ignored, "fused": _fused(model)}
+    names = {"aliases": aliases, "fused": _fused(model)}
     if model.experts.count:
         mixtures = [Mixture(model, f"model.layers.{i}") for i in indices]
         names["stacked"] = {n: x for m in mixtures for n, x in m.stacked.items()}

@@ -9,7 +9,7 @@ from config.errors import ConfigError
 from config.t5 import T5Config, T5Model
 from files.json_files import Fields
 from files.shown import shown
-from modelling.spec import check_values, token_id
+from modelling.config_json import check_settings, token_id
 
 CLASSES = {"t5": "T5ForConditionalGeneration", "mt5": "MT5ForConditionalGeneration"}
 """The class of transformers that a model of an architecture is."""
@@ -24,6 +24,13 @@ FEED_FORWARDS = {
     "silu": (False, "silu"),
 }
 """Hugging Face's names of feed-forward layers: whether they are gated, and the activation."""
+
+READ = {
+    "vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_decoder_layers", "num_heads",
+    "relative_attention_num_buckets", "relative_attention_max_distance", "layer_norm_epsilon",
+    "feed_forward_proj", "dense_act_fn", "tie_word_embeddings", "scale_decoder_outputs",
+}  # fmt: skip
+"""Settings that are read, and checked by name."""
 
 
 # ---- to config.json -----------------------------------------------------------------------------
@@ -73,14 +80,13 @@ def from_config_json(description: Fields) -> dict[str, Any]:
     pad, end = (token_id(description, name, i) for i, name in enumerate(("pad", "eos")))
     gated, activation = _maps(kind, data)
     needed = {
-        "quantization_config": (None, None),
         "decoder_start_token_id": (pad, pad),
         "num_decoder_layers": (layers, layers),
         "is_gated_act": (gated, gated),
         "is_decoder": (False, False),
         "is_encoder_decoder": (True, True),
     }
-    check_values(data, needed, "such a T5 is not known")
+    check_settings(data, kind, READ, needed)
     scaled = _scaled(data) if kind == "t5" else False
     return {
         "architecture": kind,
@@ -114,7 +120,8 @@ def _maps(kind: str, data: Mapping[str, Any]) -> tuple[bool, str]:
             f"{', '.join(FEED_FORWARDS)}"
         )
     usual = {"gated-gelu": "gelu_new"}.get(name, name.removeprefix("gated-"))
-    check_values(data, {"dense_act_fn": (usual, usual)}, f"feed_forward_proj is {name}")
+    needed = {"dense_act_fn": (usual, usual)}
+    check_settings({n: data.get(n) for n in needed}, f"{kind} with {name}", (), needed)
     return FEED_FORWARDS[name]
 
 

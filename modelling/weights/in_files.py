@@ -114,7 +114,7 @@ class InFiles:
     def _sources(self, names: Iterable[str]) -> dict[str, str]:
         """Logical name to the name in a file that has the weights `names`."""
         sources: dict[str, str] = {}
-        for name in (n for n in names if n not in self.table.ignored):
+        for name in names:
             own = self.table.aliases.get(name, name)
             if own not in sources or name == own:
                 sources[own] = name

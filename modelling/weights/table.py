@@ -8,7 +8,7 @@ optimizer's moments, to variables and back, and hold the rules for initial value
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -63,7 +63,6 @@ class WeightTable:
             layers are trained alike.
         tensor_parallel: number of parts that sharded variables are cut into.
         aliases: other names of logical weights that files may have, by alias.
-        ignored: names of tensors in files that are no weights.
         fused: logical weights that files have as one, joined along the first axis, by its name.
         stacked: experts' weights that some files have as one, by its name.
     """
@@ -72,7 +71,6 @@ class WeightTable:
     phases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     tensor_parallel: int = 1
     aliases: Mapping[str, str] = field(default_factory=dict)
-    ignored: Collection[str] = ()
     fused: Mapping[str, Sequence[str]] = field(default_factory=dict)
     runs: Mapping[str, Sequence[str]] = field(default_factory=dict)
     stacked: Mapping[str, Stacked] = field(default_factory=dict)

@@ -43,16 +43,6 @@ def test_an_export_keeps_the_positions_of_its_base():
     assert to_config_json(small_config(max_length=read["max_length"]))["n_positions"] == 4096
 
 
-def test_masks_in_files_of_older_versions_are_ignored():
-    config = small_config()
-    masks = {
-        "transformer.h.0.attn.bias": np.ones(1),
-        "transformer.h.2.attn.masked_bias": np.ones(1),
-    }
-    renamed = weight_table(config).renamed(theirs(config) | masks)
-    assert not masks.keys() & renamed.keys()
-
-
 def test_initial_values_are_distributed_as_hugging_faces():
     config = small_config(hidden_size=64, initializer_range=0.05, embedding={"vocab_size": 256})
     ours, weights = weight_table(config).initial(1), theirs(config)

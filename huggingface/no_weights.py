@@ -1,0 +1,21 @@
+"""Tensors in models' files that are no weights, which transformers passes over."""
+
+from __future__ import annotations
+
+import re
+
+_NO_WEIGHT = re.compile(
+    r"""
+    transformer\.h\.\d+\.attn\.(masked_)?bias               # GPT-J's causal masks
+    | (.*\.)?rotary_emb(_local)?\.(.*_)?inv_freq            # frequencies of positions
+    | (.*\.)?rotary_emb\.(cos|sin)_cached
+    | decoder\.block\.\d+\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight  # T5 of 2019
+    """,
+    re.VERBOSE,
+)
+
+
+def is_no_weight(name: str) -> bool:
+    """Whether the tensor of this name in a model's file is no weight: a buffer of an older
+    transformers, or a weight that the model does not use."""
+    return _NO_WEIGHT.fullmatch(name) is not None
