@@ -1,8 +1,8 @@
-"""The configuration of T5: FLAN-T5 and T5 v1.1, T5 of 2019, and mT5.
+"""The configuration of T5: FLAN-T5 and T5 v1.1, T5 of 2019, mT5 and ByT5.
 
-They differ in the feed-forward layers and the head alone. Raffel et al., arXiv:1910.10683; Shazeer,
-arXiv:2002.05202 (v1.1's gates); Xue et al., arXiv:2010.11934 (mT5); Chung et al., arXiv:2210.11416
-(FLAN-T5).
+They differ in the feed-forward layers and the head, and ByT5 in the depth of its decoder. Raffel et
+al., arXiv:1910.10683; Shazeer, arXiv:2002.05202 (v1.1's gates); Xue et al., arXiv:2010.11934 (mT5)
+and arXiv:2105.13626 (ByT5); Chung et al., arXiv:2210.11416 (FLAN-T5).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from config.base import Section
 from config.errors import ConfigError
 from config.sections import Model, RunConfig, TiedEmbedding
 from config.task import Seq2SeqData
-from config.values import PositiveFloat, PositiveInt
+from config.values import LayerCount, PositiveFloat, PositiveInt
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,9 @@ class T5Model(Model):
     architecture: Literal["t5", "mt5"] = "t5"
     """Class of the model on the hub. HF: model_type."""
 
+    decoder_layers: LayerCount | None = None
+    """Layers of the decoder. null: as many as the encoder, model.layers. HF: num_decoder_layers."""
+
     d_ff: PositiveInt = 1024
     """Features inside a feed-forward layer."""
 
@@ -78,6 +81,11 @@ class T5Model(Model):
 
     embedding: TiedEmbedding = field(default_factory=TiedEmbedding)
     attention: T5Attention = field(default_factory=T5Attention)
+
+    @property
+    def decoder_depth(self) -> int:
+        """Layers of the decoder."""
+        return self.layers if self.decoder_layers is None else self.decoder_layers
 
     def validate(self) -> None:
         super().validate()
@@ -112,9 +120,11 @@ class T5Config(RunConfig):
     def min_weights(self) -> int:
         m = self.model
         inner = m.attention.heads * m.attention.d_kv
-        a_layer = 3 * 4 * inner + 2 * (2 + m.gated) * m.d_ff  # of encoder and decoder
+        feed_forward = (2 + m.gated) * m.d_ff
+        encoder = m.layers * (4 * inner + feed_forward)
+        decoder = m.decoder_depth * (2 * 4 * inner + feed_forward)
         tables = 1 if m.embedding.tied else 2
-        return m.hidden_size * (m.layers * a_layer + tables * m.embedding.vocab_size)
+        return m.hidden_size * (encoder + decoder + tables * m.embedding.vocab_size)
 
     def min_bytes(self) -> dict[str, int]:
         m, heads = self.model, self.model.attention.heads

@@ -45,7 +45,7 @@ def to_config_json(config: T5Config) -> dict[str, Any]:
         "d_kv": attention.d_kv,
         "d_ff": model.d_ff,
         "num_layers": model.layers,
-        "num_decoder_layers": model.layers,
+        "num_decoder_layers": model.decoder_depth,
         "num_heads": attention.heads,
         "relative_attention_num_buckets": attention.relative_attention_num_buckets,
         "relative_attention_max_distance": attention.relative_attention_max_distance,
@@ -76,12 +76,13 @@ def from_config_json(description: Fields) -> dict[str, Any]:
     (`ModelFamily.head_in_files`).
     """
     data, layers = description.data, description.count("num_layers")
+    there = data.get("num_decoder_layers") is not None
+    decoder = description.count("num_decoder_layers") if there else layers
     kind = description.text("model_type") if "model_type" in description else "t5"
     pad, end = (token_id(description, name, i) for i, name in enumerate(("pad", "eos")))
     gated, activation = _maps(kind, data)
     needed = {
         "decoder_start_token_id": (pad, pad),
-        "num_decoder_layers": (layers, layers),
         "is_gated_act": (gated, gated),
         "is_decoder": (False, False),
         "is_encoder_decoder": (True, True),
@@ -91,6 +92,7 @@ def from_config_json(description: Fields) -> dict[str, Any]:
     return {
         "architecture": kind,
         "layers": layers,
+        "decoder_layers": None if decoder == layers else decoder,
         "hidden_size": description.count("d_model"),
         "d_ff": description.count("d_ff"),
         "gated": gated,

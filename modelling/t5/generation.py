@@ -140,14 +140,16 @@ class T5Generator:
         config = self._config
         x = executor.run("embeddings", Embeddings(config), words)
         bias = self._positions(executor, "encoder", self.prompt_length)
-        layers = self._layers(encoder_layer, EncoderBlock).wrapped(EncodingBlock)
+        depth = config.model.layers
+        layers = self._layers(encoder_layer, depth, EncoderBlock).wrapped(EncodingBlock)
         x, _ = executor.run_layers("encoder", layers, x, None, about, [bias], self._encoder_biases)
         encoded = executor.run("encoder_head", EncoderFinalNorm(config), x)
         attention = config.model.attention
         heads = self._groups.shard(attention.heads, "attention heads")
         shape = (self.sequences, heads, self.output_length, attention.d_kv)
         cache = TensorSpec(shape, self._dtype)
-        prepared = self._layers(decoder_layer, lambda config: PreparedLayer(config, cache))
+        depth = config.model.decoder_depth
+        prepared = self._layers(decoder_layer, depth, lambda config: PreparedLayer(config, cache))
         caches = executor.prepare_layers("decoder", prepared, encoded)
         return caches, [self._positions(executor, "decoder", self.output_length)]
 
@@ -163,7 +165,8 @@ class T5Generator:
         """See `Generator`."""
         x = executor.run("embeddings", Embeddings(self._config), words)
         bias = ops.dynamic_slice(same[0], position, [2], [1], no_overlap=True)
-        layers = self._layers(decoder_layer, DecoderBlock).wrapped(
+        depth = self._config.model.decoder_depth
+        layers = self._layers(decoder_layer, depth, DecoderBlock).wrapped(
             lambda layer: DecodingBlock(layer, self._packing)
         )
         same = [position, bias]
@@ -173,10 +176,11 @@ class T5Generator:
         """See `Generator`."""
         return DecoderHead(self._config)
 
-    def _layers(self, name: Callable[[int], str], make: Callable[[T5Config], Layer]) -> Layers:
-        count = self._config.model.layers
-        names = list(map(name, range(count)))
-        return self._adapters.layers(names, [0] * count, lambda _: make(self._config))
+    def _layers(
+        self, name: Callable[[int], str], depth: int, make: Callable[[T5Config], Layer]
+    ) -> Layers:
+        names = list(map(name, range(depth)))
+        return self._adapters.layers(names, [0] * depth, lambda _: make(self._config))
 
     def _positions(self, executor: Executor, stack: str, length: int) -> Tensor:
         """The biases between `length` positions, whose weight the first layer has."""

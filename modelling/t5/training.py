@@ -94,7 +94,9 @@ def _stack(
     assert isinstance(config, T5Config)
     adapters, before, stages = LayerAdapters(config, weight_table), 0, list[Stage]()
     first = {f"first_{name}_layer": 1}
-    for title, layers in (first | settings.runs(f"{name}_block", config.model.layers - 1)).items():
+    model = config.model
+    depth = model.layers if name == "encoder" else model.decoder_depth
+    for title, layers in (first | settings.runs(f"{name}_block", depth - 1)).items():
         if layers:
             reads_trained = any(port.grad for port in others.values())
             x, y = chain.through(layers, settings.trains_any(title) or reads_trained)

@@ -32,8 +32,9 @@ def weight_table(config: T5Config) -> WeightTable:
     The decoder's embeddings have none of their own, nor has a head that is tied to them, and of
     each stack the first layer alone has relative positions.
     """
-    indices = range(config.model.layers)
-    encoder, decoder = (tuple(map(name, indices)) for name in (encoder_layer, decoder_layer))
+    model = config.model
+    encoder = tuple(map(encoder_layer, range(model.layers)))
+    decoder = tuple(map(decoder_layer, range(model.decoder_depth)))
     phases = {
         "embeddings": (EMBEDDINGS,),
         "first_encoder_layer": encoder[:1],
@@ -44,18 +45,18 @@ def weight_table(config: T5Config) -> WeightTable:
         "head": (HEAD,),
     }
     aliases = ALIASES | ({LOGITS: WORDS} if config.tied else {})
-    return WeightTable(_layers(config.model), phases, config.execution.tensor_parallel, aliases)
+    return WeightTable(_layers(model), phases, config.execution.tensor_parallel, aliases)
 
 
 def _layers(model: T5Model) -> dict[str, tuple[WeightRow, ...]]:
-    rows, indices = _Rows(model), range(model.layers)
+    rows = _Rows(model)
     vocabulary = (model.embedding.vocab_size, model.hidden_size)
     logits = WeightRow.linear("lm_head", Weight(LOGITS, vocabulary, 1.0), cut="out")
     return {
         EMBEDDINGS: (WeightRow("tokens.weight", (Weight(WORDS, vocabulary, 1.0),), axis=0),),
-        **{encoder_layer(i): rows.encoder_layer(i) for i in indices},
+        **{encoder_layer(i): rows.encoder_layer(i) for i in range(model.layers)},
         ENCODER_HEAD: (rows.norm("norm", "encoder.final_layer_norm"),),
-        **{decoder_layer(i): rows.decoder_layer(i) for i in indices},
+        **{decoder_layer(i): rows.decoder_layer(i) for i in range(model.decoder_depth)},
         HEAD: (
             rows.norm("norm", "decoder.final_layer_norm"),
             *([] if model.embedding.tied else [logits]),

@@ -115,7 +115,7 @@ def test_a_folder_goes_through_all_scripts(kind, where, tmp_path, capsys):
     ("kind", "change", "said"),
     [
         ("t5", {"feed_forward_proj": "gelu"}, "has feed_forward_proj 'gelu', but must have one of"),
-        ("t5", {"num_decoder_layers": 2}, "has num_decoder_layers 2, but must have 1"),
+        ("t5", {"is_decoder": True}, "has is_decoder True, but must have False"),
         (
             "t5",
             {"model_type": "bart"},

@@ -1,4 +1,4 @@
-"""T5 of 2019 and mT5 against Hugging Face's: training, generation, folders in both directions."""
+"""T5 of 2019, mT5 and ByT5 against Hugging Face's: training, generation, folders both ways."""
 
 from __future__ import annotations
 
@@ -49,6 +49,14 @@ KINDS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
     "mt5, tied": (
         transformers.MT5Config, transformers.MT5ForConditionalGeneration,
         {"feed_forward_proj": "gated-gelu"},
+    ),
+    "byt5": (
+        transformers.T5Config, transformers.T5ForConditionalGeneration,
+        {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_decoder_layers": 1},
+    ),
+    "deep decoder": (  # transformers' cache has as many layers as its encoder, so it cannot write
+        transformers.T5Config, transformers.T5ForConditionalGeneration,
+        {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_decoder_layers": 3},
     ),
     "silu": (  # neither: maps without a gate, and a head of its own
         transformers.T5Config, transformers.T5ForConditionalGeneration,
@@ -123,6 +131,10 @@ def test_t5_of_2019_trains_as_hugging_faces() -> None:
     check("2019", 2, 2, layers=1)
 
 
+def test_a_decoder_of_another_depth_trains_as_hugging_faces() -> None:
+    check("byt5", 1, 1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("dp", "tp"), [(1, 1), (2, 1), (1, 2), (2, 2)])
@@ -174,8 +186,12 @@ def test_t5_of_2019_writes_as_hugging_faces(strategy: Strategy, tp: int, weights
     check_tokens("2019", strategy, 1, tp, weights)
 
 
+def test_a_decoder_of_another_depth_writes_as_hugging_faces() -> None:
+    check_tokens("byt5", Greedy(), 1, 1, "resident")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [k for k in KINDS if k != "deep decoder"])
 @pytest.mark.parametrize("strategy", [Greedy(), Beam(3, 0.7)])
 @pytest.mark.parametrize("weights", ["resident", "streamed"])
 @pytest.mark.parametrize(("dp", "tp"), [(1, 1), (2, 2)])

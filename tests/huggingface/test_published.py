@@ -1,0 +1,109 @@
+"""Folders of models as others published them: each loads as transformers loads it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers.core_model_loading import revert_weight_conversion
+
+import huggingface.convert
+from config.errors import ConfigError
+from config.families import FAMILIES
+from config.sections import RunConfig
+from huggingface.wrappers import text_name
+from modelling.spec import family_of
+from planning.origins import ORIGINS
+from run.weights import model_weights
+from tests.huggingface.published import (
+    OTHERS,
+    SUPPORTED,
+    class_of,
+    extra_tensors,
+    facts,
+    make_folder,
+)
+
+
+def described(folder: Path) -> RunConfig:
+    """The configuration of a run that begins with the model in a folder."""
+    found = dict(ORIGINS.described(str(folder)))
+    size = {"training": {"global_batch_size": 1}}
+    return FAMILIES[found["family"]].config.from_dict(found | size)
+
+
+def ours(folder: Path) -> dict[str, np.ndarray]:
+    """The weights in a folder as we read them, float32, by the names that an export gives them."""
+    config = described(folder)
+    table = family_of(config).weights(config)
+    weights, _ = model_weights(config, table, str(folder))
+    files = table.for_files(weights)
+    return {name: files[name].astype(np.float32) for name in files}
+
+
+def theirs(folder: Path) -> dict[str, np.ndarray]:
+    """Those that transformers has, of a model of texts and images the text part's."""
+    model = class_of(folder).from_pretrained(folder, dtype=torch.float32)
+    tensors = revert_weight_conversion(model, model.state_dict())
+    found = {text_name(name) or name: value.numpy() for name, value in tensors.items()}
+    return {n: x for n, x in found.items() if not n.startswith(("vision_tower", "multi_modal"))}
+
+
+COPIES = {"lm_head.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}
+"""Names that transformers has besides for a tied embedding."""
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_a_published_model_loads(name: str, tmp_path: Path) -> None:
+    make_folder(name, tmp_path)
+    found, expected = ours(tmp_path), theirs(tmp_path)
+    assert expected.keys() - found.keys() <= COPIES
+    for weight, value in found.items():
+        np.testing.assert_array_equal(value, expected[weight], weight)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_kinds_are_refused_by_their_kind(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(facts()[name]["config"]))
+    kind = facts()[name]["config"]["model_type"]
+    said = f"is of the kind '{kind}', .*, which is not there; there are: t5, "
+    with pytest.raises(ConfigError, match=said):
+        described(tmp_path)
+
+
+EXTRA = ("EleutherAI/gpt-j-6b", "google-t5/t5-base", "decapoda-research/llama-7b-hf (LLaMA 1)")
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.float64])
+@pytest.mark.parametrize("name", EXTRA)
+def test_what_is_no_weight_is_passed_over_whatever_it_is(
+    name: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """Types that no weight has, shapes that no part of the model has, and no number."""
+    tensors = make_folder(name, tmp_path)
+    extras = extra_tensors(name, json.loads((tmp_path / "config.json").read_text()))
+    odd = {n: torch.full((3, 5), float("nan")).to(dtype) for n in extras}
+    expected = ours(tmp_path)
+    save_file(tensors | odd, tmp_path / "model.safetensors")
+    found = ours(tmp_path)
+    assert expected.keys() == found.keys()
+    assert all(np.array_equal(found[n], x) for n, x in expected.items())
+
+
+@pytest.mark.parametrize("name", EXTRA)
+def test_bin_files_are_converted_without_what_is_no_weight(name: str, tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir()
+    tensors = make_folder(name, old)
+    expected = ours(old)
+    (old / "model.safetensors").unlink()
+    torch.save(tensors, old / "pytorch_model.bin")
+    assert huggingface.convert.main([str(old), str(new)]) == 0
+    extras = extra_tensors(name, json.loads((old / "config.json").read_text()))
+    assert set(load_file(new / "model.safetensors")) == tensors.keys() - extras.keys()
+    found = ours(new)
+    assert all(np.array_equal(found[n], x) for n, x in expected.items())
