@@ -392,8 +392,14 @@ def test_a_whole_file_leaves_nothing_open(here):
         ("model: model\nsave_hf: [a]\n", "line 2: save_hf is ['a'], but must be a text or a"),
         ("model: model\nfresh: true\n\nfresh: true\n", "stands twice"),
         ("model: model\nrun-dir: a\nrun_dir: b\n", "line 3: run_dir stands twice"),
-        ("model: model\nlora_r: 8\n", "line 2: --lora_r 8 is --adapter.rank 8"),
-        ("model: model\nnum_train_epochs: 3\n", "line 2: --num_train_epochs 3 is --epochs 3"),
+        (
+            "model: model\nlora_r: 8\n",
+            "line 2: flags of other trainers: for --lora_r 8 give --adapter.rank 8",
+        ),
+        (
+            "model: model\nnum_train_epochs: 3\n",
+            "line 2: flags of other trainers: for --num_train_epochs 3 give --epochs 3",
+        ),
         ("model: model\nprocesses: 3\n", "unknown field processes"),
     ],
 )
