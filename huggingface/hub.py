@@ -15,6 +15,7 @@ from config.errors import UserError
 from files.json_files import read_object
 from files.shown import shown, shown_name, shown_names, shown_path
 from huggingface.refusals import check_not_cache, refusal_of
+from huggingface.vocabulary import added_specials, check_vocabulary
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -107,12 +108,12 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
         _check_tokenizer_files(Path(name))
     reachable = not local and is_reachable()
     try:
-        # Without the argument, it asks at the terminal whether to run code from the folder.
+        special = added_specials(name, local_files_only=not reachable)
+        # Without trust_remote_code, it asks at the terminal whether to run code from the folder.
         tokenizer = AutoTokenizer.from_pretrained(
-            name, local_files_only=not reachable, trust_remote_code=False
+            name, local_files_only=not reachable, trust_remote_code=False, **special
         )
         tokenizer(["a", ""])  # settings of a wrong type fail only when it is used
-        return tokenizer
     except Exception as error:  # the tokenizers library raises plain Exception for damaged files
         if local:
             _check_no_code(Path(name))
@@ -126,6 +127,8 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
             f"tokenizer {name} is no folder, and cannot be had from the Hugging Face hub"
             f" ({why.reason}): {why.advice}, or give a folder with --tokenizer"
         ) from error
+    check_vocabulary(tokenizer, name)
+    return tokenizer
 
 
 def _check_tokenizer_files(folder: Path) -> None:

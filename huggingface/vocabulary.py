@@ -1,0 +1,69 @@
+"""Tokenizers as their files were published: without a vocabulary, or in an older form."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from config.errors import UserError
+from files.shown import shown_path
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+LEAST = 2
+"""Ordinary tokens that a vocabulary has at the least."""
+
+ADDED = "additional_special_tokens"
+
+
+class NoVocabulary(UserError, ValueError):
+    """A tokenizer without the file of its vocabulary."""
+
+
+def check_vocabulary(tokenizer: PreTrainedTokenizerFast, name: str) -> None:
+    """Raise NoVocabulary for a tokenizer that has special tokens alone.
+
+    transformers makes one where the file of the vocabulary is missing; all text is unknown to it.
+    """
+    special = {token.content for token in tokenizer.added_tokens_decoder.values()}
+    ordinary = tokenizer.get_vocab().keys() - special - _without_files(type(tokenizer))
+    files = dict.fromkeys(["tokenizer.json", *tokenizer.vocab_files_names.values()])
+    if len(ordinary) >= LEAST or not tokenizer.vocab_files_names:  # such as ByT5's, of all bytes
+        return
+    raise NoVocabulary(
+        f"the tokenizer in {shown_path(name)} has no vocabulary, so all text would be unknown to "
+        f"it: copy the model's {' or '.join(files)} there, or give another with --tokenizer"
+    )
+
+
+def _without_files(kind: type[PreTrainedTokenizerFast]) -> set[str]:
+    """The tokens that a class has without a vocabulary."""
+    try:
+        return set(kind().get_vocab())
+    except Exception:  # one that needs files raises errors of many kinds
+        return set()
+
+
+def added_specials(name: str, **where: Any) -> dict[str, Any]:
+    """Arguments that replace a tokenizer's special tokens if its files have them as objects, which
+    transformers 5 does not read.
+
+    Args:
+        name: a folder, or a model on the hub.
+        where: arguments of transformers on where to look.
+    """
+    from tokenizers import AddedToken
+    from transformers.models.auto.tokenization_auto import get_tokenizer_config
+
+    listed = get_tokenizer_config(name, **where).get(ADDED)
+    if not isinstance(listed, list) or not any(isinstance(token, dict) for token in listed):
+        return {}
+    flags = ("lstrip", "rstrip", "single_word", "normalized")
+    return {
+        ADDED: [
+            AddedToken(token["content"], **{n: token[n] for n in flags if n in token})
+            if isinstance(token, dict)
+            else token
+            for token in listed
+        ]
+    }
