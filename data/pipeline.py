@@ -302,11 +302,15 @@ class Pipeline:
         samples = self.samples(corpus)
         notes = [f"{name}{': ' if name else ''}{len(samples)} training samples"]
         prefers = self.task.prefers
-        rows = len(corpus.examples) // (2 if prefers == "pairs" else 1)
+        each = 2 if prefers == "pairs" else 1
+        rows = len(corpus.examples) // each
         if len(samples) != rows:
             notes[0] += f" of {rows} {KINDS[prefers or self.task.kind]}"
         if equal := prefers == "pairs" and equal_pairs(corpus.examples):
             notes.append(f"{equal} pairs of equal answers, which teach no preference")
+        if self.task.held_out is not None:
+            others = len(self.corpus("validation").examples) // each
+            notes.append(f"{others} held out by --data.validation {self.task.held_out:g}")
         say(
             ", ".join(
                 [*notes, *corpus.notes, *samples.cuts.notes(self.config.model.sequence_length)]
@@ -431,12 +435,22 @@ class Pipeline:
         """Say which characters the tokenizer cannot hold: the model never sees them."""
         known = corpus.characters
         texts = (text for example in corpus.examples for text in example[:2])
-        lost = self.tokenizer.lost(texts if known is None else [known])
-        if lost:
-            names = ", ".join(map(repr, lost[:5])) + (" and others" if len(lost) > 5 else "")
+        unknown, changed = self.tokenizer.lost(texts if known is None else [known])
+        if unknown:
             say(
-                f"warning: the tokenizer does not know {names}: the model will not read or write it"
+                f"warning: the tokenizer does not know {_listed(unknown)}: the model will not read "
+                "or write it"
             )
+        if changed:
+            say(
+                f"the tokenizer reads {_listed(changed)} as small letters or without accents: the "
+                "model will not write them"
+            )
+
+
+def _listed(characters: Sequence[str]) -> str:
+    """The first of some characters."""
+    return ", ".join(map(repr, characters[:5])) + (" and others" if len(characters) > 5 else "")
 
 
 def _placed(error: TooLong, place: FileLocation | None) -> ConfigError:

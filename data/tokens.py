@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 CHUNK = 4096
 """Texts given to the tokenizer at once; bounds the memory of its Python objects."""
+LONGEST_WORD = 40
+"""Characters of a word on each side of one that is looked at."""
 PADDING = "<|extratoken_1|>"
 """The padding token of a vocabulary that has none: the name that GPT-J's has."""
 
@@ -173,19 +175,30 @@ class Tokenizer:
                 pieces[number] = text[start:].encode()
         return pieces
 
-    def lost(self, texts: Iterable[str]) -> list[str]:
-        """The characters of texts that are lost when texts become tokens and text again."""
+    def lost(self, texts: Iterable[str]) -> tuple[list[str], list[str]]:
+        """Characters that texts lose as tokens: those that are unknown, and those that come back
+        in another form, such as a small letter for a capital."""
+        texts = list(texts)
         characters = sorted(set[str]().union(*texts) - {" "})
-        if not characters:  # the tokenizer decodes no empty list
-            return []
-        told = self.texts(
-            [ids.tolist() for ids in self.ids(f"a{character}a" for character in characters)]
-        )
-        return [
-            character
-            for character, text in zip(characters, told, strict=True)
-            if unicodedata.normalize("NFKC", character) not in unicodedata.normalize("NFKC", text)
-        ]
+        alone, amid = self._read_back(characters), self._read_back(map(_amid_letters, characters))
+        unknown, changed = list[str](), list[str]()
+        for c, *back in zip(characters, alone, amid, strict=True):
+            pairs = list(zip((c, _amid_letters(c)), back, strict=True))
+            if any(_holds(pair, c) for pair in pairs):
+                continue
+            # A letter that is unknown alone may be a part of known words.
+            word = _word_around(c, next(text for text in texts if c in text))
+            pairs.append((word, *self._read_back([word])))
+            if not _holds(pairs[-1], c):
+                is_changed = any(_holds(tuple(map(_folded, pair)), _folded(c)) for pair in pairs)
+                (changed if is_changed else unknown).append(c)
+        return unknown, changed
+
+    def _read_back(self, texts: Iterable[str]) -> list[str]:
+        """What the tokens of texts say, unknown ones left out."""
+        unknown = self.base.unk_token_id
+        rows = [[token for token in ids.tolist() if token != unknown] for ids in self.ids(texts)]
+        return self.texts(rows) if rows else []  # the tokenizer decodes no empty list
 
     def texts(self, tokens: np.ndarray | Sequence[Sequence[int]]) -> list[str]:
         """What rows of tokens say, special tokens left out."""
@@ -239,6 +252,32 @@ def warn_truncated(answers: np.ndarray, tokenizer: Tokenizer, stops: Sequence[st
             f"{cut} of {len(answers)} answers were cut at {answers.shape[1]} tokens: "
             "--generation.max_tokens sets the limit"
         )
+
+
+def _amid_letters(character: str) -> str:
+    """A text with the character between two other letters."""
+    other = "b" if _folded(character) == "a" else "a"
+    return f"{other}{character}{other}"
+
+
+def _word_around(character: str, text: str) -> str:
+    """A word of a text, or a part of a long one, with the character."""
+    place = text.index(character)
+    first, last = text.rfind(" ", 0, place) + 1, text.find(" ", place)
+    last = len(text) if last < 0 else last
+    return text[max(first, place - LONGEST_WORD) : min(last, place + LONGEST_WORD)]
+
+
+def _folded(text: str) -> str:
+    """A text in small letters without accents."""
+    plain = unicodedata.normalize("NFKD", text.casefold())
+    return "".join(c for c in plain if not unicodedata.combining(c))
+
+
+def _holds(pair: tuple[str, ...], character: str) -> bool:
+    """True if all of a character that is in a text is in what came back of it."""
+    text, back, one = (unicodedata.normalize("NFKC", s) for s in (*pair, character))
+    return bool(one) and back.count(one) >= max(text.count(one), 1)
 
 
 def _learned(spans: Sequence[TextSpan], encoding: Encoding) -> np.ndarray:

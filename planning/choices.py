@@ -188,10 +188,12 @@ def _chosen(choices: Choices, splits: Sequence[Split], trains: bool, loaded: Loa
     shape = family_of(config).sample_format
     bits = "bfloat16" if choices.devices.bfloat16 else "float32"
     choices = choices.with_(model__precision=bits)
-    lengths = lengths_of(Pipeline(choices.config, shape, loaded), splits) if splits else None
+    data = Pipeline(choices.config, shape, loaded) if splits else None
+    lengths = None if data is None else lengths_of(data, splits)
     choices = _with_lengths(choices, shape, lengths)
     if trains:
-        choices = choices.with_(**_habits(choices.config, shape))
+        is_plain = data is not None and data.task.kind == "plain"
+        choices = choices.with_(**_habits(choices.config, shape, is_plain))
     choices = _with_batch(choices, shape, lengths if trains else None, lengths is not None)
     if not trains:
         return choices
@@ -249,13 +251,17 @@ def _most(config: RunConfig) -> int:
     return min(LONGEST, config.model.made_for or LONGEST)
 
 
-def _habits(config: RunConfig, shape: SampleFormat) -> dict[str, Any]:
-    """What suits fine-tuning by the habit of the field, beyond the defaults of the fields."""
+def _habits(config: RunConfig, shape: SampleFormat, is_plain: bool) -> dict[str, Any]:
+    """What suits fine-tuning by the habit of the field, beyond the defaults of the fields.
+
+    Args:
+        is_plain: the data are documents, which are learned whole.
+    """
     size = config.min_weights()
     of_shape = next(rate for most, rate in RATES[shape.name] if size < most)
     rate = ADAPTER_RATE if config.adapter.rank else of_shape
     rate *= PREFERENCES if config.training.prefers else 1
-    learned = {} if shape is SEQ2SEQ else {"data__loss": "answers"}
+    learned = {} if shape is SEQ2SEQ else {"data__loss": "all" if is_plain else "answers"}
     prefix = "training__optimizer__learning_rate"
     return {f"{prefix}__maximum": rate, f"{prefix}__warmup_proportion": WARMUP, **learned}
 

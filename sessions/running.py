@@ -146,10 +146,18 @@ def compiled(make: Callable[[], Model], what: str) -> Model:
     say(f"compiling {what}")
     start = time.perf_counter()
     model = make()
-    startup = model.session.startup
-    how = "the executable came from the cache" if startup.from_cache else "compiled"
-    say(
-        f"ready after {time.perf_counter() - start:.1f} s: {how} "
-        f"({startup.traces} traces, {startup.compiles} compilations)"
-    )
+    taken = time.perf_counter() - start
+    say(f"ready after {taken:.1f} s: {startup_text(model.session.startup)}")
     return model
+
+
+def startup_text(startup: popxl.session.Startup) -> str:
+    """Say where a program's executables come from."""
+    how = "compiled"
+    if startup.from_cache:
+        missing = startup.compiles > 0
+        how = "compiled what the cache does not have" if missing else _FROM_CACHE
+    return f"{how} ({startup.traces} traces, {startup.compiles} compilations)"
+
+
+_FROM_CACHE = "the executable came from the cache"

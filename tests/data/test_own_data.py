@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import normalizers
 
 from config.errors import ConfigError, UserError
 from config.gptj import GPTJConfig
@@ -112,6 +113,32 @@ def test_characters_that_the_tokenizer_loses_are_named(tmp_path, capsys):
     assert r"warning: the tokenizer does not know '\n', '☃'" in said
     own(tmp_path, "gptj_tiny", rows * 20).training_samples()
     assert "does not know" not in capsys.readouterr().err
+
+
+def test_letters_that_the_tokenizer_makes_small_are_named(tmp_path, capsys):
+    data = own(tmp_path, "tiny", [("Anna WENT up to Paul", "it")] * 3)
+    backend = data.tokenizer.base.backend_tokenizer
+    backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), backend.normalizer])
+    data.training_samples()
+    said = capsys.readouterr().err
+    assert "does not know" not in said
+    assert "the tokenizer reads 'A', 'E', 'N', 'P', 'T' and others as small letters" in said
+    assert "the model will not write them" in said
+
+
+# ---- rows that are held out ---------------------------------------------------------------------
+@pytest.mark.parametrize(("preset", "fraction"), [("tiny", "0.1"), ("gptj_tiny", "0.25")])
+def test_the_rows_that_a_fraction_holds_out_are_counted(tmp_path, preset, fraction, capsys):
+    rows = [(f"Anna took {i}", "lamp") for i in range(80)]
+    data = own(tmp_path, preset, rows, validation=fraction)
+    data.training_samples()
+    said = capsys.readouterr().err
+    held_out = len(data.corpus("validation").examples)
+    assert 80 * float(fraction) / 3 < held_out < 80 * float(fraction) * 2
+    assert f", {held_out} held out by --data.validation {fraction}" in said
+    assert f"{80 - held_out} " in said
+    own(tmp_path, preset, rows).training_samples()
+    assert "held out" not in capsys.readouterr().err
 
 
 # ---- data that change ---------------------------------------------------------------------------

@@ -111,6 +111,19 @@ def test_preferences_go_slowly_and_both_texts_have_room(kind, chosen, models, tm
     Pipeline(config, family_of(config).sample_format).training_samples()
 
 
+@pytest.mark.parametrize("name", ["notes.txt", "notes.jsonl"])
+def test_plain_text_is_learned_whole(name, chosen, tmp_path, capsys):
+    """The loss is on all of it, and the line says so."""
+    lines = ["Anna took the lamp." for _ in range(60)]
+    texts = [json.dumps({"text": line}) for line in lines] if name.endswith("l") else lines
+    (tmp_path / name).write_text("\n".join(texts) + "\n")
+    config = chosen("--model", "gptj", "--data.train", str(tmp_path / name))
+    assert config.data.loss == "all"
+    assert "loss on all" in capsys.readouterr().err
+    assert chosen("--model", "gptj", *DATA).data.loss == "answers"
+    assert "loss on answers" in capsys.readouterr().err
+
+
 def test_long_texts_do_not_take_all_memory(chosen, tmp_path, monkeypatch):
     write_rows(tmp_path / "long.jsonl", 40, "lamp", words=5000)
     config = chosen("--model", "t5", "--data.train", str(tmp_path / "long.jsonl"))
