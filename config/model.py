@@ -10,7 +10,11 @@ from typing import Literal, NamedTuple
 
 from config.base import Section
 from config.errors import ConfigError
-from config.values import LayerCount, NonNegativeInt, PositiveInt, Probability
+from config.values import LayerCount, Names, NonNegativeInt, PositiveInt, Probability, listed
+from files.shown import shown
+
+MAX_NEW_ROWS = 2**22
+"""Rows of an embedding that can be new: more than any vocabulary has."""
 
 
 class FewBits(NamedTuple):
@@ -31,6 +35,32 @@ class Embedding(Section):
 
     vocab_size: PositiveInt = 32128
     """Rows of the embedding, at least the tokenizer's size."""
+
+    new_rows: str | None = None
+    """Rows that begin with the mean of the others, such as 32000-32003,32010, where the model that
+    is loaded has none, or untrained ones; model.add_tokens sets it. null: none."""
+
+    def validate(self) -> None:
+        if any(row >= self.vocab_size for row in self.rows_to_begin()):
+            raise ConfigError(
+                f"embedding.new_rows is {shown(self.new_rows)}, but embedding.vocab_size is "
+                f"{self.vocab_size}: name rows below it"
+            )
+
+    def rows_to_begin(self) -> tuple[int, ...]:
+        """The rows that `new_rows` names."""
+        rows: list[int] = []
+        for part in listed(self.new_rows):
+            ends = part.split("-")
+            known = len(ends) <= 2 and all(n.isdecimal() and len(n) < 10 for n in ends)
+            first, last = (int(ends[0]), int(ends[-1])) if known else (1, 0)
+            if not first <= last < first + MAX_NEW_ROWS:
+                raise ConfigError(
+                    f"embedding.new_rows is {shown(self.new_rows)}, but must be rows such as "
+                    "32000-32003,32010"
+                )
+            rows += range(first, last + 1)
+        return tuple(rows)
 
 
 @dataclass(frozen=True)
@@ -79,6 +109,10 @@ class Model(Section):
 
     pad_token: NonNegativeInt = 0
     """Token after the end of a text; a run takes the tokenizer's."""
+
+    add_tokens: Names | None = None
+    """Tokens that the tokenizer gets, separated by commas. Their rows in the embedding and the head
+    begin with the mean of the others."""
 
     embedding: Embedding = field(default_factory=Embedding)
 

@@ -12,6 +12,7 @@ import popdist
 from config.agreement import agree, digest_of
 from config.errors import ConfigError
 from config.sections import RunConfig
+from config.values import listed
 from data.chat import ChatTemplate, chat_template_of
 from data.loaded import Loaded
 from data.mixture import Ingredient, Mixed, ingredients, is_mixture
@@ -22,11 +23,12 @@ from data.sample_format import SampleFormat
 from data.samples import Limit, Prompts, Samples, TooLong, fitted_targets
 from data.task import SAMPLE_FOLDER, Split, Task, task_of
 from data.texts import Corpus, Example, Tokens
-from data.tokens import Tokenizer, kept_tokenizer
+from data.tokens import Tokenizer, add_tokens, kept_tokenizer
 from files.location import FileLocation
 from files.run_folder import RunFolder
 from files.shown import shown, shown_name
 from huggingface import hub
+from huggingface.models import RANDOM
 from terminal.screen import say
 
 if TYPE_CHECKING:
@@ -75,7 +77,7 @@ class Pipeline:
                 made = Tokenizer(base, rows)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        if made.rows > rows:
+        if made.rows > rows and self.given.checkpoint.load in (None, RANDOM):
             raise ConfigError(
                 f"the tokenizer has {made.rows} tokens, but model.embedding.vocab_size is "
                 f"{rows}: set it to {made.rows} or more"
@@ -92,13 +94,17 @@ class Pipeline:
             default = str(SAMPLE_FOLDER / self.shape.sample_tokenizer)
         name = data.tokenizer or default
         try:
-            return data.tokenizer, self.loaded.tokenizer(name)
+            return data.tokenizer, self._with_added(self.loaded.tokenizer(name))
         except hub.DataUnavailable:
             kept = None if save is None else kept_tokenizer(RunFolder(Path(save)))
             if kept is None or Path(name).exists():
                 raise
             say(f"tokenizer {name} is gone: the run's copy in {kept} is used")
-            return str(kept), self.loaded.tokenizer(str(kept))
+            return str(kept), self._with_added(self.loaded.tokenizer(str(kept)))
+
+    def _with_added(self, base: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+        add_tokens(base, listed(self.given.model.add_tokens))
+        return base
 
     @cached_property
     def task(self) -> Task:

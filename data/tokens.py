@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from checkpoints.shards import write_json
+from config.errors import UserError
 from data.documents import Part
 from data.texts import TextSpan
 from data.texts import Tokens as Tokens
 from files.run_folder import RunFolder
-from files.shown import shown
+from files.shown import shown, shown_name
 from files.writing import sync, writing
 from huggingface.generation_config import GENERATION
 from terminal.screen import say
@@ -35,8 +36,24 @@ CHUNK = 4096
 """Texts given to the tokenizer at once; bounds the memory of its Python objects."""
 LONGEST_WORD = 40
 """Characters of a word on each side of one that is looked at."""
+NO_LIMIT = 2**63 - 1
+"""In place of the rows of an embedding, where no model is there."""
+
 PADDING = "<|extratoken_1|>"
 """The padding token of a vocabulary that has none: the name that GPT-J's has."""
+
+
+class NoRow(UserError, ValueError):
+    """A text with a token that is beyond the rows of the model's embedding."""
+
+    def __init__(self, text: str, token: str, rows: int) -> None:
+        start = max(text.find(token) - 20, 0)
+        part = shown(text[start : start + 40 + len(token)])
+        super().__init__(
+            f"{part} has the token {shown(token)}, but none of the {rows} rows of the model's "
+            "embedding is for it: leave such rows of data out, or give "
+            f"--model.add_tokens {shown_name(token)}, which trains a new one"
+        )
 
 
 class Tokenizer:
@@ -59,25 +76,31 @@ class Tokenizer:
     ) -> None:
         """
         Args:
-            vocab_size: rows of the model's embedding. Where the tokenizer has no padding token, it
-                gets one in a row that it does not use yet, else the end token.
+            vocab_size: rows of the model's embedding. Where the tokenizer has no padding token, or
+                one without a row, it gets one in a row that it does not use yet, else the end
+                token.
             end: what ends an answer, if that is not the tokenizer's end token.
 
         Raises:
-            ValueError: it has no end token.
+            ValueError: it has no end token, or one without a row.
         """
         if base.eos_token_id is None:
             raise ValueError(
                 "the tokenizer has no eos_token: give one whose tokenizer_config.json names it"
             )
-        if base.pad_token_id is None:
-            there = PADDING in base.get_vocab() or _rows(base) < (vocab_size or 0)
-            base.add_special_tokens({"pad_token": PADDING if there else base.eos_token})
-            own = "a token of its own" if there else "the end token"
-            say(f"the tokenizer has no padding token: {shown(base.pad_token)}, {own}, becomes it")
-        self.base, self.chat = base, chat
+        limit = NO_LIMIT if vocab_size is None else vocab_size
+        if base.pad_token_id is None or base.pad_token_id >= limit:
+            _give_padding(base, vocab_size or 0)
+        self.base, self.chat, self._vocab_size = base, chat, limit
         self.end = int(base.eos_token_id) if end is None else end
         self.pad = int(base.pad_token_id)
+        self._lacks_rows = self.rows > limit
+        if self.end >= limit:
+            raise ValueError(
+                f"the end token {shown(base.convert_ids_to_tokens(self.end))} is number "
+                f"{self.end}, but the model's embedding has {vocab_size} rows: give the model's "
+                "own --tokenizer, or --model.add_tokens with that token"
+            )
 
     @property
     def rows(self) -> int:
@@ -100,6 +123,7 @@ class Tokenizer:
         special = special and not self.chat
         for chunk in chunks(texts):
             encoded = self.base(chunk, add_special_tokens=special, verbose=False)["input_ids"]
+            self._check_rows(chunk, encoded)
             yield from (np.asarray(ids, np.int32) for ids in encoded)
 
     def marked(self, texts: Iterable[Sequence[TextSpan]]) -> Iterator[Tokens]:
@@ -152,7 +176,17 @@ class Tokenizer:
             return_token_type_ids=False, verbose=False,
         ).encodings  # fmt: skip
         assert found is not None, "the tokenizer is none of the tokenizers library"
+        self._check_rows(texts, (encoding.ids for encoding in found))
         return list(found)
+
+    def _check_rows(self, texts: Sequence[str], tokens: Iterable[Sequence[int]]) -> None:
+        """Raise NoRow for a text with a token that the embedding has no row for."""
+        if not self._lacks_rows:
+            return
+        for text, ids in zip(texts, tokens, strict=True):
+            above = next((token for token in ids if token >= self._vocab_size), None)
+            if above is not None:
+                raise NoRow(text, self.base.convert_ids_to_tokens(above), self._vocab_size)
 
     def printed(self, rows: int) -> list[bytes]:
         """What each token prints within a text, in UTF-8, of which it may be a part of a letter.
@@ -166,6 +200,8 @@ class Tokenizer:
         of_bytes = _bytes_of_letters() if _writes_bytes(self.base) else {}
         pieces = [b""] * rows
         for token, number in self.base.get_vocab().items():
+            if number >= rows:
+                continue
             if token and all(letter in of_bytes for letter in token):
                 pieces[number] = bytes(of_bytes[letter] for letter in token)
             elif byte := re.fullmatch("<0x([0-9A-Fa-f]{2})>", token):
@@ -340,6 +376,24 @@ def _bytes_of_letters() -> dict[str, int]:
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     return {letter: byte for byte, letter in bytes_to_unicode().items()}
+
+
+def add_tokens(base: PreTrainedTokenizerFast, names: Iterable[str]) -> None:
+    """Add the tokens that a tokenizer does not have."""
+    known = base.get_vocab()
+    base.add_tokens([name for name in names if name not in known])
+
+
+def _give_padding(base: PreTrainedTokenizerFast, vocab_size: int) -> None:
+    """Give a tokenizer a padding token that has a row: one of its own, or the end token."""
+    lacks = "the tokenizer has no padding token"
+    if base.pad_token_id is not None:
+        lacks = f"the model's embedding has no row for the padding token {shown(base.pad_token)}"
+    known = base.get_vocab().get(PADDING)
+    there = _rows(base) < vocab_size if known is None else known < (vocab_size or NO_LIMIT)
+    base.add_special_tokens({"pad_token": PADDING if there else base.eos_token})
+    own = "a token of its own" if there else "the end token"
+    say(f"{lacks}: {shown(base.pad_token)}, {own}, becomes it")
 
 
 def _rows(base: PreTrainedTokenizerFast) -> int:

@@ -14,6 +14,7 @@ from checkpoints.remote import fetched, local_save, restore_from_mirror
 from checkpoints.store import has_checkpoint
 from config.errors import ConfigError
 from config.families import kinds
+from config.layers import Settings
 from config.missing_models import reason_of
 from config.presets import merge, preset_data
 from config.run import Checkpoint
@@ -28,6 +29,7 @@ from huggingface.folders import PARAMS, TASK, TASK_FIELDS
 from huggingface.models import RANDOM, local_model, published
 from huggingface.peft_files import adapter_modules, read_settings, ties_weights
 from huggingface.wrappers import WRAPPERS
+from planning.new_tokens import asks_for_rows, is_model, new_rows
 
 OF_ONE_RUN = ("checkpoint", "evaluation")
 """Sections that say where a run started, what it saved and what it was evaluated on: another one
@@ -104,13 +106,20 @@ class SavedOrModel:
         PEFT trained one of them alone."""
         fields = {"adapter": read_settings(folder)}
         from modelling.spec import family_of
-        from modelling.weights.tying import unties_head
+        from modelling.weights.vocabulary import unties_head
 
         adapted = {module for some in adapter_modules(folder) for module in some or ()}
         table = family_of(config).table(config)
         if not unties_head(table, adapted, ties_weights(folder), folder):
             return fields
         return {**fields, "model": {"embedding": {"tied": False}}}
+
+    def vocabulary(self, settings: Settings) -> Mapping[str, Any]:
+        """Rows for tokens that are added to a Hugging Face model."""
+        load = str(settings.config.checkpoint.load)
+        if not (asks_for_rows(settings) and is_model(settings)):
+            return {}
+        return new_rows(settings, self.described(load)["model"]["embedding"]["vocab_size"])
 
     def described(self, name: str) -> Mapping[str, Any]:
         """The model's sizes, weights and tokenizer."""

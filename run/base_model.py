@@ -58,7 +58,11 @@ def with_other_parts(
             "trained: give the folder that training began with"
         )
     say(f"the {len(whole) - len(files)} weights besides the text part are {shown_path(name)}'s")
-    return whole, whole_description(hf_description(folder) or {}, description), folder
+    described = whole_description(hf_description(folder) or {}, description)
+    if config.model.embedding.new_rows is not None:
+        rows = {"vocab_size": config.model.embedding.vocab_size}
+        described["text_config"] = {**described.get("text_config", {}), **rows}
+    return whole, described, folder
 
 
 def copy_processors(folder: Path, to: Path) -> None:

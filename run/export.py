@@ -37,7 +37,7 @@ from modelling.weights import Arrays, Computed
 from modelling.weights.adapters import modules_of, saved_modules, with_tied
 from modelling.weights.merging import merged
 from modelling.weights.row import is_trained
-from modelling.weights.tying import trains_tied_head
+from modelling.weights.vocabulary import trains_tied_head
 from run.base_model import base_settings, copy_processors, with_other_parts
 from run.card import RunRecord, write_card
 from run.frozen_base import Base

@@ -59,7 +59,7 @@ def model_weights(config: RunConfig, table: WeightTable, name: str) -> tuple[Arr
     check_model(loaded, description, name)
     check_head(loaded, own, tensors, name)
     check_fit(own, tensors, tensors, name)
-    weights = with_vocabulary(table.base, own, Finite(config, own.renamed(tensors), name))
+    weights = with_vocabulary(config, table.base, own, Finite(config, own.renamed(tensors), name))
     return adapted(config, table, weights), tensors.fingerprint()
 
 

@@ -58,6 +58,11 @@ class Origins(Protocol):
         """Fields for the adapter in a folder beside the configured model, nested."""
         ...
 
+    def vocabulary(self, settings: Settings) -> Mapping[str, Any]:
+        """Fields for tokens that the model which a run begins with does not have, by dotted
+        names."""
+        ...
+
     def described(self, name: str) -> Mapping[str, Any]:
         """A configuration of the model in a Hugging Face folder or of the hub's."""
         ...

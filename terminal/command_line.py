@@ -127,6 +127,9 @@ def _settings(below: Below, flags: Mapping[str, Any], origins: Origins | None) -
     settings, others = without_contradictions(with_length_and_batch(settings))
     if origins is not None:
         settings = _with_adapter(settings, below, flags, origins)
+        if below.run is None:
+            rows = origins.vocabulary(settings)
+            settings = settings.over(Layer("new tokens", nested(rows))) if rows else settings
         settings, of_adapter = without_contradictions(settings)
         settings, of_dropout = without_dropout(settings)
         others += [*of_adapter, *of_dropout]

@@ -98,6 +98,19 @@ def test_an_export_is_the_whole_model_bit_for_bit(kind, in_memory, tmp_path, cap
     check_settings(tmp_path / "out")
 
 
+def test_new_tokens_give_the_text_part_of_an_export_more_rows(tmp_path):
+    model = save("gemma3", tmp_path / "hub", False)
+    rows = model.get_input_embeddings().weight.shape[0]
+    given = ["--model", str(tmp_path / "hub"), "--vocab_size", str(rows + 8)]
+    assert run_export.main([*given, "--save-hf", str(tmp_path / "out")]) == 0
+    again = loaded(model, tmp_path / "out")
+    assert again.get_input_embeddings().weight.shape[0] == rows + 8
+    assert again.config.text_config.vocab_size == rows + 8
+    words = torch.arange(20)[None]
+    expected, found = (m(input_ids=words).logits for m in (model, again))
+    assert torch.allclose(found[..., :rows], expected, rtol=1e-5, atol=1e-5)
+
+
 def is_other(name: str) -> bool:
     return "vision" in name or "projector" in name
 

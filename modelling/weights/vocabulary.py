@@ -1,4 +1,4 @@
-"""Adapters of PEFT beside tied weights: PEFT may train one of the modules apart from the others."""
+"""The weights with a row for each token: the embedding and the head, which may be one."""
 
 from __future__ import annotations
 
@@ -13,9 +13,18 @@ EMBEDDINGS = "embeddings"
 """The layer of the embedding, in every family's table."""
 
 
+_PATHS = ("tokens.weight", "lm_head.weight", "lm_head.bias")
+"""Variables with a row for each token."""
+
+
+def vocabulary_names(table: WeightTable) -> list[str]:
+    """The weights of the embedding and the head."""
+    return [w.name for row in table.rows if row.path in _PATHS for w in row.weights]
+
+
 def embedding_names(table: WeightTable) -> list[str]:
     """The embedding's names in files: its own, then those of weights that are tied to it."""
-    (row,) = (row for row in table.layers[EMBEDDINGS] if row.path == "tokens.weight")
+    (row,) = (row for row in table.layers[EMBEDDINGS] if row.path == _PATHS[0])
     own = row.weights[0].name
     return [own, *(alias for alias, name in table.aliases.items() if name == own)]
 

@@ -1,0 +1,110 @@
+"""Rows of the embedding for tokens that the model which is loaded does not have."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from itertools import count, groupby
+from typing import Any
+
+from checkpoints.store import has_checkpoint
+from config.errors import ConfigError
+from config.layers import Settings
+from config.sections import RunConfig
+from config.values import listed
+from data.tokens import add_tokens
+from files.shown import shown_names, shown_path
+from huggingface.hub import DataUnavailable, load_tokenizer
+from huggingface.models import RANDOM
+from terminal.screen import say
+
+ADDED, ROWS = "model.add_tokens", "model.embedding.vocab_size"
+
+
+def new_rows(settings: Settings, model_rows: int) -> dict[str, Any]:
+    """The embedding's fields for new tokens, by dotted names; empty: there are none.
+
+    They are those of `model.add_tokens`, and those of a tokenizer that is not the model's own.
+    Other rows that `--vocab_size` asks for are new too. Says which are.
+
+    Args:
+        model_rows: of the embedding that is loaded.
+
+    Raises:
+        UserError: the tokenizer cannot be had.
+    """
+    config = settings.config
+    asked = config.model.embedding.vocab_size if settings.by_flag(ROWS) else model_rows
+    tokens = _new_tokens(config, model_rows)
+    rows = max([model_rows, asked, *(number + 1 for number in tokens)])
+    if rows > model_rows:
+        parts = config.execution.tensor_parallel
+        rows = -(-rows // parts) * parts
+    new = sorted({*tokens, *range(model_rows, rows)})
+    if not new:
+        return {}
+    named = _ranges(new)
+    grows = f", which grows from {model_rows} to {rows} rows" if rows > model_rows else ""
+    names = f" for {shown_names(tokens.values())}" if tokens else ""
+    say(f"rows {named} of the embedding{grows}, begin with the mean of the others{names}")
+    return {ROWS: rows, "model.embedding.new_rows": named}
+
+
+def asks_for_rows(settings: Settings) -> bool:
+    """Decide whether settings may ask for other rows than the model has."""
+    config = settings.config
+    return settings.by_flag(ROWS) or bool(config.model.add_tokens) or not _has_own(config)
+
+
+def is_model(settings: Settings) -> bool:
+    """Decide whether new tokens can be added to what is loaded: a Hugging Face model.
+
+    Raises:
+        ConfigError: a flag adds some to a run.
+    """
+    load = settings.config.checkpoint.load
+    if load is None or load == RANDOM:
+        return False
+    if not has_checkpoint(load):
+        return True
+    if settings.by_flag(ADDED):
+        raise ConfigError(
+            f"{ADDED} is for Hugging Face models, but {shown_path(load)} is a run: write it with "
+            "run_export.py --save-hf FOLDER, and give --model FOLDER"
+        )
+    return False
+
+
+def _new_tokens(config: RunConfig, model_rows: int) -> dict[int, str]:
+    """Tokens by number that have no row yet, or one that nothing uses."""
+    names, load = listed(config.model.add_tokens), str(config.checkpoint.load)
+    is_own = _has_own(config)
+    if is_own and not names:
+        return {}
+    base = load_tokenizer(config.data.tokenizer or load)
+    known = set(base.get_vocab().values()) if is_own else _numbers(load, model_rows)
+    add_tokens(base, names)
+    vocabulary = base.get_vocab()
+    wanted = [*names, *([] if is_own else vocabulary)]
+    return {n: t for t in wanted if (n := vocabulary[t]) not in known or n >= model_rows}
+
+
+def _has_own(config: RunConfig) -> bool:
+    """Decide whether the tokenizer is that of the model."""
+    given, load = config.data.tokenizer, str(config.checkpoint.load)
+    return given is None or os.path.realpath(given) == os.path.realpath(load)
+
+
+def _numbers(model: str, rows: int) -> set[int]:
+    """Numbers of the tokens that a model knows: of its own tokenizer, else all of its rows."""
+    try:
+        return set(load_tokenizer(model).get_vocab().values())
+    except DataUnavailable:
+        return set(range(rows))
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """Ascending numbers as ranges: 3-5,8."""
+    places = count()
+    parts = [list(part) for _, part in groupby(numbers, lambda n: n - next(places))]
+    return ",".join(f"{p[0]}-{p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)
