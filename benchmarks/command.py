@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from config.flags import Unused
 from config.sections import RunConfig
 from machine.shortage import explain_shortages
-from planning.options import NeedsOf, add_plan_options, planned
-from terminal.command_line import read_command_line
+from planning.options import NeedsOf, add_plan_options, planned, planned_machine
+from planning.origins import ORIGINS
+from terminal.command_line import CommandLine, read_command_line
 from terminal.parser import count_option
 from terminal.screen import is_first_process
+
+DEFAULTS = {"finetuning_mnli.py": "gptj_6B_1024_pod64"}
+"""The preset of a script that is called so; of others it is that of FLAN-T5's document."""
 
 
 def run_benchmark(
@@ -23,19 +30,20 @@ def run_benchmark(
     measure: Callable[[RunConfig, int], Any],
     summary: Callable[[Any], str],
     needs_of: NeedsOf,
+    unused: Unused,
 ) -> None:
     """Measure the configuration of a command line; print a line for people and one of JSON.
 
-    With an option for plans, show the plan instead.
+    With an option for plans, show the plan instead. `--load` of a run takes its configuration.
 
     Args:
         name: of the benchmark and its file of presets.
         measure: `measure(config, runs)` returns a dataclass, with a `MachineUse` as `machine`.
         summary: one line of it.
         needs_of: what the program of a configuration needs.
+        unused: fields that `measure` has no use for.
     """
-    description = (doc or "").partition("\n")[0]
-    line = read_command_line(description, name, "xxl_pod64", arguments, _add_options)
+    line = read_benchmark_line(name, doc, arguments, unused, _add_options)
     if planned(line, needs_of):
         return
     with explain_shortages(line.preset, line.config):
@@ -46,6 +54,38 @@ def run_benchmark(
     facts = {"benchmark": name, "config": line.preset, **asdict(measured)}
     facts |= facts.pop("machine")
     print(json.dumps(facts | asdict(line.config.execution)))
+
+
+def read_benchmark_line(
+    presets: str,
+    doc: str | None,
+    arguments: Sequence[str] | None,
+    unused: Unused,
+    add_options: Callable[[argparse.ArgumentParser], None] | None = None,
+) -> CommandLine:
+    """Read the command line of a benchmark, whose data are generated.
+
+    Args:
+        presets: "finetuning" or "inference".
+    """
+    default = DEFAULTS.get(Path(sys.argv[0]).name, "xxl_pod64")
+    line = read_command_line(
+        (doc or "").partition("\n")[0],
+        presets,
+        default,
+        arguments,
+        add_options,
+        ORIGINS,
+        takes_default=True,
+        unused=unused,
+    )
+    if line.settings.is_open:
+        from planning.choices import with_choices  # takes seconds to import
+
+        options = line.options
+        target = planned_machine(options) if hasattr(options, "machine") else None
+        line = with_choices(line, trains=presets == "finetuning", machine=target)
+    return line
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:

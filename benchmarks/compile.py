@@ -17,12 +17,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import popxl
+from benchmarks.command import read_benchmark_line
+from benchmarks.finetuning import UNUSED
 from config.sections import RunConfig
 from machine.shortage import explain_shortages
 from modelling.phases.training import build_training
 from modelling.spec import family_of
 from run.records.pace import peak_host_bytes
-from terminal.command_line import read_command_line
 from terminal.entry_point import entry_point
 
 
@@ -80,7 +81,8 @@ class Compilation:
 def compile_program(config: RunConfig) -> Compilation:
     """Build, plan and compile the fine-tuning program on virtual CPU devices."""
     start = time.perf_counter()
-    ir = build_training(config, family_of(config).layout).ir
+    family = family_of(config)
+    ir = build_training(config, family.layout, table=family.weights(config)).ir
     built = time.perf_counter()
     plan = popxl.plan.plan_of(ir)
     planned = time.perf_counter()
@@ -101,14 +103,10 @@ def compile_program(config: RunConfig) -> Compilation:
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compile and print."""
-    line = read_command_line(_description(), "finetuning", "xxl_pod64", arguments)
+    line = read_benchmark_line("finetuning", __doc__, arguments, UNUSED)
     with explain_shortages(line.preset, line.config):
         measured = compile_program(line.config)
     print(json.dumps({"benchmark": "compile", "config": line.preset, **measured.as_dict()}))
-
-
-def _description() -> str:
-    return (__doc__ or "").partition("\n")[0]
 
 
 if __name__ == "__main__":

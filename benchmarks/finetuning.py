@@ -19,6 +19,7 @@ from benchmarks.command import run_benchmark
 from benchmarks.idle_disk import idle_disk
 from benchmarks.machine_use import MachineUse
 from config.errors import ConfigError
+from config.flags import Unused
 from config.sections import RunConfig
 from data.batches import Loader
 from machine.placement import planned_bytes
@@ -27,6 +28,18 @@ from planning.needs import finetuning_needs
 from run.records.pace import peak_host_bytes
 from sessions.training import FineTuning, StepResult
 from terminal.entry_point import entry_point
+
+UNUSED = Unused(
+    names=(
+        *("data", "checkpoint", "evaluation", "generation", "execution.packed"),
+        "model.output_length",
+        *("training.steps", "training.epochs", "training.max_skipped_steps"),
+        *("training.optimizer.learning_rate", "training.reference", "training.beta"),
+        *("training.gamma", "training.label_smoothing"),
+    ),
+    used=("data.examples_per_row", "checkpoint.load"),
+    reason="it measures steps of training on generated data, from random weights",
+)
 
 
 @dataclass(frozen=True)
@@ -138,7 +151,7 @@ def summary(measured: Measurement) -> str:
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
-    run_benchmark("finetuning", __doc__, arguments, measure, summary, finetuning_needs)
+    run_benchmark("finetuning", __doc__, arguments, measure, summary, finetuning_needs, UNUSED)
 
 
 if __name__ == "__main__":

@@ -19,11 +19,25 @@ import numpy as np
 
 from benchmarks.command import run_benchmark
 from benchmarks.machine_use import MachineUse
+from config.flags import Unused
 from config.sections import RunConfig
 from modelling.spec import family_of
 from planning.needs import inference_needs
 from sessions.generating import Inference
 from terminal.entry_point import entry_point
+
+UNUSED = Unused(
+    names=(
+        *("data", "checkpoint", "evaluation", "training", "model.dropout_prob"),
+        *("adapter.dropout", "adapter.modules_to_save"),
+        *("execution.loss_scaling", "execution.activations", "execution.update"),
+        *("execution.placement", "execution.resident_layers", "execution.master_weights"),
+        *("execution.code_load", "execution.packed", "execution.expert_groups"),
+        *("generation.max_tokens", "generation.stop_strings"),
+    ),
+    used=("data.examples_per_row", "checkpoint.load", "training.global_batch_size"),
+    reason="it measures how random weights answer generated prompts",
+)
 
 
 @dataclass(frozen=True)
@@ -91,7 +105,7 @@ def _summary(measured: Measurement) -> str:
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
-    run_benchmark("inference", __doc__, arguments, measure, _summary, inference_needs)
+    run_benchmark("inference", __doc__, arguments, measure, _summary, inference_needs, UNUSED)
 
 
 if __name__ == "__main__":

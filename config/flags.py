@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from config.base import Leaf, Section, leaves
@@ -66,6 +67,41 @@ ALIASES = {
     "stop_strings": "generation.stop_strings",
 }
 """Short flags, permanent: lines may be added here, but not changed."""
+
+
+@dataclass(frozen=True)
+class Unused:
+    """Fields that a script has no use for, whose flags it refuses.
+
+    Attributes:
+        names: dotted names of fields, or of whole sections.
+        used: fields of these sections that it does use.
+        reason: why, the end of a sentence.
+    """
+
+    names: tuple[str, ...] = ()
+    used: tuple[str, ...] = ()
+    reason: str = ""
+
+    def __contains__(self, field: str) -> bool:
+        return _is_among(field, self.names) and not _is_among(field, self.used)
+
+    def check(self, arguments: Iterable[str]) -> None:
+        """Raise ConfigError if the arguments have flags of unused fields."""
+        flags = [a.partition("=")[0] for a in arguments if a.startswith("--")]
+        spelled = {flag: flag.lstrip("-").replace("-", "_") for flag in flags}
+        refused = [flag for flag, name in spelled.items() if ALIASES.get(name, name) in self]
+        if refused:
+            raise ConfigError(f"{', '.join(refused)}: not used here, since {self.reason}; leave "
+                              f"{'it' if len(refused) == 1 else 'them'} out")  # fmt: skip
+
+
+ALL_USED = Unused()
+
+
+def _is_among(field: str, names: Iterable[str]) -> bool:
+    return any(f"{field}.".startswith(f"{name}.") for name in names)
+
 
 GROUPS = {
     "data": "the data",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from typing import Any
 
 from config.base import Leaf, Section
@@ -42,6 +42,7 @@ def field_help(
     presets: str,
     all_fields: bool,
     chosen: Collection[str] = (),
+    unused: Container[str] = (),
 ) -> Callable[[Leaf], str]:
     """What `--help` says of each field.
 
@@ -50,6 +51,7 @@ def field_help(
         presets: "finetuning", "inference", or another file's path.
         all_fields: describe every field in full; otherwise the most used ones, in a sentence each.
         chosen: dotted names of the fields that the program chooses.
+        unused: those of fields that are left out.
     """
     defaults = config_class()
     shown = {f"{section}.{name}" for section in SHOWN for name in SHOWN[section].split()}
@@ -57,6 +59,8 @@ def field_help(
 
     def help_of(leaf: Leaf) -> str:
         section = leaf.dotted.partition(".")[0]
+        if leaf.dotted in unused:
+            return argparse.SUPPRESS
         if not all_fields and (leaf.dotted not in shown or section == left_out):
             return argparse.SUPPRESS
         value = _shown("chosen" if leaf.dotted in chosen else _value(defaults, data, leaf.dotted))

@@ -17,16 +17,23 @@ from files.shown import shown_name, shown_path
 from files.text import check_regular
 from huggingface.no_weights import is_no_weight
 
+NEEDS_TORCH = (
+    "Hugging Face's model runs on torch, which is not installed: "
+    "pip install -r requirements-dev.txt"
+)
 
-def need_torch() -> None:
-    """Raise UserError unless torch, which runs Hugging Face's models, is installed."""
+
+def has_torch() -> bool:
+    """Whether torch, which runs Hugging Face's models, is installed."""
     from transformers.utils import is_torch_available
 
-    if not is_torch_available():
-        raise UserError(
-            "Hugging Face's model runs on torch, which is not installed: "
-            "pip install -r requirements-dev.txt"
-        )
+    return bool(is_torch_available())
+
+
+def need_torch() -> None:
+    """Raise UserError unless torch is installed."""
+    if not has_torch():
+        raise UserError(NEEDS_TORCH)
 
 
 def model_of(description: Mapping[str, Any], dtype: str, weights: Mapping[str, np.ndarray]) -> Any:

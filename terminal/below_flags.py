@@ -119,7 +119,11 @@ def _read(kind: ValueType, value: Any) -> Any:
 
 
 def below_flags(
-    first: FirstReading, presets: str | Path, default_preset: str, origins: Origins | None
+    first: FirstReading,
+    presets: str | Path,
+    default_preset: str,
+    origins: Origins | None,
+    takes_default: bool = False,
 ) -> Below:
     """What the command line's flags are laid over; other arguments as for `read_command_line`.
 
@@ -134,10 +138,13 @@ def below_flags(
     if below is not None:
         over = [_EVALUATING] if evaluates else []
         return replace(below, settings=below.settings.over(*over))
+    if takes_default:
+        return _complete(default_preset, preset_data(presets, default_preset))
     if not first.helps:
         raise ConfigError(
             "nothing says which model: give --model with a Hugging Face folder or name, --load "
-            "with the folder of a run, or --config with a preset, such as tiny; see --help"
+            "with the folder of a run, or --config with a preset, such as tiny, xxl_pod64 (of "
+            "Graphcore's FLAN-T5) or gptj_6B_1024_pod64 (of its GPT-J); see --help"
         )
     open_ = merge({"family": "t5"}, _EVALUATING.values if evaluates else {})
     section = config_class_of(open_, default_preset)

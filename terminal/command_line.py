@@ -14,6 +14,8 @@ from config.base import flattened, nested
 from config.chosen import CHOSEN
 from config.errors import ConfigError
 from config.flags import (
+    ALL_USED,
+    Unused,
     add_field_flags,
     field_overrides,
     section_groups,
@@ -65,6 +67,8 @@ def read_command_line(
     arguments: Sequence[str] | None = None,
     add_options: AddOptions | None = None,
     origins: Origins | None = None,
+    takes_default: bool = False,
+    unused: Unused = ALL_USED,
 ) -> CommandLine:
     """Read `--config`, a flag for every field of its model family, and the script's own options.
 
@@ -78,14 +82,17 @@ def read_command_line(
         arguments: the arguments, without the program's name; those of the process by default.
         add_options: adds the script's own options to the parser.
         origins: understands `--load` of a run, and `--model`; None: the script takes presets only.
+        takes_default: run the default preset where nothing is named.
+        unused: fields whose flags are refused.
 
     Raises:
         ConfigError: if anything given is unknown, ambiguous, or of the wrong type.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     check_flags(given)
+    unused.check(given)
     first = FirstReading.of(given, presets, origins is not None, add_options)
-    below = below_flags(first, presets, default_preset, origins)
+    below = below_flags(first, presets, default_preset, origins, takes_default)
     section, data, is_open = below.settings.section, below.settings.given, below.settings.is_open
     parser = Parser(
         description=description,
@@ -94,7 +101,8 @@ def read_command_line(
         allow_abbrev=False,
         formatter_class=formatter,
     )
-    add_config_options(parser, with_models=origins is not None)
+    default = _default(default_preset, origins, takes_default)
+    add_config_options(parser, with_models=origins is not None, default=default)
     parser.add_argument("--help-all", action="help", help="show all fields, in full")
     groups = section_groups(parser)
     if add_options:
@@ -106,7 +114,7 @@ def read_command_line(
     if not all_fields:
         parser.shorten(RARE)
     chosen = CHOSEN if is_open else ()
-    help_of = field_help(section, data, str(presets), all_fields, chosen)
+    help_of = field_help(section, data, str(presets), all_fields, chosen, unused)
     add_field_flags(groups, section, help_of)
     parsed = vars(parser.parse_args(spell_flags(first.arguments, section, flags)))
     settings = _settings(below, with_search(field_overrides(parsed, section), data), origins)
@@ -159,6 +167,15 @@ def _with_adapter(
                 f"{shown_name(asked)}: leave it out"
             )
     return settings.over(Layer(folder, nested(fields)))
+
+
+def _default(preset: str, origins: Origins | None, takes_default: bool) -> str:
+    """What is meant without `--config`."""
+    if origins is None:
+        return preset
+    if takes_default:
+        return f"the run that --load names, else {preset}"
+    return "the run that --save or --load names"
 
 
 def _epilog(preset: str, presets: str | Path, is_open: bool) -> str:

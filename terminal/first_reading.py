@@ -99,13 +99,20 @@ class FirstReading:
         )
 
 
-def add_config_options(parser: argparse.ArgumentParser, with_models: bool) -> None:
-    """The options that name what lies under the flags."""
+def add_config_options(
+    parser: argparse.ArgumentParser, with_models: bool, default: str = ""
+) -> None:
+    """Add the options that name what lies under the flags.
+
+    Args:
+        with_models: also `--model`.
+        default: what is meant without them, for the help.
+    """
     parser.add_argument(
         "--config",
         metavar="NAME",
         help="a preset, or a YAML file: a run's config.yml, or your own, whose rest the program "
-        "chooses (default: the run that --save or --load names)",
+        f"chooses (default: {default})",
     )
     if with_models:
         parser.add_argument(

@@ -41,7 +41,7 @@ from run.records.loss_curve import draw_loss_curve
 from run.records.metrics import read_metrics
 from tests.children import PYTHON_PATH
 from tests.data.corpora import few_rows, sample_examples, sample_tokenizer
-from tests.small_runs import MODEL, TRAINING
+from tests.small_runs import BATCH, MODEL, TRAINING
 
 ROOT = Path(__file__).parent.parent
 VALIDATION = (*MODEL, "--micro_batch_size", "32", "--evaluation.metrics", "accuracy")
@@ -636,8 +636,8 @@ def test_a_benchmark_needs_a_run(benchmark, capsys):
 @pytest.mark.parametrize(
     ("benchmark", "arguments", "unit"),
     [
-        (finetuning_benchmark, TRAINING, "samples_per_second"),
-        (inference_benchmark, VALIDATION, "tokens_per_second"),
+        (finetuning_benchmark, (*MODEL, *BATCH), "samples_per_second"),
+        (inference_benchmark, (*MODEL, "--micro_batch_size", "32"), "tokens_per_second"),
     ],
 )
 def test_benchmarks_end_with_one_json_line(benchmark, arguments, unit, capsys, monkeypatch):
@@ -649,6 +649,20 @@ def test_benchmarks_end_with_one_json_line(benchmark, arguments, unit, capsys, m
     assert 0 < facts["of_matrix_rate"] < 1
     assert facts["compile_seconds"] < facts["startup_seconds"]
     assert facts["peak_host_bytes"] > facts.get("compute_bytes", 0)
+
+
+def test_benchmarks_measure_the_model_of_the_run_that_load_names(trained, tmp_path):
+    def planned(benchmark, *arguments):
+        path = tmp_path / "plan.json"
+        assert benchmark.main([*arguments, "--plan-json", str(path)]) == 0
+        return {**json.loads(path.read_text()), "preset": None}
+
+    load, dropout = ("--load", str(trained)), ("--dropout_prob", "0.1")
+    found = planned(finetuning_benchmark, *load)
+    assert found == planned(finetuning_benchmark, *MODEL, *BATCH, *dropout)
+    assert found != planned(finetuning_benchmark, *load, "--micro_batch_size", "2")
+    found = planned(inference_benchmark, *load)
+    assert found == planned(inference_benchmark, *MODEL, "--micro_batch_size", "4")
 
 
 def test_the_benchmark_of_devices_tells_transfers_from_work(capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from data.loaded import Loaded
 from data.pipeline import Pipeline
 from data.samples import Prompts
 from data.tokens import Tokenizer
-from huggingface.torch_model import generate, model_of, need_torch
+from huggingface.torch_model import NEEDS_TORCH, generate, has_torch, model_of
 from machine.memory import check_least
 from modelling.generation import Greedy
 from modelling.spec import family_of
@@ -32,24 +33,26 @@ class Written:
 
 @dataclass(frozen=True)
 class Pair:
-    """Both answers to one prompt, and the right one."""
+    """Both answers to one prompt, and the right one. `theirs` is None without PyTorch."""
 
     prompt: str
     expected: str
     ours: Written
-    theirs: Written
+    theirs: Written | None
 
     @property
     def agrees(self) -> bool:
         """Whether both sides generated the same tokens."""
-        return self.ours.tokens == self.theirs.tokens
+        return self.theirs is not None and self.ours.tokens == self.theirs.tokens
 
     def text(self) -> str:
         """A few lines for people."""
         lines = [f"prompt:       {self.prompt}", f"expected:     {self.expected}"]
         for name, answer in (("ours:", self.ours), ("Hugging Face:", self.theirs)):
-            lines.append(f"{name:13} {answer.text.strip()}  {answer.tokens}")
-        return "\n".join(lines if self.agrees else [*lines, "they differ"])
+            if answer is not None:
+                lines.append(f"{name:13} {answer.text.strip()}  {answer.tokens}")
+        differ = self.theirs is not None and not self.agrees
+        return "\n".join([*lines, "they differ"] if differ else lines)
 
 
 @dataclass(frozen=True)
@@ -62,11 +65,14 @@ class SideBySide:
         """Text for people: each prompt with both answers, and how many agree."""
         agreeing = sum(pair.agrees for pair in self.pairs)
         summary = f"the tokens agree for {agreeing} of {len(self.pairs)} prompts"
+        if any(pair.theirs is None for pair in self.pairs):
+            summary = f"not compared: {NEEDS_TORCH}"
         return "\n\n".join([*(pair.text() for pair in self.pairs), summary])
 
 
 def side_by_side(config: RunConfig, loaded: Loaded | None = None) -> SideBySide:
-    """Generate for one micro-batch of a configuration, on one copy of the model.
+    """Generate for one micro-batch of a configuration, on one copy of the model; with PyTorch, by
+    Hugging Face's model too.
 
     Args:
         loaded: what was loaded to choose the configuration.
@@ -74,7 +80,6 @@ def side_by_side(config: RunConfig, loaded: Loaded | None = None) -> SideBySide:
     Raises:
         UserError: for anything a person can mend.
     """
-    need_torch()
     e = replace(config.execution, data_parallel=1, device_iterations=1)
     config = replace(config, execution=e)
     check_least(config)
@@ -92,21 +97,17 @@ def side_by_side(config: RunConfig, loaded: Loaded | None = None) -> SideBySide:
             return model.generate(prompts.words, prompts.mask)
 
     start, ours = start.load_with_fallback(generated)
-    description = family.to_config_json(fitted)
-    whole = merged(table, start.tensors, np.dtype(np.float32))
-    theirs = _hugging_face(
-        model_of(description, fitted.model.precision, table.base.for_files(whole)),
-        prompts,
-        ours.shape[1],
-        data.tokenizer.pad,
-    )
-    answers = [_answers(tokens, data.tokenizer) for tokens in (ours, theirs)]
-    return SideBySide(
-        [
-            Pair(prompt, example.target, *pair)
-            for example, prompt, *pair in zip(corpus.examples, prompts.texts, *answers, strict=True)
-        ]
-    )
+    own = _answers(ours, data.tokenizer)
+    others: Sequence[Written | None] = [None] * len(own)
+    if has_torch():
+        description = family.to_config_json(fitted)
+        whole = table.base.for_files(merged(table, start.tensors, np.dtype(np.float32)))
+        theirs = model_of(description, fitted.model.precision, whole)
+        tokens = _hugging_face(theirs, prompts, ours.shape[1], data.tokenizer.pad)
+        others = _answers(tokens, data.tokenizer)
+    targets = [example.target for example in corpus.examples]
+    pairs = zip(prompts.texts, targets, own, others, strict=True)
+    return SideBySide([Pair(*pair) for pair in pairs])
 
 
 def _answers(tokens: np.ndarray, tokenizer: Tokenizer) -> list[Written]:

@@ -9,6 +9,7 @@ import pytest
 import transformers.utils
 from huggingface_hub.errors import LocalEntryNotFoundError
 
+import run.evaluation.side_by_side
 import run_inference
 from config.gptj import GPTJConfig
 from config.presets import load_config
@@ -71,7 +72,42 @@ def test_a_difference_is_said():
     assert text.endswith("the tokens agree for 1 of 2 prompts")
 
 
-def test_without_torch_one_sentence_says_what_to_do(monkeypatch, capsys):
+def test_without_torch_it_generates_and_says_what_a_comparison_needs(tmp_path, monkeypatch, capsys):
+    assert run_small("gptj_tiny", tmp_path / "one") == 0
+    compared = capsys.readouterr().out.splitlines()
     monkeypatch.setattr(transformers.utils, "is_torch_available", lambda: False)
-    assert run_inference.main(["--config", "gptj_tiny"]) == 2
-    assert "torch, which is not installed: pip install" in capsys.readouterr().err
+    assert run_small("gptj_tiny", tmp_path / "other") == 0
+    alone = capsys.readouterr().out.splitlines()
+    *without, last = (line for line in compared if not line.startswith("Hugging Face:"))
+    assert last == "the tokens agree for 3 of 3 prompts"
+    assert alone[:-1] == without
+    assert "torch, which is not installed: pip install" in alone[-1]
+
+
+class Stopped(Exception):
+    """Where a test has seen enough."""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "load", "micro_batch"),
+    [
+        ([], "Graphcore/gptj-mnli", 16),
+        (["--micro_batch_size", "4"], "Graphcore/gptj-mnli", 4),
+        (["--load", "random"], "random", 16),
+        (["--config", "gptj_6B_gpu_fp8"], "Graphcore/gptj-mnli", 16),
+        (["--config", "gptj_6B_1024_pod16"], "Graphcore/gptj-mnli", 16),
+        (["--config", "gptj_tiny"], None, 64),
+    ],
+)
+def test_alone_it_takes_the_weights_and_the_micro_batch_of_the_document(
+    arguments, load, micro_batch, monkeypatch
+):
+    def seen(config, *_):
+        assert (config.checkpoint.load, config.execution.micro_batch_size) == (load, micro_batch)
+        assert config.family == "gptj"
+        assert not config.fp8.enabled or config.fp8.recipe == "current", "the hub has no scales"
+        raise Stopped
+
+    monkeypatch.setattr(run.evaluation.side_by_side, "side_by_side", seen)
+    with pytest.raises(Stopped):
+        run_inference.main(arguments)

@@ -1,0 +1,1 @@
+finetuning.py

@@ -1,0 +1,94 @@
+"""Command lines of `finetuning.py` and `inference.py`: what they do not use they refuse."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks import compile as compile_benchmark
+from benchmarks import finetuning, inference
+from config.base import leaves
+from config.flags import flag_of
+from config.gptj import GPTJConfig
+from huggingface.folders import write_hf_directory
+from modelling.spec import family_of
+from tests.modelling.gptj.hf import small_config
+from tests.modelling.test_options_in_programs import OPTIONS, UNSEEN
+
+BENCHMARKS = {"T": finetuning, "R": inference}
+MEASURED = {
+    "T": {
+        *("model.seed", "model.initializer_range", "model.max_length", "adapter.load"),
+        *("training.stochastic_rounding", "execution.placement", "execution.resident_layers"),
+        *("execution.io_tiles", "execution.available_memory_proportion", "execution.disk"),
+        *("model.end_token", "model.pad_token", "model.quantisation_group_size"),
+    },
+    "R": {
+        *("model.seed", "model.initializer_range", "model.max_length", "adapter.load"),
+        *("execution.io_tiles", "execution.available_memory_proportion", "execution.disk"),
+        *("execution.rts_activations", "execution.rts_weights_threshold"),
+        *("generation.weights", "generation.seed"),
+    },
+}
+"""What weights, prompts, placements and kernels follow from."""
+
+
+def changed(kinds: str) -> set[str]:
+    """The options that change any program of these kinds."""
+    rows = [row for _, cases in OPTIONS.values() for row in cases.items()]
+    return {name for name, (_, programs) in rows if set(programs) & {*kinds}}
+
+
+@pytest.mark.parametrize("kind", BENCHMARKS)
+def test_what_changes_nothing_is_refused_and_nothing_else(kind: str) -> None:
+    used = changed("T" if kind == "T" else "RS") | MEASURED[kind]
+    known = {name for _, cases in OPTIONS.values() for name in cases} | UNSEEN.keys()
+    accepted = {name for name in known if name not in BENCHMARKS[kind].UNUSED}
+    preferences = {"training.beta", "training.gamma", "training.label_smoothing"}
+    of_state = {"fp8.amax_of", "fp8.amax_history", "fp8.interval"}  # of training, with its model
+    assert accepted - of_state == used - preferences - of_state
+
+
+@pytest.mark.parametrize("main", [finetuning.main, inference.main, compile_benchmark.main])
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--data.train", "rows.jsonl"], "--data.train: "),
+        (["--save=runs/x", "--checkpoint.steps", "3"], "--save, --checkpoint.steps: "),
+        (["--config", "tiny", "--epochs", "2"], "--epochs: "),
+        (["--training.optimizer.learning-rate.maximum", "1"], "learning-rate.maximum: "),
+        (["--evaluation.steps", "2", "--load", "/nonexistent"], "--evaluation.steps: "),
+    ],
+)
+def test_flags_of_other_scripts_are_refused_by_name(main, arguments, named, capsys) -> None:
+    assert main(arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{named}not used here, since it measures" in line
+
+
+@pytest.mark.parametrize("main", [finetuning.main, inference.main])
+def test_what_is_loaded_must_be_there(main, capsys) -> None:
+    assert main(["--load", "/nonexistent"]) == 2
+    assert "/nonexistent" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("benchmark", [finetuning, inference])
+def test_help_shows_what_is_used_and_what_is_measured_alone(benchmark, capsys) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        benchmark.main(["--help-all"])
+    text = capsys.readouterr().out
+    assert "(default: the run that --load names, else xxl_pod64)" in " ".join(text.split())
+    for leaf in leaves(GPTJConfig):
+        if leaf.dotted in benchmark.UNUSED:
+            assert f"--{flag_of(leaf.dotted)} " not in text
+
+
+def test_load_measures_a_model_of_hugging_face_too(tmp_path) -> None:
+    config = small_config()
+    weights = family_of(config).weights(config).initial(3)
+    write_hf_directory(tmp_path / "hf", weights, family_of(config).to_config_json(config))
+    path = tmp_path / "plan.json"
+    named = ["--load", str(tmp_path / "hf"), "--machine", "laptop", "--plan-json", str(path)]
+    assert finetuning.main(named) == 0
+    assert json.loads(path.read_text())["parameters"] == sum(w.size for w in weights.values())
