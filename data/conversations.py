@@ -197,7 +197,7 @@ def _call(given: Message, number: int) -> dict[str, Any]:
         parsed = _parsed(arguments)
         arguments = arguments if parsed is None else parsed  # templates can write text too
     call = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
-    return {**({"id": given["id"]} if given.get("id") else {}), **_without_nulls(call)}
+    return {**({"id": given["id"]} if given.get("id") else {}), **call}
 
 
 def _parsed(text: str) -> Any:
@@ -206,13 +206,6 @@ def _parsed(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
-
-
-def _without_nulls(value: Any) -> Any:
-    """A value without the nulls with which Parquet fills objects that differ."""
-    if isinstance(value, Mapping):
-        return {k: _without_nulls(v) for k, v in value.items() if v is not None}
-    return value
 
 
 def _is_list(value: object) -> bool:

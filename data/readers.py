@@ -30,6 +30,24 @@ SEPARATORS = ",;\t|"
 _QUOTED = re.compile(r'"[^"]*"')
 
 
+def without_filled(value: Any) -> Any:
+    """A value of an Arrow table without the nulls of fields that other rows have.
+
+    In a table all objects of a column have the same fields: those that a row's object lacks are
+    null. Nulls of columns and items of lists stay.
+    """
+    if isinstance(value, Mapping):
+        return {name: without_filled(one) for name, one in value.items() if one is not None}
+    if isinstance(value, list):
+        return [without_filled(one) for one in value]
+    return value
+
+
+def arrow_row(row: Row) -> Row:
+    """A row of an Arrow table; see `without_filled`."""
+    return {column: without_filled(value) for column, value in row.items()}
+
+
 class DataError(UserError, ValueError):
     """Data that cannot be read, or does not fit the task."""
 
@@ -170,7 +188,7 @@ def _parquet(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]:
             for batch in opened.iter_batches():
                 for row in batch.to_pylist():
                     number += 1
-                    yield FileLocation(path, number, "row"), row
+                    yield FileLocation(path, number, "row"), arrow_row(row)
     except pyarrow.ArrowException as error:
         raise DataError(
             f"{shown_path(path)} is not a Parquet file: {shown_name(str(error))}"

@@ -10,7 +10,7 @@ from glob import glob, has_magic
 from pathlib import Path
 from typing import Protocol
 
-from data.readers import GZIP, READERS, is_file_of_rows, kind_of, read_rows
+from data.readers import GZIP, READERS, arrow_row, is_file_of_rows, kind_of, read_rows
 from data.readers import DataError as DataError
 from data.readers import Row as Row
 from files.location import FileLocation
@@ -114,7 +114,7 @@ class SavedDataset:
 
     def rows(self) -> Iterator[tuple[FileLocation, Row]]:
         for index, row in enumerate(hub.saved_split(self.name, self.split)):
-            yield FileLocation(self.name, index, "row"), row
+            yield FileLocation(self.name, index, "row"), arrow_row(row)
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class HubDataset:
     def rows(self) -> Iterator[tuple[FileLocation, Row]]:
         dataset: Iterable[Row] = hub.load_split(self.path, self.subset, self.split)
         for index, row in enumerate(dataset):
-            yield FileLocation(self.name, index, "row"), row
+            yield FileLocation(self.name, index, "row"), arrow_row(row)
 
 
 def _size(path: Path) -> int:
