@@ -15,16 +15,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
 
 from config.errors import ConfigError
-from data.conversations import WEIGHT, Conversation, Message, said
+from data.calls import CALL_FORMS, CALL_PROBE, PROBE, CallForm, calls_as_text
+from data.conversations import OPTIONAL, WEIGHT, Conversation, Message, said
+from data.notes import ASKS, FIELDS, NO_TOOLS, UNUSED, UNWRITTEN, Notes
 from data.rendering import render
+from data.special import any_of, special_tokens
 from data.texts import MAX_CHARACTERS, Example, TextSpan
+from data.turns import Range, Refused, Stops, Turns
+from data.unwritten import unwritten
 from files.location import FileLocation
 from files.shown import shown, shown_name
 from files.text import read_text
@@ -42,27 +48,13 @@ _BLOCKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _DAYS = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
 _STOP = "an answer"
 """Content of an answer that shows what a template writes after one."""
-_HEADER_ENDS = re.compile(r"[\n>\]:]")
-"""Characters that end the beginning of an answer."""
-
-
-class Refused(ValueError):
-    """A conversation that the template does not take, or of which nothing would be learned."""
-
-
-class Range(NamedTuple):
-    """Characters of a text, from `start` up to `end`."""
-
-    start: int
-    end: int
 
 
 class ChatTemplate:
     """The chat template of a tokenizer, and what is learned of its texts.
 
     Attributes:
-        refused: the places of conversations that were left out, each with the reason.
-        doubted: those of which blocks and prefixes say different things.
+        noted: what is to be said of the conversations that were read.
     """
 
     def __init__(
@@ -82,10 +74,9 @@ class ChatTemplate:
             ConfigError: the tokenizer has no template, or it is not one, or takes too long.
         """
         self.base, self.variables, self.loss = base, dict(variables or {}), loss
-        self.refused: list[str] = []
-        self.doubted: list[str] = []
-        self.unknown_tools = False
+        self.noted = Notes()
         self._frozen = frozen
+        self._ignored: dict[tuple[str, str], bool] = {}
         self._check()
 
     def _check(self) -> None:
@@ -117,20 +108,22 @@ class ChatTemplate:
         return self.base.chat_template, self.base.special_tokens_map, self.variables
 
     # ---- what a model is given --------------------------------------------------------------
-    def prompt(self, conversation: Conversation) -> str:
+    def prompt(self, conversation: Conversation, place: object = None) -> str:
         """The text after which the model answers.
 
         Raises:
             Refused: the template does not take it.
         """
-        return self._text(conversation, self._messages(conversation), True)
+        text = self._text(conversation, self._messages(conversation), True)
+        self._note_unwritten(conversation, text, place)
+        return text
 
     def read(self, place: FileLocation, conversation: Conversation) -> Example | None:
         """The example that a conversation is; None, and noted, if it is refused."""
         try:
             return self.example(conversation, place)
         except Refused as error:
-            self.refused.append(f"{place}: {error}")
+            self.noted.refused.append(f"{place}: {error}")
             return None
 
     def example(self, conversation: Conversation, place: FileLocation | None = None) -> Example:
@@ -145,8 +138,9 @@ class ChatTemplate:
             raise Refused("it has no turn of the assistant")
         turns = turns[-1:] if self.loss == "last" else turns
         text, blocks = self._rendered(conversation, messages, False)
-        written = Turns(lambda part, asks: self._text(conversation, part, asks), messages, text,
-                        self.stop)  # fmt: skip
+        written = Turns(
+            lambda part, asks: self._text(conversation, part, asks), messages, text, self._stops
+        )
         ranges = self._ranges(written, turns, blocks, place)
         if len(ranges) != len(turns) and any(messages[i].get(WEIGHT) == 0 for i in turns):
             raise Refused(
@@ -161,28 +155,91 @@ class ChatTemplate:
             ranges = [r for r, i in zip(ranges, turns, strict=True) if messages[i].get(WEIGHT) != 0]
         if not any(r.end > r.start for r in ranges):
             raise Refused("nothing of it is learned")
+        self._note_unwritten(conversation, text, place)
+        self._note_unlearned(conversation, prompt[start:] if start < len(prompt) else "", place)
         return Example(prompt, target, _spans(text, ranges))
+
+    def _note_unwritten(self, conversation: Conversation, text: str, place: object) -> None:
+        """Note what a conversation holds and its text does not."""
+        add, messages = self.noted.add, self._messages(conversation)
+        ignored = set[str]()
+        for message in messages:  # a template may have no place for a role, or for a field
+            role = message["role"]
+            if role != "assistant" and self._ignores(conversation, role, "content"):
+                ignored.add(role)
+                add(UNWRITTEN, f"messages of the role {role}", place, message.get("content"))
+            for name in OPTIONAL if role not in ignored else ():
+                if name in message and self._ignores(conversation, role, name):
+                    add(UNWRITTEN, f"{name} of messages of the role {role}", place, message[name])
+        read = [message for message in messages if message["role"] not in ignored]
+        for name, value in unwritten(read, text).items():
+            add(UNWRITTEN, name, place, value)
+        if conversation.tools is not None and self._tools(conversation) is None:
+            name = conversation.tools[0].get("function", conversation.tools[0]).get("name")
+            add(NO_TOOLS, "those of the rows are left out", place, name)
+        for name, value in conversation.unread.items():
+            add(FIELDS, shown_name(name), place, value)
+
+    def _note_unlearned(self, conversation: Conversation, asks: str, place: object) -> None:
+        """Note weights of messages that nobody uses, and what asks for an answer but is not there.
+
+        Args:
+            asks: the end of the text that asks for the last answer, which its text does not have.
+        """
+        for message in conversation.messages:
+            own, weight = message["role"] == "assistant", message.get(WEIGHT)
+            if (weight == 1 and not own) or (weight == 0 and own and self.loss == "all"):
+                what = f"weight {weight} of messages of the role {message['role']}"
+                self.noted.add(UNUSED, what, place, message.get("content"))
+        if asks:
+            answer = conversation.messages[-1].get("content")
+            self.noted.add(ASKS, shown(asks), place, answer)
+
+    def _ignores(self, conversation: Conversation, role: str, name: str) -> bool:
+        """Whether the template does not write a text of messages of a role. The first conversation
+        that has one shows it for all."""
+        messages = self._messages(conversation)
+        if not any(m["role"] == role and m.get(name) for m in messages):
+            return self._ignored.get((role, name), False)
+        if (role, name) not in self._ignored:
+            others = [
+                {**m, name: f"{m[name]}{_STOP}"} if m["role"] == role and m.get(name) else m
+                for m in messages
+            ]
+            try:
+                same = self._text(conversation, others, False) == self._text(
+                    conversation, messages, False
+                )
+            except Refused:  # it is read
+                same = False
+            self._ignored[role, name] = same
+        return self._ignored[role, name]
 
     def notes(self) -> Iterable[str]:
         """What is to be said of the conversations that were read."""
-        if self.refused:
-            yield (
-                f"warning: {len(self.refused)} conversations are left out: {_first(self.refused)}"
-            )
-        if self.doubted:
-            yield (
-                f"warning: the generation blocks of the chat template, which count, do not mark "
-                f"what answers add in {len(self.doubted)} conversations: {_first(self.doubted)}"
-            )
-        if self.unknown_tools:
-            yield "warning: the chat template writes no tools: those of the rows are left out"
+        return self.noted.lines()
+
+    @property
+    def doubted(self) -> list[str]:
+        """See `Notes`."""
+        return self.noted.doubted
 
     # ---- what the template writes after an answer -------------------------------------------
     @cached_property
     def stop(self) -> str | None:
         """The special token that ends an answer; None: the template writes none."""
+        return self._stop_before([])
+
+    @cached_property
+    def _stops(self) -> Stops:
+        inner = self._stop_before([said("user", "b")]) or self.stop
+        ends = [stop for stop in (self.stop, inner) if stop]
+        return Stops(self.stop, inner, any_of([*special_tokens(self.base), *ends]))
+
+    def _stop_before(self, following: Sequence[Message]) -> str | None:
+        """The special token that ends an answer before these messages."""
         for head in ([], [said("system", "a")]):
-            messages = [*head, said("user", "a"), said("assistant", _STOP)]
+            messages = [*head, said("user", "a"), said("assistant", _STOP), *following]
             try:
                 after = self._render(messages, False)[0].rpartition(_STOP)[2]
             except ConfigError:
@@ -205,7 +262,7 @@ class ChatTemplate:
     ) -> tuple[str, list[Range]]:
         tools = self._tools(conversation)
         try:
-            text, blocks = self._render(messages, asks, tools)
+            text, blocks = self._render(messages, asks, tools, conversation.variables)
         except ConfigError:
             raise
         except Exception as error:  # a template may raise anything
@@ -225,8 +282,10 @@ class ChatTemplate:
         messages: Sequence[Message],
         asks: bool,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        own: Mapping[str, Any] = MappingProxyType({}),
     ) -> tuple[str, list[Range]]:
-        source, variables = self._source(tools), {**self.base.special_tokens_map, **self.variables}
+        source = self._source(tools)
+        variables = {**self.base.special_tokens_map, **self.variables, **own}
         marks = _BLOCKS.search(source) is not None
         text, blocks = render(source, messages, tools, asks, marks, variables)
         return text, [Range(*block) for block in blocks]
@@ -237,17 +296,29 @@ class ChatTemplate:
         return _with_day(source) if self._frozen and "strftime_now" in source else source
 
     def _tools(self, conversation: Conversation) -> Sequence[Mapping[str, Any]] | None:
-        if conversation.tools is None or "tools" in self._source(conversation.tools):
-            return conversation.tools
-        self.unknown_tools = True
-        return None
+        """Its tools, if the template writes any."""
+        known = conversation.tools is None or "tools" in self._source(conversation.tools)
+        return conversation.tools if known else None
 
     def _messages(self, conversation: Conversation) -> list[Message]:
         """Its messages; tool calls become text for templates that do not know them, which would
         pass over them."""
         if "tool_calls" in self._source(conversation.tools):
-            return list(conversation.messages)
-        return [_calls_as_text(message) for message in conversation.messages]
+            return [self._call_form.of(message) for message in conversation.messages]
+        return [calls_as_text(message) for message in conversation.messages]
+
+    @cached_property
+    def _call_form(self) -> CallForm:
+        """The first form of tool calls that the template writes."""
+        for form in CALL_FORMS:
+            try:
+                if CALL_PROBE in self._render([said("user", "a"), form.of(PROBE)], False)[0]:
+                    return form
+            except ConfigError:
+                raise
+            except Exception:  # whatever a template raises
+                continue
+        return CALL_FORMS[0]
 
     # ---- what is learned --------------------------------------------------------------------
     def _ranges(
@@ -270,7 +341,7 @@ class ChatTemplate:
         if marked != [answer.rstrip() for answer in expected]:
             pairs = zip([*marked, ""], [*expected, ""], strict=False)
             one, other = next(((a, b) for a, b in pairs if a != b.rstrip()), ("", ""))
-            self.doubted.append(f"{place}: {shown(one)} marked, {shown(other)} added")
+            self.noted.doubted.append(f"{place}: {shown(one)} marked, {shown(other)} added")
         return list(blocks)
 
     def _visible(self, answer: str) -> str:
@@ -280,86 +351,6 @@ class ChatTemplate:
             ids = self.base(text, add_special_tokens=False, verbose=False)["input_ids"]
             text = str(self.base.decode(ids, skip_special_tokens=True))
         return text.strip()
-
-
-class Turns:
-    """Where the turns of a conversation stand in its text, found by writing its beginnings."""
-
-    def __init__(
-        self,
-        write: Callable[[Sequence[Message], bool], str],
-        messages: Sequence[Message],
-        text: str,
-        stop: str | None,
-    ) -> None:
-        """
-        Args:
-            write: the text of messages, or what asks for an answer to them.
-            text: that of all messages.
-            stop: what ends an answer.
-        """
-        self._write, self._messages, self.text, self._stop = write, messages, text, stop
-        self._asked: dict[int, str] = {}
-
-    def asked(self, turn: int) -> str:
-        """The text that asks for the answer at an index."""
-        if turn not in self._asked:
-            self._asked[turn] = self._write(self._messages[:turn], True)
-        return self._asked[turn]
-
-    def before(self, turn: int) -> str:
-        """The text of the messages before an index."""
-        return self._write(self._messages[:turn], False)
-
-    def answer(self, turn: int) -> Range:
-        """What the answer at an index adds, up to and with what ends it.
-
-        A template may write an answer in another way once more follows: Qwen3's leaves out the
-        thoughts at its beginning. What is learned is what stands there then.
-
-        Raises:
-            Refused: the whole text does not hold the answer as the template writes it there.
-        """
-        last = turn == len(self._messages) - 1
-        fresh = self.text if last else self._write(self._messages[: turn + 1], False)
-        begin = self._starts(turn, fresh)[-1]
-        least = 0
-        if self._stop is not None and self._stop in fresh[begin:]:
-            least = len(self._stop)
-            fresh = fresh[: fresh.rindex(self._stop) + least]
-        dropped = range(begin, len(fresh) - least + 1) if least else (begin,)
-        starts = self._starts(turn, self.text)
-        for first in dropped:  # as little as may be
-            for start in starts:
-                if self.text.startswith(fresh[first:], start):
-                    return Range(start, start + len(fresh) - first)
-        raise Refused(
-            f"the chat template writes message {turn + 1} differently in the whole conversation: "
-            "try --data.loss last"
-        )
-
-    def _starts(self, turn: int, text: str) -> list[int]:
-        """Where the answer may begin in a text that holds it."""
-        asked = self.asked(turn)
-        if text.startswith(asked):
-            return [len(asked)]
-        # What asks for an answer may go on where the text has the answer, such as with <think>.
-        same = _common(asked, text)
-        least = _common(asked, self.before(turn))
-        ends = [end.end() for end in _HEADER_ENDS.finditer(asked, 0, same)]
-        ends = [end for end in ends if end >= least]
-        if not ends:
-            raise Refused(
-                f"the chat template writes what precedes message {turn + 1} differently in the "
-                "whole conversation: try --data.loss last"
-            )
-        return ends
-
-
-def _common(one: str, other: str) -> int:
-    """How many characters at the beginning of both are the same."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def chat_template_of(
@@ -394,19 +385,6 @@ def chat_template_of(
     return ChatTemplate(base, given, loss, frozen)
 
 
-def _calls_as_text(message: Message) -> Message:
-    """A message whose tool calls are text, in the form of Hermes and Qwen."""
-    if "tool_calls" not in message:
-        return message
-    lines = [message["content"]] if message.get("content") else []
-    for call in message["tool_calls"]:
-        lines.append(
-            f"<tool_call>\n{json.dumps(call['function'], ensure_ascii=False)}\n</tool_call>"
-        )
-    others = {name: value for name, value in message.items() if name != "tool_calls"}
-    return others | {"content": "\n".join(lines)}
-
-
 @cache
 def _with_day(source: str) -> str:
     """A template in which today is `DAY`."""
@@ -427,9 +405,3 @@ def _spans(text: str, learned: Sequence[Range]) -> tuple[TextSpan, ...]:
 
 def _reason(error: Exception) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__
-
-
-def _first(items: Sequence[str], most: int = 3) -> str:
-    """The first of a list, for a message."""
-    more = f"; and {len(items) - most} more" if len(items) > most else ""
-    return "; ".join(items[:most]) + more

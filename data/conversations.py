@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from data.rows import Row
@@ -29,11 +29,28 @@ _ROLES = {
 }  # fmt: skip
 """Other names of roles: ShareGPT's, and OpenAI's of before there were tools."""
 
-_KEPT = ("name", "reasoning_content", "thinking", "reasoning", "tool_call_id", "weight")
-"""Further fields of messages that templates or the loss read."""
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Fields of an assistant's thoughts, of which transformers takes the first."""
+
+OPTIONAL = ("name", "tool_call_id")
+"""Fields of messages that some templates write."""
 
 WEIGHT = "weight"
 """Field of an assistant's message: 0 keeps it from being learned, as in OpenAI's files."""
+
+_FLAGS = {WEIGHT: "OpenAI", "train": "Axolotl", "loss": "ms-swift"}
+"""Fields that say so in the files of others."""
+
+_KNOWN = {
+    "role", "from", "content", "value", "tool_calls", "function_call", *REASONING, *OPTIONAL,
+    *_FLAGS,
+}  # fmt: skip
+
+VARIABLES = "chat_template_kwargs"
+"""Column of what a row's template reads besides the messages, as TRL has it."""
+
+_RESERVED = {"messages", "conversations", "tools", "chat_template", "add_generation_prompt"}
+"""Variables that say something else than the row."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +62,15 @@ class Conversation:
         tools: their JSON schemas; None: there are none.
         answer_length: messages at the end that answer the others; None: the last one of the
             assistant does.
+        variables: what the template reads besides, of this conversation alone.
+        unread: fields of messages that nobody reads, with the first value of each.
     """
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] | None = None
     answer_length: int | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    unread: Mapping[str, Any] = field(default_factory=dict)
 
     def with_system(self, system: str | None) -> Conversation:
         """With this system message, if it has none."""
@@ -62,7 +83,7 @@ class Conversation:
         cut = len(self.messages)
         while cut and self.messages[cut - 1]["role"] == "assistant":
             cut -= 1
-        return Conversation(self.messages[:cut], self.tools)
+        return replace(self, messages=self.messages[:cut])
 
 
 def said(role: str, content: str) -> Message:
@@ -115,10 +136,40 @@ def conversation_of(row: Row, column: str | None = None, empty: bool = False) ->
     tools = _list_in(row, "tools") if row.get("tools") else None
     if tools is not None and not all(isinstance(tool, Mapping) for tool in tools):
         raise ColumnError("column 'tools' must hold objects, the JSON schemas of functions")
-    system = row.get("system")
-    return Conversation(messages, tools).with_system(
-        system if isinstance(system, str) and system else None
-    )
+    unread = {
+        name: value
+        for given in listed
+        for name, value in given.items()
+        if name not in _KNOWN and value not in (None, "", [], {})
+    }
+    return _of_row(row, Conversation(messages, tools, unread=unread))
+
+
+def conversation_columns(row: Row, column: str | None = None) -> set[str]:
+    """The columns that `conversation_of` reads."""
+    column = _column(row) if column is None else column
+    both = {"completion"} if column == "prompt" else set[str]()
+    return {column or "", "tools", "system", VARIABLES, *both}
+
+
+QUESTION_COLUMNS = {"history", "system", VARIABLES}
+"""Columns that `question_and_answer` reads."""
+
+
+def _of_row(row: Row, talk: Conversation) -> Conversation:
+    """A conversation with the system message and the template's variables of its row."""
+    system, variables = row.get("system"), row.get(VARIABLES) or {}
+    if isinstance(variables, str):
+        variables = _parsed(variables)
+    if not isinstance(variables, Mapping):
+        raise ColumnError(
+            f"column {VARIABLES} holds {shown(row[VARIABLES])}, but must hold an object"
+        )
+    taken = next((name for name in variables if name in _RESERVED), None)
+    if taken is not None:
+        raise ColumnError(f"column {VARIABLES} must not say {shown(taken)}: leave it out")
+    talk = replace(talk, variables=dict(variables))
+    return talk.with_system(system if isinstance(system, str) and system else None)
 
 
 def question_and_answer(row: Row, question: str, answer: str | None) -> Conversation:
@@ -130,10 +181,7 @@ def question_and_answer(row: Row, question: str, answer: str | None) -> Conversa
     turns = [(role, text) for pair in earlier
              for role, text in zip(("user", "assistant"), pair, strict=True)]  # fmt: skip
     turns += [("user", question), *([] if answer is None else [("assistant", answer)])]
-    system = row.get("system")
-    return Conversation([_message({"role": r, "content": t}, 1) for r, t in turns]).with_system(
-        system if isinstance(system, str) and system else None
-    )
+    return _of_row(row, Conversation([_message({"role": r, "content": t}, 1) for r, t in turns]))
 
 
 def _message(given: object, number: int, empty: bool = False) -> Message:
@@ -156,7 +204,19 @@ def _message(given: object, number: int, empty: bool = False) -> Message:
         raise NullError(f"message {number} has neither content nor tool calls")
     if calls is not None:
         fields["tool_calls"] = calls
-    return fields | {name: given[name] for name in _KEPT if given.get(name) is not None}
+    kept = (*REASONING, *OPTIONAL)
+    fields |= {name: given[name] for name in kept if given.get(name) is not None}
+    flags = [_flag(given[name], name, number) for name in _FLAGS if given.get(name) is not None]
+    return fields | ({WEIGHT: min(flags)} if flags else {})
+
+
+def _flag(value: object, name: str, number: int) -> int:
+    """Whether a message is learned, 0 or 1."""
+    if not isinstance(value, int | float) or value not in (0, 1):
+        raise ColumnError(
+            f"message {number} has {name} {shown(value)}, but it must be 0 or 1, or false or true"
+        )
+    return int(value)
 
 
 def _text(content: object, number: int) -> str | None:

@@ -40,6 +40,11 @@ class Pair(NamedTuple):
         """Those that a row must have."""
         return {*self.prompt.columns, *self.target.columns}
 
+    @property
+    def read(self) -> set[str]:
+        """Those that are read, if a row has them."""
+        return {*self.columns, *getattr(self.prompt, "optional", ())}
+
 
 USUAL_PAIRS: Sequence[Pair] = (
     Pair(Template("{prompt}"), Template("{completion}")),

@@ -18,12 +18,17 @@ if TYPE_CHECKING:
 
 
 class Loaded:
-    """Tokenizers by name, and the examples of splits until somebody has made samples of them."""
+    """Tokenizers by name, and the examples of splits until somebody has made samples of them.
+
+    Attributes:
+        noted: notes of rows that were said; see `Notes.lines`.
+    """
 
     def __init__(self) -> None:
         self._tokenizers: dict[str, PreTrainedTokenizerFast] = {}
         self._corpora: dict[Split, tuple[object, Corpus]] = {}
         self._parts: dict[str, Loaded] = {}
+        self.noted: set[tuple[str, str]] = set()
 
     def tokenizer(self, name: str) -> PreTrainedTokenizerFast:
         """The tokenizer of a name. Raises as `hub.load_tokenizer`."""

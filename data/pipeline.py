@@ -16,14 +16,16 @@ from config.values import listed
 from data.chat import ChatTemplate, chat_template_of
 from data.loaded import Loaded
 from data.mixture import Ingredient, Mixed, ingredients, is_mixture
+from data.notes import Notes
 from data.preferences import Unit, equal_pairs
 from data.prepared import is_large, prepared
 from data.rows import DataError
 from data.sample_format import SampleFormat
 from data.samples import Limit, Prompts, Samples, TooLong, fitted_targets
+from data.special import special_tokens
 from data.task import SAMPLE_FOLDER, Split, Task, task_of
 from data.texts import Corpus, Example, Tokens
-from data.tokens import Tokenizer, add_tokens, kept_tokenizer
+from data.tokens import RUN, Tokenizer, add_tokens, kept_tokenizer
 from files.location import FileLocation
 from files.run_folder import RunFolder
 from files.shown import shown, shown_name
@@ -235,10 +237,12 @@ class Pipeline:
         if large and self.shape.name in WHOLE_NAMES:
             return self._prepared(split)
         if not self.is_chat:
-            found = task.corpora(split).items()
+            notes = self.notes()
+            found = task.corpora(split, notes=notes).items()
+            self._say(notes)
             return {name: corpus.mapped(self.as_asked) for name, corpus in found}
         chat = self.training_template()
-        corpora = task.corpora(split, chat)
+        corpora = task.corpora(split, chat, chat.noted)
         self._check_chats(split, chat, corpora)
         return corpora
 
@@ -247,11 +251,13 @@ class Pipeline:
         found = prepared(self, split)
         corpora = {name: corpus for name, (corpus, _) in found.items()}
         if self.is_chat:
-            facts, chat = found[split][1], self.training_template()
-            chat.refused, chat.doubted = facts.text_list("refused"), facts.text_list("doubted")
-            chat.unknown_tools = facts.data.get("unknown_tools") is True
+            chat = self.training_template()
+            chat.noted = Notes.from_dict(found[split][1].mapping("notes"))
             self._check_chats(split, chat, corpora)
-        elif not any(corpus.examples for corpus in corpora.values()):
+            self.task.check_held_out(corpora)
+            return corpora
+        self._say(Notes.from_dict(found[split][1].mapping("notes")))
+        if not any(corpus.examples for corpus in corpora.values()):
             name = self.task.source(split).name
             raise DataError(f"{name} holds no examples: give data that has some")
         self.task.check_held_out(corpora)
@@ -259,14 +265,24 @@ class Pipeline:
 
     def training_template(self) -> ChatTemplate:
         """The chat template that conversations are read with."""
-        return self._chat_template(self.tokenizer.base)
+        chat = self._chat_template(self.tokenizer.base)
+        chat.noted = self.notes()
+        return chat
+
+    def notes(self) -> Notes:
+        """Notes of rows that are to be read."""
+        return Notes(special_tokens(self.tokenizer.base))
+
+    def _say(self, notes: Notes) -> None:
+        """Say what was noted of rows, once for all splits."""
+        for note in notes.lines(self.loaded.noted):
+            say(note)
 
     def _check_chats(
         self, split: Split, chat: ChatTemplate, corpora: Mapping[Split, Corpus]
     ) -> None:
         """Say what was noted of conversations; raise DataError if none is left."""
-        for note in chat.notes():
-            say(note)
+        self._say(chat.noted)
         if chat.stop is None and self.shape.takes_chats:
             say(
                 "warning: the chat template ends answers with no special token: the model will not "
@@ -440,8 +456,14 @@ class Pipeline:
     def _say_lost(self, corpus: Corpus) -> None:
         """Say which characters the tokenizer cannot hold: the model never sees them."""
         known = corpus.characters
-        texts = (text for example in corpus.examples for text in example[:2])
-        unknown, changed = self.tokenizer.lost(texts if known is None else [known])
+        texts = [text for example in corpus.examples for text in example[:2]] if known is None \
+            else [known]  # fmt: skip
+        unknown, changed = self.tokenizer.lost(texts)
+        if any(RUN in text for text in texts) and not self.tokenizer.keeps_runs:
+            say(
+                "warning: the tokenizer does not keep spaces that follow each other, as in "
+                "indentation: the model reads and writes one"
+            )
         if unknown:
             say(
                 f"warning: the tokenizer does not know {_listed(unknown)}: the model will not read "

@@ -8,10 +8,18 @@ is liked. Prompts and answers are texts, or lists of messages; the columns are T
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any, Literal, NamedTuple
 
-from data.conversations import WEIGHT, Conversation, Message, conversation_of, said
+from data.conversations import (
+    VARIABLES,
+    WEIGHT,
+    Conversation,
+    Message,
+    conversation_of,
+    said,
+)
 from data.rows import Row
 from data.template import ColumnError, NullError, Template
 from data.texts import Example
@@ -26,6 +34,12 @@ class Answer(NamedTuple):
 
     said: Example | Conversation
     liked: bool | None
+
+
+def columns_of_answers(single: bool, chat: bool) -> set[str]:
+    """The columns that `answers_of_row` reads."""
+    more = {"completion", "label"} if single else set[str]()
+    return {"prompt", *PAIR, *more, *({"tools", "system", VARIABLES} if chat else ())}
 
 
 def form_of_answers(row: Row) -> Literal["text", "chat"]:
@@ -121,12 +135,12 @@ def _conversations(row: Row, columns: Sequence[str], prompt: str | None) -> list
         raise ColumnError("chosen and rejected begin differently, and there is no column prompt")
     # What was answered before is not learned.
     asked = [{**one, WEIGHT: 0} if one["role"] == "assistant" else one for one in asked]
-    listed = {"messages": asked, "tools": row.get("tools"), "system": row.get("system")}
+    listed = {"messages": asked, **{name: row.get(name) for name in ("tools", "system", VARIABLES)}}
     before = conversation_of(listed)
     shared = _shared(talks) if len(talks) > 1 else 0
     return [
-        Conversation((*before.messages, *talk), before.tools,
-                     len(talk) - shared if len(talks) > 1 else None)
+        replace(before, messages=(*before.messages, *talk),
+                answer_length=len(talk) - shared if len(talks) > 1 else None)
         for talk in talks
     ]  # fmt: skip
 

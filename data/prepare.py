@@ -26,12 +26,14 @@ from data.causal_lm import CAUSAL_LM
 from data.chat import ChatTemplate
 from data.columns import Columns
 from data.forms import Pair
+from data.notes import Notes
 from data.pipeline import Pipeline
 from data.rows import Row
 from data.sample_format import SampleFormat
 from data.seq2seq import SEQ2SEQ
 from data.task import NULL, UNLABELLED, Split
 from data.texts import Example, Tokens
+from data.tokens import characters_of
 from files.json_files import Fields
 from files.location import FileLocation
 
@@ -50,9 +52,7 @@ class Found(NamedTuple):
     rows: list[tuple[FileLocation, Example, Tokens]]
     left_out: tuple[int, int]
     characters: set[str]
-    refused: list[str]
-    doubted: list[str]
-    unknown_tools: bool
+    notes: Notes
 
 
 class Work(NamedTuple):
@@ -64,10 +64,10 @@ class Work(NamedTuple):
 
     def of(self, chunk: Chunk) -> Found:
         """Make examples and tokens of rows."""
-        chat, data = self.chat, self.data
+        chat, data, notes = self.chat, self.data, self.data.notes()
         if chat is not None:
-            chat.refused, chat.doubted, chat.unknown_tools = [], [], False
-        found = list(data.task.examples(chunk, self.pair, chat))
+            chat.noted = notes
+        found = list(data.task.examples(chunk, self.pair, chat, notes))
         left_out = tuple(sum(one == why for _, one in found) for why in (UNLABELLED, NULL))
         kept = [(place, one) for place, one in found if isinstance(one, Example)]
         examples = [data.as_asked(one) for _, one in kept]
@@ -77,8 +77,8 @@ class Work(NamedTuple):
             [(place, Example(*one[:2], part=one.part), ids)
              for (place, _), one, ids in zip(kept, examples, tokens, strict=True)],
             (left_out[0], left_out[1]),
-            set[str]().union(*texts),
-            *((chat.refused, chat.doubted, chat.unknown_tools) if chat else ([], [], False)),
+            characters_of(texts),
+            notes,
         )  # fmt: skip
 
 
@@ -109,7 +109,7 @@ def prepare(data: Pipeline, split: Split, processes: int, folder: Path) -> None:
     data.tokenizer.texts([[data.tokenizer.end]])  # loaded before the processes are made
     columns: dict[Split, Columns] = {name: Columns() for name in task.with_held_out(split)}
     left_out, characters, rows = [0, 0], set[str](), 0
-    refused, doubted, unknown_tools = list[str](), list[str](), False
+    notes = Notes()
     with ExitStack() as stack:
         mapped: Callable[..., Iterable[Found]] = map
         if processes > 1:
@@ -122,15 +122,14 @@ def prepare(data: Pipeline, split: Split, processes: int, folder: Path) -> None:
                     columns[name].add(place, example, tokens)
             left_out = [a + b for a, b in zip(left_out, found.left_out, strict=True)]
             characters |= found.characters
-            refused, doubted = refused + found.refused, doubted + found.doubted
-            unknown_tools |= found.unknown_tools
-            rows += len(found.rows) + sum(found.left_out) + len(found.refused)
+            notes.merge(found.notes)
+            rows += len(found.rows) + sum(found.left_out) + len(found.notes.refused)
             print(rows, flush=True)
     for name, one in columns.items():
         one.write(folder / f"{name}.safetensors", {
             "unlabelled": left_out[0], "nulls": left_out[1],
             "characters": "".join(sorted(characters)),
-            "refused": refused, "doubted": doubted, "unknown_tools": unknown_tools,
+            "notes": notes.to_dict(),
         })  # fmt: skip
 
 

@@ -14,7 +14,9 @@ from tqdm import tqdm
 
 from config.sections import Data
 from data.conversations import (
+    QUESTION_COLUMNS,
     Conversation,
+    conversation_columns,
     conversation_of,
     has_conversation,
     question_and_answer,
@@ -22,7 +24,8 @@ from data.conversations import (
 from data.documents import DocumentPart, parts
 from data.forms import PLAIN, USUAL_PAIRS, Form, Format, Pair, format_of, pair_of
 from data.mixture import ingredients, is_mixture
-from data.preference_rows import answers_of_row, form_of_answers
+from data.notes import Notes
+from data.preference_rows import answers_of_row, columns_of_answers, form_of_answers
 from data.rows import DataError, File, HubDataset, Row, Source, source_of
 from data.template import ColumnError, NullError, Template
 from data.texts import MAX_CHARACTERS, Corpus, Example
@@ -119,12 +122,15 @@ class Task:
         """The examples of a split whose rows are texts; see `corpora`."""
         return self.corpora(split)[split]
 
-    def corpora(self, split: Split, chat: Reader | None = None) -> dict[Split, Corpus]:
+    def corpora(
+        self, split: Split, chat: Reader | None = None, notes: Notes | None = None
+    ) -> dict[Split, Corpus]:
         """The examples of a split, in the order of the data; with those of training come those that
         are held out of them.
 
         Args:
             chat: what reads conversations, if the task has them; there may be none left then.
+            notes: what is lost of the rows is added to them.
 
         Raises:
             UserError: there is no such data, or it does not fit the task.
@@ -134,7 +140,7 @@ class Task:
             source.rows(), unit=" rows", delay=2, leave=False,
             disable=not is_first_process() or None,
         )  # fmt: skip
-        found = list(self.examples(rows, self.pair(source), chat))
+        found = list(self.examples(rows, self.pair(source), chat, notes))
         if not found and chat is None:
             raise DataError(f"{source.name} holds no examples: give data that has some")
         return self.dealt(found, split)
@@ -163,13 +169,17 @@ class Task:
         return None if first is None else self._pair(*first)
 
     def examples(
-        self, rows: Iterable[tuple[FileLocation, Row]], pair: Pair | None, chat: Reader | None
+        self,
+        rows: Iterable[tuple[FileLocation, Row]],
+        pair: Pair | None,
+        chat: Reader | None,
+        notes: Notes | None = None,
     ) -> Iterator[tuple[FileLocation, Example | int]]:
         """What rows say, after their places, or why one is left out: `UNLABELLED` or `NULL`.
 
         Args:
             pair: see there.
-            chat: see `corpora`.
+            chat, notes: see `corpora`.
 
         Raises:
             DataError: one does not fit the task.
@@ -180,6 +190,8 @@ class Task:
             try:
                 for example in self._examples(place, row, pair, chat):
                     yield place, example
+                if notes is not None:
+                    notes.add_row(place, row, self._columns_read(place, row, pair, chat))
             except NullError as error:
                 if self.nulls == "refuse":
                     raise DataError(
@@ -202,9 +214,26 @@ class Task:
             return self._documents(row)
         return [self._example(row, *(pair or self._pair(place, row))[:2])]
 
+    def _columns_read(
+        self, place: FileLocation, row: Row, pair: Pair | None, chat: Reader | None
+    ) -> set[str]:
+        """The columns of a row that become text, or say how it does."""
+        if self.prefers is not None:
+            own = () if self.prompt is None else self.prompt.columns
+            return {*own, *columns_of_answers(self.prefers == "marked", chat is not None)}
+        if chat is not None and self._has_conversation(row):
+            return conversation_columns(row, self.messages)
+        if chat is None and self.kind == "plain":
+            return {*(self.target or PLAIN).columns}
+        asked = QUESTION_COLUMNS if chat is not None else set[str]()
+        return {*(pair or self._pair(place, row)).read, *asked}
+
+    def _has_conversation(self, row: Row) -> bool:
+        return self.prompt is None and has_conversation(row, self.messages)
+
     def _conversation(self, place: FileLocation, row: Row) -> Conversation | int:
         """The conversation in a row; a number: why it is left out."""
-        if self.prompt is None and has_conversation(row, self.messages):
+        if self._has_conversation(row):
             talk = conversation_of(row, self.messages, self.nulls == "empty")
             return talk.with_system(self.system)
         example = self._example(row, *self._pair(place, row)[:2])

@@ -66,11 +66,12 @@ class Instruction:
     `context` (Dolly's)."""
 
     columns = ("instruction",)
+    optional = ("input", "context")
 
     def render(self, row: Mapping[str, Any]) -> str:
         """The instruction, and the input on lines after it."""
         text = text_in(row, "instruction")
-        more = next((text_in(row, n) for n in ("input", "context") if row.get(n) is not None), "")
+        more = next((text_in(row, n) for n in self.optional if row.get(n) is not None), "")
         return f"{text}\n{more}" if more else text
 
 

@@ -230,6 +230,12 @@ class Tokenizer:
                 (changed if is_changed else unknown).append(c)
         return unknown, changed
 
+    @cached_property
+    def keeps_runs(self) -> bool:
+        """Whether spaces that follow each other come back from their tokens."""
+        (text,) = self._read_back([_amid_letters(RUN)])
+        return RUN in text
+
     def _read_back(self, texts: Iterable[str]) -> list[str]:
         """What the tokens of texts say, unknown ones left out."""
         unknown = self.base.unk_token_id
@@ -240,6 +246,20 @@ class Tokenizer:
         """What rows of tokens say, special tokens left out."""
         decoded: list[str] = self.base.batch_decode(tokens, skip_special_tokens=True)
         return decoded
+
+
+RUN = "  "
+"""Stands for all runs of spaces among characters."""
+
+
+def characters_of(texts: Iterable[str]) -> set[str]:
+    """All characters that texts have, and `RUN` if they have one."""
+    found = set[str]()
+    for text in texts:
+        found.update(text)
+        if RUN in text:
+            found.add(RUN)
+    return found
 
 
 def keep_tokenizer(

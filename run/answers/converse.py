@@ -16,11 +16,11 @@ from config.base import flattened
 from config.errors import ConfigError
 from config.flags import field_overrides, with_search
 from config.sections import RunConfig
-from data.chat import Refused
 from data.conversations import Conversation, Message, said
 from data.pipeline import Pipeline
 from data.rows import DataError
 from data.tokens import warn_truncated
+from data.turns import Refused
 from files.shown import shown
 from modelling.generation.strategies import strategy_of
 from modelling.spec import family_of

@@ -17,7 +17,6 @@ import popdist
 from checkpoints import has_checkpoint
 from config.agreement import agree, digest_of
 from config.sections import RunConfig
-from data.chat import Refused
 from data.conversations import Conversation, has_conversation, is_message, said
 from data.loaded import Loaded
 from data.pipeline import Pipeline
@@ -25,6 +24,7 @@ from data.rows import DataError, File, Row
 from data.task import task_of
 from data.template import ColumnError
 from data.tokens import warn_truncated
+from data.turns import Refused
 from files.location import FileLocation
 from files.shown import shown_path
 from files.writing import write_text
@@ -187,9 +187,11 @@ def _asked_talks(
     asked = []
     for (place, talk), row in zip(talks, rows, strict=True):
         try:
-            asked.append(Asked(row, chat.prompt(talk.with_system(config.data.system))))
+            asked.append(Asked(row, chat.prompt(talk.with_system(config.data.system), place)))
         except Refused as error:
             raise DataError(f"{place}: {error}") from None
+    for note in chat.notes():
+        say(note)
     return asked
 
 

@@ -1,0 +1,66 @@
+"""Forms of messages with tool calls, of which each chat template reads some."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from typing import Any, NamedTuple
+
+from data.conversations import Message
+
+ABSENT = object()
+"""Content of a message that has no field for it."""
+
+CALL_PROBE = "a_call_that_is_written"
+"""Name of a function, which shows whether a template writes a call."""
+
+
+class CallForm(NamedTuple):
+    """Form of a message with tool calls and without a text.
+
+    Attributes:
+        content: None, an empty text, or `ABSENT`, which leaves a message as it is.
+        text: arguments are JSON text, not an object.
+    """
+
+    content: Any
+    text: bool
+
+    def of(self, message: Message) -> Message:
+        """A message in this form; one without calls as it is."""
+        if not message.get("tool_calls"):
+            return message
+        calls = [self._call(call) for call in message["tool_calls"]]
+        content = {} if self.content is ABSENT or message.get("content") else {
+            "content": self.content
+        }  # fmt: skip
+        return {**message, "tool_calls": calls, **content}
+
+    def _call(self, call: dict[str, Any]) -> dict[str, Any]:
+        function, arguments = call["function"], call["function"]["arguments"]
+        if not self.text or isinstance(arguments, str):
+            return call
+        written = json.dumps(arguments, ensure_ascii=False)
+        return {**call, "function": {**function, "arguments": written}}
+
+
+CALL_FORMS = [CallForm(*form) for form in product((ABSENT, None, ""), (False, True))]
+"""Most templates read the first one, DeepSeek's a null and arguments as text."""
+
+PROBE: Message = {
+    "role": "assistant",
+    "tool_calls": [{"type": "function", "function": {"name": CALL_PROBE, "arguments": {"a": "b"}}}],
+}
+
+
+def calls_as_text(message: Message) -> Message:
+    """A message whose tool calls are text, in the form of Hermes and Qwen."""
+    if "tool_calls" not in message:
+        return message
+    lines = [message["content"]] if message.get("content") else []
+    for call in message["tool_calls"]:
+        lines.append(
+            f"<tool_call>\n{json.dumps(call['function'], ensure_ascii=False)}\n</tool_call>"
+        )
+    others = {name: value for name, value in message.items() if name != "tool_calls"}
+    return others | {"content": "\n".join(lines)}

@@ -1,0 +1,23 @@
+"""Special tokens of a tokenizer in texts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def special_tokens(base: PreTrainedTokenizerBase) -> tuple[str, ...]:
+    """Texts of a tokenizer's special tokens."""
+    added = base.added_tokens_decoder.values()
+    special = {str(token.content) for token in added if token.special}
+    return tuple(sorted({*special, *map(str, base.all_special_tokens)}))
+
+
+def any_of(tokens: Iterable[str]) -> re.Pattern[str]:
+    """Pattern of these tokens, the longer ones first; of none, it matches nothing."""
+    longest_first = sorted(tokens, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")

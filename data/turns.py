@@ -1,0 +1,168 @@
+"""Places of the assistant's turns in the text of a conversation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from data.conversations import REASONING, Message
+
+_HEADER_ENDS = re.compile(r"[\n>\]:]")
+"""Characters that end the beginning of an answer."""
+_ANOTHER = "\ue000another\ue001"
+"""A text whose ends, of private use, no answer has."""
+
+
+class Refused(ValueError):
+    """A conversation that the template does not take, or of which nothing would be learned."""
+
+
+class Range(NamedTuple):
+    """Characters of a text, from `start` up to `end`."""
+
+    start: int
+    end: int
+
+
+class Stops(NamedTuple):
+    """Special tokens that end answers.
+
+    Attributes:
+        last: ends an answer at the end; None: the template writes none.
+        inner: ends one before other messages.
+        special: all special tokens, of which another one may end a call.
+    """
+
+    last: str | None
+    inner: str | None
+    special: re.Pattern[str]
+
+
+class Turns:
+    """Where the turns of a conversation stand in its text, found by writing its beginnings."""
+
+    def __init__(
+        self,
+        write: Callable[[Sequence[Message], bool], str],
+        messages: Sequence[Message],
+        text: str,
+        stops: Stops,
+    ) -> None:
+        """
+        Args:
+            write: the text of messages, or what asks for an answer to them.
+            text: that of all messages.
+        """
+        self._write, self._messages, self.text, self._stops = write, messages, text, stops
+        self._asked: dict[int, str] = {}
+
+    def asked(self, turn: int) -> str:
+        """The text that asks for the answer at an index."""
+        if turn not in self._asked:
+            self._asked[turn] = self._write(self._messages[:turn], True)
+        return self._asked[turn]
+
+    def before(self, turn: int) -> str:
+        """The text of the messages before an index."""
+        return self._write(self._messages[:turn], False)
+
+    def answer(self, turn: int) -> Range:
+        """What the answer at an index adds, up to and with what ends it.
+
+        A template may write an answer in another way once more follows: Qwen3's leaves out the
+        thoughts at its beginning. What is learned is what stands there then.
+
+        Raises:
+            Refused: the whole text does not hold the answer as the template writes it there.
+        """
+        try:
+            return self._as_last(turn)
+        except Refused:
+            found = self._changed(turn)
+            if found is None:
+                raise
+            return found
+
+    def _as_last(self, turn: int) -> Range:
+        """The answer, found by the text of the messages up to it. Raises Refused."""
+        last = turn == len(self._messages) - 1
+        fresh = self.text if last else self._write(self._messages[: turn + 1], False)
+        begin = self._starts(turn, fresh)[-1]
+        least, stop = 0, self._stops.last
+        if stop is not None and stop in fresh[begin:]:
+            ends = stop if last else self._stops.inner or stop
+            least = len(ends)
+            fresh = fresh[: fresh.rindex(stop)] + ends
+        dropped = range(begin, len(fresh) - least + 1) if least else (begin,)
+        starts = self._starts(turn, self.text)
+        for first in dropped:  # as little as may be
+            for start in starts:
+                if self.text.startswith(fresh[first:], start):
+                    return Range(start, start + len(fresh) - first)
+        raise Refused(
+            f"the chat template writes message {turn + 1} differently in the whole conversation: "
+            "try --data.loss last"
+        )
+
+    def _changed(self, turn: int) -> Range | None:
+        """The answer, found by the text of all messages with another answer in its place; None:
+        nothing asks for it.
+
+        Messages before it may be written in another way once more follows: Qwen3's template leaves
+        out the thoughts of calls before the last question.
+        """
+        asked = self.asked(turn)
+        header = asked[_common(asked, self.before(turn)) :]
+        other = [*self._messages]
+        other[turn] = _another(other[turn])
+        text, changed = self.text, self._write(other, False)
+        first, last = _common(text, changed), _common(text[::-1], changed[::-1])
+        cuts = [len(header), *(end.end() for end in _HEADER_ENDS.finditer(header))]
+        # The header that is nearest before the first difference, as long as can be.
+        start, cut = max((text.rfind(header[:cut], 0, first), cut) for cut in cuts)
+        if not header or start < 0:
+            return None
+        end = len(text) - last
+        if self._stops.last is not None and (found := self._stops.special.search(text, end)):
+            end = found.end()
+        return Range(start + cut, end) if end > start + cut else None
+
+    def _starts(self, turn: int, text: str) -> list[int]:
+        """Where the answer may begin in a text that holds it."""
+        asked = self.asked(turn)
+        if text.startswith(asked):
+            return [len(asked)]
+        # What asks for an answer may go on where the text has the answer, such as with <think>.
+        same = _common(asked, text)
+        least = _common(asked, self.before(turn))
+        ends = [end.end() for end in _HEADER_ENDS.finditer(asked, 0, same)]
+        ends = [end for end in ends if end >= least]
+        if not ends:
+            raise Refused(
+                f"the chat template writes what precedes message {turn + 1} differently in the "
+                "whole conversation: try --data.loss last"
+            )
+        return ends
+
+
+def _another(message: Message) -> Message:
+    """A message of the same form, of which no text begins or ends as before."""
+    other = {name: _ANOTHER if name in REASONING else value for name, value in message.items()}
+    if message.get("content"):
+        other["content"] = _ANOTHER
+    if message.get("tool_calls"):
+        other["tool_calls"] = list(map(_another_call, message["tool_calls"]))
+    return other
+
+
+def _another_call(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    function, text = call["function"], isinstance(call["function"]["arguments"], str)
+    arguments = _ANOTHER if text else {_ANOTHER: _ANOTHER}
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _common(one: str, other: str) -> int:
+    """How many characters at the beginning of both are the same."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
