@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
@@ -37,7 +38,8 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse does, but a flag's one value may begin with a dash, such as `->`."""
-        return super().parse_known_args(self._with_values(args or []), namespace)
+        given = sys.argv[1:] if args is None else args
+        return super().parse_known_args(self._with_values(given), namespace)
 
     def _with_values(self, arguments: Sequence[str]) -> list[str]:
         """The arguments, with `=` between a flag that needs one value and a value with a dash."""

@@ -26,6 +26,7 @@ from config.flags import (
 from config.t5 import T5Config
 from terminal.command_line import read_command_line
 from terminal.entry_point import entry_point
+from terminal.parser import Parser
 
 
 def add_options(parser):
@@ -103,6 +104,15 @@ def test_every_field_is_a_flag_by_its_dotted_name(family, spelled):
     found = flattened(field_overrides(parsed, config))
     assert found == wanted
     assert [type(value) for value in found.values()] == [type(v) for v in wanted.values()]
+
+
+def test_a_parser_reads_the_arguments_of_the_process(monkeypatch):
+    """As benchmarks do, which give it none."""
+    parser = Parser()
+    parser.add_argument("--folder")
+    parser.add_argument("--between")
+    monkeypatch.setattr("sys.argv", ["program", "--folder", "x", "--between", "->"])
+    assert vars(parser.parse_args()) == {"folder": "x", "between": "->"}
 
 
 def _other_value(leaf, config):
