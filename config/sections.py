@@ -27,6 +27,8 @@ from config.task import CausalLMData
 from config.task import Data as Data
 
 MAX_REPLICAS = 2**14
+FUSED_FROM = 2**20
+"""Scores of a head from which on attention is fused everywhere: `popxl.ops.attention`."""
 
 
 @dataclass(frozen=True)
@@ -176,8 +178,14 @@ class RunConfig(Section):
         return m.hidden_size * (m.embedding.vocab_size + m.layers)
 
     def score_bytes(self, heads: int) -> int:
-        """Bytes of the attention scores that exist at a time on all devices, in float32."""
+        """Bytes of the attention scores that exist at a time on all devices, in float32; none
+        where attention is fused."""
         m, e = self.model, self.execution
+        is_long = m.sequence_length**2 >= FUSED_FROM
+        if e.attention_serialisation == 1 and (
+            e.attention == "fused" or (e.attention == "auto" and is_long)
+        ):
+            return 0
         queries = m.sequence_length // e.attention_serialisation
         return self._samples_at_once * heads * queries * m.sequence_length * 4
 

@@ -219,14 +219,14 @@ class Tokenizer:
         alone, amid = self._read_back(characters), self._read_back(map(_amid_letters, characters))
         unknown, changed = list[str](), list[str]()
         for c, *back in zip(characters, alone, amid, strict=True):
-            pairs = list(zip((c, _amid_letters(c)), back, strict=True))
+            pairs = [(c, back[0]), (_amid_letters(c), back[1])]
             if any(_holds(pair, c) for pair in pairs):
                 continue
             # A letter that is unknown alone may be a part of known words.
             word = _word_around(c, next(text for text in texts if c in text))
-            pairs.append((word, *self._read_back([word])))
+            pairs.append((word, self._read_back([word])[0]))
             if not _holds(pairs[-1], c):
-                is_changed = any(_holds(tuple(map(_folded, pair)), _folded(c)) for pair in pairs)
+                is_changed = any(_holds((_folded(a), _folded(b)), _folded(c)) for a, b in pairs)
                 (changed if is_changed else unknown).append(c)
         return unknown, changed
 
@@ -330,7 +330,7 @@ def _folded(text: str) -> str:
     return "".join(c for c in plain if not unicodedata.combining(c))
 
 
-def _holds(pair: tuple[str, ...], character: str) -> bool:
+def _holds(pair: tuple[str, str], character: str) -> bool:
     """True if all of a character that is in a text is in what came back of it."""
     text, back, one = (unicodedata.normalize("NFKC", s) for s in (*pair, character))
     return bool(one) and back.count(one) >= max(text.count(one), 1)

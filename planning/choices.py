@@ -36,6 +36,9 @@ from terminal.screen import say
 LONGEST = 2048
 """Tokens of a sample, unless a person asks for more."""
 
+MAX_CONTEXT = 2**17
+"""Tokens that a model reads and writes to answer, unless a person asks for more."""
+
 WRITTEN = 256
 """Tokens of an answer, and of a usual prompt, where no data say how long they are."""
 
@@ -165,6 +168,7 @@ def with_choices(
     if not settings.is_open:
         return line
     agree_on_run(line.config, **{"the settings that are given": sorted(settings.names)})
+    answers = not splits and not trains
     if not _has_data(settings.names, splits):
         if not only_plans:
             raise ConfigError(
@@ -176,21 +180,26 @@ def with_choices(
         splits = (*splits, "validation")
     with explain_shortages(line.preset, line.config):
         devices = Devices.here(line.config) if machine is None else Devices.of(machine)
-        made = _chosen(Choices(settings, devices), splits, trains, loaded or Loaded())
+        made = _chosen(Choices(settings, devices), splits, trains, loaded or Loaded(), answers)
         made = _with_micro_batch(made, programs or Programs()) if trains else made
     if told := _told(made, trains):
         say(told)
     return replace(line, config=made.config, settings=made.settings)
 
 
-def _chosen(choices: Choices, splits: Sequence[Split], trains: bool, loaded: Loaded) -> Choices:
+def _chosen(
+    choices: Choices, splits: Sequence[Split], trains: bool, loaded: Loaded, answers: bool
+) -> Choices:
     config = choices.config
     shape = family_of(config).sample_format
     bits = "bfloat16" if choices.devices.bfloat16 else "float32"
     choices = choices.with_(model__precision=bits)
     data = Pipeline(choices.config, shape, loaded) if splits else None
     lengths = None if data is None else lengths_of(data, splits)
-    choices = _with_lengths(choices, shape, lengths)
+    if answers:
+        choices = _with_lengths_of_answers(choices, shape)
+    else:
+        choices = _with_lengths(choices, shape, lengths)
     if trains:
         is_plain = data is not None and data.task.kind == "plain"
         choices = choices.with_(**_habits(choices.config, shape, is_plain))
@@ -211,7 +220,7 @@ def _has_data(given: frozenset[str], splits: Sequence[Split]) -> bool:
 def _with_lengths(choices: Choices, shape: SampleFormat, lengths: Lengths | None) -> Choices:
     """As long as the longest texts, up to `LONGEST` and what the model was made for."""
     config = choices.config
-    most = _most(config) * (answers_of(config) if shape.takes_chats else 1)
+    most = min(LONGEST, _context(config)) * (answers_of(config) if shape.takes_chats else 1)
     multiple = length_multiple(config)
 
     def fitting(tokens: int) -> int:
@@ -221,6 +230,22 @@ def _with_lengths(choices: Choices, shape: SampleFormat, lengths: Lengths | None
     read = fitting((most - written) if lengths is None else lengths.longest)
     fields = {"model__sequence_length": read, f"model__{shape.output_field}": written}
     return choices.with_(**fields)
+
+
+def _with_lengths_of_answers(choices: Choices, shape: SampleFormat) -> Choices:
+    """Prompts may be as long as the model reads besides what it writes."""
+    usual = min(WRITTEN, _context(choices.config) // 2)
+    choices = choices.with_(**{f"model__{shape.output_field}": usual})
+    config = choices.config
+    written = config.generation.max_tokens or shape.output_length(config)
+    read = _read_besides(config, _context(config), written)
+    return choices.with_(model__sequence_length=read)
+
+
+def _read_besides(config: RunConfig, most: int, written: int) -> int:
+    """Tokens of the longest prompt where so many are written after it, of at most `most`."""
+    multiple = length_multiple(config)
+    return max((most - written) // multiple, 1) * multiple
 
 
 def with_own_lengths(line: CommandLine) -> CommandLine:
@@ -233,12 +258,13 @@ def with_own_lengths(line: CommandLine) -> CommandLine:
     shares = shape is SEQ2SEQ and "data.examples_per_row" in given  # prompts share samples
     if not of_run or line.preset != run.name or shares:
         return line
-    most = _most(config)
+    most = max(_context(config), config.model.sequence_length)
     written = shape.room(config)
     if config.data.train is not None and config.generation.max_tokens is None:
-        written = max(written, min(WRITTEN, most // 2))
-    read = max((most - written) // length_multiple(config) * length_multiple(config),
-               config.model.sequence_length)  # fmt: skip
+        written = min(max(written, WRITTEN), most // 2)
+    read = _read_besides(config, most, written)
+    if shape is SEQ2SEQ:  # what is written takes no place from it
+        read = max(read, config.model.sequence_length)
     fields = {"model.sequence_length": read, "generation.max_tokens": written}
     if shape is SEQ2SEQ:
         fields["data.examples_per_row"] = 1
@@ -246,9 +272,9 @@ def with_own_lengths(line: CommandLine) -> CommandLine:
     return replace(line, config=config.changed(new))
 
 
-def _most(config: RunConfig) -> int:
-    """Tokens of the longest texts: what the model was made for, up to `LONGEST`."""
-    return min(LONGEST, config.model.made_for or LONGEST)
+def _context(config: RunConfig) -> int:
+    """Tokens that the model was made for, up to `MAX_CONTEXT`; `LONGEST` if it knows no limit."""
+    return min(MAX_CONTEXT, config.model.made_for or LONGEST)
 
 
 def _habits(config: RunConfig, shape: SampleFormat, is_plain: bool) -> dict[str, Any]:
@@ -362,6 +388,8 @@ def _copies(choices: Choices, batch: int | None) -> int:
 def _most_at_once(choices: Choices, shape: SampleFormat, measured: bool) -> int:
     """Samples of a micro-batch: enough to keep a device busy, in a quarter of its memory."""
     config, length = choices.config, choices.config.model.sequence_length
+    if not measured:
+        config = config.changed({"model.sequence_length": min(length, LONGEST - WRITTEN)})
     usual = length if measured else min(length, WRITTEN)
     tokens = TOKENS_AT_ONCE[choices.devices.platform] // usual
     return int(max(min(tokens, choices.devices.memory / 4 / _bytes_of_sample(config, shape)), 1))

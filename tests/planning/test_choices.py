@@ -299,10 +299,48 @@ def test_a_folder_of_transformers_answers_and_is_validated(kind, models, monkeyp
     assert "exact_match" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("flags", "read", "written"),
+    [
+        ([], 8192 - 256, 256),
+        (["--generation.max_tokens", "1000"], 8192 - 1000, 256),
+        (["--output_length", "1001"], 8192 - 1008, 1001),
+        (["--sequence_length", "64"], 64, 256),
+        (["--model.max_length", "1048576"], 2**17 - 256, 256),
+        (["--model.max_length", "128"], 64, 64),
+    ],
+)
+def test_a_model_reads_all_of_its_length_but_what_it_writes(
+    flags, read, written, models, monkeypatch
+):
+    """Its micro-batch is that of shorter prompts."""
+    monkeypatch.chdir(models)
+    machine(monkeypatch, devices=1)
+
+    def config(*flags: str) -> RunConfig:
+        given = ["--model", "gptj", "--model.max_length", "8192", *flags]
+        line = read_command_line("", "inference", "tiny", given, origins=ORIGINS)
+        return choices.with_choices(line).config
+
+    made = config(*flags)
+    assert (made.model.sequence_length, made.model.output_length) == (read, written)
+    short = config("--model.max_length", "2048").execution.micro_batch_size
+    assert made.execution.micro_batch_size == short
+    line = read_command_line("", "inference", "tiny", ["--model", "gptj"], origins=ORIGINS)
+    planned = choices.with_choices(line, ("validation",), only_plans=True).config
+    assert planned.model.sequence_length < choices.LONGEST
+
+
 # ---- writing with a run -------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("preset", "data", "flags", "read", "written"),
     [
+        ("qwen3_tiny:8192", {"train": "x.jsonl"}, [], 8192 - 256, 256),
+        ("qwen3_tiny:8192", {"train": "x.jsonl"}, ["--generation.max_tokens", "9"], 8176, 9),
+        ("gptj_tiny:131072", {"dataset": "sample"}, [], 131072 - 8, 5),
+        ("qwen3_tiny:1048576", {"train": "x.jsonl"}, [], 2**17 - 256, 256),
+        ("qwen3_tiny:24", {"train": "x.jsonl"}, [], 8, 12),
+        ("qwen3_tiny:16", {"train": "x.jsonl"}, [], 8, 12),
         ("tiny", {"train": "x.jsonl"}, [], 1792, 256),
         ("tiny", {"dataset": "sample"}, [], 2040, 4),
         ("tiny", {"train": "x.jsonl", "examples_per_row": 4}, [], 1792, 256),
@@ -319,8 +357,9 @@ def test_lengths_of_the_data_do_not_bind_what_a_run_writes(
     """A run on short texts reads and writes as much as its model can."""
     short = {"model": {"sequence_length": 24}, "data": data}
     kinds = {"tiny": T5Config, "gptj_tiny": GPTJConfig, "qwen3_tiny": LlamaConfig}
+    preset, _, length = preset.partition(":")
     if preset != "tiny":
-        short["model"]["max_length"] = 128
+        short["model"]["max_length"] = int(length or 128)
     config = load_config(kinds[preset], "finetuning", preset, short)
     with CheckpointStore(tmp_path) as store:
         texts = {"config.yml": yaml_text(config.to_dict())}
