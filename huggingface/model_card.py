@@ -21,9 +21,11 @@ class AdapterOf:
 
     Attributes:
         base: its name on the hub, or its path from the adapter's folder; None: it has none.
+        rows: that its embedding needs for the adapter's new tokens; None: those that it has.
     """
 
     base: str | None
+    rows: int | None = None
 
     @property
     def line(self) -> str:
@@ -32,6 +34,12 @@ class AdapterOf:
             return 'base = "..."  # the model that the adapter was trained beside'
         is_path = self.base.startswith("..")
         return f"base = folder + {'/' + self.base!r}" if is_path else f"base = {self.base!r}"
+
+    @property
+    def loading(self) -> list[str]:
+        """Python that puts the adapter beside the base's `model`."""
+        resize = [] if self.rows is None else [f"model.resize_token_embeddings({self.rows})"]
+        return [*resize, "model = PeftModel.from_pretrained(model, folder)"]
 
 
 @dataclass(frozen=True)
@@ -144,7 +152,7 @@ class ModelCard:
             *([self.adapter.line] if self.adapter else []),
             "tokenizer = AutoTokenizer.from_pretrained(folder)",
             f"model = AutoModelFor{kind}.from_pretrained({base})",
-            *(["model = PeftModel.from_pretrained(model, folder)"] if self.adapter else []),
+            *(self.adapter.loading if self.adapter else []),
             *self._inputs(),
             "tokens = model.generate(**inputs, max_new_tokens=64)",
             "print(tokenizer.decode(tokens[0], skip_special_tokens=True))",

@@ -65,7 +65,7 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
         "rslora": found.data.get("use_rslora") is True,
         "dora": found.data.get("use_dora") is True,
         "targets": _targets(found, modules.low_rank),
-        "modules_to_save": ",".join(_used(saved, modules.saved, is_within)) or None,
+        "modules_to_save": ",".join(_saved(saved, modules.saved)) or None,
     }
     return fields | {name: _pattern(found, name, modules.low_rank) for name in PATTERNS}
 
@@ -92,9 +92,24 @@ def adapter_modules(folder: str | Path) -> AdapterModules:
     return AdapterModules(list(low_rank), list(saved))
 
 
+def adapter_rows(folder: str | Path, names: Collection[str]) -> int | None:
+    """The rows of the first of some weights that an adapter's file has; None: it has none."""
+    if not (Path(folder) / WEIGHTS).is_file():
+        return None
+    tensors = AdapterTensors(folder)
+    return next((tensors.spec(name).shape[0] for name in names if name in tensors), None)
+
+
 def ties_weights(folder: str | Path) -> bool:
     """Read whether modules that are tied in the base model have one adapter."""
     return read_object(Path(folder) / SETTINGS).data.get("ensure_weight_tying") is True
+
+
+def _saved(names: Sequence[str], modules: Collection[str] | None) -> Sequence[str]:
+    """Names for all modules whose weights the file has: PEFT puts an embedding that got new rows
+    into it without naming it."""
+    used = _used(names, modules, is_within)
+    return [*used, *(m for m in modules or () if not any(is_within(m, name) for name in used))]
 
 
 def _used(

@@ -34,7 +34,8 @@ def new_rows(settings: Settings, model_rows: int) -> dict[str, Any]:
         UserError: the tokenizer cannot be had.
     """
     config = settings.config
-    asked = config.model.embedding.vocab_size if settings.by_flag(ROWS) else model_rows
+    is_asked = settings.by_flag(ROWS) or config.adapter.load is not None
+    asked = config.model.embedding.vocab_size if is_asked else model_rows
     tokens = _new_tokens(config, model_rows)
     rows = max([model_rows, asked, *(number + 1 for number in tokens)])
     if rows > model_rows:

@@ -27,7 +27,12 @@ from files.shown import shown, shown_name
 from huggingface.folders import CONFIG as MODEL_CONFIG
 from huggingface.folders import PARAMS, TASK, TASK_FIELDS
 from huggingface.models import RANDOM, local_model, published
-from huggingface.peft_files import adapter_modules, read_settings, ties_weights
+from huggingface.peft_files import (
+    adapter_modules,
+    adapter_rows,
+    read_settings,
+    ties_weights,
+)
 from huggingface.wrappers import WRAPPERS
 from planning.new_tokens import asks_for_rows, is_model, new_rows
 
@@ -102,17 +107,24 @@ class SavedOrModel:
         return None, {}
 
     def adapter(self, folder: str, config: RunConfig) -> Mapping[str, Any]:
-        """What its adapter_config.json says, and that the head is apart from the embedding, where
-        PEFT trained one of them alone."""
-        fields = {"adapter": read_settings(folder)}
+        """What its adapter_config.json says, that the head is apart from the embedding, where PEFT
+        trained one of them alone, and new rows with the tokenizer that they are for."""
+        fields: dict[str, Any] = {"adapter": read_settings(folder)}
         from modelling.spec import family_of
-        from modelling.weights.vocabulary import unties_head
+        from modelling.weights.vocabulary import unties_head, vocabulary_names
 
         adapted = {module for some in adapter_modules(folder) for module in some or ()}
         table = family_of(config).table(config)
-        if not unties_head(table, adapted, ties_weights(folder), folder):
-            return fields
-        return {**fields, "model": {"embedding": {"tied": False}}}
+        embedding: dict[str, Any] = {}
+        if unties_head(table, adapted, ties_weights(folder), folder):
+            embedding["tied"] = False
+        own = config.model.embedding.vocab_size
+        rows = adapter_rows(folder, vocabulary_names(table)) or 0
+        if rows > own:
+            embedding |= {"vocab_size": rows, "new_rows": f"{own}-{rows - 1}"}
+        fields |= {"model": {"embedding": embedding}} if embedding else {}
+        has_tokenizer = (Path(folder) / "tokenizer_config.json").is_file()
+        return fields | ({"data": {"tokenizer": folder}} if rows and has_tokenizer else {})
 
     def vocabulary(self, settings: Settings) -> Mapping[str, Any]:
         """Rows for tokens that are added to a Hugging Face model."""

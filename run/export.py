@@ -33,11 +33,10 @@ from huggingface.models import RANDOM
 from huggingface.peft_files import settings_of, write_adapter
 from machine.memory import check_least
 from modelling.spec import ModelFamily, family_of
-from modelling.weights import Arrays, Computed
+from modelling.weights import Arrays, Computed, WeightTable
 from modelling.weights.adapters import modules_of, saved_modules, with_tied
 from modelling.weights.merging import merged
-from modelling.weights.row import is_trained
-from modelling.weights.vocabulary import trains_tied_head
+from modelling.weights.vocabulary import has_tied_head, has_vocabulary
 from run.base_model import base_settings, copy_processors, with_other_parts
 from run.card import RunRecord, write_card
 from run.frozen_base import Base
@@ -73,8 +72,9 @@ def export(
         CheckpointError: the folder is there and not empty, or cannot be written.
     """
     table, adapts = family.weights(config), config.adapter.rank > 0
+    exported = _exported(config, table)
     if adapts:
-        names = [weight.name for weight in table.trained]
+        names = [weight.name for weight in exported.weights]
         weights = Computed({name: partial(weights.__getitem__, name) for name in names})
     if not is_first_process():  # but for its part in reading what is spread over all of them
         for name in weights:
@@ -91,20 +91,27 @@ def export(
         if tokenizer is not None:
             tokenizer.base.save_pretrained(draft)
         name, shape = Path(folder).resolve().name, family.sample_format
-        write_card(draft, name, shape, load, run, AdapterOf(named) if adapts else None)
+        write_card(draft, name, shape, load, run, adapter_of if adapts else None)
 
     named = None if base is None else base.seen_from(folder)
+    grows = config.model.embedding.new_rows is not None
+    adapter_of = AdapterOf(named, config.model.embedding.vocab_size if grows else None)
     if adapts:
         own = {name: weights[name] for name in weights}
         settings = _adapter_settings(config, family, named)
         with new_folder(folder) as draft:
-            trained = table.only(is_trained)
-            write_adapter(draft, with_tied(trained, trained.for_files(own)), settings)
+            write_adapter(draft, with_tied(exported, exported.for_files(own)), settings)
             complete(draft)
     else:
         _write_model(config, family, weights, folder, complete, precision)
     of = "" if run is None else f" of step {run.step}"
     say(f"wrote {'an adapter' if adapts else 'a model'}{of} for Hugging Face to {folder}")
+
+
+def _exported(config: RunConfig, table: WeightTable) -> WeightTable:
+    """What an adapter's file has: all that is trained, and new rows, which its base has not."""
+    grows = config.model.embedding.new_rows is not None
+    return table.only(lambda row: row.trained or (grows and has_vocabulary(row)))
 
 
 def _write_model(
@@ -143,7 +150,7 @@ def _adapter_settings(config: RunConfig, family: ModelFamily, named: str | None)
     saved = list(listed(adapter.modules_to_save)) if config.training.trained is None else []
     more = [m for m in saved_modules(table) if not any(is_within(m, name) for name in saved)]
     return settings_of(adapter, modules_of(table), [*saved, *more], named, task) | {
-        "ensure_weight_tying": trains_tied_head(table)
+        "ensure_weight_tying": has_tied_head(table, _exported(config, table).aliases.values())
     }
 
 

@@ -51,6 +51,7 @@ from run.signals import StopSignal
 from run.skipped_steps import SkippedSteps
 from run.stalls import Stalls
 from run.start import Start, saved_base, starting_point
+from run.trained_notes import trained_notes
 from run.utilisation import utilisation_of
 from sessions.running import compiled
 from sessions.training import FineTuning
@@ -136,7 +137,10 @@ def _finetune(
         say("\n".join(preview(samples, first, family.sample_format, data.tokenizer, is_coloured())))
     for note in (*length_note(data.config), *sample_notes(data.config, samples)):
         say(note)
-    start = starting_point(data.config, family.weights(data.config), options.fresh)
+    table = family.weights(data.config)
+    for note in trained_notes(data.config, table):
+        say(note)
+    start = starting_point(data.config, table, options.fresh)
     config = _resume(data.config, options, loader, start)
     agree({"training.steps": config.training.steps, "step to start from": start.step,
            "digest of the state to start from": start.sha256})  # fmt: skip

@@ -156,9 +156,10 @@ def _with_adapter(
     if folder is None or (below.run is not None and "load" not in given):
         return settings
     fields = flattened(origins.adapter(folder, settings.config))
-    if "dropout" in given:  # which is of training alone
-        del fields["adapter.dropout"]
     by_flags = flattened(flags)
+    for name in ("adapter.dropout", "data.tokenizer"):  # which its weights do not depend on
+        if name in by_flags:
+            fields.pop(name, None)
     for name in sorted(fields.keys() & by_flags.keys()):
         asked = flattened(settings.config.to_dict())[name]
         if asked != fields[name]:

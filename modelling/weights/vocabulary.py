@@ -7,6 +7,7 @@ from collections.abc import Collection
 from config.errors import ConfigError
 from files.shown import shown_names, shown_path
 from modelling.weights.adapters import module_of
+from modelling.weights.row import WeightRow
 from modelling.weights.table import WeightTable
 
 EMBEDDINGS = "embeddings"
@@ -19,7 +20,12 @@ _PATHS = ("tokens.weight", "lm_head.weight", "lm_head.bias")
 
 def vocabulary_names(table: WeightTable) -> list[str]:
     """The weights of the embedding and the head."""
-    return [w.name for row in table.rows if row.path in _PATHS for w in row.weights]
+    return [w.name for row in table.rows if has_vocabulary(row) for w in row.weights]
+
+
+def has_vocabulary(row: WeightRow) -> bool:
+    """Decide whether a row has a weight's row for each token."""
+    return row.path in _PATHS
 
 
 def embedding_names(table: WeightTable) -> list[str]:
@@ -57,8 +63,8 @@ def unties_head(table: WeightTable, adapted: Collection[str], is_tied: bool, fol
     return False
 
 
-def trains_tied_head(table: WeightTable) -> bool:
-    """Decide whether an embedding that is a decoder's head too is trained: PEFT's
+def has_tied_head(table: WeightTable, names: Collection[str]) -> bool:
+    """Decide whether an embedding that is a decoder's head too is among some weights: PEFT's
     `ensure_weight_tying`, which it knows for such pairs alone."""
     own, *tied = embedding_names(table)
-    return len(tied) == 1 and own in {weight.name for weight in table.trained}
+    return len(tied) == 1 and own in names

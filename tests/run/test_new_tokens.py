@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import peft
 import pytest
+import torch
 import transformers
 from safetensors.numpy import load_file
 
@@ -207,3 +210,63 @@ def test_rows_that_cannot_be(
     given = ["--load", str(bases["tied"]), "--save-hf", str(tmp_path / "out"), *flags]
     assert run_export.main(given) == 2
     assert said in capsys.readouterr().err
+
+
+# ---- adapters ------------------------------------------------------------------------------------
+def logits(model: Any, known: int) -> np.ndarray:
+    words = torch.tensor([[3, known, 9, known + 1], [known, 5, 7, 8]])
+    with torch.no_grad():
+        return model.eval()(input_ids=words).logits.numpy()
+
+
+def with_adapter(base: Path, adapter: Path) -> Any:
+    """The base in PEFT, with the rows that the adapter's card says."""
+    model = model_in(base)
+    rows = re.search(r"resize_token_embeddings\((\d+)\)", (adapter / "README.md").read_text())
+    assert rows
+    model.resize_token_embeddings(int(rows[1]))
+    return peft.PeftModel.from_pretrained(model, adapter)
+
+
+ENSURED = pytest.mark.filterwarnings("ignore:You have requested `ensure_weight_tying`")
+
+
+@ENSURED
+@pytest.mark.parametrize("count", [2, 7])
+@pytest.mark.parametrize("kind", ["tied", "untied", "gptj"])
+def test_an_adapter_has_the_new_rows_that_its_base_lacks(
+    kind: str, count: int, bases: dict[str, Path], tmp_path: Path
+) -> None:
+    base, known = bases[kind], len(tokenizer_in(bases[kind]))
+    added = [f"<{n}>" for n in range(count)]
+    given = ["--load", str(base), "--adapter.rank", "2", "--model.add_tokens", *added]
+    assert run_export.main([*given, "--save-hf", str(tmp_path / "adapter")]) == 0
+    assert run_export.main([*given, "--merge", "--save-hf", str(tmp_path / "whole")]) == 0
+    expected = logits(model_in(tmp_path / "whole"), known)
+    found = logits(with_adapter(base, tmp_path / "adapter"), known)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    again = ["--load", str(base), "--adapter.load", str(tmp_path / "adapter"), "--merge"]
+    assert run_export.main([*again, "--save-hf", str(tmp_path / "again")]) == 0
+    np.testing.assert_array_equal(logits(model_in(tmp_path / "again"), known), expected)
+    assert len(tokenizer_in(tmp_path / "again")) == known + count
+
+
+@pytest.mark.parametrize("kind", [slow("tied"), "untied"])
+def test_new_rows_are_trained_beside_adapters(
+    kind: str, bases: dict[str, Path], tmp_path: Path, capsys: Any
+) -> None:
+    base, run, known = bases[kind], tmp_path / "run", len(tokenizer_in(bases[kind]))
+    rows = [{"prompt": f"say <yes> {n}", "completion": f"{n} <yes> <no>"} for n in range(40)]
+    given = ("--load", str(base), *TRAINING, *data(tmp_path, rows), "--learning_rate", "0.02")
+    given += ("--adapter.rank", "2", "--model.add_tokens", "<yes>", "<no>", "--steps", "2")
+    saved = ("--adapter.modules_to_save", "embed_tokens", "lm_head")
+    assert train(run, *given, *saved) == 0
+    assert "rows in" not in capsys.readouterr().err
+    assert run_export.main(["--load", str(run), "--save-hf", str(tmp_path / "adapter")]) == 0
+    whole = ("--merge", "--save-hf", str(tmp_path / "whole"))
+    assert run_export.main(["--load", str(run), *whole]) == 0
+    expected = logits(model_in(tmp_path / "whole"), known)
+    found = logits(with_adapter(base, tmp_path / "adapter"), known)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    (table, _) = tables(tmp_path / "whole", kind)
+    assert (table[known] != table[known + 1]).any()

@@ -1,0 +1,65 @@
+"""Notes before a run trains: which weights adapters change, and which new rows stay frozen."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from config.sections import RunConfig
+from files.shown import shown_names
+from modelling.weights import Weight, WeightRow, WeightTable
+from modelling.weights.adapters import module_of
+from modelling.weights.vocabulary import vocabulary_names
+
+LEAST = 0.005
+"""The fraction of a model's weights below which a module is not told of."""
+
+
+def trained_notes(config: RunConfig, table: WeightTable) -> list[str]:
+    """What a person should know of the weights that a run trains."""
+    return [*_adapted_note(table), *_new_rows_note(config, table)]
+
+
+def _adapted_note(table: WeightTable) -> list[str]:
+    """The share of the weights that adapters are beside, and the others by their modules."""
+    if not table.has_adapters:
+        return []
+    adapted, full, others = (Counter[str]() for _ in range(3))
+    for row in table.base.rows:
+        inside = {name for adapter in row.adapters for name in adapter.weights}
+        for weight in row.weights:
+            kind = adapted if weight.name in inside else full if row.trained else others
+            kind[_module(row, weight)] += math.prod(weight.shape)
+    own = sum(math.prod(w.shape) for row in table.rows if row.of_adapter for w in row.weights)
+    total = sum(map(Counter.total, (adapted, full, others)))
+    kinds = {"in full": _shares(full, total), "not at all": _shares(others, total)}
+    rest = [f"{name} {shares}" for name, shares in kinds.items() if shares]
+    return [
+        f"training {own:,} weights of adapters beside {adapted.total() / total:.1%} of the model's "
+        f"{total:,}, {', '.join(adapted)}" + "".join(f"; {text}" for text in rest)
+    ]
+
+
+def _shares(sizes: Counter[str], total: int) -> str:
+    """Modules and their shares of all weights, the largest first."""
+    shares = [(name, size / total) for name, size in sizes.most_common()]
+    return ", ".join(f"{name} {share:.1%}" for name, share in shares if share >= LEAST)
+
+
+def _module(row: WeightRow, weight: Weight) -> str:
+    """The last part of a module's name; of all experts' maps, one name."""
+    return "experts" if row.experts else module_of(weight.name).rpartition(".")[2]
+
+
+def _new_rows_note(config: RunConfig, table: WeightTable) -> list[str]:
+    """Warn of new rows that stay what they begin with, as the weights are frozen."""
+    trained = {weight.name for weight in table.trained}
+    frozen = [name for name in vocabulary_names(table) if name not in trained]
+    if config.model.embedding.new_rows is None or not frozen:
+        return []
+    modules = ",".join(dict.fromkeys(map(module_of, frozen)))
+    field = "--adapter.modules_to_save" if config.adapter.rank else "--training.trained"
+    return [
+        f"warning: the new tokens' rows in {shown_names(frozen)} are not trained: "
+        f"{field} {modules} trains them"
+    ]
