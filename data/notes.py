@@ -62,7 +62,7 @@ class Notes:
             where = "" if place is None else f"{place}: "
             self.held[sentence, name] = Count(1, f"{where}{shown(value)}", place)
         elif place is None or place != known.last:
-            self.held[sentence, name] = known._replace(rows=known.rows + 1, last=place)
+            self.held[sentence, name] = Count(known.rows + 1, known.example, place)
 
     def add_row(self, place: object, row: Mapping[str, Any], read: Collection[str]) -> None:
         """Note columns of a row that nobody reads, and control tokens in the others."""
@@ -98,8 +98,8 @@ class Notes:
         self.doubted += other.doubted
         for key, count in other.held.items():
             known = self.held.get(key)
-            rows = count.rows + (known.rows if known else 0)
-            self.held[key] = (known or count)._replace(rows=rows)
+            rows, example = (known.rows, known.example) if known else (0, count.example)
+            self.held[key] = Count(rows + count.rows, example)
 
     def to_dict(self) -> dict[str, Any]:
         held = [[*key, *count[:2]] for key, count in self.held.items()]
