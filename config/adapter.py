@@ -27,7 +27,7 @@ class Adapter(Section):
     """Matrices A and B of low rank that are trained beside frozen linear maps: W x + s B A x."""
 
     rank: NonNegativeInt = 0
-    """Rows of A and columns of B; 0: no adapters, all weights are trained. PEFT: r."""
+    """Rank of LoRA adapters, trained in place of the weights. 0: none. PEFT: r."""
 
     alpha: PositiveFloat = 8.0
     """What they add is scaled by alpha / rank. PEFT: lora_alpha."""
@@ -42,7 +42,7 @@ class Adapter(Section):
     """Scale the rows of W + s B A to learned norms (arXiv:2402.09353). PEFT: use_dora."""
 
     targets: Names | None = None
-    """Which linear maps have them: ends of Hugging Face's names, separated by commas; all-linear,
+    """Linear maps with adapters: ends of Hugging Face's names, separated by commas; all-linear,
     without the head; or a regular expression for whole names. null: queries and values. PEFT:
     target_modules."""
 
@@ -57,7 +57,7 @@ class Adapter(Section):
     modules_to_save."""
 
     load: PathText | None = None
-    """Folder of an adapter to begin with, as PEFT writes it, which says all of the above."""
+    """Folder of an adapter to begin with, as PEFT writes it; it says all of the above."""
 
     def validate(self) -> None:
         try:

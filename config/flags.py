@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,6 +135,7 @@ def add_field_flags(
     groups: Mapping[str, argparse._ArgumentGroup],
     config_class: type[Section],
     help_of: Callable[[Leaf], str],
+    known: Container[str] = (),
 ) -> None:
     """Give a parser one flag per field, in a group for each section.
 
@@ -143,8 +144,11 @@ def add_field_flags(
     Args:
         groups: see `section_groups`.
         help_of: the help of a field; `argparse.SUPPRESS` leaves it out.
+        known: dotted names of fields that have a flag already.
     """
     for leaf in leaves(config_class):
+        if leaf.dotted in known:
+            continue
         section = leaf.dotted.partition(".")[0]
         groups[section].add_argument(
             f"--{flag_of(leaf.dotted)}",

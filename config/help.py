@@ -15,25 +15,29 @@ HELP_AT = 36
 """Column where the meaning of a flag begins."""
 
 SHOWN = {
-    "data": "train validation prompt target labels dataset",
+    "data": "train validation prompt target labels dataset format packing loss examples_per_row",
     "checkpoint": "save load keep_best",
-    "training": "steps epochs global_batch_size optimizer.name optimizer.learning_rate.maximum "
-    "optimizer.learning_rate.function optimizer.learning_rate.warmup_steps "
+    "training": "objective steps epochs global_batch_size optimizer.name "
+    "optimizer.learning_rate.maximum optimizer.learning_rate.function "
     "optimizer.learning_rate.warmup_proportion optimizer.weight_decay",
+    "adapter": "rank targets load",
     "evaluation": "steps",
-    "generation": "search max_tokens temperature top_k top_p beams repetition_penalty stop_strings",
-    "model": "sequence_length decoder_sequence_length output_length precision",
-    "execution": "micro_batch_size data_parallel tensor_parallel activations disk host_memory "
-    "device",
+    "generation": "search max_tokens temperature top_k top_p beams stop_strings",
+    "model": "sequence_length decoder_sequence_length output_length precision quantisation",
+    "execution": "micro_batch_size data_parallel tensor_parallel activations disk device",
 }
 """Fields of the short help, by section."""
 RARE = {
     "metrics_port", "metrics_host", "profile", "stall", "plan_json", "plan_picture", "plan_trace",
-    "machine", "processes", "process", "coordinator",
+    "machine", "processes", "process", "coordinator", "wandb_name", "wandb_project",
 }  # fmt: skip
 """Options of scripts that it leaves out."""
-NOT_USED = {"finetuning": "generation", "inference": "training"}
-"""By purpose of the presets: the section that the short help leaves out."""
+NOT_USED = {
+    "finetuning": "generation",
+    "inference": "training adapter.rank adapter.alpha adapter.targets evaluation data.packing "
+    "data.loss checkpoint.save checkpoint.keep_best execution.activations",
+}
+"""By purpose of the presets: the sections and fields that the short help leaves out."""
 
 
 def field_help(
@@ -43,6 +47,7 @@ def field_help(
     all_fields: bool,
     chosen: Collection[str] = (),
     unused: Container[str] = (),
+    without_value: Container[str] = (),
 ) -> Callable[[Leaf], str]:
     """What `--help` says of each field.
 
@@ -52,20 +57,22 @@ def field_help(
         all_fields: describe every field in full; otherwise the most used ones, in a sentence each.
         chosen: dotted names of the fields that the program chooses.
         unused: those of fields that are left out.
+        without_value: those of fields whose value is not used where no flag gives it.
     """
     defaults = config_class()
     shown = {f"{section}.{name}" for section in SHOWN for name in SHOWN[section].split()}
-    left_out = NOT_USED.get(presets, "")
+    left_out = NOT_USED.get(presets, "").split()
 
     def help_of(leaf: Leaf) -> str:
-        section = leaf.dotted.partition(".")[0]
+        is_left_out = any(f"{leaf.dotted}.".startswith(f"{name}.") for name in left_out)
         if leaf.dotted in unused:
             return argparse.SUPPRESS
-        if not all_fields and (leaf.dotted not in shown or section == left_out):
+        if not all_fields and (leaf.dotted not in shown or is_left_out):
             return argparse.SUPPRESS
-        value = _shown("chosen" if leaf.dotted in chosen else _value(defaults, data, leaf.dotted))
+        value = "chosen" if leaf.dotted in chosen else _value(defaults, data, leaf.dotted)
+        shown_value = "" if leaf.dotted in without_value else _shown(value)
         text = leaf.doc if all_fields else _first_sentence(leaf.doc)
-        return f"{text}{value}".replace("%", "%%")
+        return f"{text}{shown_value}".replace("%", "%%")
 
     return help_of
 
@@ -95,4 +102,5 @@ def _shown(value: Any) -> str:
     """In brackets, after the meaning; nothing where there is no value."""
     if value is None:
         return ""
-    return f" [{str(value).lower() if isinstance(value, bool) else value}]"
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return f" [{text.lower() if isinstance(value, bool) else text}]"

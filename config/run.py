@@ -84,7 +84,7 @@ class Optimizer(Section):
     (Shazeer and Stern, arXiv:1804.04235)."""
 
     name: Literal["adamw", "adafactor"] = "adamw"
-    """adafactor: second moments take a row and a column of each weight."""
+    """AdamW, or Adafactor. adafactor: second moments take a row and a column of each weight."""
 
     state: Literal["float32", "bfloat16", "compact", "compact16"] = "float32"
     """What is kept between steps. bfloat16: adamw's moments, rounded stochastically. compact:
@@ -163,8 +163,8 @@ class Training(Section):
     """Do not train these weights, which are named alike; also if `trained` means them."""
 
     objective: ObjectiveName = "cross_entropy"
-    """What is learned: the next token, or preferences. simpo, orpo and cpo need no reference; kto
-    learns single answers."""
+    """Loss: cross_entropy, of the next token; or of preferences, dpo, ipo, hinge, simpo, orpo, cpo
+    or kto. simpo, orpo and cpo need no reference; kto learns single answers."""
 
     beta: PositiveFloat = 0.1
     """Preferences: the weight of log-probabilities; orpo: of the odds."""
@@ -214,10 +214,10 @@ class Execution(Section):
     """Samples that one device computes at once."""
 
     data_parallel: PositiveInt = 1
-    """Copies of the model, each with its part of the global batch."""
+    """Copies of the model that share the global batch."""
 
     tensor_parallel: PositiveInt = 1
-    """Devices that share one copy of the model, each with a slice of every layer."""
+    """Devices that share each layer of a copy of the model."""
 
     device_iterations: PositiveInt = 1
     """Optimizer steps run on the devices before they report to the host."""
@@ -240,7 +240,7 @@ class Execution(Section):
     each."""
 
     activations: Literal["auto", "recompute", "keep"] = "auto"
-    """Compute activations again for the backward pass, or keep them; results are the same. auto:
+    """Recompute activations for the backward pass, or keep them; results are the same. auto:
     where `placement` is planned, what a simulated run finds faster; else recompute."""
 
     placement: Literal["auto", "host"] = "auto"
@@ -349,7 +349,7 @@ class Checkpoint(Section):
     """Newest checkpoints to keep; older ones are deleted."""
 
     keep_best: MetricName | None = None
-    """Also keep the weights that were best by this metric of the validation split, in best/."""
+    """Keep the weights that are best by this metric in best/ too. It is of the validation split."""
 
     save_optimizer: bool = True
     """Save the optimizer's state too, without which training cannot resume."""

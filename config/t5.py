@@ -71,7 +71,7 @@ class T5Model(Model):
     before transformers 5 tie_word_embeddings."""
 
     decoder_sequence_length: PositiveInt = 8
-    """Tokens of a target, `</s>` included, and the most to generate."""
+    """Most tokens of a target or answer, `</s>` included."""
 
     layer_norm_epsilon: PositiveFloat = 1e-6
     """Added to the mean square in a layer norm."""

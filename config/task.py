@@ -17,9 +17,9 @@ class Data(Section):
     """The task, unless files are given: the corpus in data/sample, or GLUE/MNLI from the hub."""
 
     train: PathText | None = None
-    """Training data: files (.jsonl, .json, .csv, .tsv, .txt, also .gz; .parquet), separated by
-    commas or as a pattern such as 'data/*.jsonl', a folder of them or of save_to_disk, or
-    NAME[:SUBSET][@SPLIT] of the Hugging Face hub."""
+    """Training data: files (.jsonl, .json, .csv, .tsv, .txt, .parquet), a folder, or
+    NAME[:SUBSET][@SPLIT] of the Hugging Face hub. Several files are separated by commas or a
+    pattern, such as 'data/*.jsonl'; text can be .gz; a folder holds files or is of save_to_disk."""
 
     validation: PathText | None = None
     """The same for evaluation, or a fraction such as 0.05 of the training data to hold out."""
@@ -32,9 +32,9 @@ class Data(Section):
     """Template of what the model writes, such as '{summary}'. null: as for prompt."""
 
     format: Literal["text", "chat", "plain"] | None = None
-    """text: a prompt and a target. chat: conversations, or question and answer, by the chat
-    template. plain: documents, learned whole. null: chat for rows with messages, plain for .txt
-    and a column text alone."""
+    """Kind of rows. text: a prompt and a target. chat: conversations, or question and answer, by
+    the chat template. plain: documents, learned whole. null: chat for rows with messages, plain for
+    .txt and a column text alone."""
 
     messages: str | None = None
     """Column of conversations. null: messages, conversations or, with lists of messages, prompt."""

@@ -27,7 +27,7 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--plan",
         action="store_true",
-        help="show what the program needs and how long it takes, and stop; needs no devices",
+        help="show what the program needs and how long it takes, and stop",
     )
     group.add_argument(
         "--plan-json", metavar="FILE", type=path_option, help="write the plan as JSON, and stop"

@@ -35,7 +35,7 @@ class RunOptions:
         "--fresh",
         default=False,
         action="store_true",
-        help="delete the run that is in --save and start over; without it that run is continued",
+        help="delete the run in --save and start over, instead of resuming it",
     )
     run_dir: str | None = _flag(
         "--run-dir",
@@ -61,7 +61,7 @@ class RunOptions:
         default=0,
         metavar="N",
         type=count_option,
-        help="print N samples as tokens, with what is learned of them, before anything is compiled",
+        help="print N samples as tokens, with what is learned of them",
     )
     metrics_port: int | None = _flag(
         "--metrics.port",

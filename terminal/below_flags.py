@@ -76,12 +76,14 @@ class Below:
         name: of the preset, file, model or folder that is given.
         run: the folder of the run that is continued; None: one begins.
         besides: what `--config` says beside that run, which has settings of its own.
+        is_nothing: nothing is named; `--help` is for models of all families.
     """
 
     name: str
     settings: Settings
     run: str | None = None
     besides: Mapping[str, Any] = field(default_factory=dict)
+    is_nothing: bool = False
 
     def differences(self, flags: Mapping[str, Any]) -> list[str]:
         """A line for each field that flags, nested, change in the run that is continued, and for
@@ -148,7 +150,8 @@ def below_flags(
         )
     open_ = merge({"family": "t5"}, _EVALUATING.values if evaluates else {})
     section = config_class_of(open_, default_preset)
-    return Below(default_preset, Settings(section, (Layer(default_preset, open_),)))
+    settings = Settings(section, (Layer(default_preset, open_),))
+    return Below(default_preset, settings, is_nothing=True)
 
 
 def _complete(name: str, values: Mapping[str, Any]) -> Below:

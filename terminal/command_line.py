@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from config.base import flattened, nested
+from config.base import Leaf, flattened, leaves, nested
 from config.chosen import CHOSEN
 from config.errors import ConfigError
+from config.families import FAMILIES
 from config.flags import (
     ALL_USED,
     Unused,
@@ -25,6 +27,7 @@ from config.flags import (
 from config.flags_of_others import check_flags
 from config.help import RARE, field_help, formatter
 from config.layers import (
+    EPOCHS,
     Layer,
     Settings,
     with_fitting_micro_batch,
@@ -33,7 +36,7 @@ from config.layers import (
     without_contradictions,
     without_dropout,
 )
-from config.presets import placed, preset_names
+from config.presets import merge, placed, preset_names
 from config.sections import RunConfig
 from files.shown import shown_name, shown_path
 from terminal.below_flags import Below, Origins, below_flags
@@ -113,9 +116,7 @@ def read_command_line(
     all_fields = any(a.replace("_", "-") == "--help-all" for a in given)
     if not all_fields:
         parser.shorten(RARE)
-    chosen = CHOSEN if is_open else ()
-    help_of = field_help(section, data, str(presets), all_fields, chosen, unused)
-    add_field_flags(groups, section, help_of)
+    _add_fields(groups, below, partial(_field_help, below, str(presets), all_fields, unused))
     parsed = vars(parser.parse_args(spell_flags(first.arguments, section, flags)))
     settings = _settings(below, with_search(field_overrides(parsed, section), data), origins)
     return CommandLine(
@@ -124,6 +125,35 @@ def read_command_line(
         options=argparse.Namespace(**{name: parsed[name] for name in names if name in parsed}),
         settings=settings,
     )
+
+
+HelpOf = Callable[[Leaf], str]
+
+
+def _field_help(
+    below: Below, presets: str, all_fields: bool, unused: Unused, section: type[RunConfig]
+) -> HelpOf:
+    """The help of a family's fields, with the values that are used."""
+    settings, is_open = with_length_and_batch(below.settings), below.settings.is_open
+    values = merge(settings.chosen, settings.given)
+    replaced = [] if flattened(values).get(EPOCHS) is None else ["training.steps"]
+    nowhere = [*replaced, *(["data.dataset"] if is_open else [])]
+    nowhere += ["data.examples_per_row"] if below.is_nothing else []  # families differ
+    chosen = CHOSEN if is_open else ()
+    return field_help(section, values, presets, all_fields, chosen, unused, nowhere)
+
+
+def _add_fields(
+    groups: Mapping[str, argparse._ArgumentGroup],
+    below: Below,
+    help_of: Callable[[type[RunConfig]], HelpOf],
+) -> None:
+    """Flags of the family's fields; for help without a model, also those of other families."""
+    section, known = below.settings.section, set[str]()
+    others = [family.config for family in FAMILIES.values()] if below.is_nothing else []
+    for config_class in (section, *others):
+        add_field_flags(groups, config_class, help_of(config_class), known)
+        known |= {leaf.dotted for leaf in leaves(config_class)}
 
 
 def _settings(below: Below, flags: Mapping[str, Any], origins: Origins | None) -> Settings:

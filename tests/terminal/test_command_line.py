@@ -234,12 +234,65 @@ def test_help_begins_with_what_people_look_for_and_ends_its_sentences(script, ca
         script.main(["--help"])
     shown = capsys.readouterr().out
     assert len(shown.splitlines()) <= 100
-    assert "..." not in shown.replace("[--FIELD VALUE ...]", "").replace("[PROMPT ...]", "")
+    assert "..." not in re.sub(r"\[(--FIELD VALUE|PROMPT|STR) \.\.\.\]", "", shown)
     places = [shown.index(f"\n  {flag} ") for flag in ("--model", "--data.train", "--load")]
     assert places == sorted(places)
     assert "--precision {float32,float16,bfloat16}" in shown
     flag = shown[shown.index("  --sequence_length") :].split("\n  --")[0]
     assert flag.endswith("[chosen]"), "of which no preset tells"
+
+
+def helped(main, *arguments: str, capsys) -> str:
+    with pytest.raises(SystemExit):
+        main([*arguments, "--help"])
+    return capsys.readouterr().out
+
+
+LOOKED_FOR = {
+    run_finetuning: "data.format data.packing data.loss examples_per_row training.objective epochs "
+    "adapter.rank adapter.targets adapter.load quantisation output_length decoder_sequence_length "
+    "checkpoint.keep_best evaluation.steps wandb",
+    run_generation: "quantisation adapter.load temperature top_p generation.max_tokens chat "
+    "output_length decoder_sequence_length examples_per_row",
+}
+
+
+@pytest.mark.parametrize("script", LOOKED_FOR)
+@pytest.mark.parametrize("preset", [None, "tiny", "gptj_tiny", "qwen3_tiny"])
+def test_help_shows_what_most_people_look_for(script, preset, capsys):
+    """Without a model, what models of any family have."""
+    shown = helped(script.main, *(["--config", preset] if preset else []), capsys=capsys)
+    missing = {name for name in LOOKED_FOR[script].split() if f"\n  --{name} " not in shown}
+    decoders = {"data.packing", "data.loss", "output_length"}
+    if preset is None:
+        assert missing == set()
+    else:
+        assert missing <= (decoders if preset == "tiny" else {"decoder_sequence_length"})
+    assert len(shown.splitlines()) <= 100
+
+
+def values(shown: str) -> dict[str, str]:
+    """What help has in brackets, by flag."""
+    texts = re.findall(r"\n  --(\S+)([^\n]*(?:\n {10}[^\n]*)*)", shown)
+    return {flag: value[1] for flag, text in texts if (value := re.search(r"\[(\S+)\]$", text))}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ([], {"steps": None, "epochs": "3", "dataset": None, "examples_per_row": None}),
+        (["--config", "tiny"], {"steps": "700", "epochs": None, "dataset": "sample"}),
+        (["--config", "gptj_small"], {"epochs": "3", "steps": None, "examples_per_row": "1"}),
+        (["--config", "own.yml"], {"epochs": "3", "steps": None}),
+        (["--config", "steps.yml"], {"epochs": None, "steps": "7"}),
+    ],
+)
+def test_help_shows_no_number_that_is_not_used(given, expected, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.yml").write_text("family: t5\nlearning_rate: 1e-4\n")
+    (tmp_path / "steps.yml").write_text("family: t5\nsteps: 7\n")
+    shown = values(helped(run_finetuning.main, *given, capsys=capsys))
+    assert {name: shown.get(name) for name in expected} == expected
 
 
 def test_transformers_keeps_its_advice_on_pytorch_alone_to_itself(caplog, monkeypatch):
