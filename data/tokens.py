@@ -197,7 +197,7 @@ class Tokenizer:
         ids = self.base("abc", add_special_tokens=False)["input_ids"]
         before = self.base.convert_ids_to_tokens(ids)
         start = len(self.base.convert_tokens_to_string(before))
-        of_bytes = _bytes_of_letters() if _writes_bytes(self.base) else {}
+        of_bytes = _bytes_of_letters(self.base)
         pieces = [b""] * rows
         for token, number in self.base.get_vocab().items():
             if number >= rows:
@@ -385,16 +385,16 @@ def token_from(encoding: Encoding, start: int) -> int | None:
     return None if place is not None and place[1] > start else last
 
 
-def _writes_bytes(base: PreTrainedTokenizerFast) -> bool:
-    """Whether the letters of its tokens stand for bytes, as GPT-2's do."""
-    backend = getattr(base, "backend_tokenizer", None)
-    decoder = None if backend is None else json.loads(backend.to_str())["decoder"]
-    return '"ByteLevel"' in json.dumps(decoder)
-
-
-def _bytes_of_letters() -> dict[str, int]:
+def _bytes_of_letters(base: PreTrainedTokenizerFast) -> dict[str, int]:
+    """The byte that each letter of a token stands for, as in GPT-2's and ByT5's; else nothing."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+    if not base.vocab_files_names:
+        return {chr(byte): byte for byte in range(256)}
+    backend = getattr(base, "backend_tokenizer", None)
+    decoder = None if backend is None else json.loads(backend.to_str())["decoder"]
+    if '"ByteLevel"' not in json.dumps(decoder):
+        return {}
     return {letter: byte for byte, letter in bytes_to_unicode().items()}
 
 

@@ -12,6 +12,7 @@ import pytest
 import sentencepiece
 
 from config.errors import UserError
+from data.tokens import Tokenizer
 from huggingface.hub import load_tokenizer
 from tests.huggingface.published import facts, small
 
@@ -102,3 +103,17 @@ def test_a_vocabulary_of_sentencepiece_alone_is_read(
     assert tokenizer.unk_token_id not in ids
     assert tokenizer.convert_tokens_to_ids("<extra_id_1>") in ids
     assert ids[-1] == tokenizer.eos_token_id
+
+
+def test_byt5_has_a_tokenizer_without_any_vocabulary(tmp_path: Path) -> None:
+    """Its tokens are bytes, some of which are parts of a letter."""
+    write_json(tmp_path, config=small(facts()["google/byt5-small"]["config"]))
+    write_json(tmp_path, tokenizer_config={"tokenizer_class": "ByT5Tokenizer", "extra_ids": 125})
+    tokenizer = Tokenizer(load_tokenizer(str(tmp_path)), vocab_size=384)
+    assert (tokenizer.pad, tokenizer.end, tokenizer.rows) == (0, 1, 384)
+    (ids,) = tokenizer.ids(["größer 大"])
+    assert ids.tolist() == [*(byte + 3 for byte in "größer 大".encode()), 1]
+    assert tokenizer.texts([ids]) == ["größer 大"]
+    assert tokenizer.lost(["größer 大\n"]) == []
+    printed = tokenizer.printed(384)
+    assert b"".join(printed[token] for token in ids[:-1]) == "größer 大".encode()
