@@ -14,6 +14,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from checkpoints.errors import CheckpointError, DamagedError
+from files.lfs import check_no_pointer
 from files.text import MEBIBYTE
 
 DTYPES = {
@@ -116,6 +117,7 @@ def tensors_in(path: Path) -> list[Stored]:
     """
     if not path.is_file():
         raise CheckpointError(f"{path} is missing")
+    check_no_pointer(path)
     try:
         file = OpenFile(path)
         length = int.from_bytes(os.pread(file.number, 8, 0), "little")

@@ -37,6 +37,9 @@ class TensorFiles(Lazy[np.ndarray]):
 
     The files are opened at once and stay open, so that deleting them (as a running training does
     with old checkpoints) does not disturb. An array that was read belongs to the caller.
+
+    Attributes:
+        absent: the file of each tensor that an index names and no file has.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class TensorFiles(Lazy[np.ndarray]):
                 stored[one.name] = one
         super().__init__(stored)
         self._files, self._digests = stored, digests
+        self.absent: Mapping[str, str] = {}
 
     def __getitem__(self, name: str) -> np.ndarray:
         """Read one tensor.

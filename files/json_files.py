@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from files.errors import FileError
+from files.lfs import check_no_pointer
 from files.location import FileLocation
 from files.shown import shown, shown_name, shown_path
 from files.text import MEBIBYTE, decoded, read_text
@@ -64,6 +65,7 @@ def parse_json(text: str, path: Path, first_line: int = 1) -> Any:
         FileError: with file and line.
     """
     place = FileLocation(path, first_line)
+    check_no_pointer(path, text[:80].encode())
     try:
         data = json.loads(
             text, object_pairs_hook=_unique, parse_float=_finite, parse_constant=_no_constant

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from files.json_files import read_object
+from files.shown import shown_names
+from huggingface.bin_files import BinTensors
 from huggingface.folders import check_is_free, write_hf_directory
 from huggingface.generation_config import generation_settings
-from huggingface.torch_model import need_torch, tensors_of
+from huggingface.torch_model import need_torch
 from terminal.entry_point import entry_point
 from terminal.parser import Parser
 from terminal.screen import say
@@ -30,7 +32,9 @@ def convert(folder: Path, new: Path) -> None:
             written.
     """
     check_is_free(new)
-    tensors = tensors_of(folder)
+    tensors = BinTensors(folder)
+    if tensors.absent:
+        say(f"left out, as no file has what the index names: {shown_names(tensors.absent)}")
     description = read_object(folder / "config.json").data
 
     def copy_others(draft: Path) -> None:

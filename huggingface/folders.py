@@ -18,9 +18,11 @@ from checkpoints.errors import CheckpointError
 from checkpoints.shards import as_stored, shards_of, write_json, write_shard
 from checkpoints.tables import is_file_name
 from checkpoints.tensor_files import TensorFiles
-from files.errors import FileError, WriteError
+from files.errors import FileError, UserError, WriteError
 from files.json_files import read_object
+from files.shown import shown_names
 from files.writing import check_folder, sync
+from huggingface.bin_files import BIN_INDEX, ONE_BIN, BinTensors, has_bin_files, has_torch
 from huggingface.generation_config import GENERATION, exported_settings
 from huggingface.no_weights import is_no_weight
 
@@ -31,6 +33,11 @@ PARAMS, TASK = "task_specific_params", "fine-tuned"
 TASK_FIELDS = ("prompt", "target", "labels", "separator", "format", "system", "chat_variables")
 SHARD_BYTES = 5 * 10**9
 OTHER_FORMATS = ("pytorch_model*.bin", "tf_model.h5", "flax_model.msgpack")
+LARGE = (*OTHER_FORMATS, "*.safetensors", "*.gguf", "consolidated*", "*.pt", "*.onnx", "*.ot")
+"""Files that may hold weights."""
+
+ModelFiles = TensorFiles | BinTensors
+"""The weights of a model, in either form."""
 
 
 def is_hf_directory(path: str | Path) -> bool:
@@ -42,24 +49,34 @@ def is_hf_directory(path: str | Path) -> bool:
 
 def is_complete(path: Path) -> bool:
     """Whether a folder has weights that `read_hf_directory` reads."""
-    return (path / WEIGHTS).is_file() or (path / INDEX).is_file()
+    return _has_safetensors(path) or (has_bin_files(path) and has_torch())
 
 
-def read_hf_directory(path: str | Path) -> TensorFiles:
+def read_hf_directory(path: str | Path) -> ModelFiles:
     """The weights of a model by their Hugging Face names; each access reads one from disk.
 
     Tied weights, such as `encoder.embed_tokens.weight` of T5, may be there under one name only.
     Tensors that are no weights are left out.
 
     Raises:
-        CheckpointError: if there is no folder, or no complete set of safetensors files in it.
+        CheckpointError: if there is no folder, or no complete set of safetensors or bin files in
+            it.
     """
     path = Path(path)
     if not path.is_dir():
         raise CheckpointError(
             f"no model in {path}: give a Hugging Face model folder with {CONFIG} and {WEIGHTS}"
         )
-    return TensorFiles(_weight_files(path), skipped=is_no_weight)
+    if not _has_safetensors(path) and has_bin_files(path):
+        _check_torch(path)
+        try:
+            return BinTensors(path)
+        except UserError as error:
+            raise CheckpointError(str(error)) from error
+    files, index = _weight_files(path)
+    tensors = TensorFiles(files, skipped=is_no_weight)
+    tensors.absent = {name: file for name, file in index.items() if name not in tensors}
+    return tensors
 
 
 def hf_description(path: str | Path) -> dict[str, Any] | None:
@@ -150,28 +167,58 @@ def check_is_free(path: str | Path) -> None:
         raise CheckpointError(str(error)) from error
 
 
-def _weight_files(path: Path) -> list[Path]:
-    """The safetensors files that make up the model, chosen as transformers chooses them.
+def _has_safetensors(path: Path) -> bool:
+    return (path / WEIGHTS).is_file() or (path / INDEX).is_file()
+
+
+def weight_files(path: Path) -> list[str]:
+    """The names of the files that hold a model's weights, which need not be in its folder yet: of
+    the index that is there; without one, of the only bin file.
+
+    Raises:
+        UserError: they are bin files, and torch is not installed.
+    """
+    if (path / INDEX).is_file():
+        return sorted(set(_index(path / INDEX).values()))
+    _check_torch(path)
+    if (path / BIN_INDEX).is_file():
+        return sorted(set(_index(path / BIN_INDEX).values()))
+    return [ONE_BIN]
+
+
+def _check_torch(path: Path) -> None:
+    if not has_torch():
+        raise CheckpointError(
+            f"{path} has no {WEIGHTS}, and torch, which reads {ONE_BIN}, is not installed: pip "
+            f"install torch, or elsewhere python3 -m huggingface.convert {path} NEW_FOLDER"
+        )
+
+
+def _index(file: Path) -> Mapping[str, str]:
+    """The file of each tensor that an index names."""
+    try:
+        index = read_object(file).texts("weight_map")
+    except FileError as error:
+        raise CheckpointError(f"{file.name} is damaged: {error}") from error
+    if not all(map(is_file_name, index.values())):
+        raise CheckpointError(f"{file} is damaged: it names files of other folders")
+    return index
+
+
+def _weight_files(path: Path) -> tuple[list[Path], Mapping[str, str]]:
+    """The safetensors files that make up the model, chosen as transformers chooses them, and the
+    file of each tensor where an index says it.
 
     Others are not looked for: without an index nobody knows whether some are missing.
     """
     if (path / WEIGHTS).is_file():
-        return [path / WEIGHTS]
+        return [path / WEIGHTS], {}
     if (path / INDEX).is_file():
-        try:
-            files = read_object(path / INDEX).texts("weight_map").values()
-        except FileError as error:
-            raise CheckpointError(f"{INDEX} is damaged: {error}") from error
-        if not all(map(is_file_name, files)):
-            raise CheckpointError(f"{path / INDEX} is damaged: it names files of other folders")
-        return [path / file for file in sorted(set(files))]
-    others = sorted(file.name for pattern in OTHER_FORMATS for file in path.glob(pattern))
-    if others:
-        raise CheckpointError(
-            f"only {others[0]} found in {path}: convert it to safetensors with "
-            f"python3 -m huggingface.convert {path} NEW_FOLDER"
-        )
-    raise CheckpointError(f"neither {WEIGHTS} nor {INDEX} found in {path}")
+        index = _index(path / INDEX)
+        return [path / file for file in sorted(set(index.values()))], index
+    there = sorted({file.name for pattern in LARGE for file in path.glob(pattern)})
+    others = f" (there is {shown_names(there)}, which is not read)" if there else ""
+    raise CheckpointError(f"neither {WEIGHTS} nor {INDEX} found in {path}{others}")
 
 
 def _write_weights(folder: Path, tensors: Mapping[str, np.ndarray], shard_bytes: int) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from config.errors import UserError
 from files.json_files import read_object
+from files.lfs import check_no_pointer
 from files.shown import shown, shown_name, shown_names, shown_path
 from huggingface.refusals import check_not_cache, refusal_of
 from huggingface.vocabulary import added_specials, check_vocabulary
@@ -132,7 +133,12 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
 
 
 def _check_tokenizer_files(folder: Path) -> None:
-    """Raise UserError, with file and line, for files of a tokenizer that are damaged."""
+    """Raise UserError, with file and line, for files of a tokenizer that are damaged, or pointers
+    of git-lfs."""
+    for pattern in ("*.model", "*.txt", "*.json"):
+        for path in sorted(folder.glob(pattern)):
+            if path.is_file():
+                check_no_pointer(path)
     for name in TOKENIZER_FILES:
         if not (folder / name).exists():
             continue

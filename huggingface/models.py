@@ -10,13 +10,22 @@ from checkpoints.errors import CheckpointError
 from config.errors import UserError
 from files.json_files import Fields, read_object
 from files.shown import shown_path
-from huggingface.folders import CONFIG, is_complete, is_hf_directory, read_hf_directory
+from huggingface.folders import (
+    CONFIG,
+    is_complete,
+    is_hf_directory,
+    read_hf_directory,
+    weight_files,
+)
+from huggingface.folders import WEIGHTS as ONE_FILE
 from huggingface.generation_config import GENERATION, end_tokens, generation_settings
 from huggingface.hub import is_reachable
 from huggingface.refusals import check_not_cache, refusal_of
 from huggingface.wrappers import HEADS, text_part, wrapper_of
 
-WEIGHTS = ("*.safetensors", "*.json")
+DESCRIPTIONS = ("*.json",)
+"""Patterns of a model's files that are not large."""
+
 ADAPTER = "adapter_config.json"
 RANDOM = "random"  # in place of a model: random weights
 
@@ -37,16 +46,16 @@ class Published:
     wrapper: str | None = None
 
 
-def local_model(name: str, files: Sequence[str] = WEIGHTS) -> Path:
+def local_model(name: str, files: Sequence[str] | None = None) -> Path:
     """The folder of a model: `name` itself, or where the hub's model was downloaded to.
 
     Args:
-        files: patterns of those that are needed.
+        files: patterns of those that are needed; None: descriptions and weights.
 
     Raises:
         UserError: there is none.
     """
-    folder = Path(name) if Path(name).exists() else _downloaded(name, files)
+    folder = Path(name) if Path(name).exists() else _from_hub(name, files)
     if (folder / ADAPTER).exists() and not (folder / CONFIG).exists():
         raise CheckpointError(
             f"{shown_path(name)} is an adapter, not a model: give --adapter.load with it, and "
@@ -71,7 +80,7 @@ def published(name: str) -> Published:
     whole = read_object(folder / CONFIG)
     try:
         names = None if not is_complete(folder) else set(read_hf_directory(folder))
-    except CheckpointError:  # of damaged ones, which reading them will tell
+    except UserError:  # of damaged ones, which reading them will tell
         names = None
     description = text_part(whole, names)
     ends = end_tokens(generation_settings(folder))
@@ -83,7 +92,17 @@ def published(name: str) -> Published:
     return Published(description, has_head, wrapper_of(whole.data))
 
 
+def _from_hub(name: str, files: Sequence[str] | None) -> Path:
+    """Download a model's files. Of its weights those that `read_hf_directory` reads, and no copies
+    in other forms that lie beside or below them."""
+    if files is not None:
+        return _downloaded(name, files)
+    folder = _downloaded(name, [*DESCRIPTIONS, ONE_FILE])
+    return folder if (folder / ONE_FILE).exists() else _downloaded(name, weight_files(folder))
+
+
 def _downloaded(name: str, files: Sequence[str]) -> Path:
+    """Download the files of some patterns that are in no folder of the repository."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -91,7 +110,12 @@ def _downloaded(name: str, files: Sequence[str]) -> Path:
     try:
         # An unreachable hub would be asked again and again for a minute.
         return Path(
-            snapshot_download(name, allow_patterns=list(files), local_files_only=not reachable)
+            snapshot_download(
+                name,
+                allow_patterns=list(files),
+                ignore_patterns=["*/*"],
+                local_files_only=not reachable,
+            )
         )
     except HFValidationError as error:
         raise UserError(

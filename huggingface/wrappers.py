@@ -11,9 +11,9 @@ import numpy as np
 
 from checkpoints.parts import Part
 from checkpoints.stored import TensorSpec
-from checkpoints.tensor_files import TensorFiles
 from files.json_files import Fields
 from files.lazy import Lazy
+from huggingface.folders import ModelFiles
 
 WRAPPERS = {"gemma3": "gemma3_text", "mistral3": "mistral"}
 """Kinds of such models, and the kind of the text part where it is not said."""
@@ -61,7 +61,7 @@ class TextTensors(Lazy[np.ndarray]):
         others: the names of the files' other weights.
     """
 
-    def __init__(self, files: TensorFiles) -> None:
+    def __init__(self, files: ModelFiles) -> None:
         self._files = files
         self._inside = {text: name for name in files if (text := text_name(name)) is not None}
         self.others = sorted(files.keys() - self._inside.values())
@@ -90,7 +90,7 @@ class Whole(Lazy[np.ndarray]):
         text: the names of those that are anew.
     """
 
-    def __init__(self, files: TensorFiles, text: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, files: ModelFiles, text: Mapping[str, np.ndarray]) -> None:
         self._files, self._new = files, text
         self.text = {name for name in files if text_name(name) in text}
         super().__init__([n for n in files if n in self.text or text_name(n) is None])

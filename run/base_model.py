@@ -13,7 +13,7 @@ from config.sections import RunConfig
 from files.shown import shown_path
 from huggingface.folders import CONFIG, hf_description, read_hf_directory
 from huggingface.generation_config import GENERATION, generation_settings
-from huggingface.models import RANDOM, WEIGHTS, local_model
+from huggingface.models import RANDOM, local_model
 from huggingface.wrappers import Whole, whole_description
 from modelling.weights import Arrays
 from terminal.screen import say
@@ -44,7 +44,7 @@ def with_other_parts(
         CheckpointError: it has another text part.
     """
     name: str | None = getattr(config.model, "part_of", None)
-    folder = None if name is None else _had(name, [*WEIGHTS, PROCESSORS])
+    folder = None if name is None else _had(name)
     if name is None:
         return files, description, None
     if folder is None:
@@ -71,7 +71,7 @@ def copy_processors(folder: Path, to: Path) -> None:
         shutil.copy(path, to)
 
 
-def _had(name: str, files: list[str]) -> Path | None:
+def _had(name: str, files: list[str] | None = None) -> Path | None:
     """The folder of a model, if it can be had."""
     try:
         return local_model(name, files)

@@ -7,19 +7,20 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from checkpoints import CheckpointError, TensorFiles
+from checkpoints import CheckpointError
 from checkpoints.parts import Part, PartialReader
 from config.model import TiedEmbedding
 from config.sections import RunConfig
 from files.lazy import Lazy
 from files.shown import shown_name, shown_path
+from huggingface.folders import ModelFiles
 from huggingface.peft_files import AdapterTensors
 from huggingface.wrappers import TextTensors
 from modelling.spec import family_of
 from modelling.weights import Arrays, WeightTable
 from modelling.weights.mxfp4 import parts_of_blocks
 
-ModelTensors = TensorFiles | TextTensors | AdapterTensors
+ModelTensors = ModelFiles | TextTensors | AdapterTensors
 
 _FLOATS = ("float32", "float16", "bfloat16", "float64")
 _IGNORED = {

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from checkpoints import Checkpoint, CheckpointError, TensorFiles, has_checkpoint, load_checkpoint
+from checkpoints import Checkpoint, CheckpointError, has_checkpoint, load_checkpoint
 from config.errors import UserError
 from config.sections import RunConfig
 from files.json_files import Fields
-from files.shown import shown_path
-from huggingface.folders import hf_description, read_hf_directory
+from files.shown import shown_name, shown_path
+from huggingface.folders import ModelFiles, hf_description, read_hf_directory
 from huggingface.models import RANDOM, local_model
 from huggingface.peft_files import AdapterTensors
 from huggingface.wrappers import TextTensors, text_part, wrapper_of
@@ -50,21 +50,34 @@ def whole_weights(
 def model_weights(config: RunConfig, table: WeightTable, name: str) -> tuple[Arrays, str]:
     """The weights of a Hugging Face model, and its fingerprint."""
     folder = local_model(name)
-    description = hf_description(folder)
-    tensors = _language_model(read_hf_directory(folder), description, name)
+    description, files = hf_description(folder), read_hf_directory(folder)
+    tensors = _language_model(files, description, name)
     if isinstance(tensors, TextTensors):
         description = text_part(Fields(description, name), tensors).data
     loaded = as_loaded(config, description, tensors, name)
     own = family_of(loaded).table(loaded)
     check_model(loaded, description, name)
     check_head(loaded, own, tensors, name)
-    check_fit(own, tensors, tensors, name)
+    try:
+        check_fit(own, tensors, tensors, name)
+    except CheckpointError as error:
+        raise _of_absent(files, name) or error from error
     weights = with_vocabulary(config, table.base, own, Finite(config, own.renamed(tensors), name))
     return adapted(config, table, weights), tensors.fingerprint()
 
 
+def _of_absent(files: ModelFiles, name: str) -> CheckpointError | None:
+    """The error for weights that the index of the files names and no file has, if there are any."""
+    for weight, file in files.absent.items():
+        return CheckpointError(
+            f"the index of {shown_path(name)} names {shown_name(weight)} in {shown_name(file)}, "
+            "which does not have it: download that file again"
+        )
+    return None
+
+
 def _language_model(
-    files: TensorFiles, description: dict[str, Any] | None, name: str
+    files: ModelFiles, description: dict[str, Any] | None, name: str
 ) -> ModelTensors:
     """The weights in a model's files, or those of its text part."""
     kind = wrapper_of(description or {})

@@ -38,8 +38,10 @@ def files_under(*folders: Path) -> list[Path]:
 
 SCRIPTS = sorted(ROOT.glob("*.py"))
 APPLICATION = SCRIPTS + files_under(*(ROOT / name for name in APPLICATION_FOLDERS))
-# Torch is a reference for tests and benchmarks, and what runs the model that one script shows.
-WITHOUT_TORCH = [path for path in APPLICATION if path.name != "torch_model.py"]
+# Torch is a reference for tests and benchmarks, what runs the model that one script shows, and what
+# reads the files that it alone can read.
+OF_TORCH = ("torch_model.py", "bin_files.py")
+WITHOUT_TORCH = [path for path in APPLICATION if path.name not in OF_TORCH]
 PRODUCT = APPLICATION + files_under(RUNTIME)
 EVERYTHING = PRODUCT + files_under(
     *(ROOT / name for name in ("tests", "examples", "benchmarks", "docs"))

@@ -183,7 +183,7 @@ def write_index(path):
     [
         (lambda path: path.rmdir(), "no model in .*: give a Hugging Face model folder"),
         (lambda path: None, "neither model.safetensors nor .*index.json found in"),
-        (write_bin, "only pytorch_model.bin found in .*: convert it"),
+        (write_bin, "cannot read .*pytorch_model.bin: it is damaged"),
         (write_shard, "neither model.safetensors nor .*index.json found in"),
         (write_index, "model-00001-of-00002.safetensors is missing"),
         (lambda path: (path / "model.safetensors.index.json").write_text("{"), "is damaged"),
