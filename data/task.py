@@ -190,7 +190,7 @@ class Task:
             try:
                 for example in self._examples(place, row, pair, chat):
                     yield place, example
-                if notes is not None:
+                if notes is not None and self.name not in TASKS:
                     notes.add_row(place, row, self._columns_read(place, row, pair, chat))
             except NullError as error:
                 if self.nulls == "refuse":

@@ -184,6 +184,12 @@ def test_columns_of_texts_that_nobody_reads_are_said(tmp_path, capsys, one, more
         assert f"line 1: {value})" in found
 
 
+def test_the_columns_of_the_sample_are_known(capsys):
+    given = {"data": {"dataset": "sample"}}
+    data = Pipeline(load_config(GPTJConfig, "finetuning", "gptj_tiny", given), CAUSAL_LM)
+    assert "columns" not in said(capsys, data)
+
+
 FLAGS = [("weight", 0), ("weight", 0.0), ("train", False), ("loss", 0), ("loss", False)]
 
 
