@@ -83,8 +83,9 @@ class Unused:
     used: tuple[str, ...] = ()
     reason: str = ""
 
-    def __contains__(self, field: str) -> bool:
-        return _is_among(field, self.names) and not _is_among(field, self.used)
+    def __contains__(self, field: object) -> bool:
+        name = str(field)
+        return _is_among(name, self.names) and not _is_among(name, self.used)
 
     def check(self, arguments: Iterable[str]) -> None:
         """Raise ConfigError if the arguments have flags of unused fields."""
