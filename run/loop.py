@@ -360,9 +360,10 @@ def _say_done(
     folder: RunFolder,
     loaded: Loaded,
 ) -> None:
+    steps = "--steps" if config.training.epochs is None else "--epochs"
     say(
         f"nothing to train: {start.source} is complete, with training.steps "
-        f"{config.training.steps}; raise --training.steps to go on, or give --fresh to start over"
+        f"{config.training.steps}: raise {steps} to resume it; {start.anew}"
     )
     if options.save_hf is not None and is_first_process():
         names = [weight.name for weight in family.weights(config).weights]

@@ -59,6 +59,7 @@ class Start:
         checkpoint: what it is a state of, if it is one that was saved.
         base: which model its weights are that are not trained; None: not known.
         reload: finds the start anew.
+        anew: advice for a run that is continued: how a new one begins instead.
     """
 
     tensors: Arrays
@@ -71,6 +72,7 @@ class Start:
     checkpoint: Checkpoint | None = None
     base: Base | None = None
     reload: Callable[[], Start] | None = None
+    anew: str = ""
 
     def load_with_fallback(self, use: Callable[[Start], Used]) -> tuple[Start, Used]:
         """Let `use` read the state; if it turns out to be damaged, that of the step before.
@@ -146,8 +148,9 @@ def _starting_point(config: RunConfig, table: WeightTable, fresh: bool) -> Start
         weights = whole_weights(config, checkpoint, table, load)
         source = f"the weights of step {checkpoint.step} in {load}"
         return _of_checkpoint(checkpoint, table, weights, source)
-    advice = "--checkpoint.load_optimizer false starts a new run from its weights"
-    return _continued(config, checkpoint, table, load, advice)
+    other = ", with another --save" if save is not None and _is_within(load, save) else ""
+    anew = f"--checkpoint.load_optimizer false{other} starts a new run from its weights"
+    return _continued(config, checkpoint, table, load, anew)
 
 
 def _of_model(config: RunConfig, table: WeightTable, name: str) -> Start:
@@ -160,22 +163,27 @@ def _continued(
     checkpoint: Checkpoint,
     table: WeightTable,
     folder: str,
-    advice: str,
+    anew: str,
     model: str | None = None,
 ) -> Start:
-    """The state of a run that goes on; `model` is where its base is said to be."""
+    """The state of a run that is resumed.
+
+    Args:
+        anew: how a new run begins instead.
+        model: where its base is said to be.
+    """
     whole_weights(config, checkpoint, table, folder)  # which checks that they fit
     if not any(name.startswith(f"{OPTIMIZER}/") for name in checkpoint.tensors):
         raise CheckpointError(
-            f"the checkpoint in {folder} has no optimizer state to continue with: {advice}"
+            f"the checkpoint in {folder} has no optimizer state to continue with: {anew}"
         )
     if set(weight_names(checkpoint)) != {weight.name for weight in table.trained}:
         raise CheckpointError(
             f"the run in {shown_path(folder)} trains other weights than training.trained and "
-            f"frozen mean: continue it as it was; {advice}"
+            f"frozen mean: continue it as it was; {anew}"
         )
     tensors = Finite(config, checkpoint.tensors, folder)
-    state = _in_form(config, tensors, checkpoint.tensors, table, folder)
+    state = _in_form(config, tensors, checkpoint.tensors, table, folder, anew)
     changed = ", its optimizer state in another form from now on" if state is not tensors else ""
     metadata = metadata_of(checkpoint)
     return Start(
@@ -188,11 +196,17 @@ def _continued(
         checkpoint.sha256,
         checkpoint,
         Base.saved(metadata),
+        anew=anew,
     )
 
 
 def _in_form(
-    config: RunConfig, tensors: Arrays, files: TensorFiles, table: WeightTable, folder: str
+    config: RunConfig,
+    tensors: Arrays,
+    files: TensorFiles,
+    table: WeightTable,
+    folder: str,
+    anew: str,
 ) -> Arrays:
     """The tensors of a checkpoint with optimizer state as the run keeps it.
 
@@ -206,7 +220,7 @@ def _in_form(
     raise CheckpointError(
         f"the checkpoint in {shown_path(folder)} has no {state} of shape {kept[state].shape}, "
         f"which {config.training.optimizer.name} as configured needs: continue with that run's "
-        "optimizer, or give --checkpoint.load_optimizer false"
+        f"optimizer; {anew}"
     )
 
 

@@ -334,6 +334,60 @@ def test_a_stopped_run_continues_bit_for_bit(trained, tmp_path, capsys):
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
 
 
+def resumed(folder: Path, capsys, *arguments: str) -> str:
+    """What a run says to begin with; "": it trains nothing."""
+    capsys.readouterr()
+    assert run_finetuning.main([*arguments, "--run-dir", str(folder)]) == 0
+    said = capsys.readouterr().err
+    found = re.search(r"^(nothing to train|starting from) .*$|^nothing to train: .*$", said, re.M)
+    assert found is not None
+    return found[0]
+
+
+def test_every_advice_on_a_run_that_is_complete_is_taken(trained, copy, tmp_path, capsys):
+    """Of one that is loaded, and of one that is saved."""
+    load, save = ("--load", str(trained)), ("--save", str(copy))
+    said = resumed(tmp_path, capsys, *load)
+    assert said == (
+        f"nothing to train: step 8 in {trained} is complete, with training.steps 8: raise --steps "
+        "to resume it; --checkpoint.load_optimizer false starts a new run from its weights"
+    )
+    assert resumed(tmp_path, capsys, *load, "--fresh") == said, "which names no --fresh"
+    anew = ("--checkpoint.load_optimizer", "false", "--steps", "2")
+    weights = f"starting from the weights of step 8 in {trained}"
+    assert resumed(tmp_path, capsys, *load, *anew) == weights
+    assert resumed(tmp_path, capsys, *load, "--steps", "9") == f"starting from step 8 in {trained}"
+    assert resumed(tmp_path, capsys, *save).endswith(
+        "raise --steps to resume it; --fresh starts over"
+    )
+    within = resumed(tmp_path, capsys, *save, "--load", str(copy))
+    assert within.endswith("false, with another --save starts a new run from its weights")
+    assert resumed(copy, capsys, *save, "--steps", "9") == f"starting from step 8 in {copy}"
+    over = resumed(copy, capsys, *TRAINING, *save, "--fresh", "--steps", "2")
+    assert over == "starting from random weights"
+
+
+@pytest.mark.slow  # as the one before, by epochs
+def test_epochs_that_are_over_are_raised(tmp_path, capsys):
+    command = (*TRAINING, "--epochs", "0.25", "--save", str(tmp_path))
+    assert run_finetuning.main(list(command)) == 0
+    assert "raise --epochs to resume it" in resumed(tmp_path, capsys, *command)
+    more = resumed(tmp_path, capsys, "--save", str(tmp_path), "--epochs", "0.3")
+    assert more.startswith("starting from step ")
+
+
+def test_another_optimizers_state_is_answered_by_how_a_new_run_begins(
+    trained, copy, mistake, tmp_path, capsys
+):
+    other = ("--training.optimizer.name", "adafactor", "--steps", "9")
+    said = mistake(run_finetuning.main, *other, "--load", str(trained), "--run-dir", str(tmp_path))
+    assert said.endswith("; --checkpoint.load_optimizer false starts a new run from its weights")
+    anew = ("--load", str(trained), "--checkpoint.load_optimizer", "false", *other)
+    assert resumed(tmp_path, capsys, *anew).startswith("starting from the weights of step 8")
+    said = mistake(run_finetuning.main, *other, "--save", str(copy))
+    assert said.endswith("; --fresh starts over")
+
+
 def test_a_folder_with_another_run_is_refused(copy, mistake):
     said = mistake(run_finetuning.main, *TRAINING, "--d_ff", "64", "--save", str(copy))
     assert f"{copy} has a run with model.d_ff 32, but this one has 64" in said
