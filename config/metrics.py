@@ -62,7 +62,7 @@ OBJECTIVES: Mapping[str, Metrics] = {
 }  # fmt: skip
 """The metrics of each objective, from the tally of an evaluation."""
 
-_OF_ANSWERS = ("accuracy", "exact_match", "rouge_l", "bleu")
+_OF_ANSWERS = ("accuracy", "macro_f1", "exact_match", "rouge_l", "bleu")
 _MORE_IS_BETTER = {*REWARDS[:1], *LOGPS[:1], "rewards/margins", "rewards/accuracies"}
 METRICS = {
     **{name: name in _MORE_IS_BETTER for metrics in OBJECTIVES.values() for name in metrics},

@@ -383,6 +383,10 @@ class Evaluation(Section):
     """Which of the metrics that checkpoint.keep_best may name, separated by commas. null: all that
     suit the task."""
 
+    constrained: bool = False
+    """Answer with the likeliest of data.labels, by the sum of the log-probabilities of its tokens;
+    false: with what the model writes."""
+
     log_samples: NonNegativeInt = 4
     """Answers that each evaluation in training records."""
 

@@ -50,8 +50,8 @@ class Data(Section):
     false}'."""
 
     labels: str | None = None
-    """Answers of a classification, separated by commas; a number in the target's column is an
-    index. null: those of the task; for files, free text."""
+    """Answers of a classification, separated by commas. A value of the target's column is a name or
+    its number from 0. null: those of the task or of a ClassLabel column; else free text."""
 
     nulls: Literal["refuse", "skip", "empty"] = "refuse"
     """Rows with null where text is needed: end with an error, leave them out, or read an empty

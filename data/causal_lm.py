@@ -254,6 +254,21 @@ class CausalLM(SampleFormat):
         counts = np.asarray([np.count_nonzero(text.learned[1:]) for text in texts], np.float32)
         return Preferences(packed, shared, counts.reshape(-1, 2), signs_of(kept))
 
+    def fitting(
+        self, config: RunConfig, units: Sequence[Unit], tokenizer: Tokenizer
+    ) -> tuple[RunConfig, list[Unit]]:
+        most = config.model.sequence_length
+
+        def cut(text: Tokens) -> Tokens:
+            less = max(begin_of(text) - most, 0)
+            return _shortened(text, less, beginning(tokenizer, text.ids)) if less else text
+
+        kept = [replace(unit, texts=(cut(unit.texts[0]), cut(unit.texts[1]))) for unit in units]
+        longest = max(sum(len(text.ids) - 1 for text in unit.texts) for unit in kept)
+        multiple = length_multiple(config)
+        length = -(-longest // multiple) * multiple
+        return replace(config, model=replace(config.model, sequence_length=length)), kept
+
     def target_limit(self, config: RunConfig) -> Limit:
         """A target is as long as what is generated, if a sample holds that."""
         length, room = config.model.sequence_length, self.room(config)

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from data.conversations import COLUMNS, has_conversation
 from data.documents import DocumentPart
+from data.labels import Labels
 from data.readers import DataError, Row
 from data.template import Instruction, Template
 from files.location import FileLocation
@@ -44,6 +45,18 @@ class Pair(NamedTuple):
     def read(self) -> set[str]:
         """Those that are read, if a row has them."""
         return {*self.columns, *getattr(self.prompt, "optional", ())}
+
+
+class Reading(NamedTuple):
+    """How the rows of a source are read.
+
+    Attributes:
+        pair: see `Task.reading`.
+        labels: what its labels mean; None: targets are free texts.
+    """
+
+    pair: Pair | None = None
+    labels: Labels | None = None
 
 
 USUAL_PAIRS: Sequence[Pair] = (

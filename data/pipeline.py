@@ -8,12 +8,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 import popdist
 from config.agreement import agree, digest_of
 from config.errors import ConfigError
 from config.sections import RunConfig
 from config.values import listed
 from data.chat import ChatTemplate, chat_template_of
+from data.labels import Labels
 from data.loaded import Loaded
 from data.mixture import Ingredient, Mixed, ingredients, is_mixture
 from data.notes import Notes
@@ -250,6 +253,7 @@ class Pipeline:
         """The examples of large data, with their tokens."""
         found = prepared(self, split)
         corpora = {name: corpus for name, (corpus, _) in found.items()}
+        self.task.check_some_left(split, corpora)
         if self.is_chat:
             chat = self.training_template()
             chat.noted = Notes.from_dict(found[split][1].mapping("notes"))
@@ -338,6 +342,8 @@ class Pipeline:
                 [*notes, *corpus.notes, *samples.cuts.notes(self.config.model.sequence_length)]
             )
         )
+        if self.task.labels is not None and self.task.given_labels is None:
+            say(f"the data name the labels: {shown_name(', '.join(self.task.labels), 150)}")
         self._say_lost(corpus)
         for hint in self._hints(corpus.examples):
             say(hint)
@@ -399,6 +405,10 @@ class Pipeline:
         except TooLong as error:
             raise _placed(error, corpus.place(error.index)) from error
 
+    def label_tokens(self, names: Sequence[str]) -> list[np.ndarray]:
+        """The tokens of each label as an answer, int32 [n]."""
+        return self.shape.answers(self._settled, names, self.tokenizer)
+
     def prompts(self, texts: Sequence[str]) -> tuple[RunConfig, Prompts]:
         """Prompts to answer, and the configuration of a model that they and the answers fit.
 
@@ -418,17 +428,22 @@ class Pipeline:
                 allows it.
         """
         fitted, prompts = self.prompts([example.prompt for example in corpus.examples])
-        labels, room = self.task.labels, self.shape.room(self.given)
-        texts = labels or [example.target for example in corpus.examples]
+        names, room = self.task.labels, self.shape.room(self.given)
+        texts: Sequence[str] = [example.target for example in corpus.examples]
+        if names is not None:  # with the white space of the targets
+            labels, found = Labels(names), dict.fromkeys(texts)
+            texts = [
+                *dict.fromkeys(labels.with_name(text, name) for text in found for name in names)
+            ]
         tokens = self.shape.answers(self._settled, texts, self.tokenizer)
         limit = Limit(room, self.shape.output_field, self.given.model.made_for)
         # A reference too long to be written only lowers the score, if the user accepts that.
         try:
             fitted_targets(tokens, texts, limit, self.given.data.long_targets)
         except TooLong as error:
-            place = None if labels else corpus.place(error.index)
+            place = None if names else corpus.place(error.index)
             raise _placed(error, place) from error
-        if labels and self.given.generation.max_tokens is None:
+        if names and self.given.generation.max_tokens is None:
             room = min(room, max(map(len, tokens)))
         return self.shape.with_output_length(fitted, room), prompts
 

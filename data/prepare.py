@@ -25,13 +25,14 @@ from config.families import config_class_of
 from data.causal_lm import CAUSAL_LM
 from data.chat import ChatTemplate
 from data.columns import Columns
-from data.forms import Pair
+from data.forms import Reading
+from data.labels import UNLABELLED
 from data.notes import Notes
 from data.pipeline import Pipeline
 from data.rows import Row
 from data.sample_format import SampleFormat
 from data.seq2seq import SEQ2SEQ
-from data.task import NULL, UNLABELLED, Split
+from data.task import NULL, Split
 from data.texts import Example, Tokens
 from data.tokens import characters_of
 from files.json_files import Fields
@@ -59,7 +60,7 @@ class Work(NamedTuple):
     """What forked processes share."""
 
     data: Pipeline
-    pair: Pair | None
+    reading: Reading
     chat: ChatTemplate | None
 
     def of(self, chunk: Chunk) -> Found:
@@ -67,7 +68,7 @@ class Work(NamedTuple):
         chat, data, notes = self.chat, self.data, self.data.notes()
         if chat is not None:
             chat.noted = notes
-        found = list(data.task.examples(chunk, self.pair, chat, notes))
+        found = list(data.task.examples(chunk, self.reading, chat, notes))
         left_out = tuple(sum(one == why for _, one in found) for why in (UNLABELLED, NULL))
         kept = [(place, one) for place, one in found if isinstance(one, Example)]
         examples = [data.as_asked(one) for _, one in kept]
@@ -105,7 +106,7 @@ def prepare(data: Pipeline, split: Split, processes: int, folder: Path) -> None:
     task = data.task
     source = task.source(split)
     chat = data.training_template() if data.is_chat else None
-    _work = Work(data, task.pair(source), chat)
+    _work = Work(data, task.reading(source), chat)
     data.tokenizer.texts([[data.tokenizer.end]])  # loaded before the processes are made
     columns: dict[Split, Columns] = {name: Columns() for name in task.with_held_out(split)}
     left_out, characters, rows = [0, 0], set[str](), 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import json
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -193,6 +194,23 @@ def _parquet(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]:
         raise DataError(
             f"{shown_path(path)} is not a Parquet file: {shown_name(str(error))}"
         ) from None
+
+
+def class_names(path: Path, column: str) -> tuple[str, ...] | None:
+    """The names of a column of class labels, which datasets writes into a Parquet file; None: there
+    are none."""
+    import pyarrow
+    from pyarrow import parquet
+
+    if kind_of(path) != ".parquet":
+        return None
+    try:
+        metadata = parquet.read_schema(path).metadata or {}
+        found = json.loads(metadata.get(b"huggingface", b"{}"))
+        names = found["info"]["features"][column]["names"]
+    except (OSError, ValueError, LookupError, TypeError, pyarrow.ArrowException):
+        return None  # who reads the rows says what is wrong with the file
+    return tuple(names) if all(isinstance(name, str) for name in names) else None
 
 
 READERS: dict[str, Callable[[Path, BinaryIO], Iterator[tuple[FileLocation, Row]]]] = {

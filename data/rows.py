@@ -6,17 +6,21 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from glob import glob, has_magic
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from data.readers import GZIP, READERS, arrow_row, is_file_of_rows, kind_of, read_rows
+from data.readers import GZIP, READERS, arrow_row, class_names, is_file_of_rows, kind_of, read_rows
 from data.readers import DataError as DataError
 from data.readers import Row as Row
 from files.location import FileLocation
-from files.shown import shown_path
+from files.shown import shown_name, shown_path
 from files.text import check_regular
 from huggingface import hub
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?", re.ASCII)
 _OTHER_FILES = (".gz", ".xlsx", ".zip")
@@ -34,6 +38,14 @@ class Source(Protocol):
 
         Raises:
             UserError: there is no such data, or it cannot be read.
+        """
+        ...
+
+    def class_names(self, column: str) -> tuple[str, ...] | None:
+        """The names that numbers in a column stand for, if that is a ClassLabel of datasets.
+
+        Raises:
+            UserError: as `rows`.
         """
         ...
 
@@ -56,6 +68,9 @@ class File:
 
     name: str
 
+    def class_names(self, column: str) -> tuple[str, ...] | None:
+        return class_names(Path(self.name), column)
+
     def check(self) -> None:
         check_regular(Path(self.name))
 
@@ -75,6 +90,17 @@ class Files:
 
     name: str
     files: Sequence[File]
+
+    def class_names(self, column: str) -> tuple[str, ...] | None:
+        """Those of the first file; the others must have the same."""
+        found = {file.name: file.class_names(column) for file in self.files}
+        names = next(iter(found.values()))
+        if (other := next((name for name in found if found[name] != names), None)) is not None:
+            raise DataError(
+                f"{shown_path(other)} has other labels in {shown_name(column)} than "
+                f"{shown_path(self.files[0].name)}: give files with the same ones"
+            )
+        return names
 
     def check(self) -> None:
         for file in self.files:
@@ -99,6 +125,13 @@ class SavedDataset:
     name: str
     split: str
 
+    @cached_property
+    def _dataset(self) -> Dataset:
+        return hub.saved_split(self.name, self.split)
+
+    def class_names(self, column: str) -> tuple[str, ...] | None:
+        return hub.class_names(self._dataset, column)
+
     def check(self) -> None:
         """The folder was looked into before it was taken for one."""
 
@@ -113,7 +146,8 @@ class SavedDataset:
         return sorted(path for path in Path(self.name).rglob("*") if path.is_file())
 
     def rows(self) -> Iterator[tuple[FileLocation, Row]]:
-        for index, row in enumerate(hub.saved_split(self.name, self.split)):
+        rows: Iterable[Row] = self._dataset
+        for index, row in enumerate(rows):
             yield FileLocation(self.name, index, "row"), arrow_row(row)
 
 
@@ -124,6 +158,13 @@ class HubDataset:
     path: str
     subset: str | None
     split: str
+
+    @cached_property
+    def _dataset(self) -> Dataset:
+        return hub.load_split(self.path, self.subset, self.split)
+
+    def class_names(self, column: str) -> tuple[str, ...] | None:
+        return hub.class_names(self._dataset, column)
 
     def check(self) -> None:
         """Only the hub knows."""
@@ -139,8 +180,8 @@ class HubDataset:
         return f"{self.path}{f':{self.subset}' if self.subset else ''} ({self.split})"
 
     def rows(self) -> Iterator[tuple[FileLocation, Row]]:
-        dataset: Iterable[Row] = hub.load_split(self.path, self.subset, self.split)
-        for index, row in enumerate(dataset):
+        rows: Iterable[Row] = self._dataset
+        for index, row in enumerate(rows):
             yield FileLocation(self.name, index, "row"), arrow_row(row)
 
 

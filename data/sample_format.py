@@ -93,6 +93,12 @@ class SampleFormat(ABC):
         """Samples of preferences. Raises as `samples`."""
 
     @abstractmethod
+    def fitting(
+        self, config: RunConfig, units: Sequence[Unit], tokenizer: Tokenizer
+    ) -> tuple[RunConfig, list[Unit]]:
+        """A configuration whose samples hold units, with prompts as `prompts` cuts them."""
+
+    @abstractmethod
     def prompts(
         self, config: RunConfig, texts: Sequence[str], tokenizer: Tokenizer
     ) -> tuple[RunConfig, Prompts]:

@@ -211,6 +211,12 @@ class Seq2Seq(SampleFormat):
         counts = np.count_nonzero(targets != IGNORE_INDEX, axis=2).astype(np.float32)
         return Preferences(packed, packed.samples, counts, signs_of(kept))
 
+    def fitting(
+        self, config: RunConfig, units: Sequence[Unit], tokenizer: Tokenizer
+    ) -> tuple[RunConfig, list[Unit]]:
+        longest = max(_longest_target(unit) for unit in units)
+        return self.with_output_length(config, longest), list(units)
+
     def prompts(
         self, config: RunConfig, texts: Sequence[str], tokenizer: Tokenizer
     ) -> tuple[RunConfig, Prompts]:

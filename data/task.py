@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -22,7 +23,8 @@ from data.conversations import (
     question_and_answer,
 )
 from data.documents import DocumentPart, parts
-from data.forms import PLAIN, USUAL_PAIRS, Form, Format, Pair, format_of, pair_of
+from data.forms import PLAIN, USUAL_PAIRS, Form, Format, Pair, Reading, format_of, pair_of
+from data.labels import UNLABELLED, Labels, of_column
 from data.mixture import ingredients, is_mixture
 from data.notes import Notes
 from data.preference_rows import answers_of_row, columns_of_answers, form_of_answers
@@ -30,16 +32,13 @@ from data.rows import DataError, File, HubDataset, Row, Source, source_of
 from data.template import ColumnError, NullError, Template
 from data.texts import MAX_CHARACTERS, Corpus, Example
 from files.location import FileLocation
-from files.shown import shown, shown_name
+from files.shown import shown_path
 from terminal.screen import is_first_process
 
 Split = Literal["train", "validation"]
 
 SAMPLE_FOLDER = Path(__file__).parent / "sample"
 NLI_LABELS = ("entailment", "neutral", "contradiction")
-UNLABELLED = -1
-"""Label of examples without one, in data sets that count labels."""
-
 NULL = -2
 """Stands for an example whose row lacks a value that is needed."""
 
@@ -60,8 +59,8 @@ class Task:
         name: for people.
         sources: by split; one may be missing where it is not needed.
         prompt: what the model reads.
-        target: what it should write. A number in its only column is the index of a label.
-        labels: the answers there are, each an exact text; None: free text.
+        target: what it should write.
+        given_labels: the answers there are; None: those of the data, see `labels`.
         held_out: the fraction of the training data that is the validation split; None: that has
             data of its own.
         nulls: see `Data.nulls`.
@@ -74,7 +73,7 @@ class Task:
     sources: Mapping[Split, Source]
     prompt: Form | None
     target: Form | None
-    labels: tuple[str, ...] | None = None
+    given_labels: tuple[str, ...] | None = None
     held_out: float | None = None
     nulls: Literal["refuse", "skip", "empty"] = "refuse"
     format: Format | None = None
@@ -111,12 +110,44 @@ class Task:
     def _first(self) -> tuple[FileLocation, Row] | None:
         return next((first for s in self.sources.values() for first in islice(s.rows(), 1)), None)
 
+    @cached_property
+    def labels(self) -> tuple[str, ...] | None:
+        """The answers of a classification: those that are given, else the names of the target's
+        column, if that has some; None: free text.
+
+        Raises:
+            UserError: only the data can tell, and cannot be read.
+        """
+        if self.given_labels is not None:
+            return self.given_labels
+        found = (self._class_names(source) for source in self.sources.values())
+        return next((names for names in found if names is not None), None)
+
+    def _class_names(self, source: Source) -> tuple[str, ...] | None:
+        """The names of the target's column in a source, if it has some."""
+        if self.kind == "plain" or self.prefers:
+            return None
+        first = next(iter(source.rows()), None)
+        if first is None or self._has_conversation(first[1]):
+            return None
+        column = getattr(self._pair(*first).target, "value_column", None)
+        return None if column is None else source.class_names(column)
+
+    def _labels_of(self, source: Source) -> Labels | None:
+        """What the labels in a source mean."""
+        if self.labels is None:
+            return None
+        names = self._class_names(source)
+        if names is None:
+            return Labels(self.labels)
+        return of_column(names, self.labels, self.given_labels is not None, source.name)
+
     @property
     def metrics(self) -> tuple[str, ...]:
         """What generated answers are judged by; documents and preferences have none."""
         if self.prefers or self.kind == "plain":
             return ()
-        return ("accuracy",) if self.labels else ("exact_match", "rouge_l", "bleu")
+        return ("accuracy", "macro_f1") if self.labels else ("exact_match", "rouge_l", "bleu")
 
     def corpus(self, split: Split) -> Corpus:
         """The examples of a split whose rows are texts; see `corpora`."""
@@ -140,7 +171,7 @@ class Task:
             source.rows(), unit=" rows", delay=2, leave=False,
             disable=not is_first_process() or None,
         )  # fmt: skip
-        found = list(self.examples(rows, self.pair(source), chat, notes))
+        found = list(self.examples(rows, self.reading(source), chat, notes))
         if not found and chat is None:
             raise DataError(f"{source.name} holds no examples: give data that has some")
         return self.dealt(found, split)
@@ -158,27 +189,28 @@ class Task:
             )
         return self.sources[where]
 
-    def pair(self, source: Source) -> Pair | None:
-        """The forms of the rows of a source, by its first one; None: they are none of texts, or
-        there is no row."""
+    def reading(self, source: Source) -> Reading:
+        """How the rows of a source are read: by the forms of its first one, unless they are none
+        of texts, or there is no row."""
+        labels = self._labels_of(source)
         if self.kind != "text" or self.prefers:
-            return None
+            return Reading(None, labels)
         if self.prompt is not None and self.target is not None:
-            return Pair(self.prompt, self.target)
+            return Reading(Pair(self.prompt, self.target), labels)
         first = next(iter(source.rows()), None)
-        return None if first is None else self._pair(*first)
+        return Reading(None if first is None else self._pair(*first), labels)
 
     def examples(
         self,
         rows: Iterable[tuple[FileLocation, Row]],
-        pair: Pair | None,
+        reading: Reading,
         chat: Reader | None,
         notes: Notes | None = None,
     ) -> Iterator[tuple[FileLocation, Example | int]]:
         """What rows say, after their places, or why one is left out: `UNLABELLED` or `NULL`.
 
         Args:
-            pair: see there.
+            reading: see there.
             chat, notes: see `corpora`.
 
         Raises:
@@ -188,10 +220,10 @@ class Task:
             if self.nulls == "empty" and None in row.values():
                 row = {name: "" if value is None else value for name, value in row.items()}
             try:
-                for example in self._examples(place, row, pair, chat):
+                for example in self._examples(place, row, reading, chat):
                     yield place, example
                 if notes is not None and self.name not in TASKS:
-                    notes.add_row(place, row, self._columns_read(place, row, pair, chat))
+                    notes.add_row(place, row, self._columns_read(place, row, reading.pair, chat))
             except NullError as error:
                 if self.nulls == "refuse":
                     raise DataError(
@@ -202,17 +234,19 @@ class Task:
                 raise DataError(f"{place}: {error}") from None
 
     def _examples(
-        self, place: FileLocation, row: Row, pair: Pair | None, chat: Reader | None
+        self, place: FileLocation, row: Row, reading: Reading, chat: Reader | None
     ) -> Iterable[Example | int]:
         if self.prefers is not None:
             return self._answers(place, row, chat)
         if chat is not None:
-            talk = self._conversation(place, row)
+            talk = self._conversation(place, row, reading.labels)
             read = talk if isinstance(talk, int) else chat.read(place, talk)
+            if isinstance(read, Example) and reading.labels is not None:
+                reading.labels.split(read.target)  # its last answer must be one
             return [] if read is None else [read]
         if self.kind == "plain":
             return self._documents(row)
-        return [self._example(row, *(pair or self._pair(place, row))[:2])]
+        return [self._example(row, reading.pair or self._pair(place, row), reading.labels)]
 
     def _columns_read(
         self, place: FileLocation, row: Row, pair: Pair | None, chat: Reader | None
@@ -231,12 +265,14 @@ class Task:
     def _has_conversation(self, row: Row) -> bool:
         return self.prompt is None and has_conversation(row, self.messages)
 
-    def _conversation(self, place: FileLocation, row: Row) -> Conversation | int:
+    def _conversation(
+        self, place: FileLocation, row: Row, labels: Labels | None
+    ) -> Conversation | int:
         """The conversation in a row; a number: why it is left out."""
         if self._has_conversation(row):
             talk = conversation_of(row, self.messages, self.nulls == "empty")
             return talk.with_system(self.system)
-        example = self._example(row, *self._pair(place, row)[:2])
+        example = self._example(row, self._pair(place, row), labels)
         if isinstance(example, int):
             return example
         talk = question_and_answer(row, example.prompt, example.target)
@@ -316,6 +352,7 @@ class Task:
             )
             for name, placed in kept.items()
         }
+        self.check_some_left(split, corpora)
         self.check_held_out(corpora)
         return corpora
 
@@ -330,6 +367,23 @@ class Task:
             return split
         return "validation" if _place_of(example) < self.held_out else "train"
 
+    def check_some_left(self, split: Split, corpora: Mapping[Split, Corpus]) -> None:
+        """Raise DataError if all rows of a split were left out for what they lack."""
+        if any(corpus.examples for corpus in corpora.values()):
+            return
+        unlabelled, nulls = corpora[split].unlabelled, corpora[split].nulls
+        name = self.source(split).name
+        if unlabelled:
+            raise DataError(
+                f"{unlabelled} rows of {shown_path(name)} are without a label ({UNLABELLED}), and "
+                f"none is left for {split}: give a split that has labels"
+            )
+        if nulls:
+            raise DataError(
+                f"all {nulls} rows of {shown_path(name)} have null where text is needed, and none "
+                f"is left for {split}: give data that has some"
+            )
+
     def check_held_out(self, corpora: Mapping[Split, Corpus]) -> None:
         """Raise DataError if the fraction that is held out leaves nothing for a split."""
         for name, corpus in corpora.items() if self.held_out is not None else ():
@@ -339,22 +393,12 @@ class Task:
                     "another fraction, or a file"
                 )
 
-    def _example(self, row: Row, prompt: Form, target: Form) -> Example | int:
-        answer = _bounded(target.render(row))
-        if self.labels is not None:
-            if answer == str(UNLABELLED):
-                return UNLABELLED
-            answer = self._label(answer)
-        return Example(_bounded(prompt.render(row)), answer)
-
-    def _label(self, answer: str) -> str:
-        assert self.labels is not None
-        if answer in self.labels:
-            return answer
-        if answer.isdecimal() and len(answer) < 10 and int(answer) < len(self.labels):
-            return self.labels[int(answer)]
-        known = shown_name(", ".join(self.labels), 150)
-        raise ColumnError(f"the label {shown(answer)} is none of {known}")
+    def _example(self, row: Row, pair: Pair, labels: Labels | None) -> Example | int:
+        answer: str | None = _bounded(pair.target.render(row))
+        if labels is not None:
+            is_value = getattr(pair.target, "value_column", None) is not None
+            answer = labels.answer(str(answer), is_value)
+        return UNLABELLED if answer is None else Example(_bounded(pair.prompt.render(row)), answer)
 
     def prompt_of(self, row: Row) -> str:
         """What the model reads for a row, which need not have the target's columns.
@@ -418,6 +462,7 @@ def task_of(data: Data, prefers: Literal["pairs", "marked"] | None = None) -> Ta
         task = Task("own data", sources, None, None)
     task = replace(
         task,
+        sources={split: copy(source) for split, source in task.sources.items()},
         held_out=held_out,
         nulls=data.nulls,
         format=data.format,
@@ -432,7 +477,8 @@ def task_of(data: Data, prefers: Literal["pairs", "marked"] | None = None) -> Ta
             task = replace(task, target=Template(data.target))
     except ValueError as error:
         raise DataError(str(error)) from None
-    return task if data.labels is None else replace(task, labels=_labels(data.labels))
+    names = None if data.labels is None else Labels.of(data.labels).names
+    return task if names is None else replace(task, given_labels=names)
 
 
 def check_data(data: Data) -> None:
@@ -482,13 +528,3 @@ def _bounded(text: str) -> str:
             f"a text of {len(text):,} characters, but at most {MAX_CHARACTERS:,} are read: cut it"
         )
     return text
-
-
-def _labels(text: str) -> tuple[str, ...]:
-    labels = tuple(label.strip() for label in text.split(","))
-    if len(labels) < 2 or len(set(labels)) < len(labels) or not all(labels):
-        raise DataError(
-            f"data.labels is {shown(text)}, but must name two or more, each once, separated by "
-            "commas"
-        )
-    return labels

@@ -47,6 +47,12 @@ class Template:
         """The columns it names, in order, each once."""
         return tuple(dict.fromkeys(m[1] for m in _PART.finditer(self.text) if m[1]))
 
+    @property
+    def value_column(self) -> str | None:
+        """The column whose value is the text, apart from white space around it."""
+        match = _PART.fullmatch(self.text.strip())
+        return match[1] if match is not None else None
+
     def render(self, row: Mapping[str, Any]) -> str:
         """The text for a row.
 

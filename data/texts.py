@@ -64,6 +64,10 @@ class Example(NamedTuple):
         """Prompt and answer, which are the whole text one after the other."""
         return self.prompt, self.target if self.whole else self.answer()
 
+    def answering(self, target: str, whole: tuple[TextSpan, ...] = ()) -> Example:
+        """It with another target, and the spans of the whole text if they are given."""
+        return self._replace(target=target, whole=whole)
+
     def asking(self, prompt: str) -> Example:
         """It with another prompt."""
         return self._replace(prompt=prompt)

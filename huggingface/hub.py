@@ -95,6 +95,13 @@ def saved_split(folder: str, split: str) -> Dataset:
     return found[split]
 
 
+def class_names(dataset: Dataset, column: str) -> tuple[str, ...] | None:
+    """The names of a column of class labels; None: it is another one."""
+    feature = dataset.features.get(column) if dataset.features else None
+    names = getattr(feature, "names", None)
+    return None if names is None else tuple(map(str, names))
+
+
 def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
     """The tokenizer in the folder `name`, or of the hub's model `name`.
 

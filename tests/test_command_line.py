@@ -604,7 +604,8 @@ def test_validation_ends_with_the_accuracy(trained, tmp_path, capsys):
     out = ("--out", str(tmp_path))
     everything = ("--evaluation.metrics", "null")
     assert run_validation.main([*VALIDATION, "--load", str(trained), *everything, *out]) == 0
-    first, loss, perplexity = capsys.readouterr().out.splitlines()
+    first, f1, loss, perplexity = capsys.readouterr().out.splitlines()
+    assert f1.startswith("macro_f1: 0.")
     found = re.fullmatch(r"accuracy: (0\.\d{4}) \((\d+)/90\)", first)
     assert loss.startswith("loss: ")
     assert perplexity.startswith("perplexity: ")

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from tqdm import tqdm
 
 from config.errors import ConfigError
 from config.sections import RunConfig
+from data.candidates import Candidates
+from data.labels import Labels
 from data.loaded import Loaded
 from data.pipeline import Pipeline
 from data.samples import Samples
 from data.task import Task, task_of
-from data.tokens import warn_truncated
-from modelling.generation.strategies import strategy_of
+from data.texts import Corpus
 from modelling.objectives import objective_of
 from modelling.spec import ModelFamily
-from run.evaluation.metrics import TEXT_METRICS
+from run.evaluation.answers import Answering, Choosing, Writing
+from run.evaluation.metrics import NO_LABEL, TEXT_METRICS
 from run.evaluation.outcome import Answer, Outcome
-from sessions.generating import Inference
 from sessions.losses import Losses
 from sessions.running import RunningModel, compiled
 from terminal.screen import is_first_process, say
@@ -53,16 +54,15 @@ class Evaluator:
         self.metrics = wanted_metrics(config, task)
         data = Pipeline(config, family.sample_format, loaded or Loaded())
         corpus = data.corpus("validation")  # first: its advice helps offline
-        self._tokenizer, config = data.tokenizer, data.config
+        config = data.config
         rows = config.evaluation.samples
         corpus = corpus.first(rows and rows * (2 if task.prefers == "pairs" else 1))
         data.agree(corpus)
-        self._labels = task.labels
+        self._labels = None if task.labels is None else Labels(task.labels)
+        self._prompts = [example.prompt for example in corpus.examples]
         self._targets = [example.target for example in corpus.examples]
         self.facts = {"task": task.name, "left_out_without_label": corpus.unlabelled}
-        self._stops = config.generation.stops()
         self._losses: Losses | None = None
-        self._inference: Inference | None = None
         if any(name in objective_of(config).metrics for name in self.metrics):
             samples = data.samples(corpus, evaluated=True)
             self._samples = samples if refer is None else refer(samples)
@@ -70,13 +70,10 @@ class Evaluator:
             self._losses = compiled(
                 lambda: Losses(config, family, lender), "the program of the loss"
             )
+        self._answering: Answering | None = None
         if any(name in TEXT_METRICS for name in self.metrics):
-            fitted, self._prompts = data.answering(corpus)
-            self._count_cut(self._prompts.truncated)
-            self._inference = compiled(
-                lambda: Inference(fitted, family, strategy_of(fitted, data.tokenizer), lender),
-                "the program that generates",
-            )
+            self._answering = _answering(config, data, family, corpus, lender)
+            self._count_cut(self._answering.cut)
 
     def _count_cut(self, prompts: int) -> None:
         """Say once, and note, how many prompts are longer than what is read."""
@@ -98,29 +95,57 @@ class Evaluator:
                 loss = self._losses.of(self._samples, bar.update)
             metrics_of = self._losses.objective.metrics.items()
             values |= {name: metric(loss.tally) for name, metric in metrics_of}
-        texts: list[str] = []
-        if self._inference is not None:
-            self._inference.write(weights)
-            prompts = self._prompts
-            with self._inference, _bar("answers", len(prompts), quiet) as bar:
-                tokens = self._inference.generate(prompts.words, prompts.mask, bar.update)
-            warn_truncated(tokens, self._tokenizer, self._stops)
-            texts = self._tokenizer.texts(tokens)
-            for name in self.metrics:
-                if name in TEXT_METRICS:
-                    values[name] = TEXT_METRICS[name](texts, self._targets)
-        rows = zip(self._prompts.texts, texts, self._targets, strict=True) if texts else ()
-        answers = [Answer(*row) for row in rows]
+        answers: list[Answer] = []
+        if self._answering is not None:
+            with _bar("answers", len(self._answering), quiet) as bar:
+                texts = self._answering.answers(weights, bar.update)
+            answers = [*map(self._answer, self._prompts, texts, self._targets)]
+            values |= self._judged(answers)
         metrics = {name: values[name] for name in self.metrics}
-        return Outcome(metrics, answers, self._labels, self.facts)
+        names = None if self._labels is None else self._labels.names
+        return Outcome(metrics, answers, names, self.facts)
+
+    def _answer(self, prompt: str, text: str, target: str) -> Answer:
+        """A generated text and its target; of a classification, their labels."""
+        if self._labels is None:
+            return Answer(prompt, text, target)
+        found = self._labels.found_in(text, target)
+        return Answer(prompt, text if found is None else found, self._labels.split(target)[1])
+
+    def _judged(self, answers: Sequence[Answer]) -> dict[str, float]:
+        """The metrics of answers."""
+        texts = [answer.generated for answer in answers]
+        if self._labels is not None:
+            texts = [text if text in self._labels.names else NO_LABEL for text in texts]
+        targets = [answer.expected for answer in answers]
+        wanted = (name for name in self.metrics if name in TEXT_METRICS)
+        return {name: TEXT_METRICS[name](texts, targets) for name in wanted}
+
+
+def _answering(
+    config: RunConfig,
+    data: Pipeline,
+    family: ModelFamily,
+    corpus: Corpus,
+    lender: RunningModel | None,
+) -> Answering:
+    """The program that answers the prompts of a corpus."""
+    if config.evaluation.constrained:
+        return Choosing(Candidates.of(data, corpus, data.task.labels or ()), family, lender)
+    return Writing(data, family, corpus, lender)
 
 
 def wanted_metrics(config: RunConfig, task: Task) -> tuple[str, ...]:
     """The metrics of a run: those that `evaluation.metrics` names, else what suits the task.
 
     Raises:
-        ConfigError: a metric does not suit the task.
+        ConfigError: a metric does not suit the task, or it has no labels to choose from.
     """
+    if config.evaluation.constrained and not (task.labels and "accuracy" in task.metrics):
+        raise ConfigError(
+            f"evaluation.constrained chooses among labels, but the task {task.name} has none: give "
+            "--data.labels, or leave it out"
+        )
     suitable = (*task.metrics, *objective_of(config).metrics)
     names = config.evaluation.names() or suitable
     watched = config.watched

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 Texts = Sequence[str]
+NO_LABEL = "no label"
+"""Answer that is none of the labels."""
 
 
 def exact_match(generated: Texts, expected: Texts) -> float:
     """Fraction of the texts that are exactly what is expected, apart from surrounding space."""
     equal = [a.strip() == b.strip() for a, b in zip(generated, expected, strict=True)]
     return sum(equal) / len(equal)
+
+
+def macro_f1(generated: Texts, expected: Texts) -> float:
+    """Mean over labels of the harmonic mean of precision and recall, from 0 to 1.
+
+    Labels count that are expected or answered, as in scikit-learn.
+
+    Args:
+        generated: labels, or `NO_LABEL`.
+    """
+    right, answers = Counter[str](), Counter(generated)
+    for answer, label in zip(generated, expected, strict=True):
+        right[label] += answer == label
+    labels = {*answers, *expected} - {NO_LABEL}
+    both = answers + Counter(expected)
+    return sum(2 * right[label] / both[label] for label in labels) / len(labels)
 
 
 def rouge_l(generated: Texts, expected: Texts) -> float:
@@ -41,8 +60,9 @@ def bleu(generated: Texts, expected: Texts) -> float:
 
 TEXT_METRICS: dict[str, Callable[[Texts, Texts], float]] = {
     "accuracy": exact_match,
+    "macro_f1": macro_f1,
     "exact_match": exact_match,
     "rouge_l": rouge_l,
     "bleu": bleu,
 }
-"""Metrics that need generated texts, by name. A label is right if it is an exact match."""
+"""Metrics that need answers, by name. Those of labels take labels without white space around."""

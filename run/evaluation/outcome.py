@@ -10,8 +10,8 @@ from typing import Any
 
 from files.shown import shown_number
 from files.writing import write_text
+from run.evaluation.metrics import NO_LABEL
 
-NO_LABEL = "no label"
 MAX_EXAMPLES = 20
 
 

@@ -11,9 +11,11 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from data.causal_lm import TokenStream, one_stream
+from data.forms import Pair
+from data.labels import Labels
 from data.rows import File
 from data.seq2seq import EncodedExamples, encoded_pairs, fitted_pairs
-from data.task import SAMPLE_FOLDER, TASKS
+from data.task import NLI_LABELS, SAMPLE_FOLDER, TASKS
 from data.texts import Example
 from data.tokens import Tokenizer
 from huggingface.hub import load_tokenizer
@@ -25,8 +27,8 @@ SEED_DOCUMENT_EXAMPLE = TASKS["mnli"]._example(
         "hypothesis": "Your contributions were of no help with our students' education.",
         "label": 2,
     },
-    TASKS["mnli"].prompt,
-    TASKS["mnli"].target,
+    Pair(TASKS["mnli"].prompt, TASKS["mnli"].target),
+    Labels(NLI_LABELS),
 )
 
 
@@ -34,7 +36,7 @@ def sample_examples(split: str, count: int | None = None, separator: str = "") -
     """The first examples of a split, each prompt with the separator after it."""
     task = TASKS["sample"]
     source = task.source(split)
-    found = task.examples(islice(source.rows(), count), task.pair(source), None)
+    found = task.examples(islice(source.rows(), count), task.reading(source), None)
     return [Example(example.prompt + separator, example.target) for _, example in found]
 
 

@@ -13,9 +13,10 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
+from config.sections import Data
 from data.samples import IGNORE_INDEX
 from data.seq2seq import generated_examples, shift_right
-from data.task import NLI_LABELS, TASKS
+from data.task import NLI_LABELS, TASKS, task_of
 from data.texts import Example
 from data.tokens import Tokenizer
 from huggingface import hub
@@ -146,7 +147,7 @@ def test_mnli_is_asked_for_its_mismatched_validation_split_and_loses_unlabelled_
         return datasets.Dataset.from_dict(rows | {"label": [2, -1, 0]})
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    corpus = TASKS["mnli"].corpus("validation")
+    corpus = task_of(Data(dataset="mnli")).corpus("validation")
     assert asked == [("glue", "mnli", "validation_mismatched")]
     assert corpus.examples == [
         Example("mnli hypothesis: d premise: a", "contradiction"),

@@ -71,7 +71,7 @@ def test_labels_are_words_or_their_numbers(tmp_path):
     corpus = task.corpus("train")
     assert corpus.examples == [Example("x", "no"), Example("y", "yes")]
     assert corpus.unlabelled == 1
-    assert task.metrics == ("accuracy",)
+    assert task.metrics == ("accuracy", "macro_f1")
 
 
 def test_a_template_reaches_columns_only():

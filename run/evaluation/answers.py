@@ -1,0 +1,107 @@
+"""Answers to prompts: those that the model writes, or the likeliest of some labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import numpy as np
+
+from config.sections import RunConfig
+from data.candidates import Candidates
+from data.pipeline import Pipeline
+from data.texts import Corpus
+from data.tokens import warn_truncated
+from modelling.generation.strategies import strategy_of
+from modelling.spec import ModelFamily
+from sessions.generating import Inference
+from sessions.losses import Losses
+from sessions.running import RunningModel, compiled
+
+OnProgress = Callable[[int], object] | None
+"""Called with the number of samples that are done."""
+
+
+class Answering(Protocol):
+    """A compiled program that answers the prompts of a corpus.
+
+    Attributes:
+        cut: prompts that lost a part.
+    """
+
+    cut: int
+
+    def __len__(self) -> int:
+        """Samples that `answers` counts."""
+        ...
+
+    def answers(
+        self, weights: Mapping[str, np.ndarray], on_progress: OnProgress = None
+    ) -> list[str]:
+        """The answer to each prompt; `weights`: whole tensors by logical name."""
+        ...
+
+
+class Writing:
+    """Answers that the model writes."""
+
+    def __init__(
+        self, data: Pipeline, family: ModelFamily, corpus: Corpus, lender: RunningModel | None
+    ) -> None:
+        """Raises as `Pipeline.answering`; `lender`: see `RunningModel`."""
+        fitted, self._prompts = data.answering(corpus)
+        self.cut, self._tokenizer = self._prompts.truncated, data.tokenizer
+        self._stops = data.config.generation.stops()
+        self._inference = compiled(
+            lambda: Inference(fitted, family, strategy_of(fitted, data.tokenizer), lender),
+            "the program that generates",
+        )
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def answers(
+        self, weights: Mapping[str, np.ndarray], on_progress: OnProgress = None
+    ) -> list[str]:
+        self._inference.write(weights)
+        with self._inference:
+            tokens = self._inference.generate(self._prompts.words, self._prompts.mask, on_progress)
+        warn_truncated(tokens, self._tokenizer, self._stops)
+        return self._tokenizer.texts(tokens)
+
+
+class Choosing:
+    """Answers among labels, by `scores`."""
+
+    def __init__(
+        self, candidates: Candidates, family: ModelFamily, lender: RunningModel | None = None
+    ) -> None:
+        """`lender`: see `RunningModel`."""
+        self._candidates, self.cut = candidates, candidates.cut
+        config: RunConfig = candidates.config
+        self._losses = compiled(
+            lambda: Losses(config, family, lender), "the program that compares labels"
+        )
+
+    def __len__(self) -> int:
+        return len(self._candidates.samples)
+
+    def answers(
+        self, weights: Mapping[str, np.ndarray], on_progress: OnProgress = None
+    ) -> list[str]:
+        best = self.scores(weights, on_progress).argmax(axis=1)
+        return [self._candidates.labels.names[i] for i in best]
+
+    def scores(
+        self, weights: Mapping[str, np.ndarray], on_progress: OnProgress = None
+    ) -> np.ndarray:
+        """Log-probability of each label after each prompt, float32 [prompts, labels]."""
+        samples = self._candidates.samples
+        logps = np.empty((*samples.places.shape, 2), np.float32)
+        self._losses.write(weights)
+        with self._losses:
+            for part, found in self._losses.texts(samples):
+                logps[part] = found
+                if on_progress is not None:
+                    on_progress(part.stop - part.start)
+        return self._candidates.scores(logps)
