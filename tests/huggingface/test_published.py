@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from huggingface.wrappers import text_name
 from modelling.spec import family_of
 from planning.origins import ORIGINS
 from run.weights import model_weights
+from sessions.losses import Losses
 from tests.huggingface.published import (
     OTHERS,
     SUPPORTED,
@@ -27,6 +29,8 @@ from tests.huggingface.published import (
     facts,
     make_folder,
 )
+from tests.modelling.torch_training import named_by_hf
+from tests.slow import slow
 
 
 def described(folder: Path) -> RunConfig:
@@ -107,3 +111,40 @@ def test_bin_files_are_converted_without_what_is_no_weight(name: str, tmp_path: 
     assert set(load_file(new / "model.safetensors")) == tensors.keys() - extras.keys()
     found = ours(new)
     assert all(np.array_equal(found[n], x) for n, x in expected.items())
+
+
+LENGTHS = {"sequence_length": 12}
+ODD = (
+    "EleutherAI/gpt-j-6b",
+    slow("google-t5/t5-base"),
+    slow("google/byt5-small"),
+    slow("google/gemma-2-9b-it"),
+    slow("microsoft/Phi-3-mini-128k-instruct"),
+    slow("microsoft/Phi-4-mini-instruct"),
+    slow("meta-llama/Llama-2-7b-hf"),
+    slow("openai/gpt-oss-20b"),
+)
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_the_loss_of_a_published_model_is_transformers(name: str, tmp_path: Path) -> None:
+    make_folder(name, tmp_path)
+    config = described(tmp_path)
+    lengths = LENGTHS | ({"decoder_sequence_length": 6} if config.family == "t5" else {})
+    config = replace(config, model=replace(config.model, **lengths))
+    family = family_of(config)
+    samples = family.sample_format.generated(config, 3, None)
+    with Losses(config, family) as model:
+        model.write(model_weights(config, family.weights(config), str(tmp_path))[0])
+        found = model.of(samples).mean
+    theirs = class_of(tmp_path).from_pretrained(
+        tmp_path, dtype=torch.float32, attn_implementation="eager"
+    )
+    batch = {n: torch.tensor(x).long() for n, x in samples.take(np.arange(3)).items()}
+    inputs = {n: x for n, x in named_by_hf(batch).items() if n != "labels"}
+    if config.family != "t5":  # whose labels are those of the next tokens
+        inputs = {"input_ids": batch["input_ids"]}
+    with torch.no_grad():
+        logits = theirs.eval()(**inputs).logits
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+    np.testing.assert_allclose(found, expected.item(), rtol=2e-5)
