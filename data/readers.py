@@ -16,6 +16,7 @@ from config.errors import UserError
 from data.documents import LENGTH, DocumentPart, parts
 from files.errors import FileError
 from files.json_files import LONGEST_LINE, json_lines, parse_json
+from files.lfs import check_no_pointer
 from files.location import FileLocation
 from files.shown import shown, shown_name, shown_path
 from files.text import check_regular, decoded
@@ -79,6 +80,7 @@ def read_rows(path: Path) -> Iterator[tuple[FileLocation, Row]]:
         )
     try:
         check_regular(path)
+        check_no_pointer(path)
         with path.open("rb") as file:
             if path.suffix.lower() != GZIP:
                 yield from READERS[kind_of(path)](path, file)

@@ -20,8 +20,8 @@ from terminal.entry_point import entry_point
 from terminal.parser import Parser
 from terminal.screen import say
 
-OTHERS = ("*.json", "*.model", "*.txt")
-"""Files of the configuration and the tokenizer."""
+OTHERS = ("*.json", "*.model", "*.txt", "*.jinja")
+"""Files of the configuration, the tokenizer and its chat template."""
 
 
 def convert(folder: Path, new: Path) -> None:

@@ -42,7 +42,8 @@ def text_part(description: Fields, names: Collection[str] | None) -> Fields:
     if kind is None:
         return description
     text = {"model_type": WRAPPERS[kind]} | description.mapping("text_config")
-    text |= {name: data[name] for name in _OF_THE_WHOLE if data.get(name) is not None}
+    of_the_text = (*_OF_THE_WHOLE, "quantization_config")
+    text |= {name: data[name] for name in of_the_text if data.get(name) is not None}
     tied = data.get("tie_word_embeddings", True)
     text["tie_word_embeddings"] = tied if names is None else HEADS.isdisjoint(names)
     return description.replaced(text)

@@ -142,12 +142,22 @@ def type_of(kind: str) -> Any:
 
 
 def token_id(description: Fields, name: str, default: int) -> int:
-    """The special token `name` (eos, pad) of a config.json, of several the first.
+    """The special token `name` (eos, pad) of a config.json, of several the first; the default where
+    there is none, or none of the vocabulary: some files have -1.
 
     Raises:
-        ConfigError: it is no token's number.
+        FileError: it is no token's number.
     """
     field, given = f"{name}_token_id", description.data.get(f"{name}_token_id")
     if isinstance(given, list) and given:
-        return description.counts(field)[0]
-    return default if given is None else description.count(field)
+        given = description.counts(field)[0]
+    if given is None:
+        return default
+    if type(given) is not int:
+        raise description.error(field, "an integer")
+    return given if is_token(given, description.count("vocab_size")) else default
+
+
+def is_token(number: object, vocab_size: int) -> bool:
+    """True for the number of a token of the vocabulary."""
+    return type(number) is int and 0 <= number < vocab_size

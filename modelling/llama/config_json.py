@@ -22,8 +22,8 @@ from config.llama import (
     LlamaModel,
 )
 from files.json_files import Fields
-from files.shown import shown, shown_name
-from modelling.config_json import check_settings, defaults, type_of
+from files.shown import shown, shown_name, shown_names
+from modelling.config_json import check_settings, defaults, is_token, type_of
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -228,13 +228,13 @@ def _tokens(theirs: Any) -> dict[str, Any]:
         "pad_token": theirs.pad_token_id,
     }
     first = {n: t[0] if isinstance(t, Sequence) and t else t for n, t in tokens_of_kind.items()}
-    end = first["end_token"] if first["end_token"] is not None else 0
-    pad = first["pad_token"]
-    inside = pad is not None and 0 <= pad < theirs.vocab_size
-    ends = theirs.eos_token_id if isinstance(theirs.eos_token_id, Sequence) else []
-    listed = ",".join(map(str, sorted({*ends}))) if len({*ends}) > 1 else None
-    tokens = {"end_token": end, "end_tokens": listed, "pad_token": pad if inside else end}
-    return first | tokens
+    known = {n: t if is_token(t, theirs.vocab_size) else None for n, t in first.items()}
+    end = known["end_token"] or 0
+    pad = known["pad_token"] if known["pad_token"] is not None else end
+    several = theirs.eos_token_id if isinstance(theirs.eos_token_id, Sequence) else []
+    ends = {token for token in several if is_token(token, theirs.vocab_size)}
+    listed = ",".join(map(str, sorted(ends))) if len(ends) > 1 else None
+    return known | {"end_token": end, "end_tokens": listed, "pad_token": pad}
 
 
 def _layers(kind: str, theirs: Any) -> dict[str, Any]:
@@ -285,12 +285,13 @@ def _rotary(kind: str, theirs: Any) -> dict[str, Any]:
         usual |= {"mscale", "mscale_all_dim"}
     if kind == "ministral3":
         usual |= {GROWTH, "max_position_embeddings"}
-    for setting in scaling.keys() - usual - set(ROTARY[name]):
-        if setting != "original_max_position_embeddings":
-            raise ConfigError(
-                f"the model's config.json has {shown_name(setting)} among the settings of the "
-                f"rope_type {name}, which is not known there"
-            )
+    usual |= {"original_max_position_embeddings", *ROTARY[name]}
+    unknown = [n for n in scaling if n not in usual and not n.startswith("_")]
+    if unknown:
+        raise ConfigError(
+            f"the model's config.json has {shown_names(unknown)} among the settings of the "
+            f"rope_type {name}, which is not known there"
+        )
     fields = {
         "theta": scaling["rope_theta"],
         "local_theta": local,

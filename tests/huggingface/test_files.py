@@ -41,6 +41,10 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:5f\nsize 24207
         ("vocab.json", lambda folder: load_tokenizer(str(folder))),
         ("merges.txt", lambda folder: load_tokenizer(str(folder))),
         ("rows.jsonl", lambda folder: list(read_rows(folder / "rows.jsonl"))),
+        ("rows.csv", lambda folder: list(read_rows(folder / "rows.csv"))),
+        ("rows.txt", lambda folder: list(read_rows(folder / "rows.txt"))),
+        ("rows.parquet", lambda folder: list(read_rows(folder / "rows.parquet"))),
+        ("rows.jsonl.gz", lambda folder: list(read_rows(folder / "rows.jsonl.gz"))),
     ],
 )
 def test_a_pointer_of_git_lfs_is_named(file: str, read: Any, tmp_path: Path) -> None:

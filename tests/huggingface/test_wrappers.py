@@ -15,10 +15,13 @@ from safetensors.numpy import load_file, save_file
 import run_export
 import run_finetuning
 import run_generation
+from config.errors import ConfigError
 from files.json_files import Fields
 from huggingface.wrappers import text_part
+from planning.origins import ORIGINS
 from tests.data.corpora import sample_tokenizer
 from tests.huggingface.hub_folders import TEXT
+from tests.huggingface.published import facts, small
 
 SIGLIP = {
     "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
@@ -168,3 +171,12 @@ def test_without_the_base_the_text_part_is_written_as_a_model(tmp_path, capsys):
     text = transformers.Gemma3ForCausalLM.from_pretrained(tmp_path / "o")
     theirs = model.model.language_model.embed_tokens.weight.detach().numpy()
     np.testing.assert_array_equal(text.model.embed_tokens.weight.detach().numpy(), theirs)
+
+
+def test_quantized_weights_of_the_whole_are_refused(tmp_path):
+    """Ministral 3's, in FP8."""
+    data = small(facts()["mistralai/Ministral-3-3B-Instruct-2512"]["config"])
+    data["quantization_config"] = {"quant_method": "fp8", "activation_scheme": "static"}
+    (tmp_path / "config.json").write_text(json.dumps(data))
+    with pytest.raises(ConfigError, match="give the model before its weights were quantized"):
+        ORIGINS.described(str(tmp_path))

@@ -71,6 +71,18 @@ def test_a_copy_of_another_setting_is_passed_over_if_it_is_equal(kind: str) -> N
     assert all(name in str(caught.value) for name in changed)
 
 
+@pytest.mark.parametrize("token", [-1, 10**6])
+@pytest.mark.parametrize("kind", MODELS)
+def test_tokens_outside_of_the_vocabulary_are_none(kind: str, token: int) -> None:
+    """LLaMA 1 has -1 for padding; a run takes the tokenizer's tokens."""
+    data = description(kind)
+    ids = {name: None for name in data if name.endswith(("eos_token_id", "pad_token_id"))}
+    odd = dict.fromkeys(ids, token)
+    if kind == "llama":
+        odd["eos_token_id"] = [token, token + 1]
+    assert read(data | odd) == read(data | ids)
+
+
 @pytest.mark.parametrize("kind", MODELS)
 def test_all_that_may_change_it_is_named_in_one_sentence(kind: str) -> None:
     odd = {"qk_layernorm": True, "alibi_slopes": [1.0], "logit_multiplier": 3.0}
@@ -100,6 +112,11 @@ def test_many_are_counted() -> None:
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention True, wh"),
         ("qwen3_moe", {"mlp_only_layers": [1]}, r"mlp_only_layers \[1\], which is not"),
         ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step 2, which is not known"),
+        (
+            "llama",
+            {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "b": 1, "c": 2, "_d": 3}},
+            "has b, c among the settings of the rope_type linear",
+        ),
         ("llama", {"num_meta_tokens": 4}, "num_meta_tokens 4, which is not known"),
     ],
 )
