@@ -170,13 +170,12 @@ class ChatTemplate:
                 add(UNWRITTEN, f"messages of the role {role}", place, message.get("content"))
             for name in OPTIONAL if role not in ignored else ():
                 if name in message and self._ignores(conversation, role, name):
-                    add(UNWRITTEN, f"{name} of messages of the role {role}", place, message[name])
+                    add(FIELDS, f"{name} (role {role})", place, message[name])
         read = [message for message in messages if message["role"] not in ignored]
         for name, value in unwritten(read, text).items():
             add(UNWRITTEN, name, place, value)
         if conversation.tools is not None and self._tools(conversation) is None:
-            name = conversation.tools[0].get("function", conversation.tools[0]).get("name")
-            add(NO_TOOLS, "those of the rows are left out", place, name)
+            add(NO_TOOLS, "those of the rows are left out", place, conversation.tools[0])
         for name, value in conversation.unread.items():
             add(FIELDS, shown_name(name), place, value)
 

@@ -133,7 +133,7 @@ def conversation_of(row: Row, column: str | None = None, empty: bool = False) ->
         plain = isinstance(answer, str) and not _is_list(answer)
         listed = [*listed, *([said("assistant", answer)] if plain else _list_in(row, "completion"))]
     messages = [_message(given, number, empty) for number, given in enumerate(listed, 1)]
-    tools = _list_in(row, "tools") if row.get("tools") else None
+    tools = (_list_in(row, "tools") or None) if row.get("tools") else None
     if tools is not None and not all(isinstance(tool, Mapping) for tool in tools):
         raise ColumnError("column 'tools' must hold objects, the JSON schemas of functions")
     unread = {
