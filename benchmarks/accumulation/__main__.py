@@ -2,14 +2,17 @@
 
     python3 -m benchmarks.accumulation
     python3 -m benchmarks.accumulation --processes 2 4 --counts 1 8 64
+    python3 -m benchmarks.accumulation --layers 12 --hidden_size 768 --sequence_length 512 --plan
 
 Measures both ways for each number of micro-batches, in turn, on 8 virtual devices of one process
 (`--processes 1`) and on several processes, and prints a table. With `--out DIR` it writes
 `accumulation.json` and the picture `accumulation.png`; what is in the file is not measured again.
+With `--plan` nothing runs: it counts reductions, and says how long they take on a machine.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import sys
@@ -21,6 +24,7 @@ from typing import Any
 from benchmarks.accumulation import programs
 from benchmarks.accumulation.settings import COUNTS, WAYS, Measured, Size
 from config.errors import UserError
+from config.machines import machine
 from files.writing import write_text
 from terminal.entry_point import entry_point
 from terminal.parser import Parser, count_option
@@ -58,16 +62,23 @@ class Kept:
             write_text("the measurements", self._path, text + "\n")
 
 
+def check_batch(size: Size, count: int, devices: int) -> None:
+    """Raise UserError if devices cannot share the batch in so many micro-batches."""
+    if size.batch % (count * devices):
+        raise UserError(
+            f"{size.batch} samples cannot be cut into {count} micro-batches on {devices} devices"
+        )
+
+
 def measure_all(
-    kept: Kept, size: Size, counts: Sequence[int], groups: Sequence[int], steps: int
+    kept: Kept, size: Size, counts: Sequence[int], groups: Sequence[int], steps: int, devices: int
 ) -> None:
     """Measure what is not there yet, and print all."""
     for group, count in ((group, count) for group in groups for count in counts):
-        if size.batch % (count * (DEVICES if group == 1 else group)):
-            raise UserError(f"{size.batch} samples cannot be cut into {count} micro-batches")
+        check_batch(size, count, devices if group == 1 else group)
         if (group, count) not in kept.pairs:
             kept.add(
-                *programs.measure_both(size, count, DEVICES, steps)
+                *programs.measure_both(size, count, devices, steps)
                 if group == 1
                 else programs.measure_apart(size, count, group, steps)
             )
@@ -101,7 +112,8 @@ def draw(pairs: Pairs, path: Path) -> None:
         counts = sorted(n for g, n in pairs if g == group)
         for i, way in enumerate(WAYS):
             panel.plot(counts, [pairs[group, n][i].seconds for n in counts], "o-", label=way)
-        title = f"{group} processes" if group > 1 else f"{DEVICES} virtual devices"
+        virtual = f"{pairs[group, counts[0]][0].devices} virtual devices"
+        title = f"{group} processes" if group > 1 else virtual
         panel.set(title=title, xlabel="micro-batches a step", ylabel="seconds a step")
         panel.set_xscale("log", base=2)
         panel.set_xticks(counts, [str(n) for n in counts])
@@ -113,21 +125,71 @@ def draw(pairs: Pairs, path: Path) -> None:
 @entry_point(alone=True)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
+    given = _parser().parse_args(arguments)
+    if given.plan:
+        _plan(given)
+        return
+    if given.steps < 2:
+        raise UserError("--steps must be 2 or more: the first step is not counted")
+    size, path = _size(given, Size.vocabulary), given.out and given.out / "accumulation.json"
+    of = asdict(size) | {"steps": given.steps}
+    kept = Kept(path, of if given.devices == DEVICES else of | {"devices": given.devices})
+    print(HEAD)
+    measure_all(kept, size, given.counts or COUNTS, given.processes, given.steps, given.devices)
+    if given.out is not None:
+        draw(kept.pairs, given.out / "accumulation.png")
+
+
+def _plan(given: argparse.Namespace) -> None:
+    from benchmarks.accumulation.planned import VOCABULARY, head, planned
+
+    size, target = _size(given, VOCABULARY), machine(given.machine)
+    counts = given.counts or (32, 64)
+    for count in counts:
+        check_batch(size, count, given.devices)
+    print(head(target))
+    for case in planned(size, counts, given.devices, target):
+        print(case.row(), flush=True)
+
+
+def _size(given: argparse.Namespace, vocabulary: int) -> Size:
+    size = Size(
+        layers=given.layers,
+        hidden=given.hidden_size,
+        heads=given.heads,
+        vocabulary=given.vocabulary or vocabulary,
+        length=given.sequence_length,
+        batch=given.batch,
+    )
+    if size.hidden % size.heads or size.hidden // size.heads < programs.ROTARY:
+        raise UserError(
+            f"--hidden_size {size.hidden} must be a multiple of --heads {size.heads}, and give "
+            f"each head {programs.ROTARY} features or more"
+        )
+    return size
+
+
+def _parser() -> Parser:
     parser = Parser(description=__doc__.partition("\n")[0])
     parser.add_argument("--processes", type=count_option, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--counts", type=count_option, nargs="+", default=COUNTS)
+    parser.add_argument("--counts", type=count_option, nargs="+", help="micro-batches of a step")
     parser.add_argument("--steps", type=count_option, default=4, help="optimizer steps, 2 or more")
     parser.add_argument("--batch", type=count_option, default=Size.batch, help="samples of a step")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where to write JSON and a picture")
-    given = parser.parse_args(arguments)
-    if given.steps < 2:
-        parser.error("--steps must be 2 or more: the first step is not counted")
-    size, path = Size(batch=given.batch), given.out and given.out / "accumulation.json"
-    kept = Kept(path, asdict(size) | {"steps": given.steps})
-    print(HEAD)
-    measure_all(kept, size, given.counts, given.processes, given.steps)
-    if given.out is not None:
-        draw(kept.pairs, given.out / "accumulation.png")
+    for name in ("layers", "heads"):
+        default = getattr(Size, name)
+        parser.add_argument(f"--{name}", type=count_option, default=default)
+    parser.add_argument("--hidden_size", type=count_option, default=Size.hidden)
+    parser.add_argument("--sequence_length", type=count_option, default=Size.length)
+    parser.add_argument(
+        "--vocabulary", type=count_option, help="words (default: 512; of a plan GPT-J's 50400)"
+    )
+    parser.add_argument("--devices", type=count_option, default=DEVICES, help="of one process")
+    parser.add_argument("--plan", action="store_true", help="count reductions, and stop")
+    parser.add_argument(
+        "--machine", default="tpu_v2", metavar="NAME", help="of --plan: whose links (tpu_v2)"
+    )
+    return parser
 
 
 if __name__ == "__main__":

@@ -29,6 +29,9 @@ from modelling.layers import Embeddings
 from popxl import ops
 from popxl_addons.optimizers.adam import AdamOptimizerStep
 
+ROTARY = 8
+"""Features of a head that are rotated."""
+
 
 class Model(addons.Module):
     """A whole model, and its loss."""
@@ -57,7 +60,7 @@ def config_of(size: Size, devices: int) -> GPTJConfig:
         "end_token": 0,
         "pad_token": 1,
         "embedding": {"vocab_size": size.vocabulary},
-        "attention": {"heads": size.heads, "rotary_dim": 8},
+        "attention": {"heads": size.heads, "rotary_dim": ROTARY},
     }
     execution = {"data_parallel": devices, "micro_batch_size": 1}
     training = {"global_batch_size": size.batch}
@@ -206,8 +209,13 @@ def measure(
 
 def reductions(ir: popxl.Ir) -> tuple[int, int]:
     """Bytes that a device brings into reductions in a run, and how many there are."""
-    collectives = [c for part in popxl.plan.plan_of(ir).parts for c in part.collectives]
-    return sum(c.nbytes for c in collectives), sum(c.count for c in collectives)
+    found = collectives(ir)
+    return sum(c.nbytes for c in found), sum(c.count for c in found)
+
+
+def collectives(ir: popxl.Ir) -> list[popxl.plan.Collective]:
+    """The collectives of a run by the plan."""
+    return [c for part in popxl.plan.plan_of(ir).parts for c in part.collectives]
 
 
 def measure_both(

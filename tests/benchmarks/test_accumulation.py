@@ -11,7 +11,9 @@ import pytest
 import popxl
 from benchmarks.accumulation import programs
 from benchmarks.accumulation.__main__ import HEAD, Kept, main, row
+from benchmarks.accumulation.planned import planned
 from benchmarks.accumulation.settings import Measured, Size
+from config.machines import machine
 
 ROOT = Path(__file__).parents[2]
 SIZE = Size(layers=1, hidden=32, vocabulary=64, length=8, batch=16)
@@ -78,3 +80,49 @@ def test_the_documents_table_is_that_of_the_record():
 def test_a_batch_that_cannot_be_cut_is_refused(capsys):
     assert main(["--processes", "1", "--counts", "3"]) == 2
     assert "512 samples cannot be cut into 3 micro-batches" in capsys.readouterr().err
+
+
+# ---- plans ---------------------------------------------------------------------------------------
+DOCUMENT = ("--layers", "12", "--hidden_size", "768", "--sequence_length", "512", "--batch", "512",
+            "--devices", "8", "--plan")  # fmt: skip
+
+
+def test_a_plan_counts_reductions_and_their_seconds(capsys):
+    """A reduction for each weight: 8 of a GPT-J layer and 5 around the layers."""
+    size = ("--layers", "3", "--hidden_size", "32", "--vocabulary", "64", "--batch", "64")
+    assert main([*size, "--devices", "2", "--counts", "4", "8", "--plan"]) == 0
+    rows = [[cell.strip() for cell in line.strip("|").split("|")]
+            for line in capsys.readouterr().out.splitlines()[2:]]  # fmt: skip
+    assert [(row[0], row[1], row[4]) for row in rows] == [("4", "116", "29"), ("8", "232", "29")]
+    assert [row[7] for row in rows] == ["-", "-"]
+    (plan,) = planned(Size(layers=3, hidden=32, batch=64), [4], 2, machine("h100"))
+    weights = 2 * 32 * 512 + 512 + 64 + 3 * (64 + 4 * 32 * 32 + 2 * 32 * 128 + 32 + 128)
+    assert plan.local.nbytes == 4 * weights
+    assert plan.naive.sent == plan.naive.nbytes == 4 * plan.local.nbytes, "two send a half twice"
+    assert plan.naive.seconds == pytest.approx(plan.naive.sent / (0.8 * 450e9))
+
+
+@pytest.mark.slow
+def test_the_plan_of_the_documents_model_is_that_of_the_page(capsys):
+    assert main([*DOCUMENT]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    page = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
+    assert "\n".join(lines) in page
+    assert " ".join(DOCUMENT) in page
+    assert [line.split(" | ")[1] for line in lines[2:]] == ["3,232", "6,464"]
+    assert {line.split(" | ")[4] for line in lines[2:]} == {"101"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--plan", "--counts", "3"], "cut into 3 micro-batches on 8 devices"),
+        (["--hidden_size", "30"], "--hidden_size 30 must be a multiple of --heads 4"),
+        (["--hidden_size", "16"], "8 features or more"),
+        (["--plan", "--machine", "tpu_v9"], "tpu_v9"),
+        (["--steps", "1"], "--steps must be 2 or more"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(flags, said, capsys):
+    assert main(flags) == 2
+    assert said in capsys.readouterr().err

@@ -172,6 +172,8 @@ UNSEEN: Mapping[str, Any] = {
 ELSEWHERE = {
     "family": "is another table",
     "model.eval": "is set for what evaluates and writes",
+    "model.add_tokens": "sets model.embedding.vocab_size",
+    "model.embedding.new_rows": "says which rows begin with the mean",
     "execution.device": "is where the program runs",
     "execution.host_memory": "limits the placement, with a disk",
     "execution.expert_groups": "of experts: tests/modelling/llama/test_expert_groups.py",

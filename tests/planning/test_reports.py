@@ -131,7 +131,8 @@ def test_the_hardware_table_is_complete() -> None:
     sizes = {name: found.memory / 1e9 for name, found in machines().items()}
     assert sizes == {
         "h100": 80, "h200": 141, "b200": 180, "gh200": 96, "gb200": 186, "a100": 80, "a800": 80,
-        "l40s": 48, "rtx4090": 24, "t4": 16, "tpu_v5e": 16, "laptop": 16, "laptop_64": 64,
+        "l40s": 48, "rtx4090": 24, "t4": 16, "tpu_v5e": 16, "tpu_v2": 8, "laptop": 16,
+        "laptop_64": 64,
     }  # fmt: skip
     for found in machines().values():
         assert set(found.flops) - {"float8"} == {"float32", "bfloat16", "float16"}
@@ -251,6 +252,7 @@ def test_what_the_host_has_no_room_for_stays_on_the_device() -> None:
         ("NVIDIA GeForce RTX 4090", "rtx4090"),
         ("Tesla T4", "t4"),
         ("TPU v5 lite", "tpu_v5e"),
+        ("TPU v2", "tpu_v2"),
         ("NVIDIA GeForce GT 430", None),
         ("cpu", None),
     ],
