@@ -136,7 +136,8 @@ class ValueType:
 
         An int counts as a float, and so does text that spells a number, since YAML reads `5e-6`
         (no dot) as text; and it reads 0.1 as a number, which is text where a field may be a
-        fraction or a name. A list of names becomes one text. A choice may be spelled as others do.
+        fraction or a name. A list of names becomes one text, one of one number that number. A
+        choice may be spelled as others do.
         Nothing else is converted; a bool is never a number.
 
         Raises:
@@ -144,6 +145,7 @@ class ValueType:
         """
         if value is None and self.optional:
             return None
+        value = _only(value) if self.kind in (int, float) else value
         converted = _as_float(value) if self.kind is float else value
         if self.kind is str and type(value) in (int, float):
             converted = repr(value)
@@ -192,6 +194,11 @@ class ValueType:
         if isinstance(value, str) and not _is_unicode(value):
             return False
         return self.rule is None or self.rule.holds(value)
+
+
+def _only(value: Any) -> Any:
+    """The one item of a list, as Graphcore's files have a number for each device; else `value`."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 def listed(text: str | None) -> tuple[str, ...]:

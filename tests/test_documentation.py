@@ -160,6 +160,9 @@ WRITTEN_BY_RUNS = {
 OF_OTHERS = {
     *("config.json", "generation_config.json", "model.safetensors"),
     *("mine.jsonl", "pairs.jsonl"),
+    # Of Graphcore's examples:
+    *("config/config.py", "modelling/attention.py", "modelling/t5_lm.py", "modelling/gptj_lm.py"),
+    "bs_buffers.png",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import yaml
@@ -166,3 +167,48 @@ def test_code_in_yaml_is_refused(presets):
 def test_a_family_is_needed():
     with pytest.raises(ConfigError, match="preset 'x' has the family None; there are: t5, gptj"):
         config_class_of({}, "x")
+
+
+GRAPHCORES = """
+model: {layers: 2, hidden_size: 32, sequence_length: 16, eval: false, dropout_prob: 0.1,
+  precision: popxl.float16, seed: 42, embedding: {vocab_size: 50400}, %s}
+training:
+  steps: 10
+  global_batch_size: 16
+  stochastic_rounding: true
+  optimizer: {name: AdamW, learning_rate: {%s maximum: 5e-6, warmup_proportion: 0.01}, beta1: 0.9,
+    beta2: 0.999, weight_decay: 0.01, gradient_clipping: 1}
+execution: {micro_batch_size: 4, data_parallel: 2, tensor_parallel: 1, device_iterations: 1,
+  io_tiles: 1, available_memory_proportion: [0.4], loss_scaling: 1, attention_serialisation: 2,
+  code_load: true}
+checkpoint: {load: runs/old, save: runs/new}
+"""
+
+
+@pytest.mark.parametrize(
+    ("family", "model", "rate"),
+    [
+        (
+            "t5",
+            "d_ff: 64, attention: {heads: 4, d_kv: 8, relative_attention_num_buckets: 32, "
+            "relative_attention_max_distance: 128}",
+            "",
+        ),
+        (
+            "gptj",
+            "attention: {heads: 4, rotary_dim: 8, rotary_positional_embeddings_base: 10000}",
+            "function: linear,",
+        ),
+    ],
+)
+def test_graphcores_spellings_are_taken(family: str, model: str, rate: str, tmp_path: Path) -> None:
+    """Every option that their documents list, with the values that they print."""
+    file = tmp_path / "theirs.yml"
+    file.write_text(f"family: {family}\n" + GRAPHCORES % (model, rate))
+    data = preset_data("finetuning", str(file))
+    config = config_class_of(data, str(file)).from_dict(data)
+    assert config.model.precision == "float16"
+    assert config.training.optimizer.name == "adamw"
+    assert config.training.optimizer.learning_rate.maximum == 5e-6
+    assert config.execution.available_memory_proportion == 0.4
+    assert config.gradient_accumulation == 2

@@ -11,7 +11,7 @@ import pytest
 from config.base import nested
 from config.errors import ConfigError
 from config.t5 import T5Config
-from config.values import PositiveFloat, PositiveInt, Probability, ValueType
+from config.values import Fraction, PositiveFloat, PositiveInt, Probability, ValueType
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_accepted(annotation, value, expected):
         (float, "many", "a number"),
         (float, math.nan, "a number"),
         (float, "inf", "a number"),
-        (float, [1.0], "a number"),
+        (float, [1.0, 2.0], "a number"),
         (bool, 1, "true or false"),
         (bool, "true", "true or false"),
         (str, True, "text"),
@@ -112,3 +112,15 @@ def test_limits_that_the_documents_name(field, most, more):
         given = {"family": "t5", "training.global_batch_size": value, field: value, **more}
         with error:
             T5Config.from_dict(nested(given))
+
+
+def test_a_list_of_one_number_is_that_number():
+    """As Graphcore's YAML has `available_memory_proportion: [0.4]`."""
+    optional = ValueType.of(Fraction | None)
+    assert optional.check([0.4], "a field") == 0.4
+    assert ValueType.of(PositiveInt).check([8], "a field") == 8
+    for value in ([0.4, 0.4], [], [[0.4]], ["half"]):
+        with pytest.raises(ValueError, match="must be a number from 0 to 1"):
+            optional.check(value, "a field")
+    with pytest.raises(ValueError, match="must be true or false"):
+        ValueType.of(bool).check([True], "a field")
