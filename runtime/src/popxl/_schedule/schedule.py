@@ -331,7 +331,8 @@ def step_text(step: Step, known: Mapping[Slot, Index]) -> str:
             return f"store %{step.value} in {_buffer(step.buffer)}[{number(step.at)}]"
         case Compute():
             ins = ", ".join(map(number, step.ins))
-            return f"{_slots(step.outs)} = {step.name}({ins}) on the host"
+            outs = f"{_slots(step.outs)} = " if step.outs else ""
+            return f"{outs}{step.name}({ins}) on the host"
         case Fetch():
             return f"%{step.out} = wait for %{step.value}"
         case Run():

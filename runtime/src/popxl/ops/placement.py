@@ -136,6 +136,7 @@ TO_IR_ENUM_MAP = {name: name for name in ("executable", "compute_buffer", "io_bu
 
 _CODE_COPY = define(
     "code_copy",
+    tags=("hint",),
     execute=lambda machine, node, arrays: [],
     infer=lambda **_: [],
     grad=NoGrad("moves code, not data"),

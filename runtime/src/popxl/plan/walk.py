@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from popxl._schedule.schedule import (
     Branch,
+    Compute,
     Load,
     Loop,
     Routine,
@@ -135,6 +136,8 @@ class Walk:
             return sum(made.values()) - reused + self._temporaries(step.segment)
         if isinstance(step, (Load, Store)):
             self._count_transfer(step, sums[part])
+        if isinstance(step, Compute) and not step.outs:
+            sums[part].ops[step.name] += 1
         most = sum(made.values()) if isinstance(step, Load) else 0
         for passed in calls(step):
             # What devices decide is taken to be 0: of two branches the second is what is done.
