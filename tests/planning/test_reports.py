@@ -336,12 +336,12 @@ def test_virtual_devices_are_on_one_host_and_others_on_as_many_as_they_take() ->
     [
         (
             "rtx4090",
-            "NO: 9... GB of 22.08 GB device memory, 146.99 GB of 128.00 GB host memory; "
+            "NO: 10... GB of 22.08 GB device memory, 146.99 GB of 128.00 GB host memory; "
             "--execution.disk DIR takes what host memory cannot hold",
         ),
         (
             "l40s",
-            "yes: 9... GB of 44.16 GB device memory, 146.99 GB of 1,500.00 GB host memory",
+            "yes: 10... GB of 44.16 GB device memory, 146.99 GB of 1,500.00 GB host memory",
         ),
         ("laptop", "NO: 15[23]... GB of 16.00 GB memory; --execution.disk DIR takes .*"),
     ],

@@ -456,36 +456,95 @@ def test_waiting_for_every_array_gives_the_same_bits(monkeypatch):
     np.testing.assert_array_equal(values(*started(training())), expected)
 
 
+def test_a_hint_is_no_segment():
+    """In a program whose other steps the host does."""
+    values = f32(2, W)
+
+    def build(ir, hinted: bool):
+        buffer, _ = entries(values)
+
+        def move(row):
+            if hinted:
+                ops.remote_code_load(ir.create_empty_graph("code"), "executable")
+            ops.remote_store(buffer, row + 1, ops.remote_load(buffer, row))
+            return row + 1
+
+        ops.repeat(ir.create_graph(move, number()), 1, number())
+
+    for hinted in (True, False):
+        ir = popxl.Ir()
+        with ir.main_graph:
+            build(ir, hinted)
+        assert popxl.Session(ir).schedule.segments == []
+        loads = sum(part.code_loads for part in popxl.plan.plan_of(ir).parts)
+        assert loads == hinted
+
+
 # ---- outlined graphs ----------------------------------------------------------------------------
-def test_a_graph_compiled_apart_has_the_same_bits_in_other_surroundings():
-    x, w = f32(64, 64), f32(64, 64, seed=1)
+@pytest.mark.parametrize("surrounded", ["before", "after"])
+def test_an_outlined_graph_has_the_same_bits_in_other_surroundings(surrounded):
+    """Alone, products that it takes or returns would be merged with its sums or others' into
+    operations that round once."""
+    x, w, half = f32(64, 64), f32(64, 64, seed=1), f32(64, 64, seed=2)
 
     def layer(x, w):
-        return ops.gelu(x @ w) * x + ops.softmax(x * w, -1)
+        return (x + w) * w
 
-    def build(surrounded: bool) -> Callable[[popxl.Ir], popxl.DeviceToHostStream]:
+    def build(around: str) -> Callable[[popxl.Ir], tuple[popxl.DeviceToHostStream, ...]]:
         def write(ir):
             a, b = popxl.variable(x), popxl.variable(w)
+            product = popxl.variable(x * half)
+            if around == "before":
+                product = a * popxl.variable(half)
             graph = ir.create_graph(layer, a, b)
             outline(graph)
-            (y,) = ops.call(graph, a, b)
-            out = store(y)
-            if surrounded:
-                store(ops.exp(y * 0.1) @ b + y)
-            return out
+            (y,) = ops.call(graph, product, b)
+            return store(y), store(y + a if around == "after" else y)
 
         return write
 
     found = []
-    for surrounded in (False, True):
-        session, out = started(build(surrounded))
-        assert kinds(session).count("Run") == 2
+    for around in ("", surrounded):
+        session, (out, more) = started(build(around))
+        assert kinds(session).count("Run") == 1
         with session:
-            found.append(session.run()[out])
+            results = session.run()
+        found.append((results[out], results[more] if around == "after" else results[out] + x))
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+    if surrounded == "after":
+        np.testing.assert_array_equal(found[0][1], found[1][1])
+
+
+def test_the_bits_of_an_outlined_graph_do_not_depend_on_which_outputs_are_used():
+    """Alone, a product would be merged with a sum where nothing else needs it."""
+    x, w = f32(64, 64), f32(64, 64, seed=1)
+    inside: list[popxl.Tensor] = []
+
+    def layer(x, w):
+        inside[:] = [x * w]
+        return inside[0] + x, inside[0]
+
+    def build(used: int) -> Callable[[popxl.Ir], list[popxl.DeviceToHostStream]]:
+        def write(ir):
+            a, b = popxl.variable(x), popxl.variable(w)
+            graph = ir.create_graph(layer, a, b)
+            outline(graph, saved=inside)
+            return [store(t) for t in ops.call(graph, a, b)[:used]]
+
+        return write
+
+    found = []
+    for used in (1, 2):
+        session, outs = started(build(used))
+        (segment,) = session.schedule.segments
+        assert len(segment.nodes[0].regions[0].graph.outputs) == used
+        with session:
+            found.append(session.run()[outs[0]])
     np.testing.assert_array_equal(*found)
+    np.testing.assert_array_equal(found[0], x * w + x)
 
 
-def test_what_only_the_result_needs_is_left_out_where_nobody_uses_the_result():
+def test_a_call_of_an_outlined_graph_computes_what_is_used_alone():
     x, w = f32(64, 64), f32(64, 64, seed=1)
     inside: list[popxl.Tensor] = []
 
@@ -497,16 +556,14 @@ def test_what_only_the_result_needs_is_left_out_where_nobody_uses_the_result():
     def build(ir):
         a, b = popxl.variable(x), popxl.variable(w)
         graph = ir.create_graph(layer, a, b)
-        outline(graph, first=inside)
+        outline(graph, saved=inside)
         y, turned = ops.call(graph, a, b)
         _, again = ops.call(graph, a, b)
         return store(y), store(turned), store(again)
 
     session, (y, turned, again) = started(build)
-    runs = [s for s in session.schedule.main.steps if isinstance(s, Run)]
-    first, rest, repeated, *_ = (session._program.executables[run.segment] for run in runs)
-    assert first is repeated
-    assert first is not rest
+    texts = [str(exe.as_text()) for exe in executables(session)]
+    assert sorted(text.count(" dot(") for text in texts) == [1, 2]
     with session:
         results = session.run()
     rows = np.tanh(x.astype(np.float64) @ w)
@@ -529,7 +586,7 @@ def test_a_graph_that_writes_in_place_is_compiled_apart_as_a_whole():
     def build(ir):
         a = popxl.variable(f32(W))
         graph = ir.create_graph(layer, a)
-        outline(graph, first=inside)
+        outline(graph, saved=inside)
         return store(*ops.call(graph, a))
 
     session, out = started(build)
@@ -543,7 +600,7 @@ def test_tensors_of_another_graph_are_refused_where_a_graph_is_cut():
         ir.create_graph(lambda x: x * 2, popxl.TensorSpec((W,), popxl.float32)) for _ in "12"
     )
     with pytest.raises(ValueError, match="is not in graph"):
-        outline(one, first=two.outputs)
+        outline(one, saved=two.outputs)
 
 
 def deep(layers: int) -> Callable[[popxl.Ir], Any]:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Outlined:
-    """A graph is an executable of its own. `first`: see `popxl.transforms.outline`."""
+    """A graph is compiled apart. `saved`: see `popxl.transforms.outline`."""
 
-    first: tuple[Tensor, ...]
+    saved: tuple[Tensor, ...]
 
 
 class Graph:
@@ -42,7 +42,7 @@ class Graph:
     _hooks: dict[int, Callable[[Op], Any]]
     _gradient_is_written: bool  # by hand, so that autodiff of a caller must be given it
     _written_gradients: dict[Graph, Any]  # those of called graphs, which modules note here
-    _outlined: Outlined | None  # an executable of its own, wherever it is called
+    _outlined: Outlined | None  # compiled apart, wherever it is called
 
     def __init__(self) -> None:
         raise TypeError("Cannot create popxl.Graph instances directly; use ir.create_graph(...)")

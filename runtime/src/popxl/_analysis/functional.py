@@ -62,8 +62,9 @@ class Node:
 
     Attributes:
         kind: "op": an op; "view": what a view shows of its inputs; "write": the inputs of a view
-            (first) after a value (last) was written to it; "zeros".
-        op: the op of the program; None for zeros that no op makes.
+            (first) after a value (last) was written to it; "zeros"; "apart": the same value, which
+            XLA merges no kernel across.
+        op: the op of the program; None for zeros and boundaries that no op makes.
         inputs, outputs: its values.
         regions: what it runs.
         part: label in plans; "": that of what runs the graph.
@@ -73,7 +74,7 @@ class Node:
 
     def __init__(
         self,
-        kind: Literal["op", "view", "write", "zeros"],
+        kind: Literal["op", "view", "write", "zeros", "apart"],
         op: Op | None,
         inputs: Iterable[Value],
         outputs: Iterable[Value],
@@ -102,7 +103,7 @@ class Node:
     @property
     def is_rematerialised(self) -> bool:
         """Whether it is computed wherever its result is read, and not where it stands."""
-        return self.kind in ("view", "zeros")
+        return self.kind in ("view", "zeros", "apart")
 
     @property
     def is_on_host(self) -> bool:
@@ -127,8 +128,8 @@ class Functional:
         nodes: in program order.
         outputs: values of its outputs, then those of the inputs that it changes at its end.
         changed: these inputs.
-        is_outlined: it is an executable of its own.
-        first: values of the tensors that `Outlined.first` names.
+        is_outlined: it is compiled apart.
+        saved: values of the tensors that `Outlined.saved` names.
         is_branch: it is a branch, with further owners of the caller as inputs and outputs.
     """
 
@@ -138,7 +139,7 @@ class Functional:
     outputs: list[Value]
     changed: tuple[int, ...] = ()
     is_outlined: bool = False
-    first: tuple[Value, ...] = ()
+    saved: tuple[Value, ...] = ()
     is_branch: bool = False
 
     @found_property
@@ -322,7 +323,7 @@ class _GraphPass(_Writer):
         outputs += [last[i] for i in changed]
         form = Functional(graph, inputs, self.nodes, outputs, changed)
         if graph._outlined is not None:
-            form.is_outlined, form.first = True, tuple(map(self.read, graph._outlined.first))
+            form.is_outlined, form.saved = True, tuple(map(self.read, graph._outlined.saved))
         return form
 
     # ---- ops ------------------------------------------------------------------------------------

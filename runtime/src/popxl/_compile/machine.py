@@ -20,6 +20,7 @@ from popxl._analysis.effects import Effects
 from popxl._analysis.text import first_line
 from popxl._ir.host_array import device_view
 from popxl.errors import popart_exception
+from popxl.ops.placement import materialised
 
 if TYPE_CHECKING:
     from popxl._analysis.functional import Functional, Node, Value
@@ -190,6 +191,8 @@ class Machine:
     def _results(self, node: Node, arrays: list[jax.Array]) -> Sequence[jax.Array]:
         if node.kind == "zeros":
             return [_zeros(node.outputs[0].spec)]
+        if node.kind == "apart":
+            return [materialised(arrays[0])]
         op = node.op
         assert op is not None
         if node.kind == "write":

@@ -194,15 +194,9 @@ class Assembly:
     def _new_piece(self) -> _Piece:
         return _Piece(Segment(f"{self.title}.{len(self._closed)}"))
 
-    def close(self, results: Iterable[Value] = ()) -> None:
-        """Complete the open segment, and do what waits for it.
-
-        Args:
-            results: values that it returns, whoever asks for them.
-        """
+    def close(self) -> None:
+        """Complete the open segment, and do what waits for it."""
         piece = self.open
-        for v in results:
-            self._result(piece, v)
         if piece.segment.nodes or piece.results:
             piece.run = Run(segment=piece.segment, args=(), updates=piece.updates)
             parts = {node.part for node in piece.segment.nodes if node.kind == "op"}

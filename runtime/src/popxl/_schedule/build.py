@@ -16,7 +16,7 @@ from popxl._analysis.known import Deep
 from popxl._ir.regions import regions
 from popxl._schedule.assembly import Assembly, labelled
 from popxl._schedule.donation import copy_borrowed_entries, donate
-from popxl._schedule.flatten import Flattener
+from popxl._schedule.flatten import Flattener, is_outlined_call
 from popxl._schedule.index_arithmetic import host_rule, is_host_kind
 from popxl._schedule.nested import Nested
 from popxl._schedule.schedule import Compute, Load, Routine, Run, Schedule, Slot, Store
@@ -214,10 +214,10 @@ class _Builder:
 
     # ---- outlined graphs ------------------------------------------------------------------------
     def _outlined(self, node: Node) -> None:
-        """A call that is an executable of its own, the same one at all calls."""
-        self._assembly.close()
+        """A call that shares its segment with no other such call."""
+        if any(map(is_outlined_call, self._assembly.open.segment.nodes)):
+            self._assembly.close()
         self._assembly.run(node)
-        self._assembly.close(node.outputs)
 
 
 def _candidates(graph: Functional) -> set[int]:

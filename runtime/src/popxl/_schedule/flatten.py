@@ -1,23 +1,24 @@
 """Calls that are taken apart before a routine is made of the graph that makes them.
 
 Calls of graphs that do little but move entries are written out where they stand, so that their
-transfers and the segments around them are ordered together. A call of an outlined graph in two
-parts becomes a call of each; what is left out of the second if nobody uses it.
+transfers and the segments around them are ordered together. A call of an outlined graph becomes one
+of what the caller uses of it. Boundaries, which XLA merges no kernel across, keep the bits the same
+at all its calls: at the values that are saved, and between the call and what surrounds it.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from popxl._analysis.functional import Copy, Functional, Node, Value
+from popxl._analysis.functional import Copy, Functional, Node, Value, effects_of_nodes
 from popxl._analysis.known import Deep
 from popxl._ir.regions import Region
 from popxl._schedule.index_arithmetic import host_rule
 from popxl.ops.remote import REMOTE_LOAD, REMOTE_STORE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 
 class Flattener:
@@ -27,7 +28,7 @@ class Flattener:
         self._deep = Deep()
         self._inlined: dict[Functional, bool] = {}
         self._known: dict[Functional, Functional] = {}
-        self._halves: dict[Functional, tuple[Functional, Functional] | None] = {}
+        self._parts: dict[tuple[Functional, tuple[Value, ...]], _Part] = {}
 
     def __call__(self, graph: Functional) -> Functional:
         """The same graph with such calls taken apart."""
@@ -44,8 +45,13 @@ class Flattener:
     def _add(self, copy: Copy, node: Node, used: set[Value]) -> None:
         if self._is_inlined(node):
             self._write_out(copy, node)
-        elif (halves := self._halves_of(node)) is not None:
-            self._call_halves(copy, node, halves, used)
+            return
+        if not node.is_on_host:
+            _set_apart(copy, node, is_outlined_call)
+        elif is_outlined_call(node):
+            _set_apart(copy, node, _is_computed)
+        if is_outlined_call(node) and not node.regions[0].graph.changed:
+            self._call_part(copy, node, used)
         else:
             copy.add(node)
 
@@ -63,67 +69,119 @@ class Flattener:
     # ---- calls that are written out --------------------------------------------------------------
     def _is_inlined(self, node: Node) -> bool:
         """Whether a call is written out where it stands, because its graph does little but move
-        entries, or passes its inputs on."""
+        entries and call outlined graphs, or passes its inputs on."""
         graph = node.called
         if graph is None:
             return False
         return self._deep.once(self._inlined, graph, lambda: self._can_be_inlined(graph))
 
     def _can_be_inlined(self, graph: Functional) -> bool:
-        if graph.is_outlined or graph.changed:
+        if graph.is_outlined:
             return False
         if not graph.has_host_nodes:
-            return any(v.node is None for v in graph.outputs)
+            return not graph.changed and any(v.node is None for v in graph.outputs)
         return all(
             node.kind == "op"
             and node.op is not None
             and (
                 node.op.defn in (REMOTE_LOAD, REMOTE_STORE)
                 or host_rule(node.op) is not None
+                or is_outlined_call(node)
                 or self._is_inlined(node)
             )
             for node in graph.nodes
         )
 
-    # ---- halves ---------------------------------------------------------------------------------
-    def _halves_of(self, node: Node) -> tuple[Functional, Functional] | None:
-        graph = node.called
-        if graph is None or not graph.is_outlined or not graph.first or graph.changed:
-            return None
-        if graph.has_host_nodes:
-            return None
-        if graph not in self._halves:
-            self._halves[graph] = _halves(graph)
-        return self._halves[graph]
-
-    def _call_halves(
-        self, copy: Copy, node: Node, halves: tuple[Functional, Functional], used: set[Value]
-    ) -> None:
+    # ---- outlined graphs ------------------------------------------------------------------------
+    def _call_part(self, copy: Copy, node: Node, used: set[Value]) -> None:
+        """Add a call of what the caller uses; it makes the views that it reads."""
         (region,) = node.regions
-        known = dict(zip(region.graph.inputs, _given(copy, node), strict=True))
-        wanted = [(inner, node.outputs[at])
-                  for inner, at in zip(region.graph.outputs, region.outputs, strict=True)
-                  if at is not None and node.outputs[at] in used]  # fmt: skip
-        first, rest = halves
-        self._call(copy, node, first, known)
-        if not _behind(inner for inner, _ in wanted).isdisjoint(rest.outputs):
-            self._call(copy, node, rest, known)
-        views = Copy(known)
-        for n in region.graph.nodes:
-            if n.is_rematerialised:
-                views.add(n)
-        copy.nodes += views.nodes
-        for inner, outer in wanted:
-            copy.new[outer] = known.get(inner, inner)
+        graph = region.graph
+        wanted = {node.outputs[at]: v for v, at in zip(graph.outputs, region.outputs, strict=True)
+                  if at is not None and node.outputs[at] in used}  # fmt: skip
+        part, given, made = self._part(graph, tuple(wanted.values()))
+        inner = Copy(dict(zip(graph.inputs, _given(copy, node), strict=True)))
+        if part.nodes:
+            outputs = [Value(v.tensor, v.version) for v in made]
+            called = Region(part, tuple(range(len(given))), tuple(range(len(made))))
+            inner.nodes.append(Node("op", node.op, inner.all(given), outputs, (called,), node.part))
+            inner.new.update(zip(made, outputs, strict=True))
+        for n in _needed([n for n in graph.nodes if n.is_rematerialised], wanted.values()):
+            inner.add(n, node.part)
+        copy.nodes += inner.nodes
+        copy.new.update(zip(wanted, inner.all(wanted.values()), strict=True))
 
-    @staticmethod
-    def _call(copy: Copy, node: Node, half: Functional, known: dict[Value, Value]) -> None:
-        ins, outs = range(len(half.inputs)), range(len(half.outputs))
-        outputs = [Value(v.tensor, v.version) for v in half.outputs]
-        region = Region(half, tuple(ins), tuple(outs))
-        inputs = [known[v] for v in half.inputs]
-        copy.nodes.append(Node("op", node.op, inputs, outputs, (region,), node.part))
-        known.update(zip(half.outputs, outputs, strict=True))
+    def _part(self, graph: Functional, wanted: tuple[Value, ...]) -> _Part:
+        if (graph, wanted) not in self._parts:
+            self._parts[graph, wanted] = _part(graph, wanted)
+        return self._parts[graph, wanted]
+
+
+# ---- boundaries ---------------------------------------------------------------------------------
+def is_outlined_call(node: Node | None) -> bool:
+    """Whether a node calls a graph that is compiled apart."""
+    graph = None if node is None else node.called
+    return graph is not None and graph.is_outlined and not graph.has_host_nodes
+
+
+def _is_computed(node: Node | None) -> bool:
+    """Whether devices compute a node, for the segment that reads it."""
+    return node is not None and not (node.is_rematerialised or node.is_on_host)
+
+
+def _set_apart(copy: Copy, node: Node, is_apart: Callable[[Node | None], bool]) -> None:
+    """Put boundaries behind inputs of a node whose makers are to be compiled apart."""
+    for v in dict.fromkeys(node.inputs):
+        if is_apart(copy.new.get(v, v).node) and v.spec.shape:
+            _add_boundary(copy, v)
+
+
+def _add_boundary(copy: Copy, value: Value) -> None:
+    behind = Value(value.tensor, value.version)
+    copy.nodes.append(Node("apart", None, copy.all([value]), [behind]))
+    copy.new[value] = behind
+
+
+# ---- parts of graphs ----------------------------------------------------------------------------
+class _Part(NamedTuple):
+    """A graph of what makes some outputs of another graph, and values of that graph.
+
+    Attributes:
+        given: those that it takes.
+        made: those that it returns: outputs, or what they are views of.
+    """
+
+    graph: Functional
+    given: list[Value]
+    made: list[Value]
+
+
+def _part(graph: Functional, outputs: Sequence[Value]) -> _Part:
+    made = [v for v in _behind(outputs) if v.node is not None]
+    nodes = _needed(graph.nodes, made, [n for n in graph.nodes if effects_of_nodes([n])])
+    read = {*made, *(v for n in nodes for v in n.inputs)}
+    given = [v for v in graph.inputs if v in read]
+    copy = Copy({v: Value(v.tensor) for v in given})
+    inputs, saved = copy.all(given), _behind(graph.saved)
+    for n in nodes:
+        copy.add(n)
+        for v in n.outputs:
+            if v in saved:
+                _add_boundary(copy, v)
+    part = replace(graph, inputs=inputs, nodes=copy.nodes, outputs=copy.all(made), saved=())
+    return _Part(part, given, made)
+
+
+def _needed(
+    nodes: Sequence[Node], values: Iterable[Value], also: Sequence[Node] = ()
+) -> list[Node]:
+    """Those of the nodes that values are made by, or that `also` names, and what they need."""
+    live, kept = set(values), []
+    for n in reversed(nodes):
+        if n in also or not live.isdisjoint(n.outputs):
+            kept.append(n)
+            live.update(n.inputs)
+    return kept[::-1]
 
 
 def _given(copy: Copy, node: Node) -> list[Value]:
@@ -131,32 +189,9 @@ def _given(copy: Copy, node: Node) -> list[Value]:
     return copy.all(node.inputs[at] for at in node.regions[0].inputs if at is not None)
 
 
-def _halves(graph: Functional) -> tuple[Functional, Functional]:
-    """What makes the values that are wanted first, and the rest.
-
-    The first returns what it makes that is wanted, returned, or used by the rest; the same for all
-    calls.
-    """
-    wanted = set(graph.first)
-    for node in reversed(graph.nodes):
-        if not wanted.isdisjoint(node.outputs):
-            wanted.update(node.inputs)
-    first = [n for n in graph.nodes if not wanted.isdisjoint(n.outputs)]
-    rest = [n for n in graph.nodes if wanted.isdisjoint(n.outputs)]
-    made = {v for n in first for v in n.outputs if not n.is_rematerialised}
-    read = _behind([*graph.first, *graph.outputs, *(v for n in rest for v in n.inputs)])
-    crossing = [v for n in first for v in n.outputs if v in made and v in read]
-    returned = _behind(graph.outputs)
-    ends = [v for n in rest if not n.is_rematerialised for v in n.outputs if v in returned]
-    return (
-        _part(graph, first, crossing, graph.inputs),
-        _part(graph, rest, ends, [*graph.inputs, *crossing]),
-    )
-
-
-def _behind(values: Iterable[Value]) -> set[Value]:
+def _behind(values: Iterable[Value]) -> dict[Value, None]:
     """The values that have to be there for these to be read: views and zeros are made anew."""
-    sources: set[Value] = set()
+    sources: dict[Value, None] = {}
     waiting, seen = list(values), set()
     while waiting:
         v = waiting.pop()
@@ -166,21 +201,5 @@ def _behind(values: Iterable[Value]) -> set[Value]:
         if v.node is not None and v.node.is_rematerialised:
             waiting += v.node.inputs
         else:
-            sources.add(v)
+            sources[v] = None
     return sources
-
-
-def _part(
-    graph: Functional, nodes: Sequence[Node], outputs: list[Value], given: Sequence[Value]
-) -> Functional:
-    """A graph of some of the nodes, with the views and zeros that they read."""
-    own = {v for n in nodes for v in n.outputs}
-    needed = [n for n in graph.nodes if n.is_rematerialised or not own.isdisjoint(n.outputs)]
-    live = set(outputs)
-    kept = []
-    for n in reversed(needed):
-        if not n.is_rematerialised or not live.isdisjoint(n.outputs):
-            kept.append(n)
-            live.update(n.inputs)
-    inputs = [v for v in dict.fromkeys(given) if v in live]
-    return replace(graph, inputs=inputs, nodes=kept[::-1], outputs=outputs, first=())

@@ -34,7 +34,7 @@ class Memory:
         for node in flat.nodes:
             if (source := self._source(node)) is not None:
                 self._names[node.outputs[0]] = self.name(source)
-            if node.name == MATERIALISED:
+            if node.name in MATERIALISED:
                 written.add(self.name(node.inputs[0]))
         outputs = [self.name(v) for v in flat.outputs]
         self._outside = {*flat.inputs, *outputs}

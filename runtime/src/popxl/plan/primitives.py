@@ -13,15 +13,16 @@ if TYPE_CHECKING:
 
 Kind = Literal["free", "fused", "reduction", "kernel"]
 
-MATERIALISED = "xla_metadata_call"  # what `materialise` is on CPU
+MATERIALISED = frozenset(("xla_metadata_call", "optimization_barrier"))
+"""What `materialise` is on CPUs, and elsewhere."""
 # Names of values that are there already, under another shape.
-_FREE = frozenset(
-    f"reshape squeeze expand_dims stop_gradient copy_p bitcast_convert_type {MATERIALISED}".split()
+_FREE = MATERIALISED | frozenset(
+    "reshape squeeze expand_dims stop_gradient copy_p bitcast_convert_type".split()
 )
 # Computed where they are used, and counted as no arithmetic.
 _MOVED = frozenset(
     "broadcast_in_dim iota transpose slice rev pad convert_element_type select_n concatenate "
-    "dynamic_slice gather copy reduce_precision optimization_barrier".split()
+    "dynamic_slice gather copy reduce_precision".split()
 )
 _REDUCTIONS = frozenset(
     "dynamic_update_slice reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or argmax "

@@ -8,27 +8,28 @@ from popxl.graph import Graph, Outlined
 from popxl.tensor import Tensor
 
 
-def outline(graph: Graph, first: Sequence[Tensor] = ()) -> None:
-    """Let `graph` be an executable of its own, the same wherever the program calls it.
+def outline(graph: Graph, saved: Sequence[Tensor] = ()) -> None:
+    """Compile `graph` apart, so that its bits are the same wherever the program calls it.
 
     What XLA makes of a computation depends on what surrounds it: it merges neighbouring kernels,
     in which a product and a sum then round once instead of twice, and leaves out what nobody uses.
-    So equal graphs in different surroundings may differ in their last bits. A graph that is
-    is outlined has the same bits at all its calls. Its calls cost a launch each, and all its
-    outputs are written out. Graphs that load from or store to remote buffers cannot be one
-    executable; for them nothing changes, nor for graphs that are run as gradients of loops.
+    So equal graphs in different surroundings may differ in their last bits. An outlined graph has
+    the same bits at all its calls: no two calls share an executable, and XLA merges no kernel of
+    the graph with what surrounds it. Graphs that load from or store to remote buffers cannot be
+    one executable; for them nothing changes, nor for graphs that are run as gradients of loops.
+
+    A call computes and returns only what the program uses of it.
 
     Args:
-        first: tensors of the graph. If any are given, there are two executables: one for them, and
-            one for the rest of the graph, which calls leave out that use nothing of it. So a graph
-            that is called again for its gradient does not compute again what only its own output
-            needs.
+        saved: tensors of the graph that its gradient takes. They are written to memory at every
+            call that computes them, whether the call returns them or not, so that calls which use
+            different outputs have the same bits.
 
     Raises:
-        ValueError: a tensor of `first` is not of the graph.
+        ValueError: a tensor of `saved` is not of the graph.
     """
-    for t in first:
+    for t in saved:
         if t._graph is not graph:
             raise ValueError(f"outline: {t.id!r} is not in graph {graph.id!r}")
-    graph._outlined = Outlined(tuple(first))
+    graph._outlined = Outlined(tuple(saved))
     graph._changes()
