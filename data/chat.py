@@ -76,7 +76,7 @@ class ChatTemplate:
         self.base, self.variables, self.loss = base, dict(variables or {}), loss
         self.noted = Notes()
         self._frozen = frozen
-        self._ignored: dict[tuple[str, str], bool] = {}
+        self._written: set[tuple[str, str]] = set()
         self._check()
 
     def _check(self) -> None:
@@ -115,7 +115,7 @@ class ChatTemplate:
             Refused: the template does not take it.
         """
         text = self._text(conversation, self._messages(conversation), True)
-        self._note_unwritten(conversation, text, place)
+        self._note_unwritten(conversation, text, place, asks=True)
         return text
 
     def read(self, place: FileLocation, conversation: Conversation) -> Example | None:
@@ -159,19 +159,22 @@ class ChatTemplate:
         self._note_unlearned(conversation, prompt[start:] if start < len(prompt) else "", place)
         return Example(prompt, target, _spans(text, ranges))
 
-    def _note_unwritten(self, conversation: Conversation, text: str, place: object) -> None:
-        """Note what a conversation holds and its text does not."""
-        add, messages = self.noted.add, self._messages(conversation)
-        ignored = set[str]()
-        for message in messages:  # a template may have no place for a role, or for a field
-            role = message["role"]
-            if role != "assistant" and self._ignores(conversation, role, "content"):
-                ignored.add(role)
-                add(UNWRITTEN, f"messages of the role {role}", place, message.get("content"))
-            for name in OPTIONAL if role not in ignored else ():
-                if name in message and self._ignores(conversation, role, name):
-                    add(FIELDS, f"{name} (role {role})", place, message[name])
-        read = [message for message in messages if message["role"] not in ignored]
+    def _note_unwritten(
+        self, conversation: Conversation, text: str, place: object, asks: bool = False
+    ) -> None:
+        """Note what a conversation holds and its text does not.
+
+        Args:
+            asks: the text asks for an answer at its end.
+        """
+        add, ignored = self.noted.add, self._ignored(conversation, text, asks)
+        for (role, name), value in ignored.items():
+            if name == "content":
+                add(UNWRITTEN, f"messages of the role {role}", place, value)
+            elif (role, "content") not in ignored:
+                add(FIELDS, f"{name} (role {role})", place, value)
+        messages = self._messages(conversation)
+        read = [one for one in messages if (one["role"], "content") not in ignored]
         for name, value in unwritten(read, text).items():
             add(UNWRITTEN, name, place, value)
         if conversation.tools is not None and self._tools(conversation) is None:
@@ -194,25 +197,34 @@ class ChatTemplate:
             answer = conversation.messages[-1].get("content")
             self.noted.add(ASKS, shown(asks), place, answer)
 
-    def _ignores(self, conversation: Conversation, role: str, name: str) -> bool:
-        """Whether the template does not write a text of messages of a role. The first conversation
-        that has one shows it for all."""
-        messages = self._messages(conversation)
-        if not any(m["role"] == role and m.get(name) for m in messages):
-            return self._ignored.get((role, name), False)
-        if (role, name) not in self._ignored:
+    def _ignored(
+        self, conversation: Conversation, text: str, asks: bool
+    ) -> dict[tuple[str, str], object]:
+        """Fields of messages, after their roles, that could say anything else and the text would be
+        the same; with the first value. Answers are not among them: their places differ."""
+        messages, found = self._messages(conversation), dict[tuple[str, str], object]()
+        first = {
+            (one["role"], name): one[name]
+            for one in reversed(messages)
+            for name in ("content", *OPTIONAL)
+            if one.get(name) and (one["role"], name) != ("assistant", "content")
+        }
+        for (role, name), value in first.items():
+            if (role, name) in self._written:
+                continue
             others = [
-                {**m, name: f"{m[name]}{_STOP}"} if m["role"] == role and m.get(name) else m
-                for m in messages
+                {**one, name: f"{one[name]}{_STOP}"} if one["role"] == role and name in one else one
+                for one in messages
             ]
             try:
-                same = self._text(conversation, others, False) == self._text(
-                    conversation, messages, False
-                )
+                same = self._text(conversation, others, asks) == text
             except Refused:  # it is read
                 same = False
-            self._ignored[role, name] = same
-        return self._ignored[role, name]
+            if same:
+                found[role, name] = value
+            else:
+                self._written.add((role, name))
+        return found
 
     def notes(self) -> Iterable[str]:
         """What is to be said of the conversations that were read."""

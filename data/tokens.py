@@ -159,9 +159,11 @@ class Tokenizer:
     @cached_property
     def around(self) -> tuple[list[int], list[int]]:
         """Tokens that the tokenizer puts before and after a text."""
-        (whole,), (text,) = self.encodings(["a"], not self.chat), self.encodings(["a"], False)
-        start = next((i for i, mask in enumerate(whole.special_tokens_mask) if not mask), 0)
-        return whole.ids[:start], whole.ids[start + len(text.ids) :]
+        whole = self.base("a", add_special_tokens=not self.chat, return_special_tokens_mask=True)
+        ids, mask = list(whole["input_ids"]), whole["special_tokens_mask"]
+        start = next((i for i, special in enumerate(mask) if not special), 0)
+        text = self.base("a", add_special_tokens=False)["input_ids"]
+        return ids[:start], ids[start + len(text) :]
 
     def ended(self, ids: np.ndarray) -> np.ndarray:
         """Tokens of a text with the end token, which it may have already, int32 [n]."""
