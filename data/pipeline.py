@@ -275,7 +275,7 @@ class Pipeline:
 
     def notes(self) -> Notes:
         """Notes of rows that are to be read."""
-        return Notes(special_tokens(self.tokenizer.base))
+        return Notes(special_tokens(self.tokenizer.base) if self.task.is_own else ())
 
     def _say(self, notes: Notes) -> None:
         """Say what was noted of rows, once for all splits."""

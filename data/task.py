@@ -100,6 +100,11 @@ class Task:
         return "text" if self._first is None else format_of(*self._first)
 
     @property
+    def is_own(self) -> bool:
+        """Whether its data are a person's own."""
+        return self.name not in TASKS
+
+    @property
     def separator(self) -> str:
         """What goes between a prompt and what a model writes, if they are one stream."""
         if self.between is not None or self.prefers or self.kind != "text":
@@ -222,7 +227,7 @@ class Task:
             try:
                 for example in self._examples(place, row, reading, chat):
                     yield place, example
-                if notes is not None and self.name not in TASKS:
+                if notes is not None and self.is_own:
                     notes.add_row(place, row, self._columns_read(place, row, reading.pair, chat))
             except NullError as error:
                 if self.nulls == "refuse":
