@@ -15,6 +15,9 @@ from config.values import Names, NonNegativeInt, PathText, PositiveFloat, Probab
 from files.shown import shown
 
 ALL_LINEAR = "all-linear"
+NEW = "new"
+"""In place of the numbers of tokens: those that are new."""
+
 Pattern = Literal["rank_pattern", "alpha_pattern"]
 PATTERNS: tuple[Pattern, ...] = ("rank_pattern", "alpha_pattern")
 """Fields with numbers by expressions for the ends of names."""
@@ -55,6 +58,13 @@ class Adapter(Section):
     modules_to_save: Names | None = None
     """Modules that are trained whole, by the ends of their names, separated by commas. PEFT:
     modules_to_save."""
+
+    trainable_tokens: str | None = None
+    """Tokens whose rows of the embedding and the head are trained beside the frozen others, such as
+    32000-32003,32010; new: those of model.embedding.new_rows. PEFT: trainable_token_indices."""
+
+    trainable_tokens_head: bool = True
+    """Train these rows of a head that is not the embedding, too."""
 
     load: PathText | None = None
     """Folder of an adapter to begin with, as PEFT writes it; it says all of the above."""

@@ -10,11 +10,9 @@ from typing import Literal, NamedTuple
 
 from config.base import Section
 from config.errors import ConfigError
-from config.values import LayerCount, Names, NonNegativeInt, PositiveInt, Probability, listed
+from config.rows import numbered_rows
+from config.values import LayerCount, Names, NonNegativeInt, PositiveInt, Probability
 from files.shown import shown
-
-MAX_NEW_ROWS = 2**22
-"""Rows of an embedding that can be new: more than any vocabulary has."""
 
 
 class FewBits(NamedTuple):
@@ -49,18 +47,7 @@ class Embedding(Section):
 
     def rows_to_begin(self) -> tuple[int, ...]:
         """The rows that `new_rows` names."""
-        rows: list[int] = []
-        for part in listed(self.new_rows):
-            ends = part.split("-")
-            known = len(ends) <= 2 and all(n.isdecimal() and len(n) < 10 for n in ends)
-            first, last = (int(ends[0]), int(ends[-1])) if known else (1, 0)
-            if not first <= last < first + MAX_NEW_ROWS:
-                raise ConfigError(
-                    f"embedding.new_rows is {shown(self.new_rows)}, but must be rows such as "
-                    "32000-32003,32010"
-                )
-            rows += range(first, last + 1)
-        return tuple(rows)
+        return numbered_rows(self.new_rows, "embedding.new_rows")
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from config.adapter import NEW
 from config.adapter import Adapter as Adapter
 from config.base import Section
 from config.errors import ConfigError, ContradictionError
@@ -15,6 +16,7 @@ from config.model import Model as Model
 from config.model import TiedEmbedding as TiedEmbedding
 from config.optimizer_state import MASTER, RESIDUALS, Slot
 from config.optimizer_state import Adafactor as Adafactor
+from config.rows import numbered_rows
 from config.run import FP8 as FP8
 from config.run import Checkpoint as Checkpoint
 from config.run import Evaluation as Evaluation
@@ -25,6 +27,7 @@ from config.run import Optimizer as Optimizer
 from config.run import Training as Training
 from config.task import CausalLMData
 from config.task import Data as Data
+from files.shown import shown
 
 MAX_REPLICAS = 2**14
 FUSED_FROM = 2**20
@@ -55,6 +58,14 @@ class RunConfig(Section):
     def adapter_targets(self) -> str:
         """What has adapters where `adapter.targets` is null: queries and values, as in PEFT."""
         return "q_proj,v_proj"
+
+    @property
+    def trained_tokens(self) -> tuple[int, ...]:
+        """Tokens whose rows are trained beside frozen ones; see `adapter.trainable_tokens`."""
+        asked, embedding = self.adapter.trainable_tokens, self.model.embedding
+        if asked == NEW:
+            return embedding.rows_to_begin()
+        return numbered_rows(asked, "adapter.trainable_tokens")
 
     @property
     def gradient_accumulation(self) -> int:
@@ -199,6 +210,7 @@ class RunConfig(Section):
         self._check_rounding()
         self._check_experts()
         self._check_what_is_trained()
+        self._check_trained_tokens()
         self._check_run()
         # Generation has no optimizer step, so any batch will do.
         if not self.model.eval and self.training.global_batch_size % self._samples_at_once:
@@ -230,6 +242,20 @@ class RunConfig(Section):
             raise ContradictionError(
                 "execution.expert_parallel and execution.expert_groups exclude each other",
                 {"execution.expert_parallel": False, "execution.expert_groups": 1},
+            )
+
+    def _check_trained_tokens(self) -> None:
+        asked, rows = self.adapter.trainable_tokens, self.model.embedding.vocab_size
+        if asked is None:
+            return
+        if not self.adapter.rank:
+            raise ConfigError(
+                "adapter.trainable_tokens trains rows beside adapters: set adapter.rank"
+            )
+        if max(self.trained_tokens, default=0) >= rows:
+            raise ConfigError(
+                f"adapter.trainable_tokens is {shown(asked)}, but must be rows below "
+                f"model.embedding.vocab_size {rows}"
             )
 
     def _check_what_is_trained(self) -> None:

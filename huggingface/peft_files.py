@@ -22,6 +22,7 @@ from config.adapter import (
     is_within,
     matches_end,
 )
+from config.rows import rows_text
 from files.json_files import Fields, read_object
 from files.lazy import Lazy
 from files.shown import shown_path
@@ -33,11 +34,14 @@ _IGNORED = {
     "inference_mode", "layers_pattern",
     "layers_to_transform", "lora_alpha", "lora_dropout", "megatron_core", "modules_to_save",
     "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision",
-    "target_modules", "task_type", "use_dora", "use_rslora",
+    "target_modules", "task_type", "trainable_token_indices", "use_dora", "use_rslora",
 }  # fmt: skip
 """Fields that are read, or do not change what an adapter computes."""
 _LOW_RANK = re.compile(r"\.lora_[\w.]+$")
 """The end of the name of an adapter's tensor, after its module's."""
+_TOKENS = re.compile(r"\.token_adapter\.trainable_tokens_delta$")
+"""The same of the rows of tokens."""
+HEAD_MODULE = "lm_head"
 _INITIAL = (True, False, "gaussian", "eva", "orthogonal")
 """Initial values that leave the base model as it is."""
 
@@ -67,6 +71,7 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
         "targets": _targets(found, modules.low_rank),
         "modules_to_save": ",".join(_saved(saved, modules.saved)) or None,
     }
+    fields |= _trained_tokens(found)
     return fields | {name: _pattern(found, name, modules.low_rank) for name in PATTERNS}
 
 
@@ -88,8 +93,8 @@ def adapter_modules(folder: str | Path) -> AdapterModules:
         return AdapterModules()
     names = [name.removeprefix(_PREFIX) for name in TensorFiles([path])]
     low_rank = dict.fromkeys(_LOW_RANK.sub("", n) for n in names if _LOW_RANK.search(n))
-    saved = dict.fromkeys(n.rpartition(".")[0] for n in names if not _LOW_RANK.search(n))
-    return AdapterModules(list(low_rank), list(saved))
+    others = [n for n in names if not (_LOW_RANK.search(n) or _TOKENS.search(n))]
+    return AdapterModules(list(low_rank), list(dict.fromkeys(n.rpartition(".")[0] for n in others)))
 
 
 def adapter_rows(folder: str | Path, names: Collection[str]) -> int | None:
@@ -132,6 +137,22 @@ def _check(found: Fields) -> None:
             unused = value in _INITIAL
         if not unused and name not in _IGNORED:
             raise found.error(name, "left out: such adapters are not known")
+
+
+def _trained_tokens(found: Fields) -> dict[str, Any]:
+    """The fields for rows that are trained: a list is of the embedding, an object of modules."""
+    field = "trainable_token_indices"
+    value = found.data.get(field)
+    if not value:
+        return {"trainable_tokens": None, "trainable_tokens_head": True}
+    if not isinstance(value, dict):
+        return {"trainable_tokens": rows_text(found.counts(field)), "trainable_tokens_head": False}
+    of_modules = found.object(field)
+    tokens = [of_modules.counts(name) for name in value]
+    has_head = [name.rpartition(".")[2] == HEAD_MODULE for name in value]
+    if all(has_head) or len(tokens) > 2 or any(one != tokens[0] for one in tokens):
+        raise found.error(field, "the same tokens of the embedding, and of the head")
+    return {"trainable_tokens": rows_text(tokens[0]), "trainable_tokens_head": any(has_head)}
 
 
 def _list(found: Fields, name: str) -> Sequence[str]:
@@ -210,6 +231,7 @@ def settings_of(
     adapter: Adapter,
     modules: tuple[Collection[str], Collection[str]],
     saved: Sequence[str],
+    tokens: list[int] | dict[str, list[int]] | None,
     base: str | None,
     task: str,
 ) -> dict[str, Any]:
@@ -219,6 +241,7 @@ def settings_of(
         modules: names of those with an adapter, and of all others, which `target_modules` must not
             mean.
         saved: names for modules that are trained in full.
+        tokens: whose rows of the embedding are trained, or of several modules, by name.
         base: the base model.
         task: PEFT's name of it.
     """
@@ -243,6 +266,7 @@ def settings_of(
         "revision": None,
         "target_modules": _shortest(*modules),
         "task_type": task,
+        "trainable_token_indices": tokens,
         "use_dora": adapter.dora,
         "use_rslora": adapter.rslora,
     }

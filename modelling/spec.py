@@ -21,6 +21,7 @@ from modelling.phases.layout import Layout
 from modelling.phases.settings import Settings
 from modelling.weights import WeightTable
 from modelling.weights.adapters import check_all_frozen, with_adapters
+from modelling.weights.token_rows import with_token_rows
 from modelling.weights.trained import cut_by_trained, with_trained
 
 
@@ -60,7 +61,7 @@ class ModelFamily:
             ConfigError: see `with_adapters` and `with_trained`.
         """
         table = with_adapters(self.table(config), config.adapter, config.adapter_targets)
-        table = with_trained(table, config.training)
+        table = with_token_rows(with_trained(table, config.training), config)
         if config.model.quantisation is not None and not config.model.eval:
             check_all_frozen(table)
         return cut_by_trained(table) if config.some_frozen else table

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from itertools import count, groupby
 from typing import Any
 
 from checkpoints.store import has_checkpoint
 from config.errors import ConfigError
 from config.layers import Settings
+from config.rows import rows_text
 from config.sections import RunConfig
 from config.values import listed
 from data.tokens import add_tokens
@@ -44,7 +43,7 @@ def new_rows(settings: Settings, model_rows: int) -> dict[str, Any]:
     new = sorted({*tokens, *range(model_rows, rows)})
     if not new:
         return {}
-    named = _ranges(new)
+    named = rows_text(new)
     grows = f", which grows from {model_rows} to {rows} rows" if rows > model_rows else ""
     names = f" for {shown_names(tokens.values())}" if tokens else ""
     say(f"rows {named} of the embedding{grows}, begin with the mean of the others{names}")
@@ -102,10 +101,3 @@ def _numbers(model: str, rows: int) -> set[int]:
         return set(load_tokenizer(model).get_vocab().values())
     except DataUnavailable:
         return set(range(rows))
-
-
-def _ranges(numbers: Iterable[int]) -> str:
-    """Ascending numbers as ranges: 3-5,8."""
-    places = count()
-    parts = [list(part) for _, part in groupby(numbers, lambda n: n - next(places))]
-    return ",".join(f"{p[0]}-{p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)

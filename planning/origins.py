@@ -17,6 +17,7 @@ from config.families import kinds
 from config.layers import Settings
 from config.missing_models import reason_of
 from config.presets import merge, preset_data
+from config.rows import numbered_rows
 from config.run import Checkpoint
 from config.sections import RunConfig
 from config.values import is_address
@@ -119,7 +120,8 @@ class SavedOrModel:
         if unties_head(table, adapted, ties_weights(folder), folder):
             embedding["tied"] = False
         own = config.model.embedding.vocab_size
-        rows = adapter_rows(folder, vocabulary_names(table)) or 0
+        tokens = numbered_rows(fields["adapter"]["trainable_tokens"], folder)
+        rows = adapter_rows(folder, vocabulary_names(table)) or max(tokens, default=-1) + 1
         if rows > own:
             embedding |= {"vocab_size": rows, "new_rows": f"{own}-{rows - 1}"}
         fields |= {"model": {"embedding": embedding}} if embedding else {}

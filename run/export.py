@@ -34,9 +34,10 @@ from huggingface.peft_files import settings_of, write_adapter
 from machine.memory import check_least
 from modelling.spec import ModelFamily, family_of
 from modelling.weights import Arrays, Computed, WeightTable
-from modelling.weights.adapters import modules_of, saved_modules, with_tied
+from modelling.weights.adapters import module_of, modules_of, saved_modules, with_tied
 from modelling.weights.merging import merged
-from modelling.weights.vocabulary import has_tied_head, has_vocabulary
+from modelling.weights.token_rows import trains_rows
+from modelling.weights.vocabulary import has_tied_head, vocabulary_names
 from run.base_model import base_settings, copy_processors, with_other_parts
 from run.card import RunRecord, write_card
 from run.frozen_base import Base
@@ -109,9 +110,11 @@ def export(
 
 
 def _exported(config: RunConfig, table: WeightTable) -> WeightTable:
-    """What an adapter's file has: all that is trained, and new rows, which its base has not."""
-    grows = config.model.embedding.new_rows is not None
-    return table.only(lambda row: row.trained or (grows and has_vocabulary(row)))
+    """What an adapter's file has: all that is trained, and weights with new rows, which its base
+    has not, unless these are trained."""
+    new = config.model.embedding.rows_to_begin()
+    lacking = {n for n in vocabulary_names(table) if new and not trains_rows(table, n, new)}
+    return table.only(lambda row: row.trained or any(w.name in lacking for w in row.weights))
 
 
 def _write_model(
@@ -149,9 +152,16 @@ def _adapter_settings(config: RunConfig, family: ModelFamily, named: str | None)
     task = "SEQ_2_SEQ_LM" if family.sample_format.name == "pairs" else "CAUSAL_LM"
     saved = list(listed(adapter.modules_to_save)) if config.training.trained is None else []
     more = [m for m in saved_modules(table) if not any(is_within(m, name) for name in saved)]
-    return settings_of(adapter, modules_of(table), [*saved, *more], named, task) | {
+    modules, tokens = modules_of(table), _trained_tokens(config, table)
+    return settings_of(adapter, modules, [*saved, *more], tokens, named, task) | {
         "ensure_weight_tying": has_tied_head(table, _exported(config, table).aliases.values())
     }
+
+
+def _trained_tokens(config: RunConfig, table: WeightTable) -> Any:
+    """PEFT's `trainable_token_indices`: a list is of the embedding and what is tied to it."""
+    tokens = {module_of(name): list(rows.tokens) for name, rows in table.token_rows.items()}
+    return tokens if len(tokens) > 1 else next(iter(tokens.values()), None)
 
 
 def _dtype(config: RunConfig) -> np.dtype:

@@ -9,6 +9,7 @@ from config.sections import RunConfig
 from files.shown import shown_names
 from modelling.weights import Weight, WeightRow, WeightTable
 from modelling.weights.adapters import module_of
+from modelling.weights.token_rows import trains_rows
 from modelling.weights.vocabulary import vocabulary_names
 
 LEAST = 0.005
@@ -53,9 +54,13 @@ def _module(row: WeightRow, weight: Weight) -> str:
 
 def _new_rows_note(config: RunConfig, table: WeightTable) -> list[str]:
     """Warn of new rows that stay what they begin with, as the weights are frozen."""
-    trained = {weight.name for weight in table.trained}
-    frozen = [name for name in vocabulary_names(table) if name not in trained]
-    if config.model.embedding.new_rows is None or not frozen:
+    trained, new = {w.name for w in table.trained}, config.model.embedding.rows_to_begin()
+    frozen = [
+        name
+        for name in vocabulary_names(table)
+        if name not in trained and not trains_rows(table, name, new)
+    ]
+    if not new or not frozen:
         return []
     modules = ",".join(dict.fromkeys(map(module_of, frozen)))
     field = "--adapter.modules_to_save" if config.adapter.rank else "--training.trained"

@@ -28,8 +28,8 @@ from popxl_addons.transforms.batch_serialisation import (
 from popxl_addons.variable_factory import NamedVariableFactories, VariableFactory
 
 Ports = Port | Sequence[Port]
-TABLE = "tokens.weight"
-"""The embedding's table, in its phase and in that of a head that is tied to it."""
+TOKENS = "tokens."
+"""Begins the names of the embedding's variables, in its phase and that of a head tied to it."""
 
 
 def _one_row(spec: popxl.TensorSpec, settings: Settings) -> Port:
@@ -123,9 +123,10 @@ class PhaseWeights:
     def add(self, facts: NamedVariableFactories) -> None:
         """Make buffers for the variables of a graph, where there are none yet."""
         known = {n for store in self._stores for n in store.names}
-        if self._lender is not None:
-            known.add(TABLE)
-        new = {n: f for n, f in facts.to_dict().items() if n not in known}
+        lent = () if self._lender is None else TOKENS
+        new = {
+            n: f for n, f in facts.to_dict().items() if n not in known and not n.startswith(lent)
+        }
         if self.experts is not None:
             new = self.experts.add_own(new)
         if new:
@@ -156,7 +157,8 @@ class PhaseWeights:
     def _loading(self, names: Sequence[str]) -> Callable[[Tensor], NamedTensors]:
         own = [[n for n in names if n in store.names] for store in self._stores]
         stores = [store.only(n) for store, n in zip(self._stores, own, strict=True) if n]
-        lender = self._lender if TABLE in names else None
+        lent = [n for n in names if n.startswith(TOKENS)] if self._lender is not None else []
+        lender = self._lender if lent else None
         experts = self.experts
 
         def load(row: Tensor) -> NamedTensors:
@@ -164,7 +166,7 @@ class PhaseWeights:
             for store in stores:
                 weights |= store.load_whole(row).to_dict()
             if lender is not None:
-                weights |= lender.load_whole([TABLE], popxl.constant(0, popxl.int32)).to_dict()
+                weights |= lender.load_whole(lent, popxl.constant(0, popxl.int32)).to_dict()
             if experts is not None:
                 weights |= experts.load_all(names, row)
             return NamedTensors.from_dict(weights)

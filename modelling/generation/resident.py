@@ -49,7 +49,7 @@ class ResidentExecutor:
         """The logits of one position."""
         self._module.head = head
         with popxl.plan.part(f"head/{self._moment}"):
-            table = self._module.get("embeddings").tokens.get("weight") if head.tied else None
+            table = self._module.get("embeddings").tokens.made if head.tied else None
             return head.next_logits(x, table)
 
     def run_layers(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import popxl
 from config.sections import RunConfig
 from modelling.layers.axes import Axes
 from modelling.layers.dropout import Dropout
 from modelling.layers.layer import Layer
 from modelling.layers.parallel import Groups
+from modelling.layers.token_rows import TokenRows
 from popxl import Tensor, ops
 
 
@@ -16,12 +19,30 @@ class VocabularyEmbedding(Layer):
 
     Each replica looks up the tokens in its part; the sum over the group is the embedding.
 
-    Variables: `weight` (ceil(vocabulary / tensor_parallel), hidden), sharded.
+    Variables: `weight` (ceil(vocabulary / tensor_parallel), hidden), sharded; those of `rows`, if
+    some tokens' are trained beside it.
+
+    Attributes:
+        made: what `table` returned last.
     """
 
-    def __init__(self, vocabulary: int, hidden: int, dtype: popxl.dtype, groups: Groups) -> None:
-        """Args: `dtype`: of the weight and the output."""
+    made: Tensor | None = None
+
+    def __init__(
+        self,
+        vocabulary: int,
+        hidden: int,
+        dtype: popxl.dtype,
+        groups: Groups,
+        trained: Sequence[int] = (),
+    ) -> None:
+        """
+        Args:
+            dtype: of the weight and the output.
+            trained: tokens whose rows are trained beside the others.
+        """
         super().__init__()
+        self.rows = TokenRows(trained, groups) if trained else None
         self.shape = (groups.vocabulary_shard(vocabulary), hidden)
         self.dtype = dtype
         self.groups = groups
@@ -42,11 +63,14 @@ class VocabularyEmbedding(Layer):
             config.model.hidden_size,
             popxl.dtype.as_dtype(config.model.precision),
             Groups.current(config.execution.tensor_parallel),
+            config.trained_tokens,
         )
 
     def table(self) -> Tensor:
-        """The weight."""
-        return self.weight("weight", self.shape, self.dtype, self.groups.sharded)
+        """The weight, with the rows that are trained beside it."""
+        weight = self.weight("weight", self.shape, self.dtype, self.groups.sharded)
+        self.made = weight if self.rows is None else self.rows(weight)
+        return self.made
 
 
 class Embeddings(Layer):

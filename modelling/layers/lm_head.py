@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 import popxl
 from modelling.layers.layer import Layer, cast
 from modelling.layers.masking import MASKED
 from modelling.layers.parallel import Groups
+from modelling.layers.token_rows import TokenRows
 from popxl import Tensor, ops
 from popxl_addons.fp8 import matrix_product
 
@@ -21,12 +24,19 @@ class LMHead(Layer):
 
     Args:
         cap: logits become cap * tanh(logits / cap); None: they stay.
+        trained: tokens whose part of the weight is trained beside the others'.
     """
 
     def __init__(
-        self, vocabulary: int, groups: Groups, bias: bool = False, cap: float | None = None
+        self,
+        vocabulary: int,
+        groups: Groups,
+        bias: bool = False,
+        cap: float | None = None,
+        trained: Sequence[int] = (),
     ) -> None:
         super().__init__()
+        self.rows = TokenRows(trained, groups) if trained else None
         self.vocabulary = vocabulary
         self.groups = groups
         self.bias = bias
@@ -49,6 +59,7 @@ class LMHead(Layer):
         groups, shard = self.groups, self.groups.vocabulary_shard(self.vocabulary)
         if table is None:
             weight = self.weight("weight", (x.shape[-1], shard), x.dtype, groups.sharded)
+            weight = weight if self.rows is None else self.rows(weight, transposed=True)
         else:
             weight = table.transpose()
         bias = [self.weight("bias", (shard,), x.dtype, groups.sharded)] if self.bias else []

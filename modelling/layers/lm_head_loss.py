@@ -64,7 +64,9 @@ class LMHeadLoss(Layer):
         if tied:
             self.tokens = VocabularyEmbedding.of(config)
         with linear_head(config):
-            self.lm_head = LMHead(config.model.embedding.vocab_size, groups, bias, cap)
+            own = not tied and config.adapter.trainable_tokens_head
+            rows = config.trained_tokens if own else ()
+            self.lm_head = LMHead(config.model.embedding.vocab_size, groups, bias, cap, rows)
 
     def build(
         self, x: Tensor, *inputs: Tensor, seed: Tensor | None = None

@@ -11,7 +11,7 @@ from modelling.quantisation import expanded
 from modelling.weights.adapters import A, B, M, module_of
 from modelling.weights.computed import Arrays, Computed
 from modelling.weights.row import LowRank, fits_few_bits, is_of_adapter
-from modelling.weights.table import WeightTable
+from modelling.weights.table import TokenRowsOf, WeightTable
 
 
 def merged(
@@ -31,9 +31,9 @@ def merged(
         left = {name: partial(_left, weights, name, few_bits) for name in packed}
         others = {n: partial(weights.__getitem__, n) for n in weights if n not in packed}
         weights = Computed(left | others)
-    return Computed(
-        {name: partial(_merged, weights, name, adapters.get(name), dtype) for name in names}
-    )
+    makers = {n: partial(_merged, weights, n, adapters.get(n), dtype) for n in names}
+    makers |= {n: partial(_with_rows, weights, n, r, dtype) for n, r in table.token_rows.items()}
+    return Computed(makers)
 
 
 def begun(table: WeightTable, base: Arrays, seed: int) -> Arrays:
@@ -43,6 +43,8 @@ def begun(table: WeightTable, base: Arrays, seed: int) -> Arrays:
     for name, adapter in _adapted(table):
         if adapter.dora:
             makers[f"{module_of(name)}.{M}"] = partial(_norms_of, base, name)
+    for name, rows in table.token_rows.items():
+        makers[rows.delta] = partial(_rows_of, base, name, rows)
     return Computed(makers)
 
 
@@ -60,6 +62,18 @@ def _merged(weights: Arrays, name: str, adapter: LowRank | None, dtype: np.dtype
     if adapter.dora:
         total *= (weights[f"{module}.{M}"] / _norms(total))[:, None]
     return total.astype(dtype, copy=False)
+
+
+def _with_rows(weights: Arrays, name: str, rows: TokenRowsOf, dtype: np.dtype) -> np.ndarray:
+    """A weight in which rows are those that were trained."""
+    whole = weights[name].astype(dtype)
+    whole[list(rows.tokens)] = weights[rows.delta].astype(dtype)
+    return whole
+
+
+def _rows_of(base: Arrays, name: str, rows: TokenRowsOf) -> np.ndarray:
+    found: np.ndarray = base[name][list(rows.tokens)].astype(np.float32)
+    return found
 
 
 def _left(weights: Arrays, name: str, few_bits: FewBits) -> np.ndarray:

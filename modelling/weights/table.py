@@ -51,6 +51,19 @@ def whole_layer(name: str) -> str:
 
 
 @dataclass(frozen=True)
+class TokenRowsOf:
+    """Rows of a weight that are trained apart from it.
+
+    Attributes:
+        delta: name of the tensor with these rows.
+        tokens: which rows they are.
+    """
+
+    delta: str
+    tokens: Sequence[int]
+
+
+@dataclass(frozen=True)
 class WeightTable:
     """All weights of a model.
 
@@ -65,6 +78,7 @@ class WeightTable:
         aliases: other names of logical weights that files may have, by alias.
         fused: logical weights that files have as one, joined along the first axis, by its name.
         stacked: experts' weights that some files have as one, by its name.
+        token_rows: rows that are trained beside a frozen weight, by its name.
     """
 
     layers: Mapping[str, tuple[WeightRow, ...]]
@@ -74,6 +88,7 @@ class WeightTable:
     fused: Mapping[str, Sequence[str]] = field(default_factory=dict)
     runs: Mapping[str, Sequence[str]] = field(default_factory=dict)
     stacked: Mapping[str, Stacked] = field(default_factory=dict)
+    token_rows: Mapping[str, TokenRowsOf] = field(default_factory=dict)
 
     @property
     def rows(self) -> tuple[WeightRow, ...]:

@@ -29,6 +29,7 @@ def test_settings_that_peft_wrote(tmp_path: Path) -> None:
     assert found == {
         "rank": 4, "alpha": 8.0, "dropout": 0.0, "rslora": False, "dora": False, "targets": "k,v",
         "modules_to_save": None, "rank_pattern": None, "alpha_pattern": None,
+        "trainable_tokens": None, "trainable_tokens_head": True,
     }  # fmt: skip
     assert Adapter(**found).is_target("encoder.k", "q")
     found = read_settings(
@@ -41,6 +42,7 @@ def test_settings_that_peft_wrote(tmp_path: Path) -> None:
     assert found == {
         "rank": 2, "alpha": 3.0, "dropout": 0.25, "rslora": True, "dora": True, "targets": "(k)",
         "modules_to_save": "lm_head", "rank_pattern": "^a.k=7", "alpha_pattern": "k=0.5",
+        "trainable_tokens": None, "trainable_tokens_head": True,
     }  # fmt: skip
     adapter = Adapter(**found)  # a text is an expression for whole names
     assert adapter.is_target("k", "q")
@@ -50,7 +52,8 @@ def test_settings_that_peft_wrote(tmp_path: Path) -> None:
 
 
 def test_names_that_mean_none_of_its_modules_are_passed_over(tmp_path: Path) -> None:
-    """As in PEFT, whose users list names of several kinds of models."""
+    """As in PEFT, whose users list names of several kinds of models. Weights that no name means
+    are there, too: PEFT writes an embedding that got new rows."""
     settings: dict[str, Any] = {"target_modules": ["q_proj", "c_attn", "wi"], "r": 2}
     settings |= {"modules_to_save": ["score", "norm"], "rank_pattern": {"q_proj": 1, "c_attn": 3}}
     written(tmp_path, **settings, alpha_pattern={"c_attn": 3})
@@ -63,7 +66,7 @@ def test_names_that_mean_none_of_its_modules_are_passed_over(tmp_path: Path) -> 
     assert (found["rank_pattern"], found["alpha_pattern"]) == ("q_proj=1", None)
     save_file({"base_model.model.x.weight": np.zeros(1)}, tmp_path / "adapter_model.safetensors")
     found = read_settings(tmp_path)  # of another model, which its names say
-    assert (found["targets"], found["modules_to_save"]) == ("c_attn,q_proj,wi", None)
+    assert (found["targets"], found["modules_to_save"]) == ("c_attn,q_proj,wi", "x")
 
 
 NAMES = [
@@ -116,9 +119,9 @@ def test_what_is_no_adapter_is_refused(tmp_path: Path) -> None:
 def test_targets_are_the_shortest_names_that_mean_them_alone() -> None:
     adapter = Adapter(rank=2, alpha=3.0, rank_pattern="q=4", alpha_pattern="v=1.5")
     adapted = ["a.0.q", "a.1.q", "a.0.v"]
-    found = settings_of(adapter, (adapted, ["a.0.k", "b.v"]), ["n"], "base", "CAUSAL_LM")
+    found = settings_of(adapter, (adapted, ["a.0.k", "b.v"]), ["n"], None, "base", "CAUSAL_LM")
     assert found["target_modules"] == ["a.0.q", "a.0.v", "a.1.q"]
-    found = settings_of(adapter, (adapted, ["a.0.k"]), [], None, "CAUSAL_LM")
+    found = settings_of(adapter, (adapted, ["a.0.k"]), [], [3], None, "CAUSAL_LM")
     assert found["target_modules"] == ["q", "v"]
     assert (found["rank_pattern"], found["alpha_pattern"]) == ({"q": 4}, {"v": 1.5})
     assert json.loads(json.dumps(found)) == found

@@ -27,7 +27,13 @@ def with_peft(model: torch.nn.Module, **settings: Any) -> peft.PeftModel:
 
 def own_name(name: str) -> str:
     """The name of a parameter in files, without PEFT's prefix."""
-    for part in (".base_layer", ".original_module", ".modules_to_save.default", ".default"):
+    for part in (
+        ".token_adapter.base_layer",
+        ".base_layer",
+        ".original_module",
+        ".modules_to_save.default",
+        ".default",
+    ):
         name = name.replace(part, "")
     name = name.replace("magnitude_vector.weight", "magnitude_vector")
     return name.removeprefix(PREFIX)

@@ -221,6 +221,28 @@ def test_dora(kind: str, split: tuple[int, ...], targets: str) -> None:
     check(kind, split, ours, {"r": 3, "use_dora": True, "target_modules": theirs})
 
 
+BOTH_ENDS = {"model.embed_tokens": [9, 3, 40], "lm_head": [9, 3, 40]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "split", "tokens"),
+    [
+        ("llama", (1, 4, 2), [9, 3, 40]),  # whose head is the embedding
+        slow("mistral", (2, 2, 2), BOTH_ENDS),
+        slow("mistral", (1, 2, 4), [9, 3, 40]),
+        slow("gemma3_text", (1, 1, 4), [9, 3, 40]),  # whose embedding is scaled
+    ],
+)
+def test_rows_of_tokens_are_trained_beside_a_frozen_embedding(
+    kind: str, split: tuple[int, ...], tokens: Any
+) -> None:
+    """Each device of a tensor-parallel group has a part of the vocabulary."""
+    ours = {"rank": 4, "trainable_tokens": "9,3,40"}
+    ours["trainable_tokens_head"] = isinstance(tokens, dict)
+    theirs = {"r": 4, "trainable_token_indices": tokens}
+    check(kind, split, ours, theirs)
+
+
 QUANTISED = {"model.quantisation": "int4", "model.quantisation_group_size": 4}
 
 

@@ -1,0 +1,42 @@
+"""Numbers of rows as text: ranges and single ones, such as 32000-32003,32010."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import count, groupby
+
+from config.errors import ConfigError
+from config.values import listed
+from files.shown import shown
+
+MAX_ROWS = 2**22
+"""Rows of a range: more than any vocabulary has."""
+
+
+def numbered_rows(text: str | None, field: str) -> tuple[int, ...]:
+    """The numbers that a text names, in its order.
+
+    Args:
+        field: that has it, for messages.
+
+    Raises:
+        ConfigError: it names none, or one twice.
+    """
+    rows: list[int] = []
+    for part in listed(text):
+        ends = part.split("-")
+        known = len(ends) <= 2 and all(n.isdecimal() and len(n) < 10 for n in ends)
+        first, last = (int(ends[0]), int(ends[-1])) if known else (1, 0)
+        rows += range(first, last + 1) if last < first + MAX_ROWS else ()
+        if not first <= last < first + MAX_ROWS or len(set(rows)) < len(rows):
+            raise ConfigError(
+                f"{field} is {shown(text)}, but must be rows such as 32000-32003,32010, each once"
+            )
+    return tuple(rows)
+
+
+def rows_text(numbers: Iterable[int]) -> str:
+    """Numbers as `numbered_rows` reads them."""
+    places = count()
+    runs = [list(run) for _, run in groupby(numbers, lambda number: number - next(places))]
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

@@ -1,0 +1,60 @@
+"""The rows of tokens that are trained beside a frozen embedding, under PEFT's names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from config.errors import ConfigError
+from config.sections import RunConfig
+from modelling.weights.row import Weight, WeightRow
+from modelling.weights.table import TokenRowsOf, WeightTable
+from modelling.weights.vocabulary import embedding_names
+
+DELTA = "token_adapter.trainable_tokens_delta"
+"""The end of a tensor's name, after its module's, as PEFT has it."""
+
+
+def with_token_rows(table: WeightTable, config: RunConfig) -> WeightTable:
+    """The table with rows for `adapter.trainable_tokens`: of the embedding, and of a head that is
+    not tied to it.
+
+    Raises:
+        ConfigError: the weight is trained in full as well.
+    """
+    tokens = config.trained_tokens
+    if not tokens and config.adapter.trainable_tokens is not None:
+        raise ConfigError(
+            "adapter.trainable_tokens is new, but no rows are: give --model.add_tokens, or numbers"
+        )
+    if not tokens:
+        return table
+    has_own_head = any(row.path == "lm_head.weight" for row in table.rows)
+    if has_own_head and len(embedding_names(table)) > 1:
+        raise ConfigError(
+            "adapter.trainable_tokens is for decoders, and for a T5 whose head is its embedding: "
+            "PEFT would tie this head to it; give --adapter.modules_to_save shared lm_head"
+        )
+    paths = {"tokens.weight", *(["lm_head.weight"] if config.adapter.trainable_tokens_head else [])}
+    layers, own = dict(table.layers), dict(table.token_rows)
+    for layer, rows in table.layers.items():
+        for row in rows:
+            if row.path not in paths:
+                continue
+            (weight,) = row.weights
+            if row.trained:
+                raise ConfigError(
+                    f"adapter.trainable_tokens trains some rows of {weight.name}, all of which "
+                    "adapter.modules_to_save trains: leave one of the two out"
+                )
+            name = f"{weight.name.removesuffix('.weight')}.{DELTA}"
+            new = Weight(name, (len(tokens), weight.shape[1]))
+            path = row.path.replace(".weight", ".rows.delta")
+            layers[layer] = (*layers[layer], WeightRow(path, (new,), of_adapter=True))
+            own[weight.name] = TokenRowsOf(name, tokens)
+    return replace(table, layers=layers, token_rows=own)
+
+
+def trains_rows(table: WeightTable, name: str, rows: Iterable[int]) -> bool:
+    """Decide whether all of some rows of a weight are trained apart from it."""
+    return name in table.token_rows and {*rows} <= {*table.token_rows[name].tokens}
