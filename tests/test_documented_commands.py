@@ -143,7 +143,7 @@ FEWER = {
 """What follows a command, so that it measures less. Of an option that is given twice, the last one
 counts."""
 
-WHOLE_MODELS = {"benchmarks.full_size", "benchmarks.kill_and_continue"}
+WHOLE_MODELS = {"benchmarks.full_size", "benchmarks.kill_and_continue", "benchmarks.real_weights"}
 """They take gigabytes and minutes, and have tests with small models."""
 NOT_HERE = {"pip", "venv", ".", "make", "pytest", "srun", *WHOLE_MODELS}
 """Installing needs a network, these are tests themselves, and Slurm is for clusters."""
