@@ -12,7 +12,7 @@ from collections.abc import Collection
 from typing import Any
 
 from config.errors import ConfigError
-from config.flags import ALIASES
+from config.flags import ALIASES, GROUPS
 from config.flags_of_others import check_flags
 from files.shown import shown, shown_name
 from files.yaml_files import Located, place_of
@@ -39,6 +39,7 @@ def unfolded(data: Located, options: Collection[str] = ()) -> Located:
     Raises:
         ConfigError: a field is given twice, in what is no section, or as another trainer names it.
     """
+    _check_no_presets(data)
     spelled = {key: key.replace("-", "_") for key in data}
     flags = {key: ALIASES.get(name, name) for key, name in spelled.items()
              if name in ALIASES or "." in name}  # fmt: skip
@@ -57,6 +58,16 @@ def unfolded(data: Located, options: Collection[str] = ()) -> Located:
         if key in whole and not isinstance(value, Located):
             _check_name(data, key)
     return whole
+
+
+def _check_no_presets(data: Located) -> None:
+    """Raise ConfigError for a file of presets, such as Graphcore's config/finetuning.yml."""
+    for key, value in data.items():
+        if key not in GROUPS and isinstance(value, Located) and value.keys() & GROUPS.keys():
+            raise ConfigError(
+                f"{place_of(data, key)}{shown_name(key)} is a preset: copy what is in it into a "
+                "file of its own, which begins with family: t5, gptj or llama"
+            )
 
 
 def _check_name(data: Located, key: str) -> None:

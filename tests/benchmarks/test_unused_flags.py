@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from benchmarks import beside_huggingface, finetuning, inference
 from benchmarks import compile as compile_benchmark
-from benchmarks import finetuning, inference
 from config.base import leaves
 from config.flags import flag_of
 from config.gptj import GPTJConfig
@@ -65,6 +65,13 @@ def test_flags_of_other_scripts_are_refused_by_name(main, arguments, named, caps
     assert main(arguments) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"{named}not used here, since it measures" in line
+
+
+@pytest.mark.parametrize("flag", ["--load", "--data.train", "--save", "--generation.top_k"])
+def test_so_does_the_comparison_with_hugging_face(flag: str, capsys) -> None:
+    """It takes presets alone."""
+    assert beside_huggingface.main([flag, "3"]) == 2
+    assert f"{flag}: not used here, since it compares presets" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("main", [finetuning.main, inference.main])

@@ -169,6 +169,14 @@ def test_a_family_is_needed():
         config_class_of({}, "x")
 
 
+def test_a_file_of_presets_is_answered(tmp_path: Path) -> None:
+    """Such as Graphcore's config/finetuning.yml, in place of one configuration."""
+    file = tmp_path / "finetuning.yml"
+    file.write_text("base: {}\ngptj_6B_1024_pod16:\n  model: {layers: 2}\n")
+    with pytest.raises(ConfigError, match="line 2: gptj_6B_1024_pod16 is a preset: copy what"):
+        preset_data("finetuning", str(file))
+
+
 GRAPHCORES = """
 model: {layers: 2, hidden_size: 32, sequence_length: 16, eval: false, dropout_prob: 0.1,
   precision: popxl.float16, seed: 42, embedding: {vocab_size: 50400}, %s}
