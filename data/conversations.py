@@ -136,13 +136,17 @@ def conversation_of(row: Row, column: str | None = None, empty: bool = False) ->
     tools = (_list_in(row, "tools") or None) if row.get("tools") else None
     if tools is not None and not all(isinstance(tool, Mapping) for tool in tools):
         raise ColumnError("column 'tools' must hold objects, the JSON schemas of functions")
-    unread = {
+    return _of_row(row, Conversation(messages, tools, unread=unread_fields(listed)))
+
+
+def unread_fields(messages: object) -> dict[str, Any]:
+    """Fields of messages, as a row has them, that nobody reads, each with one of its values."""
+    return {
         name: value
-        for given in listed
-        for name, value in given.items()
+        for message in (messages if isinstance(messages, list) else ())
+        for name, value in (message.items() if isinstance(message, Mapping) else ())
         if name not in _KNOWN and value not in (None, "", [], {})
     }
-    return _of_row(row, Conversation(messages, tools, unread=unread))
 
 
 def conversation_columns(row: Row, column: str | None = None) -> set[str]:

@@ -19,6 +19,7 @@ from data.conversations import (
     Message,
     conversation_of,
     said,
+    unread_fields,
 )
 from data.rows import Row
 from data.template import ColumnError, NullError, Template
@@ -136,7 +137,10 @@ def _conversations(row: Row, columns: Sequence[str], prompt: str | None) -> list
     # What was answered before is not learned.
     asked = [{**one, WEIGHT: 0} if one["role"] == "assistant" else one for one in asked]
     listed = {"messages": asked, **{name: row.get(name) for name in ("tools", "system", VARIABLES)}}
-    before = conversation_of(listed)
+    unread = {
+        k: v for name in ("prompt", *columns) for k, v in unread_fields(row.get(name)).items()
+    }
+    before = replace(conversation_of(listed), unread=unread)
     shared = _shared(talks) if len(talks) > 1 else 0
     return [
         replace(before, messages=(*before.messages, *talk),

@@ -165,6 +165,16 @@ def test_columns_and_fields_that_nobody_reads_are_said_once(tmp_path, capsys):
     assert "score" not in found
 
 
+def test_fields_of_preferences_that_nobody_reads_are_said(tmp_path, capsys):
+    rows = [
+        {"prompt": [{**ASKS, "id": "p"}], "chosen": [{**ANNA, "score": 7}], "rejected": [THERE]}
+    ]
+    data = run_of(tmp_path, rows, chat_of("chatml"), training={"objective": "dpo"})
+    found = said(capsys, data)
+    assert "not read: id (" in found
+    assert "line 1: 'p'); score (" in found
+
+
 @pytest.mark.parametrize(
     ("one", "more", "unread"),
     [

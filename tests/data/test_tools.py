@@ -60,9 +60,13 @@ def write(folder: Path, kind: str, rows: list[dict[str, Any]]) -> Path:
 
 
 def texts(folder: Path, kind: str, rows: list[dict[str, Any]]) -> list[str]:
-    """The texts of rows in a file, as a run reads them."""
-    base = chat_tokenizer(plain(TEMPLATES["tools"]))
-    base.save_pretrained(folder / "tokenizer")
+    """The texts of rows with tools."""
+    chat_tokenizer(plain(TEMPLATES["tools"])).save_pretrained(folder / "tokenizer")
+    return read(folder, kind, rows)
+
+
+def read(folder: Path, kind: str, rows: list[dict[str, Any]]) -> list[str]:
+    """The texts of rows in a file, as a run reads them with the folder's tokenizer."""
     data = {"train": str(write(folder, kind, rows)), "tokenizer": str(folder / "tokenizer")}
     given = {"data": data, "model": {"embedding": {"vocab_size": 640}, "sequence_length": 512}}
     run = Pipeline(load_config(LlamaConfig, "finetuning", "qwen3_tiny", given), CAUSAL_LM)
@@ -92,3 +96,15 @@ def test_nulls_that_a_row_says_itself_stay(tmp_path, kind):
     assert text == of_transformers(rows[0])
     assert '"default": null' in text
     assert '"what": null' in text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_variables_of_a_row_are_not_those_of_another(tmp_path, kind):
+    """A null would be a variable that is defined."""
+    ask = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    own = [{"enable_thinking": False}, {"today": "now"}]
+    rows = [{"messages": ask, "chat_template_kwargs": variables} for variables in own]
+    source = "{{ enable_thinking is defined }}{{ today }}{% for m in messages %}{{ m.content }}"
+    base = chat_tokenizer(source + "{% endfor %}")
+    base.save_pretrained(tmp_path / "tokenizer")
+    assert read(tmp_path, kind, rows) == ["Trueab", "Falsenowab"]
