@@ -330,7 +330,8 @@ class Checkpoint(Section):
     """Where training state comes from and goes to."""
 
     load: PathText | None = None
-    """Checkpoint, Hugging Face folder or hub name to load; random or null: none."""
+    """Run, Hugging Face folder or hub name to load; random or null: none. Of a run the newest step;
+    RUN/best and RUN/000001-step-100 name others."""
 
     save: PathText | None = None
     """Directory to save checkpoints in."""

@@ -620,9 +620,9 @@ def test_validation_ends_with_the_accuracy(trained, tmp_path, capsys):
 # ---- answers -------------------------------------------------------------------------------------
 GENERATION_SAYS = [
     r"running on 1 × cpu",
+    r"the weights are those of step 8 in .+",
     r"compiling the program that generates",
     r"ready after \d+\.\d s: .+",
-    r"the weights are those of step 8 in .+",
     r"warning: the checkpoint of step 8 is damaged .*; using that of step 4",
     r"the weights are those of step 4 in .+",
     r"1 of 1 answers were cut at 4 tokens: .+",

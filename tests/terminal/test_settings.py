@@ -32,6 +32,7 @@ from terminal.command_line import CommandLine, read_command_line
 from terminal.file_options import AddOptions, options_of
 from terminal.parser import add_export_option
 from tests.huggingface.hub_folders import save
+from tests.slow import slow
 
 RATE = "training.optimizer.learning_rate"
 ALL = {
@@ -196,6 +197,7 @@ def test_steps_and_epochs_together_are_said(tmp_path, capsys):
 
 
 # ---- flags that exclude what lies under them ----------------------------------------------------
+ON_GPUS = ["xl_gpu", "gptj_6B_gpu_fp8", "llama3_1_8B", "gpt_oss_20b"]
 STATE, ROUNDING = "training.optimizer.state", "training.stochastic_rounding"
 EXCLUDING = [
     # below, flags, what gives way: name and value
@@ -250,12 +252,25 @@ def flags_of(values: Mapping[str, object]) -> list[str]:
     return [piece for name, value in values.items() for piece in (f"--{name}", shown_name(value))]
 
 
-@pytest.mark.parametrize("state", ["compact", "compact16"])
-@pytest.mark.parametrize("preset", preset_names("finetuning"))
-def test_every_preset_takes_every_state(preset, state):
-    config = read("--config", preset, f"--{STATE}", state).config
-    assert config.training.optimizer.state == state
-    assert not config.rounds_stochastically
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (f"--{STATE}", "compact"),
+        (f"--{STATE}", "compact16"),
+        ("--master_weights",),
+        ("--training.optimizer.name", "adafactor"),
+        ("--training.objective", "dpo"),
+        ("--adapter.rank", "8"),
+        ("--quantisation", "int4", "--adapter.rank", "8"),
+        ("--training.trained", "*norm*"),
+        ("--learning_rate", "1e-9"),
+    ],
+)
+@pytest.mark.parametrize("presets", [ON_GPUS, slow(preset_names("finetuning"))])
+def test_presets_take_a_flag(flags, presets):
+    for preset in presets:
+        config = read("--config", preset, *flags).config
+        assert config.kept_of_weight is None or not config.rounds_stochastically
 
 
 # ---- a file of one's own ------------------------------------------------------------------------
