@@ -124,7 +124,11 @@ OPTIONS: Mapping[str, tuple[Mapping[str, Any], Cases]] = {
         "adapter.rank_pattern": ("q_proj=1", ALL),
         "adapter.alpha_pattern": ("q_proj=1", ALL),
         "adapter.modules_to_save": ("lm_head", "T"),
+        "adapter.trainable_tokens": ("3,5", ALL),
         "model.quantisation": ("int8", ALL),
+    }),
+    "tokens": ({"adapter.rank": 2, "adapter.trainable_tokens": "3,5"}, {
+        "adapter.trainable_tokens_head": (False, ALL),
     }),
     "preferences": ({"training.objective": "dpo"}, {
         "training.beta": (0.5, LOSS),
@@ -262,7 +266,10 @@ def test_programs_of_configurations_are_built_in_one_way() -> None:
         for path in (ROOT / room).rglob("*.py")
         if re.search(r"popxl\.Ir\(|linear_layers\(config\)", path.read_text("utf-8"))
     }
-    own = {"benchmarks/bandwidth.py", "benchmarks/accumulation/programs.py"}
+    own = {
+        "benchmarks/bandwidth.py",
+        *(f"benchmarks/accumulation/{n}.py" for n in ("planned", "programs")),
+    }
     assert found - own == {"modelling/building.py"}
 
 
