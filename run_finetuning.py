@@ -30,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if "--wandb" in (sys.argv if arguments is None else arguments) and is_first_process():
         check_wandb()
     line = read_command_line(__doc__, "finetuning", "tiny", arguments, _add_options, ORIGINS)
+    options = RunOptions.of(line.options, line.preset, typed(__file__, arguments))
     if not is_planned(line.options):
         check_data(line.config.data)
     # These take seconds: mistakes in the command line are said before.
@@ -50,7 +51,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     if planned(line, finetuning_needs):
         return
-    options = RunOptions.of(given, line.preset, typed(__file__, arguments))
     with explain_shortages(line.preset, line.config):
         finetune(line.config, options, loaded)
 

@@ -264,10 +264,11 @@ RUN = (
          says="every step is in the run's metrics.jsonl and loss_curve.png"),
     Flag("report_to", values={"wandb": "--wandb", "tensorboard": "--tensorboard", "none": OMIT,
                               "all": "--wandb --tensorboard"}),
-    Flag("run_name wandb_run_name wandb_run", "--wandb-name"),
-    Flag("project wandb_entity wandb_watch wandb_log_model trackio_space_id trackio_bucket_id "
+    Flag("run_name wandb_run_name wandb_run", "--wandb --wandb-name"),
+    Flag("project", "--wandb --wandb-project"),
+    Flag("wandb_entity wandb_watch wandb_log_model trackio_space_id trackio_bucket_id "
          "trackio_static_space_id", says="`--wandb` takes wandb's own environment variables, such "
-         "as WANDB_PROJECT and WANDB_ENTITY"),
+         "as WANDB_ENTITY"),
     Flag("do_train do_eval do_predict",
          says="run_finetuning.py trains, run_validation.py evaluates, run_generation.py writes"),
     Flag("push_to_hub hub_model_id hub_private_repo hub_strategy hub_always_push hub_revision",

@@ -6,6 +6,7 @@ import argparse
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
+from config.errors import ConfigError
 from terminal.parser import EXPORT, count_option, path_option, port_option
 
 
@@ -50,6 +51,11 @@ class RunOptions:
     wandb_name: str | None = _flag(
         "--wandb-name", metavar="NAME", help="name of the Weights & Biases run"
     )
+    wandb_project: str | None = _flag(
+        "--wandb-project",
+        metavar="NAME",
+        help="project of the Weights & Biases run; else WANDB_PROJECT, else popxl- and the family",
+    )
     tensorboard: bool = _flag(
         "--tensorboard",
         default=False,
@@ -91,6 +97,12 @@ class RunOptions:
         "for what; after a signal, give up files that do not answer for so long",
     )
     save_hf: str | None = _flag("--save-hf", grouped=False, **EXPORT)
+
+    def __post_init__(self) -> None:
+        named = {"--wandb-name": self.wandb_name, "--wandb-project": self.wandb_project}
+        unused = [flag for flag, name in named.items() if name is not None and not self.wandb]
+        if unused:
+            raise ConfigError(f"{unused[0]} is for --wandb: give that too, or leave it out")
 
     @classmethod
     def add_flags(cls, parser: argparse.ArgumentParser) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol, Self
 
+from config.metrics import OBJECTIVES
 from config.sections import RunConfig
 from files.run_folder import RunFolder
 from files.shown import shown_name
@@ -95,13 +96,16 @@ class Recorder:
         self._folder, self._files = folder, RecordFiles(folder, config, session)
         self._logs: dict[str, Log] = {}
         if options.wandb:
-            self._logs["Weights & Biases"] = WandbLog(config, options.wandb_name, folder.path)
+            self._logs["Weights & Biases"] = WandbLog(
+                config, options.wandb_name, options.wandb_project, folder.path
+            )
         if options.tensorboard:
             self._logs["TensorBoard's log"] = TensorBoardLog(folder.tensorboard, first_step)
         if options.metrics_port is not None:
             self._logs["Prometheus's page"] = PrometheusPage(
                 options.metrics_host, options.metrics_port
             )
+        self._perplexity = OBJECTIVES[config.training.objective].get("perplexity")
         self._use = use or Utilisation()
         self._throughput = Throughput(config.training.global_batch_size)
         self._progress = Progress(config.training.steps, self._throughput, first_step)
@@ -128,6 +132,8 @@ class Recorder:
         """
         self._throughput.update(step)
         row = {"step": step, "loss": float(loss), "learning_rate": float(learning_rate)}
+        if self._perplexity is not None:
+            row["perplexity"] = self._perplexity({"loss": (float(loss), 1.0)})
         row |= {name: float(value) for name, value in more.items()}
         row |= pace(self._throughput, tokens, self._use)
         self._progress.update(row)

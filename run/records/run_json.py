@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+import popxl_addons
 from files.errors import FileError
 from files.json_files import read_object
 from files.run_folder import RunFolder
@@ -18,14 +19,17 @@ VERSIONED = ("popxl-xla", "jax", "jaxlib", "numpy", "transformers")
 
 
 def versions() -> dict[str, str]:
-    """Versions of what computes."""
-    by_name = {"python": platform.python_version()}
-    for name in VERSIONED:
-        try:
-            by_name[name] = version(name)
-        except PackageNotFoundError:  # such as popxl-xla where the Poplar SDK stands in for it
-            by_name[name] = "not installed"
-    return by_name
+    """Versions of what computes; popxl has that of the package that it comes with."""
+    installed = {name: _installed(name) for name in VERSIONED}
+    of_popxl = {"popxl": installed["popxl-xla"], "popxl_addons": popxl_addons.__version__}
+    return {"python": platform.python_version(), **of_popxl, **installed}
+
+
+def _installed(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:  # such as popxl-xla where the Poplar SDK stands in for it
+        return "not installed"
 
 
 @dataclass(frozen=True)

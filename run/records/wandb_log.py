@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,12 +24,15 @@ class WandbLog:
     gone (killed, or out of disk), the first call fails and later ones do nothing.
     """
 
-    def __init__(self, config: RunConfig, name: str | None, directory: Path) -> None:
+    def __init__(
+        self, config: RunConfig, name: str | None, project: str | None, directory: Path
+    ) -> None:
         """Start the run.
 
         Args:
             config: logged with the run, together with the versions of what computes.
             name: the run's name; Weights & Biases makes one up for None.
+            project: the run's project; None: that of WANDB_PROJECT, else the family's.
             directory: existing directory for local files.
 
         Raises:
@@ -39,7 +43,7 @@ class WandbLog:
 
         try:
             self._run: Any = wandb.init(
-                project=f"popxl-{config.family}",
+                project=project or os.environ.get("WANDB_PROJECT") or f"popxl-{config.family}",
                 name=name,
                 dir=directory,
                 config=config.to_dict() | {"versions": versions()},

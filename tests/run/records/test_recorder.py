@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import wandb
 
+import run_finetuning
 from config.errors import UserError
 from config.gptj import GPTJConfig
 from config.presets import load_config
@@ -60,10 +62,12 @@ def test_a_run_leaves_its_records(tmp_path, config, capsys):
     assert load_config(T5Config, "finetuning", str(path / "config.yml")) == config
     rows = read_metrics(path / "metrics.jsonl")
     assert [row["loss"] for row in rows] == [2.0, 1.0, 0.0]
+    assert [row["perplexity"] for row in rows] == [math.exp(2.0), math.exp(1.0), 1.0]
     assert set(rows[-1]) == {
         "step",
         "loss",
         "learning_rate",
+        "perplexity",
         "gradient_norm",
         "samples_per_second",
         "tokens_per_second",
@@ -107,10 +111,56 @@ def test_wandb_gets_config_versions_and_steps(tmp_path, runs, family, preset, pr
     assert run.settings["name"] == "mine"
     assert run.settings["config"]["model"] == config.to_dict()["model"]
     versions = run.settings["config"]["versions"]
-    assert all(versions[name][0].isdigit() for name in ("popxl-xla", "jax"))
+    named = ("popxl", "popxl_addons", "popxl-xla", "jax", "python")
+    assert all(versions[name][0].isdigit() for name in named)
     ((step, values),) = run.logged
+    assert values["perplexity"] == pytest.approx(math.exp(2.0))
     assert (step, values["loss"], values["learning_rate"]) == (1, 2.0, 1e-3)
     assert run.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("flag", "variable", "project"),
+    [
+        ("mine", None, "mine"),
+        ("mine", "theirs", "mine"),
+        (None, "theirs", "theirs"),
+        (None, "", "popxl-t5"),
+        (None, None, "popxl-t5"),
+    ],
+)
+def test_the_project_of_wandb(flag, variable, project, tmp_path, runs, config, monkeypatch):
+    """That of the flag, else WANDB_PROJECT, else the documents'."""
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("WANDB_PROJECT", variable)
+    options = RunOptions("tiny", wandb=True, wandb_project=flag)
+    with Recorder(config, RunFolder(tmp_path), options):
+        pass
+    assert runs[0].settings["project"] == project
+
+
+@pytest.mark.parametrize(("loss", "perplexity"), [(math.nan, math.nan), (1e4, math.inf)])
+def test_perplexity_of_a_loss_that_is_not_usual(loss, perplexity, tmp_path, config):
+    with Recorder(config, RunFolder(tmp_path), RunOptions("tiny")) as report:
+        report.step(1, loss=loss, learning_rate=1e-3)
+    (row,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert row["perplexity"] == pytest.approx(perplexity, nan_ok=True)
+
+
+def test_preferences_have_no_perplexity(tmp_path):
+    changes = {"training": {"objective": "dpo", "steps": 1}, "data": {"packing": False}}
+    config = load_config(GPTJConfig, "finetuning", "gptj_tiny", changes)
+    with Recorder(config, RunFolder(tmp_path), RunOptions("gptj_tiny")) as report:
+        report.step(1, loss=0.69, learning_rate=1e-3)
+    assert "perplexity" not in read_metrics(tmp_path / "metrics.jsonl")[0]
+
+
+@pytest.mark.parametrize("given", [["--wandb-project", "x"], ["--wandb-name=x"]])
+def test_names_for_wandb_without_it_are_said_to_be_unused(given, capsys):
+    assert run_finetuning.main(["--config", "tiny", *given]) == 2
+    said = f"error: {given[0].partition('=')[0]} is for --wandb: give that too, or leave it out\n"
+    assert capsys.readouterr().err == said
 
 
 SAMPLES = [
