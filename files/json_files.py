@@ -65,7 +65,7 @@ def parse_json(text: str, path: Path, first_line: int = 1) -> Any:
         FileError: with file and line.
     """
     place = FileLocation(path, first_line)
-    check_no_pointer(path, text[:80].encode())
+    check_no_pointer(path, text[:80].encode(errors="replace"))
     try:
         data = json.loads(
             text, object_pairs_hook=_unique, parse_float=_finite, parse_constant=_no_constant

@@ -21,7 +21,10 @@ NO_EFFECT = re.compile(
     | (.*_)?cache(_.*)? | output_(past|attentions|hidden_states|scores|logits) | pretraining_tp
     | (.*_)?token_(id|ids|index) | [a-z]{2,6}_token | tokenizer(_.*)? | (prefix|suffix)
     | (id2label|label2id|num_labels|problem_type|finetuning_task|task_specific_params)
-    | (summary|classifier)_.*
+    | (summary|classifier)_.* | (padding|truncation)_.* | pad_to_multiple_of
+    | ignore_index | keys_to_ignore_.* | train(ing)?_.* | seed | model_parallel
+    | (base_model|finetuned_from|description|comment|tags|languages?|datasets?|pipeline_tag)
+    | use_(flash|sdpa|memory_efficient)_.* | (.*_)?layerdrop | drop_path_rate
     | (.*_)?(dropout|pdrop|dropout_rate|dropout_prob|drop_rate) | (.*_)?jitter_noise
     | (initializer|init)_.* | (.*_)?init_std | gradient_checkpointing | label_smoothing
     | (.*_)?(loss_coef|loss_coefficient|loss_weight) | output_router_logits

@@ -39,6 +39,8 @@ NO_EFFECT: dict[str, Any] = {
     "_attn_implementation": "eager", "attn_implementation": "eager", "hidden_dropout": 0.3,
     "router_z_loss_coef": 0.1, "initializer_std": 1, "unsloth_fixed": True, "torch_dtype": "x",
     "transformers.js_config": {"a": 1}, "gradient_checkpointing": True, "use_cache": False,
+    "padding_side": "left", "ignore_index": -100, "training_args": {"a": 1}, "seed": 3,
+    "base_model": "x/y", "datasets": ["z"], "use_flash_attention": True, "model_parallel": True,
     "id2label": {"0": "a"}, "label2id": {"a": 0}, "num_labels": 1, "finetuning_task": "mnli",
 }  # fmt: skip
 
