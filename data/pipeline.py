@@ -28,7 +28,7 @@ from data.samples import Limit, Prompts, Samples, TooLong, fitted_targets
 from data.special import special_tokens
 from data.task import SAMPLE_FOLDER, Split, Task, task_of
 from data.texts import Corpus, Example, Tokens
-from data.tokens import RUN, Tokenizer, add_tokens, kept_tokenizer
+from data.tokens import RUN, NoRow, Tokenizer, add_tokens, kept_tokenizer
 from files.location import FileLocation
 from files.run_folder import RunFolder
 from files.shown import shown, shown_name
@@ -201,7 +201,13 @@ class Pipeline:
         """Examples with their tokens."""
         if corpus.tokens is not None:
             return corpus
-        return replace(corpus, tokens=self.encoded(corpus.examples))
+        try:
+            return replace(corpus, tokens=self.encoded(corpus.examples))
+        except NoRow as error:
+            texts = ("".join(example[:2]) for example in corpus.examples)
+            index = next((i for i, text in enumerate(texts) if error.token in text), None)
+            place = None if index is None else corpus.place(index)
+            raise error if place is None else ConfigError(f"{place}: {error}") from error
 
     def encoded(self, examples: Sequence[Example]) -> list[Tokens]:
         """The tokens of examples."""

@@ -44,9 +44,14 @@ PADDING = "<|extratoken_1|>"
 
 
 class NoRow(UserError, ValueError):
-    """A text with a token that is beyond the rows of the model's embedding."""
+    """A text with a token that is beyond the rows of the model's embedding.
+
+    Attributes:
+        token: as the tokenizer writes it.
+    """
 
     def __init__(self, text: str, token: str, rows: int) -> None:
+        self.token = token
         start = max(text.find(token) - 20, 0)
         part = shown(text[start : start + 40 + len(token)])
         super().__init__(

@@ -40,13 +40,17 @@ def new_rows(settings: Settings, model_rows: int) -> dict[str, Any]:
     if rows > model_rows:
         parts = config.execution.tensor_parallel
         rows = -(-rows // parts) * parts
+    known = [name for name in listed(config.model.add_tokens) if name not in tokens.values()]
+    if known:
+        say(f"{ADDED}: the tokenizer has {shown_names(known)} already")
     new = sorted({*tokens, *range(model_rows, rows)})
     if not new:
         return {}
     named = rows_text(new)
     grows = f", which grows from {model_rows} to {rows} rows" if rows > model_rows else ""
     names = f" for {shown_names(tokens.values())}" if tokens else ""
-    say(f"rows {named} of the embedding{grows}, begin with the mean of the others{names}")
+    many, begin = ("rows", "begin") if len(new) > 1 else ("row", "begins")
+    say(f"{many} {named} of the embedding{grows}, {begin} with the mean of the others{names}")
     return {ROWS: rows, "model.embedding.new_rows": named}
 
 

@@ -87,6 +87,7 @@ def test_a_model_trains_whose_tokenizer_has_a_token_more(
     rows = [*ROWS[:7], {"prompt": "see <image> here", "completion": "yes"}]
     assert train(tmp_path / "other", *given, *data(tmp_path, rows)) == 2
     said = capsys.readouterr().err
+    assert "rows.jsonl, line 8: 'see <image> here" in said
     assert "has the token '<image>', but none of the 644 rows of the model's embedding" in said
     assert "--model.add_tokens <image>" in said
     assert run_generation.main(["--load", str(tmp_path / "run"), "an <image>"]) == 2
@@ -177,6 +178,16 @@ def test_a_tokenizer_with_more_tokens_gives_new_rows(
     np.testing.assert_array_equal(table[:known], old[:known])
     assert (table[known] == table[known + 1]).all()
     assert (table[known] != old[known]).any()
+
+
+def test_a_token_that_is_there_already_is_told(
+    bases: dict[str, Path], tmp_path: Path, capsys: Any
+) -> None:
+    given = ["--load", str(bases["tied"]), "--model.add_tokens", "<|im_end|>", "<new>"]
+    assert run_export.main([*given, "--save-hf", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().err
+    assert "model.add_tokens: the tokenizer has <|im_end|> already" in said
+    assert "row 640 of the embedding, begins with the mean of the others for <new>" in said
 
 
 def test_rows_that_a_flag_asks_for_are_new(bases: dict[str, Path], tmp_path: Path) -> None:
