@@ -29,7 +29,7 @@ def _answers(arguments: Sequence[str]) -> Iterator[str]:
         typed, equals, value = argument.partition("=")
         flag = _BY_NAME.get(typed[2:].replace("-", "_")) if typed.startswith("--") else None
         following = takewhile(lambda text: not text.startswith("--"), arguments[index + 1 :])
-        given = value if equals else " ".join(following)
+        given = value if equals else ",".join(following)
         if flag is not None and given not in flag.own:
             yield answer(flag, typed, given)
 

@@ -140,6 +140,8 @@ MODEL = (
     Flag("trust_remote_code", says="code in a model's folder is never run"),
     Flag("model_init_kwargs config_name use_fast_tokenizer low_cpu_mem_usage device_map use_cache",
          says="`--model NAME` is enough"),
+    Flag("new_special_tokens add_special_tokens additional_special_tokens",
+         "--model.add_tokens"),
     Flag("rope_scaling", says="the model's config.json says it"),
     Flag("eos_token pad_token special_tokens", says="the tokenizer's own count"),
     Flag("router_aux_loss_coef", "--model.experts.balance"),
@@ -295,12 +297,13 @@ ADAPTERS = (
     Flag("exclude_modules layers_to_transform layers_pattern layer_replication",
          says="`--adapter.targets` takes a regular expression for whole names"),
     Flag("unfrozen_parameters", "--training.trained"),
+    Flag("trainable_token_indices", f"{_LORA} --adapter.trainable_tokens"),
     Flag("freeze_trainable_layers freeze_extra_modules", says="`--training.trained NAMES` and "
          "`--training.frozen NAMES` take patterns"),
     Flag("task_type lora_task_type peft_type auto_mapping peft_version inference_mode "
          "fan_in_fan_out lora_fan_in_fan_out ensure_weight_tying runtime_config",
          says="the model says it"),
-    Flag("bias lora_bias lora_target_parameters target_parameters trainable_token_indices "
+    Flag("bias lora_bias lora_target_parameters target_parameters "
          "init_lora_weights loftq_config eva_config corda_config lora_ga_config velora_config "
          "alora_invocation_tokens use_qalora qalora_group_size monteclora_config megatron_config "
          "megatron_core use_bdlora arrow_config kasa_config loraplus_lr_ratio use_galore use_badam "

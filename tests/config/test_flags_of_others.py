@@ -117,7 +117,9 @@ def test_no_flag_of_others_is_ours() -> None:
          "leave out --stage sft; for --stage dpo give --training.objective dpo"),
         ("--use_dora", "for --use_dora give --adapter.rank 8 --adapter.dora true"),
         ("--target_modules q_proj v_proj --seed 1",
-         "for --target_modules q_proj v_proj give --adapter.targets q_proj v_proj"),
+         "for --target_modules q_proj,v_proj give --adapter.targets q_proj,v_proj"),
+        ("--trainable_token_indices 3 5", "for --trainable_token_indices 3,5 give --adapter.rank 8 "
+         "--adapter.trainable_tokens 3,5"),
         ("--lora_r 8 --use_lora", "for --lora_r 8 give --adapter.rank 8; for --use_lora give "
          "--adapter.rank 8"),
         ("--qlora", "for --qlora give --quantisation int4 --adapter.rank 8"),
