@@ -71,7 +71,10 @@ class Evaluator:
                 lambda: Losses(config, family, lender), "the program of the loss"
             )
         self._answering: Answering | None = None
-        if any(name in TEXT_METRICS for name in self.metrics):
+        answers = any(name in TEXT_METRICS for name in self.metrics)
+        if config.evaluation.constrained and not answers:
+            say("evaluation.constrained is not used: evaluation.metrics has none of answers")
+        if answers:
             self._answering = _answering(config, data, family, corpus, lender)
             self._count_cut(self._answering.cut)
 

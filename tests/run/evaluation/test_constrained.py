@@ -138,6 +138,39 @@ def test_a_run_chooses_among_labels(tmp_path, capsys):
     assert report["macro_f1"] == pytest.approx(f1_score(expected, answers, average="macro"))
     assert out["macro_f1"] == f"{report['macro_f1']:.4f}"
     assert told[-1]["validation_macro_f1"] == pytest.approx(report["macro_f1"])
+    assert (
+        run_validation.main([*load, "--micro_batch_size", "4", "--evaluation.metrics", "loss"]) == 0
+    )
+    assert "evaluation.constrained is not used: evaluation.metrics has" in capsys.readouterr().err
+
+
+@pytest.mark.slow  # another layout
+@pytest.mark.parametrize("preset", ["tiny", "qwen3_tiny"])
+def test_scores_on_four_devices(preset, tmp_path):
+    model = random_model(tmp_path / "model", "--config", preset, "--layers", "1")
+    flags = [
+        "--config",
+        preset,
+        "--layers",
+        "1",
+        "--load",
+        str(model),
+        "--data.labels",
+        "a,hat,box",
+    ]
+    flags += ["--data.validation", rows_of(tmp_path, ["a", "hat"]), "--data.prompt", "say: {t}"]
+    flags += ["--data.target", " {l}", "--evaluation.constrained", "--micro_batch_size", "2"]
+
+    def scores(*more: str) -> np.ndarray:
+        line = read_command_line("", "inference", "tiny", [*flags, *more], origins=ORIGINS)
+        family, config = family_of(line.config), line.config
+        data = Pipeline(config, family.sample_format, Loaded())
+        candidates = Candidates.of(data, data.corpus("validation"), data.task.labels)
+        weights = load_weights(config, family.weights(config)).tensors
+        return Choosing(candidates, family).scores(weights)
+
+    found = scores("--data_parallel", "2", "--tensor_parallel", "2", "--examples_per_row", "3")
+    np.testing.assert_allclose(found, scores(), atol=2e-4)
 
 
 @pytest.mark.parametrize("seed", range(6))
