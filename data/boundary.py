@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from data.documents import CONTEXT
 from data.texts import Tokens
 from data.tokens import Tokenizer, chunks, token_from
 
@@ -43,16 +44,22 @@ def example_tokens(tokenizer: Tokenizer, pairs: Iterable[tuple[str, str]]) -> It
 def _answer_tokens(
     tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]
 ) -> Iterator[Sequence[int]]:
-    """Tokens of each answer as it continues its prompt."""
-    whole = tokenizer.encodings([prompt + answer for prompt, answer in pairs], False)
-    for (prompt, answer), encoding in zip(pairs, whole, strict=True):
-        start = len(prompt.rstrip(" "))
-        first = token_from(encoding, start)
-        for before in ("\n", ""):  # a token has characters of both: the answer after something else
+    """Tokens of each answer as it continues its prompt, of which the end is enough to tell."""
+    divided = [_divided(prompt, answer) for prompt, answer in pairs]
+    found = tokenizer.encodings([before + answer for before, answer in divided], False)
+    for (before, answer), encoding in zip(divided, found, strict=True):
+        first = token_from(encoding, len(before))
+        for other in ("\n", ""):  # a token has characters of both: the answer after something else
             if first is None:
-                (encoding,) = tokenizer.encodings([before + (prompt + answer)[start:]], False)
-                first = token_from(encoding, len(before))
+                (encoding,) = tokenizer.encodings([other + answer], False)
+                first = token_from(encoding, len(other))
         yield encoding.ids[first:]
+
+
+def _divided(prompt: str, answer: str) -> tuple[str, str]:
+    """The end of a prompt, without spaces, and the answer with them."""
+    asked = prompt.rstrip(" ")
+    return asked[-CONTEXT:], prompt[len(asked) :] + answer
 
 
 def beginning(tokenizer: Tokenizer, ids: np.ndarray) -> int:
