@@ -162,7 +162,9 @@ def _as_transformers(kind: str, data: Mapping[str, Any]) -> Any:
 def _today(kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
     """A config.json as transformers reads it today: it checks lengths under the name "longrope"
     alone, before it takes "su", the name when Phi-3 came out, for the same. gpt-oss's experts in
-    few bits are expanded as they are read (`modelling.weights.mxfp4`)."""
+    few bits are expanded as they are read (`modelling.weights.mxfp4`). LLaMA 1 has -1 for a token
+    that there is not."""
+    data = {n: None if n.endswith("_token_id") and x == -1 else x for n, x in data.items()}
     packed = data.get("quantization_config")
     if kind == "gpt_oss" and isinstance(packed, Mapping) and packed.get("quant_method") == "mxfp4":
         data = {name: value for name, value in data.items() if name != "quantization_config"}

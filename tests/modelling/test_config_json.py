@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from config.errors import ConfigError
-from config.families import kinds
+from config.families import FAMILIES, kinds
 from files.json_files import Fields
+from huggingface.wrappers import text_part
 from modelling.spec import family_named
-from tests.huggingface.published import facts, small
+from tests.huggingface.published import SUPPORTED, facts, small
 
 MODELS = {
     "t5": "google/flan-t5-small",
@@ -71,6 +72,19 @@ def test_a_copy_of_another_setting_is_passed_over_if_it_is_equal(kind: str) -> N
     with pytest.raises(ConfigError) as caught:
         read(data | changed)
     assert all(name in str(caught.value) for name in changed)
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_a_published_model_of_whole_size_is_read_and_written(name: str) -> None:
+    described = text_part(Fields(facts()[name]["config"], "config.json"), None).data
+    kind = kinds()[described["model_type"]]
+    model = read(described)
+    config = FAMILIES[kind].config.from_dict(
+        {"family": kind, "model": model, "training": {"global_batch_size": 1}}
+    )
+    written = read(family_named(kind).to_config_json(config))
+    again = FAMILIES[kind].config.from_dict(config.to_dict() | {"model": written})
+    assert again.model == config.model
 
 
 @pytest.mark.parametrize("token", [-1, 10**6])
