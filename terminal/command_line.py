@@ -201,7 +201,7 @@ def _with_adapter(
 
 
 def _default(preset: str, origins: Origins | None, takes_default: bool) -> str:
-    """What is meant without `--config`."""
+    """Name the configuration that is used without `--config`, for the help."""
     if origins is None:
         return preset
     if takes_default:

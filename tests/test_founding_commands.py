@@ -27,7 +27,7 @@ from tests.test_documented_commands import ROOT, SCRIPTS
 
 @dataclass(frozen=True)
 class Runs:
-    """What a command works on: its preset's devices and the fields that the document names."""
+    """Configuration that a command runs: devices, and the fields that its document names."""
 
     family: str
     devices: int = 1
@@ -61,7 +61,7 @@ COMMANDS: list[tuple[str, Runs | str]] = [
     ("finetuning_mnli.py", GPTJ_POD),
 ]
 FORCED = r"error: .*(GB of host memory|GB of device memory|the Hugging Face hub|devices|--config)"
-"""What ends a command here: memory, the network, devices, or that nothing is named."""
+"""Reasons that end a command here: memory, the network, devices, or that nothing is named."""
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ OF_MEASURED = (12, 768, 512, 512, 8)
 
 @dataclass(frozen=True)
 class Reductions:
-    """What a device reduces in a step.
+    """Reductions of a device in a step.
 
     Attributes:
         count: reductions that it takes part in.

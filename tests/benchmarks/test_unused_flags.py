@@ -31,7 +31,7 @@ MEASURED = {
         *("generation.weights", "generation.seed"),
     },
 }
-"""What weights, prompts, placements and kernels follow from."""
+"""Options of weights, prompts, placements and kernels."""
 
 
 def changed(kinds: str) -> set[str]:

@@ -171,7 +171,7 @@ UNSEEN: Mapping[str, Any] = {
     "generation.weights": "streamed", "generation.max_tokens": 3, "generation.seed": 5,
     "generation.stop_strings": "a",
 }  # fmt: skip
-"""What other parts read: loaders, schedules, the placement, the host side of generation."""
+"""Options of other parts: loaders, schedules, the placement, the host side of generation."""
 
 ELSEWHERE = {
     "family": "is another table",
@@ -275,7 +275,7 @@ def test_programs_of_configurations_are_built_in_one_way() -> None:
 
 # ---- results ------------------------------------------------------------------------------------
 def results_of(config: RunConfig, samples: Samples) -> dict[str, np.ndarray]:
-    """What each program computes: losses, or tokens."""
+    """Results of each program: losses, or tokens."""
     family, found = family_of(config), {}
     table = family.weights(config)
     weights = {**table.initial(5), **logical(hf_model(small_config(layers=1)))}
