@@ -86,7 +86,8 @@ class RunOptions:
         "--profile",
         metavar="STEPS",
         type=count_option,
-        help="write a trace of so many steps, and a table of time by phase, into the run directory",
+        help="write a trace of so many steps, and a table of time by phase, into the run "
+        "directory; without --save and --save-hf the run ends there",
     )
     stall: int = _flag(
         "--stall",
