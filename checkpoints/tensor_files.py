@@ -32,6 +32,16 @@ def readers() -> Iterator[ThreadPoolExecutor]:
         pool.shutdown(cancel_futures=True)
 
 
+def fingerprint_of(files: Iterable[Path]) -> str:
+    """A digest of files' names, sizes and first megabytes."""
+    sha256 = hashlib.sha256()
+    for path in sorted(files):
+        with path.open("rb") as file:
+            sha256.update(f"{path.name} {path.stat().st_size}\n".encode())
+            sha256.update(file.read(2**20))
+    return sha256.hexdigest()
+
+
 class TensorFiles(Lazy[np.ndarray]):
     """The tensors of some safetensors files by name; each access reads one from disk.
 
@@ -117,12 +127,7 @@ class TensorFiles(Lazy[np.ndarray]):
 
     def fingerprint(self) -> str:
         """A digest of the files' sizes and first megabytes, which tells most models apart."""
-        sha256 = hashlib.sha256()
-        for path in sorted({one.path for one in self._files.values()}):
-            with path.open("rb") as file:
-                sha256.update(f"{path.name} {path.stat().st_size}\n".encode())
-                sha256.update(file.read(2**20))
-        return sha256.hexdigest()
+        return fingerprint_of({one.path for one in self._files.values()})
 
     def verify(self, part: int = 0, parts: int = 1) -> None:
         """Read every tensor once, in order to compare it with its digests.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from checkpoints.manifest import is_file_name
 from checkpoints.parts import Part
 from checkpoints.shards import as_stored
 from checkpoints.stored import TensorSpec
+from checkpoints.tensor_files import fingerprint_of
 from config.errors import UserError
 from files.errors import FileError
 from files.json_files import read_object
@@ -84,13 +84,8 @@ class BinTensors(Lazy[np.ndarray]):
         return TensorSpec(dtype, tuple(value.shape))
 
     def fingerprint(self) -> str:
-        """A digest of the files' sizes and first megabytes; see `TensorFiles`."""
-        sha256 = hashlib.sha256()
-        for path in self._paths:
-            with path.open("rb") as file:
-                sha256.update(f"{path.name} {path.stat().st_size}\n".encode())
-                sha256.update(file.read(2**20))
-        return sha256.hexdigest()
+        """See `TensorFiles`."""
+        return fingerprint_of(self._paths)
 
 
 def _bin_files(folder: Path) -> tuple[list[Path], Mapping[str, str]]:
