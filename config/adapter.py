@@ -15,6 +15,9 @@ from config.values import Names, NonNegativeInt, PathText, PositiveFloat, Probab
 from files.shown import shown
 
 ALL_LINEAR = "all-linear"
+HEAD = "lm_head"
+"""The module that `ALL_LINEAR` leaves out."""
+
 NEW = "new"
 """In place of the numbers of tokens: those that are new."""
 
@@ -92,10 +95,14 @@ class Adapter(Section):
         """
         targets = self.targets or default
         if targets == ALL_LINEAR:
-            return True
+            return module != HEAD
         if is_names(targets):
             return any(ends_with(module, name) for name in listed(targets))
         return re.fullmatch(targets, module) is not None
+
+    def is_adapted(self, module: str, default: str) -> bool:
+        """Decide whether a linear map has an adapter: a target that is not trained in full."""
+        return not self.is_saved(module) and self.is_target(module, default)
 
     def is_saved(self, module: str) -> bool:
         """Whether a module is trained whole, or is inside one."""

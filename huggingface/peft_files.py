@@ -41,6 +41,8 @@ _LOW_RANK = re.compile(r"\.lora_[\w.]+$")
 """The end of the name of an adapter's tensor, after its module's."""
 _TOKENS = re.compile(r"\.token_adapter\.trainable_tokens_delta$")
 """The same of the rows of tokens."""
+_BASE = ".base_layer."
+"""In names of the base's weights, which PEFT writes for an embedding or a head with an adapter."""
 HEAD_MODULE = "lm_head"
 _INITIAL = (True, False, "gaussian", "eva", "orthogonal")
 """Initial values that leave the base model as it is."""
@@ -91,7 +93,7 @@ def adapter_modules(folder: str | Path) -> AdapterModules:
     path = Path(folder) / WEIGHTS
     if not path.is_file():
         return AdapterModules()
-    names = [name.removeprefix(_PREFIX) for name in TensorFiles([path])]
+    names = list(AdapterTensors(folder))
     low_rank = dict.fromkeys(_LOW_RANK.sub("", n) for n in names if _LOW_RANK.search(n))
     others = [n for n in names if not (_LOW_RANK.search(n) or _TOKENS.search(n))]
     return AdapterModules(list(low_rank), list(dict.fromkeys(n.rpartition(".")[0] for n in others)))
@@ -212,7 +214,8 @@ class AdapterTensors(Lazy[np.ndarray]):
         if not path.is_file():
             raise CheckpointError(f"no {WEIGHTS} in {shown_path(folder)}")
         self._files = TensorFiles([path])
-        self._inside = {name.removeprefix(_PREFIX): name for name in self._files}
+        names = [name for name in self._files if _BASE not in name]
+        self._inside = {name.removeprefix(_PREFIX): name for name in names}
         super().__init__(self._inside)
 
     def __getitem__(self, name: str) -> np.ndarray:

@@ -8,6 +8,7 @@ import numpy as np
 
 import popxl
 from modelling.layers.layer import Layer, cast
+from modelling.layers.low_rank_head import HeadAdapter
 from modelling.layers.masking import MASKED
 from modelling.layers.parallel import Groups
 from modelling.layers.token_rows import TokenRows
@@ -25,6 +26,7 @@ class LMHead(Layer):
     Args:
         cap: logits become cap * tanh(logits / cap); None: they stay.
         trained: tokens whose part of the weight is trained beside the others'.
+        adapters: low-rank ones of the weight.
     """
 
     def __init__(
@@ -34,9 +36,11 @@ class LMHead(Layer):
         bias: bool = False,
         cap: float | None = None,
         trained: Sequence[int] = (),
+        adapters: HeadAdapter | None = None,
     ) -> None:
         super().__init__()
         self.rows = TokenRows(trained, groups) if trained else None
+        self.adapters = adapters
         self.vocabulary = vocabulary
         self.groups = groups
         self.bias = bias
@@ -55,7 +59,7 @@ class LMHead(Layer):
         return self.of(self.groups.copy_to_tp(x), *self.weights(x, table))
 
     def weights(self, x: Tensor, table: Tensor | None = None) -> list[Tensor]:
-        """The matrix, and the bias if there is one; see `build`."""
+        """The matrix, the bias if there is one, and A and B of an adapter; see `build`."""
         groups, shard = self.groups, self.groups.vocabulary_shard(self.vocabulary)
         if table is None:
             weight = self.weight("weight", (x.shape[-1], shard), x.dtype, groups.sharded)
@@ -63,13 +67,19 @@ class LMHead(Layer):
         else:
             weight = table.transpose()
         bias = [self.weight("bias", (shard,), x.dtype, groups.sharded)] if self.bias else []
-        return [weight, *bias]
+        return [weight, *bias, *(self.adapters.matrices(weight) if self.adapters else [])]
 
-    def of(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """See `build`; `x` is on all replicas of a tensor-parallel group."""
+    def of(self, x: Tensor, weight: Tensor, *others: Tensor) -> Tensor:
+        """See `build`; `x` is on all replicas of a tensor-parallel group.
+
+        Args:
+            others: what `weights` gives after the matrix.
+        """
         shard = weight.shape[-1]
-        wide = None if bias is None else cast(bias, popxl.float32)
+        wide = cast(others[0], popxl.float32) if self.bias else None
         logits = self.product(x, weight, wide, popxl.float32)
+        if self.adapters is not None:
+            logits = self.adapters.add(logits, x, *others[-2:])
         if self.cap is not None:
             logits = ops.tanh(logits / self.cap) * self.cap
         padded = shard * self.groups.tensor_parallel

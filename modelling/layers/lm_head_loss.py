@@ -11,6 +11,7 @@ from modelling.layers.dropout import Dropout
 from modelling.layers.embedding import VocabularyEmbedding
 from modelling.layers.layer import Layer
 from modelling.layers.lm_head import LMHead
+from modelling.layers.low_rank_head import HeadAdapter
 from modelling.layers.parallel import Groups
 from modelling.layers.sliced_loss import SlicedLoss
 from modelling.objectives import objective_of
@@ -66,7 +67,9 @@ class LMHeadLoss(Layer):
         with linear_head(config):
             own = not tied and config.adapter.trainable_tokens_head
             rows = config.trained_tokens if own else ()
-            self.lm_head = LMHead(config.model.embedding.vocab_size, groups, bias, cap, rows)
+            adapter = None if tied else HeadAdapter.of(config, groups)
+            rows_of_all = config.model.embedding.vocab_size
+            self.lm_head = LMHead(rows_of_all, groups, bias, cap, rows, adapter)
 
     def build(
         self, x: Tensor, *inputs: Tensor, seed: Tensor | None = None

@@ -21,7 +21,15 @@ from config.errors import ConfigError, nearest
 from config.values import listed
 from files.shown import shown_name
 from modelling.weights.computed import Arrays, Computed
-from modelling.weights.row import LowRank, Weight, WeightRow, is_linear, is_trained
+from modelling.weights.row import (
+    HEAD,
+    LowRank,
+    Weight,
+    WeightRow,
+    is_linear,
+    is_trained,
+    takes_adapter,
+)
 from modelling.weights.table import WeightTable
 
 A, B, M = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
@@ -140,7 +148,7 @@ class _Modules:
         Args:
             owners: paths of adapters that have an A, by module; new ones are added.
         """
-        if not is_linear(row):
+        if not takes_adapter(row):
             return
         linear, settings = row.path.removesuffix(".weight"), self._adapter
         for number, (module, weights) in enumerate(groupby(row.weights, self._module)):
@@ -157,8 +165,7 @@ class _Modules:
                 )
 
     def _is_target(self, module: str) -> bool:
-        saved, settings = self._adapter.is_saved(module), self._adapter
-        return not saved and settings.is_target(module, self._targets)
+        return self._adapter.is_adapted(module, self._targets)
 
     def _rows(self, row: WeightRow, adapter: LowRank) -> Iterator[WeightRow]:
         """The rows of an adapter: A, unless another has it, B, and the norms of DoRA."""
@@ -202,7 +209,7 @@ class _Modules:
         """
         linear, others = dict[str, None](), dict[str, None]()
         for row in self._table.rows:
-            found = linear if is_linear(row) else others
+            found = linear if takes_adapter(row) else others
             found |= dict.fromkeys(map(self._module, row.weights))
         asked = self._adapter.targets or self._targets
         asks = [] if asked == ALL_LINEAR else others.keys() - linear.keys()
@@ -213,7 +220,18 @@ class _Modules:
                 f"adapter.targets {shown_name(asked)} means {what} no linear map of a layer: these "
                 f"are {', '.join(_ends_of(linear))}"
             )
+        self._check_head(adapted)
         self._check_names(asked, linear, modules_of(adapted)[0])
+
+    def _check_head(self, adapted: WeightTable) -> None:
+        """Raise ConfigError for an adapter of the head with settings that are of layers alone."""
+        (adapters,) = [r.adapters for r in adapted.rows if r.path == HEAD] or [()]
+        settings = {"dropout": self._adapter.dropout > 0, "dora": self._adapter.dora}
+        for name in [name for name, given in settings.items() if given and adapters]:
+            raise ConfigError(
+                f"adapter.{name} is for linear maps of layers, but adapter.targets means the head "
+                f"{adapters[0].module}, too: leave one of the two out"
+            )
 
     def _check_names(self, asked: str, linear: Iterable[str], adapted: Iterable[str]) -> None:
         """Raise ConfigError for a name in a list, or an expression, that means no module.

@@ -14,6 +14,9 @@ from popxl_addons.array_munging import pad_axis, shard
 from popxl_addons.optimizers.adafactor import Whole
 from popxl_addons.optimizers.packed import scales_shape
 
+HEAD = "lm_head.weight"
+"""The path of a head that is not the embedding."""
+
 
 class WeightsError(UserError, ValueError):
     """Weights or state that belong to another model or program than the configured one."""
@@ -202,6 +205,11 @@ def is_linear(row: WeightRow) -> bool:
     """Whether a row is a linear map inside a layer, which the head is not."""
     inside = row.transpose and "." in row.path.removesuffix(".weight")
     return inside and not row.of_adapter and not row.experts
+
+
+def takes_adapter(row: WeightRow) -> bool:
+    """Decide whether a row can have an adapter: a linear map inside a layer, or the head."""
+    return is_linear(row) or row.path == HEAD
 
 
 def fits_few_bits(row: WeightRow) -> bool:

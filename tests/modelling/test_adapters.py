@@ -221,6 +221,18 @@ def test_dora(kind: str, split: tuple[int, ...], targets: str) -> None:
     check(kind, split, ours, {"r": 3, "use_dora": True, "target_modules": theirs})
 
 
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings")  # of every T5, says PEFT
+@pytest.mark.parametrize(
+    ("kind", "split"),
+    [("mistral", (1, 2, 4)), *(slow(k, s) for k, s in (("t5", (1, 1, 4)), ("gptj", (2, 2, 2))))],
+)
+def test_an_adapter_of_the_head(kind: str, split: tuple[int, ...]) -> None:
+    targets = [*(["q"] if kind == "t5" else ["q_proj"]), "lm_head"]
+    ours = {"rank": 4, "alpha": 6.0, "targets": ",".join(targets), "rank_pattern": "lm_head=3"}
+    theirs = {"r": 4, "lora_alpha": 6, "rank_pattern": {"lm_head": 3}, "target_modules": targets}
+    check(kind, split, ours, theirs)
+
+
 BOTH_ENDS = {"model.embed_tokens": [9, 3, 40], "lm_head": [9, 3, 40]}
 
 
@@ -253,7 +265,8 @@ QUANTISED = {"model.quantisation": "int4", "model.quantisation_group_size": 4}
             {"targets": "qkv_proj"},
             "qkv_proj means what is no linear map of a layer: these are q_pr",
         ),
-        ({"targets": "q_proj,lm_head"}, "means lm_head, which is no linear map of a layer"),
+        ({"targets": "q_proj,lm_head", "dropout": 0.1}, "adapter.dropout is for linear maps of"),
+        ({"targets": "lm_head", "dora": True}, "adapter.dora is for linear maps of layers, but"),
         ({"targets": ".*embed.*|.*q_proj"}, "means model.embed_tokens, which is no linear map"),
         (
             {"modules_to_save": "mlp", "quantised": True},

@@ -14,7 +14,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import run_export
+import run_generation
 from tests.modelling.peft_reference import with_peft
+from tests.slow import slow
 from tests.small_runs import BATCH, RATE, random_model, train
 
 pytestmark = pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings")  # PEFT's
@@ -52,7 +54,7 @@ def logits(kind: str, model: torch.nn.Module) -> np.ndarray:
 
 def adapter_of_peft(kind: str, base: Path, folder: Path, **settings: Any) -> np.ndarray:
     """Save an adapter whose whole modules differ from the base's; returns its model's logits."""
-    model = with_peft(model_in(kind, base), r=2, target_modules=QUERIES[kind], **settings)
+    model = with_peft(model_in(kind, base), **{"r": 2, "target_modules": QUERIES[kind]} | settings)
     torch.manual_seed(2)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -144,6 +146,31 @@ def test_modules_to_save_mean_a_tied_weight_by_each_of_its_names(
     model = peft.PeftModel.from_pretrained(base, tmp_path / "out").eval()
     assert model.get_input_embeddings().weight is base.get_output_embeddings().weight
     np.testing.assert_allclose(logits("decoder", model), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`")
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("weights", ["resident", slow("streamed")])
+def test_an_adapter_of_a_tied_head_alone(
+    weights: str, bases: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The embedding stays, as in PEFT, and the model writes as the merged one does."""
+    base, adapter, targets = bases["decoder"], tmp_path / "adapter", ["q_proj", "lm_head"]
+    expected = adapter_of_peft("decoder", base, adapter, target_modules=targets, lora_alpha=16)
+    whole = exported(base, adapter, tmp_path / "whole", "--merge")
+    found = logits("decoder", model_in("decoder", whole))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    again = exported(base, adapter, tmp_path / "again")
+    model = peft.PeftModel.from_pretrained(model_in("decoder", base), again).eval()
+    np.testing.assert_allclose(logits("decoder", model), expected, rtol=1e-5, atol=1e-5)
+    sources = (("--load", str(base), "--adapter.load", str(again)), ("--load", str(whole)))
+    answers = []
+    for source in (*sources, ("--load", str(base))):
+        capsys.readouterr()
+        few = ("--generation.max_tokens", "8", "--raw", "--generation.weights", weights)
+        assert run_generation.main([*source, *few, "what is 3?"]) == 0
+        answers.append(capsys.readouterr().out)
+    assert answers[0] == answers[1] != answers[2]
 
 
 @pytest.mark.slow
