@@ -239,6 +239,12 @@ class Execution(Section):
     """Give each of the tensor-parallel devices whole experts, as many as another, not a part of
     each."""
 
+    micro_batches_per_pass: PositiveInt | Literal["auto"] = "auto"
+    """Micro-batches that run through all layers, forward and backward, before the next ones; a step
+    is gradient accumulation / this passes, then one update. Results are the same. All: each layer's
+    weights are loaded once a step. 1: activations of one micro-batch are saved at a time. auto:
+    where `placement` is planned, the fastest simulated run."""
+
     activations: Literal["auto", "recompute", "keep"] = "auto"
     """Recompute activations for the backward pass, or keep them; results are the same. auto:
     where `placement` is planned, what a simulated run finds faster; else recompute."""

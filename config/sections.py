@@ -222,6 +222,10 @@ class RunConfig(Section):
         self.require_multiple(
             "model.sequence_length", self.model.sequence_length, "attention_serialisation"
         )
+        if not self.model.eval and self.execution.micro_batches_per_pass != "auto":
+            self.require_multiple(
+                "the gradient accumulation", self.gradient_accumulation, "micro_batches_per_pass"
+            )
         for name, value in self.tensor_parallel_sizes().items():
             self.require_multiple(name, value, "tensor_parallel")
         if self.model.few_bits is not None:

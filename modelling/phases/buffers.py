@@ -1,4 +1,4 @@
-"""Activation and input buffers, whose rows hold all micro-batches of one step."""
+"""Activation and input buffers, whose rows hold the micro-batches of one pass."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Chain:
 
 def begin_row(buffer: popxl.RemoteBuffer, row: int, settings: Settings) -> None:
     """Let a row of a buffer be zero for all micro-batches."""
-    steps = settings.micro_batches
+    steps = settings.micro_batches_per_pass
 
     def one_step(at: popxl.Tensor) -> popxl.Tensor:
         zero = ops.init(buffer.tensor_shape, buffer.tensor_dtype, meta_shape=buffer.meta_shape)
@@ -142,7 +142,7 @@ def activation_buffer(spec: popxl.TensorSpec, rows: int, settings: Settings) -> 
     count = 1 if shards is None else shards.group_size
     if math.prod(spec.shape) % count:
         count = 1
-    buffer = create_remote_buffer(spec, rows * settings.micro_batches, shards, count)
+    buffer = create_remote_buffer(spec, rows * settings.micro_batches_per_pass, shards, count)
     buffer.kind = "activations between layers"
     return buffer
 
@@ -166,12 +166,12 @@ class InputBuffers:
             name: popxl.h2d_stream(spec.shape, spec.dtype, name) for name, spec in specs.items()
         }
         self.buffers = {
-            name: popxl.remote_buffer(spec.shape, spec.dtype, settings.micro_batches)
+            name: popxl.remote_buffer(spec.shape, spec.dtype, settings.micro_batches_per_pass)
             for name, spec in specs.items()
         }
         for buffer in self.buffers.values():
             buffer.kind = "inputs"
-        self._steps = settings.micro_batches
+        self._steps = settings.micro_batches_per_pass
 
     def __getitem__(self, name: str) -> RemoteHandle:
         """Where a phase loads the input `name` from."""
@@ -186,7 +186,7 @@ class InputBuffers:
         return {name: self.port(name) for name in names}
 
     def load(self) -> None:
-        """Bring all micro-batches of the step from the host."""
+        """Load the micro-batches of a pass from the host."""
 
         def load_one(step: popxl.Tensor) -> popxl.Tensor:
             for name, stream in self.streams.items():

@@ -49,7 +49,7 @@ class GroupedExperts:
         def body(
             row: popxl.Tensor, squares: popxl.Tensor, *given: popxl.Tensor
         ) -> list[popxl.Tensor]:
-            return [squares + self.phase.backward(row, step.of(given))]
+            return [self.phase.backward(row, step.of(given), squares)]
 
         with self.phase.part("backward"):
             self.begin()

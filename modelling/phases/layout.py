@@ -84,11 +84,14 @@ class Layout:
         """All phases backwards, the loss first.
 
         Returns:
-            This replica's part of the sum of squares of all gradients, float32 scalar.
+            This replica's part of the sum of squares of all gradients, float32 scalar; zero before
+            the last pass.
         """
-        for phase in self.phases:
-            phase.begin_gradients()
-        squares = self.head.backward(popxl.constant(0, popxl.int32), step)
+        if step.is_last:
+            for phase in self.phases:
+                phase.begin_gradients()
+        zero, row = popxl.constant(0.0, popxl.float32), popxl.constant(0, popxl.int32)
+        squares = self.head.backward(row, step, zero)
         for stage in self.order[-2::-1]:
             if all(phase.bwd is None for phase in stage.phases):
                 continue
@@ -102,7 +105,7 @@ class Layout:
             ) -> list[popxl.Tensor]:
                 if stage.experts is not None:
                     squares = stage.experts.backward(row, step.of(given), squares)
-                return [squares + stage.phase.backward(row, step.of(given))]
+                return [stage.phase.backward(row, step.of(given), squares)]
 
             (squares,) = _over(stage, stage.rows[::-1], body, [squares], step)
         return squares

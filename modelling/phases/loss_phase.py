@@ -72,12 +72,13 @@ class LossPhase(Phase):
         input_grads = [port.grad for port in inputs.values() if port.grad is not None]
         serialised = batch_serialise(
             both,
-            settings.micro_batches,
+            settings.micro_batches_per_pass,
             load_handles={tensors[n]: port.value for n, port in inputs.items()},
             store_streams=self._streams(told),
             store_buffers=dict(zip(grads, input_grads, strict=True)),
             seed_input=seed,
             io_mode="compute",
+            numbered=settings.passes > 1,
         )
         self.fwd = self.bwd = serialised.graph
 

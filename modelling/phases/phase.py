@@ -5,12 +5,14 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import popxl
 import popxl_addons as addons
 from modelling.phases.buffers import Port
 from modelling.phases.fp8_state import FP8State
+from modelling.phases.gradient_sums import GradientSums
 from modelling.phases.optimizer import OptimizerStore, weighted_squares
 from modelling.phases.settings import Settings
 from modelling.phases.state import VariableStore
@@ -128,19 +130,27 @@ class Phase:
 
     # ---- graphs ---------------------------------------------------------------------------------
     def _build_forward(self, forward: addons.GraphWithNamedArgs) -> None:
-        """The forward graph alone, for evaluation."""
+        """The forward graph alone: in evaluation, and where nothing up to here is trained."""
         tensors = zip(forward.graph.inputs, self._inputs.values(), strict=False)
-        results = forward.graph.outputs
+        results, settings = forward.graph.outputs, self._settings
         serialised = batch_serialise(
             forward,
-            self._settings.micro_batches,
+            settings.micro_batches_per_pass,
             load_handles={t: port.value for t, port in tensors},
             store_streams=self._streams(results),
             store_buffers={t: port.place for t, port in zip(results, self._outputs, strict=False)},
+            seed_input=self._seed_input(forward),
             rows=max(self.entries, 2),
             io_mode="compute",
+            numbered=settings.passes > 1,
         )
         self.fwd = serialised.graph
+
+    def _seed_input(self, forward: addons.GraphWithNamedArgs) -> popxl.Tensor | None:
+        """The forward graph's input that is a seed."""
+        if self._settings.seed_spec is None:
+            return None
+        return forward.graph.inputs[len(self._inputs)]
 
     def _streams(
         self, results: Sequence[popxl.Tensor]
@@ -151,7 +161,7 @@ class Phase:
     def _build_graphs(self, forward: addons.GraphWithNamedArgs) -> None:
         settings, inputs = self._settings, self._inputs
         tensors = dict(zip(inputs, forward.graph.inputs, strict=False))
-        seed = forward.graph.inputs[len(inputs)] if settings.seed_spec is not None else None
+        seed = self._seed_input(forward)
         with_grad = [tensors[n] for n, port in inputs.items() if port.grad is not None]
         results = dict(zip(forward.graph.outputs, self._outputs, strict=True))
         with popxl.transforms.saving(popxl.transforms.products_saveable):
@@ -183,7 +193,7 @@ class Phase:
             forward,
             grad,
             named,
-            settings.micro_batches,
+            settings.micro_batches_per_pass,
             load_handles=loads,
             store_streams={},
             store_buffers=stores,
@@ -191,6 +201,7 @@ class Phase:
             rows=self.entries,
             io_mode="compute",
             first_row=self._first,
+            numbered=settings.passes > 1,
         )
         for handle in fwd.stored_buffers.values():
             handle.buffer.kind = handle.buffer.kind or "activations inside layers"
@@ -347,13 +358,16 @@ class Phase:
         """Variables and scales as `_load` gave them in the forward pass."""
         return self._load(row)
 
-    def _seed(self, row: popxl.Tensor, seed: popxl.Tensor | None) -> list[popxl.Tensor]:
-        """The seed of layer `row`, the same forwards and backwards."""
+    def _seed(self, row: popxl.Tensor, step: StepInputs) -> list[popxl.Tensor]:
+        """The pass's first micro-batch, where a step has several passes, and the seed of layer
+        `row`, the same forwards and backwards."""
         if self._settings.seed_spec is None:
             return []
-        assert seed is not None
+        assert step.seed is not None
         tag = popxl.constant(_tag(self._tag), popxl.uint32)
-        return [create_random_seed(create_random_seed(seed, tag), ops.cast(row, popxl.uint32))]
+        seed = create_random_seed(create_random_seed(step.seed, tag), ops.cast(row, popxl.uint32))
+        first = step.first_micro_batch
+        return [seed] if first is None else [first, seed]
 
     def _begins(self, name: str) -> bool:
         """Whether the gradient of a borrowed variable begins with this phase's.
@@ -376,25 +390,45 @@ class Phase:
         """Run layer `row` on all micro-batches; first its update, if one is pending."""
         with self.part("forward"):
             self._load_code(self.fwd.graph)
-            self.fwd.bind(self._load(row, step.update)).call(row, *self._seed(row, step.seed))
+            self.fwd.bind(self._load(row, step.update)).call(row, *self._seed(row, step))
 
-    def backward(self, row: popxl.Tensor, step: StepInputs) -> popxl.Tensor:
-        """Run the gradient of layer `row` on all micro-batches; reduce and store gradients.
+    def backward(self, row: popxl.Tensor, step: StepInputs, squares: popxl.Tensor) -> popxl.Tensor:
+        """Run the gradient of layer `row` on the micro-batches of a pass; after the last pass,
+        reduce and store gradients.
 
         Returns:
-            This replica's part of the sum of squares of the gradients that are complete now.
+            `squares`, and this replica's part of the sum of squares of the gradients that are
+            complete now.
         """
         if self.bwd is None:
-            return popxl.constant(0.0, popxl.float32)
+            return squares
         with self.part("backward"):
             self._load_code(self.bwd.graph)
-            accumulators = self._grad_facts.init_zero()
+            accumulators = (
+                self._grad_facts.init_zero() if step.is_first else self._keeper._sums.load(row)
+            )
             values = {**self._load_again(row, step).to_dict(), **accumulators.to_dict()}
             bound = self.bwd.bind(addons.NamedTensors.from_dict(values))
             # Where activations are kept, so are the masks of dropout: there is no seed to pass.
             takes_seed = self.bwd is self.fwd or _SEED in self.bwd.args
-            bound.call(row, *(self._seed(row, step.seed) if takes_seed else []))
-            return self._finish_gradients(row, accumulators)
+            bound.call(row, *(self._seed(row, step) if takes_seed else []))
+            if step.is_last:
+                return squares + self._finish_gradients(row, accumulators)
+            self._keeper._sums.store(row, accumulators)
+            return squares
+
+    @cached_property
+    def _sums(self) -> GradientSums:
+        """Buffers of accumulators between passes: for gradients that are stored whole, and that no
+        other phase adds to, their own. Known once all phases are there."""
+        at_hand, dtype = {}, self._settings.gradient_dtype
+        for name in self.trained:
+            if name not in self._owner and name not in self._lent:
+                buffer = self._store_of(name).grads.get(name)
+                if not buffer.meta_shape:
+                    at_hand[f"accum.{name}"] = buffer
+        dtypes = {f"accum.{name}": dtype for name in self.trained}
+        return GradientSums.create(self._grad_facts, at_hand, dtypes, self.entries)
 
     def _finish_gradients(
         self, row: popxl.Tensor, accumulators: addons.NamedTensors

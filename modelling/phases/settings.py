@@ -27,17 +27,33 @@ class Settings:
             one, or pack together.
         keeping: which fraction of a phase's layers, its last ones, keep their activations, where
             the configuration leaves it open.
+        per_pass: see `execution.micro_batches_per_pass`, where the configuration leaves it open;
+            None: all.
     """
 
     config: RunConfig
     groups: Groups
     table: WeightTable | None = None
     keeping: Mapping[str, float] = field(default_factory=dict)
+    per_pass: int | None = None
 
     @property
     def micro_batches(self) -> int:
         """Micro-batches in an optimizer step on one replica."""
         return self.config.gradient_accumulation
+
+    @property
+    def micro_batches_per_pass(self) -> int:
+        """Micro-batches that run through all layers before the next ones, on one replica."""
+        if not self.training:
+            return self.micro_batches
+        given = self.config.execution.micro_batches_per_pass
+        return (self.per_pass or self.micro_batches) if given == "auto" else given
+
+    @property
+    def passes(self) -> int:
+        """Passes through all layers in an optimizer step."""
+        return self.micro_batches // self.micro_batches_per_pass
 
     def layers_kept(self, phase: str, layers: int) -> int:
         """How many layers of a phase keep their activations for the backward pass."""

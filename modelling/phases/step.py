@@ -1,9 +1,9 @@
-"""What all phases of an optimizer step are given; loops over layers pass it on."""
+"""Inputs that all phases of an optimizer step take; loops over layers hand them on."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import popxl
 
@@ -28,24 +28,34 @@ class Update:
 
 @dataclass(frozen=True)
 class StepInputs:
-    """
+    """Inputs of one pass of micro-batches through all layers.
+
     Attributes:
-        seed: of dropout; None: nothing is random.
+        seed: of dropout, the step's, uint32 (2,); None: nothing is random.
         update: that of the step before, which each layer does where the step first needs its
             variables; None: nothing is pending.
+        first_micro_batch: number in the step of the pass's first micro-batch, int32 scalar; None:
+            the step has one pass.
+        is_first, is_last: which pass of the step it is. Sums of gradients start from zero in the
+            first, and are complete after the last.
     """
 
     seed: popxl.Tensor | None = None
     update: Update | None = None
+    first_micro_batch: popxl.Tensor | None = None
+    is_first: bool = True
+    is_last: bool = True
 
     @property
     def tensors(self) -> list[popxl.Tensor]:
-        """All of it, as a graph takes it."""
-        seed = [] if self.seed is None else [self.seed]
-        return seed if self.update is None else [*seed, *self.update.tensors]
+        """All tensors, as a graph takes them."""
+        given = [t for t in (self.seed, self.first_micro_batch) if t is not None]
+        return given if self.update is None else [*given, *self.update.tensors]
 
     def of(self, tensors: Sequence[popxl.Tensor]) -> StepInputs:
         """These inputs in another graph, from their `tensors` there."""
         given = list(tensors)
         seed = None if self.seed is None else given.pop(0)
-        return StepInputs(seed, None if self.update is None else Update(*given))
+        first = None if self.first_micro_batch is None else given.pop(0)
+        update = None if self.update is None else Update(*given)
+        return replace(self, seed=seed, first_micro_batch=first, update=update)

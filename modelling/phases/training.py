@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import popxl
 import popxl_addons as addons
@@ -62,6 +62,7 @@ def build_training(
     gradients: bool = False,
     table: WeightTable | None = None,
     keeping: Mapping[str, float] = NOTHING,
+    per_pass: int | None = None,
 ) -> TrainingProgram:
     """Build the training program of a configuration.
 
@@ -69,19 +70,20 @@ def build_training(
         layout_of: builds the family's phases in the current Ir.
         gradients: let the host read the gradients of the last step, as variables.
         table: the family's weights; Adafactor needs them.
-        keeping: see `Settings`.
+        keeping, per_pass: see `Settings`.
     """
     iterations = config.execution.device_iterations
     with building(config) as (ir, groups):
         addons.enable_stochastic_rounding(ir, config.rounds_stochastically)
         ir.num_host_transfers = config.gradient_accumulation * iterations
-        settings = Settings(config, groups, table, keeping)
+        settings = Settings(config, groups, table, keeping, per_pass)
         layout = layout_of(settings)
         seed = None
         if settings.seed_spec is not None:
             seed = popxl.h2d_stream(settings.seed_spec.shape, settings.seed_spec.dtype, "seed")
         optimizer_step = OptimizerStep(
             layout,
+            settings,
             popxl.h2d_stream((), popxl.float32, "learning_rate"),
             seed,
             popxl.d2h_stream((), popxl.float32, "gradient_norm"),
@@ -132,6 +134,7 @@ class OptimizerStep:
     """The parts of an optimizer step, added to the current graph, and its streams."""
 
     layout: Layout
+    settings: Settings
     rate: popxl.HostToDeviceStream
     seed: popxl.HostToDeviceStream | None
     norm: popxl.DeviceToHostStream
@@ -146,14 +149,39 @@ class OptimizerStep:
         Returns:
             What the update of this step takes.
         """
-        layout = self.layout
-        layout.inputs.load()
         step = StepInputs(None if self.seed is None else ops.host_load(self.seed), pending)
-        layout.forward(step)
-        squares = layout.backward(step)
+        squares = self._one_pass(step) if self.settings.passes == 1 else self._passes(step)
         norm = ops.sqrt(ops.collectives.replicated_all_reduce(squares, "add"))
         ops.host_store(self.norm, norm)
         return Update(norm, ops.host_load(self.rate))
+
+    def _one_pass(self, step: StepInputs) -> popxl.Tensor:
+        """Micro-batches forwards and backwards through all layers; see `Layout.backward`."""
+        self.layout.inputs.load()
+        self.layout.forward(step)
+        return self.layout.backward(step)
+
+    def _passes(self, step: StepInputs) -> popxl.Tensor:
+        """All passes of a step: the first does the pending update, the last completes gradients.
+        Those between them are a loop of the program."""
+        passes, count = self.settings.passes, self.settings.micro_batches_per_pass
+
+        def number(micro_batch: int) -> popxl.Tensor:
+            return popxl.constant(micro_batch, popxl.int32)
+
+        self._one_pass(replace(step, first_micro_batch=number(0), is_last=False))
+        later = replace(step, update=None, is_first=False)
+
+        def body(first: popxl.Tensor, *seed: popxl.Tensor) -> popxl.Tensor:
+            given = replace(later, first_micro_batch=first, is_last=False)
+            self._one_pass(given.of([*seed, first]))
+            return first + count
+
+        if passes > 2:
+            seeds = [] if step.seed is None else [step.seed]
+            graph = popxl.gir().create_graph(body, number(count), *seeds)
+            ops.repeat(graph, passes - 2, number(count), *seeds)
+        return self._one_pass(replace(later, first_micro_batch=number(count * (passes - 1))))
 
     def update(self, update: Update) -> None:
         """The optimizer phases."""

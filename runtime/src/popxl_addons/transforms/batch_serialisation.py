@@ -75,9 +75,10 @@ class BatchSerialResult:
     """A serialised graph.
 
     Attributes:
-        graph: takes the row index (int32 scalar), the seed (uint32 (2,), if there is one), then
-            the other inputs of the original graph that are not loaded, in their order. It has no
-            outputs. `graph.bind(weights).call(row, seed)`; the row may be a number.
+        graph: takes the row index (int32 scalar), the number of the first step (int32 scalar, if
+            asked for), the seed (uint32 (2,), if there is one), then the other inputs of the
+            original graph that are not loaded, in their order. It has no outputs.
+            `graph.bind(weights).call(row, seed)`; the row may be a number.
         stored_buffers: where tensors of the original graph are stored.
     """
 
@@ -116,6 +117,7 @@ def batch_serialise(
     seed_input: popxl.Tensor | None = None,
     rows: int = 1,
     io_mode: IoMode = "io",
+    numbered: bool = False,
 ) -> BatchSerialResult:
     """Create a graph that calls `graph` once for each step.
 
@@ -129,6 +131,9 @@ def batch_serialise(
         rows: number of rows. Buffers with fewer entries than they need are grown.
         io_mode: "compute", "io" or "io_overlapped": where transfers happen. A hint: XLA overlaps
             transfers with computation by itself, and results are the same.
+        numbered: the serialised graph takes the number of its first step, from which steps' seeds
+            follow; else that is 0. For several calls that share the steps of a batch. Without
+            a seed there is no such input.
 
     Raises:
         ValueError: a key is no input (or output) of the graph, or a number or mode is wrong.
@@ -146,6 +151,7 @@ def batch_serialise(
         stores={t: _as_handle(h) for t, h in store_buffers.items()},
         seeds=() if seed_input is None else (seed_input,),
         use_io_tiles=io_mode != "compute",
+        numbered=numbered,
     )
     return loop.result()
 
@@ -217,6 +223,7 @@ class _Loop:
     stores: dict[popxl.Tensor, RemoteHandle]
     seeds: Sequence[popxl.Tensor]
     use_io_tiles: bool
+    numbered: bool = False
 
     def result(self) -> BatchSerialResult:
         inner = self.graph.graph
@@ -227,10 +234,10 @@ class _Loop:
         kept = [*self.seeds, *others]
         body = self._body(kept)
         with inner.ir._writing(suffix_graph_name(inner.name, "batch_serial")) as serial:
-            row = self._row_input()
+            row, first = self._row_input(), self._first_step_input()
             inputs = {t: copy_input(t) for t in kept}
-            first = popxl.constant(0, popxl.int32)
-            ops.repeat(body, self.steps, first, row, *inputs.values())
+            start = popxl.constant(0, popxl.int32)
+            ops.repeat(body, self.steps, start, row, *first, *inputs.values())
         args = {n: inputs[t] for n, t in self.graph.args.to_dict().items() if t in inputs}
         return BatchSerialResult(
             GraphWithNamedArgs(serial, NamedTensors.from_dict(args)), dict(self.stores), inputs
@@ -240,15 +247,20 @@ class _Loop:
     def _row_input() -> popxl.Tensor:
         return popxl.graph_input((), popxl.int32, "row")
 
+    def _first_step_input(self) -> list[popxl.Tensor]:
+        asked = self.numbered and self.seeds
+        return [popxl.graph_input((), popxl.int32, "first_step")] if asked else []
+
     def _body(self, kept: list[popxl.Tensor]) -> popxl.Graph:
-        """One step: (step, row, kept inputs) -> next step."""
+        """One step: (step, row, first step if numbered, kept inputs) -> next step."""
         inner = self.graph.graph
         with inner.ir._writing(suffix_graph_name(inner.name, "batch_serial_step")) as body:
             step = popxl.graph_input((), popxl.int32, "step")
-            row = self._row_input()
+            row, first = self._row_input(), self._first_step_input()
             values = {t: copy_input(t) for t in kept}
             for t in self.seeds:
-                values[t] = create_random_seed(values[t], step)
+                number = first[0] + step if first else step
+                values[t] = create_random_seed(values[t], number)
             for t, source in self.loads.items():
                 values[t] = self._load(t, source, step, row)
             outputs = ops.call(inner, inputs_dict=values)
@@ -332,6 +344,7 @@ def batch_serialise_fwd_and_grad(
     rows: int = 1,
     io_mode: IoMode = "io",
     first_row: int = 0,
+    numbered: bool = False,
 ) -> tuple[BatchSerialResult, BatchSerialResult]:
     """Serialise a forward graph and its gradient graph, connected through remote buffers.
 
@@ -351,6 +364,7 @@ def batch_serialise_fwd_and_grad(
             these replicas.
         seed_input: input of `forward_graph` that is a seed.
         first_row: the first row that the graphs are called with: new buffers have none before it.
+        numbered: as for `batch_serialise`; of the gradient graph, if it takes the seed.
 
     Returns:
         The serialised forward and gradient graphs.
@@ -375,7 +389,7 @@ def batch_serialise_fwd_and_grad(
     ) -> BatchSerialResult:
         streams = {t: s for t, s in store_streams.items() if t in graph.graph}
         io = io_mode != "compute"
-        return _Loop(graph, steps, rows, loads, streams, stores, seeds, io).result()
+        return _Loop(graph, steps, rows, loads, streams, stores, seeds, io, numbered).result()
 
     fwd_seeds = () if seed_input is None else (seed_input,)
     return (
