@@ -357,7 +357,9 @@ def _with_micro_batch(choices: Choices, programs: Programs) -> Choices:
 
 def _simulated(config: RunConfig, on: Machine, programs: Programs) -> float:
     """Seconds of a simulated run of training; infinite where it does not fit."""
-    again = replace(config, execution=replace(config.execution, activations="recompute"))
+    every = config.gradient_accumulation
+    execution = replace(config.execution, activations="recompute", micro_batches_per_pass=every)
+    again = replace(config, execution=execution)
     candidates = programs.of(config, on.target)
     if not fits_some_way(candidates, config, on):
         return inf

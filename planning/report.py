@@ -209,7 +209,12 @@ def _placement(placement: popxl.plan.Placement) -> dict[str, Any]:
 
 def _activations(chosen: Chosen) -> list[dict[str, Any]]:
     return [
-        {"kept_by": dict(sorted(trial.kept)), "seconds": trial.seconds, "fits": trial.fits}
+        {
+            "micro_batches_per_pass": trial.variant.per_pass,
+            "kept_by": dict(sorted(trial.variant.kept)),
+            "seconds": trial.seconds,
+            "fits": trial.fits,
+        }
         for trial in chosen.tried
     ]
 

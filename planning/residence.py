@@ -1,11 +1,14 @@
-"""How training uses the memory of devices: which state and activations stay there, and which layers
-keep their activations. Chosen by simulated runs of the programs there are; results are the same."""
+"""How training uses the memory of devices: how many micro-batches pass the layers together, which
+layers save their activations, and which entries stay on the device. Chosen by simulated runs of the
+programs there are; results are the same."""
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any, cast
 
 import popdist
@@ -13,8 +16,9 @@ import popxl
 from config.machines import Machine, machine, machine_of_kind
 from config.run import Device
 from config.sections import RunConfig
-from machine.devices import device_desc
+from machine.devices import device_desc, platform
 from machine.placement import host_room
+from modelling.phases.settings import ALL
 from modelling.phases.training import TrainingProgram, build_training
 from modelling.spec import family_of
 from popxl import hardware
@@ -26,6 +30,7 @@ _SHARES = (0.5,), (0.25, 0.75)  # of a kind's layers, tried in turn
 _LEAST_MARGIN = 0.05  # of a device's memory, in place of a plan's margin, where the host is full
 _TRIES = 5  # to place entries, each in what the ones before it left
 _MIN_GAIN = 0.01  # of the time: what is no faster does not take more memory
+_HIDDEN = 0.01  # of the time: where less is spent on waits, further passes are not tried
 
 Kept = frozenset[tuple[str, float]]
 """Phases or kinds of layers, and which fraction of their layers, the last ones, keep their
@@ -34,33 +39,52 @@ activations."""
 ALL_AGAIN: Kept = frozenset()
 """All layers compute their activations again."""
 
-Build = Callable[[Mapping[str, float]], TrainingProgram]
-"""Builds a program in which that fraction of the layers of these phases keep their activations."""
+ALL_SAVED: Kept = frozenset({(ALL, 1.0)})
+"""All layers save their activations."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A program of a configuration; all variants give the same results.
+
+    Attributes:
+        per_pass: micro-batches per pass (`execution.micro_batches_per_pass`).
+        kept: the phases or kinds of layers that save activations.
+    """
+
+    per_pass: int
+    kept: Kept = ALL_AGAIN
+
+
+Build = Callable[[Variant], TrainingProgram]
+"""Builds the program of a variant, whose `kept` names phases."""
 
 
 class Candidates:
-    """Training programs that differ in which layers keep their activations; each is built once.
+    """Training programs of a configuration; each variant is built once.
 
     Args:
+        first: the variant that runs where nothing is planned.
         target: that they are traced for.
     """
 
-    def __init__(self, build: Build, target: str) -> None:
-        self._build, self._target = build, target
-        self._found: dict[Kept, tuple[TrainingProgram, popxl.plan.Traced]] = {}
+    def __init__(self, build: Build, first: Variant, target: str) -> None:
+        self._build, self._first, self._target = build, first, target
+        self._found: dict[Variant, tuple[TrainingProgram, popxl.plan.Traced]] = {}
         self._on: Any = None
-        self._trials: dict[Kept, Trial] = {}
+        self._trials: dict[Variant, Trial] = {}
 
-    def get(self, keeping: Kept = ALL_AGAIN) -> tuple[TrainingProgram, popxl.plan.Traced]:
-        """The program in which layers of phases keep their activations."""
-        if keeping not in self._found:
-            program = self._build(dict(keeping))
-            self._found[keeping] = program, popxl.plan.trace(program.ir, self._target)
-        return self._found[keeping]
+    def get(self, variant: Variant | None = None) -> tuple[TrainingProgram, popxl.plan.Traced]:
+        """The program of a variant; default: of the first one."""
+        variant = variant or self._first
+        if variant not in self._found:
+            program = self._build(variant)
+            self._found[variant] = program, popxl.plan.trace(program.ir, self._target)
+        return self._found[variant]
 
-    def trials(self, on: Any) -> dict[Kept, Trial]:
-        """What was tried on such a machine, by what kinds of layers keep, to add to; on another
-        machine it begins anew."""
+    def trials(self, on: Any) -> dict[Variant, Trial]:
+        """What was tried on such a machine, by variant, whose `kept` names kinds of layers, to add
+        to; on another machine it begins anew."""
         if self._on != on:
             self._on, self._trials = on, {}
         return self._trials
@@ -85,10 +109,27 @@ def _candidates(config: RunConfig, target: str) -> Candidates:
     family, there = family_of(config), on_platform(config, target)
     table = family.weights(config)
 
-    def build(keeping: Mapping[str, float]) -> TrainingProgram:
-        return build_training(there, family.layout, table=table, keeping=keeping)
+    def build(variant: Variant) -> TrainingProgram:
+        keeping, per_pass = dict(variant.kept), variant.per_pass
+        return build_training(there, family.layout, table=table, keeping=keeping, per_pass=per_pass)
 
-    return Candidates(build, target)
+    return Candidates(build, unplanned(there), target)
+
+
+def unplanned(config: RunConfig) -> Variant:
+    """The variant that runs where no plan chooses.
+
+    On one CPU device, which shares the host's memory, weights are where the layers need them: each
+    micro-batch passes alone, and saves its activations. Not so where weights come from a disk or
+    are dequantized for each pass.
+    """
+    one = platform(config) == "cpu" and config.replicas == 1
+    if one and config.execution.disk is None and config.model.few_bits is None:
+        per_pass, kept = 1, ALL_SAVED
+    else:
+        per_pass, kept = config.gradient_accumulation, ALL_AGAIN
+    given = config.execution.micro_batches_per_pass
+    return Variant(per_pass if given == "auto" else given, kept)
 
 
 def on_platform(config: RunConfig, target: str) -> RunConfig:
@@ -105,11 +146,11 @@ class Trial:
     """A program on a machine, its entries placed.
 
     Attributes:
-        kept: the kinds of layers that keep their activations, and how many of them.
+        variant: its `kept` names kinds of layers.
         fits: whether there is room in the memories of device and host.
     """
 
-    kept: Kept
+    variant: Variant
     program: TrainingProgram
     traced: popxl.plan.Traced
     placement: popxl.plan.Placement
@@ -121,10 +162,25 @@ class Trial:
         return self.placement.after.seconds
 
     @property
+    def is_bound_by_compute(self) -> bool:
+        """Whether all layers save activations, and the device waits for next to nothing."""
+        saved = {(kind, 1.0) for kind in _worthwhile(self.program, self.traced)}
+        exposed = sum(waits.seconds for waits in self.placement.after.exposed.values())
+        return self.fits and saved <= self.variant.kept and exposed <= _HIDDEN * self.seconds
+
+    def is_faster_than(self, other: Trial) -> bool:
+        """Whether it fits, and takes less time by more than what is noise, or alone fits."""
+        if self.fits != other.fits:
+            return self.fits
+        return self.seconds < (1 - _MIN_GAIN) * other.seconds
+
+    @property
     def title(self) -> str:
-        """Which layers keep their activations."""
-        kinds = [kind if share == 1 else f"{share:.0%} of {kind}" for kind, share in self.kept]
-        return f"kept by {' and '.join(sorted(kinds))}" if kinds else "computed again"
+        """Micro-batches per pass, and which layers save their activations."""
+        of = self.variant.kept
+        kinds = [kind if share == 1 else f"{share:.0%} of {kind}" for kind, share in of]
+        saved = f"activations saved by {' and '.join(sorted(kinds))}" if kinds else "recomputed"
+        return f"{self.variant.per_pass} micro-batches per pass, {saved}"
 
 
 @dataclass(frozen=True)
@@ -150,10 +206,9 @@ def choose(
 ) -> Chosen:
     """Choose a training program for a machine, and place its entries.
 
-    Where the configuration leaves it open (`execution.activations` auto), kinds of layers keep
-    their activations one after the other, that first which saves most, as long as it saves time;
-    then only some of a kind's layers, where that is better: what is kept travels to the host and
-    back, which the rest of the step may hide for some and not for all.
+    Where the configuration leaves it open (`execution.micro_batches_per_pass` auto), one
+    micro-batch per pass is tried first; where that saves all activations and hides all transfers,
+    it is taken. Else twice as many are tried, as long as that is faster, and all in one pass.
 
     Args:
         memory: bytes of a device for the program; default: the machine's.
@@ -162,27 +217,36 @@ def choose(
     rates = on.reached_rates(config.model.precision, config.replicas)
     room, share = memory or on.room, host or _host_share(config, on)
     search = _Search(candidates, rates, room, share, config.execution.disk is not None)
-    kinds: list[str] = []
-    if config.execution.activations == "auto" and search.best.traced.storage().remote <= share:
-        kinds = _worthwhile(*candidates.get())  # more that is kept takes more room still
-    left = kinds
-    while left and search.improves([search.best.kept | {(kind, 1.0)} for kind in left]):
-        left = [kind for kind in left if (kind, 1.0) not in search.best.kept]
-    for kind in kinds:
-        for shares in () if kind in search.best.program.undivided else _SHARES:
-            others = {(name, share) for name, share in search.best.kept if name != kind}
-            if not search.improves([frozenset(others | {(kind, share)}) for share in shares]):
-                break
+    fewer, whole = _numbers_per_pass(config)
+    last = None
+    for per_pass in fewer:
+        found = search.saving(per_pass, config)
+        if found.is_bound_by_compute or (last is not None and not found.is_faster_than(last)):
+            break
+        last = found
+    if not search.tried or not search.best.is_bound_by_compute:
+        search.saving(whole, config)
     return Chosen(search.best, search.tried)
 
 
+def _numbers_per_pass(config: RunConfig) -> tuple[list[int], int]:
+    """Micro-batches per pass to try in turn, each twice the one before, and the most to try."""
+    given, count = config.execution.micro_batches_per_pass, config.gradient_accumulation
+    if given != "auto":
+        return [], given
+    doubled = takewhile(lambda n: n < count, (2**i for i in itertools.count()))
+    return [n for n in doubled if count % n == 0], count
+
+
 class _Search:
-    """Simulated runs of programs that differ in what layers keep, and the best of them.
+    """Simulated runs of variants, and the best of them.
 
     Args:
         memory, host: bytes of a device, and of host memory for a replica.
         has_disk: whether a disk has room for what the host has not.
     """
+
+    best: Trial
 
     def __init__(
         self,
@@ -193,36 +257,67 @@ class _Search:
         has_disk: bool,
     ) -> None:
         self._candidates, self._rates, self._memory, self._host = candidates, rates, memory, host
-        has_room = self._has_room(candidates.get()[1])
-        self._squeezes = has_room and not has_disk  # where host memory lacks little
-        self._known = candidates.trials((rates, memory, host, self._squeezes))
-        self.best = self._trial(ALL_AGAIN)
-        self.tried = [self.best]
+        self._has_disk = has_disk
+        self._known = candidates.trials((rates, memory, host, has_disk))
+        self.tried: list[Trial] = []
 
-    def improves(self, trials: Sequence[Kept]) -> bool:
-        """Whether one of these is better; it is the best then."""
-        made = [self._trial(kept) for kept in trials if self._has_room(self._program(kept)[1])]
-        if not made:
-            return False
-        self.tried.extend(made)
-        fastest = min(made, key=lambda one: (not one.fits, one.seconds))
-        if not fastest.fits or fastest.seconds > (1 - _MIN_GAIN) * self.best.seconds:
-            return False
-        self.best = fastest
-        return True
+    def saving(self, per_pass: int, config: RunConfig) -> Trial:
+        """The best trial with so many micro-batches per pass; `best`, if none before was better.
 
-    def _trial(self, kept: Kept) -> Trial:
-        if kept not in self._known:
-            self._known[kept] = self._simulated(kept)
-        return self._known[kept]
+        Where the configuration leaves it open (`execution.activations` auto), all layers save
+        activations, if that fits; else kinds of layers save them one after the other, that first
+        which saves most time; then only some layers of a kind, where that is better: what is saved
+        travels to the host and back, which the rest of the step may hide for some and not for all.
+        """
+        again = Variant(per_pass)
+        best = self._try(again)
+        fits_host = best.traced.storage().remote <= self._host
+        if config.execution.activations == "auto" and fits_host:  # what is saved takes more still
+            best = self._with_activations(best)
+        if not hasattr(self, "best") or best.is_faster_than(self.best):
+            self.best = best
+        return best
 
-    def _simulated(self, kept: Kept) -> Trial:
-        program, traced = self._program(kept)
+    def _with_activations(self, best: Trial) -> Trial:
+        kinds = left = _worthwhile(best.program, best.traced)
+        while left:
+            better = self._faster(best, [best.variant.kept | {(kind, 1.0)} for kind in left])
+            if better is best:
+                break
+            best = better
+            left = [kind for kind in left if (kind, 1.0) not in best.variant.kept]
+        for kind in kinds if not best.is_bound_by_compute else ():
+            for shares in () if kind in best.program.undivided else _SHARES:
+                others = {(name, share) for name, share in best.variant.kept if name != kind}
+                some = [frozenset(others | {(kind, share)}) for share in shares]
+                better = self._faster(best, some)
+                if better is best:
+                    break
+                best = better
+        return best
+
+    def _faster(self, best: Trial, kept: Sequence[Kept]) -> Trial:
+        """The fastest of variants of a trial that save other activations; itself, if none is."""
+        variants = [replace(best.variant, kept=each) for each in kept]
+        made = [self._try(one) for one in variants if self._has_room(self._program(one)[1])]
+        fastest = min(made, key=lambda one: (not one.fits, one.seconds), default=best)
+        return fastest if fastest.is_faster_than(best) else best
+
+    def _try(self, variant: Variant) -> Trial:
+        if variant not in self._known:
+            self._known[variant] = self._simulated(variant)
+        if self._known[variant] not in self.tried:
+            self.tried.append(self._known[variant])
+        return self._known[variant]
+
+    def _simulated(self, variant: Variant) -> Trial:
+        program, traced = self._program(variant)
         placement, fits = self._placed(traced, popxl.plan.MARGIN)
         lacks = traced.storage().remote - self._host
-        if self._squeezes and not kept and 0 < lacks < popxl.plan.MARGIN * self._memory:
+        squeezes = self._has_room(traced) and not self._has_disk and not variant.kept
+        if squeezes and 0 < lacks < popxl.plan.MARGIN * self._memory:  # the host lacks little
             placement, fits = self._placed(traced, _LEAST_MARGIN)
-        return Trial(kept, program, traced, placement, fits)
+        return Trial(variant, program, traced, placement, fits)
 
     def _placed(
         self, traced: popxl.plan.Traced, margin: float
@@ -240,11 +335,14 @@ class _Search:
             besides, hosted = taken, placement.hosted
         return placement, on_device and on_host
 
-    def _program(self, kept: Kept) -> tuple[TrainingProgram, popxl.plan.Traced]:
-        layers = self._candidates.get()[0].layers
-        return self._candidates.get(
-            frozenset((name, share) for kind, share in kept for name in layers[kind])
-        )
+    def _program(self, variant: Variant) -> tuple[TrainingProgram, popxl.plan.Traced]:
+        """The program of a variant whose `kept` names kinds."""
+        again = Variant(variant.per_pass)
+        if not variant.kept:
+            return self._candidates.get(again)
+        layers = self._candidates.get(again)[0].layers
+        phases = ((name, share) for kind, share in variant.kept for name in layers[kind])
+        return self._candidates.get(replace(variant, kept=frozenset(phases)))
 
     def _has_room(self, traced: popxl.plan.Traced) -> bool:
         """Whether device and host could hold its entries."""
@@ -297,12 +395,13 @@ def program_here(config: RunConfig, build: Build) -> TrainingProgram:
     desc, instances = device_desc(config), popdist.getNumInstances()
     memory = popxl.plan.device_memory(desc, config.replicas, instances)
     if memory is None or not is_automatic(config):
-        return build({})
+        return build(unplanned(config))
     kind = hardware.device_kinds(desc, config.replicas, instances)[0]
     known = machine_of_kind(kind)
     room = (host_room(config) or 2**63) * (1 - _SPARE_HOST) / (config.replicas // instances)
     memory, room = (min(popdist.gather(each)) for each in (memory, room))  # all choose alike
-    candidates = Candidates(build, "gpu" if known is None else known.target)
+    target = "gpu" if known is None else known.target
+    candidates = Candidates(build, unplanned(config), target)
     choice = choose(candidates, config, known or machine("h100"), memory, room)
     say(described(choice.best) + ("" if known else f" ({kind} is unknown: as for an H100)"))
     return choice.best.program
@@ -316,9 +415,8 @@ def described(chosen: Trial) -> str:
         for kind in sorted(placement.kinds, key=lambda kind: -kind.nbytes)
         if kind.nbytes >= 5e7
     )
-    activations = f"activations are {chosen.title}; " if chosen.kept else ""
     before, after = placement.before.seconds, placement.after.seconds
     return (
-        f"placement: {kept or 'nothing'} in device memory; {activations}a simulated run takes "
+        f"placement: {kept or 'nothing'} in device memory; {chosen.title}; a simulated run takes "
         f"{after:.2f} s (everything in host memory: {before:.2f} s)"
     )

@@ -156,7 +156,7 @@ def _placement(report: Report) -> list[str]:
 
 
 def _activations(report: Report) -> list[str]:
-    """Which layers keep their activations, and why."""
+    """How micro-batches pass the layers, which of these save activations, and why."""
     chosen = report.needs.chosen
     if chosen is None or len(chosen.tried) < 2:
         return []
@@ -165,7 +165,7 @@ def _activations(report: Report) -> list[str]:
         for trial in chosen.tried
         if trial is not chosen.best
     )
-    return [f"activations  {chosen.best.title}: {chosen.best.seconds:,.3f} s; {others}"]
+    return [f"passes       {chosen.best.title}: {chosen.best.seconds:,.3f} s; {others}"]
 
 
 def _simulated(report: Report) -> list[str]:

@@ -19,10 +19,10 @@ from data.batches import BatchSharding
 from data.samples import Batch
 from modelling.layers import SUMS, USAGE
 from modelling.objectives import WEIGHT, objective_of
-from modelling.phases.training import build_training
+from modelling.phases.training import TrainingProgram, build_training
 from modelling.spec import ModelFamily, family_of
 from modelling.weights import HeldParts, Variables
-from planning.residence import program_here
+from planning.residence import Variant, program_here
 from popxl.random_seed import counter_seeds, two_uint32_to_uint64
 from sessions.running import RunningModel
 from sessions.telling import tally_of, told_of_experts
@@ -68,9 +68,12 @@ class FineTuning(RunningModel):
         self._pending: int | None = None  # the step whose update waits for the next one
         self._sharding, self._objective = BatchSharding.of(config), objective_of(config)
         table = family.weights(config)
-        self.program = program_here(
-            config, lambda keeping: build_training(config, family.layout, gradients, table, keeping)
-        )
+
+        def build(variant: Variant) -> TrainingProgram:
+            kept, per_pass = dict(variant.kept), variant.per_pass
+            return build_training(config, family.layout, gradients, table, kept, per_pass)
+
+        self.program = program_here(config, build)
         super().__init__(config, self.program.ir, table, self.program.variables)
 
     # ---- state ----------------------------------------------------------------------------------

@@ -15,6 +15,9 @@ from modelling.weights.row import fits_few_bits
 from popxl_addons.optimizers import packed
 from popxl_addons.optimizers.adafactor import Whole
 
+ALL = "*"
+"""In `Settings.keeping`: phases that it does not name."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -59,7 +62,7 @@ class Settings:
         """How many layers of a phase keep their activations for the backward pass."""
         wanted = self.config.execution.activations
         if wanted == "auto":
-            return round(self.keeping.get(phase, 0.0) * layers)
+            return round(self.keeping.get(phase, self.keeping.get(ALL, 0.0)) * layers)
         return layers if wanted == "keep" else 0
 
     @property
