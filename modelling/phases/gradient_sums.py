@@ -54,8 +54,9 @@ class GradientSums:
         """Accumulators of layer `row` as the pass before left them."""
         loaded = {}
         for name, buffer in self.buffers.to_dict().items():
-            dtype = self.facts.get(name).dtype
-            loaded[name] = ops.cast(ops.remote_load(buffer, row, name=name), dtype)
+            entry, dtype = ops.remote_load(buffer, row, name=name), self.facts.get(name).dtype
+            # A cast to the same type would be a segment of its own, and a copy.
+            loaded[name] = entry if entry.dtype == dtype else ops.cast(entry, dtype)
         return addons.NamedTensors.from_dict(loaded)
 
     def store(self, row: popxl.Tensor, accumulators: addons.NamedTensors) -> None:

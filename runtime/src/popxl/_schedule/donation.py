@@ -130,7 +130,7 @@ class _Donor:
                 for slot in step.outs:
                     self._place(slot, [("own", slot)])
             case Loop():
-                self._loop(index, step)
+                self._loop(index, step, updating)
             case Branch():
                 for k, out in enumerate(step.outs):
                     if out is not None:
@@ -157,14 +157,18 @@ class _Donor:
                 self.gone |= self.memory[slot]
         segment.donated = tuple(sorted(donated))
 
-    def _loop(self, index: int, step: Loop) -> None:
+    def _loop(self, index: int, step: Loop, updating: dict[Slot, Load]) -> None:
         body, routine = step.body, step.body.routine
         uses = Counter(step.reads())
         copies = set()
         for i in routine.consumed:
             slot = body.args[i]
-            if self._is_ours(slot) and self._is_dead(slot, index, uses):
+            load = updating.get(slot)
+            may = load is not None or self._is_ours(slot)
+            if may and self._is_dead(slot, index, uses):
                 self.gone |= self.memory[slot]
+                if load is not None:
+                    load.donates = True
             else:
                 copies.add(i)
         body.copies = frozenset(copies)
