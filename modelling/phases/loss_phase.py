@@ -128,9 +128,9 @@ class LossPhase(Phase):
         if not self._settings.training:
             super().forward(row, step)
 
-    def _load_again(self, row: popxl.Tensor, step: StepInputs) -> addons.NamedTensors:
+    def _load_for_gradients(self, row: popxl.Tensor, step: StepInputs) -> addons.NamedTensors:
         """There was no forward pass, so the update is still pending."""
-        return self._load(row, step.update)
+        return self._load(row, step)
 
     def _finish_gradients(
         self, row: popxl.Tensor, accumulators: addons.NamedTensors

@@ -335,28 +335,47 @@ class Phase:
         if self._settings.config.execution.code_load:
             ops.remote_code_load(graph, "executable")
 
-    def _load(self, row: popxl.Tensor, update: Update | None = None) -> addons.NamedTensors:
-        """Whole variables, own and borrowed, and scales.
+    def _load(self, row: popxl.Tensor, step: StepInputs) -> addons.NamedTensors:
+        """Full variables, own and borrowed, and scales, where a pass first needs them.
 
-        Args:
-            update: that is to be done first; the new values are used as they are, not loaded.
+        An update that is pending is done first; its values are used as they are, not loaded. Where
+        the step has several passes, the first one keeps what it gathered for the others.
         """
-        variables_by_name: dict[str, popxl.Tensor] = {}
-        new = {} if update is None else self.update(row, update)
+        if not step.is_first:
+            return self._load_again(row)
+        new = {} if step.update is None else self.update(row, step.update)
+        own: dict[str, popxl.Tensor] = {}
         if self.variables:
-            shards = self.variables.load_shards(row, new)
-            variables_by_name.update(self.variables.gathered(shards).to_dict())
+            full = self.variables.load_full(row, new)
+            if not step.is_last:
+                self.variables.keep_full(row, full)
+            own = self.variables.dequantized(full).to_dict()
+        scales = self.fp8.scales(new or self.fp8.load(row)) if self.fp8 else {}
+        return addons.NamedTensors.from_dict({**own, **self._borrowed(), **scales})
+
+    def _load_again(self, row: popxl.Tensor) -> addons.NamedTensors:
+        """Variables and scales as `_load` gave them before."""
+        own = self._reloaded(self.variables, row) if self.variables else {}
+        scales = self.fp8.scales(self.fp8.load(row)) if self.fp8 else {}
+        return addons.NamedTensors.from_dict({**own, **self._borrowed(), **scales})
+
+    def _load_for_gradients(self, row: popxl.Tensor, step: StepInputs) -> addons.NamedTensors:
+        """Variables and scales for the backward pass."""
+        return self._load_again(row)
+
+    def _borrowed(self) -> dict[str, popxl.Tensor]:
+        """Full variables of other phases, which came before this one."""
+        first, borrowed = popxl.constant(0, popxl.int32), dict[str, popxl.Tensor]()
         for owner in dict.fromkeys(self._owner.values()):
             assert owner.variables is not None
-            theirs = owner.variables.load_whole(popxl.constant(0, popxl.int32)).to_dict()
-            variables_by_name.update((n, theirs[n]) for n, o in self._owner.items() if o is owner)
-        if self.fp8:
-            variables_by_name.update(self.fp8.scales(new or self.fp8.load(row)))
-        return addons.NamedTensors.from_dict(variables_by_name)
+            names = [name for name, of in self._owner.items() if of is owner]
+            borrowed |= self._reloaded(owner.variables.of(names), first)
+        return borrowed
 
-    def _load_again(self, row: popxl.Tensor, step: StepInputs) -> addons.NamedTensors:
-        """Variables and scales as `_load` gave them in the forward pass."""
-        return self._load(row)
+    def _reloaded(self, store: VariableStore, row: popxl.Tensor) -> dict[str, popxl.Tensor]:
+        """Full variables, which were gathered before if there are several passes."""
+        full = store.load_kept(row) if self._settings.passes > 1 else store.load_full(row)
+        return store.dequantized(full).to_dict()
 
     def _seed(self, row: popxl.Tensor, step: StepInputs) -> list[popxl.Tensor]:
         """The pass's first micro-batch, where a step has several passes, and the seed of layer
@@ -390,7 +409,7 @@ class Phase:
         """Run layer `row` on all micro-batches; first its update, if one is pending."""
         with self.part("forward"):
             self._load_code(self.fwd.graph)
-            self.fwd.bind(self._load(row, step.update)).call(row, *self._seed(row, step))
+            self.fwd.bind(self._load(row, step)).call(row, *self._seed(row, step))
 
     def backward(self, row: popxl.Tensor, step: StepInputs, squares: popxl.Tensor) -> popxl.Tensor:
         """Run the gradient of layer `row` on the micro-batches of a pass; after the last pass,
@@ -407,7 +426,7 @@ class Phase:
             accumulators = (
                 self._grad_facts.init_zero() if step.is_first else self._keeper._sums.load(row)
             )
-            values = {**self._load_again(row, step).to_dict(), **accumulators.to_dict()}
+            values = {**self._load_for_gradients(row, step).to_dict(), **accumulators.to_dict()}
             bound = self.bwd.bind(addons.NamedTensors.from_dict(values))
             # Where activations are kept, so are the masks of dropout: there is no seed to pass.
             takes_seed = self.bwd is self.fwd or _SEED in self.bwd.args

@@ -12,6 +12,7 @@ import popxl_addons as addons
 from config.model import FewBits
 from modelling.phases.packed_weights import Whole, expanded, packed
 from modelling.phases.settings import Settings
+from popxl import ops
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
 from popxl_addons.remote import NamedRemoteBuffers, create_remote_buffer, named_variable_buffers
 from popxl_addons.rts import all_gather_replica_sharded_graph
@@ -43,6 +44,7 @@ class VariableStore:
     gather: addons.GraphWithNamedArgs
     packed: Mapping[str, Whole] = field(default_factory=dict)
     few_bits: FewBits | None = None
+    _full: dict[str, popxl.RemoteBuffer] = field(default_factory=dict)
 
     @classmethod
     def create(
@@ -78,13 +80,19 @@ class VariableStore:
         )
 
     def only(self, names: Sequence[str]) -> VariableStore:
-        """A store for a graph that needs no more than these variables."""
+        """A store for a graph that needs no more than these; itself, if that is all there is."""
+        if list(names) == self.names:
+            return self
         wanted = self.facts.filter_keys(names)
         buffers = self.buffers.filter_keys(names)
         load, loaded_names, gather = _loading(buffers, _cut_over(wanted))
         return replace(
             self, facts=wanted, buffers=buffers, names=loaded_names, load=load, gather=gather
         )
+
+    def of(self, variables: Sequence[str]) -> VariableStore:
+        """A store of these variables alone, by the names that a layer gives them."""
+        return self.only([n for n in self.names if _variable_of(n, self.packed) in variables])
 
     def load_shards(
         self, row: popxl.Tensor, at_hand: Mapping[str, popxl.Tensor] | None = None
@@ -102,13 +110,41 @@ class VariableStore:
         return addons.NamedTensors.from_dict({name: shards[name] for name in self.names})
 
     def load_whole(self, row: popxl.Tensor) -> addons.NamedTensors:
-        """The variables of layer `row`, gathered."""
-        return self.gathered(self.load_shards(row))
+        """The variables of layer `row` as it takes them, gathered."""
+        return self.dequantized(self.load_full(row))
 
-    def gathered(self, shards: addons.NamedTensors) -> addons.NamedTensors:
-        """Whole variables from the parts of all replicas."""
-        stored = addons.NamedTensors.pack(self.names, self.gather.bind(shards).call())
-        return expanded(stored, self.packed, self.few_bits) if self.few_bits else stored
+    def load_full(
+        self, row: popxl.Tensor, at_hand: Mapping[str, popxl.Tensor] | None = None
+    ) -> addons.NamedTensors:
+        """The variables of layer `row`, gathered as they are stored; see `load_shards`."""
+        shards = self.load_shards(row, at_hand)
+        return addons.NamedTensors.pack(self.names, self.gather.bind(shards).call())
+
+    def keep_full(self, row: popxl.Tensor, full: addons.NamedTensors) -> None:
+        """Keep the gathered variables of layer `row` for the passes of this step."""
+        for name, buffer in self._gathered().items():
+            ops.remote_store(buffer, row, full.get(name))
+
+    def load_kept(self, row: popxl.Tensor) -> addons.NamedTensors:
+        """Like `load_full`, from what `keep_full` kept."""
+        kept = {n: ops.remote_load(b, row) for n, b in self._gathered().items()}
+        others = [name for name in self.names if name not in kept]
+        loaded = self.only(others).load_full(row).to_dict() if others else {}
+        return addons.NamedTensors.from_dict({**loaded, **kept})
+
+    def dequantized(self, full: addons.NamedTensors) -> addons.NamedTensors:
+        """Variables as a layer takes them, of those that `load_full` gives."""
+        return expanded(full, self.packed, self.few_bits) if self.few_bits else full
+
+    def _gathered(self) -> dict[str, popxl.RemoteBuffer]:
+        """Buffers of full variables, for those that replicas share; made when first needed."""
+        for name, buffer in self.buffers.to_dict().items():
+            if buffer.meta_shape and name not in self._full:
+                shape = self.facts.get(name).shape_on_replica
+                full = popxl.remote_buffer(shape, buffer.tensor_dtype, buffer.entries)
+                full.kind = "gathered weights"
+                self._full[name] = full
+        return {name: self._full[name] for name in self.names if name in self._full}
 
     def square_weight(self, name: str) -> float:
         """Weight of a replica's sum of squares of a gradient in the sum over all replicas.
@@ -138,6 +174,12 @@ class VariableStore:
                 replica_grouping=factory.replica_grouping,
             )
         return addons.NamedTensors.from_dict(variables)
+
+
+def _variable_of(stored: str, packed: Mapping[str, Whole]) -> str:
+    """The variable that something stored is, or is a part of."""
+    whole, _, _ = stored.rpartition(".")
+    return whole if whole in packed else stored
 
 
 def name_kind(buffers: NamedRemoteBuffers, kind: str) -> None:
