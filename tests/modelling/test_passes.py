@@ -1,0 +1,153 @@
+"""Micro-batches that pass the layers in groups give the same bits as all of them together."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+
+import popxl
+from config.errors import ConfigError
+from modelling.phases.training import build_training
+from planning.residence import Variant, unplanned
+from tests.modelling.gptj.hf import small_config
+from tests.modelling.llama.hf import hf_config
+from tests.modelling.llama.hf import our_config as llama_config
+from tests.modelling.test_activations import GPTJ, LLAMA, T5, _config, _train
+
+MODELS = {
+    "t5": lambda **split: _config(T5, {}, "float32", 0.2, layers=2, **split),
+    "gptj": lambda **split: _config(GPTJ, {}, "float32", 0.2, layers=2, **split),
+    **{
+        kind: lambda kind=kind, **split: llama_config(hf_config(kind), dropout_prob=0.2, **split)
+        for kind in ("gemma2", "mistral", "mixtral", "qwen3_moe")
+    },
+}
+"""Small models with dropout: with untied and tied heads, shared relative positions, experts."""
+
+
+def check(name: str, fields: dict[str, Any], split: dict[str, int], numbers: list[int]) -> None:
+    """Assert that losses, norms, weights and optimizer state have the same bits after a few steps.
+
+    Args:
+        fields: of the configuration, by dotted name.
+        split: dp, tp and micro_batch.
+        numbers: micro-batches per pass, compared with all of them.
+    """
+    config = MODELS[name](**split).changed(fields)
+    family = {"t5": T5, "gptj": GPTJ}.get(name, LLAMA)
+
+    def run(per_pass: int) -> Any:
+        return _train(family, config.changed({"execution.micro_batches_per_pass": per_pass}))
+
+    every = config.gradient_accumulation
+    losses, norms, state = run(every)
+    for number in numbers:
+        assert every % number == 0
+        assert number < every
+        found = run(number)
+        assert found[:2] == (losses, norms)
+        assert [n for n in state if found[2][n] != state[n]] == []
+
+
+@pytest.mark.usefixtures("cached")
+@pytest.mark.parametrize(
+    ("name", "fields", "split", "numbers"),
+    [
+        ("gptj", {"execution.activations": "recompute"}, {}, [1]),  # with a loop of passes
+        ("t5", {"execution.activations": "keep"}, {"micro_batch": 2}, [2]),  # first and last pass
+        (
+            "qwen3_moe",
+            {"execution.expert_groups": 2, "model.dropout_prob": 0.0},
+            {"micro_batch": 2},
+            [1],
+        ),
+    ],
+)
+def test_bits_of_a_family(
+    name: str, fields: dict[str, Any], split: dict[str, int], numbers: list[int]
+) -> None:
+    check(name, fields, split, numbers)
+
+
+LAYOUTS = [{}, {"tp": 2}, {"dp": 2, "micro_batch": 1}, {"dp": 2, "tp": 2, "micro_batch": 1}]
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"model.precision": "bfloat16"},
+    {"model.precision": "float16", "execution.loss_scaling": 128.0},
+    {"execution.update": "behind"},
+    {"training.optimizer.state": "compact", "model.precision": "bfloat16"},
+    {"adapter.rank": 4, "adapter.dropout": 0.3},
+    {"training.trained": "*norm*"},
+    {"fp8.enabled": True, "model.precision": "bfloat16"},
+    {"execution.rts_activations": False, "execution.transpose_batch_sequence": True},
+]
+
+
+@pytest.mark.slow
+@hypothesis.settings(max_examples=12, deadline=None, print_blob=True)
+@hypothesis.given(
+    name=st.sampled_from(sorted(MODELS)),
+    options=st.sampled_from(OPTIONS),
+    split=st.sampled_from(LAYOUTS),
+    activations=st.sampled_from(["recompute", "keep"]),
+    number=st.sampled_from([1, 2]),
+)
+def test_bits_of_any_program(
+    name: str, options: dict[str, Any], split: dict[str, int], activations: str, number: int
+) -> None:
+    split = {"micro_batch": 2, **split}
+    if options.get("fp8.enabled") and name in ("gemma2", "mistral", "mixtral", "qwen3_moe"):
+        options = {**options, "fp8.recipe": "current"}
+    check(name, {**options, "execution.activations": activations}, split, [number])
+
+
+def test_gradients_of_one_replica_are_their_own_accumulators() -> None:
+    """So passes take no memory but for the sum of losses."""
+
+    def gradient_bytes(per_pass: int) -> int:
+        config = small_config(layers=1).changed({"execution.micro_batches_per_pass": per_pass})
+        buffers = build_training(config, GPTJ[0].layout).ir.remote_buffers
+        return sum(_nbytes(buffer) for buffer in buffers if buffer.kind == "gradients")
+
+    assert gradient_bytes(1) - gradient_bytes(4) == popxl.float32.itemsize
+
+
+def _nbytes(buffer: popxl.RemoteBuffer) -> int:
+    return math.prod(buffer.tensor_shape) * buffer.tensor_dtype.itemsize * buffer.entries
+
+
+@pytest.mark.parametrize("per_pass", [1, 2, 4])
+def test_buffers_hold_the_micro_batches_of_a_pass(per_pass: int) -> None:
+    config = small_config(layers=1).changed({"execution.micro_batches_per_pass": per_pass})
+    ir = build_training(config, GPTJ[0].layout).ir
+    between = [b for b in ir.remote_buffers if b.kind == "activations between layers"]
+    assert {buffer.entries for buffer in between} == {2 * per_pass}
+    inputs = [b for b in ir.remote_buffers if b.kind == "inputs"]
+    assert {buffer.entries for buffer in inputs} == {per_pass}
+
+
+def test_what_divides_no_step_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"accumulation 4 .*execution\.micro_batches_per_pass 3"):
+        small_config().changed({"execution.micro_batches_per_pass": 3})
+
+
+@pytest.mark.parametrize(
+    ("fields", "per_pass"),
+    [
+        ({}, 1),
+        ({"execution.disk": "scratch"}, 4),  # each pass would read all weights
+        ({"execution.tensor_parallel": 2}, 4),
+        ({"execution.micro_batches_per_pass": 2}, 2),
+    ],
+)
+def test_one_cpu_device_takes_one_micro_batch_at_a_time(
+    fields: dict[str, Any], per_pass: int
+) -> None:
+    config = small_config().changed({"execution.device": "cpu", **fields})
+    variant = unplanned(config)
+    assert variant == Variant(per_pass, variant.kept)
+    assert bool(variant.kept) == ("execution.disk" not in fields and config.replicas == 1)
