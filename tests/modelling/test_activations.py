@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -21,7 +22,7 @@ import tests.modelling.llama.training as llama
 import tests.modelling.t5.training as t5
 from config.sections import RunConfig
 from modelling.phases.training import TrainingProgram, build_training
-from planning.residence import Build
+from planning.residence import Build, Variant
 from popxl._compile import platforms
 from popxl._run import program
 from sessions import training as sessions
@@ -86,7 +87,11 @@ def _train(family: Any, config: Any) -> tuple[list[float], list[float], dict[str
 
 @contextmanager
 def _two_memories(
-    window: int | None = None, device: float | None = None, kinds: int = 0, share: float = 1.0
+    window: int | None = None,
+    device: float | None = None,
+    kinds: int = 0,
+    share: float = 1.0,
+    per_pass: int | None = None,
 ) -> Iterator[None]:
     """Entries move as on a GPU.
 
@@ -96,13 +101,16 @@ def _two_memories(
         share: of the layers of each.
         window: bytes that loads may be ahead; default: the plan's.
         device: the fraction of the buffers for which there is room on the device.
+        per_pass: micro-batches per pass; default: all.
     """
 
-    def placed(_config: RunConfig, build: Build) -> TrainingProgram:
-        program = build({})
+    def placed(config: RunConfig, build: Build) -> TrainingProgram:
+        variant = Variant(per_pass or config.gradient_accumulation)
+        program = build(variant)
         if kinds:
             names = list(program.layers.values())[-kinds:]
-            program = build({name: share for each in names for name in each})
+            kept = frozenset((name, share) for each in names for name in each)
+            program = build(replace(variant, kept=kept))
             if share < 1:
                 assert any(
                     phase.endswith("_kept") for each in program.layers.values() for phase in each
@@ -143,6 +151,9 @@ def _check(family: Any, precision: str, dropout: float, quick: bool = False, **s
                 others.append(train(activations="recompute"))
         for share in (1.0, 0.6):
             with _two_memories(kinds=1, share=share):
+                others.append(train(activations="auto"))
+        for device, kinds in ((None, 0), (PART, 0), (PART, 1)):
+            with _two_memories(device=device, kinds=kinds, per_pass=1):
                 others.append(train(activations="auto"))
     for found in others:
         assert found[:2] == expected[:2]

@@ -69,9 +69,7 @@ class Traced:
 
     def flow(self, rates: Rates, window: int) -> Flow:
         """A run in bulk, with all entries in host memory; see `popxl.plan.flow`."""
-        seconds = {segment: max(work.seconds(rates), work.dispatch(rates))
-                   for segment, work in self.works.items()}  # fmt: skip
-        return Flow.of(self.schedule, seconds, rates, window)
+        return Flow.of(self.schedule, self.works, rates, window)
 
     def timeline(self, rates: Rates, window: int | None = None) -> Timeline:
         """A simulated run on one device; see `popxl.plan.timeline`."""
