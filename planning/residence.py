@@ -125,12 +125,11 @@ def unplanned(config: RunConfig) -> Variant:
     are dequantized for each pass.
     """
     one = platform(config) == "cpu" and config.replicas == 1
-    if one and config.execution.disk is None and config.model.few_bits is None:
-        per_pass, kept = 1, ALL_SAVED
-    else:
-        per_pass, kept = config.gradient_accumulation, ALL_AGAIN
-    given = config.execution.micro_batches_per_pass
-    return Variant(per_pass if given == "auto" else given, kept)
+    loads = config.execution.disk is not None or config.model.few_bits is not None
+    per_pass = config.execution.micro_batches_per_pass
+    if per_pass == "auto":
+        per_pass = 1 if one and not loads else config.gradient_accumulation
+    return Variant(per_pass, ALL_SAVED if one and per_pass == 1 else ALL_AGAIN)
 
 
 def on_platform(config: RunConfig, target: str) -> RunConfig:
@@ -222,12 +221,12 @@ def choose(
     """
     rates = on.reached_rates(config.model.precision, config.replicas)
     room, share = memory or on.room, host or _host_share(config, on)
-    search = _Search(candidates, rates, room, share, config.execution.disk is not None)
+    search = _Search(candidates, rates, config, room, share)
     fewer, whole = _numbers_per_pass(config)
-    best = search.saving(whole, config)
+    best = search.saving(whole)
     several: Trial | None = None
-    for per_pass in fewer:
-        found = search.saving(per_pass, config)
+    for per_pass in filter(lambda n: search.has_room(Variant(n)), fewer):
+        found = search.saving(per_pass)
         if several is None or found.is_faster_than(several):
             several = found
         if several.is_bound_by_compute or several is not found:
@@ -242,6 +241,8 @@ def _numbers_per_pass(config: RunConfig) -> tuple[list[int], int]:
     given, count = config.execution.micro_batches_per_pass, config.gradient_accumulation
     if given != "auto":
         return [], given
+    if config.execution.disk is not None:  # each pass would read what is there
+        return [], count
     doubled = takewhile(lambda n: n < count, (2**i for i in itertools.count()))
     return [n for n in doubled if count % n == 0], count
 
@@ -251,23 +252,24 @@ class _Search:
 
     Args:
         memory, host: bytes of a device, and of host memory for a replica.
-        has_disk: whether a disk has room for what the host has not.
     """
 
     def __init__(
         self,
         candidates: Candidates,
         rates: popxl.plan.Rates,
+        config: RunConfig,
         memory: float,
         host: float,
-        has_disk: bool,
     ) -> None:
+        self._config = config
         self._candidates, self._rates, self._memory, self._host = candidates, rates, memory, host
-        self._has_disk = has_disk
-        self._known = candidates.trials((rates, memory, host, has_disk))
+        has_room = self.has_room(Variant(_numbers_per_pass(config)[1]))
+        self._squeezes = has_room and config.execution.disk is None  # where the host lacks little
+        self._known = candidates.trials((rates, memory, host, self._squeezes))
         self.tried: list[Trial] = []
 
-    def saving(self, per_pass: int, config: RunConfig) -> Trial:
+    def saving(self, per_pass: int) -> Trial:
         """The best trial with so many micro-batches per pass.
 
         Where the configuration leaves it open (`execution.activations` auto), all layers save
@@ -277,7 +279,9 @@ class _Search:
         """
         best = self._try(Variant(per_pass))
         fits_host = best.traced.storage().remote <= self._host
-        if config.execution.activations == "auto" and fits_host:  # what is saved takes more still
+        if (
+            self._config.execution.activations == "auto" and fits_host
+        ):  # what is saved takes more still
             return self._with_activations(best)
         return best
 
@@ -305,7 +309,7 @@ class _Search:
     def _faster(self, best: Trial, kept: Sequence[Kept]) -> Trial:
         """The fastest of variants of a trial that save other activations; itself, if none is."""
         variants = [replace(best.variant, kept=each) for each in kept]
-        made = [self._try(one) for one in variants if self._has_room(self._program(one)[1])]
+        made = [self._try(one) for one in variants if self.has_room(one)]
         fastest = min(made, key=lambda one: (not one.fits, one.seconds), default=best)
         return fastest if fastest.is_faster_than(best) else best
 
@@ -320,8 +324,8 @@ class _Search:
         program, traced = self._program(variant)
         placement, fits = self._placed(traced, popxl.plan.MARGIN)
         lacks = traced.storage().remote - self._host
-        squeezes = self._has_room(traced) and not self._has_disk and not variant.kept
-        if squeezes and 0 < lacks < popxl.plan.MARGIN * self._memory:  # the host lacks little
+        little = 0 < lacks < popxl.plan.MARGIN * self._memory
+        if self._squeezes and not variant.kept and little:
             placement, fits = self._placed(traced, _LEAST_MARGIN)
         return Trial(variant, program, traced, placement, fits)
 
@@ -336,7 +340,7 @@ class _Search:
             placement = popxl.plan.place(traced, self._rates, memory, besides, hosted, margin)
             taken = max(besides or 0, placement.after.peak - placement.nbytes)
             on_device, on_host = self._fits(traced, placement)
-            if taken == besides or (on_device and (on_host or not self._has_room(traced))):
+            if taken == besides or (on_device and (on_host or not self._holds(traced))):
                 break
             besides, hosted = taken, placement.hosted
         return placement, on_device and on_host
@@ -350,8 +354,11 @@ class _Search:
         phases = ((name, share) for kind, share in variant.kept for name in layers[kind])
         return self._candidates.get(replace(variant, kept=frozenset(phases)))
 
-    def _has_room(self, traced: popxl.plan.Traced) -> bool:
-        """Whether device and host could hold its entries."""
+    def has_room(self, variant: Variant) -> bool:
+        """Whether device and host could hold the entries of a variant."""
+        return self._holds(self._program(variant)[1])
+
+    def _holds(self, traced: popxl.plan.Traced) -> bool:
         return _entries(traced) <= self._memory + self._host
 
     def _fits(

@@ -35,7 +35,7 @@ WIDE = {"layers": 1, "hidden_size": 512}
     ("main", "preset", "state"),
     [
         slow(benchmarks.finetuning.main, "xxl_pod64", "184.2 GB remote buffers"),
-        (benchmarks.finetuning.main, "gptj_6B_gpu", "147.0 GB remote buffers"),
+        (benchmarks.finetuning.main, "gptj_6B_gpu", "103.6 GB remote buffers"),
         (benchmarks.inference.main, "gptj_6B_gpu", "73.6 GB remote buffers"),
     ],
 )

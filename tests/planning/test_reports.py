@@ -26,7 +26,7 @@ from modelling.layers import lm_head_loss
 from planning.estimate import times
 from planning.needs import Needs, finetuning_needs
 from planning.report import report
-from planning.residence import Programs
+from planning.residence import Programs, Variant
 from planning.text import as_text
 from popxl.plan import Collective, Kernel, Part
 from tests.planning.presets import preset
@@ -170,12 +170,13 @@ def test_the_plan_places_what_saves_time_in_spare_device_memory() -> None:
     """GPT-J 6B's state fits an H200, but not with all its activations."""
     machine_of = machine("h200")
     # A smaller batch than the preset's hides fewer transfers.
-    needs = gptj_6b(machine_of.target, batch=64, activations="recompute")
+    one_pass = {"activations": "recompute", "micro_batches_per_pass": 8}
+    needs = gptj_6b(machine_of.target, batch=64, **one_pass)
     made = report("gptj_6B_gpu", needs, machine_of)
     placement = made.needs.placement
     assert placement is not None
     kept = {kind.label: kind.entries / kind.of for kind in placement.kinds if kind.nbytes > 1e9}
-    assert kept["weights"] == 1
+    assert kept["weights"] > 0.99
     assert min(kept.values()) < 1
     assert placement.after.exposed_transfers < 0.01 * placement.after.seconds
     assert placement.after.seconds < 0.98 * placement.before.seconds
@@ -193,11 +194,12 @@ def test_layers_keep_their_activations_where_that_is_faster() -> None:
     programs = Programs()
 
     def plan(on: Machine, **execution: Any) -> tuple[str, float]:
-        fields = {"global_batch_size": 64}, {"micro_batch_size": 8, **execution}
+        one_pass = {"micro_batch_size": 8, "micro_batches_per_pass": 8}
+        fields = {"global_batch_size": 64}, {**one_pass, **execution}
         config = preset("gptj_tiny", model={"layers": 8}, training=fields[0], execution=fields[1])
         made = report("gptj_tiny", finetuning_needs(config, "gpu", programs), on)
         assert made.timeline is not None
-        line = next((x for x in as_text(made).splitlines() if x.startswith("activations")), "")
+        line = next((x for x in as_text(made).splitlines() if x.startswith("passes")), "")
         assert next(trial["fits"] for trial in made.as_dict()["activations"])
         return line, made.timeline.seconds
 
@@ -206,16 +208,19 @@ def test_layers_keep_their_activations_where_that_is_faster() -> None:
     short = replace(large, memory=0.05 * GB, host_memory=0.05 * GB)
     line, seconds = plan(large)
     found = re.fullmatch(
-        r"activations  kept by Block: ([\d.]+) s; computed again: ([\d.]+) s, kept by 50% .*", line
+        r"passes       8 micro-batches per pass, activations saved by Block: ([\d.]+) s; "
+        r"8 micro-batches per pass, recomputed: ([\d.]+) s.*",
+        line,
     )
     assert found is not None
     assert float(found[1]) < 0.9 * float(found[2])
     assert plan(large, activations="keep") == ("", pytest.approx(seconds, rel=0.01))
     assert plan(large, activations="recompute")[1] > seconds
-    assert plan(slow)[0].startswith("activations  computed again")
+    assert plan(slow)[0].startswith("passes       8 micro-batches per pass, recomputed")
     assert plan(short)[0].endswith("(does not fit)")
     some = replace(large, memory=0.12 * GB, host_link=1e8)
-    assert plan(some)[0].startswith("activations  kept by 50% of Block")
+    half = "passes       8 micro-batches per pass, activations saved by 50% of Block"
+    assert plan(some)[0].startswith(half)
 
 
 def test_only_layers_that_keep_have_buffers_for_it() -> None:
@@ -224,7 +229,7 @@ def test_only_layers_that_keep_have_buffers_for_it() -> None:
     assert candidates is not None
 
     def inside(share: float) -> int:
-        program, _ = candidates.get(frozenset({("layer", share)}))
+        program, _ = candidates.get(Variant(1, frozenset({("layer", share)})))
         return sum(
             buffer.entries * math.prod(buffer.tensor_shape)
             for buffer in program.ir.remote_buffers
@@ -348,7 +353,7 @@ def test_virtual_devices_are_on_one_host_and_others_on_as_many_as_they_take() ->
 )
 def test_a_plan_says_first_whether_the_machine_has_room(name: str, words: str) -> None:
     """GPT-J 6B: 14 bytes a parameter on the host, a few layers' weights on the device."""
-    needs = gptj_6b(placement="host")
+    needs = gptj_6b(placement="host", micro_batches_per_pass=16)
     shown = as_text(report("gptj_6B_gpu", needs, machine(name)))
     assert re.fullmatch(f"fits         {words}", shown.splitlines()[2])
 
