@@ -194,3 +194,27 @@ def test_a_long_text_of_a_large_vocabulary_plans_with_little_memory() -> None:
     of_scores = 2 * 2**34  # the gradient of one head's, in 16 bits, which cuDNN's kernel writes
     assert of_scores < plan.temporaries < of_scores + 0.5 * logits
     assert {part.name for part in plan.parts} >= {"head/backward"}
+
+
+def test_micro_batches_pass_alone_where_that_is_clearly_faster() -> None:
+    """With room for the state and the activations of a pass, but not for those of a step."""
+    config = preset(
+        "gptj_tiny",
+        model={"layers": 8, "hidden_size": 256},
+        training={"global_batch_size": 64},
+        execution={"micro_batch_size": 8},
+    )
+    programs, gpu = Programs(), replace(ONE, platform="gpu", host_link=1e8)
+    candidates = programs.of(config, "gpu")
+
+    def chosen(memory: float) -> residence.Trial:
+        return residence.choose(candidates, config, replace(gpu, memory=memory)).best
+
+    state = candidates.get()[1].storage().remote
+    alone, all_at_once = chosen(1.6 * state), chosen(20 * state)
+    assert alone.variant.per_pass < 8
+    assert alone.is_bound_by_compute
+    assert all_at_once.variant.per_pass == 8, "several passes have to gain something"
+    one_pass = config.changed({"execution.micro_batches_per_pass": 8})
+    given = residence.choose(candidates, one_pass, replace(gpu, memory=1.6 * state)).best
+    assert alone.seconds < 0.95 * given.seconds
