@@ -69,6 +69,7 @@ OPTIONS: Mapping[str, tuple[Mapping[str, Any], Cases]] = {
         "training.optimizer.gradient_clipping": (0.5, "T"),
         "execution.loss_scaling": (8.0, "T"),
         "execution.activations": ("keep", "T"),
+        "execution.micro_batches_per_pass": (1, "T"),
         "execution.update": ("behind", "T"),
         "execution.disk": ("there", "T"),  # which hides its transfers by updates behind
         "execution.code_load": (True, LOSS),
