@@ -148,8 +148,9 @@ class Training(Section):
     lost. null: where nothing is kept of what rounding takes."""
 
     gradients: Literal["float32", "bfloat16"] = "float32"
-    """Type of gradients between the backward pass and the update; they add up in float32. bfloat16:
-    rounded up or down by a hash of the value, right on average."""
+    """Type of gradients between the backward pass and the update; they add up in float32 within a
+    pass of micro-batches. bfloat16: rounded once a pass, up or down by a hash of the value, right
+    on average."""
 
     max_skipped_steps: NonNegativeInt = 10
     """Steps in a row that may be skipped because loss or gradients are not finite; one more ends
@@ -241,9 +242,10 @@ class Execution(Section):
 
     micro_batches_per_pass: PositiveInt | Literal["auto"] = "auto"
     """Micro-batches that run through all layers, forward and backward, before the next ones; a step
-    is gradient accumulation / this passes, then one update. Results are the same. All: each layer's
-    weights are loaded once a step. 1: activations of one micro-batch are saved at a time. auto:
-    where `placement` is planned, the fastest simulated run."""
+    is gradient accumulation / this passes, then one update. Results are the same, unless
+    `training.gradients` is bfloat16. All: each layer's weights are loaded once a step. 1:
+    activations of one micro-batch are saved at a time. auto: where `placement` is planned, the
+    fastest simulated run; 1 on one CPU device; else all."""
 
     activations: Literal["auto", "recompute", "keep"] = "auto"
     """Recompute activations for the backward pass, or keep them; results are the same. auto:

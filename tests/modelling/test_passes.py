@@ -7,6 +7,7 @@ from typing import Any
 
 import hypothesis
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 
 import popxl
@@ -16,6 +17,7 @@ from planning.residence import Variant, unplanned
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.llama.hf import hf_config
 from tests.modelling.llama.hf import our_config as llama_config
+from tests.modelling.sessions import fine_tuning
 from tests.modelling.test_activations import GPTJ, LLAMA, T5, _config, _train
 
 MODELS = {
@@ -103,6 +105,28 @@ def test_bits_of_any_program(
     if options.get("fp8.enabled") and name in ("gemma2", "mistral", "mixtral", "qwen3_moe"):
         options = {**options, "fp8.recipe": "current"}
     check(name, {**options, "execution.activations": activations}, split, [number])
+
+
+@pytest.mark.usefixtures("cached")
+def test_gradients_in_bfloat16_are_rounded_once_a_pass() -> None:
+    config = MODELS["gptj"]().changed({"training.gradients": "bfloat16", "model.layers": 1})
+    family, module = GPTJ
+    weights, batch = family.weights(config).initial(seed=0), module.batches(1)[0]
+
+    def gradients(per_pass: int, dtype: str) -> dict[str, np.ndarray]:
+        fields = {"execution.micro_batches_per_pass": per_pass, "training.gradients": dtype}
+        model = fine_tuning(config.changed(fields), gradients=True)
+        model.write(weights)
+        with model:
+            model.run([batch], [0.0])
+            return model.gradients()
+
+    exact = gradients(1, "float32")
+    for per_pass, roundings in ((4, 1), (1, 4)):
+        for name, found in gradients(per_pass, "bfloat16").items():
+            scale = np.abs(exact[name]).max()
+            error = np.abs(found - exact[name]).max() / scale
+            assert 0 < error < roundings * 2**-7, name
 
 
 def test_gradients_of_one_replica_are_their_own_accumulators() -> None:
