@@ -91,7 +91,8 @@ def hf_loss(model: Path, samples: int, adapter: Path | None = None) -> float:
         from peft import PeftModel
 
         network = PeftModel.from_pretrained(network, adapter)
-    tokenizer, lines = AutoTokenizer.from_pretrained(model), (ROWS / "validation.jsonl").open()
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    lines = (ROWS / "validation.jsonl").read_text(encoding="utf-8").splitlines()
     total, count = 0.0, 0
     for row in [json.loads(line) for line in lines][:samples]:
         prompt = tokenizer(PROMPT.format(**row))["input_ids"]
