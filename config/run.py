@@ -226,8 +226,9 @@ class Execution(Section):
     loss_scaling: PositiveFloat = 1.0
     """Factor on the loss, against underflow in float16; gradients are divided by it."""
 
-    attention_serialisation: PositiveInt = 1
-    """Slices of the queries that attention computes one after the other, to save memory."""
+    attention_serialisation: PositiveInt | Literal["auto"] = "auto"
+    """Slices of the queries that attention computes one after the other, to save memory. auto: 1,
+    and more where a planned step does not fit otherwise."""
 
     attention: Literal["auto", "fused", "scores"] = "auto"
     """fused: never hold all scores; compute them again for the gradient. scores: all at once. auto:
@@ -271,8 +272,9 @@ class Execution(Section):
     rts_weights_threshold: NonNegativeInt = 1024
     """Shard variables of at least so many elements over the replicas that hold the same."""
 
-    rts_activations: bool = True
-    """Shard the activations between layers over the tensor-parallel devices."""
+    rts_activations: bool | Literal["auto"] = "auto"
+    """Shard the activations between layers over the tensor-parallel devices. auto: where
+    `placement` is planned, what a simulated run finds faster; else true."""
 
     disk: PathText | None = None
     """Folder on a local disk, of no other run, for state that exceeds host memory. null: none."""
@@ -299,6 +301,17 @@ class Execution(Section):
 
     device: Device = "auto"
     """Platform to run on; auto takes the best one present."""
+
+    @property
+    def attention_slices(self) -> int:
+        """Slices of the queries; 1 where the plan decides."""
+        slices = self.attention_serialisation
+        return slices if isinstance(slices, int) else 1
+
+    @property
+    def shards_activations(self) -> bool:
+        """Whether to shard the activations between layers; true where the plan decides."""
+        return self.rts_activations is not False
 
 
 @dataclass(frozen=True)

@@ -193,11 +193,11 @@ class RunConfig(Section):
         where attention is fused."""
         m, e = self.model, self.execution
         is_long = m.sequence_length**2 >= FUSED_FROM
-        if e.attention_serialisation == 1 and (
+        if e.attention_slices == 1 and (
             e.attention == "fused" or (e.attention == "auto" and is_long)
         ):
             return 0
-        queries = m.sequence_length // e.attention_serialisation
+        queries = m.sequence_length // e.attention_slices
         return self._samples_at_once * heads * queries * m.sequence_length * 4
 
     def validate(self) -> None:
@@ -219,9 +219,10 @@ class RunConfig(Section):
                 f"by execution.micro_batch_size {self.execution.micro_batch_size} × "
                 f"execution.data_parallel {self.execution.data_parallel} = {self._samples_at_once}"
             )
-        self.require_multiple(
-            "model.sequence_length", self.model.sequence_length, "attention_serialisation"
-        )
+        if self.execution.attention_serialisation != "auto":
+            self.require_multiple(
+                "model.sequence_length", self.model.sequence_length, "attention_serialisation"
+            )
         if not self.model.eval and self.execution.micro_batches_per_pass != "auto":
             self.require_multiple(
                 "the gradient accumulation", self.gradient_accumulation, "micro_batches_per_pass"

@@ -126,8 +126,8 @@ class ValueType:
     def metavar(self) -> str:
         """The placeholder for a value in help texts."""
         if self.choices:
-            number = [] if self.kind is str else [self.kind.__name__.upper()]
-            listed = "{" + ",".join([*self.choices, *number]) + "}"
+            words = ["true", "false"] if self.kind is bool else [self.kind.__name__.upper()]
+            listed = "{" + ",".join([*self.choices, *(words if self.kind is not str else [])]) + "}"
             return listed if len(listed) < 48 else "NAME"  # the help text says which
         return "true|false" if self.kind is bool else self.kind.__name__.upper()
 

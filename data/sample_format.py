@@ -169,7 +169,7 @@ class SampleFormat(ABC):
 def length_multiple(config: RunConfig) -> int:
     """Lengths of prompts are rounded up to a multiple of this, so that fewer programs are
     compiled."""
-    return math.lcm(LENGTH_MULTIPLE, config.execution.attention_serialisation)
+    return math.lcm(LENGTH_MULTIPLE, config.execution.attention_slices)
 
 
 def padded(

@@ -402,7 +402,7 @@ def _bytes_of_sample(config: RunConfig, shape: SampleFormat) -> float:
     m = config.model
     layer = m.sequence_length * m.hidden_size * 40
     heads = config.tensor_parallel_sizes().get("model.attention.heads", 1)
-    scores = 3 * heads * m.sequence_length**2 // config.execution.attention_serialisation
+    scores = 3 * heads * m.sequence_length**2 // config.execution.attention_slices
     logits = 3 * shape.predicted(config) * m.embedding.vocab_size
     return 4.0 * max(layer + scores, logits) / config.execution.tensor_parallel
 

@@ -11,7 +11,7 @@ from config.machines import Machine
 from machine.placement import PROCESS, windows
 from planning.estimate import Times, times
 from planning.needs import Needs, host_room, placed, streamed_instead
-from planning.residence import Chosen
+from planning.residence import Chosen, Trial, instead_of_given
 
 REST = "the rest"
 
@@ -39,6 +39,7 @@ class Report:
         reached: what programs reach of the machine's rates.
         timeline: a simulated run; None where host and devices share their memory, and nothing is
             on disk.
+        instead: the program without given values that save memory alone.
     """
 
     preset: str
@@ -47,6 +48,7 @@ class Report:
     rows: Sequence[ReportRow]
     reached: popxl.plan.Rates
     timeline: popxl.plan.Timeline | None = None
+    instead: Trial | None = None
 
     @property
     def plan(self) -> popxl.plan.Plan:
@@ -196,7 +198,10 @@ def _report(preset: str, needs: Needs, machine: Machine) -> Report:
         timeline = needs.placement.after
     elif machine.platform != "cpu" or needs.plan.disk:
         timeline = needs.traced.timeline(reached)
-    return Report(preset, needs, machine, rows, reached, timeline)
+    instead = None
+    if needs.candidates is not None and needs.chosen is not None:
+        instead = instead_of_given(needs.candidates, needs.config, machine, needs.chosen.best)
+    return Report(preset, needs, machine, rows, reached, timeline, instead)
 
 
 def _placement(placement: popxl.plan.Placement) -> dict[str, Any]:

@@ -28,6 +28,7 @@ _SPARE_HOST = 0.1  # of the free memory, for whatever else runs there
 _MIN_SHARE = 0.02  # of the operations: kinds of layers that are worth a simulation
 _SHARES = (0.5,), (0.25, 0.75)  # of a kind's layers, tried in turn
 _LEAST_MARGIN = 0.05  # of a device's memory, in place of a plan's margin, where the host is full
+_SLICES = 2, 4, 8  # of the queries
 _TRIES = 5  # to place entries, each in what the ones before it left
 _MIN_GAIN = 0.01  # of the time: what is no faster does not take more memory
 _HIDDEN = 0.01  # of the time: where less is spent on waits, larger passes are not tried
@@ -51,10 +52,16 @@ class Variant:
     Attributes:
         per_pass: micro-batches per pass (`execution.micro_batches_per_pass`).
         kept: the phases or kinds of layers that save activations.
+        changes: fields of `execution`, and values to take in place of the configuration's.
     """
 
     per_pass: int
     kept: Kept = ALL_AGAIN
+    changes: tuple[tuple[str, Any], ...] = ()
+
+    def applied(self, config: RunConfig) -> RunConfig:
+        """The configuration with its changes."""
+        return replace(config, execution=replace(config.execution, **dict(self.changes)))
 
 
 Build = Callable[[Variant], TrainingProgram]
@@ -111,8 +118,8 @@ def _candidates(config: RunConfig, target: str) -> Candidates:
     table = family.weights(config)
 
     def build(variant: Variant) -> TrainingProgram:
-        keeping, per_pass = dict(variant.kept), variant.per_pass
-        return build_training(there, family.layout, table=table, keeping=keeping, per_pass=per_pass)
+        keeping, per_pass, own = dict(variant.kept), variant.per_pass, variant.applied(there)
+        return build_training(own, family.layout, table=table, keeping=keeping, per_pass=per_pass)
 
     return Candidates(build, unplanned(there), target)
 
@@ -184,7 +191,8 @@ class Trial:
         of = self.variant.kept
         kinds = [kind if share == 1 else f"{share:.0%} of {kind}" for kind, share in of]
         saved = f"activations saved by {' and '.join(sorted(kinds))}" if kinds else "recomputed"
-        return f"{self.variant.per_pass} micro-batches per pass, {saved}"
+        changed = (f"{name} {str(value).lower()}" for name, value in self.variant.changes)
+        return ", ".join([f"{self.variant.per_pass} micro-batches per pass", saved, *changed])
 
 
 @dataclass(frozen=True)
@@ -233,7 +241,43 @@ def choose(
             break
     if several is not None and several.is_faster_than(best, _PASS_GAIN):
         best = several
-    return Chosen(best, search.tried)
+    return Chosen(_with_auto(search, config, best), search.tried)
+
+
+def _with_auto(search: _Search, config: RunConfig, best: Trial) -> Trial:
+    """A trial with values of fields that are "auto": whole activations between layers where they
+    are faster, slices of the queries where a single sample does not fit otherwise. Fewer samples at
+    once are faster than slices."""
+    execution = config.execution
+    if execution.rts_activations == "auto" and execution.tensor_parallel > 1:
+        best = search.faster(best, [_changed(best, rts_activations=False)])
+    if execution.attention_serialisation != "auto" or execution.micro_batch_size > 1:
+        return best
+    for slices in _SLICES:
+        if not best.fits and config.model.sequence_length % slices == 0:
+            best = search.faster(best, [_changed(best, attention_serialisation=slices)])
+    return best
+
+
+def _changed(trial: Trial, **fields: Any) -> Variant:
+    return replace(trial.variant, changes=(*trial.variant.changes, *fields.items()))
+
+
+def instead_of_given(
+    candidates: Candidates, config: RunConfig, on: Machine, chosen: Trial
+) -> Trial | None:
+    """The same program without values that were given and save memory alone, where it fits."""
+    execution, fields = config.execution, dict[str, Any]()
+    if execution.rts_activations is True and execution.tensor_parallel > 1:
+        fields["rts_activations"] = False
+    if execution.attention_slices > 1:
+        fields["attention_serialisation"] = 1
+    if not fields:
+        return None
+    rates = on.reached_rates(config.model.precision, config.replicas)
+    search = _Search(candidates, rates, config, on.room, _host_share(config, on))
+    trial = search.trial(_changed(chosen, **fields))
+    return trial if trial.fits else None
 
 
 def _numbers_per_pass(config: RunConfig) -> tuple[list[int], int]:
@@ -277,7 +321,7 @@ class _Search:
         which saves most time; then only some layers of a kind, where that is better: what is saved
         travels to the host and back, which the rest of the step may hide for some and not for all.
         """
-        best = self._try(Variant(per_pass))
+        best = self.trial(Variant(per_pass))
         fits_host = best.traced.storage().remote <= self._host
         if (
             self._config.execution.activations == "auto" and fits_host
@@ -308,12 +352,16 @@ class _Search:
 
     def _faster(self, best: Trial, kept: Sequence[Kept]) -> Trial:
         """The fastest of variants of a trial that save other activations; itself, if none is."""
-        variants = [replace(best.variant, kept=each) for each in kept]
-        made = [self._try(one) for one in variants if self.has_room(one)]
+        return self.faster(best, [replace(best.variant, kept=each) for each in kept])
+
+    def faster(self, best: Trial, variants: Sequence[Variant]) -> Trial:
+        """The fastest of some variants; the best so far, if none is faster."""
+        made = [self.trial(one) for one in variants if self.has_room(one)]
         fastest = min(made, key=lambda one: (not one.fits, one.seconds), default=best)
         return fastest if fastest.is_faster_than(best) else best
 
-    def _try(self, variant: Variant) -> Trial:
+    def trial(self, variant: Variant) -> Trial:
+        """A variant on the machine; each is simulated once."""
         if variant not in self._known:
             self._known[variant] = self._simulated(variant)
         if self._known[variant] not in self.tried:
@@ -347,7 +395,7 @@ class _Search:
 
     def _program(self, variant: Variant) -> tuple[TrainingProgram, popxl.plan.Traced]:
         """The program of a variant whose `kept` names kinds."""
-        again = Variant(variant.per_pass)
+        again = replace(variant, kept=ALL_AGAIN)
         if not variant.kept:
             return self._candidates.get(again)
         layers = self._candidates.get(again)[0].layers

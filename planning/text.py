@@ -85,7 +85,8 @@ def _facts(report: Report) -> list[str]:
         f"bound        {report.seconds:,.3f} s a run, {needs.samples / report.seconds:,.1f} "
         f"samples/s at best: matrix units busy {report.utilisation:.0%}",
     ]
-    return [*lines, *_simulated(report), *_activations(report), *_placement(report)]
+    tried = [*_activations(report), *_instead(report)]
+    return [*lines, *_simulated(report), *tried, *_placement(report)]
 
 
 def _state(report: Report) -> str:
@@ -133,6 +134,20 @@ def _on_device(report: Report) -> list[str]:
         *kept,
         f"{gigabytes(plan.variables - plan.resident)} variables",
         f"{gigabytes(plan.streams)} host streams",
+    ]
+
+
+def _instead(report: Report) -> list[str]:
+    """What given values cost that save memory alone."""
+    if report.instead is None or report.needs.chosen is None:
+        return []
+    given, best = report.needs.config.execution, report.needs.chosen.best
+    named = " and ".join(
+        f"{name} {str(getattr(given, name)).lower()}" for name, _ in report.instead.variant.changes
+    )
+    return [
+        f"costs        {named}: {best.seconds - report.instead.seconds:,.3f} s of a run, which "
+        f"takes {report.instead.seconds:,.3f} s without"
     ]
 
 

@@ -70,8 +70,8 @@ class FineTuning(RunningModel):
         table = family.weights(config)
 
         def build(variant: Variant) -> TrainingProgram:
-            kept, per_pass = dict(variant.kept), variant.per_pass
-            return build_training(config, family.layout, gradients, table, kept, per_pass)
+            own, kept, per_pass = variant.applied(config), dict(variant.kept), variant.per_pass
+            return build_training(own, family.layout, gradients, table, kept, per_pass)
 
         self.program = program_here(config, build)
         super().__init__(config, self.program.ir, table, self.program.variables)

@@ -46,7 +46,7 @@ class SelfAttention(DecoderAttention):
             model.attention.heads,
             model.head_size,
             Scores(model.head_size**-0.5, causal=True),
-            slices=config.execution.attention_serialisation,
+            slices=config.execution.attention_slices,
         )
         self.model = model
         self.qkv = FusedLinear(self.features, 3, groups.sharded, self.few_bits)

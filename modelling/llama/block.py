@@ -64,7 +64,7 @@ class SelfAttention(DecoderAttention):
             attention.heads,
             attention.head_size,
             Scores(scale, attention.cap, causal=True, window=window, sinks=attention.sinks),
-            config.execution.attention_serialisation,
+            config.execution.attention_slices,
             attention.key_value_heads,
         )
         self.model, self.kind = model, kind

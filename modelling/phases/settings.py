@@ -83,7 +83,7 @@ class Settings:
     @property
     def activation_shards(self) -> popxl.ReplicaGrouping | None:
         """Replicas over which activations between phases are cut; None: not cut."""
-        wanted = self.config.execution.rts_activations and self.groups.tensor_parallel > 1
+        wanted = self.config.execution.shards_activations and self.groups.tensor_parallel > 1
         return self.groups.tp if wanted else None
 
     @property

@@ -177,7 +177,7 @@ class EncoderBlock(Layer):
     def __init__(self, config: T5Config) -> None:
         super().__init__()
         groups = Groups.current(config.execution.tensor_parallel)
-        slices = config.execution.attention_serialisation
+        slices = config.execution.attention_slices
         self.dropout = Dropout.of(config.model)
         self.self_attention = SelfAttention(config, groups, causal=False, slices=slices)
         self.feed_forward = FeedForwardLayer(config, groups)
