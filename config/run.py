@@ -228,7 +228,7 @@ class Execution(Section):
 
     attention_serialisation: PositiveInt | Literal["auto"] = "auto"
     """Slices of the queries that attention computes one after the other, to save memory. auto: 1,
-    and more where a planned step does not fit otherwise."""
+    and more where a planned step of one sample at a time does not fit otherwise."""
 
     attention: Literal["auto", "fused", "scores"] = "auto"
     """fused: never hold all scores; compute them again for the gradient. scores: all at once. auto:

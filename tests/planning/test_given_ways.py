@@ -44,7 +44,7 @@ def test_auto_takes_whole_activations_where_they_are_faster() -> None:
 
 
 def test_auto_takes_slices_where_a_step_does_not_fit_otherwise() -> None:
-    config = _config(1, attention="scores", micro_batch_size=4, attention_serialisation="auto")
+    config = _config(1, attention="scores", micro_batch_size=1, attention_serialisation="auto")
     config = config.changed({"model.sequence_length": 128})
     needed = {}
     for slices in (1, 2):
@@ -55,6 +55,8 @@ def test_auto_takes_slices_where_a_step_does_not_fit_otherwise() -> None:
     roomy, tight = _chosen(config).best, _chosen(config, memory=needed[1] - 1).best
     assert (roomy.fits, roomy.variant.changes) == (True, ())
     assert (tight.fits, dict(tight.variant.changes).keys()) == (True, {"attention_serialisation"})
+    several = config.changed({"execution.micro_batch_size": 2})
+    assert not _chosen(several, memory=needed[1] - 1).best.variant.changes
 
 
 @pytest.mark.parametrize(
