@@ -24,6 +24,10 @@ def _config(tensor_parallel: int = 2, **execution: Any) -> RunConfig:
     return small_config(1, tensor_parallel, 1, layers=2).changed(changed)
 
 
+def _in_one_pass(config: RunConfig) -> RunConfig:
+    return config.changed({"execution.micro_batches_per_pass": config.gradient_accumulation})
+
+
 def _chosen(config: RunConfig, on: Machine = H100, **memory: float) -> Chosen:
     return choose(Programs().of(config, on.target), config, on, **memory)
 
@@ -45,7 +49,7 @@ def test_auto_takes_whole_activations_where_they_are_faster() -> None:
 
 def test_auto_takes_slices_where_a_step_does_not_fit_otherwise() -> None:
     config = _config(1, attention="scores", micro_batch_size=1, attention_serialisation="auto")
-    config = config.changed({"model.sequence_length": 128})
+    config = _in_one_pass(config.changed({"model.sequence_length": 128}))
     needed = {}
     for slices in (1, 2):
         way = config.changed({"execution.attention_serialisation": slices})
@@ -55,7 +59,8 @@ def test_auto_takes_slices_where_a_step_does_not_fit_otherwise() -> None:
     roomy, tight = _chosen(config).best, _chosen(config, memory=needed[1] - 1).best
     assert (roomy.fits, roomy.variant.changes) == (True, ())
     assert (tight.fits, dict(tight.variant.changes).keys()) == (True, {"attention_serialisation"})
-    several = config.changed({"execution.micro_batch_size": 2})
+    several = config.changed({"execution.micro_batches_per_pass": "auto"})
+    several = _in_one_pass(several.changed({"execution.micro_batch_size": 2}))
     assert not _chosen(several, memory=needed[1] - 1).best.variant.changes
 
 
