@@ -31,6 +31,7 @@ UNUSED = Unused(
         *("data", "checkpoint", "evaluation", "training", "model.dropout_prob"),
         *("adapter.dropout", "adapter.modules_to_save"),
         *("execution.loss_scaling", "execution.activations", "execution.update"),
+        "execution.micro_batches_per_pass",
         *("execution.placement", "execution.resident_layers", "execution.master_weights"),
         *("execution.code_load", "execution.packed", "execution.expert_groups"),
         *("generation.max_tokens", "generation.stop_strings"),

@@ -192,9 +192,12 @@ def test_a_model_too_small_for_the_tokenizer(mistake):
 
 
 # ---- devices ------------------------------------------------------------------------------------
-@pytest.mark.parametrize("main", [run_finetuning.main, finetuning_benchmark.main])
-def test_no_device_of_the_kind(main, mistake):
-    said = mistake(main, *TRAINING, "--device", "tpu", "--tensor_parallel", "2")
+@pytest.mark.parametrize(
+    ("main", "arguments"),
+    [(run_finetuning.main, TRAINING), (finetuning_benchmark.main, MODEL)],
+)
+def test_no_device_of_the_kind(main, arguments, mistake):
+    said = mistake(main, *arguments, "--device", "tpu", "--tensor_parallel", "2")
     assert "preset 'tiny' needs 2 tpu device(s)" in said
     assert "there are 0" in said
     assert "--device cpu" in said

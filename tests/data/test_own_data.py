@@ -183,7 +183,7 @@ GPTJ_JSON = {"n_embd": 8, "n_layer": 1, "n_head": 2, "rotary_dim": 2, "vocab_siz
         (t5_sizes, T5_JSON, {"is_encoder_decoder": False}, "is_encoder_decoder"),
         (t5_sizes, T5_JSON, {"quantization_config": {"bits": 4}}, "quantization_config"),
         (t5_sizes, T5_JSON, {"dense_act_fn": "silu"}, "dense_act_fn"),
-        (gptj_sizes, GPTJ_JSON, {"quantization_config": {}}, "quantization_config"),
+        (gptj_sizes, GPTJ_JSON, {"quantization_config": {"bits": 4}}, "quantization_config"),
         (gptj_sizes, GPTJ_JSON, {"resid_pdrop": 0.1}, "embd_pdrop"),
     ],
 )

@@ -46,7 +46,12 @@ def batches_of(
     config: RunConfig, shape: SampleFormat, units: list[Unit], reference: Logps, count: int
 ) -> list[Batch]:
     """Global batches, with what a reference says of their texts."""
-    tokenizer: Any = SimpleNamespace(pad=config.model.pad_token, end=config.model.end_token)
+    tokenizer: Any = SimpleNamespace(
+        pad=config.model.pad_token,
+        end=config.model.end_token,
+        around=((), ()),
+        base=SimpleNamespace(bos_token_id=None),
+    )
     samples = shape.of_units(config, units, tokenizer)
     rows = np.arange(len(samples))
     with torch.no_grad():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import popxl
+from config.presets import merge
 from modelling.generation import build_generation
 from modelling.phases.training import build_training
 from modelling.spec import family_of
@@ -22,7 +24,14 @@ from tests.slow import slow
 
 @cache
 def needs_of(name: str) -> Needs:
-    return finetuning_needs(preset(name))
+    return needs_with(name)
+
+
+def needs_with(name: str, **changes: Any) -> Needs:
+    """Of a step that recomputes, with all micro-batches in one pass."""
+    config = preset(name, **merge({"execution": {"activations": "recompute"}}, changes))
+    one_pass = {"execution.micro_batches_per_pass": config.gradient_accumulation}
+    return finetuning_needs(config.changed(one_pass))
 
 
 def torch_flops(name: str) -> tuple[int, int]:
@@ -150,7 +159,7 @@ def test_products_of_linear_layers_are_in_fp8(precision: str, activations: str) 
 @pytest.mark.parametrize("beta1", [None, 0.9])
 def test_state_of_adafactor_is_what_its_buffers_hold(beta1: float | None) -> None:
     own = {"name": "adafactor", "adafactor": {"beta1": beta1}}
-    adafactor = finetuning_needs(preset("gptj_tiny", training={"optimizer": own}))
+    adafactor = needs_with("gptj_tiny", training={"optimizer": own})
     adamw = needs_of("gptj_tiny")
     assert adamw.state - adamw.moments == adafactor.state - adafactor.moments
     saved = adamw.moments - adafactor.moments
@@ -160,7 +169,7 @@ def test_state_of_adafactor_is_what_its_buffers_hold(beta1: float | None) -> Non
 
 def test_resident_layers_take_device_memory_and_no_traffic() -> None:
     phased = needs_of("gptj_tiny").plan
-    resident = finetuning_needs(preset("gptj_tiny", execution={"resident_layers": 100})).plan
+    resident = needs_with("gptj_tiny", execution={"resident_layers": 100}).plan
     moved = [sum(p.host_to_device for p in plan.parts) for plan in (phased, resident)]
     assert moved[1] < moved[0]
     kept = resident.variables - phased.variables

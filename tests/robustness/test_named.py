@@ -307,7 +307,7 @@ def test_a_lock_is_no_link(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("model: {layers: [1]}", r"line 2: model.layers is \[1\], but must be"),
+        ("model: {layers: [1, 2]}", r"line 2: model.layers is \[1, 2\], but must be"),
         ("model: {layers: 2026-11-21}", "line 2: model.layers is '2026-11-21'"),
         ("model: {layers: " + "9" * 5000 + "}", "line 2: model.layers is '9999"),
         ("model: {layers: 0x" + "f" * 3000 + "}", "is an integer of about 3613 digits"),

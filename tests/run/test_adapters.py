@@ -155,7 +155,7 @@ def test_a_base_with_its_adapter_answers_as_the_run(
         report = json.loads((exported.parent / "out" / "validation.json").read_text())
         losses.append(report["loss"])
         capsys.readouterr()
-        more = ["a lamp", "--generation.max_tokens", "4"]
+        more = ["a lamp", "the kitchen is", "premise: Nina", "--generation.max_tokens", "8"]
         assert run_generation.main([*MODEL, *names, *more]) == 0
         answers.append(capsys.readouterr().out)
     assert losses[0] == losses[1]
