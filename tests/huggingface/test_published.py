@@ -52,7 +52,9 @@ def ours(folder: Path) -> dict[str, np.ndarray]:
 def theirs(folder: Path) -> dict[str, np.ndarray]:
     """Those that transformers has, of a model of texts and images the text part's."""
     model = class_of(folder).from_pretrained(folder, dtype=torch.float32)
-    tensors = revert_weight_conversion(model, model.state_dict())
+    # Experts that were dequantized as they were read have no way back to the files' names.
+    given = model.config.model_type == "gpt_oss"
+    tensors = model.state_dict() if given else revert_weight_conversion(model, model.state_dict())
     found = {text_name(name) or name: value.numpy() for name, value in tensors.items()}
     return {n: x for n, x in found.items() if not n.startswith(("vision_tower", "multi_modal"))}
 
