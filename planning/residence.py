@@ -218,10 +218,10 @@ def choose(
 ) -> Chosen:
     """Choose a training program for a machine, and place its entries.
 
-    Where the configuration leaves it open (`execution.micro_batches_per_pass` auto), one
-    micro-batch per pass is tried first; where that saves all activations and hides all transfers,
-    no more are tried but all in one pass. Else twice as many, as long as that is faster. Several
-    passes have to be faster than one by more than what simulations of them leave out.
+    Where the configuration leaves it open (`execution.micro_batches_per_pass` auto), one pass of
+    all micro-batches is tried, then one micro-batch per pass, and twice as many as long as that is
+    faster, up to a number that saves all activations and hides all transfers. Several passes have
+    to be faster than one by `_PASS_GAIN`.
 
     Args:
         memory: bytes of a device for the program; default: the machine's.
