@@ -10,6 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from config.base import flattened
+from config.errors import ConfigError
 from config.flags import Unused
 from config.sections import RunConfig
 from machine.shortage import explain_shortages
@@ -67,6 +69,9 @@ def read_benchmark_line(
 
     Args:
         presets: "finetuning" or "inference".
+
+    Raises:
+        ConfigError: a preset and `--load` both say what is measured.
     """
     default = DEFAULTS.get(Path(sys.argv[0]).name, "xxl_pod64")
     line = read_command_line(
@@ -79,6 +84,10 @@ def read_benchmark_line(
         takes_default=True,
         unused=unused,
     )
+    if line.options.config is not None and _is_given(line, "checkpoint.load"):
+        raise ConfigError(
+            "--load: not used beside --config, which says what is measured; leave one of them out"
+        )
     if line.settings.is_open:
         from planning.choices import with_choices  # takes seconds to import
 
@@ -86,6 +95,12 @@ def read_benchmark_line(
         target = planned_machine(options) if hasattr(options, "machine") else None
         line = with_choices(line, trains=presets == "finetuning", machine=target)
     return line
+
+
+def _is_given(line: CommandLine, field: str) -> bool:
+    """Whether a flag gives a field a value."""
+    flags = (layer for layer in line.settings.layers if layer.name == "flags")
+    return any(field in flattened(layer.values) for layer in flags)
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:

@@ -723,6 +723,13 @@ def test_benchmarks_measure_the_model_of_the_run_that_load_names(trained, tmp_pa
     assert found == planned(inference_benchmark, *MODEL, "--micro_batch_size", "4")
 
 
+@pytest.mark.parametrize("main", [finetuning_benchmark.main, inference_benchmark.main])
+def test_benchmarks_take_a_preset_or_load(main, mistake):
+    said = mistake(main, *MODEL, "--load", "/nonexistent")
+    assert "--load: not used beside --config" in said
+    assert "/nonexistent: no such folder" in mistake(main, "--load", "/nonexistent")
+
+
 def test_the_benchmark_of_devices_tells_transfers_from_work(capsys):
     """On CPU, where host and device are one memory."""
     smaller = (
