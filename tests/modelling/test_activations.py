@@ -122,7 +122,8 @@ def _two_memories(
             )
             plan = traced.plan()
             placement = popxl.plan.place(traced, machine, plan.device + int(device * plan.remote))
-            assert any(0 < kind.entries < kind.of for kind in placement.kinds)
+            some = any(0 < kind.entries < kind.of for kind in placement.kinds)
+            assert some or per_pass, "entries of one pass are few: kinds stay whole, or not"
         return program
 
     with ExitStack() as patches:
