@@ -175,3 +175,14 @@ def test_one_cpu_device_takes_one_micro_batch_at_a_time(
     variant = unplanned(config)
     assert variant == Variant(per_pass, variant.kept)
     assert bool(variant.kept) == (per_pass == 1), "else memory would grow"
+
+
+def test_frozen_layers_have_a_seed_for_each_micro_batch() -> None:
+    """Those before the lowest trained one too, which have no backward pass."""
+    fields = {"training.trained": "lm_head", "model.dropout_prob": 0.2}
+    config, family = small_config(layers=1).changed(fields), GPTJ[0]
+    ir = build_training(config, family.layout, table=family.weights(config)).ir
+    graphs = str(ir).split("\ngraph ")
+    loops = [text for text in graphs if "_batch_serial_step" in text.partition("(")[0]]
+    assert len(loops) == 3, "embeddings, the layer, the loss"
+    assert all("create_random_seed" in text for text in loops)
