@@ -28,7 +28,8 @@ from machine.memory import host_memory
 from machine.shortage import explain_shortages
 from modelling.spec import family_of
 from planning.expert_groups import fewest
-from planning.residence import Programs, choose, fits_some_way, is_automatic
+from planning.residence import choose, fits_some_way, is_automatic
+from planning.variants import Programs
 from popxl import hardware
 from terminal.command_line import CommandLine
 from terminal.screen import say

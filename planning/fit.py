@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from machine.here import machine_here
     from planning.choices import with_choices
     from planning.fitting import best_training, generation
-    from planning.residence import Programs
+    from planning.variants import Programs
 
     config, options = line.config, line.options
     with explain_shortages(line.preset, config):

@@ -12,7 +12,7 @@ from config.sections import RunConfig
 from planning.expert_groups import SHARE, bytes_at_work, more
 from planning.needs import bytes_of_weights, finetuning_needs, inference_needs
 from planning.report import Report, report
-from planning.residence import Programs
+from planning.variants import Programs
 
 DISK = "DIR"
 """Stands for a folder of the machine's disk."""

@@ -15,14 +15,8 @@ from modelling.generation.strategies import strategy_of
 from modelling.spec import family_of
 from modelling.weights import WeightTable
 from modelling.weights.row import fits_few_bits, is_of_adapter
-from planning.residence import (
-    Candidates,
-    Chosen,
-    Programs,
-    choose,
-    is_automatic,
-    on_platform,
-)
+from planning.residence import Chosen, choose, is_automatic
+from planning.variants import Candidates, Programs, on_platform
 
 
 @dataclass(frozen=True)

@@ -5,194 +5,38 @@ programs there are; results are the same."""
 from __future__ import annotations
 
 import itertools
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Any, cast
+from typing import Any
 
 import popdist
 import popxl
 from config.machines import Machine, machine, machine_of_kind
-from config.run import Device
 from config.sections import RunConfig
-from machine.devices import device_desc, platform
+from machine.devices import device_desc
 from machine.placement import host_room
-from modelling.phases.settings import ALL
-from modelling.phases.training import TrainingProgram, build_training
-from modelling.spec import family_of
+from modelling.phases.training import TrainingProgram
+from planning.variants import (
+    ALL_AGAIN,
+    HIDDEN,
+    Build,
+    Candidates,
+    Kept,
+    Trial,
+    Variant,
+    kinds_worth_saving,
+    unplanned,
+)
 from popxl import hardware
 from terminal.screen import say
 
 _SPARE_HOST = 0.1  # of the free memory, for whatever else runs there
-_MIN_SHARE = 0.02  # of the operations: kinds of layers that are worth a simulation
 _SHARES = (0.5,), (0.25, 0.75)  # of a kind's layers, tried in turn
 _LEAST_MARGIN = 0.05  # of a device's memory, in place of a plan's margin, where the host is full
 _SLICES = 2, 4, 8  # of the queries
 _TRIES = 5  # to place entries, each in what the ones before it left
-_MIN_GAIN = 0.01  # of the time: what is no faster does not take more memory
-_HIDDEN = 0.01  # of the time: where less is spent on waits, larger passes are not tried
 _PASS_GAIN = 0.05  # of the time: several passes save less than simulated (an H200: XL, FP8, Llama)
-
-Kept = frozenset[tuple[str, float]]
-"""Phases or kinds of layers, and which fraction of their layers, the last ones, keep their
-activations."""
-
-ALL_AGAIN: Kept = frozenset()
-"""All layers compute their activations again."""
-
-ALL_SAVED: Kept = frozenset({(ALL, 1.0)})
-"""All layers save their activations."""
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A program of a configuration; all variants give the same results.
-
-    Attributes:
-        per_pass: micro-batches per pass (`execution.micro_batches_per_pass`).
-        kept: the phases or kinds of layers that save activations.
-        changes: fields of `execution`, and values to take in place of the configuration's.
-    """
-
-    per_pass: int
-    kept: Kept = ALL_AGAIN
-    changes: tuple[tuple[str, Any], ...] = ()
-
-    def applied(self, config: RunConfig) -> RunConfig:
-        """The configuration with its changes."""
-        return replace(config, execution=replace(config.execution, **dict(self.changes)))
-
-
-Build = Callable[[Variant], TrainingProgram]
-"""Builds the program of a variant, whose `kept` names phases."""
-
-
-class Candidates:
-    """Training programs of a configuration; each variant is built once.
-
-    Args:
-        first: the variant that runs where nothing is planned.
-        target: that they are traced for.
-    """
-
-    def __init__(self, build: Build, first: Variant, target: str) -> None:
-        self._build, self._first, self._target = build, first, target
-        self._found: dict[Variant, tuple[TrainingProgram, popxl.plan.Traced]] = {}
-        self._on: Any = None
-        self._trials: dict[Variant, Trial] = {}
-
-    def get(self, variant: Variant | None = None) -> tuple[TrainingProgram, popxl.plan.Traced]:
-        """The program of a variant; default: of the first one."""
-        variant = variant or self._first
-        if variant not in self._found:
-            program = self._build(variant)
-            self._found[variant] = program, popxl.plan.trace(program.ir, self._target)
-        return self._found[variant]
-
-    def trials(self, on: Any) -> dict[Variant, Trial]:
-        """What was tried on such a machine, by variant, whose `kept` names kinds of layers, to add
-        to; on another machine it begins anew."""
-        if self._on != on:
-            self._on, self._trials = on, {}
-        return self._trials
-
-
-class Programs:
-    """The candidates for configurations: those of one that is chosen are there for its plan."""
-
-    def __init__(self) -> None:
-        self._made: list[tuple[RunConfig, str, Candidates]] = []
-
-    def of(self, config: RunConfig, target: str) -> Candidates:
-        """The candidates for a configuration, traced for a machine (`Machine.target`)."""
-        for known, traced_for, candidates in self._made:
-            if (known, traced_for) == (config, target):
-                return candidates
-        self._made.append((config, target, _candidates(config, target)))
-        return self._made[-1][2]
-
-
-def _candidates(config: RunConfig, target: str) -> Candidates:
-    family, there = family_of(config), on_platform(config, target)
-    table = family.weights(config)
-
-    def build(variant: Variant) -> TrainingProgram:
-        keeping, per_pass, own = dict(variant.kept), variant.per_pass, variant.applied(there)
-        return build_training(own, family.layout, table=table, keeping=keeping, per_pass=per_pass)
-
-    return Candidates(build, unplanned(there), target)
-
-
-def unplanned(config: RunConfig) -> Variant:
-    """The variant that runs where no plan chooses.
-
-    On one CPU device, which shares the host's memory, weights are where the layers need them: each
-    micro-batch passes alone, and saves its activations. Not so where weights come from a disk or
-    are dequantized for each pass.
-    """
-    one = platform(config) == "cpu" and config.replicas == 1
-    loads = config.execution.disk is not None or config.model.few_bits is not None
-    per_pass = config.execution.micro_batches_per_pass
-    if per_pass == "auto":
-        per_pass = 1 if one and not loads else config.gradient_accumulation
-    return Variant(per_pass, ALL_SAVED if one and per_pass == 1 else ALL_AGAIN)
-
-
-def on_platform(config: RunConfig, target: str) -> RunConfig:
-    """The configuration as it runs on a machine that need not be here."""
-    execution = config.execution
-    if execution.device != "auto":
-        return config
-    device = cast(Device, target.partition(" ")[0])
-    return replace(config, execution=replace(execution, device=device))
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A program on a machine, its entries placed.
-
-    Attributes:
-        variant: its `kept` names kinds of layers.
-        fits: whether there is room in the memories of device and host.
-    """
-
-    variant: Variant
-    program: TrainingProgram
-    traced: popxl.plan.Traced
-    placement: popxl.plan.Placement
-    fits: bool
-
-    @property
-    def seconds(self) -> float:
-        """How long a simulated run takes."""
-        return self.placement.after.seconds
-
-    @property
-    def is_bound_by_compute(self) -> bool:
-        """Whether all layers save activations, and the device waits for next to nothing."""
-        saved = {(kind, 1.0) for kind in _worthwhile(self.program, self.traced)}
-        return self.fits and saved <= self.variant.kept and self.waits <= _HIDDEN * self.seconds
-
-    @property
-    def waits(self) -> float:
-        """Seconds in which the device waits for entries."""
-        return sum(waits.transfers for waits in self.placement.after.exposed.values())
-
-    def is_faster_than(self, other: Trial, gain: float = _MIN_GAIN) -> bool:
-        """Whether it alone fits, or takes less time by more than a fraction."""
-        if self.fits != other.fits:
-            return self.fits
-        return self.seconds < (1 - gain) * other.seconds
-
-    @property
-    def title(self) -> str:
-        """Micro-batches per pass, and which layers save their activations."""
-        of = self.variant.kept
-        kinds = [kind if share == 1 else f"{share:.0%} of {kind}" for kind, share in of]
-        saved = f"activations saved by {' and '.join(sorted(kinds))}" if kinds else "recomputed"
-        changed = (f"{name} {str(value).lower()}" for name, value in self.variant.changes)
-        return ", ".join([f"{self.variant.per_pass} micro-batches per pass", saved, *changed])
 
 
 @dataclass(frozen=True)
@@ -330,9 +174,9 @@ class _Search:
         return best
 
     def _with_activations(self, best: Trial) -> Trial:
-        kinds = left = _worthwhile(best.program, best.traced)
+        kinds = left = kinds_worth_saving(best.program, best.traced)
         every = self._faster(best, [frozenset((kind, 1.0) for kind in kinds)])
-        if every is not best and every.waits <= max(best.waits, _HIDDEN * every.seconds):
+        if every is not best and every.waits <= max(best.waits, HIDDEN * every.seconds):
             return every
         while left:
             better = self._faster(best, [best.variant.kept | {(kind, 1.0)} for kind in left])
@@ -432,18 +276,6 @@ def _entries(traced: popxl.plan.Traced) -> int:
 def _host_share(config: RunConfig, on: Machine) -> float:
     """Bytes of host memory for a replica."""
     return on.host_memory / min(config.replicas, on.devices or config.replicas)
-
-
-def _worthwhile(program: TrainingProgram, traced: popxl.plan.Traced) -> list[str]:
-    """Kinds of layers whose forward pass is a share of the work that counts."""
-    flops: Counter[str] = Counter()
-    kinds: Mapping[str, str] = {n: kind for kind, names in program.layers.items() for n in names}
-    for part in traced.plan().parts:
-        phase, _, direction = part.name.partition("/")
-        flops["all"] += part.flops
-        if direction == "forward" and phase in kinds:
-            flops[kinds[phase]] += part.flops
-    return [kind for kind in program.layers if flops[kind] > _MIN_SHARE * flops["all"]]
 
 
 def program_here(config: RunConfig, build: Build) -> TrainingProgram:

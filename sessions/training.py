@@ -22,7 +22,8 @@ from modelling.objectives import WEIGHT, objective_of
 from modelling.phases.training import TrainingProgram, build_training
 from modelling.spec import ModelFamily, family_of
 from modelling.weights import HeldParts, Variables
-from planning.residence import Variant, program_here
+from planning.residence import program_here
+from planning.variants import Variant
 from popxl.random_seed import counter_seeds, two_uint32_to_uint64
 from sessions.running import RunningModel
 from sessions.telling import tally_of, told_of_experts

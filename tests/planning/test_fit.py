@@ -17,7 +17,7 @@ from machine.here import machine_here
 from planning import fit
 from planning.fitting import best_training, generation
 from planning.needs import finetuning_needs
-from planning.residence import Programs
+from planning.variants import Programs
 from popxl.plan import place
 from tests.planning.presets import preset
 

@@ -11,8 +11,9 @@ from config.machines import Machine, machine
 from config.sections import RunConfig
 from planning.needs import finetuning_needs
 from planning.report import report
-from planning.residence import Chosen, Programs, choose
+from planning.residence import Chosen, choose
 from planning.text import as_text
+from planning.variants import Programs
 from tests.modelling.gptj.hf import small_config
 
 H100 = machine("h100")

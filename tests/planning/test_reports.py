@@ -26,8 +26,8 @@ from modelling.layers import lm_head_loss
 from planning.estimate import times
 from planning.needs import Needs, finetuning_needs
 from planning.report import report
-from planning.residence import Programs, Variant
 from planning.text import as_text
+from planning.variants import Programs, Variant
 from popxl.plan import Collective, Kernel, Part
 from tests.planning.presets import preset
 
