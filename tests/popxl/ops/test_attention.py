@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -82,22 +83,83 @@ def test_scores_of_long_texts_are_never_held_at_once() -> None:
     assert temporary_bytes(popxl.Session(_gradients_of(1024, False))) > scores
 
 
-@pytest.mark.parametrize(
-    ("shapes", "bias", "message"),
-    [
-        (((2, 3, 4), (3, 4), (3, 4)), None, "same leading axes"),
-        (((3, 4), (5, 6), (5, 4)), None, "do not fit"),
-        (((3, 4), (5, 4), (6, 4)), None, "do not fit"),
-        (((4,), (4,), (4,)), None, "same leading axes"),
-        (((3, 4), (5, 4), (5, 4)), (2, 3, 5), "does not broadcast"),
-        (((3, 4), (5, 4), (5, 4)), (4,), "broadcast"),
-    ],
-)
-def test_shapes_that_do_not_fit_are_refused(shapes, bias, message) -> None:
-    tensors = [popxl.TensorSpec(s, popxl.float32) for s in shapes]
-    biases = [] if bias is None else [popxl.TensorSpec(bias, popxl.float32)]
-    with pytest.raises(SpecError, match=message):
-        popxl.Ir().create_graph(lambda q, k, v, b: ops.attention(q, k, v, b), *tensors, biases)
+F, N = popxl.float32, popxl.int32
+Q4, V4 = ((2, 4, 3, 8), F), ((2, 2, 5, 8), F)  # q and, in two groups, k and v
+ROW = ((2, 3), N), ((2, 5), N)
+
+WRONG: list[tuple[str, list[tuple[tuple[int, ...], popxl.dtype]], Any, str]] = [
+    ("leading axes", [((2, 3, 4), F), ((3, 4), F), ((3, 4), F)], ops.attention, "same leading"),
+    ("features", [((3, 4), F), ((5, 6), F), ((5, 4), F)], ops.attention, "do not fit"),
+    ("values", [((3, 4), F), ((5, 4), F), ((6, 4), F)], ops.attention, "do not fit"),
+    ("vectors", [((4,), F)] * 3, ops.attention, "same leading axes"),
+    ("no heads", [((2, 4, 3, 8), F), *[((2, 0, 5, 8), F)] * 2], ops.attention, "leading axes"),
+    ("no keys", [((1, 3, 4), F), *[((1, 0, 4), F)] * 2], ops.attention, "at least one key"),
+    ("integers", [((3, 4), N)] * 3, ops.attention, "floating-point"),
+    ("two dtypes", [((3, 4), F), *[((3, 4), popxl.float16)] * 2], ops.attention, "one dtype"),
+    *(
+        (f"bias {dtype.name}", [Q4, V4, V4, ((3, 5), dtype)], "biases", "biases are float32")
+        for dtype in (popxl.bool, N, popxl.float16, popxl.bfloat16)
+    ),
+    ("wide bias", [Q4, V4, V4, ((2, 2, 4, 3, 5), F)], "biases", "does not broadcast"),
+    ("bias", [Q4, V4, V4, ((4,), F)], "biases", "broadcast"),
+    ("sinks", [Q4, V4, V4, ((2,), F)], "sinks", "number for each head"),
+    ("sinks of numbers", [Q4, V4, V4, ((4,), N)], "sinks", "floating-point"),
+    ("sinks of matrices", [((3, 4), F)] * 3 + [((), F)], "sinks", "number for each head"),
+    ("lengths", [Q4, V4, V4, ((3,), N)], "lengths", "number for each sample"),
+    ("float lengths", [Q4, V4, V4, ((2,), F)], "lengths", "lengths are int32"),
+    ("lengths of rank 3", [((2, 3, 4), F)] * 3 + [((2,), N)], "lengths", "for each sample"),
+    ("positions", [Q4, V4, V4, ((3, 3), N), ((2, 5), N)], "positions", "positions of queries"),
+    ("positions of keys", [Q4, V4, V4, ((1, 3), N), ((1, 3), N)], "positions", "of keys"),
+    ("float positions", [Q4, V4, V4, ((1, 3), F), ((1, 5), F)], "positions", "int32, not float32"),
+    ("unsigned", [Q4, V4, V4, *[((1, 3), popxl.uint32)] * 2], "positions", "int32, not uint32"),
+    ("segments", [Q4, V4, V4, ((3, 3), N), ((3, 5), N)], "segments", "segments of queries"),
+    ("segments of rank 3", [((2, 3, 4), F)] * 3 + [ROW[0]] * 2, "segments", "batch, heads"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(("specs", "option", "message"), [w[1:] for w in WRONG],
+                         ids=[w[0] for w in WRONG])  # fmt: skip
+def test_inputs_that_do_not_fit_are_refused(specs, option, message, fused) -> None:
+    def attend(q, k, v, *rest):
+        if callable(option):
+            return option(q, k, v, fused=fused)
+        several = option in ("biases", "positions", "segments")
+        settings = {"causal": option == "positions", option: list(rest) if several else rest[0]}
+        return ops.attention(q, k, v, fused=fused, **settings)
+
+    name = "fused_attention" if fused else "attention"
+    with pytest.raises(SpecError, match=rf"^{name}\(.*{message}"):
+        popxl.Ir().create_graph(attend, *(popxl.TensorSpec(s, dtype) for s, dtype in specs))
+
+
+def _is_refused(error: type[Exception], message: str, **settings: Any) -> None:
+    with popxl.Ir().main_graph:
+        q = popxl.constant(np.zeros((1, 1, 3, 4), np.float32))
+        with pytest.raises(error, match=f"^attention: {message}"):
+            ops.attention(q, q, q, **settings)
+
+
+@pytest.mark.parametrize("window", [0, -1, 2.5, True, "2"])
+def test_a_window_is_a_positive_integer(window) -> None:
+    """A window of 0 would hide the query's own key too, and so all of them."""
+    _is_refused((TypeError, ValueError), "window must be", causal=True, window=window)
+
+
+@pytest.mark.parametrize("cap", [0, -1.0, np.nan, np.inf])
+def test_a_cap_is_positive_and_finite(cap) -> None:
+    _is_refused(ValueError, "cap must be positive", cap=cap)
+
+
+def test_lists_of_inputs_are_no_tensors() -> None:
+    with popxl.Ir().main_graph:
+        row = popxl.constant(np.zeros((1, 3), np.int32))
+        q = popxl.constant(np.zeros((1, 1, 3, 4), np.float32))
+        with pytest.raises(TypeError, match="attention: biases are a list of tensors"):
+            ops.attention(q, q, q, q)
+        for pair in (row, (row,), (row, row, row)):
+            with pytest.raises(TypeError, match="attention: segments are a pair of tensors"):
+                ops.attention(q, q, q, segments=pair)
 
 
 def test_dropout_needs_a_probability_and_a_seed() -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from popxl.ops._folds import max_over, sum_over
-from popxl.ops._numerics import check_floating, check_same_dtype, factors, precision_of
+from popxl.ops._numerics import factors, precision_of
 from popxl.ops.placement import materialised
 from popxl.ops.random import dropped
 
@@ -90,7 +90,6 @@ def sorted_inputs(rest: Sequence[Any], settings: Settings) -> Others:
 def attention_of(q: Any, k: Any, v: Any, *rest: Any, settings: Settings) -> tuple[Any, ...]:
     """(output, exponentials of the scores, 1 / their sums), and those of sinks if there are."""
     others = sorted_inputs(rest, settings)
-    check_inputs(q, k, v, others)
     scores = _capped(_scores(q, k, settings.scale), settings.cap)
     for bias in others.biases:
         scores = scores + bias
@@ -150,35 +149,6 @@ def _facing(pair: Any) -> tuple[Any, Any]:
     if queries.ndim == 1:
         return queries[:, None], keys[None, :]
     return queries[:, None, :, None], keys[:, None, None, :]
-
-
-def check_inputs(q: Any, k: Any, v: Any, others: Others) -> None:
-    """Raises TypeError or ValueError where dtypes or shapes do not fit."""
-    for t in (q, k, v):
-        check_floating(t)
-    check_same_dtype(q, k, v)
-    shapes = ", ".join(str(t.shape) for t in (q, k, v))
-    if min(t.ndim for t in (q, k, v)) < 2 or not _same_heads(q, k) or k.shape[:-2] != v.shape[:-2]:
-        raise ValueError(
-            "q, k and v must have the same leading axes, or q a multiple of their heads, but have "
-            f"shapes {shapes}"
-        )
-    if q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
-        raise ValueError(f"the shapes of q, k and v do not fit: {shapes}")
-    scores = (*q.shape[:-1], k.shape[-2])
-    for bias in others.biases:
-        if jnp.broadcast_shapes(bias.shape, scores) != scores:
-            raise ValueError(f"a bias of shape {bias.shape} does not broadcast to {scores}")
-    for sinks in others.sinks:
-        if sinks.shape != q.shape[-3:-2]:
-            raise ValueError(f"sinks have shape {sinks.shape}, but q has heads {q.shape[-3:-2]}")
-
-
-def _same_heads(q: Any, k: Any) -> bool:
-    if q.shape[:-2] == k.shape[:-2]:
-        return True
-    alike = q.ndim == k.ndim >= 3 and q.shape[:-3] == k.shape[:-3]
-    return bool(alike and q.shape[-3] % k.shape[-3] == 0)
 
 
 def _kept(weights: Any, seed: Sequence[Any], p: float) -> Any:

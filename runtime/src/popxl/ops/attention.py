@@ -8,7 +8,9 @@ from typing import Any
 
 from popxl._ir.op import Op
 from popxl._ir.opdef import NoGrad, define
+from popxl.ops._args import integer_of
 from popxl.ops._attention import Settings, attention_grads, attention_of, sorted_inputs
+from popxl.ops._attention_checks import check_inputs
 from popxl.ops._emit import emit
 from popxl.ops.fused_attention import FUSED_ATTENTION
 from popxl.ops.reduction import sum_to_like
@@ -43,7 +45,9 @@ def _attention_grad(ctx: Any, op: Op, dy: Tensor, *_: Any) -> list[Tensor | None
 
 
 def _attention(q: Any, k: Any, v: Any, *rest: Any, **attrs: Any) -> tuple[Any, ...]:
-    return attention_of(q, k, v, *rest, settings=Settings(**attrs))
+    settings = Settings(**attrs)
+    check_inputs(q, k, v, sorted_inputs(rest, settings))
+    return attention_of(q, k, v, *rest, settings=settings)
 
 
 _ATTENTION = define("attention", _attention, grad=_attention_grad)
@@ -79,14 +83,16 @@ def attention(
         seed_tensor: uint32 (2,), for dropout.
         dropout: probability of a weight to become 0, in [0, 1).
         causal: hide the keys whose position is after the query's.
-        window: if causal, hide the keys whose position is so many or more before the query's.
-        cap: scores become cap * tanh(scores / cap).
+        window: if causal, hide the keys whose position is so many or more before the query's; at
+            least 1, the query's own.
+        cap: positive; scores become cap * tanh(scores / cap).
         positions: if causal, of queries and keys: int32 (batch or 1, queries) and (batch or 1,
             keys), for q of rank 4. None: 0, 1, ...
-        segments: numbers of the same shapes; keys of other segments than the query's are hidden.
+        segments: int32 of the same shapes; keys of other segments than the query's are hidden.
         lengths: int32 (batch,), for q of rank 4: the keys from this number on are hidden.
-        sinks: (heads,), of q's heads, the axis before the queries: a further score in each row of
-            the softmax, of a key whose value is 0, so that a head may attend to nothing.
+        sinks: floating-point (heads,), of q's heads, the axis before the queries: a further score
+            in each row of the softmax, of a key whose value is 0, so that a head may attend to
+            nothing.
         fused: never hold all scores. On NVIDIA GPUs it is cuDNN's kernel where that applies (16-bit
             types, no cap, no dropout, no sinks), elsewhere a loop over tiles of the queries. Its
             gradient computes scores again. None: where there are 2**20 scores or more of a head.
@@ -95,9 +101,10 @@ def attention(
         (..., queries, features), of the dtype of v.
 
     Raises:
-        SpecError: shapes or dtypes do not fit.
-        ValueError: a wrong probability, dropout without a seed, or window or positions of attention
-            that is not causal.
+        SpecError: shapes or dtypes do not fit, or there is no key.
+        TypeError: biases are no list, or positions or segments no pair.
+        ValueError: a wrong probability, window or cap, dropout without a seed, or window or
+            positions of attention that is not causal.
     """
     if not 0 <= dropout < 1:
         raise ValueError(f"attention: the probability of dropout must be in [0, 1), not {dropout}")
@@ -105,11 +112,20 @@ def attention(
         raise ValueError("attention: dropout needs seed_tensor, uint32 of shape (2,)")
     if not causal and (window is not None or positions is not None):
         raise ValueError("attention: window and positions are of causal attention: set causal")
+    if isinstance(biases, Tensor):
+        raise TypeError(f"attention: biases are a list of tensors, not the tensor {biases.id!r}")
+    for name, pair in (("positions", positions), ("segments", segments)):
+        if pair is not None and (isinstance(pair, Tensor) or len(pair) != 2):
+            raise TypeError(f"attention: {name} are a pair of tensors, of the queries and the keys")
+    if window is not None:
+        window = integer_of("attention", "window", window, 1)
+    if cap is not None and not 0 < cap < math.inf:
+        raise ValueError(f"attention: cap must be positive and finite, not {cap}")
     seed = [seed_tensor] if dropout and seed_tensor is not None else []
     settings = Settings(
         float(scale), len(biases), float(dropout), bool(causal),
-        None if window is None else int(window), None if cap is None else float(cap),
-        positions is not None, segments is not None, lengths is not None, sinks is not None,
+        window, None if cap is None else float(cap), positions is not None,
+        segments is not None, lengths is not None, sinks is not None,
     )  # fmt: skip
     floats = [*biases, *([] if sinks is None else [sinks])]
     places = [*(positions or ()), *(segments or ()), *([] if lengths is None else [lengths])]

@@ -21,9 +21,9 @@ from popxl.ops._attention import (
     Settings,
     attention_grads,
     attention_of,
-    check_inputs,
     sorted_inputs,
 )
+from popxl.ops._attention_checks import check_inputs
 from popxl.ops._cudnn import (
     attention_grads_kernel,
     attention_kernel,

@@ -25,7 +25,7 @@ def _attention(name, *inputs, scale=1.0, dtypes=ALL, more=(), fused=None):
     return OpRecord(
         f"attention{name}",
         lambda q, k, v, *biases: ops.attention(q, k, v, biases, scale, fused=fused),
-        inputs,
+        [*inputs[:3], *(bias.astype(np.float32) for bias in inputs[3:])],
         lambda *ts: _torch(*ts, scale=scale),
         dtypes,
         tolerance=3,
@@ -110,9 +110,16 @@ def _sinks(name, heads=(6, 2), lengths=(5, 7), dtypes=ALL, more=(), **settings):
 
     (h, g), (queries, keys) = heads, lengths
     inputs = rand(2, h, queries, 4), rand(2, g, keys, 4, seed=1), rand(2, g, keys, 3, seed=2)
-    biases = rand(h, seed=3), rand(h, queries, keys, seed=4), rand(2, 1, 1, keys, seed=5)
+    biases = (b.astype(np.float32) for b in (rand(h, queries, keys, seed=4), rand(2, 1, 1, keys)))
     return OpRecord(
-        name, ours, [*inputs, *biases], theirs, dtypes, tolerance=3, why="as above", more=more
+        name,
+        ours,
+        [*inputs, rand(h, seed=3), *biases],
+        theirs,
+        dtypes,
+        tolerance=3,
+        why="as above",
+        more=more,
     )
 
 

@@ -1,0 +1,81 @@
+"""Checks of the inputs of attention: their dtypes and shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+
+from popxl.ops._numerics import check_floating, check_same_dtype
+
+if TYPE_CHECKING:
+    from popxl.ops._attention import Others
+
+
+def check_inputs(q: Any, k: Any, v: Any, others: Others) -> None:
+    """Raises TypeError or ValueError where dtypes or shapes do not fit."""
+    for t in (q, k, v):
+        check_floating(t)
+    check_same_dtype(q, k, v)
+    shapes = ", ".join(str(t.shape) for t in (q, k, v))
+    if min(t.ndim for t in (q, k, v)) < 2 or not _same_heads(q, k) or k.shape[:-2] != v.shape[:-2]:
+        raise ValueError(
+            "q, k and v must have the same leading axes, or q a multiple of their heads, but have "
+            f"shapes {shapes}"
+        )
+    if q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
+        raise ValueError(f"the shapes of q, k and v do not fit: {shapes}")
+    if not k.shape[-2]:
+        raise ValueError(f"it needs at least one key, but k has shape {k.shape}")
+    _check_biases(q, k, others.biases)
+    for sinks in others.sinks:
+        check_floating(sinks)
+        if q.ndim < 3 or sinks.shape != q.shape[-3:-2]:
+            raise ValueError(
+                "sinks have a number for each head of q, the axis before the queries, but have "
+                f"shape {sinks.shape}, and q {q.shape}"
+            )
+    _check_pair("positions", q, k, others.positions)
+    _check_pair("segments", q, k, others.segments)
+    for lengths in others.lengths:
+        _check_int32("lengths", lengths)
+        if q.ndim != 4 or lengths.shape != q.shape[:1]:
+            raise ValueError(
+                "lengths have a number for each sample of q (batch, heads, queries, features), "
+                f"but have shape {lengths.shape}, and q {q.shape}"
+            )
+
+
+def _same_heads(q: Any, k: Any) -> bool:
+    if q.shape[:-2] == k.shape[:-2]:
+        return True
+    grouped = q.ndim == k.ndim >= 3 and q.shape[:-3] == k.shape[:-3] and k.shape[-3]
+    return bool(grouped and q.shape[-3] % k.shape[-3] == 0)
+
+
+def _check_biases(q: Any, k: Any, biases: Sequence[Any]) -> None:
+    scores = (*q.shape[:-1], k.shape[-2])
+    for bias in biases:
+        if bias.dtype != jnp.float32:
+            hides = "; a mask hides keys as a bias of 0 and -inf" if bias.dtype == bool else ""
+            raise TypeError(f"biases are float32, not {bias.dtype}: use ops.cast{hides}")
+        if jnp.broadcast_shapes(bias.shape, scores) != scores:
+            raise ValueError(f"a bias of shape {bias.shape} does not broadcast to {scores}")
+
+
+def _check_pair(name: str, q: Any, k: Any, pair: Sequence[Any]) -> None:
+    """Checks numbers of the queries and of the keys."""
+    for of, t, numbers in zip(("queries", "keys"), (q, k), pair, strict=False):
+        _check_int32(name, numbers)
+        fits = [(batch, t.shape[-2]) for batch in (1, q.shape[0])]
+        if q.ndim != 4 or numbers.shape not in fits:
+            raise ValueError(
+                f"{name} of {of} have shape (batch or 1, {of}), for q of (batch, heads, queries, "
+                f"features), but have shape {numbers.shape}, and q {q.shape}, k {k.shape}"
+            )
+
+
+def _check_int32(name: str, numbers: Any) -> None:
+    if numbers.dtype != jnp.int32:
+        raise TypeError(f"{name} are int32, not {numbers.dtype}: use ops.cast")
