@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from config.errors import UserError
 from run.records.metrics import Sample
+from run.records.page_server import PageServer
 
 
 class PrometheusPage:
@@ -19,7 +21,7 @@ class PrometheusPage:
             UserError: prometheus_client is not installed, or the port cannot be had.
         """
         try:
-            from prometheus_client import CollectorRegistry, start_http_server
+            from prometheus_client import CollectorRegistry, make_wsgi_app
         except ImportError:
             raise UserError(
                 "--metrics.port needs the package prometheus_client: pip install prometheus_client"
@@ -28,13 +30,17 @@ class PrometheusPage:
         registry = CollectorRegistry()
         registry.register(self)
         try:
-            self._server, self._thread = start_http_server(port, host, registry)
+            self._server = PageServer(host, port, make_wsgi_app(registry))
         except OSError as error:
             reason = error.strerror or str(error)
             raise UserError(
                 f"metrics cannot be served at {host}:{port} ({reason}): give another "
                 "--metrics.port or --metrics.host"
             ) from error
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="metrics", daemon=True
+        )
+        self._thread.start()
 
     def collect(self) -> Iterable[Any]:
         """What a reader gets, as prometheus_client asks for it."""

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
+import socket
+import threading
+import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -14,6 +20,8 @@ from config.families import config_class_of
 from config.presets import preset_data
 from files.run_folder import RunFolder
 from run.options import RunOptions
+from run.records import page_server
+from run.records.page_server import MAX_CONNECTIONS
 from run.records.prometheus_page import PrometheusPage
 from run.records.recorder import Recorder
 from tests.children import free_port
@@ -54,3 +62,58 @@ def test_this_machine_alone_reaches_it():
             PrometheusPage("127.0.0.1", port)
     finally:
         page.close()
+
+
+@pytest.fixture
+def page() -> Iterator[PrometheusPage]:
+    page = PrometheusPage("127.0.0.1", free_port())
+    page.log({"loss": 2.5})
+    yield page
+    page.close()
+
+
+def idle(
+    page: PrometheusPage, count: int, stack: ExitStack, says: bytes = b""
+) -> list[socket.socket]:
+    """Connections whose ends at this side say no more than `says`."""
+    lines = [socket.create_connection(page._server.server_address[:2], 10) for _ in range(count)]
+    for line in lines:
+        stack.enter_context(line)
+        line.sendall(says)
+    return lines
+
+
+def within(seconds: float, condition) -> bool:
+    end = time.monotonic() + seconds
+    while not (holds := condition()) and time.monotonic() < end:
+        time.sleep(0.01)
+    return holds
+
+
+@pytest.mark.parametrize("says", [b"", b"GET /metrics HTTP/1.1\r\nHost:"])
+def test_idle_connections_cost_few_files_and_threads(page, says):
+    """A reader is answered all the same: it takes the place of the oldest."""
+    files, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    with ExitStack() as stack:
+        lines = idle(page, 100, stack, says)
+        assert read(page._server.server_port) == {"popxl_loss": 2.5}
+        assert len(os.listdir("/proc/self/fd")) - files - len(lines) <= MAX_CONNECTIONS
+        assert threading.active_count() - threads <= MAX_CONNECTIONS
+
+
+def test_a_connection_that_says_nothing_is_closed_after_a_while(page, monkeypatch, capsys):
+    monkeypatch.setattr(page_server.Handler, "timeout", 0.2)
+    with ExitStack() as stack:
+        (line,) = idle(page, 1, stack, b"GET /metrics")
+        assert line.recv(1) == b""
+        assert within(10, lambda: not page._server.open_connections)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_page_that_is_closed_closes_its_connections():
+    page = PrometheusPage("127.0.0.1", free_port())
+    with ExitStack() as stack:
+        lines = idle(page, 3, stack)
+        assert within(10, lambda: len(page._server.open_connections) == 3)
+        page.close()
+        assert [line.recv(1) for line in lines] == [b""] * 3
