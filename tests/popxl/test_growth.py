@@ -128,6 +128,68 @@ def test_twice_the_program_is_twice_the_work(write, n):
     assert work(2 * n) < 2.2 * work(n)
 
 
+def variables_that_change(n: int) -> None:
+    for _ in range(n):
+        ops.add_(_x(), popxl.constant(np.float32(1)))
+
+
+def variables_that_become_one_value(n: int) -> None:
+    value = _x() * 2.0
+    for _ in range(n):
+        ops.var_updates.copy_var_update_(_x(), value)
+
+
+def variables_that_are_read(n: int) -> None:
+    store(ops.sum(ops.concat([_x() for _ in range(n)])))
+
+
+def variables_that_a_loop_changes(n: int) -> None:
+    buffer, variables = _buffer(), [_x() for _ in range(n)]
+
+    def body(*ts: popxl.TensorByRef) -> None:
+        entry = ops.remote_load(buffer, 0)
+        for t in ts:
+            ops.add_(t, entry)
+
+    ops.repeat(graph_of(body, *(v.spec for v in variables)), 2, *variables)
+
+
+def values_that_a_loop_carries(n: int) -> None:
+    buffer, variables = _buffer(), [_x() for _ in range(n)]
+
+    def body(*ts):
+        entry = ops.remote_load(buffer, 0)
+        return [t + entry for t in ts]
+
+    store(ops.repeat(graph_of(body, *(v.spec for v in variables)), 2, *variables)[0])
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        variables_that_change,
+        variables_that_become_one_value,
+        variables_that_are_read,
+        variables_that_a_loop_changes,
+        values_that_a_loop_carries,
+    ],
+)
+def test_a_run_of_twice_the_variables_is_twice_the_work(write):
+    def work(n: int) -> tuple[int, int]:
+        ir = popxl.Ir()
+        with ir.main_graph:
+            write(n)
+        scheduling = _work(lambda: build_schedule(ir))
+        with popxl.Session(ir) as session:
+            session.run()
+            return scheduling, _work(session.run)
+
+    work(2)  # what is made once
+    n = 40
+    for once, twice in zip(work(n), work(2 * n), strict=True):
+        assert twice < 2.2 * once
+
+
 @pytest.mark.parametrize("kind", [popxl.Tensor, popxl.Graph, popxl.Ir, popxl.HostToDeviceStream])
 def test_what_lists_of_thousands_hold_is_compared_without_python(kind):
     assert (kind.__eq__, kind.__hash__) == (object.__eq__, object.__hash__)

@@ -47,7 +47,7 @@ from popxl.errors import poplar_application_runtime_error
 
 if TYPE_CHECKING:
     from popxl._ir.op import Op
-    from popxl._schedule.schedule import Routine, Schedule
+    from popxl._schedule.schedule import Routine, Schedule, Slot
     from popxl._schedule.walk import Observer
     from popxl.ir import Ir
     from popxl.remote_buffer import RemoteBuffer
@@ -266,21 +266,29 @@ class Program:
         observer = self._observer(moving)
         walker = Walker(self._call, self._number, copied, moving, shared, fetched, observer)
         given = [state.variables.pop(v) for v in self.variables]
-        changed = self.schedule.graph.changed
-        kept = {v: x for i, (v, x) in enumerate(zip(self.variables, given, strict=True))
-                if i not in changed}  # fmt: skip
+        kept = {self.variables[i]: given[i] for i in self._unchanged}
         with nullcontext() if self._is_stepwise else state.running(main, fetched):
             slots = walker.run(main, given)
             moving.finish()
         self._moving = moving
         state.variables.update(kept)
-        for k, i in enumerate(changed):
-            array = slots[main.outputs[k]]
-            private = is_exclusive(main, k, i)
-            state.variables[self.variables[i]] = array if private else copied(array)
+        for i, slot, private in self._changes:
+            state.variables[self.variables[i]] = slots[slot] if private else copied(slots[slot])
         if shared.fault is not None:
             self._check_faults(shared.fault)
         return {s: shared.streams[s] for s in self.d2h}
+
+    @cached_property
+    def _changes(self) -> list[tuple[int, Slot, bool]]:
+        """Variables that a run changes, the slots that they end in, and if they alone do."""
+        main, changed = self.schedule.main, self.schedule.graph.changed
+        return [(i, main.outputs[k], is_exclusive(main, k, i)) for k, i in enumerate(changed)]
+
+    @cached_property
+    def _unchanged(self) -> list[int]:
+        """Variables that a run only reads."""
+        changed = set(self.schedule.graph.changed)
+        return [i for i in range(len(self.variables)) if i not in changed]
 
     def _mover(self, state: State, fetched: Fetched) -> Direct | Transit:
         window, main = self.schedule.window, self.schedule.main

@@ -54,9 +54,8 @@ def donate(routine: Routine, candidates: Iterable[int]) -> None:
 def is_exclusive(routine: Routine, index: int, source: int | None = None) -> bool:
     """Whether nobody else has the memory of an output (but the caller, as input `source`)."""
     mine = routine.memory[index]
-    others = (m for k, m in enumerate(routine.memory) if k != index)
     private = all(kind == "own" or (kind, which) == ("input", source) for kind, which in mine)
-    return private and mine.isdisjoint(set().union(*others))
+    return private and mine.isdisjoint(routine.shared)
 
 
 @dataclass
@@ -218,13 +217,16 @@ class _Donor:
             for m in self.memory.get(slot, ()):
                 holders.setdefault(m, []).append(k)
 
-        def outside(m: Memory) -> Memory:
+        outside, numbers = dict[Memory, Memory](), dict[tuple[int, ...], int]()
+        for m, outputs in holders.items():
             kind = "entry" if m in self.gone else m[0]
-            return m if kind == "input" else (kind, tuple(holders[m]))
-
+            which = numbers.setdefault(tuple(outputs), len(numbers))
+            outside[m] = m if kind == "input" else (kind, which)
         routine.memory = tuple(
-            frozenset(map(outside, self.memory.get(slot, ()))) for slot in routine.outputs
+            frozenset(outside[m] for m in self.memory.get(slot, ())) for slot in routine.outputs
         )
+        counts = Counter(m for memory in routine.memory for m in memory)
+        routine.shared = frozenset(m for m, count in counts.items() if count > 1)
         routine.until = {s: max(map(self._used, [s, *(self.latest[m][0] for m in memory)]))
                          for s, memory in self.memory.items()}  # fmt: skip
         end = len(routine.steps)

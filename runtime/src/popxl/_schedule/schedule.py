@@ -242,6 +242,7 @@ class Routine:
         size: number of slots.
         consumed: inputs that the routine donates, or stores without a copy.
         memory: for each output the memory that it may be in (see `donation`).
+        shared: memory that several outputs may be in.
         until: for each slot of an array the last step that may use its memory; an output's is used
             after all steps.
         kept: for each slot of an array the outputs that may be in its memory, if there are any.
@@ -258,6 +259,7 @@ class Routine:
     size: int
     consumed: frozenset[int] = frozenset()
     memory: tuple[frozenset[Any], ...] = ()
+    shared: frozenset[Any] = frozenset()
     until: Mapping[Slot, int] = field(default_factory=dict)
     kept: Mapping[Slot, Sequence[int]] = field(default_factory=dict)
     touched: frozenset[RemoteBuffer] = frozenset()
