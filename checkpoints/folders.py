@@ -25,9 +25,10 @@ from typing import NamedTuple
 
 import popdist
 from checkpoints.errors import CheckpointError, CheckpointWarning
+from files.drafts import sync
 from files.run_folder import RunFolder
 from files.shown import shown_path
-from files.writing import sync, write_synced, writing
+from files.writing import write_synced, writing
 
 _NAME = re.compile(r"(\d{6,})-step-(\d+)")
 DRAFT = ".draft-"

@@ -26,11 +26,11 @@ from checkpoints.manifest import FILE_NAME, Manifest
 from checkpoints.tables import is_file_name
 from checkpoints.together import reason_of
 from config.values import is_address
+from files.drafts import sync
 from files.errors import FileError
 from files.lock import locked
 from files.run_folder import RunFolder
 from files.shown import shown_name, shown_path
-from files.writing import sync
 from terminal.screen import is_first_process, say
 
 _PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}

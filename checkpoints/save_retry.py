@@ -7,8 +7,6 @@ import time
 import warnings
 from collections.abc import Callable
 
-from safetensors import SafetensorError
-
 import popdist
 from checkpoints.errors import CheckpointError, CheckpointWarning
 from checkpoints.together import ProcessError, may_pass, reason_of
@@ -31,7 +29,7 @@ def save_with_retries(save: Callable[[], None], what: str) -> None:
         try:
             save()
             break
-        except (OSError, SafetensorError, ProcessError) as error:
+        except (OSError, ProcessError) as error:
             reason = f"{what}: {reason_of(error)}"
             if pause is None or not may_pass(error):
                 raise CheckpointError(reason) from error

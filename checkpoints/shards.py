@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
 
 from checkpoints.stored import DTYPES
+from files.drafts import sync
 from files.shown import shown_name
-from files.writing import sync, write_synced
+from files.writing import os_errors, write_synced
 
 RESERVED_NAME = "__metadata__"  # of the format
 
@@ -55,10 +57,17 @@ def shards_of(
         yield shard
 
 
-def write_shard(path: Path, shard: dict[str, np.ndarray]) -> None:
-    """Write a safetensors file that survives a loss of power, for all who read its folder."""
-    # Readers in transformers ask for the framework; "pt" is the only one they all know.
-    save_file(shard, path, metadata={"format": "pt"})
+def write_shard(
+    path: Path, shard: dict[str, np.ndarray], metadata: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Write a safetensors file that survives a loss of power, for all who read its folder.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with os_errors():
+        # Readers in transformers ask for the framework; "pt" is the only one they all know.
+        save_file(shard, path, metadata={"format": "pt", **metadata})
     # The library leaves it to its owner alone. A folder that was made here follows the umask,
     # which cannot be read without changing it for all threads.
     path.chmod(path.parent.stat().st_mode & 0o666)

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from safetensors import SafetensorError
-
 import popdist
 from checkpoints.errors import DamagedError
 from files.errors import FileError
@@ -51,7 +49,7 @@ def on_all_processes(work: Callable[[], Any], channel: str) -> list[Any]:
         problem, failure = reason_of(error), error
     lasts = failure is not None and not may_pass(failure)
     everyones = popdist.gather([value, problem, socket.gethostname(), lasts], channel)
-    if failure is not None and not isinstance(failure, (OSError, SafetensorError, FileError)):
+    if failure is not None and not isinstance(failure, (OSError, FileError)):
         raise failure
     final = any(one for *_, one in everyones)
     for process, (_, reason, host, _) in enumerate(everyones):
@@ -66,7 +64,7 @@ def may_pass(error: Exception) -> bool:
         return not error.is_final
     if isinstance(error, OSError):
         return error.errno not in _LASTING
-    return isinstance(error, SafetensorError)
+    return False
 
 
 @contextmanager

@@ -11,8 +11,8 @@ from typing import Any, TypeVar, overload
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
+from checkpoints.shards import write_shard
 from data.texts import Corpus, Example, Tokens
 from files.errors import FileError
 from files.json_files import Fields, parse_json
@@ -88,7 +88,7 @@ class Columns:
         }
         told = json.dumps({**facts, "files": list(self.files)})
         metadata = {"facts": told, "sha256": _digest(arrays, told)}
-        write_file("prepared data", path, lambda draft: save_file(arrays, draft, metadata))
+        write_file("prepared data", path, lambda draft: write_shard(draft, arrays, metadata))
 
 
 def read(path: Path) -> tuple[Corpus, Fields]:

@@ -21,7 +21,7 @@ from data.loaded import Loaded
 from data.mixture import Ingredient, Mixed, ingredients, is_mixture
 from data.notes import Notes
 from data.preferences import Unit, equal_pairs
-from data.prepared import is_large, prepared
+from data.prepared import Prepared, is_large, prepared
 from data.rows import DataError
 from data.sample_format import SampleFormat
 from data.samples import Limit, Prompts, Samples, TooLong, fitted_targets
@@ -243,8 +243,8 @@ class Pipeline:
         if task.prefers and task.kind == "plain":
             raise DataError("preferences are answers to prompts: leave out --data.format plain")
         large = is_large(task.source(split)) and not task.prefers
-        if large and self.shape.name in WHOLE_NAMES:
-            return self._prepared(split)
+        if large and self.shape.name in WHOLE_NAMES and (made := prepared(self, split)):
+            return self._prepared(split, made)
         if not self.is_chat:
             notes = self.notes()
             found = task.corpora(split, notes=notes).items()
@@ -255,9 +255,8 @@ class Pipeline:
         self._check_chats(split, chat, corpora)
         return corpora
 
-    def _prepared(self, split: Split) -> dict[Split, Corpus]:
+    def _prepared(self, split: Split, found: Prepared) -> dict[Split, Corpus]:
         """The examples of large data, with their tokens."""
-        found = prepared(self, split)
         corpora = {name: corpus for name, (corpus, _) in found.items()}
         self.task.check_some_left(split, corpora)
         if self.is_chat:

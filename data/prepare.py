@@ -35,6 +35,7 @@ from data.seq2seq import SEQ2SEQ
 from data.task import NULL, Split
 from data.texts import Example, Tokens
 from data.tokens import characters_of
+from files.errors import WriteError
 from files.json_files import Fields
 from files.location import FileLocation
 
@@ -145,7 +146,8 @@ def main() -> None:
     try:
         prepare(data, split, asked.count("processes"), Path(sys.argv[1]))
     except UserError as error:
-        print(json.dumps({"error": str(error)}), flush=True)
+        unwritten = isinstance(error, WriteError)
+        print(json.dumps({"error": str(error), "unwritten": unwritten}), flush=True)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,10 +26,11 @@ from data.columns import read
 from data.rows import DataError, Source
 from data.task import Split
 from data.texts import Corpus
-from files.errors import FileError
+from files.drafts import hidden_folder, sync
+from files.errors import FileError, WriteError
 from files.json_files import Fields
 from files.run_folder import RunFolder
-from files.writing import sync
+from files.writing import writing
 from terminal.screen import is_first_process, say
 
 if TYPE_CHECKING:
@@ -52,12 +53,17 @@ def is_large(source: Source) -> bool:
     return source.size() >= LARGE
 
 
-def prepared(data: Pipeline, split: Split) -> dict[Split, tuple[Corpus, Fields]]:
-    """The examples and tokens of a split, and of the one that is held out of it; with facts for
-    people.
+Prepared = dict[Split, tuple[Corpus, Fields]]
+"""By split, examples with tokens, and facts for people."""
+
+
+def prepared(data: Pipeline, split: Split) -> Prepared | None:
+    """The examples and tokens of a split, and of the one that is held out of it; None if no disk
+    has room for their files, so that this process must read the data itself.
 
     Raises:
-        UserError: the data do not fit the task.
+        UserError: the data do not fit the task; or no disk has room, and there are several
+            processes, which would no longer read the same files.
     """
     wanted, save = data.task.with_held_out(split), data.given.checkpoint.save
     name = _name(data, split)
@@ -70,30 +76,43 @@ def prepared(data: Pipeline, split: Split) -> dict[Split, tuple[Corpus, Fields]]
         except FileError as error:
             say(f"warning: {error}: the data are read anew")
             shutil.rmtree(kept, ignore_errors=True)
-    with _place_for(kept) as folder:
-        _make(data, split, folder)
-        return {one: read(folder / f"{one}.safetensors") for one in wanted}
-
-
-@contextmanager
-def _place_for(kept: Path | None) -> Iterator[Path]:
-    """A folder to write to, which becomes `kept`, if that can be."""
-    parent = None if kept is None else kept.parent
-    if parent is not None:
+    for place in (None,) if kept is None else (kept, None):
         try:
-            parent.mkdir(parents=True, exist_ok=True)
-        except OSError:  # the run will say it
-            parent = None
-    with tempfile.TemporaryDirectory(dir=parent, prefix=".", ignore_cleanup_errors=True) as draft:
-        folder = Path(draft) / "files"
+            return _made(data, split, place, wanted)
+        except WriteError as error:
+            if place is None and popdist.getNumInstances() > 1:
+                raise
+            say(f"warning: {error}")
+    return None
+
+
+def _made(data: Pipeline, split: Split, kept: Path | None, wanted: Sequence[Split]) -> Prepared:
+    """Prepare the data and read them.
+
+    Args:
+        kept: where their files stay; None: nowhere.
+
+    Raises:
+        WriteError: the files cannot be written.
+    """
+    with writing("prepared data to", kept or tempfile.gettempdir()), _place_for(kept) as place:
+        folder = Path(place) / "files"
         folder.mkdir()
-        yield folder
-        if kept is not None and parent is not None and is_first_process():
-            try:
+        _make(data, split, folder)
+        found = {one: read(folder / f"{one}.safetensors") for one in wanted}
+        if kept is not None and is_first_process():
+            with suppress(OSError):  # another process was first: it is made again
                 sync(folder)
                 os.rename(folder, kept)
-            except OSError:  # another process was first, or the disk is full: it is made again
-                return
+        return found
+
+
+def _place_for(kept: Path | None) -> AbstractContextManager[str | Path]:
+    """A folder to write to, for a while."""
+    if kept is None:
+        return tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    return hidden_folder(kept.parent)
 
 
 def _make(data: Pipeline, split: Split, folder: Path) -> None:
@@ -123,7 +142,7 @@ def _make(data: Pipeline, split: Split, folder: Path) -> None:
             for line in process.stdout:
                 told = json.loads(line)
                 if isinstance(told, dict):
-                    raise DataError(told["error"])
+                    raise (WriteError if told["unwritten"] else DataError)(told["error"])
                 bar.update(told - bar.n)
         except BaseException:
             process.terminate()

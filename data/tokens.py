@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -23,7 +21,7 @@ from data.texts import TextSpan
 from data.texts import Tokens as Tokens
 from files.run_folder import RunFolder
 from files.shown import shown, shown_name
-from files.writing import sync, writing
+from files.writing import write_folder
 from huggingface.generation_config import GENERATION
 from terminal.screen import say
 
@@ -280,17 +278,14 @@ def keep_tokenizer(
     Raises:
         WriteError: it cannot be written.
     """
-    path = run.tokenizer
-    draft = path.with_name(f".{path.name}.draft")
-    if path.exists():
-        return
-    with writing("the tokenizer", path):
-        shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed
+
+    def fill(draft: Path) -> None:
         tokenizer.base.save_pretrained(draft)
         if settings:
             write_json(draft / GENERATION, settings)
-        sync(draft)
-        os.rename(draft, path)
+
+    if not run.tokenizer.exists():
+        write_folder("the tokenizer", run.tokenizer, fill)
 
 
 def kept_tokenizer(run: RunFolder) -> Path | None:

@@ -6,23 +6,22 @@ dies. The file stays and says who had it last.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
+from files.drafts import UNSUPPORTED, remove_drafts
 from files.errors import FileError, InUseError
 from files.json_files import Fields, parse_json
 from files.shown import shown_name, shown_path
-from files.writing import remove_drafts, writing
+from files.writing import writing
 
 FILE_NAME = "writer.lock"
-_UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 @contextmanager
@@ -45,11 +44,19 @@ def locked(folder: Path, wait: bool = False) -> Iterator[None]:
         descriptor = os.open(folder / FILE_NAME, flags, 0o666)
     try:
         _take(descriptor, folder, wait)
-        with writing("the folder", folder):
-            remove_drafts(folder)
+        _remove_all_drafts(folder)
         yield
     finally:
         os.close(descriptor)
+
+
+def _remove_all_drafts(folder: Path) -> None:
+    """Delete what killed processes left in the folder and in those directly in it."""
+    remove_drafts(folder)
+    with suppress(OSError):
+        for path in folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                remove_drafts(path)
 
 
 def _take(descriptor: int, folder: Path, wait: bool) -> None:
@@ -62,7 +69,7 @@ def _take(descriptor: int, folder: Path, wait: bool) -> None:
             "end that one first, or give another folder"
         ) from None
     except OSError as error:
-        if error.errno in _UNSUPPORTED:
+        if error.errno in UNSUPPORTED:
             return
         with writing("the lock of", folder):
             raise

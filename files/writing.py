@@ -11,11 +11,30 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from files.errors import WriteError
+from files.drafts import draft_of, sync
+from files.errors import UserError, WriteError
 from files.shown import shown_path
 
-_DRAFT = re.compile(r"\.(\d+)\.draft(\.\w+)?")
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _LONGEST_NAME, _LONGEST_PATH = 255, 4095  # bytes, of Linux and of most of its file systems
+
+
+@contextmanager
+def os_errors() -> Iterator[None]:
+    """Turn a failure of the disk inside a library into the OSError that it is.
+
+    Those written in Rust, such as safetensors and tokenizers, raise exceptions of their own, whose
+    text has its number.
+    """
+    try:
+        yield
+    except (OSError, UserError):
+        raise
+    except Exception as error:
+        found = _OS_ERROR.search(str(error))
+        if found is None:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1]))) from error
 
 
 @contextmanager
@@ -29,7 +48,8 @@ def writing(what: str, path: str | Path) -> Iterator[None]:
         WriteError: "cannot write {what} {path}: {reason}".
     """
     try:
-        yield
+        with os_errors():
+            yield
     except OSError as error:
         reason = error.strerror or str(error)
         raise WriteError(f"cannot write {what} {shown_path(path)}: {reason}") from error
@@ -42,6 +62,23 @@ def writing(what: str, path: str | Path) -> Iterator[None]:
 def write_text(what: str, path: Path, text: str) -> None:
     """Write a text file, see `write_file`."""
     write_file(what, path, lambda draft: draft.write_text(text, encoding="utf-8"))
+
+
+def write_folder(what: str, path: Path, fill: Callable[[Path], object]) -> None:
+    """Write a folder with files, which appears whole or not at all; `path` must be free.
+
+    Args:
+        what: it is, for messages.
+        fill: called with the path of an empty folder to fill.
+
+    Raises:
+        WriteError: it cannot be written; no draft is left.
+    """
+    with writing(what, path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with draft_of(path) as draft:
+            draft.mkdir()
+            fill(draft)
 
 
 def write_file(what: str, path: Path, write: Callable[[Path], object]) -> None:
@@ -60,41 +97,8 @@ def write_file(what: str, path: Path, write: Callable[[Path], object]) -> None:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         # Through a link, which stays one, if it leads anywhere.
-        target = Path(os.path.realpath(path))
-        draft = target.with_name(f".{os.getpid()}.draft{target.suffix}")
-        try:
+        with draft_of(Path(os.path.realpath(path))) as draft:
             write(draft)
-            sync(draft)
-            os.replace(draft, target)
-        finally:
-            draft.unlink(missing_ok=True)
-
-
-def remove_drafts(folder: Path) -> None:
-    """Delete what processes left in a folder that were killed while they wrote a file there."""
-    for path in folder.iterdir():
-        writer = _DRAFT.fullmatch(path.name)
-        if writer and not _lives(int(writer[1])):
-            path.unlink(missing_ok=True)
-
-
-def _lives(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except PermissionError:  # somebody else's
-        return True
-    except (ProcessLookupError, OverflowError):
-        return False
-    return True
-
-
-def sync(path: Path) -> None:
-    """Wait until a file, or the list of files of a directory, is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def write_synced(path: Path, text: str) -> None:

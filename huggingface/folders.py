@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,16 +11,16 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
 
 from checkpoints.errors import CheckpointError
 from checkpoints.shards import as_stored, shards_of, write_json, write_shard
 from checkpoints.tables import is_file_name
 from checkpoints.tensor_files import TensorFiles
+from files.drafts import draft_of
 from files.errors import FileError, UserError, WriteError
 from files.json_files import read_object
 from files.shown import shown_names
-from files.writing import check_folder, sync
+from files.writing import check_folder, writing
 from huggingface.bin_files import BIN_INDEX, ONE_BIN, BinTensors, has_bin_files, has_torch
 from huggingface.generation_config import GENERATION, exported_settings
 from huggingface.no_weights import is_no_weight
@@ -134,20 +133,14 @@ def new_folder(path: str | Path) -> Iterator[Path]:
     """
     path = Path(os.path.abspath(path))
     check_is_free(path)
-    draft = path.with_name(f".{path.name}.draft")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed
-        draft.mkdir()
-        yield draft
-        sync(draft)
-        os.rename(draft, path)
-        sync(path.parent)
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise CheckpointError(f"cannot write the model folder {path}: {reason}") from error
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        with writing("the model folder", path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with draft_of(path) as draft:
+                draft.mkdir()
+                yield draft
+    except WriteError as error:
+        raise CheckpointError(str(error)) from error
 
 
 def check_is_free(path: str | Path) -> None:

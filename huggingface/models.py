@@ -10,6 +10,7 @@ from checkpoints.errors import CheckpointError
 from config.errors import UserError
 from files.json_files import Fields, read_object
 from files.shown import shown_path
+from files.writing import os_errors
 from huggingface.folders import (
     CONFIG,
     is_complete,
@@ -109,14 +110,15 @@ def _downloaded(name: str, files: Sequence[str]) -> Path:
     reachable = is_reachable()
     try:
         # An unreachable hub would be asked again and again for a minute.
-        return Path(
-            snapshot_download(
-                name,
-                allow_patterns=list(files),
-                ignore_patterns=["*/*"],
-                local_files_only=not reachable,
+        with os_errors():
+            return Path(
+                snapshot_download(
+                    name,
+                    allow_patterns=list(files),
+                    ignore_patterns=["*/*"],
+                    local_files_only=not reachable,
+                )
             )
-        )
     except HFValidationError as error:
         raise UserError(
             f"model {shown_path(name)}: no such folder here, and no name of a model of the Hugging "

@@ -14,7 +14,7 @@ from config.sections import RunConfig
 from files.errors import WriteError
 from files.run_folder import RunFolder
 from files.shown import shown_path
-from files.writing import remove_drafts, write_file
+from files.writing import write_file
 from modelling.weights import Arrays
 from run.over import Over
 from run.start import Start
@@ -47,8 +47,7 @@ class PackedBase(Over):
         """Args: `known`: digests of tensors, which are not read if their file is there."""
         super().__init__(tensors, {})
         self._known, self._folder = known, folder
-        if folder.is_dir():
-            remove_drafts(folder)
+        self._fails = False
 
     def packed(
         self, names: Sequence[str], form: str, make: Callable[[Arrays], Sequence[np.ndarray]]
@@ -63,11 +62,17 @@ class PackedBase(Over):
         if kept is not None:
             return kept
         arrays = make(Over(read, self))
+        if not self._fails:
+            self._keep(path, arrays)
+        return arrays
+
+    def _keep(self, path: Path, arrays: Sequence[np.ndarray]) -> None:
+        """Write a file. After a first failure, which is said, no other is tried."""
         try:
             write_file("packed weights to", path, lambda draft: write_shard(draft, _file(arrays)))
         except WriteError as error:
+            self._fails = True
             say(f"warning: {error}; the next start quantises again")
-        return arrays
 
 
 def _file(arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
@@ -82,14 +87,14 @@ def _digest(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 def _kept(path: Path) -> Sequence[np.ndarray] | None:
     """What a file has; None if there is none, or a damaged one."""
-    if not path.exists():
-        return None
     try:
+        if not path.exists():
+            return None
         files = TensorFiles([path])
         arrays = [files[str(n)] for n in range(len(files) - 1)]
         if np.array_equal(files[_DIGEST], _digest(arrays)):
             return arrays
-    except (CheckpointError, KeyError):
+    except (CheckpointError, KeyError, OSError):
         pass
     say(f"warning: {shown_path(path)} is damaged: it is made again")
     return None

@@ -16,22 +16,23 @@ from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 from tqdm import tqdm
 
 import popdist
 from checkpoints import Checkpoint, has_checkpoint, load_checkpoint
 from checkpoints.digests import digest, digest_of_bytes
+from checkpoints.shards import write_shard
 from checkpoints.tensor_files import readers
 from config.adapter import Adapter
 from config.errors import UserError
 from config.sections import RunConfig
 from data.preferences import COUNTS, Referred
 from data.samples import Samples
+from files.drafts import sync
 from files.errors import FileError
 from files.run_folder import RunFolder
 from files.shown import shown_path
-from files.writing import sync, write_file, writing
+from files.writing import write_file, writing
 from modelling.objectives import objective_of
 from modelling.spec import ModelFamily
 from modelling.weights import WeightTable
@@ -258,10 +259,8 @@ def _write_nothing(path: Path, shape: tuple[int, ...]) -> None:
 def _write(path: Path, logps: np.ndarray) -> None:
     """Write the numbers of a file; process 0 does."""
     if is_first_process():
-        with writing("the reference", path):
-            path.parent.mkdir(parents=True, exist_ok=True)
         facts = {"sha256": digest(logps)}
-        write_file("the reference", path, lambda to: save_file({_LOGPS: logps}, to, facts))
+        write_file("the reference", path, lambda to: write_shard(to, {_LOGPS: logps}, facts))
 
 
 def _read(path: Path) -> np.ndarray | None:

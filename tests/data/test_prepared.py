@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ from data.pipeline import Pipeline
 from data.prepare import prepare
 from data.seq2seq import SEQ2SEQ
 from data.task import SAMPLE_FOLDER
+from files.errors import WriteError
 from files.run_folder import RunFolder
 from huggingface.hub import load_tokenizer
 from tests.children import WITHOUT_TORCH
+from tests.full_disk import full_disk
 from tests.slow import slow
 
 TALK = [{"role": "user", "content": "Who, ☃?"}, {"role": "assistant", "content": "Paul"}]
@@ -185,6 +188,36 @@ def test_a_folder_that_cannot_be_written_does_not_matter(tmp_path, large):
     (tmp_path / "run").mkdir()
     (tmp_path / "run").chmod(0o500)
     assert len(run_of(tmp_path, ROWS["text"]).training_samples()) > 0
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_a_full_disk_ends_nothing(tmp_path, everywhere, monkeypatch, capsys):
+    """The files go elsewhere, or the data are read without files."""
+    expected = read(run_of(tmp_path, ROWS["text"]))
+    monkeypatch.setattr(prepared, "LARGE", 1)
+
+    def make(data: Pipeline, split: Any, to: Path) -> None:
+        with full_disk(100) if everywhere or tmp_path in to.parents else nullcontext():
+            prepare(data, split, 1, to)
+
+    monkeypatch.setattr(prepared, "_make", make)
+    monkeypatch.setattr(prepared.tempfile, "tempdir", str(tmp_path.parent))
+    capsys.readouterr()
+    assert read(run_of(tmp_path, ROWS["text"])) == expected
+    said = capsys.readouterr().err.splitlines()
+    warned = [line for line in said if line.endswith("File too large")]
+    assert len(warned) == (2 if everywhere else 1)
+    assert all(line.startswith("warning: cannot write prepared data ") for line in warned)
+    assert not list(RunFolder(tmp_path / "run").prepared.iterdir())
+
+
+@pytest.mark.slow  # other processes take seconds
+def test_a_full_disk_of_the_processes_is_one_too(tmp_path):
+    folder = tmp_path / "full"
+    folder.mkdir()
+    data = run_of(tmp_path, ROWS["text"])
+    with full_disk(100), pytest.raises(WriteError, match=r"train.safetensors: File too large"):
+        prepared._make(data, "train", folder)
 
 
 def test_what_is_read_lazily_is_a_sequence(tmp_path, large):

@@ -27,15 +27,18 @@ from config.gptj import GPTJConfig
 from config.presets import load_config, preset_data
 from config.t5 import T5Config
 from data.batches import Loader
+from data.columns import Columns
 from data.pipeline import Pipeline
 from data.readers import read_rows
 from data.rows import DataError
 from data.task import SAMPLE_FOLDER
+from data.tokens import Tokenizer, keep_tokenizer
+from files import drafts
 from files.errors import FileError, WriteError
 from files.json_files import read_json
 from files.lock import locked
 from files.run_folder import RunFolder
-from files.writing import check_file, check_folder, write_text
+from files.writing import check_file, check_folder, write_file, write_text
 from huggingface.folders import write_hf_directory
 from huggingface.hub import DataUnavailable, load_tokenizer
 from modelling.spec import family_of
@@ -46,6 +49,8 @@ from run.records.recorder import Recorder
 from run.start import load_weights, starting_point
 from run.weights import MODEL
 from tests.children import child
+from tests.data.corpora import sample_tokenizer
+from tests.full_disk import full_disk
 
 ROOT = Path(__file__).parents[2]
 TINY = ["--config", "tiny"]
@@ -148,6 +153,43 @@ sys.exit(main())
     assert found.step == 1
     np.testing.assert_array_equal(found.tensors["a"], np.ones(100_000, np.float32))
     assert not list(tmp_path.glob(".draft*"))
+
+
+LARGE = {"w": np.ones(100_000, np.float32)}
+
+
+def write_tokenizer(folder: Path) -> None:
+    keep_tokenizer(Tokenizer(sample_tokenizer("t5")), RunFolder(folder))
+
+
+def write_columns(folder: Path) -> None:
+    Columns(texts=[b"a" * 100_000]).write(folder / "prepared" / "train.safetensors", {})
+
+
+def write_model(folder: Path) -> None:
+    write_hf_directory(folder / "model", LARGE, {})
+
+
+def write_model_with_tokenizer(folder: Path) -> None:
+    complete = sample_tokenizer("t5").save_pretrained
+    write_hf_directory(folder / "model", {}, {}, complete=complete)
+
+
+@pytest.mark.parametrize(
+    ("write", "said"),
+    [
+        (write_tokenizer, "the tokenizer {}/tokenizer"),
+        (write_columns, "prepared data {}/prepared/train.safetensors"),
+        (write_model, "the model folder {}/model"),
+        (write_model_with_tokenizer, "the model folder {}/model"),
+    ],
+)
+def test_a_library_finds_the_disk_full(write, said, tmp_path):
+    """One sentence, also from libraries written in Rust, which raise exceptions of their own."""
+    with full_disk(), pytest.raises(FileError) as raised:
+        write(tmp_path)
+    assert str(raised.value) == f"cannot write {said.format(tmp_path)}: File too large"
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_a_configuration_beside_the_tensors_is_covered_by_the_digest(tmp_path):
@@ -282,12 +324,71 @@ def test_one_writer(tmp_path, refused):
     assert f"is in use: process {holder.pid} on" in said
     holder.kill()
     holder.communicate()
-    for name in (".999999999.draft.json", f".{os.getpid()}.draft.png", ".12.draft.notes.txt"):
-        (tmp_path / name).touch()
-    with locked(tmp_path):  # what is killed holds nothing, and what it wrote is deleted
-        assert sorted(path.name for path in tmp_path.glob(".*")) == sorted(
-            [f".{os.getpid()}.draft.png", ".12.draft.notes.txt"]
-        )
+    with locked(tmp_path):  # what is killed holds nothing
+        pass
+
+
+LEAVE = """
+import os, signal, sys
+from pathlib import Path
+from files.writing import write_file, write_folder
+
+def killed(draft):
+    (draft / "part" if draft.is_dir() else draft).write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+kind, path = sys.argv[1:]
+{"file": write_file, "folder": write_folder}[kind]("the draft", Path(path), killed)
+"""
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_draft_goes_when_its_process_is_gone(kind, tmp_path):
+    """With the next write into the folder, or when a run opens the folder or the one above it."""
+    folder = tmp_path / "packed"
+    folder.mkdir()
+    opens = (
+        lambda: write_text("x", folder / "x", ""),
+        lambda: locked(folder).__enter__(),
+        lambda: locked(tmp_path).__enter__(),
+    )
+    for opened in opens:
+        command = [sys.executable, "-c", LEAVE, kind, str(folder / "made")]
+        assert subprocess.run(command, cwd=ROOT, timeout=60).returncode == -signal.SIGKILL
+        assert len(list(folder.glob(".*"))) == 1
+        opened()
+        assert not list(folder.glob(".*"))
+    assert not (folder / "made").exists()
+
+
+def test_the_draft_of_a_living_process_stays(tmp_path):
+    """A file beside it is not taken for one, and a link is not followed."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / f".{'0' * 16}.draft").symlink_to(tmp_path / "mine")
+    (tmp_path / f".{'1' * 16}.draft").write_text("a file")
+
+    def write(draft: Path) -> None:
+        write_text("another", tmp_path / "other", "")
+        draft.write_text("whole")
+
+    write_file("one", tmp_path / "one", write)
+    assert (tmp_path / "one").read_text() == "whole"
+    assert (tmp_path / "mine").is_dir()
+    assert (tmp_path / f".{'1' * 16}.draft").is_file()
+
+
+def test_a_draft_that_is_taken_before_it_is_locked_is_made_again(tmp_path, monkeypatch):
+    opened, taken = drafts._open, []
+
+    def slow(folder: Path) -> int:
+        if not taken:
+            taken.append(folder)
+            drafts.remove_drafts(tmp_path)
+        return opened(folder)
+
+    monkeypatch.setattr(drafts, "_open", slow)
+    write_text("one", tmp_path / "one", "whole")
+    assert [path.name for path in tmp_path.iterdir()] == ["one"]
 
 
 def test_a_lock_is_no_link(tmp_path):

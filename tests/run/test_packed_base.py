@@ -10,6 +10,7 @@ import pytest
 
 from checkpoints.digests import digest
 from run.packed_base import PackedBase
+from tests.full_disk import full_disk
 
 WEIGHTS = {name: np.arange(n, n + 6, dtype=np.float32) for n, name in enumerate("abc")}
 
@@ -89,3 +90,12 @@ def test_a_folder_that_cannot_be_written_ends_nothing(made, tmp_path, capsys) ->
     (tmp_path / "packed").write_text("a file")
     check(made())
     assert "the next start quantises again" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_said_once_and_ends_nothing(tmp_path, making, capsys) -> None:
+    packed = PackedBase(WEIGHTS, {}, tmp_path / "packed")
+    with full_disk(100):
+        for form in ("4", "8"):
+            check(packed.packed("ab", form, making))
+    assert capsys.readouterr().err.count("File too large; the next start quantises again") == 1
+    assert not list((tmp_path / "packed").iterdir())
