@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from popxl._compile.fingerprint import segment_key
 from popxl._compile.segment_function import lower_segment
 from popxl._devices.mesh import replica_mesh
 from popxl._run.program import Program
-from popxl.ops.var_updates._rounding import _halves, to_neighbour
+from popxl.ops.var_updates._rounding import random_halves, to_neighbour
 from tests.slow import slow
 
 pytestmark = pytest.mark.usefixtures("cached")
@@ -54,7 +55,8 @@ def in_between(dtype) -> np.ndarray:
 
 @partial(jax.jit, static_argnames="dtype")
 def rounded(values: jax.Array, dtype, seed: jax.Array) -> jax.Array:
-    return to_neighbour(values, dtype, _halves(seed, values.shape, 0))
+    own = jnp.zeros(values.shape, jnp.uint16)
+    return to_neighbour(values, dtype, random_halves(seed, own, 0))
 
 
 def draw(values: np.ndarray, dtype, count: int, seed: int = 0) -> np.ndarray:
@@ -98,6 +100,50 @@ def test_beyond_the_largest_value_as_to_nearest(dtype):
     values = np.concatenate([beyond, -beyond])
     found = draw(values, dtype, 64)
     assert (found == [largest, np.inf, np.inf, -largest, -np.inf, -np.inf]).all()
+
+
+def halves(seed: tuple[int, int], number: int, own: int = 0, n: int = 2**20) -> np.ndarray:
+    """The bits that are drawn for `n` elements with the same old value."""
+    key = np.array(seed, np.uint32)
+    return np.asarray(random_halves(key, jnp.full(n, own, jnp.uint16), number))
+
+
+@pytest.mark.parametrize("old", [0, 0x3F80, None], ids=["zeros", "ones", "values"])
+def test_bits_are_evenly_distributed(old):
+    """Chi-squared of bytes, and of neighbours' joined high nibbles, within 5 standard deviations;
+    for old values that are equal, and that follow the element's place."""
+    n = 2**20
+    own = np.arange(n).astype(np.uint16) if old is None else np.full(n, old, np.uint16)
+    x = np.asarray(random_halves(np.array([3, 0], np.uint32), own, 7))
+    pairs = (x[:-1:2] >> 12 << 4) | (x[1::2] >> 12)
+    for values in (x >> 8, x & 0xFF, pairs):
+        counts = np.bincount(values, minlength=256)
+        squares = ((counts - counts.mean()) ** 2 / counts.mean()).sum()
+        assert abs(squares - 255) < 5 * np.sqrt(2 * 255)
+
+
+def test_bits_of_other_seeds_updates_and_old_values_are_unrelated():
+    """One bit of seed, number or old value changes half of the bits, and leaves no correlation."""
+    first = halves((5, 0), 0)
+    others = [halves((4, 0), 0), halves((5, 1), 0), halves((5, 0), 1), halves((5, 0), 0, own=1)]
+    shifted = [np.roll(first, places) for places in (1, 2, 32, 4096)]
+    for other in (*others, *shifted):
+        assert abs(np.corrcoef(first, other)[0, 1]) < 5 / np.sqrt(first.size)
+        changed = np.bitwise_count(first ^ other).mean() / 16
+        assert abs(changed - 0.5) < 5 * 0.5 / np.sqrt(16 * first.size)
+
+
+def test_an_update_takes_no_memory_for_what_is_drawn():
+    """A table is updated where it is: nothing of its size is made besides."""
+    ir = popxl.Ir()
+    addons.enable_stochastic_rounding(ir)
+    with ir.main_graph:
+        tables = [popxl.variable(np.zeros((512, 64)), popxl.bfloat16) for _ in range(3)]
+        x = popxl.constant(np.full((512, 64), 2.0**-9, np.float32))
+        for table in tables:
+            ops.var_updates.accumulate_(table, x)
+    works = popxl.plan.trace(ir, "gpu 9.0").works
+    assert sum(work.temporaries for work in works.values()) < 1024
 
 
 # ---- in programs --------------------------------------------------------------------------------

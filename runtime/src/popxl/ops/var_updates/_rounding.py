@@ -7,7 +7,6 @@ arXiv:1502.02551). Replicas that hold a variable alike round it alike.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -21,26 +20,31 @@ def at_random(value: Any, t: Any, seed: Any, number: Any) -> Any:
     # Replicas draw the same bits, so that copies of a variable stay equal. Shards and slices of one
     # should not round in step, though: their old values, equal in copies alone, tell them apart.
     own = lax.bitcast_convert_type(t, jnp.uint16)
-    bits = _mixed(_halves(seed, value.shape, number) ^ own)
-    return to_neighbour(value, t.dtype, bits)
+    return to_neighbour(value, t.dtype, random_halves(seed, own, number))
 
 
-def _halves(seed: Any, shape: tuple[int, ...], number: Any) -> Any:
-    """Random uint16 of `shape`, two from each number drawn."""
-    count = math.prod(shape)
-    drawn = random_bits(seed, (-(-count // 2),), number)
-    return lax.bitcast_convert_type(drawn, jnp.uint16).reshape(-1)[:count].reshape(shape)
+def random_halves(seed: Any, own: Any, number: Any) -> Any:
+    """Evenly distributed uint16 of the shape of `own`, uint16, for update `number` of a run.
+
+    A hash of each element's position, and of `own`, under a key that Threefry draws: it is computed
+    where the update is, element by element. Drawn by Threefry, the bits of a large table would be
+    in memory for a while, and so would be the state that XLA's kernels draw them from.
+    """
+    first, second = random_bits(seed, (2,), number)
+    position = lax.iota(jnp.uint32, own.size).reshape(own.shape)
+    mixed = _mixed(_mixed(position ^ first) ^ second ^ own.astype(jnp.uint32))
+    return (mixed >> 16).astype(jnp.uint16)
 
 
 def _mixed(x: Any) -> Any:
-    """A permutation of uint16 under which each bit depends on all.
+    """A permutation of uint32 under which each bit depends on all.
 
-    Evenly distributed bits remain so, under it as under the combination with another number. The
-    constants are those of C. Wellons' search for such functions (nullprogram.com/blog/2018/07/31).
+    The constants are those of C. Wellons' search for such functions
+    (nullprogram.com/blog/2018/07/31).
     """
-    x = (x ^ (x >> 8)) * jnp.uint16(0x88B5)
-    x = (x ^ (x >> 7)) * jnp.uint16(0xDB2D)
-    return x ^ (x >> 9)
+    x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
+    x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
+    return x ^ (x >> 16)
 
 
 def to_neighbour(value: Any, dtype: Any, bits: Any) -> Any:
