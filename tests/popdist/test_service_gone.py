@@ -24,8 +24,6 @@ ENV = {
 CODE = """
 import sys, time
 import popdist
-import popdist._watcher
-popdist._watcher.SILENCE = float(sys.argv[3])
 popdist.init(2, int(sys.argv[1]), sys.argv[2])
 popdist.gather("all are here")
 server = popdist._joined._server
@@ -36,9 +34,9 @@ time.sleep(300)
 """
 
 
-def start(index: int, meeting: str, silence: float, *prefix: str) -> subprocess.Popen[str]:
-    command = [*prefix, sys.executable, "-c", CODE, str(index), meeting, str(silence)]
-    return child(command, cwd=ROOT, env=ENV)
+def start(index: int, meeting: str, silence: int, *prefix: str) -> subprocess.Popen[str]:
+    command = [*prefix, sys.executable, "-c", CODE, str(index), meeting]
+    return child(command, cwd=ROOT, env=ENV | {"POPDIST_SILENCE": str(silence)})
 
 
 def line(run: subprocess.Popen[str]) -> str:
@@ -60,7 +58,7 @@ def assert_says(run: subprocess.Popen[str], index: int, meeting: str, what: str)
 def test_each_process_says_that_the_service_is_gone(number, what):
     """One of them waits for the other, which does something else."""
     meeting = f"127.0.0.1:{free_port()}"
-    runs = [start(index, meeting, 4.0) for index in range(2)]
+    runs = [start(index, meeting, 4) for index in range(2)]
     service = int(line(runs[0]))
     assert line(runs[1]) == "ready"
     try:
@@ -117,7 +115,7 @@ def test_a_host_of_process_0_that_disappears_ends_the_other_within_a_minute(host
     """Packets are dropped from one moment on, and no connection is closed."""
     meeting = "10.213.0.1:9000"
     inside = [["ip", "netns", "exec", name] for name in hosts]
-    runs = [start(index, meeting, 30.0, *inside[index]) for index in range(2)]
+    runs = [start(index, meeting, 30, *inside[index]) for index in range(2)]
     assert line(runs[0]).isdecimal()
     assert line(runs[1]) == "ready"
     cable = f"p{os.getpid() % 10**6}-0"

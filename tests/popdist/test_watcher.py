@@ -84,11 +84,11 @@ class Survivor:
         self._go.release()
 
     def _live(self) -> None:
-        watcher = Watcher(3, self, self._closed, ())
+        watcher = Watcher(3, self, self._closed, (), 60.0)
         with suppress(_Over):
             while (lost := watcher.look(1.0)) is None:
                 pass
-            if self.comes_first():
+            if self.name(lost) is None:
                 self._world.named.append(lost)
             self._world.closed.add(self._index)
             self._stands.release()
@@ -108,10 +108,10 @@ class Survivor:
         self.read.append(dict(self._world.told))
         return dict(self._world.told)
 
-    def comes_first(self) -> bool:
+    def name(self, lost: int) -> int | None:
         self._wait()
-        self._world.asked += 1
-        return self._world.asked == 1
+        self._world.asked.append(lost)
+        return None if len(self._world.asked) == 1 else self._world.asked[0]
 
     def _closed(self) -> set[int]:
         self.looks += 1
@@ -127,7 +127,7 @@ class World:
 
     def __init__(self, last_words: list[str]) -> None:
         self.told = dict.fromkeys(range(3), "1")
-        self.closed, self.named, self.asked = set[int](), list[int](), 0
+        self.closed, self.named, self.asked = set[int](), list[int](), list[int]()
         self._last_words = list(last_words)
         self.survivors = [Survivor(index, self) for index in range(VICTIM)]
 
@@ -196,14 +196,14 @@ def test_many_processes_read_the_board_less_often():
     """What all of 1,024 read each second would keep the service busy; one that ends is still
     noticed at the next look, by the connection that the system closes."""
     board, closed = Counting(), [set(), set(), {5}]
-    watcher = Watcher(1024, board, lambda: closed.pop(0) if closed else set(), ())
+    watcher = Watcher(1024, board, lambda: closed.pop(0) if closed else set(), (), 60.0)
     assert [watcher.look(1.0) for _ in range(3)] == [None, None, 5]
     assert (board.beats, board.reads) == (3, 1)
     board = Counting()
-    watcher = Watcher(1024, board, set, ())
+    watcher = Watcher(1024, board, set, (), 60.0)
     found = [watcher.look(1.0) for _ in range(34)]
     assert (board.beats, board.reads) == (34, 2)
-    assert found.index(5) <= 20  # seconds: silence of 30 and these are less than a minute
+    assert found.index(5) <= 20  # seconds, besides those of silence
 
 
 class Service:
@@ -217,6 +217,13 @@ class Service:
             raise JaxRuntimeError(f"ALREADY_EXISTS: {key}")
         self.words[key] = word
 
+    def key_value_increment(self, key: str, by: int) -> int:
+        self.words[key] = str(int(self.words.get(key, 0)) + by)
+        return int(self.words[key])
+
+    def blocking_key_value_get(self, key: str, milliseconds: int) -> str:
+        return self.words[key]
+
     def key_value_dir_get(self, folder: str) -> list[tuple[str, str]]:
         return [(key, word) for key, word in self.words.items() if key.startswith(f"{folder}/")]
 
@@ -227,3 +234,32 @@ def test_a_word_on_the_board_replaces_the_one_before():
         for word in words:
             Board(service, index).tell(word)
     assert Board(service, 5).told() == {0: "3", 11: "4"}
+
+
+def test_the_others_learn_whom_the_first_has_named():
+    """So one that was paused learns that it was itself."""
+    service = Service()
+    assert [Board(service, i).name(lost) for i, lost in ((0, 1), (2, 1), (1, 0))] == [None, 1, 1]
+
+
+class Told:
+    """A board on which all tell something new at each look but process 1, which is paused."""
+
+    def __init__(self, count: int) -> None:
+        self._count, self._beat = count, 0
+
+    def tell(self, word: str) -> None:
+        self._beat += 1
+
+    def told(self) -> dict[int, str]:
+        return {i: "paused" if i == 1 else str(self._beat) for i in range(self._count)}
+
+
+@pytest.mark.parametrize(("count", "seconds"), [(2, 8), (1024, 51)])
+def test_a_process_may_be_silent_for_as_long_as_is_given(count, seconds):
+    """With many processes for three readings of the board, else those would take living ones for
+    gone."""
+    watcher = Watcher(count, Told(count), set, (), 8.0)
+    lost = next(look for look in range(1, 200) if watcher.look(1.0) == 1)
+    assert seconds < lost <= seconds + 2 * (1 + count // 64)
+    assert watcher.fate(1) == f"not been heard of for {seconds} s (POPDIST_SILENCE)"

@@ -26,11 +26,11 @@ from popdist import _service
 from popdist._door import address_among, knock, own_address
 from popdist._gpus import devices_of, visible_gpus
 from popdist._overseer import Overseer, end_saying, is_launched
-from popdist._place import SECRET, DistributedError, Place
+from popdist._place import SECRET, SILENCE, DistributedError, Place, silence
 from popdist._relay import Relay
 from popdist._stdout import QuietOutput
 from popdist._traffic import Counted, Traffic
-from popdist._watcher import ENDED, LEFT, LOOK, SILENCE, Board, Watcher
+from popdist._watcher import ENDED, LEFT, LOOK, Board, Watcher
 
 MEETING = 120  # seconds that all processes have to come
 PATIENCE = 10.0  # seconds that process 0 waits at its end for the others to end
@@ -62,13 +62,15 @@ class Group:
         self._alone = threading.Event()  # set when process 0 is the only one left
         self._words = b""  # a part of one from the door
         self.working = ""  # what this process does
+        self._silence = silence()
         _service.raise_descriptors()  # collectives connect each process to each other
         client, reached = self._connect(place)
         self._client, watching = Counted(client), Counted(client)
         self._board = Board(watching, self.index)
         self._counted = {"exchange": self._client, "watch": watching}
-        mine = [socket.gethostname(), os.getpid(), visible_gpus(), reached]
+        mine = [socket.gethostname(), os.getpid(), visible_gpus(), reached, self._silence]
         gathered = self.gather(mine, "members")
+        self._silence = self._overseer.limit = gathered[0][4]  # process 0's holds for all
         self.members: list[Any] = [one[:3] for one in gathered]
         self.neighbours = sum(host == mine[0] for host, _, _ in self.members)
         self._choose_devices()
@@ -122,7 +124,7 @@ class Group:
                 "same coordinator"
             ) from error
         who = f"process {place.index} of {place.count}"
-        self._overseer = Overseer(self._lifeline, who, coordinator)
+        self._overseer = Overseer(self._lifeline, who, coordinator, self._silence)
         state = distributed.global_state
         state.client, state.coordinator_address = client, coordinator
         state.process_id, state.num_processes = place.index, place.count
@@ -136,7 +138,7 @@ class Group:
         try:
             self._server = subprocess.Popen(
                 [*command, host, str(port), str(self.count), place.run],
-                env=os.environ | {SECRET: place.secret},
+                env=os.environ | {SECRET: place.secret, SILENCE: str(self._silence)},
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                 text=True, start_new_session=True,
             )  # fmt: skip
@@ -227,7 +229,14 @@ class Group:
 
     def _watch(self) -> None:
         """Look who is there, again and again, and end this process with one that is gone."""
-        watcher = Watcher(self.count, self._board, self._ended, self._needing, lambda: self.working)
+        watcher = Watcher(
+            self.count,
+            self._board,
+            self._ended,
+            self._needing,
+            self._silence,
+            lambda: self.working,
+        )
         before = time.monotonic()
         while not self._leaving.wait(LOOK):
             passed, before = time.monotonic() - before, time.monotonic()
@@ -240,22 +249,27 @@ class Group:
                 self._end_with(lost, watcher.fate(lost))
 
     def _end_with(self, lost: int, fate: str) -> NoReturn:
-        """End this process because another is gone; the first that does so names it."""
-        host, pid, _ = self.members[lost]
-        text = (
-            f"process {lost} of {self.count} (pid {pid} on {host}) has {fate}, and the others "
-            "end with it"
+        """End this process because another is gone. The first that does so names it; one that the
+        first has named, since it had been silent, says that."""
+        text = f"{self._in_words(lost)} has {fate}, and the others end with it"
+        silent = (
+            f"the others have not heard of {self._in_words(self.index)} for {self._silence} s "
+            f"({SILENCE}), and have ended"
         )
         if is_launched():  # the launcher says it
-            text = ""
+            text = silent = ""
         unanswered = threading.Timer(_ANSWER, end_saying, [text])
         unanswered.daemon = True
         unanswered.start()
         try:
-            names_it = self._board.comes_first()
+            named = self._board.name(lost)
         except Exception:  # better twice than never
-            names_it = True
-        end_saying(text if names_it else "")
+            named = None
+        end_saying(text if named is None else silent if named == self.index else "")
+
+    def _in_words(self, index: int) -> str:
+        host, pid, _ = self.members[index]
+        return f"process {index} of {self.count} (pid {pid} on {host})"
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -273,7 +287,7 @@ class Group:
         if self._failed is None:
             self._failed = time.monotonic()
         with self._in_need():
-            time.sleep(max(self._failed + SILENCE + _LOOKS * LOOK - time.monotonic(), 0.0))
+            time.sleep(max(self._failed + self._silence + _LOOKS * LOOK - time.monotonic(), 0.0))
 
     @contextmanager
     def _in_need(self) -> Iterator[None]:

@@ -14,7 +14,8 @@ import time
 from contextlib import suppress
 from typing import NoReturn
 
-from popdist import _watcher
+from popdist._place import SILENCE
+from popdist._watcher import LOOK, PAUSE
 
 LAUNCHER = "POPDIST_LAUNCHER"
 PEER_LOST = 1  # exit code
@@ -38,16 +39,17 @@ def end_saying(text: str) -> NoReturn:
 class Overseer:
     """A thread that measures for how long the service has been silent."""
 
-    def __init__(self, lifeline: socket.socket, who: str, where: str) -> None:
+    def __init__(self, lifeline: socket.socket, who: str, where: str, silence: float) -> None:
         """Begin.
 
         Args:
             lifeline: a connection to the service.
             who: this process, in words.
             where: the service's address.
+            silence: seconds after which it is gone.
         """
         self._who, self._service = who, f"the service at {where}, where the processes meet,"
-        self._silent = 0.0  # seconds
+        self._silent, self.limit = 0.0, silence  # seconds
         self._launched = is_launched()
         self._lifeline = select.poll()
         self._lifeline.register(lifeline, select.POLLRDHUP)
@@ -64,16 +66,16 @@ class Overseer:
 
     def _oversee(self) -> None:
         before = time.monotonic()
-        while not self._stopped.wait(_watcher.LOOK):
+        while not self._stopped.wait(LOOK):
             # While this process was stopped itself, it could not hear the service.
             passed, before = time.monotonic() - before, time.monotonic()
-            self._silent += min(passed, _watcher.PAUSE)
+            self._silent += min(passed, PAUSE)
             if self._launched and not is_launched():
                 end_saying("popdist.run has ended, and so does this process")
             if any(events & _GONE for _, events in self._lifeline.poll(0)):
                 end_saying(f"{self._service} has ended, and {self._who} ends with it")
-            if self._silent > _watcher.SILENCE:
+            if self._silent > self.limit:
                 end_saying(
-                    f"{self._service} has not answered for {self._silent:.0f} s, and {self._who} "
-                    "ends with it"
+                    f"{self._service} has not answered for {self._silent:.0f} s ({SILENCE}), and "
+                    f"{self._who} ends with it"
                 )

@@ -13,8 +13,10 @@ TOTAL_REPLICAS = "POPDIST_NUM_TOTAL_REPLICAS"
 COORDINATOR = "POPDIST_COORDINATOR"
 SECRET, SECRET_FILE = "POPDIST_SECRET", "POPDIST_SECRET_FILE"
 RUN = "POPDIST_RUN"
+SILENCE = "POPDIST_SILENCE"
 LOOPBACK = "127.0.0.1"
 MAX_PROCESSES = 16_384  # processes
+DEFAULT_SILENCE, MIN_SILENCE, MAX_SILENCE = 60, 3, 86_400  # seconds
 _FIRST_PORT = 61440
 _ADDRESS = re.compile(r"(?:[\w.-]+|\[[\w.:%]+\]):([0-9]{1,5})", re.ASCII)
 
@@ -68,6 +70,21 @@ def number(variable: str, default: int) -> int:
             f"the environment variable {variable} is {shown!r}: set it to a number"
         )
     return int(value)
+
+
+def silence() -> int:
+    """Seconds after which a process that was not heard of is gone, as the environment says.
+
+    Raises:
+        DistributedError: it says none, or too few or many.
+    """
+    seconds = number(SILENCE, DEFAULT_SILENCE)
+    if not MIN_SILENCE <= seconds <= MAX_SILENCE:
+        raise DistributedError(
+            f"the environment variable {SILENCE} is {seconds}: set it to seconds from "
+            f"{MIN_SILENCE} to {MAX_SILENCE}"
+        )
+    return seconds
 
 
 def place_given(processes: int, process: int, coordinator: str) -> Place:

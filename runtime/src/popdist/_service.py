@@ -11,7 +11,7 @@ process has ended. It brings the indices of others that have ended, each a word 
 The second leads to JAX's service, which listens at a socket that only this user can open. Whoever
 says anything else is turned away.
 
-    POPDIST_SECRET=SECRET python _service.py HOST PORT PROCESSES RUN
+    POPDIST_SECRET=SECRET POPDIST_SILENCE=SECONDS python _service.py HOST PORT PROCESSES RUN
 
 On standard output, `ready` says that it serves, and `refused WHO: WHY` tells of a stranger. The end
 of that output says that process 0 is the only one left. A line `bye` on standard input says that
@@ -61,9 +61,9 @@ REASONS = {
     OTHER_SECRET: "it has another secret",
 }
 SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
-LINGER = 45.0  # seconds; longer than others take to notice that process 0 is gone
+LINGER = 30.0  # seconds more than others take at most to notice that process 0 is gone
 _NEVER = 7 * 24 * 3600  # seconds: processes watch each other themselves
-_PORT_WAIT = 60.0  # seconds; longer than the service of a run before lingers
+_PORT_WAIT = 15.0  # seconds more than the service of a run before lingers
 _TO_SAY = 10.0  # seconds in which who knocks must have said who it is
 _STRANGERS = 64  # who may knock at the same time and say nothing
 _NOTES = 5  # strangers that are told of
@@ -79,6 +79,11 @@ def digest_of(run: str) -> bytes:
 def code_of(secret: str, *parts: bytes) -> bytes:
     """What only who knows the secret can say."""
     return hmac.digest(secret.encode(), b"".join(parts), "sha256")
+
+
+def silence() -> float:
+    """Seconds after which a process that says nothing is gone."""
+    return float(os.environ.get("POPDIST_SILENCE") or 60)
 
 
 def copy(source: socket.socket, target: socket.socket) -> None:
@@ -120,7 +125,7 @@ class _Door:
                 else:
                     self._waiting.unregister(0)
                     said_bye, has_first = os.read(0, 4) == b"bye\n", False
-                    end = float("inf") if said_bye else time.monotonic() + LINGER
+                    end = float("inf") if said_bye else time.monotonic() + silence() + LINGER
             self._send_away()
 
     def _open(self) -> None:
@@ -246,7 +251,7 @@ def _addresses(host: str) -> Iterator[str]:
 
 def _listen(host: str, port: int) -> socket.socket | None:
     """The door's socket; waits while another run has the port. None: it has it for too long."""
-    end = time.monotonic() + _PORT_WAIT
+    end = time.monotonic() + silence() + LINGER + _PORT_WAIT
     while True:
         busy = False
         for address in _addresses(host):

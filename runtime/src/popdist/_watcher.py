@@ -13,13 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Set
 from typing import Any
 
-SILENCE = 30.0  # seconds; a process that was not heard of for so long is gone
+from popdist._place import SILENCE
+
 LOOK = 1.0  # seconds between looks at who is there
 LEFT, ENDED = "left", "ended"  # last words, or their beginning
 PAUSE = 5.0  # seconds between looks, at most, that count as silence of others
 _READERS = 64  # processes that read each second what all have told
 _LEAVING = 10.0  # seconds that a process waits for one that has left: one of them is wrong
-_STATUS, _NAMED = "popdist/status", "popdist/named"
+_MOMENT = 5_000  # milliseconds between the first who names a process and its name
+_STATUS, _NAMED, _LOST = "popdist/status", "popdist/named", "popdist/lost"
 
 
 def gone(told: Mapping[int, str], unheard: Set[int]) -> set[int]:
@@ -55,9 +57,16 @@ class Board:
         words = {index: word.partition(" ") for index, word in self.told().items()}
         return {index: work for index, (beat, _, work) in words.items() if beat.isdigit()}
 
-    def comes_first(self) -> bool:
-        """Whether no process has asked this before. Who ends because of another asks once."""
-        return bool(self._client.key_value_increment(_NAMED, 1) == 1)
+    def name(self, lost: int) -> int | None:
+        """Name the process because of which this one ends; each that does so asks once.
+
+        Returns:
+            None: no other has named one before; else the process that the first has named.
+        """
+        if self._client.key_value_increment(_NAMED, 1) == 1:
+            self._client.key_value_set(_LOST, str(lost))
+            return None
+        return int(self._client.blocking_key_value_get(_LOST, _MOMENT))
 
 
 class Watcher:
@@ -69,6 +78,7 @@ class Watcher:
         board: Board,
         closed: Callable[[], set[int]],
         needing: Collection[object],
+        silence: float,
         work: Callable[[], str] = str,
     ) -> None:
         """Know nothing yet.
@@ -77,9 +87,13 @@ class Watcher:
             count: of all processes.
             closed: gives those whose connection was closed since it was asked last.
             needing: not empty while this process can do nothing without all the others.
+            silence: seconds; a process that was not heard of for so long is gone.
             work: gives what its main thread does, for the others to read.
         """
         self._work = work
+        # All that read all are the square of the processes: of many, each reads less often.
+        self._every = 1 + count // _READERS  # looks
+        self._silence = max(silence, 3 * LOOK * self._every)
         self._board, self._find_closed, self._needing = board, closed, needing
         self._heard = dict.fromkeys(range(count), ("", 0.0))
         self._closed: set[int] = set()
@@ -93,7 +107,7 @@ class Watcher:
             return word
         if index in self._closed or word == LEFT:
             return ENDED
-        return f"not been heard of for {SILENCE:.0f} s"
+        return f"not been heard of for {self._silence:.0f} s ({SILENCE})"
 
     def look(self, passed: float) -> int | None:
         """Tell the others that this process lives, and return the one it must end with, if any.
@@ -111,14 +125,13 @@ class Watcher:
         self._closed |= closed
         self._beat += 1
         self._board.tell(f"{self._beat} {self._work()}".rstrip())
-        # All that read all are the square of the processes: of many, each reads less often.
-        if not closed and self._beat % (1 + len(self._heard) // _READERS):
+        if not closed and self._beat % self._every:
             return None
         told = self._board.told()  # after `_closed`: who leaves tells so before it ends
         for index, word in told.items():
             if self._heard[index][0] != word:
                 self._heard[index] = word, self._now
-        silent = {i for i, (_, since) in self._heard.items() if self._now - since > SILENCE}
+        silent = {i for i, (_, since) in self._heard.items() if self._now - since > self._silence}
         lost = gone(told, silent | self._closed)
         left = {index for index, word in told.items() if word == LEFT}
         waited, self._read = self._now - self._read, self._now

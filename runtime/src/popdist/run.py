@@ -23,12 +23,16 @@ from typing import Any
 from popdist._overseer import FOLLOWED, LAUNCHER, PEER_LOST
 from popdist._place import (
     COORDINATOR,
+    DEFAULT_SILENCE,
     INSTANCE_INDEX,
     LOOPBACK,
     NUM_INSTANCES,
     RUN,
     SECRET,
+    SILENCE,
     TOTAL_REPLICAS,
+    DistributedError,
+    silence,
 )
 
 GRACE = 5.0  # seconds that the others have to end by themselves
@@ -52,6 +56,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _say(
                 f"{name} is {str(count)[:20]}, but must be from 1 to {MAX_PROCESSES}", _USER_ERROR
             )
+    if given.silence is not None:
+        os.environ[SILENCE] = str(given.silence)
+    try:
+        silence()
+    except DistributedError as error:
+        return _say(str(error), _USER_ERROR)
     started: list[subprocess.Popen[bytes]] = []
 
     def forward(number: int, frame: object) -> None:
@@ -86,6 +96,11 @@ def _parser() -> _Parser:
     parser.add_argument(
         "--replicas", type=int, metavar="N",
         help="replicas of all processes, for programs that ask popdist for their number",
+    )  # fmt: skip
+    parser.add_argument(
+        "--silence", metavar="SECONDS",
+        help="a process that is silent for longer ends the run, as one that is paused; sets "
+        f"{SILENCE} (default: {DEFAULT_SILENCE})",
     )  # fmt: skip
     parser.add_argument("command", nargs=argparse.REMAINDER, help="-- and the program to start")
     return parser
@@ -130,7 +145,11 @@ def _failed(processes: Sequence[subprocess.Popen[bytes]]) -> int:
         if not silent:
             return PEER_LOST  # each has said why
         who = f"process {silent[0]}" if len(silent) == 1 else f"processes {', '.join(silent)}"
-        return _say(f"nothing is heard of {who} of {count}: the others ended first", PEER_LOST)
+        return _say(
+            f"nothing is heard of {who} of {count} for {silence()} s ({SILENCE}): the others "
+            "ended first",
+            PEER_LOST,
+        )
     code = processes[first].returncode
     if code > 0 and all(p.returncode == code for p in processes):
         return code  # they have failed alike, and said why
