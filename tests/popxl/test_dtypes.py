@@ -60,6 +60,21 @@ def test_torch_types_convert_both_ways():
         popxl.float8_143.as_torch()
 
 
+def test_the_table_of_torch_types_holds_all_that_have_one_here() -> None:
+    """Programs read this private table of PopXL; it is made when it is read."""
+    torch = pytest.importorskip("torch")
+    theirs = {t for t in vars(torch).values() if isinstance(t, torch.dtype)}
+    table = popxl.dtypes._PT_TO_POPXL
+    assert table[torch.float8_e4m3fnuz] is popxl.float8_143
+    assert table[torch.float8_e5m2fnuz] is popxl.float8_152
+    assert table == {t: popxl.dtype.as_dtype(t) for t in theirs if t in table}
+    for t in theirs - set(table):
+        with pytest.raises(ValueError, match="no popxl dtype"):
+            popxl.dtype.as_dtype(t)
+    with pytest.raises(AttributeError, match="has no attribute 'float7'"):
+        _ = popxl.dtypes.float7
+
+
 @pytest.mark.parametrize(
     "wrong", ["float128x", object(), np.dtype("U3"), "datetime64[s]", None.__class__]
 )

@@ -180,5 +180,5 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import torch
 
-    names = (text.removeprefix("torch.") for text in _BY_TORCH_NAME)
-    return {getattr(torch, n): _BY_NAME[n] for n in names if hasattr(torch, n)}
+    named = ((text.removeprefix("torch."), it) for text, it in _BY_TORCH_NAME.items())
+    return {getattr(torch, name): it for name, it in named if hasattr(torch, name)}
