@@ -261,6 +261,31 @@ def test_constants_live_in_any_graph():
     assert y.tolist() == [1, 2]
 
 
+@pytest.mark.parametrize("data", [
+    np.ones(2, popxl.float8_143.as_numpy()), np.ones(2, complex), np.array(["1", "2"]),
+    np.array([b"1", b"2"]), np.zeros(2, "datetime64[s]"), np.zeros(2, "i4,i4"), [object()] * 2,
+], ids=lambda x: str(np.asarray(x).dtype))  # fmt: skip
+def test_what_holds_no_numbers_becomes_none(data):
+    """The bits of float8, one part of complex numbers, and texts would be taken for numbers."""
+    ir, made = popxl.Ir(), []
+    with ir.main_graph:
+        for dtype in map(
+            popxl.dtype.from_name, ("float32", "int32", "bfloat16", "bool", "float8_152")
+        ):
+            made.append((popxl.h2d_stream((2,), dtype), popxl.variable(np.zeros(2), dtype)))
+            ops.host_load(made[-1][0])
+            for make in (popxl.constant, popxl.variable):
+                with pytest.raises(ValueError, match="data (are|of type)"):
+                    make(data, dtype)
+    with popxl.Session(ir, "cpu") as session:
+        for stream, variable in made:
+            with pytest.raises(ValueError, match="data (are|of type)"):
+                session.write_variable_data(variable, data)
+            given = {s: np.zeros(2, s.dtype.as_numpy()) for s, _ in made}
+            with pytest.raises(ValueError, match=f"input '{stream.tensor_id}'"):
+                session.run(given | {stream: data})
+
+
 def test_what_is_no_data_is_an_error(ir):
     with pytest.raises(ValueError, match="cannot make an array"):
         popxl.constant(object())

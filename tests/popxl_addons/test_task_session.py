@@ -9,6 +9,7 @@ import pytest
 
 import popxl
 from popxl import ops
+from popxl.utils import to_numpy
 from popxl_addons import InputStreams, NamedTensors, OutputStreams, TaskSession
 from popxl_addons.task_session import initialise_memmap_dir_from_checkpoint, write_variables_pb
 from popxl_addons.variable_factory import NamedVariableFactories, VariableFactory
@@ -104,7 +105,8 @@ def test_the_files_of_a_checkpoint(tmp_path):
     s.save_checkpoint(str(tmp_path / "c"))
     files = {p.relative_to(tmp_path / "c").as_posix() for p in (tmp_path / "c").rglob("*.*")}
     assert files == {
-        "model/part.a.npz", "model/part.b.npz", "session_info.json", "dataloader.bin",
+        "model/part.a.npz", "model/part.b.npz", "model/arrays.json", "session_info.json",
+        "dataloader.bin",
     }  # fmt: skip
     with np.load(tmp_path / "c" / "model" / "part.a.npz", allow_pickle=False) as arrays:
         assert list(arrays) == ["part.a"]
@@ -247,7 +249,7 @@ def test_a_checkpoint_can_start_memory_maps(tmp_path, from_maps):
     s.save_checkpoint(str(tmp_path / "c"))
     model = tmp_path / "c" / "model"
     if from_maps:
-        assert {p.name for p in model.iterdir()} == {"a.v.npy", "b.v.npy"}
+        assert {p.name for p in model.iterdir()} == {"a.v.npy", "b.v.npy", "arrays.json"}
     else:  # variables are called `<name>.v` where they are made, and part.<name> in the state
         for name in ("a", "b"):
             with np.load(model / f"part.{name}.npz") as arrays:
@@ -288,3 +290,168 @@ def test_histograms_go_to_the_active_run(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     s.wandb_variable_histograms(step=3)
     assert logged == [({"part.a": [1.0]}, 3), ({"part.b": [1.0]}, 3)]
+
+
+# ---- dtypes and shapes --------------------------------------------------------------------------
+VALUES = np.array([1.5, -2.0, 0.0, 3.0])
+SAVED = [popxl.float32, popxl.float16, popxl.bfloat16, popxl.float8_e5m2, popxl.float8_143,
+         popxl.int32, popxl.uint16, popxl.uint8, popxl.bool]  # fmt: skip
+
+
+def one_variable(dtype, shape=(4,), folder=None, data=VALUES):
+    """A program of one variable, in an ordinary array or in a memory map of this folder."""
+    host = to_numpy(np.asarray(data)[: np.prod(shape)].reshape(shape).clip(0), dtype)
+    if folder is not None:
+        folder.mkdir(parents=True)
+        host = np.memmap(folder / "w.bin", host.dtype, "w+", shape=shape)
+        host[...] = to_numpy(np.zeros(shape), dtype)
+    ir = popxl.Ir()
+    with ir.main_graph:
+        w = popxl.variable(host, dtype, name="w")
+    return TaskSession([], [], NamedTensors.from_dict({"w": w}), ir=ir)
+
+
+def held_by(s):
+    return s.get_tensor_data(s.state.w)
+
+
+def kind_of(dtype):
+    if dtype.is_floating_point and dtype.itemsize > 1:
+        return "numbers"
+    return "whole numbers" if dtype.is_int else dtype.name
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("saved", SAVED, ids=lambda d: d.name)
+def test_a_checkpoint_brings_back_numbers_in_each_dtype_that_holds_them(saved, mapped, tmp_path):
+    source = one_variable(saved, folder=tmp_path / "maps" if mapped else None)
+    source.write_variable_data(source.state.w, to_numpy(VALUES.clip(0), saved))
+    source.save_checkpoint(str(tmp_path / "c"))
+    for wanted in SAVED:
+        target = one_variable(wanted, data=VALUES + 7)
+        before = held_by(target).copy()
+        if kind_of(wanted) == kind_of(saved):
+            target.load_checkpoint(str(tmp_path / "c"), "error")
+            assert held_by(target).tobytes() == to_numpy(held_by(source), wanted).tobytes()
+        else:
+            with pytest.raises(ValueError, match=f"{saved.name} for 'w'.*is {wanted.name}"):
+                target.load_checkpoint(str(tmp_path / "c"), "error")
+            with pytest.raises(ValueError, match=f"{saved.name} for 'w'.*is {wanted.name}"):
+                target.load_from_session(source)
+            assert held_by(target).tobytes() == before.tobytes()
+
+
+@pytest.mark.parametrize("from_map", [False, True])
+@pytest.mark.parametrize("to_map", [False, True])
+def test_arrays_and_memory_maps_load_each_other(from_map, to_map, tmp_path):
+    source = one_variable(popxl.bfloat16, folder=tmp_path / "from" if from_map else None)
+    source.write_variable_data(source.state.w, VALUES)
+    source.save_checkpoint(str(tmp_path / "c"))
+    target = one_variable(popxl.float32, folder=tmp_path / "to" if to_map else None)
+    target.load_checkpoint(str(tmp_path / "c"), "error")
+    np.testing.assert_array_equal(held_by(target), VALUES)
+    for shape in ((2,), (2, 2)):
+        other = one_variable(popxl.bfloat16, shape)
+        with pytest.raises(ValueError, match=r"'w' needs data of shape"):
+            other.load_checkpoint(str(tmp_path / "c"))
+
+
+def test_numbers_that_a_narrower_dtype_does_not_reach_are_refused(tmp_path):
+    source = one_variable(popxl.float32, data=np.array([1e6, np.inf, np.nan, 0]))
+    source.save_checkpoint(str(tmp_path))
+    with pytest.raises(
+        ValueError, match="numbers for 'w', float32, that .* float16 does not reach"
+    ):
+        one_variable(popxl.float16).load_checkpoint(str(tmp_path))
+    wide = one_variable(popxl.bfloat16)
+    wide.load_checkpoint(str(tmp_path))
+    assert np.isinf(held_by(wide)[1])
+    one_variable(popxl.int32, data=np.arange(4) * 300).save_checkpoint(str(tmp_path / "c"))
+    with pytest.raises(ValueError, match="'w': 900 does not fit uint8"):
+        one_variable(popxl.uint8).load_checkpoint(str(tmp_path / "c"))
+
+
+def test_without_an_index_bits_are_told_from_numbers_by_the_variable(tmp_path):
+    source = one_variable(popxl.bfloat16)
+    source.save_checkpoint(str(tmp_path / "c"))
+    (tmp_path / "c/model/arrays.json").unlink()
+    target = one_variable(popxl.bfloat16, data=VALUES + 7)
+    target.load_checkpoint(str(tmp_path / "c"), "error")
+    np.testing.assert_array_equal(held_by(target), held_by(source))
+    with pytest.raises(ValueError, match="uint16 for 'w', but the variable is float32"):
+        one_variable(popxl.float32).load_checkpoint(str(tmp_path / "c"))
+
+
+def test_without_an_index_a_memory_map_has_the_size_of_its_own_file(tmp_path):
+    one_variable(popxl.float32, folder=tmp_path / "a").save_checkpoint(str(tmp_path / "c"))
+    (tmp_path / "c/model/arrays.json").unlink()
+    one_variable(popxl.float32, folder=tmp_path / "b").load_checkpoint(str(tmp_path / "c"), "error")
+    for number, (dtype, shape) in enumerate([(popxl.float32, (2,)), (popxl.bfloat16, (4,))]):
+        target = one_variable(dtype, shape, tmp_path / f"t{number}")
+        with pytest.raises(ValueError, match=r"w\.bin has 16 bytes, but .* needs 8"):
+            target.load_checkpoint(str(tmp_path / "c"))
+
+
+@pytest.mark.parametrize("name", ["w.npz", "arrays.json", "../session_info.json"])
+@pytest.mark.parametrize("content", [b"", b"[1", b"\x93NUMPY\x01\x00", b"[[1, 2], [3, 4]]"])
+def test_damaged_files_are_named_and_nothing_is_loaded(name, content, tmp_path):
+    one_variable(popxl.float32).save_checkpoint(str(tmp_path / "c"))
+    (tmp_path / "c/model" / name).write_bytes(content)
+    target = one_variable(popxl.float32, data=VALUES + 7)
+    before = held_by(target).copy()
+    with pytest.raises(ValueError, match=f"{Path(name).name} (is damaged|cannot be read)"):
+        target.load_checkpoint(str(tmp_path / "c"))
+    np.testing.assert_array_equal(held_by(target), before)
+
+
+def test_two_maps_of_one_file_name_cannot_be_in_one_checkpoint(tmp_path):
+    ir, state = popxl.Ir(), NamedTensors()
+    with ir.main_graph:
+        for name in ("a", "b"):
+            (tmp_path / name).mkdir()
+            data = np.memmap(tmp_path / name / "w", np.float32, "w+", shape=(2,))
+            state.insert(name, popxl.variable(data, name=name))
+    s = TaskSession([], [], state, ir=ir)
+    with pytest.raises(ValueError, match="one file of the checkpoint"):
+        s.save_checkpoint(str(tmp_path / "c"))
+
+
+def test_two_parts_of_one_file_are_saved_once(tmp_path):
+    def parts(folder):
+        folder.mkdir()
+        np.arange(4, dtype=np.float32).tofile(folder / "w")
+        ir, state = popxl.Ir(), NamedTensors()
+        with ir.main_graph:
+            for name, offset in (("a", 0), ("b", 8)):
+                data = np.memmap(folder / "w", np.float32, "r+", offset, (2,))
+                state.insert(name, popxl.variable(data, name=name))
+        return TaskSession([], [], state, ir=ir)
+
+    source, target = parts(tmp_path / "source"), parts(tmp_path / "target")
+    source.write_variable_data(source.state.b, np.float32([7, 8]))
+    (tmp_path / "c/model").mkdir(parents=True)
+    (tmp_path / "c/model/.w").write_bytes(b"what a save left that was killed")
+    source.save_checkpoint(str(tmp_path / "c"))
+    target.load_checkpoint(str(tmp_path / "c"), "error")
+    assert target.get_tensor_data(target.state.a).tolist() == [0, 1]
+    assert target.get_tensor_data(target.state.b).tolist() == [7, 8]
+
+
+@pytest.mark.parametrize("through", ["factories", "a checkpoint"])
+@pytest.mark.parametrize(("dtype", "shape"), [(popxl.float16, (2, 3)), (popxl.bfloat16, (3, 2))])
+def test_a_map_of_another_dtype_or_shape_is_not_taken_for_a_variable(
+    through, dtype, shape, tmp_path
+):
+    def mapped(dtype, shape, folder):
+        with popxl.Ir().main_graph as graph:
+            factory = NamedVariableFactories(v=VariableFactory(np.ones(shape), dtype))
+            return TaskSession([], [], factory.init(memmap_dir=str(folder)), ir=graph.ir)
+
+    saved = mapped(popxl.bfloat16, (2, 3), tmp_path / "maps")
+    if through == "a checkpoint":
+        saved.save_checkpoint(str(tmp_path / "c"))
+        initialise_memmap_dir_from_checkpoint(tmp_path / "c", tmp_path / "copied")
+    folder = tmp_path / ("maps" if through == "factories" else "copied")
+    with pytest.raises(ValueError, match=r"v\.npy holds bfloat16 of shape \(2, 3\), but variable"):
+        mapped(dtype, shape, folder)
+    assert (mapped(popxl.bfloat16, (2, 3), folder).state.v.shape) == (2, 3)

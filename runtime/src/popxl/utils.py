@@ -45,6 +45,7 @@ def to_numpy(
     if isinstance(x, np.memmap) and (dtype is None or x.dtype == dtype.as_numpy()):
         return x  # a memory map is the user's storage: it is shared, never copied
     array = host_array(x)
+    check_kind(array, x, dtype)
     is_float8 = dtype in (dtypes.float8_143, dtypes.float8_152)
     if not is_float8 and (log2_scale is not None or nan_on_overflow is not None):
         raise ValueError("log2_scale and nan_on_overflow need a float8 dtype")
@@ -56,15 +57,31 @@ def to_numpy(
         nan = True if nan_on_overflow is None else nan_on_overflow
         numbers = array if array.dtype.kind == "f" else array.astype(np.float32)
         return fp8_utils.host_pow2scale_cast_to_fp8(numbers, dtype, log2_scale or 0, nan)
-    if array.dtype == object:
-        raise ValueError(
-            f"cannot make an array of {type(x).__name__} data: pass arrays, sequences, or numbers "
-            "of at most 64 bits"
-        )
     check_range(array, target)
     if (copy or not array.flags.c_contiguous) and array.nbytes and is_one_zero(array):
         return np.zeros(array.shape, target)  # takes memory when it is written, not before
     return np.array(array, dtype=target, copy=copy or None, order="C")
+
+
+def check_kind(array: np.ndarray, x: Any, dtype: dtypes.dtype | None) -> None:
+    """Raise ValueError for data that are no numbers, and for numbers of which a dtype would take a
+    part: the bits of float8 records, or the real part of complex numbers."""
+    is_number = array.dtype.kind in "biufc" or array.dtype.isbuiltin == 2  # those of ml_dtypes
+    if not is_number and array.dtype not in dtypes._NP_TO_POPXL:
+        raise ValueError(
+            f"cannot make an array of {type(x).__name__} data of type {array.dtype}: pass arrays, "
+            "sequences, or numbers of at most 64 bits"
+        )
+    if dtype is None or array.dtype == dtype.as_numpy():
+        return
+    if array.dtype.names:
+        name = array.dtype.names[0]
+        raise ValueError(
+            f"{name} data are bits, not numbers of {dtype.name}: use "
+            "popxl.fp8_utils.host_pow2scale_cast_from_fp8 first"
+        )
+    if array.dtype.kind == "c" and not dtype.is_complex:
+        raise ValueError(f"{array.dtype} data are no numbers of {dtype.name}: take a part of them")
 
 
 def check_range(array: np.ndarray, target: np.dtype) -> None:

@@ -14,10 +14,21 @@ import numpy as np
 import popxl
 from popxl import Session, Variable
 from popxl.session import h2dStreamBufferMaps
+from popxl_addons.array_files import (
+    INDEX,
+    Held,
+    add_to_index,
+    check_conversion,
+    file_dtype,
+    map_file,
+    read_index,
+    read_object,
+    read_packed,
+)
 from popxl_addons.named_tensors import NamedTensorData, NamedTensors
 from popxl_addons.streams import InputStreams, OutputStreams
 from popxl_addons.utils import active_wandb_run
-from popxl_addons.variable_factory import file_dtype, memmap_path
+from popxl_addons.variable_factory import memmap_path
 
 __all__ = ["TaskSession", "initialise_memmap_dir_from_checkpoint", "write_variables_pb"]
 
@@ -114,11 +125,23 @@ class TaskSession(Session):
         Args:
             report_missing: what to do about names that only one of the sessions has: nothing,
                 log a warning, or raise ValueError.
+
+        Raises:
+            ValueError: a variable cannot hold the numbers of the other, or has another shape.
         """
-        data, names = src.get_named_tensors_data().to_dict(), self.state.to_dict()
-        _report(names, data, report_missing, "the source session")
-        weights = {t: data[name] for name, t in names.items() if name in data}
-        self.write_variables_data(weights)  # type: ignore[arg-type]
+        data, current = (s.get_named_tensors_data().to_dict() for s in (src, self))
+        _report(current, data, report_missing, "the source session")
+        arrays = {name: data[name] for name in current if name in data}
+        self._write_named(arrays, current, "the source session")
+
+    def _write_named(
+        self, arrays: Mapping[str, np.ndarray], current: Mapping[str, np.ndarray], source: str
+    ) -> None:
+        """Writes variables by name, all or none, once their numbers are known to fit."""
+        for name, array in arrays.items():
+            check_conversion(name, source, array, current[name].dtype)
+        variables = self.state.to_dict()
+        self.write_variables_data({variables[n]: a for n, a in arrays.items()})  # type: ignore[misc]
 
     # ---- W&B ------------------------------------------------------------------------------------
     def wandb_histogram(self, name: str, step: int, data: np.ndarray) -> None:
@@ -141,6 +164,7 @@ class TaskSession(Session):
 
         It holds `model/<name>.npz` for each variable, with one array under the key `<name>`;
         variables whose host data are memory maps are copied as the files they are into `model`.
+        `model/arrays.json` says what dtype and shape they have.
         `session_info.json` is `session_state`, and `dataloader.bin` what the dataloader saves.
 
         Other files in the folder stay. Files of the checkpoint are replaced when all new ones are
@@ -148,18 +172,25 @@ class TaskSession(Session):
         the latest `max_checkpoints` are removed.
         """
         target = Path(checkpoint_dir)
-        (target / _MODEL).mkdir(parents=True, exist_ok=True)
+        model = target / _MODEL
+        model.mkdir(parents=True, exist_ok=True)
         arrays = self.get_named_tensors_data().to_dict()
+        held = _layout(arrays)
+        drafts: list[Path] = []
         try:
-            written = [_save_array(target / _MODEL, name, array) for name, array in arrays.items()]
+            for name, array in arrays.items():
+                draft = _draft(model / held[name].file)
+                if draft not in drafts and _save_array(draft, name, array):
+                    drafts.append(draft)
         except BaseException:
-            for name in arrays:
-                (target / _MODEL / f".{name}.npz").unlink(missing_ok=True)
+            for entry in held.values():
+                _draft(model / entry.file).unlink(missing_ok=True)
             raise
-        info = target / f".{_STATE_FILE}"
+        info = _draft(target / _STATE_FILE)
         info.write_text(json.dumps(self.session_state, indent=2), encoding="utf-8")
-        for path in filter(None, written):
+        for path in drafts:
             path.rename(path.with_name(path.name.removeprefix(".")))
+        add_to_index(model, held)
         if self._dataloader is not None:
             self._dataloader.save(str(target / _DATALOADER))
         info.rename(target / _STATE_FILE)
@@ -185,23 +216,21 @@ class TaskSession(Session):
             skip_memmap: leave variables alone whose host data is a memory map.
 
         Raises:
-            ValueError: the folder has no `model`, or see `report_missing`.
+            ValueError: the folder has no `model`, a file is damaged, a variable cannot hold the
+                numbers that were saved, or has another shape; or see `report_missing`. Nothing is
+                loaded then.
         """
         folder = Path(checkpoint_dir)
         info = _read_info(folder)
         current = self.get_named_tensors_data().to_dict()
-        maps = {n: a for n, a in current.items() if isinstance(a, np.memmap)}
-        files = {n: folder / _MODEL / f"{n}.npz" for n in current if n not in maps}
-        files |= {n: folder / _MODEL / _file_of(a).name for n, a in maps.items()}
-        files |= {p.stem: p for p in (folder / _MODEL).glob("*.npz") if p.stem not in current}
-        saved = {n: p for n, p in files.items() if p.exists()}
+        saved = _saved(folder / _MODEL, current)
         _report(current, saved, report_missing, str(folder))
         _report(self.session_state, info, report_missing, str(folder), "entries of session state")
-        wanted = [n for n in current if n in saved and not (skip_memmap and n in maps)]
-        variables = self.state.to_dict()
-        self.write_variables_data(
-            {variables[n]: _load_array(saved[n], n, current[n]) for n in wanted}  # type: ignore[misc]
-        )
+        wanted = [n for n in current if n in saved]
+        if skip_memmap:
+            wanted = [n for n in wanted if not isinstance(current[n], np.memmap)]
+        arrays = {n: _load_array(folder / _MODEL, n, saved[n], current[n]) for n in wanted}
+        self._write_named(arrays, current, str(folder))
         self.session_state = info
         if self._dataloader is not None:
             self._resume_dataloader(folder / _DATALOADER, report_missing)
@@ -218,46 +247,76 @@ def _read_info(folder: Path) -> dict[str, Any]:
     """The session state of a checkpoint; that of a new session if it has none."""
     if not (folder / _MODEL).is_dir():
         raise ValueError(f"{folder} is no checkpoint: it has no folder {_MODEL}")
-    path = folder / _STATE_FILE
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"steps": 0}
+    return read_object(folder / _STATE_FILE) or {"steps": 0}
 
 
-def _file_of(array: np.memmap) -> Path:
+def _file_of(array: Any) -> Path:
+    """File of a memory map."""
     return Path(str(array.filename))
 
 
-def _save_array(folder: Path, name: str, array: np.ndarray) -> Path | None:
-    """Write an array to a file whose name begins with a dot.
+def _draft(path: Path) -> Path:
+    """Where a file is written before it replaces another."""
+    return path.with_name(f".{path.name}")
 
-    Returns:
-        The path; None for a memory map that lives in the folder.
+
+def _file_name(name: str, array: np.ndarray) -> str:
+    return _file_of(array).name if isinstance(array, np.memmap) else f"{name}.npz"
+
+
+def _layout(arrays: Mapping[str, np.ndarray]) -> dict[str, Held]:
+    """How a checkpoint holds variables.
+
+    Raises:
+        ValueError: two memory maps are files of one name in different folders.
     """
+    maps: dict[str, Path] = {}
+    for name, array in arrays.items():
+        if isinstance(array, np.memmap):
+            path = _file_of(array).resolve()
+            if maps.setdefault(path.name, path) != path:
+                raise ValueError(
+                    f"{path} of variable {name!r} and {maps[path.name]} would be one file of the "
+                    "checkpoint: give memory maps files of different names"
+                )
+    return {n: Held.from_array(_file_name(n, a), a) for n, a in arrays.items()}
+
+
+def _save_array(draft: Path, name: str, array: np.ndarray) -> bool:
+    """Write an array to a draft, unless it is a memory map that lives in the folder."""
     if isinstance(array, np.memmap):
         array.flush()
         source = _file_of(array)
-        if source.resolve() == (folder / source.name).resolve():
-            return None
-        shutil.copyfile(source, folder / f".{source.name}")
-        return folder / f".{source.name}"
-    stored = np.asarray(array, order="C").view(file_dtype(array.dtype))
-    path = folder / f".{name}.npz"
-    with path.open("wb") as file:
-        np.savez(file, **{name: stored})  # type: ignore[arg-type]
-    return path
+        if source.resolve() == draft.with_name(source.name).resolve():
+            return False
+        shutil.copyfile(source, draft)
+    else:
+        stored = np.asarray(array, order="C").view(file_dtype(array.dtype))
+        with draft.open("wb") as file:
+            np.savez(file, **{name: stored})  # type: ignore[arg-type]
+    return True
 
 
-def _load_array(path: Path, name: str, current: np.ndarray) -> np.ndarray:
-    """What a file holds for a variable whose data are `current`.
+def _saved(model: Path, current: Mapping[str, np.ndarray]) -> dict[str, Held | None]:
+    """How a checkpoint holds variables; None: its index does not say, as those of others."""
+    index = {name: held for name, held in read_index(model).items() if (model / held.file).exists()}
+    maps = {n for n, array in current.items() if isinstance(array, np.memmap)}
+    own = {n: _file_name(n, array) for n, array in current.items() if n not in index}
+    known = {n: index.get(n) for n in current if n in index or (model / own[n]).exists()}
+    files = {*own.values(), *(index[n].file for n in current if n in index)}
+    unknown = {n: held for n, held in index.items() if held.file not in files}
+    files |= {held.file for held in unknown.values()}
+    others = {p.stem for p in model.glob("*.npz") if p.name not in files}
+    return dict.fromkeys(others - maps) | unknown | known
 
-    A memory map's file is a copy of the map's own; an .npz file holds what numpy has no name for
-    as integers.
-    """
-    dtype = current.dtype
-    if isinstance(current, np.memmap):
-        return np.memmap(path, dtype, "r", int(current.offset), current.shape)
-    with np.load(path, allow_pickle=False) as arrays:
-        array = arrays[name]
-    return array.view(dtype) if array.dtype == file_dtype(dtype) != dtype else np.asarray(array)
+
+def _load_array(model: Path, name: str, held: Held | None, current: np.ndarray) -> np.ndarray:
+    """What a checkpoint holds for a variable whose data are `current`."""
+    own = Held.from_array(_file_name(name, current), current)
+    if (held or own).file.endswith(".npz"):
+        return read_packed(model, name, held or own)
+    is_copy = held is None and isinstance(current, np.memmap)  # of the map's own file
+    return map_file(model, held or own, size=_file_of(current).stat().st_size if is_copy else None)
 
 
 def _report(
@@ -295,9 +354,13 @@ def initialise_memmap_dir_from_checkpoint(
     checkpoint_dir: str | Path, memmap_dir: str | Path
 ) -> None:
     """Copy the variables of a checkpoint to where `memmap_dir` of `init` looks for them."""
-    folder = Path(checkpoint_dir)
-    _read_info(folder)
-    for path in sorted((folder / _MODEL).iterdir()):
+    model = Path(checkpoint_dir) / _MODEL
+    _read_info(model.parent)
+    index = {held.file: held for held in read_index(model).values()}
+    copied: dict[str, Held] = {}
+    for path in sorted(model.iterdir()):
+        if path.name == INDEX:
+            continue
         packed = path.suffix == ".npz"
         target = memmap_path(memmap_dir, path.stem) if packed else Path(memmap_dir) / path.name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -306,3 +369,7 @@ def initialise_memmap_dir_from_checkpoint(
                 arrays[path.stem].tofile(target)
         else:
             shutil.copyfile(path, target)
+        if path.name in index:
+            copied[target.stem] = index[path.name]._replace(file=target.name)
+    if copied:
+        add_to_index(Path(memmap_dir), copied)

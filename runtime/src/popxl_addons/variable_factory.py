@@ -20,6 +20,7 @@ from popxl import ReplicaGrouping, dtypes, ops
 from popxl._ir.sharding import MetaShape
 from popxl.tensor import HostScalarTensor, HostTensor, host_tensor_types
 from popxl.utils import to_numpy
+from popxl_addons.array_files import Held, add_to_index, map_file, read_index
 from popxl_addons.dot_tree import DotTree
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
 from popxl_addons.named_tensors import NamedTensors
@@ -218,34 +219,28 @@ class VariableFactory:
             read_only_if_exists: map such a file read-only; the variable is never written back.
 
         Raises:
-            ValueError: the file has another size.
+            ValueError: the file holds another dtype or shape, or has another size.
         """
-        path, dtype, shape = (
-            memmap_path(memmap_dir, name),
-            self.dtype.as_numpy(),
-            self.shape_on_host,
-        )
+        path = memmap_path(memmap_dir, name)
+        wanted = Held(path.name, self.dtype.name, self.shape_on_host)
         if path.exists():
-            wanted = math.prod(shape) * dtype.itemsize
-            if path.stat().st_size != wanted:
+            held = read_index(path.parent).get(name, wanted)
+            if held.file == wanted.file and held != wanted:
                 raise ValueError(
-                    f"{path} has {path.stat().st_size} bytes, but variable {name!r} of "
-                    f"{self.dtype.name} {shape} needs {wanted}"
+                    f"{path} holds {held.dtype} of shape {held.shape}, but variable {name!r} is "
+                    f"{wanted.dtype} of shape {wanted.shape}: give another folder, or remove it"
                 )
-            return np.memmap(path, dtype, "r" if read_only_if_exists else "r+", shape=shape)
+            mode = "r" if read_only_if_exists else "r+"
+            return map_file(path.parent, wanted, mode, wanted.nbytes)
         path.parent.mkdir(parents=True, exist_ok=True)
-        made = np.memmap(path, dtype, "w+", shape=shape)
+        made = np.memmap(path, wanted.host_dtype, "w+", shape=wanted.shape)
         if not empty:
             made[...] = self.next_data()
+        add_to_index(path.parent, {name: wanted})
         return made
 
     def __repr__(self) -> str:
         return f"VariableFactory({self.name}: {self.dtype.name}{list(self.shape)})"
-
-
-def file_dtype(dtype: np.dtype) -> np.dtype:
-    """The dtype in which .npy files hold `dtype`: bfloat16 and float8 as unsigned integers."""
-    return dtype if dtype.kind in "biufc" else np.dtype(f"u{dtype.itemsize}")
 
 
 def memmap_path(memmap_dir: str | Path, name: str) -> Path:

@@ -1,0 +1,182 @@
+"""Files of variables in a folder, and an index of what they hold.
+
+NumPy has no name for bfloat16 and float8, so .npz files hold their bits as integers; memory maps
+are bytes without a header. `arrays.json` says the dtype and shape of each variable. A variable that
+it does not name was saved by another program: its file is taken for what the variable is, as far as
+its size and type allow.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from popxl import dtypes
+
+INDEX = "arrays.json"
+
+
+class Held(NamedTuple):
+    """A variable's array in a file.
+
+    Attributes:
+        file: its name.
+        dtype: its name in PopXL.
+        offset: bytes before the elements of a memory map.
+    """
+
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int = 0
+
+    @classmethod
+    def from_array(cls, file: str, array: np.ndarray) -> Held:
+        """Returns how a file holds an array."""
+        offset = int(array.offset) if isinstance(array, np.memmap) else 0
+        return cls(file, dtypes.dtype.as_dtype(array.dtype).name, array.shape, offset)
+
+    @classmethod
+    def from_json(cls, entry: Any) -> Held:
+        """Returns an entry of an index. Raises TypeError or ValueError if it is none."""
+        file, dtype, shape, offset = entry
+        known = dtypes.dtype.from_name(dtype).name
+        return cls(str(file), known, tuple(int(n) for n in shape), int(offset))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a memory map's file up to the end of the array."""
+        return self.offset + self.host_dtype.itemsize * math.prod(self.shape)
+
+    @property
+    def host_dtype(self) -> np.dtype:
+        """Dtype of its elements in numpy."""
+        return dtypes.dtype.from_name(self.dtype).as_numpy()
+
+
+# ---- the index ----------------------------------------------------------------------------------
+def read_object(path: Path) -> dict[str, Any]:
+    """Returns the object that a JSON file holds; an empty one if there is no file.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise TypeError("it holds no JSON object")
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged ({error}): restore it, or remove it") from error
+    return found
+
+
+def read_index(folder: Path) -> dict[str, Held]:
+    """Returns how a folder holds variables, by name.
+
+    Raises:
+        ValueError: the index is damaged.
+    """
+    path = folder / INDEX
+    entries = read_object(path)
+    try:
+        return {name: Held.from_json(entry) for name, entry in entries.items()}
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged ({error}): restore it, or remove it") from error
+
+
+def add_to_index(folder: Path, held: Mapping[str, Held]) -> None:
+    """Writes how a folder holds variables; the entries of others stay."""
+    path, draft = folder / INDEX, folder / f".{INDEX}"
+    draft.write_text(json.dumps(read_index(folder) | dict(held), indent=1), encoding="utf-8")
+    draft.replace(path)
+
+
+# ---- files --------------------------------------------------------------------------------------
+def file_dtype(dtype: np.dtype) -> np.dtype:
+    """The dtype in which .npy files hold `dtype`: bfloat16 and float8 as unsigned integers."""
+    return dtype if dtype.isbuiltin == 1 else np.dtype(f"u{dtype.itemsize}")
+
+
+def read_packed(folder: Path, name: str, held: Held) -> np.ndarray:
+    """Returns the array `name` of an .npz file.
+
+    Args:
+        held: how the file is known, or else expected, to hold it.
+
+    Raises:
+        ValueError: the file is damaged, or has no such array.
+    """
+    path = folder / held.file
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            array: np.ndarray = arrays[name]
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} cannot be read as the array {name!r}: {error}") from error
+    dtype = held.host_dtype
+    return array.view(dtype) if array.dtype == file_dtype(dtype) != dtype else array
+
+
+def map_file(folder: Path, held: Held, mode: str = "r", size: int | None = None) -> np.memmap:
+    """Returns a memory map of a file.
+
+    Args:
+        size: bytes that the file must have; None: those of the array, or more.
+
+    Raises:
+        ValueError: it has others.
+    """
+    path = folder / held.file
+    found = path.stat().st_size
+    if found < held.nbytes if size is None else found != size:
+        raise ValueError(
+            f"{path} has {found} bytes, but {held.dtype} of shape {held.shape} needs "
+            f"{held.nbytes if size is None else size}"
+        )
+    dtype: Any = held.host_dtype
+    return np.memmap(path, dtype, mode, held.offset, held.shape)  # type: ignore[call-overload]
+
+
+# ---- conversions --------------------------------------------------------------------------------
+def check_conversion(name: str, source: str, array: np.ndarray, dtype: np.dtype) -> None:
+    """Checks that a variable can hold the numbers of an array: rounded, but not as others.
+
+    Args:
+        name: of the variable; `source`: what the array comes from, for the message.
+        dtype: of the variable.
+
+    Raises:
+        ValueError: one holds fractions, truth values or float8 and the other does not, or numbers
+            are too large.
+    """
+    if array.dtype == dtype:
+        return
+    kinds = _kind(array.dtype), _kind(dtype)
+    theirs, ours = (dtypes.dtype.as_dtype(d).name for d in (array.dtype, dtype))
+    if kinds[0] != kinds[1]:
+        raise ValueError(
+            f"{source} holds {theirs} for {name!r}, but the variable is {ours}: convert it first"
+        )
+    if kinds[0] == "f" and not np.can_cast(array.dtype, dtype):
+        with np.errstate(over="ignore"):
+            lost = np.isfinite(array) & ~np.isfinite(array.astype(dtype))
+        if lost.any():
+            raise ValueError(
+                f"{source} holds numbers for {name!r}, {theirs}, that the variable's {ours} does "
+                "not reach"
+            )
+
+
+def _kind(dtype: np.dtype) -> str:
+    """Dtypes of one kind hold the same sort of numbers."""
+    ours = dtypes.dtype.as_dtype(dtype)
+    if ours.is_int:
+        return "i"
+    return "f" if ours.is_floating_point and ours.itemsize > 1 else ours.name
