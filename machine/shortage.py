@@ -41,10 +41,8 @@ def explain_shortages(preset: str, config: RunConfig) -> Iterator[None]:
     except popxl.errors.DiskError as error:
         raise UserError(str(error)) from error
     except popxl.errors.DeviceMemoryError as error:
-        raise UserError(
-            f"preset {name}: {error}: lower --micro_batch_size, or leave state in host memory with "
-            "--execution.placement host"
-        ) from error
+        kept = "".join(f"; {note}" for note in getattr(error, "__notes__", ()))
+        raise UserError(f"preset {name}: {error}: {_less(config)}{kept}") from error
     except NotEnoughMemoryError as error:
         if error.place == "limit":
             raise UserError(
@@ -71,6 +69,19 @@ _MORE = {
     "host and disk": "name a folder with more room in --execution.disk, or take a smaller preset",
     "device": "lower --micro_batch_size, raise --tensor_parallel, or take a smaller preset",
 }
+
+
+def _less(config: RunConfig) -> str:
+    """What takes less of a device's memory than a configuration does."""
+    e, trains = config.execution, not config.model.eval
+    lower = ["--micro_batch_size"] * (e.micro_batch_size > 1)
+    if trains and e.micro_batches_per_pass != 1 and config.gradient_accumulation > 1:
+        lower.append("--execution.micro_batches_per_pass")
+    ways = [f"lower {' or '.join(lower)}"] * bool(lower)
+    if trains and e.activations != "recompute":
+        ways.append("recompute with --activations recompute")
+    ways.append("leave state in host memory with --execution.placement host")
+    return f"{', '.join(ways[:-1])}, or {ways[-1]}" if ways[:-1] else ways[-1]
 
 
 def _way_out(error: popxl.errors.DeviceError) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import popdist
+import popxl
 from checkpoints.folders import check_shared, remove_run
 from checkpoints.remote import RemoteRun
 from config.agreement import agree, agree_on_run
@@ -251,7 +252,11 @@ class _Run:
             profile = stack.enter_context(Profile(runs, self.model, options.name, self.folder))
             disk = self.model.session.disk_silence()
             with Stalls(options.stall, disk, lambda: stop.received) as stalls:
-                last = self._loop(records, checkpoints, profile, stop, stalls)
+                try:
+                    last = self._loop(records, checkpoints, profile, stop, stalls)
+                except popxl.errors.DeviceMemoryError as error:
+                    error.add_note(checkpoints.resumable)
+                    raise
             if options.save_hf is not None and not stop.requested:
                 weights, base = self.model.tensors(optimizer=False), self.start.base
                 record = RunRecord(config.to_dict(), last, self.folder)

@@ -200,6 +200,15 @@ class Checkpoints:
             return "the state before is lost, since --save was not given"
         return f"the state before is saved as step {self._saved} in {self._config.checkpoint.save}"
 
+    @property
+    def resumable(self) -> str:
+        """Where the run can be resumed if it stops now, for people."""
+        if self._store is None:
+            return "no checkpoint was saved, since --save was not given"
+        if not self.step:
+            return f"no checkpoint was saved yet in {self._config.checkpoint.save}"
+        return f"step {self.step} is saved in {self._config.checkpoint.save}, where a run resumes"
+
     def _metadata(self) -> dict[str, Any]:
         return {
             "data": self._loader.state(),

@@ -11,12 +11,37 @@ from machine.shortage import explain_shortages
 from popxl.errors import DeviceMemoryError
 
 
-def test_a_device_that_is_full_says_what_takes_less() -> None:
+FULL = "the memory of the devices is full: Out of memory"
+HOST = "leave state in host memory with --execution.placement host"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "lower --micro_batch_size, recompute with --activations recompute, or "),
+        (
+            {"execution.micro_batch_size": 8},
+            "lower --micro_batch_size or --execution.micro_batches_per_pass, recompute with "
+            "--activations recompute, or ",
+        ),
+        (
+            {"execution.micro_batch_size": 1, "execution.activations": "recompute"},
+            "lower --execution.micro_batches_per_pass, or ",
+        ),
+        (
+            {
+                "execution.micro_batch_size": 1,
+                "execution.activations": "recompute",
+                "execution.micro_batches_per_pass": 1,
+            },
+            "",
+        ),
+        ({"model.eval": True}, "lower --micro_batch_size, or "),
+    ],
+)
+def test_a_device_that_is_full_says_what_takes_less(changes, expected) -> None:
     data = preset_data("finetuning", "tiny")
-    config = load_config(config_class_of(data, "tiny"), "finetuning", "tiny")
+    config = load_config(config_class_of(data, "tiny"), "finetuning", "tiny").changed(changes)
     with pytest.raises(UserError) as caught, explain_shortages("tiny", config):
-        raise DeviceMemoryError("the memory of the devices is full: Out of memory")
-    assert str(caught.value) == (
-        "preset 'tiny': the memory of the devices is full: Out of memory: lower "
-        "--micro_batch_size, or leave state in host memory with --execution.placement host"
-    )
+        raise DeviceMemoryError(FULL)
+    assert str(caught.value) == f"preset 'tiny': {FULL}: {expected}{HOST}"

@@ -562,6 +562,11 @@ def test_elements_of_64_bits_are_refused_rather_than_changed(dtype, kind):
             )
             for kind in (JaxRuntimeError, ValueError)
         ),
+        (
+            JaxRuntimeError("INTERNAL: a stream: RESOURCE_EXHAUSTED: Out of memory [x]"),
+            DeviceMemoryError,
+            "the memory of the devices is full: Out of memory",
+        ),
         (ValueError("something else"), ValueError, "something else"),
         (JaxRuntimeError("INTERNAL: else"), JaxRuntimeError, "INTERNAL: else"),
     ],
@@ -575,9 +580,18 @@ def test_a_device_that_is_full_is_named_in_a_sentence(error, expected, message, 
     ir = popxl.Ir()
     with ir.main_graph:
         ops.host_store(popxl.d2h_stream((), popxl.float32), popxl.constant(1.0))
-    with popxl.Session(ir, "cpu") as session:
-        monkeypatch.setattr(session._program, "run", full)
-        with pytest.raises(expected) as caught:
-            session.run()
+    session = popxl.Session(ir, "cpu")
+    with session:
+        for owner, name in ((session._program, "run"), (session._streams, "to_devices")):
+            with monkeypatch.context() as patch:
+                patch.setattr(owner, name, full)
+                with pytest.raises(expected) as caught:
+                    session.run()
+            assert str(caught.value) == message
+            assert isinstance(caught.value, MemoryError) == (expected is DeviceMemoryError)
+            session.__exit__(None, None, None)
+            session.__enter__()
+    monkeypatch.setattr(session, "_upload", full)
+    with pytest.raises(expected) as caught, session:
+        pass
     assert str(caught.value) == message
-    assert isinstance(caught.value, MemoryError) == (expected is DeviceMemoryError)

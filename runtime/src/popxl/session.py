@@ -262,7 +262,8 @@ class Session:
         downcast_inputs: bool,
     ) -> None:
         assert self._state is not None
-        data = self._streams.to_devices(inputs or {}, downcast_inputs)
+        with _device_memory_named():
+            data = self._streams.to_devices(inputs or {}, downcast_inputs)
         targets = self._streams.checked_outputs(outputs or {})
         # The program takes the state over. If it stops, the state is gone.
         seed, state = self._next_seed(), self._state
@@ -564,8 +565,9 @@ class Session:
     def _attach(self) -> None:
         if not self.is_attached:
             forks.check_not_forked()
-            self._ensure_compiled()
-            self._upload("the session cannot be entered")
+            with _device_memory_named():
+                self._ensure_compiled()
+                self._upload("the session cannot be entered")
 
     def _set_device(self, device: DeviceInfo) -> None:
         """Take the devices of another session, which are the same."""
@@ -595,7 +597,7 @@ def _device_memory_named() -> Iterator[None]:
     try:
         yield
     except (JaxRuntimeError, ValueError) as error:
-        found = _NO_MEMORY.match(str(error))
+        found = _NO_MEMORY.search(str(error))  # not first in what a stream says later
         if found is None:
             raise
         raise DeviceMemoryError(f"the memory of the devices is full: {found[1]}") from error
