@@ -10,7 +10,6 @@ from config.presets import load_config, preset_data
 from machine.shortage import explain_shortages
 from popxl.errors import DeviceMemoryError
 
-
 FULL = "the memory of the devices is full: Out of memory"
 HOST = "leave state in host memory with --execution.placement host"
 
