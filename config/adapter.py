@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
@@ -48,9 +48,9 @@ class Adapter(Section):
     """Scale the rows of W + s B A to learned norms (arXiv:2402.09353). PEFT: use_dora."""
 
     targets: Names | None = None
-    """Linear maps with adapters: ends of Hugging Face's names, separated by commas; all-linear,
-    without the head; or a regular expression for whole names. null: queries and values. PEFT:
-    target_modules."""
+    """Linear maps and embeddings with adapters: ends of Hugging Face's names, separated by commas;
+    all-linear, without the head; or a regular expression for whole names. null: queries and values.
+    PEFT: target_modules."""
 
     rank_pattern: str | None = None
     """Other ranks by the end of the name, such as k_proj=4,o_proj=16. PEFT: rank_pattern."""
@@ -108,18 +108,18 @@ class Adapter(Section):
         """Whether a module is trained whole, or is inside one."""
         return any(is_within(module, name) for name in listed(self.modules_to_save))
 
-    def rank_of(self, module: str) -> int:
-        """The rank of a module's adapter."""
-        return int(_matching(self.patterns("rank_pattern"), module, self.rank))
+    def rank_of(self, *names: str) -> int:
+        """Returns the rank of the adapter of a module that has these names."""
+        return int(first_match(self.patterns("rank_pattern"), names, self.rank))
 
-    def alpha_of(self, module: str) -> float:
-        """The alpha of a module's adapter."""
-        return _matching(self.patterns("alpha_pattern"), module, self.alpha)
+    def alpha_of(self, *names: str) -> float:
+        """Returns the alpha of a module's adapter."""
+        return first_match(self.patterns("alpha_pattern"), names, self.alpha)
 
-    def scale_of(self, module: str) -> float:
-        """The factor on what a module's adapter adds."""
-        rank = self.rank_of(module)
-        return self.alpha_of(module) / (rank**0.5 if self.rslora else rank)
+    def scale_of(self, *names: str) -> float:
+        """Returns the factor on what a module's adapter adds."""
+        rank = self.rank_of(*names)
+        return self.alpha_of(*names) / (rank**0.5 if self.rslora else rank)
 
     def patterns(self, field: Pattern) -> dict[str, float]:
         """The numbers of a field, by regular expressions for the ends of names."""
@@ -158,9 +158,9 @@ def matches_end(module: str, expression: str) -> bool:
     return re.fullmatch(rf"(.*\.)?({expression})", module) is not None
 
 
-def _matching(pattern: Mapping[str, float], module: str, default: float) -> float:
-    """The number of the first expression that the end of a name matches."""
+def first_match(pattern: Mapping[str, float], names: Iterable[str], default: float) -> float:
+    """Returns the number of the first expression that the end of a name matches."""
     for key, value in pattern.items():
-        if matches_end(module, key):
+        if any(matches_end(name, key) for name in names):
             return value
     return default

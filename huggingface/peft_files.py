@@ -18,6 +18,7 @@ from config.adapter import (
     PATTERNS,
     Adapter,
     ends_with,
+    first_match,
     is_names,
     is_within,
     matches_end,
@@ -108,8 +109,27 @@ def adapter_rows(folder: str | Path, names: Collection[str]) -> int | None:
 
 
 def ties_weights(folder: str | Path) -> bool:
-    """Read whether modules that are tied in the base model have one adapter."""
-    return read_object(Path(folder) / SETTINGS).data.get("ensure_weight_tying") is True
+    """Read whether modules that are tied in the base model have one adapter, as they do until PEFT
+    trains what it has of the embedding apart from what it has of the head.
+
+    Raises:
+        CheckpointError: the head has the embedding's matrices, but another rank or alpha.
+    """
+    found = read_object(Path(folder) / SETTINGS)
+    if found.data.get("ensure_weight_tying") is not True:
+        return False
+    if not (Path(folder) / WEIGHTS).is_file():
+        return True
+    tensors = AdapterTensors(folder)
+    ends = {".lora_embedding_A": "lora_B.weight", ".lora_embedding_B": "lora_A.weight"}
+    pairs = [(n, f"{HEAD_MODULE}.{ends[end]}") for n in tensors for end in ends if n.endswith(end)]
+    pairs = [(own, head) for own, head in pairs if head in tensors]
+    for field in PATTERNS if pairs else ():
+        pattern = found.mapping(field) if found.data.get(field) else {}
+        modules = HEAD_MODULE, pairs[0][0].rpartition(".")[0]
+        if first_match(pattern, modules[:1], 0) != first_match(pattern, modules[1:], 0):
+            raise found.error(field, f"one that means {' and '.join(modules)} alike")
+    return all(np.array_equal(tensors[own].T, tensors[head]) for own, head in pairs)
 
 
 def _saved(names: Sequence[str], modules: Collection[str] | None) -> Sequence[str]:
@@ -166,14 +186,20 @@ def _targets(found: Fields, modules: Collection[str] | None) -> str:
     value = found.data.get("target_modules")
     if value == ALL_LINEAR:
         return ALL_LINEAR
+    tied = [HEAD_MODULE] if _ties_head(found, modules) else []
     if isinstance(value, str):
-        return f"({value})" if is_names(value) else value
+        return "|".join([f"({value})", *tied]) if tied or is_names(value) else value
     names = sorted(found.text_list("target_modules"))
     if not is_names(",".join(names)):
         raise found.error("target_modules", "names of modules")
     if not _is_unused(found, "layers_to_transform"):
         return _of_layers(found, names)
-    return ",".join(_used(names, modules, ends_with) or names)
+    return ",".join(dict.fromkeys([*(_used(names, modules, ends_with) or names), *tied]))
+
+
+def _ties_head(found: Fields, modules: Collection[str] | None) -> bool:
+    """Decide whether the head has an adapter that targets need not name: the embedding's."""
+    return found.data.get("ensure_weight_tying") is True and HEAD_MODULE in (modules or ())
 
 
 def _of_layers(found: Fields, names: Sequence[str]) -> str:
@@ -237,6 +263,7 @@ def settings_of(
     tokens: list[int] | dict[str, list[int]] | None,
     base: str | None,
     task: str,
+    tied: Sequence[Sequence[str]] = (),
 ) -> dict[str, Any]:
     """The content of adapter_config.json.
 
@@ -247,9 +274,16 @@ def settings_of(
         tokens: whose rows of the embedding are trained, or of several modules, by name.
         base: the base model.
         task: PEFT's name of it.
+        tied: names of modules that have one adapter together, which PEFT needs to be told of each.
     """
-    patterns = [adapter.patterns("rank_pattern"), adapter.patterns("alpha_pattern")]
-    ranks, alphas = ({k: _whole(v) for k, v in pattern.items()} for pattern in patterns)
+    ranks, alphas = (
+        {name: _whole(value(*names)) for names in tied for name in names if pattern}
+        | {key: _whole(number) for key, number in pattern.items()}
+        for pattern, value in (
+            (adapter.patterns("rank_pattern"), adapter.rank_of),
+            (adapter.patterns("alpha_pattern"), adapter.alpha_of),
+        )
+    )
     return {
         "alpha_pattern": alphas,
         "base_model_name_or_path": base,

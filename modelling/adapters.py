@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from config.sections import RunConfig
 from modelling.decoder import Decoder
-from modelling.decoder_weights import layer_name
-from modelling.layers import Dropout, Groups, Layer, Layers, adapt
+from modelling.decoder_weights import EMBEDDINGS, HEAD, layer_name
+from modelling.layers import Dropout, Embeddings, Groups, Layer, Layers, LMHeadLoss, adapt
 from modelling.layers.dropout import NO_DROPOUT
 from modelling.weights import WeightRow, WeightTable
 from modelling.weights.adapters import with_adapters
+
+LayerT = TypeVar("LayerT", bound=Layer)
+HeadT = TypeVar("HeadT", bound=LMHeadLoss)
 
 
 class LayerAdapters:
@@ -29,15 +32,34 @@ class LayerAdapters:
             table = with_adapters(table_of(config), config.adapter, config.adapter_targets)
             self._layers = dict(table.layers)
 
-    def give(self, module: Layer, layer: str) -> Layer:
+    def give(self, module: LayerT, *layers: str) -> LayerT:
         """A layer with those of its rows in the table; a part of a layer with those it has maps
-        for."""
-        if layer in self._layers:
+        for.
+
+        Args:
+            layers: its name, and those of others that it has maps of.
+        """
+        rows = tuple(row for layer in layers for row in self._layers.get(layer, ()))
+        if rows:
             groups = Groups.current(self._config.execution.tensor_parallel)
             drops = not self._config.model.eval
             dropout = Dropout(self._config.adapter.dropout) if drops else NO_DROPOUT
-            adapt(module, self._layers[layer], groups, dropout)
+            adapt(module, rows, groups, dropout)
         return module
+
+    def ends(
+        self, embeddings: Callable[[], Embeddings], head: Callable[[], HeadT]
+    ) -> tuple[Callable[[], Embeddings], Callable[[], HeadT]]:
+        """Functions that make a model's two ends with their adapters: a head that is the embedding
+        has those of the embedding.
+
+        Args:
+            embeddings, head: make them without.
+        """
+        return (
+            lambda: self.give(embeddings(), EMBEDDINGS),
+            lambda: self.give(head(), HEAD, EMBEDDINGS),
+        )
 
     def layers(
         self, names: Sequence[str], order: Sequence[int], make: Callable[[int], Layer]
@@ -57,7 +79,7 @@ class LayerAdapters:
 def adapted_decoder(
     decoder: Decoder, config: RunConfig, table_of: Callable[[Any], WeightTable]
 ) -> Decoder:
-    """A decoder alone whose layers have their adapters."""
+    """A decoder alone that has its adapters."""
     adapters = LayerAdapters(config, table_of)
 
     def layers(room: int) -> Layers:
@@ -70,4 +92,5 @@ def adapted_decoder(
 
         return adapters.layers(list(map(layer_name, range(len(order)))), order, make)
 
-    return replace(decoder, layers=layers)
+    embeddings, head = adapters.ends(decoder.embeddings, decoder.head)
+    return replace(decoder, layers=layers, embeddings=embeddings, head=head)

@@ -34,7 +34,13 @@ from huggingface.peft_files import settings_of, write_adapter
 from machine.memory import check_least
 from modelling.spec import ModelFamily, family_of
 from modelling.weights import Arrays, Computed, WeightTable
-from modelling.weights.adapters import module_of, modules_of, saved_modules, with_tied
+from modelling.weights.adapters import (
+    module_of,
+    modules_of,
+    saved_modules,
+    tied_modules,
+    with_tied,
+)
 from modelling.weights.merging import merged
 from modelling.weights.token_rows import trains_rows
 from modelling.weights.vocabulary import has_tied_head, vocabulary_names
@@ -153,7 +159,9 @@ def _adapter_settings(config: RunConfig, family: ModelFamily, named: str | None)
     saved = list(listed(adapter.modules_to_save)) if config.training.trained is None else []
     more = [m for m in saved_modules(table) if not any(is_within(m, name) for name in saved)]
     modules, tokens = modules_of(table), _trained_tokens(config, table)
-    return settings_of(adapter, modules, [*saved, *more], tokens, named, task) | {
+    whole, tied = [*saved, *more], tied_modules(table)
+    settings = settings_of(adapter, modules, whole, tokens, named, task, tied)
+    return settings | {
         "ensure_weight_tying": has_tied_head(table, _exported(config, table).aliases.values())
     }
 

@@ -8,7 +8,8 @@ import popxl
 from config.sections import RunConfig
 from modelling.layers.axes import Axes
 from modelling.layers.dropout import Dropout
-from modelling.layers.layer import Layer
+from modelling.layers.layer import Layer, cast
+from modelling.layers.low_rank_vocabulary import VocabularyAdapter
 from modelling.layers.parallel import Groups
 from modelling.layers.token_rows import TokenRows
 from popxl import Tensor, ops
@@ -20,13 +21,14 @@ class VocabularyEmbedding(Layer):
     Each replica looks up the tokens in its part; the sum over the group is the embedding.
 
     Variables: `weight` (ceil(vocabulary / tensor_parallel), hidden), sharded; those of `rows`, if
-    some tokens' are trained beside it.
+    some tokens' are trained beside it, and of `adapters`, if it is given some (`adapt`).
 
     Attributes:
         made: what `table` returned last.
     """
 
-    made: Tensor | None = None
+    made: list[Tensor] | None = None
+    adapters: VocabularyAdapter | None = None
 
     def __init__(
         self,
@@ -49,11 +51,15 @@ class VocabularyEmbedding(Layer):
 
     def build(self, tokens: Tensor) -> Tensor:
         """tokens: int32 of any shape, in [0, vocabulary) -> (*shape, hidden)."""
-        weight = self.table()
-        if self.groups.tensor_parallel == 1:
-            return ops.gather(weight, tokens)
-        own = tokens - self.groups.rank() * self.shape[0]
-        return self.groups.reduce_from_tp(ops.gather(weight, own, zero_OOR=True))
+        weight, *low_rank = self.table()
+        is_cut = self.groups.tensor_parallel > 1
+        own = tokens - self.groups.rank() * self.shape[0] if is_cut else tokens
+        x = ops.gather(weight, own, zero_OOR=is_cut)
+        if low_rank:
+            a, b = low_rank
+            more = ops.gather(a, own, zero_OOR=is_cut) @ b
+            x = cast(cast(x, popxl.float32) + more, x.dtype)
+        return self.groups.reduce_from_tp(x)
 
     @classmethod
     def of(cls, config: RunConfig) -> VocabularyEmbedding:
@@ -66,10 +72,11 @@ class VocabularyEmbedding(Layer):
             config.trained_tokens,
         )
 
-    def table(self) -> Tensor:
-        """The weight, with the rows that are trained beside it."""
+    def table(self) -> list[Tensor]:
+        """The weight, with the rows that are trained beside it, and A and B of an adapter."""
         weight = self.weight("weight", self.shape, self.dtype, self.groups.sharded)
-        self.made = weight if self.rows is None else self.rows(weight)
+        weight = weight if self.rows is None else self.rows(weight)
+        self.made = [weight, *(self.adapters.matrices(weight) if self.adapters else [])]
         return self.made
 
 

@@ -11,7 +11,6 @@ from modelling.layers.dropout import Dropout
 from modelling.layers.embedding import VocabularyEmbedding
 from modelling.layers.layer import Layer
 from modelling.layers.lm_head import LMHead
-from modelling.layers.low_rank_head import HeadAdapter
 from modelling.layers.parallel import Groups
 from modelling.layers.sliced_loss import SlicedLoss
 from modelling.objectives import objective_of
@@ -67,9 +66,8 @@ class LMHeadLoss(Layer):
         with linear_head(config):
             own = not tied and config.adapter.trainable_tokens_head
             rows = config.trained_tokens if own else ()
-            adapter = None if tied else HeadAdapter.of(config, groups)
             rows_of_all = config.model.embedding.vocab_size
-            self.lm_head = LMHead(rows_of_all, groups, bias, cap, rows, adapter)
+            self.lm_head = LMHead(rows_of_all, groups, bias, cap, rows)
 
     def build(
         self, x: Tensor, *inputs: Tensor, seed: Tensor | None = None
@@ -118,7 +116,7 @@ class LMHeadLoss(Layer):
         fit = (n for n in range(1, length) if not length % n and nbytes <= n * LARGEST_LOGITS)
         return next(fit, length)
 
-    def _table(self) -> Tensor | None:
+    def _table(self) -> list[Tensor] | None:
         return self.tokens.table() if self.tied else None
 
     def features(self, x: Tensor, seed: Tensor | None = None) -> Tensor:
@@ -127,15 +125,16 @@ class LMHeadLoss(Layer):
         # The features are scaled, not the logits: they are fewer.
         return x if self.scale == 1 else x * self.scale
 
-    def logits(self, x: Tensor, table: Tensor | None = None) -> Tensor:
+    def logits(self, x: Tensor, table: Sequence[Tensor] | None = None) -> Tensor:
         """x: (batch, length, hidden) -> this replica's logits, float32; see `LMHead.build`.
 
         Args:
-            table: the embedding's weight, where the graph has it and the head is tied to it.
+            table: what the embedding's `table` gave, where the graph has it and the head is tied to
+                it.
         """
         return self.lm_head(self.features(x), self._table() if table is None else table)
 
-    def next_logits(self, x: Tensor, table: Tensor | None = None) -> Tensor:
+    def next_logits(self, x: Tensor, table: Sequence[Tensor] | None = None) -> Tensor:
         """Like `logits` for one position: (batch, 1, hidden) -> (batch, part of the vocabulary)."""
         logits = self.logits(x, table)
         return logits.reshape((-1, logits.shape[-1]))

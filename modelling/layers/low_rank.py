@@ -7,8 +7,10 @@ from typing import Any
 import popxl
 from modelling.layers.dropout import NO_DROPOUT, Dropout
 from modelling.layers.layer import Layer, cast
+from modelling.layers.low_rank_vocabulary import VocabularyAdapter
 from modelling.layers.parallel import Groups
 from modelling.weights import LowRank, WeightRow
+from modelling.weights.row import is_of_vocabulary
 from popxl import Tensor, ops
 
 _TAG = 0xADA
@@ -146,16 +148,18 @@ class Adapters(Layer):
 def adapt(
     layer: Layer, rows: tuple[WeightRow, ...], groups: Groups, dropout: Dropout = NO_DROPOUT
 ) -> None:
-    """Give the linear maps of a layer the adapters that its rows name, as far as it has the maps.
+    """Give the maps of a layer the adapters that its rows name, as far as it has the maps.
 
     Args:
         dropout: of what adapters read; it needs `seed_adapters`.
     """
     owners: dict[str, Adapter] = {}
     for row in rows:
-        linear = _at(layer, row.path.split(".")[:-1]) if row.adapters else None
-        if linear is not None:
-            linear.adapters = Adapters(row, groups, dropout, owners)
+        of_map = _at(layer, row.path.split(".")[:-1]) if row.adapters else None
+        if of_map is not None and is_of_vocabulary(row):
+            of_map.adapters = VocabularyAdapter(row, groups)
+        elif of_map is not None:
+            of_map.adapters = Adapters(row, groups, dropout, owners)
     layer.inside = tuple(owners.values()) if dropout.active else ()
 
 

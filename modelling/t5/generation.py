@@ -113,6 +113,9 @@ class T5Generator:
         """
         model, batch = config.model, config.execution.micro_batch_size
         self._config, self._adapters = config, LayerAdapters(config, weight_table)
+        self._embeddings, self.head = self._adapters.ends(
+            lambda: Embeddings(config), lambda: DecoderHead(config)
+        )
         self._groups = Groups.current(config.execution.tensor_parallel)
         self._packing = Packing.of(config, sequences)
         self._dtype = popxl.dtype.from_name(model.precision)
@@ -138,7 +141,7 @@ class T5Generator:
         """See `Generator`. The same are biases of positions, float32 (1, heads, positions,
         positions), for each query and key."""
         config = self._config
-        x = executor.run("embeddings", Embeddings(config), words)
+        x = executor.run("embeddings", self._embeddings(), words)
         bias = self._positions(executor, "encoder", self.prompt_length)
         depth = config.model.layers
         layers = self._layers(encoder_layer, depth, EncoderBlock).wrapped(EncodingBlock)
@@ -163,7 +166,7 @@ class T5Generator:
         same: Sequence[Tensor],
     ) -> tuple[Value, Caches]:
         """See `Generator`."""
-        x = executor.run("embeddings", Embeddings(self._config), words)
+        x = executor.run("embeddings", self._embeddings(), words)
         bias = ops.dynamic_slice(same[0], position, [2], [1], no_overlap=True)
         depth = self._config.model.decoder_depth
         layers = self._layers(decoder_layer, depth, DecoderBlock).wrapped(
@@ -171,10 +174,6 @@ class T5Generator:
         )
         same = [position, bias]
         return executor.run_layers("decoder", layers, x, caches, about, same, self._decoder_inputs)
-
-    def head(self) -> DecoderHead:
-        """See `Generator`."""
-        return DecoderHead(self._config)
 
     def _layers(
         self, name: Callable[[int], str], depth: int, make: Callable[[T5Config], Layer]

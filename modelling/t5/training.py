@@ -35,7 +35,10 @@ def t5_layout(settings: Settings) -> Layout:
     """Embeddings and layers of both stacks, the encoder's end, and the head."""
     config = settings.config
     assert isinstance(config, T5Config)
-    model, batch, head = config.model, config.execution.micro_batch_size, DecoderHead(config)
+    make_embeddings, make_head = LayerAdapters(config, weight_table).ends(
+        lambda: Embeddings(config), lambda: DecoderHead(config)
+    )
+    model, batch, head = config.model, config.execution.micro_batch_size, make_head()
     examples = batch * config.data.examples_per_row * answers_of(config)
     words = popxl.TensorSpec((batch, model.sequence_length), popxl.int32)
     targets = popxl.TensorSpec((examples, model.decoder_sequence_length), popxl.int32)
@@ -51,14 +54,14 @@ def t5_layout(settings: Settings) -> Layout:
 
     encoder, decoder = chain_of(words), chain_of(targets)
     mask, read = inputs.ports(["mask"]), inputs.ports(["words"])
-    embeddings = Phase("embeddings", Embeddings(config), read, [encoder.end], settings)
+    embeddings = Phase("embeddings", make_embeddings(), read, [encoder.end], settings)
     stacks = _stack("encoder", EncoderBlock, mask, encoder, settings)
     x, y = encoder.through(1, settings.trains_any("encoder_head"))
     final = Phase("encoder_head", EncoderFinalNorm(config), {"x": x}, [y], settings)
     read = {"words": inputs.port("decoder_words")}
     borrowed = {"": embeddings}
     first = Phase(
-        "decoder_embeddings", Embeddings(config), read, [decoder.end], settings, 1, borrowed
+        "decoder_embeddings", make_embeddings(), read, [decoder.end], settings, 1, borrowed
     )
     stacks += [Stage(final, range(1)), Stage(first, range(1))]
     encoded = {"encoded": encoder.shared()}

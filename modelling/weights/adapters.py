@@ -8,6 +8,8 @@ from dataclasses import replace
 from functools import partial
 from itertools import groupby
 
+import numpy as np
+
 from config.adapter import (
     ALL_LINEAR,
     PATTERNS,
@@ -22,11 +24,13 @@ from config.values import listed
 from files.shown import shown_name
 from modelling.weights.computed import Arrays, Computed
 from modelling.weights.row import (
+    EMBEDDING,
     HEAD,
     LowRank,
     Weight,
     WeightRow,
     is_linear,
+    is_of_vocabulary,
     is_trained,
     takes_adapter,
 )
@@ -34,6 +38,8 @@ from modelling.weights.table import WeightTable
 
 A, B, M = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
 """What PEFT's names end with, after the module's."""
+TOKENS_A, TOKENS_B = "lora_embedding_A", "lora_embedding_B"
+"""The same of an embedding: its A is (rank, tokens), its B (features, rank)."""
 
 
 def with_adapters(table: WeightTable, adapter: Adapter, targets: str) -> WeightTable:
@@ -50,7 +56,13 @@ def with_adapters(table: WeightTable, adapter: Adapter, targets: str) -> WeightT
         return table
     modules = _Modules(table, adapter, targets)
     layers = {name: modules.adapted(rows) for name, rows in table.layers.items()}
-    adapted = replace(table, layers=layers, fused={**table.fused, **modules.fused})
+    adapted = replace(
+        table,
+        layers=layers,
+        fused={**table.fused, **modules.fused},
+        aliases={**table.aliases, **modules.aliases},
+        turned=frozenset(modules.turned),
+    )
     modules.check(adapted)
     return adapted
 
@@ -72,8 +84,19 @@ def module_of(weight: str) -> str:
 
 def modules_of(table: WeightTable) -> tuple[list[str], list[str]]:
     """The modules that have adapters, and all others, by their names in files."""
-    adapted = dict.fromkeys(adapter.module for row in table.rows for adapter in row.adapters)
+    adapted = dict.fromkeys(
+        name
+        for row in table.rows
+        for adapter in row.adapters
+        for name in (adapter.module, *adapter.tied)
+    )
     return list(adapted), [name for name in _modules(table.base) if name not in adapted]
+
+
+def tied_modules(table: WeightTable) -> list[list[str]]:
+    """The modules that have one adapter together."""
+    adapters = [adapter for row in table.rows for adapter in row.adapters if adapter.tied]
+    return [[adapter.module, *adapter.tied] for adapter in adapters]
 
 
 def saved_modules(table: WeightTable) -> list[str]:
@@ -85,8 +108,12 @@ def saved_modules(table: WeightTable) -> list[str]:
 def with_tied(table: WeightTable, tensors: Arrays) -> Arrays:
     """Tensors of files, and those of tied modules: PEFT has a tensor for each module."""
     tied = {alias: name for alias, name in table.aliases.items() if name in tensors}
-    copies = {alias: partial(tensors.__getitem__, name) for alias, name in tied.items()}
+    copies = {a: partial(_copy, tensors, name, a in table.turned) for a, name in tied.items()}
     return Computed({n: partial(tensors.__getitem__, n) for n in tensors} | copies)
+
+
+def _copy(tensors: Arrays, name: str, turned: bool) -> np.ndarray:
+    return tensors[name].T if turned else tensors[name]
 
 
 def _modules(table: WeightTable) -> list[str]:
@@ -111,12 +138,17 @@ class _Modules:
 
     Attributes:
         fused: the matrices B that are parts of one in files.
+        aliases: other names of the matrices of an embedding, of modules that are tied to it.
+        turned: those that are of a head, the transposes.
     """
 
     def __init__(self, table: WeightTable, adapter: Adapter, targets: str) -> None:
         self._table, self._adapter, self._targets = table, adapter, targets
+        self._asked = adapter.targets or targets
         self._modules = _modules_in_files(table)
         self.fused: dict[str, list[str]] = {}
+        self.aliases: dict[str, str] = {}
+        self.turned: list[str] = []
 
     def _module(self, weight: Weight) -> str:
         return self._modules(weight)[0]
@@ -152,23 +184,33 @@ class _Modules:
             return
         linear, settings = row.path.removesuffix(".weight"), self._adapter
         for number, (module, weights) in enumerate(groupby(row.weights, self._module)):
-            if self._is_target(module):
+            own = list(weights)
+            names = self._modules(own[0])
+            if self._is_target(row, names):
                 path = f"{linear}.adapters.{number}"
                 yield LowRank(
                     module,
-                    tuple(w.name for w in weights),
+                    tuple(w.name for w in own),
                     path,
-                    settings.rank_of(module),
-                    settings.scale_of(module),
+                    settings.rank_of(*names),
+                    settings.scale_of(*names),
                     settings.dora,
                     owners.setdefault(module, path),
+                    row.path == EMBEDDING,
+                    tuple(names[1:]) if row.path == EMBEDDING else (),
                 )
 
-    def _is_target(self, module: str) -> bool:
-        return self._adapter.is_adapted(module, self._targets)
+    def _is_target(self, row: WeightRow, names: Sequence[str]) -> bool:
+        """Decide whether any of a map's names means that it has an adapter."""
+        if self._asked == ALL_LINEAR and not is_linear(row):
+            return False
+        return any(self._adapter.is_adapted(name, self._targets) for name in names)
 
     def _rows(self, row: WeightRow, adapter: LowRank) -> Iterator[WeightRow]:
         """The rows of an adapter: A, unless another has it, B, and the norms of DoRA."""
+        if adapter.embeds:
+            yield from self._rows_of_embedding(row.weights[0], adapter)
+            return
         weights = [w for w in row.weights if w.name in adapter.weights]
         features = weights[0].shape[1]
         cut_in = row.axis == 0
@@ -184,6 +226,20 @@ class _Modules:
             m = self._parts(adapter, M, weights, lambda w: w.shape[:1])
             cut = not cut_in
             yield WeightRow(f"{adapter.path}.m", m, False, 0, cut, holders, of_adapter=True)
+
+    def _rows_of_embedding(self, weight: Weight, adapter: LowRank) -> Iterator[WeightRow]:
+        """A, which is 0 at first, and B, as in PEFT; a head that is tied has their transposes."""
+        (tokens, features), rank = weight.shape, adapter.rank
+        names = [f"{adapter.module}.{end}" for end in (TOKENS_A, TOKENS_B)]
+        a, b = Weight(names[0], (rank, tokens), 0.0), Weight(names[1], (features, rank), 1.0)
+        yield WeightRow(f"{adapter.path}.A", (a,), transpose=True, axis=0, of_adapter=True)
+        yield WeightRow(f"{adapter.path}.B", (b,), transpose=True, of_adapter=True)
+        for module in adapter.tied:
+            is_head = module == module_of(HEAD)
+            ends = (B, A) if is_head else (TOKENS_A, TOKENS_B)
+            copies = [f"{module}.{end}" for end in ends]
+            self.aliases |= dict(zip(copies, names, strict=True))
+            self.turned += copies if is_head else []
 
     def _parts(
         self,
@@ -201,37 +257,41 @@ class _Modules:
         return tuple(Weight(n, shape(w), std) for n, w in zip(names, weights, strict=True))
 
     def check(self, adapted: WeightTable) -> None:
-        """Check that there are adapters, of linear maps of layers alone, and that every name in the
+        """Check that there are adapters, of what can have one alone, and that every name in the
         settings means a module.
 
         Raises:
             ConfigError: a name means none, or something else.
         """
-        linear, others = dict[str, None](), dict[str, None]()
+        able, others = dict[str, None](), dict[str, None]()
         for row in self._table.rows:
-            found = linear if takes_adapter(row) else others
-            found |= dict.fromkeys(map(self._module, row.weights))
-        asked = self._adapter.targets or self._targets
-        asks = [] if asked == ALL_LINEAR else others.keys() - linear.keys()
-        wrong = sorted(filter(self._is_target, asks))
+            for names in map(self._modules, row.weights):
+                if takes_adapter(row):
+                    able |= dict.fromkeys(names)
+                elif self._is_target(row, names):
+                    others[names[0]] = None
+        wrong = sorted(others.keys() - able.keys())
         if wrong or not adapted.has_adapters:
             what = f"{wrong[0]}, which is" if wrong else "what is"
             raise ConfigError(
-                f"adapter.targets {shown_name(asked)} means {what} no linear map of a layer: these "
-                f"are {', '.join(_ends_of(linear))}"
+                f"adapter.targets {shown_name(self._asked)} means {what} no linear map and no "
+                f"embedding: these are {', '.join(_ends_of(able))}"
             )
-        self._check_head(adapted)
-        self._check_names(asked, linear, modules_of(adapted)[0])
+        self._check_ends(adapted)
+        self._check_names(self._asked, able, modules_of(adapted)[0])
 
-    def _check_head(self, adapted: WeightTable) -> None:
-        """Raise ConfigError for an adapter of the head with settings that are of layers alone."""
-        (adapters,) = [r.adapters for r in adapted.rows if r.path == HEAD] or [()]
-        settings = {"dropout": self._adapter.dropout > 0, "dora": self._adapter.dora}
-        for name in [name for name, given in settings.items() if given and adapters]:
-            raise ConfigError(
-                f"adapter.{name} is for linear maps of layers, but adapter.targets means the head "
-                f"{adapters[0].module}, too: leave one of the two out"
-            )
+    def _check_ends(self, adapted: WeightTable) -> None:
+        """Raise ConfigError for an adapter at an end of the model with settings that are of layers
+        alone. PEFT drops nothing out at an embedding."""
+        ends = {a: r.path for r in adapted.rows if is_of_vocabulary(r) for a in r.adapters}
+        for adapter, path in ends.items():
+            is_head = path == HEAD or module_of(HEAD) in adapter.tied
+            settings = {"dropout": is_head and self._adapter.dropout > 0, "dora": adapter.dora}
+            for name in [name for name, given in settings.items() if given]:
+                raise ConfigError(
+                    f"adapter.{name} is for linear maps of layers, but adapter.targets means "
+                    f"{adapter.module}, too: leave one of the two out"
+                )
 
     def _check_names(self, asked: str, linear: Iterable[str], adapted: Iterable[str]) -> None:
         """Raise ConfigError for a name in a list, or an expression, that means no module.

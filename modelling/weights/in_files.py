@@ -39,13 +39,14 @@ class InFiles:
         read = lru_cache(1)(tensors.__getitem__)  # the parts of one follow each other
         split = self._splits(tensors, read)
         made = {
-            own: split.get(name) or partial(tensors.__getitem__, name)
+            own: split.get(name) or partial(self._turned, tensors, name)
             for own, name in sources.items()
         }
         for name in names:
             own = self.table.aliases.get(name)
             if own is not None and sources[own] != name:
-                made[own] = partial(_same, made[own], sources[own], tensors, name)
+                copy = partial(self._turned, tensors, name)
+                made[own] = partial(_same, made[own], sources[own], copy, name)
         return Computed(made)
 
     def for_files(self, weights: Arrays) -> Arrays:
@@ -61,6 +62,10 @@ class InFiles:
             if all(own in weights for own in parts.weights):
                 makers[name] = partial(parts.join, weights)
         return Computed(makers)
+
+    def _turned(self, tensors: Arrays, name: str) -> np.ndarray:
+        """A tensor of a file as its logical weight is."""
+        return tensors[name].T if name in self.table.turned else tensors[name]
 
     @property
     def _joined(self) -> dict[str, list[str]]:
@@ -109,7 +114,8 @@ class InFiles:
                 check_shape(name, shapes[name], stacked.shape(expected[stacked.weights[0]]))
         for own, shape in expected.items():
             if sources[own] in shapes:
-                check_shape(sources[own], shapes[sources[own]], shape)
+                own_shape = shape[::-1] if sources[own] in self.table.turned else shape
+                check_shape(sources[own], shapes[sources[own]], own_shape)
 
     def _sources(self, names: Iterable[str]) -> dict[str, str]:
         """Logical name to the name in a file that has the weights `names`."""
@@ -138,10 +144,12 @@ def _stacked(
     return stacked.part(read(name), group, place)
 
 
-def _same(read: Callable[[], np.ndarray], name: str, tensors: Arrays, copy: str) -> np.ndarray:
+def _same(
+    read: Callable[[], np.ndarray], name: str, read_copy: Callable[[], np.ndarray], copy: str
+) -> np.ndarray:
     """What `read` gives of `name`, if `copy` has the same."""
     value = read()
-    if not np.array_equal(value, tensors[copy]):
+    if not np.array_equal(value, read_copy()):
         raise WeightsError(
             f"{name!r} and {copy!r} differ, but the configured model has one weight for both"
         )

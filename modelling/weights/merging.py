@@ -8,7 +8,7 @@ import numpy as np
 
 from config.model import FewBits
 from modelling.quantisation import expanded
-from modelling.weights.adapters import A, B, M, module_of
+from modelling.weights.adapters import TOKENS_A, TOKENS_B, A, B, M, module_of
 from modelling.weights.computed import Arrays, Computed
 from modelling.weights.row import LowRank, fits_few_bits, is_of_adapter
 from modelling.weights.table import TokenRowsOf, WeightTable
@@ -57,7 +57,11 @@ def _merged(weights: Arrays, name: str, adapter: LowRank | None, dtype: np.dtype
     weight, module = weights[name], module_of(name)
     if adapter is None:
         return weight.astype(dtype, copy=False)
-    b, a = weights[f"{module}.{B}"], weights[f"{adapter.module}.{A}"]
+    if adapter.embeds:
+        a, b = (weights[f"{module}.{end}"] for end in (TOKENS_A, TOKENS_B))
+        b, a = a.T, b.T
+    else:
+        b, a = weights[f"{module}.{B}"], weights[f"{adapter.module}.{A}"]
     total = weight.astype(np.float32) + np.float32(adapter.scale) * (b @ a)
     if adapter.dora:
         total *= (weights[f"{module}.{M}"] / _norms(total))[:, None]

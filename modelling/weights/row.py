@@ -14,6 +14,9 @@ from popxl_addons.array_munging import pad_axis, shard
 from popxl_addons.optimizers.adafactor import Whole
 from popxl_addons.optimizers.packed import scales_shape
 
+EMBEDDING = "tokens.weight"
+"""The path of the embedding."""
+
 HEAD = "lm_head.weight"
 """The path of a head that is not the embedding."""
 
@@ -66,6 +69,8 @@ class LowRank:
         scale: factor on what it adds.
         dora: whether the rows of the result have norms of their own, see `modelling.layers`.
         owner: path of the adapter that has A, where several rows are one map in files; else `path`.
+        embeds: whether the map is an embedding, whose inputs are tokens.
+        tied: PEFT's names of other maps that are this one: they have the same adapter.
     """
 
     module: str
@@ -75,6 +80,8 @@ class LowRank:
     scale: float
     dora: bool
     owner: str
+    embeds: bool = False
+    tied: tuple[str, ...] = ()
 
     @property
     def form(self) -> tuple[str, int, float, int, str]:
@@ -208,8 +215,13 @@ def is_linear(row: WeightRow) -> bool:
 
 
 def takes_adapter(row: WeightRow) -> bool:
-    """Decide whether a row can have an adapter: a linear map inside a layer, or the head."""
-    return is_linear(row) or row.path == HEAD
+    """Decide whether a row can have an adapter: a linear map inside a layer, or at an end."""
+    return is_linear(row) or is_of_vocabulary(row)
+
+
+def is_of_vocabulary(row: WeightRow) -> bool:
+    """Decide whether a row is the embedding or a head of its own."""
+    return row.path in (EMBEDDING, HEAD)
 
 
 def fits_few_bits(row: WeightRow) -> bool:

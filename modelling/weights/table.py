@@ -76,6 +76,7 @@ class WeightTable:
             layers are trained alike.
         tensor_parallel: number of parts that sharded variables are cut into.
         aliases: other names of logical weights that files may have, by alias.
+        turned: those of them that are of the transpose.
         fused: logical weights that files have as one, joined along the first axis, by its name.
         stacked: experts' weights that some files have as one, by its name.
         token_rows: rows that are trained beside a frozen weight, by its name.
@@ -85,6 +86,7 @@ class WeightTable:
     phases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     tensor_parallel: int = 1
     aliases: Mapping[str, str] = field(default_factory=dict)
+    turned: frozenset[str] = frozenset()
     fused: Mapping[str, Sequence[str]] = field(default_factory=dict)
     runs: Mapping[str, Sequence[str]] = field(default_factory=dict)
     stacked: Mapping[str, Stacked] = field(default_factory=dict)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from config.errors import ConfigError
 from config.sections import RunConfig
-from modelling.weights.row import Weight, WeightRow
+from modelling.weights.row import Weight, WeightRow, is_of_vocabulary
 from modelling.weights.table import TokenRowsOf, WeightTable
 from modelling.weights.vocabulary import embedding_names
 
@@ -20,9 +20,11 @@ def with_token_rows(table: WeightTable, config: RunConfig) -> WeightTable:
     not tied to it.
 
     Raises:
-        ConfigError: the weight is trained in full as well.
+        ConfigError: the weight is trained in full as well, or has an adapter; or a weight with an
+            adapter has new rows, whatever their training.
     """
     tokens = config.trained_tokens
+    _check_new_rows(table, config)
     if not tokens and config.adapter.trainable_tokens is not None:
         raise ConfigError(
             "adapter.trainable_tokens is new, but no rows are: give --model.add_tokens, or numbers"
@@ -42,10 +44,12 @@ def with_token_rows(table: WeightTable, config: RunConfig) -> WeightTable:
             if row.path not in paths:
                 continue
             (weight,) = row.weights
-            if row.trained:
+            if row.trained or row.adapters:
+                other = "all of which adapter.modules_to_save trains"
+                other = "which has an adapter" if row.adapters else other
                 raise ConfigError(
-                    f"adapter.trainable_tokens trains some rows of {weight.name}, all of which "
-                    "adapter.modules_to_save trains: leave one of the two out"
+                    f"adapter.trainable_tokens trains some rows of {weight.name}, {other}: leave "
+                    "one of the two out"
                 )
             name = f"{weight.name.removesuffix('.weight')}.{DELTA}"
             new = Weight(name, (len(tokens), weight.shape[1]))
@@ -53,6 +57,17 @@ def with_token_rows(table: WeightTable, config: RunConfig) -> WeightTable:
             layers[layer] = (*layers[layer], WeightRow(path, (new,), of_adapter=True))
             own[weight.name] = TokenRowsOf(name, tokens)
     return replace(table, layers=layers, token_rows=own)
+
+
+def _check_new_rows(table: WeightTable, config: RunConfig) -> None:
+    """Raise ConfigError for an adapter of a weight with new rows: PEFT's base has no such rows."""
+    if config.model.embedding.new_rows is None:
+        return
+    for module in (a.module for row in table.rows if is_of_vocabulary(row) for a in row.adapters):
+        raise ConfigError(
+            f"adapter.targets means {module}, which has rows for new tokens: give "
+            f"--adapter.modules_to_save {module} in its place"
+        )
 
 
 def trains_rows(table: WeightTable, name: str, rows: Iterable[int]) -> bool:

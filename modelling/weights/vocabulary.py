@@ -53,8 +53,8 @@ def unties_head(table: WeightTable, adapted: Collection[str], is_tied: bool, fol
         return False
     if len(tied) == 2:  # an embedding and a head
         return not is_tied
-    if len(there) < len(tied):
-        missing = [module for module in tied if module not in adapted]
+    missing = [module for module in tied[1:] if module not in adapted]  # the first one is not used
+    if missing:
         raise ConfigError(
             f"the adapter in {shown_path(folder)} trains {shown_names(there)} apart from "
             f"{shown_names(missing)}, which are one weight in this model: train it with "
@@ -64,7 +64,7 @@ def unties_head(table: WeightTable, adapted: Collection[str], is_tied: bool, fol
 
 
 def has_tied_head(table: WeightTable, names: Collection[str]) -> bool:
-    """Decide whether an embedding that is a decoder's head too is among some weights: PEFT's
-    `ensure_weight_tying`, which it knows for such pairs alone."""
-    own, *tied = embedding_names(table)
-    return len(tied) == 1 and own in names
+    """Decide whether some weights are of an embedding that is a decoder's head too, or of its
+    adapter: PEFT's `ensure_weight_tying`, which it knows for such pairs alone."""
+    own, *tied = map(module_of, embedding_names(table))
+    return len(tied) == 1 and own in map(module_of, names)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -15,12 +15,13 @@ import torch
 from config.errors import ConfigError
 from config.sections import RunConfig
 from modelling.spec import family_of
+from modelling.weights import WeightTable
 from modelling.weights.merging import begun, merged
 from tests.modelling.gptj import hf as gptj_hf
 from tests.modelling.gptj import training as gptj_training
 from tests.modelling.llama import hf as llama_hf
 from tests.modelling.llama import training as llama_training
-from tests.modelling.peft_reference import named, renamed, with_peft
+from tests.modelling.peft_reference import named, renamed, tie_adapters, with_peft
 from tests.modelling.rounding import in_few_bits, is_quantised
 from tests.modelling.sessions import fine_tuning
 from tests.modelling.t5 import training as t5_training
@@ -85,8 +86,11 @@ def trained(kind: str, **settings: Any) -> tuple[dict[str, np.ndarray], Referenc
 @cache
 def _trained(kind: str, settings: str) -> tuple[dict[str, np.ndarray], Reference]:
     """Weights before, and what training gives, in float64."""
-    of = case(kind)
-    model = with_peft(of.model(), **json.loads(settings))
+    of, given = case(kind), json.loads(settings)
+    tied = given.pop("tied", False)
+    model = with_peft(of.model(), **given)
+    if tied:
+        tie_adapters(model)
     start = named(logical(model))
     model.double()
     return start, renamed(train(model, of.batches, lambda b: of.loss(model, b), RATE))
@@ -102,7 +106,13 @@ def check(kind: str, split: Sequence[int], ours: dict[str, Any], theirs: dict[st
     table = family_of(config).weights(config)
     model = fine_tuning(config, gradients=True)
     model.write(table.renamed(start))
-    check_training(model, of.batches, expected, RATE, lambda ours: dict(table.for_files(ours)))
+    check_training(model, of.batches, expected, RATE, partial(of_files, table))
+
+
+def of_files(table: WeightTable, ours: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Under the names that files have, of T5's embedding those of the first module that uses it."""
+    named = dict(table.for_files(ours))
+    return {n.replace("shared.lora", "encoder.embed_tokens.lora"): named[n] for n in named}
 
 
 ALL_LINEAR = {"adapter.rank": 4, "adapter.alpha": 6.0, "adapter.targets": "all-linear"}
@@ -233,6 +243,29 @@ def test_an_adapter_of_the_head(kind: str, split: tuple[int, ...]) -> None:
     check(kind, split, ours, theirs)
 
 
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings")
+@pytest.mark.parametrize(
+    ("kind", "split", "targets", "theirs"),
+    [
+        ("mistral", (1, 2, 4), "q_proj,embed_tokens", {}),
+        ("llama", (1, 4, 2), "q_proj,embed_tokens", {"tied": True}),  # whose head is the embedding
+        slow("mistral", (2, 1, 4), "embed_tokens,lm_head", {}),
+        slow("gemma3_text", (2, 2, 2), "q_proj,lm_head", {"tied": True}),  # it is scaled
+        slow("gptj", (1, 2, 4), "q_proj,wte", {}),
+        slow("t5", (2, 2, 2), "q,shared", {"tied": True}),
+    ],
+)
+def test_an_adapter_of_the_embedding(
+    kind: str, split: tuple[int, ...], targets: str, theirs: dict[str, Any]
+) -> None:
+    """Of a tied one PEFT has one for each module: here they are one."""
+    names = targets.replace("shared", "embed_tokens").split(",")
+    names += ["embed_tokens", "lm_head"] if theirs and kind != "t5" else []
+    more = {"r": 4, "lora_alpha": 6, "target_modules": names}
+    check(kind, split, {"rank": 4, "alpha": 6.0, "targets": targets}, theirs | more)
+
+
+ENDS = ["embed_tokens", "lm_head"]
 BOTH_ENDS = {"model.embed_tokens": [9, 3, 40], "lm_head": [9, 3, 40]}
 
 
@@ -263,11 +296,20 @@ QUANTISED = {"model.quantisation": "int4", "model.quantisation_group_size": 4}
     [
         (
             {"targets": "qkv_proj"},
-            "qkv_proj means what is no linear map of a layer: these are q_pr",
+            "qkv_proj means what is no linear map and no embedding: these are embed_tokens, q_pr",
         ),
         ({"targets": "q_proj,lm_head", "dropout": 0.1}, "adapter.dropout is for linear maps of"),
         ({"targets": "lm_head", "dora": True}, "adapter.dora is for linear maps of layers, but"),
-        ({"targets": ".*embed.*|.*q_proj"}, "means model.embed_tokens, which is no linear map"),
+        ({"targets": "embed_tokens", "dora": True}, "but adapter.targets means model.embed_tokens"),
+        (
+            {"targets": "embed_tokens", "trainable_tokens": "3"},
+            "some rows of model.embed_tokens.weight, which has an adapter: leave one",
+        ),
+        (
+            {"targets": "lm_head", "model.embedding.new_rows": "3"},
+            "means lm_head, which has rows for new tokens: give --adapter.modules_to_save lm_head",
+        ),
+        ({"targets": ".*norm.*|.*q_proj"}, "means .*input_layernorm, which is no linear map"),
         (
             {"modules_to_save": "mlp", "quantised": True},
             ".*gate_proj.* is trained whole, but model.quantisation holds",
@@ -329,12 +371,18 @@ def test_adapters_are_merged_into_what_few_bits_left() -> None:
         assert (found[name] != plain[name]).any() == (name in quantised), name
 
 
-def test_new_adapters_begin_as_those_of_peft() -> None:
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ({"adapter.dora": True}, {"use_dora": True}),
+        ({"adapter.targets": "embed_tokens,lm_head"}, {"target_modules": ENDS}),
+    ],
+)
+def test_new_adapters_begin_as_those_of_peft(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     """They change nothing, and A is drawn from the same distribution."""
     of = case("mistral")
-    model = peft.get_peft_model(of.model(), peft.LoraConfig(r=200, use_dora=True))
-    ours = {"rank": 200, "dora": True}
-    config = of.config().changed({f"adapter.{name}": value for name, value in ours.items()})
+    model = peft.get_peft_model(of.model(), peft.LoraConfig(r=200, **theirs))
+    config = of.config().changed({"adapter.rank": 200, **ours})
     table = family_of(config).weights(config)
     theirs = table.renamed(named(logical(model)))
     found = begun(table, theirs, seed=3)
@@ -345,6 +393,10 @@ def test_new_adapters_begin_as_those_of_peft() -> None:
             for drawn in (array, theirs[name]):
                 assert 0.98 * limit < np.abs(drawn).max() <= limit
                 assert abs(np.abs(drawn).mean() / limit - 0.5) < 0.02
+        elif name.endswith("lora_embedding_B"):
+            for drawn in (array, theirs[name]):
+                assert abs(drawn.std() - 1) < 0.05
+                assert abs((drawn**4).mean() - 3) < 0.4
         else:
             np.testing.assert_allclose(array, theirs[name], rtol=1e-6, err_msg=name)
 

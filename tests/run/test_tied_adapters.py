@@ -52,14 +52,22 @@ def logits(kind: str, model: torch.nn.Module) -> np.ndarray:
         return model(input_ids=words, **more).logits.numpy()
 
 
-def adapter_of_peft(kind: str, base: Path, folder: Path, **settings: Any) -> np.ndarray:
-    """Save an adapter whose whole modules differ from the base's; returns its model's logits."""
+def adapter_of_peft(
+    kind: str, base: Path, folder: Path, parted: bool = False, **settings: Any
+) -> np.ndarray:
+    """Save an adapter whose whole modules differ from the base's; returns its model's logits.
+
+    Args:
+        parted: train the adapter of the head apart from the embedding's that it is tied to.
+    """
     model = with_peft(model_in(kind, base), **{"r": 2, "target_modules": QUERIES[kind]} | settings)
     torch.manual_seed(2)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and "lora_" not in name:
                 parameter += 0.3 * torch.randn_like(parameter)
+            if parted and "lm_head.lora_" in name:
+                parameter.data = parameter + 0.3 * torch.randn_like(parameter)
     model.save_pretrained(folder)
     return logits(kind, model)
 
@@ -70,15 +78,23 @@ def exported(base: Path, adapter: Path, out: Path, *more: str) -> Path:
     return out
 
 
+EMBEDDING = {"embed_tokens": 3}
+TIED, BOTH = {"ensure_weight_tying": True}, {"embed_tokens": 3, "lm_head": 3}
 DECODER: list[dict[str, Any]] = [
     {"modules_to_save": ["embed_tokens"]},
     {"modules_to_save": ["lm_head"]},
     {"modules_to_save": ["embed_tokens", "lm_head"]},
     {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
     {"modules_to_save": ["lm_head", "norm"], "ensure_weight_tying": True},
+    {"target_modules": ["q_proj", "embed_tokens"], "lora_alpha": 3},
+    {"target_modules": ["embed_tokens", "lm_head"], "rank_pattern": {"lm_head": 3}},
+    {"target_modules": ["q_proj", "embed_tokens"], **TIED, "lora_alpha": 3, "lora_dropout": 0.0},
+    {"target_modules": r".*q_proj|.*embed_tokens", **TIED, "parted": True},
+    {"target_modules": ["q_proj", "lm_head"], **TIED, "rank_pattern": BOTH, "alpha_pattern": BOTH},
 ]
 
 
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`")
 @pytest.mark.parametrize("settings", DECODER)
 def test_a_decoder_with_an_adapter_of_peft_is_the_same_merged_and_written_again(
     settings: dict[str, Any], bases: dict[str, Path], tmp_path: Path
@@ -89,7 +105,7 @@ def test_a_decoder_with_an_adapter_of_peft_is_the_same_merged_and_written_again(
     whole = exported(base, adapter, tmp_path / "whole", "--merge")
     merged = model_in("decoder", whole)
     np.testing.assert_allclose(logits("decoder", merged), expected, rtol=1e-4, atol=1e-5)
-    tied = settings.get("ensure_weight_tying", False)
+    tied = settings.get("ensure_weight_tying", False) and not settings.get("parted")
     assert json.loads((whole / "config.json").read_text())["tie_word_embeddings"] == tied
     again = exported(base, adapter, tmp_path / "again")
     model = peft.PeftModel.from_pretrained(model_in("decoder", base), again).eval()
@@ -123,6 +139,55 @@ def test_the_embedding_of_a_t5_is_written_for_each_module_that_has_it(
     np.testing.assert_allclose(logits("t5", model), expected, rtol=1e-5, atol=1e-5)
 
 
+def one_adapter(model: Any) -> None:
+    """Give the embeddings and the head of a T5 the values of one adapter."""
+    stacks, head = (model.encoder, model.decoder), model.lm_head
+    first, second = (stack.embed_tokens for stack in stacks)
+    a, b = (getattr(first, f"lora_embedding_{n}")["default"].data for n in "AB")
+    second.lora_embedding_A["default"].data, second.lora_embedding_B["default"].data = a, b
+    head.lora_A["default"].weight.data, head.lora_B["default"].weight.data = b.T, a.T
+
+
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`")
+@pytest.mark.usefixtures("few")
+def test_an_adapter_of_the_embedding_of_a_t5_is_written_for_each_module_that_has_it(
+    bases: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, adapter, targets = bases["t5"], tmp_path / "adapter", ["q", "embed_tokens", "lm_head"]
+    model = with_peft(model_in("t5", base), r=2, target_modules=targets)
+    model.save_pretrained(tmp_path / "parted")
+    given = ["--load", str(base), "--adapter.load", str(tmp_path / "parted")]
+    assert run_export.main([*given, "--save-hf", str(tmp_path / "out")]) == 2
+    assert "differ, but the configured model has one weight for both" in capsys.readouterr().err
+    one_adapter(model.base_model.model)
+    model.save_pretrained(adapter)
+    expected = logits("t5", model)
+    whole = exported(base, adapter, tmp_path / "whole", "--merge")
+    np.testing.assert_allclose(logits("t5", model_in("t5", whole)), expected, rtol=1e-4, atol=1e-5)
+    again = exported(base, adapter, tmp_path / "again")
+    model = peft.PeftModel.from_pretrained(model_in("t5", base), again).eval()
+    np.testing.assert_allclose(logits("t5", model), expected, rtol=1e-5, atol=1e-5)
+    answers = []
+    for source in (("--load", str(base), "--adapter.load", str(again)), ("--load", str(whole))):
+        capsys.readouterr()
+        assert run_generation.main([*source, "--generation.max_tokens", "8", "what is 3?"]) == 0
+        answers.append(capsys.readouterr().out)
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`")
+def test_a_tied_head_of_another_rank_is_refused(
+    bases: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """PEFT scales what it adds by another number than the embedding's."""
+    settings: dict[str, Any] = {"target_modules": ["embed_tokens"], **TIED}
+    adapter = tmp_path / "adapter"
+    adapter_of_peft("decoder", bases["decoder"], adapter, **settings, rank_pattern=EMBEDDING)
+    given = ["--load", str(bases["decoder"]), "--adapter.load", str(adapter)]
+    assert run_export.main([*given, "--merge", "--save-hf", str(tmp_path / "out")]) == 2
+    assert "rank_pattern is" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("saved", [["shared"], ["lm_head"], ["embed_tokens"]])
 def test_a_part_of_what_is_one_weight_in_a_t5_is_refused(
     saved: list[str], bases: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -133,13 +198,14 @@ def test_a_part_of_what_is_one_weight_in_a_t5_is_refused(
     assert f"with modules_to_save {','.join(ENDS)}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("field", ["modules_to_save", "targets"])
 @pytest.mark.parametrize("name", ["embed_tokens", "lm_head", "embed_tokens,lm_head"])
-def test_modules_to_save_mean_a_tied_weight_by_each_of_its_names(
-    name: str, bases: dict[str, Path], tmp_path: Path
+def test_a_tied_weight_is_meant_by_each_of_its_names(
+    field: str, name: str, bases: dict[str, Path], tmp_path: Path
 ) -> None:
     """An adapter that begins is its base, in PEFT too, which loads it."""
     given = ("--load", str(bases["decoder"]), "--adapter.rank", "2")
-    out = ("--adapter.modules_to_save", name, "--save-hf", str(tmp_path / "out"))
+    out = (f"--adapter.{field}", name, "--save-hf", str(tmp_path / "out"))
     assert run_export.main([*given, *out]) == 0
     base = model_in("decoder", bases["decoder"])
     expected = logits("decoder", base)
@@ -150,13 +216,29 @@ def test_modules_to_save_mean_a_tied_weight_by_each_of_its_names(
 
 @pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`")
 @pytest.mark.usefixtures("few")
-@pytest.mark.parametrize("weights", ["resident", slow("streamed")])
-def test_an_adapter_of_a_tied_head_alone(
-    weights: str, bases: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("weights", "name", "tied"),
+    [
+        ("resident", "lm_head", {}),
+        ("resident", "embed_tokens", TIED),
+        ("streamed", "embed_tokens", TIED),
+        slow("streamed", "lm_head", {}),
+        slow("streamed", "embed_tokens", {}),
+    ],
+)
+def test_an_adapter_of_an_end(
+    weights: str,
+    name: str,
+    tied: dict[str, Any],
+    bases: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The embedding stays, as in PEFT, and the model writes as the merged one does."""
-    base, adapter, targets = bases["decoder"], tmp_path / "adapter", ["q_proj", "lm_head"]
-    expected = adapter_of_peft("decoder", base, adapter, target_modules=targets, lora_alpha=16)
+    """The other end stays if they are not tied, as in PEFT, and the model writes as the merged one
+    does."""
+    base, adapter, targets = bases["decoder"], tmp_path / "adapter", ["q_proj", name]
+    settings: dict[str, Any] = {"target_modules": targets, "lora_alpha": 16, **tied}
+    expected = adapter_of_peft("decoder", base, adapter, **settings)
     whole = exported(base, adapter, tmp_path / "whole", "--merge")
     found = logits("decoder", model_in("decoder", whole))
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
