@@ -161,6 +161,8 @@ def _finetune(
     evaluates = config.evaluation.steps is not None
     refer = None if reference is None else reference.of
     evaluator = Evaluator(config, family, model, loaded, refer) if evaluates else None
+    if reference is not None:
+        reference.remove_drafts()
     loaded.forget("validation")
     with ExitStack() as stack:
         start, _ = start.load_with_fallback(partial(_enter, stack, model))

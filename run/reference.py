@@ -3,7 +3,7 @@ weights that a run begins with, without adapters. They are computed before the f
 
 A file holds those of some samples. Its name is a digest of all that they follow from: the weights,
 the model's settings, and the samples, which template, truncation and number are in. While it is
-made it is a draft, NaN where nothing is known yet, which the same command goes on with.
+made there is a draft of it, which the same command goes on with; see `run.reference_files`.
 """
 
 from __future__ import annotations
@@ -15,27 +15,31 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
 import popdist
 from checkpoints import Checkpoint, has_checkpoint, load_checkpoint
 from checkpoints.digests import digest, digest_of_bytes
-from checkpoints.shards import write_shard
 from checkpoints.tensor_files import readers
 from config.adapter import Adapter
 from config.errors import UserError
 from config.sections import RunConfig
 from data.preferences import COUNTS, Referred
 from data.samples import Samples
-from files.drafts import sync
-from files.errors import FileError
+from files.errors import WriteError
 from files.run_folder import RunFolder
 from files.shown import shown_path
-from files.writing import write_file, writing
 from modelling.objectives import objective_of
 from modelling.spec import ModelFamily
 from modelling.weights import WeightTable
+from run.reference_files import (
+    DRAFT,
+    LogpsDraft,
+    Shape,
+    read_logps,
+    remove_drafts_of_others,
+    write_logps,
+)
 from run.start import Start
 from run.weights import has_adapters, metadata_of, weights_at
 from sessions.losses import Losses
@@ -44,8 +48,6 @@ from terminal.screen import is_first_process, say
 
 REFERENCE, ORIGIN = "reference", "reference_origin"
 """Keys of a checkpoint's metadata: digest of the reference's weights, and where they were read."""
-
-_LOGPS = "logps"
 
 
 @dataclass(frozen=True)
@@ -126,21 +128,24 @@ class Reference:
         processes call it together.
 
         Raises:
-            UserError: there is no file, and the weights are no more; or it cannot be written.
+            UserError: there is no file, and the weights are no more.
         """
         path = self.folder / f"{self._name(samples)}.safetensors"
-        found = _read(path)
+        shape = len(samples), len(samples.take(np.zeros(1, np.int64))[COUNTS]), 2
+        found = read_logps(path, shape)
         if not all(popdist.gather(found is not None)):
-            known = None if self.before is None else _read(self.before / path.name)
-            if all(popdist.gather(known is not None)) and known is not None:
-                _write(path, known)
+            found = None if self.before is None else read_logps(self.before / path.name, shape)
+            if all(popdist.gather(found is not None)) and found is not None:
+                _keep(path, found)
             else:
-                self._compute(samples, path)
-            popdist.gather("the reference is there")
-            found = _read(path)
-        if found is None:
-            raise UserError(f"the reference's {shown_path(path)} cannot be read on all processes")
+                found = self._compute(samples, path, shape)
+        assert found is not None, "all processes have it, or compute it together"
         return Referred(samples, found)
+
+    def remove_drafts(self) -> None:
+        """Delete the drafts that passes of other settings left in the run's own folder."""
+        if self.config.training.reference is None and is_first_process():
+            remove_drafts_of_others(self.folder)
 
     def _name(self, samples: Samples) -> str:
         config = _base(self.config)
@@ -149,32 +154,30 @@ class Reference:
             settings["fp8"] = config.fp8.to_dict()
         return _digest([self.sha256, config.family, settings, samples.digest, len(samples)])
 
-    def _compute(self, samples: Samples, path: Path) -> None:
-        config, weights = _base(self.config), self.weights()
-        places = len(samples.take(np.zeros(1, np.int64))[COUNTS])
-        draft = path.with_suffix(".draft.npy")
-        logps = _draft(draft, (len(samples), places, 2))
-        filled = np.isfinite(logps).all(axis=(1, 2))
-        first = popdist.gather(int(np.argmin(filled)) if not filled.all() else len(filled))[0]
-        if first < len(samples):
-            say(f"the reference: {len(samples) - first} of {len(samples)} samples to compute")
-            model = compiled(lambda: Losses(config, self.family), "the program of the reference")
-            model.write(weights)
-            unknown = Referred(samples, np.zeros(logps.shape, np.float32))
-            with model, _bar(len(samples), first) as bar:
-                for part, found in model.texts(unknown, first):
-                    logps[part] = found
-                    if is_first_process():
-                        logps.flush()
-                    bar.update(part.stop - part.start)
-        finite = bool(np.isfinite(logps).all())  # all processes know all of them
-        if is_first_process():
-            if finite:
-                _write(path, np.array(logps))
-            draft.unlink(missing_ok=True)
+    def _compute(self, samples: Samples, path: Path, shape: Shape) -> np.ndarray:
+        config, weights, first_process = _base(self.config), self.weights(), is_first_process()
+        with LogpsDraft(path.with_suffix(DRAFT), shape, first_process) as draft:
+            first = min(popdist.gather(draft.known))
+            logps = draft.begin(first)
+            if first < len(samples):
+                say(f"the reference: {len(samples) - first} of {len(samples)} samples to compute")
+                model = compiled(
+                    lambda: Losses(config, self.family), "the program of the reference"
+                )
+                model.write(weights)
+                unknown = Referred(samples, np.zeros(logps.shape, np.float32))
+                with model, _bar(len(samples), first) as bar:
+                    for part, found in model.texts(unknown, first):
+                        logps[part] = found
+                        draft.add(logps[part])
+                        bar.update(part.stop - part.start)
+            finite = bool(np.isfinite(logps).all())  # all processes know all of them
+            if not finite or _keep(path, logps):
+                draft.remove()
         if not finite:
             raise UserError("a log-probability of the reference is not finite: its weights cannot "
                             "be compared with")  # fmt: skip
+        return logps
 
 
 def _digest_of_weights(
@@ -237,45 +240,16 @@ def _digest(of: Any) -> str:
     return digest_of_bytes(json.dumps(of, sort_keys=True).encode())
 
 
-def _draft(path: Path, shape: tuple[int, ...]) -> np.memmap:
-    """The numbers that are known so far, NaN where they are not: a file's, of process 0."""
+def _keep(path: Path, logps: np.ndarray) -> bool:
+    """Write a file, which is a cache: returns false, after a warning, if that fails. Process 0
+    does."""
     if is_first_process():
-        with writing("the reference", path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if not path.exists() or np.load(path, mmap_mode="r").shape != shape:
-                write_file("the reference", path, lambda to: _write_nothing(to, shape))
-    popdist.gather("the draft is there")
-    if not path.exists():
-        raise UserError(f"all processes must see the folder {shown_path(path.parent)}")
-    return np.lib.format.open_memmap(path, "r+" if is_first_process() else "c")
-
-
-def _write_nothing(path: Path, shape: tuple[int, ...]) -> None:
-    with path.open("wb") as file:
-        np.save(file, np.full(shape, np.nan, np.float32))
-    sync(path)
-
-
-def _write(path: Path, logps: np.ndarray) -> None:
-    """Write the numbers of a file; process 0 does."""
-    if is_first_process():
-        facts = {"sha256": digest(logps)}
-        write_file("the reference", path, lambda to: write_shard(to, {_LOGPS: logps}, facts))
-
-
-def _read(path: Path) -> np.ndarray | None:
-    """The numbers of a file; None: there is none, or it is damaged, which is said."""
-    if not path.exists():
-        return None
-    try:
-        with safe_open(path, "np") as file:
-            logps, metadata = file.get_tensor(_LOGPS), file.metadata() or {}
-        if metadata.get("sha256") != digest(logps) or not np.isfinite(logps).all():
-            raise FileError("it is damaged")
-    except (OSError, SafetensorError, FileError) as error:
-        say(f"warning: {shown_path(path)} cannot be used: {error}")
-        return None
-    return np.asarray(logps)
+        try:
+            write_logps(path, logps)
+        except WriteError as error:
+            say(f"warning: {error}; the next start computes the reference again")
+            return False
+    return True
 
 
 def _bar(total: int, first: int) -> tqdm:

@@ -30,6 +30,7 @@ from run.records.metrics import read_metrics
 from run.reference import Reference
 from sessions.losses import Losses
 from tests import small_runs
+from tests.full_disk import full_disk
 from tests.modelling.preferences import t5_logps
 from tests.slow import slow
 from tests.small_runs import (
@@ -166,12 +167,27 @@ def test_a_pass_that_was_killed_goes_on(run, base, rows, tmp_path, monkeypatch) 
     monkeypatch.setattr(Losses, "texts", killed)
     assert train(tmp_path / "run", base, rows, "--steps", "4") == 128 + signal.SIGINT
     (draft,) = (tmp_path / "run/reference").iterdir()
-    known = np.isfinite(np.load(draft)).all(axis=(1, 2))
-    assert known.any()
-    assert not known.all(), "what is not known yet is NaN"
+    stale = draft.with_name("0" * 64 + draft.suffix)  # of other samples
+    stale.write_bytes(draft.read_bytes())
     assert train(tmp_path / "run", base, rows, "--steps", "4") == 0
     assert done == [0, 8, 16], "no batch is computed twice"
     check_equal(files_in(tmp_path / "run"), files_in(run))
+    check_equal(weights_of(tmp_path / "run"), weights_of(run))
+
+
+def test_a_full_disk_ends_no_run_that_needs_a_reference(
+    run, base, rows, tmp_path, monkeypatch, capsys
+) -> None:
+    of = Reference.of
+
+    def on_full_disk(*given: Any) -> Any:
+        with full_disk(10):
+            return of(*given)
+
+    monkeypatch.setattr(Reference, "of", on_full_disk)
+    assert train(tmp_path / "run", base, rows, "--steps", "4") == 0
+    said = capsys.readouterr().err
+    assert "File too large; the next start computes the reference again" in said
     check_equal(weights_of(tmp_path / "run"), weights_of(run))
 
 

@@ -1,0 +1,251 @@
+"""Files of log-probabilities: complete ones, and drafts that grow batch by batch.
+
+A draft is a sequence of records, each of some samples: their number, a digest, their values. The
+digest covers the record and the digest before it, so a changed, missing or foreign record ends the
+part that is used, and so does one that was cut short: SIGKILL loses one batch.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, Self
+
+import numpy as np
+
+from checkpoints import TensorFiles
+from checkpoints.digests import digest
+from checkpoints.shards import write_shard
+from files.drafts import UNSUPPORTED
+from files.errors import FileError, WriteError
+from files.shown import shown_path
+from files.text import check_regular
+from files.writing import write_file, writing
+from terminal.screen import say
+
+DRAFT = ".draft"
+"""Suffix of a draft."""
+
+Shape = tuple[int, int, int]
+"""Samples, pairs of texts in each, 2."""
+
+_LOGPS, _SHA256 = "logps", "sha256"
+_COUNT = struct.Struct("<Q")
+_DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+def write_logps(path: Path, logps: np.ndarray) -> None:
+    """Write a complete file.
+
+    Raises:
+        WriteError: it cannot be written.
+    """
+    arrays = {_LOGPS: logps, _SHA256: np.frombuffer(bytes.fromhex(digest(logps)), np.uint8)}
+    write_file("the reference", path, lambda to: write_shard(to, arrays))
+
+
+def read_logps(path: Path, shape: Shape) -> np.ndarray | None:
+    """Values of a complete file; None: there is none, or it is damaged, which is said."""
+    try:
+        if not path.exists():
+            return None
+        files = TensorFiles([path])
+        logps, sha256 = files[_LOGPS], files[_SHA256]
+        if sha256.tobytes().hex() != digest(logps) or not np.isfinite(logps).all():
+            raise FileError("it is damaged")
+        if logps.shape != shape or logps.dtype != np.float32:
+            raise FileError("it is of other samples")
+    except (OSError, KeyError, FileError) as error:
+        say(f"warning: {shown_path(path)} cannot be used: {error}")
+        return None
+    return logps
+
+
+class _Record(NamedTuple):
+    """A valid record.
+
+    Attributes:
+        samples: up to its last one, from the first of the file.
+        end: its last byte in the file.
+        sha256: of it and all before it.
+        logps: its values.
+    """
+
+    samples: int
+    end: int
+    sha256: bytes
+    logps: np.ndarray
+
+
+class LogpsDraft:
+    """The values that are known of a file that is not complete. Use it as a context.
+
+    It is a cache: values that cannot be read are computed again, and a failure to write is a
+    warning.
+    """
+
+    def __init__(self, path: Path, shape: Shape, writes: bool) -> None:
+        """Read the draft, if there is one.
+
+        Args:
+            writes: this process adds to it; one at a time can, others do without.
+        """
+        self._path, self._shape, self._file = path, shape, None
+        # A draft that has another name is of other values.
+        self._first = _Record(0, 0, hashlib.sha256(path.name.encode()).digest(), np.empty(0))
+        self._records: list[_Record] = []
+        try:
+            self._file = _opened(path) if writes else None
+            self._records = list(self._read())
+        except FileError as error:
+            self._give_up(error)
+
+    @property
+    def known(self) -> int:
+        """Number of samples, from the first one, whose values it has."""
+        return self._last.samples
+
+    def begin(self, samples: int) -> np.ndarray:
+        """Drop all but the values of the first `samples`, at the end of a record.
+
+        Returns:
+            An array for all values, of which only these are set.
+        """
+        self._records = [one for one in self._records if one.samples <= samples]
+        logps = np.empty(self._shape, np.float32)
+        for one in self._records:
+            logps[one.samples - len(one.logps) : one.samples] = one.logps
+        self._write(lambda file: os.ftruncate(file, self._last.end))
+        return logps
+
+    def add(self, logps: np.ndarray) -> None:
+        """Add the values of the next samples."""
+        content = np.asarray(logps, "<f4", order="C").tobytes()
+        head, last = _COUNT.pack(len(logps)), self._last
+        sha256 = _chained(last.sha256, head, content)
+        record = head + sha256 + content
+        self._write(lambda file: _write_at(file, last.end, record))
+        end = last.end + len(record)
+        self._records.append(_Record(last.samples + len(logps), end, sha256, logps))
+
+    def remove(self) -> None:
+        """Delete the file, if this process adds to it."""
+        if self._file is not None:
+            self._path.unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._close()
+
+    @property
+    def _last(self) -> _Record:
+        return self._records[-1] if self._records else self._first
+
+    def _read(self) -> Iterator[_Record]:
+        """The valid records, one after the other."""
+        if not self._path.exists():
+            return
+        check_regular(self._path)
+        try:
+            with self._path.open("rb") as file:
+                last = self._first
+                while (record := self._next(file, last)) is not None:
+                    yield record
+                    last = record
+        except OSError as error:
+            reason = error.strerror or error
+            raise FileError(f"cannot read {shown_path(self._path)}: {reason}") from error
+
+    def _next(self, file: BinaryIO, last: _Record) -> _Record | None:
+        """The record after `last`; None: there is none that can be used."""
+        head, sha256 = file.read(_COUNT.size), file.read(_DIGEST_BYTES)
+        if len(sha256) < _DIGEST_BYTES:
+            return None
+        (count,), (total, places, two) = _COUNT.unpack(head), self._shape
+        if not 0 < count <= total - last.samples:
+            self._say_damaged(last)
+            return None
+        content = file.read(4 * count * places * two)
+        if len(content) < 4 * count * places * two:
+            return None
+        if sha256 != _chained(last.sha256, head, content):
+            self._say_damaged(last)
+            return None
+        logps = np.frombuffer(content, "<f4").reshape(count, places, two)
+        return _Record(last.samples + count, file.tell(), sha256, logps)
+
+    def _say_damaged(self, last: _Record) -> None:
+        say(
+            f"warning: {shown_path(self._path)} is damaged: the samples after the first "
+            f"{last.samples} are computed again"
+        )
+
+    def _write(self, action: Callable[[int], object]) -> None:
+        """Change the file, if this process adds to it and nothing has failed."""
+        if self._file is None:
+            return
+        try:
+            with writing("the reference", self._path):
+                action(self._file)
+        except WriteError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: FileError) -> None:
+        say(f"warning: {error}: a run that is broken off computes the reference again")
+        self._close()
+
+    def _close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def remove_drafts_of_others(folder: Path) -> None:
+    """Delete the drafts in a folder that no process adds to."""
+    with suppress(OSError):
+        for path in folder.glob(f"*{DRAFT}"):
+            with suppress(FileError, OSError):
+                file = _opened(path)
+                if file is not None:
+                    os.close(file)
+                    path.unlink()
+
+
+def _opened(path: Path) -> int | None:
+    """The locked descriptor of a draft, which is made if need be; None: another process adds to it.
+
+    Raises:
+        FileError: it cannot be made.
+    """
+    if path.exists():
+        check_regular(path)  # a pipe would be waited for
+    with writing("the reference", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in UNSUPPORTED:
+                return file
+            os.close(file)
+            if isinstance(error, BlockingIOError):
+                return None
+            raise
+    return file
+
+
+def _write_at(file: int, start: int, content: bytes) -> None:
+    done = 0
+    while done < len(content):
+        done += os.pwrite(file, content[done:], start + done)
+
+
+def _chained(before: bytes, head: bytes, content: bytes) -> bytes:
+    return hashlib.sha256(before + head + content).digest()
