@@ -121,14 +121,14 @@ def test_heads_that_cudnn_takes(target: str, largest: int):
     assert max(found, default=0) == largest
 
 
-def test_attention_with_sinks_is_no_kernel_but_a_loop():
-    """cuDNN's has none."""
-    specs = [jax.ShapeDtypeStruct((1, 2, 256, 64), jnp.bfloat16)] * 4
-    for sinks in (False, True):
-        settings, more = PLAIN._replace(causal=True, sinks=sinks), specs[:0]
-        if sinks:
-            more = [jax.ShapeDtypeStruct((2,), jnp.bfloat16)]
-        with tracing_for("gpu 9.0"):
-            text = str(jax.make_jaxpr(both_ways(settings))(*specs, *more))
-        assert (attention_kernel.__name__ in text) != sinks
-        assert (attention_grads_kernel.__name__ in text) != sinks
+@pytest.mark.parametrize(("sinks", "values"), [(False, 64), (True, 64), (False, 32)])
+def test_attention_with_sinks_or_narrow_values_is_no_kernel_but_a_loop(sinks: bool, values: int):
+    """cuDNN's has no sinks, and as many features of values as of keys."""
+    shapes = [(1, 2, 256, n) for n in (values, 64, 64, values)]
+    specs = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in [*shapes, *[(2,)] * sinks]]
+    with tracing_for("gpu 9.0"):
+        settings = PLAIN._replace(causal=True, sinks=sinks)
+        text = str(jax.make_jaxpr(both_ways(settings))(*specs))
+    is_kernel = not sinks and values == 64
+    assert (attention_kernel.__name__ in text) == is_kernel
+    assert (attention_grads_kernel.__name__ in text) == is_kernel

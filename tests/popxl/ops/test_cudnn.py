@@ -110,21 +110,28 @@ def test_groups_of_heads_give_what_all_together_give(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("biases", [0, 1])
 @pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("lengths", [False, True])
 @pytest.mark.parametrize(("positions", "segments"), [(True, True), (False, True), (False, False)])
 def test_what_is_hidden_is_what_the_definition_hides(
     positions: bool,
     segments: bool,
+    lengths: bool,
     window: int | None,
     biases: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """All keys of some queries, too."""
     _instead_of_the_kernel(monkeypatch)
-    settings = _attention.Settings(0.3, biases, 0.0, True, window, None, positions, segments, False)
+    settings = _attention.Settings(
+        0.3, biases, 0.0, True, window, None, positions, segments, lengths
+    )
     q, k, v = (np.float32(rand(2, 4, 10, 8, seed=n)) for n in range(3))
     places = np.array([[5, 4, 3, 2, 1, 0, 6, 7, 8, 9]], np.int32)
-    texts = np.array([[0] * 4 + [1] * 6, [0] * 10], np.int32)
-    rest = [np.float32(rand(4, 10, 10, seed=4))] * biases
-    rest += [places] * 2 * positions + [texts] * 2 * segments
+    texts = [np.array([[0] * 4 + [n] * 6, [0] * 10], np.int32) for n in (1, 2)]
+    bias = np.float32(rand(4, 10, 10, seed=4))
+    bias[0, 3:5], bias[1, :5, 0], bias[2, :, 1] = -np.inf, np.finfo(np.float32).min, -1e9
+    rest = [bias] * biases + [places] * 2 * positions + texts * segments
+    rest += [np.array([5, 0], np.int32)] * lengths
     expected = _attention.attention_of(q, k, v, *rest, settings=settings)[0]
     found = _cudnn.attention_kernel(q, k, v, *rest, settings=settings)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)

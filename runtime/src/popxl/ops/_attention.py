@@ -14,6 +14,7 @@ from functools import reduce
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
 from popxl.ops._folds import max_over, sum_over
 from popxl.ops._numerics import factors, precision_of
@@ -31,8 +32,7 @@ def _product(equation: str, a: Any, b: Any) -> Any:
     )
 
 
-HIDDEN = -1e9
-"""Score of a key that a query does not see: its weight is 0."""
+_LOWEST = float(np.finfo(np.float32).min)
 
 
 class Settings(NamedTuple):
@@ -88,20 +88,24 @@ def sorted_inputs(rest: Sequence[Any], settings: Settings) -> Others:
 
 
 def attention_of(q: Any, k: Any, v: Any, *rest: Any, settings: Settings) -> tuple[Any, ...]:
-    """(output, exponentials of the scores, 1 / their sums), and those of sinks if there are."""
+    """(output, exponentials of the scores, 1 / their sums), and those of sinks if there are.
+
+    A row whose scores are all -inf has exponentials of 0, and so an output and gradients of 0.
+    """
     others = sorted_inputs(rest, settings)
     scores = _capped(_scores(q, k, settings.scale), settings.cap)
     for bias in others.biases:
         scores = scores + bias
     seen = visible(q.shape[-2], k.shape[-2], others, settings)
     if seen is not None:
-        scores = jnp.where(seen, scores, HIDDEN)
-    largest = max_over(scores, -1, keepdims=True)
+        scores = jnp.where(seen, scores, -jnp.inf)
+    largest = jnp.maximum(max_over(scores, -1, keepdims=True), _LOWEST)  # -inf - -inf is NaN
     sinks = [sink.astype(jnp.float32)[:, None, None] for sink in others.sinks]
     largest = reduce(jnp.maximum, sinks, largest)
     exponentials = jnp.exp(scores - largest)
     of_sinks = [jnp.exp(sink - largest) for sink in sinks]
-    normaliser = 1 / sum(of_sinks, sum_over(exponentials, -1, keepdims=True))
+    total = sum(of_sinks, sum_over(exponentials, -1, keepdims=True))
+    normaliser = 1 / jnp.maximum(total, 1)  # at least 1, of the largest, unless all are 0
     weights = exponentials.astype(v.dtype)
     kept = _grouped(_kept(weights, others.seed, settings.p), v)
     out = _product("...qk,...kd->...qd", kept, v).reshape(*q.shape[:-1], v.shape[-1]) * normaliser

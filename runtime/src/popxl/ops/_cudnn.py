@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from popxl.ops._attention import Settings, sorted_inputs, visible
+from popxl.ops._attention import Others, Settings, sorted_inputs, visible
 from popxl.ops._folds import traced_capability, traced_for
 from popxl.ops._kernels import KERNELS, Shapes
 
@@ -26,11 +27,12 @@ HALVED, MASKED = "_causal", "_causal_masked"
 that add a mask of several texts to the rest, which takes as long as another quarter (H200)."""
 
 
-def is_kernel(q: Any, k: Any, rest: Sequence[Any], settings: Settings) -> bool:
+def is_kernel(q: Any, k: Any, v: Any, rest: Sequence[Any], settings: Settings) -> bool:
     """Whether cuDNN computes this, on the platform that is traced for.
 
     It has no float32, no caps, no sinks and, since its random numbers are its own, no dropout of
-    ours. A bias of each sample and head would be as large as the scores.
+    ours. Its values have as many features as its keys. A bias of each sample and head would be as
+    large as the scores.
     """
     shapes = (q.shape[-2], k.shape[-2])
     biases = [jnp.broadcast_shapes(b.shape, (1, 1, *shapes)) for b in _added(q, k, rest, settings)]
@@ -41,6 +43,7 @@ def is_kernel(q: Any, k: Any, rest: Sequence[Any], settings: Settings) -> bool:
         and q.dtype in (jnp.bfloat16, jnp.float16)
         and q.shape[-1] % 8 == 0
         and q.shape[-1] <= _largest_head()
+        and v.shape == k.shape
         and (not biases or all(n % 2 == 0 for n in shapes))
         and min(batch, heads) == 1
         and settings.cap is None
@@ -65,41 +68,66 @@ def name_end(settings: Settings) -> str:
     return MASKED if settings.segments else HALVED
 
 
+def _in_mask(q: Any, k: Any, settings: Settings) -> Settings:
+    """What a mask hides. The kernel hides the rest by itself, which must leave each query a key: a
+    softmax over none is NaN. It takes no window beside a bias (cuDNN's frontend refuses that)."""
+    may_hide_all = settings.lengths or q.shape[-2] - (settings.window or 0) >= k.shape[-2]
+    adds = settings.segments or settings.biases or may_hide_all
+    causal = settings.causal and (settings.positions or (settings.window is not None and adds))
+    return settings._replace(causal=bool(causal), lengths=False)
+
+
 def _added(q: Any, k: Any, rest: Sequence[Any], settings: Settings) -> list[Any]:
-    """What the kernel adds to the scores: biases, and a mask of segments and of positions that are
-    given. What follows a query in the order of the tokens it leaves out by itself; what is before
-    its window too, but not where it adds something (cuDNN's frontend refuses that)."""
+    """What the kernel adds to the scores: biases, and a mask of segments and of positions."""
     others = sorted_inputs(rest, settings)
-    adds = settings.segments or bool(settings.biases)
-    in_mask = settings.positions or (adds and settings.window is not None)
-    told = settings._replace(causal=settings.causal and in_mask, lengths=False)
-    seen = visible(q.shape[-2], k.shape[-2], others, told)
-    if seen is None:
-        return others.biases
+    seen = visible(q.shape[-2], k.shape[-2], others, _in_mask(q, k, settings))
+    return others.biases if seen is None else [*others.biases, jnp.where(seen, 0.0, -jnp.inf)]
+
+
+def _finite(bias: Any, dtype: Any) -> Any:
+    """A bias in 16 bits, with a number lower than all others for -inf."""
     # As cuDNN's own masks: the difference of two such numbers is finite in both 16-bit types.
-    low = -(2.0**15) if q.dtype == jnp.float16 else -(2.0**41)
-    return [*others.biases, jnp.where(seen, 0.0, low)]
+    hidden = -(2.0**15) if dtype == jnp.float16 else -(2.0**41)
+    wide = jnp.where(bias < hidden / 2, hidden / 2, bias)
+    return jnp.where(bias == -jnp.inf, hidden, wide).astype(dtype)
 
 
 def _of_some_heads(q: Any, k: Any, v: Any, *rest: Any, settings: Settings) -> Any:
     """q, k, v and the result have heads after tokens."""
+    others = sorted_inputs(rest, settings)
     added = _added(jnp.swapaxes(q, 1, 2), jnp.swapaxes(k, 1, 2), rest, settings)
-    bias = sum(b.reshape((1,) * (4 - b.ndim) + b.shape) for b in added) if added else None
+    bias = sum(map(_of_rank_4, added)) if added else None
+    sees_a_key = _sees_a_key(bias, q.shape[1], k.shape[1], others, settings)
     if bias is not None:
         shape = (*bias.shape[:2], q.shape[1], k.shape[1])
-        bias = jnp.broadcast_to(bias, shape).astype(q.dtype)
+        bias = jnp.broadcast_to(_finite(bias, q.dtype), shape)
     causal = settings.causal and not settings.positions
     back = (settings.window - 1, 0) if causal and settings.window and bias is None else None
-    lengths = sorted_inputs(rest, settings).lengths
-    return jax.nn.dot_product_attention(
+    out = jax.nn.dot_product_attention(
         q, k, v,
         bias=bias,
         scale=settings.scale,
         is_causal=causal,
-        key_value_seq_lengths=lengths[0] if lengths else None,
+        key_value_seq_lengths=jnp.maximum(others.lengths[0], 1) if others.lengths else None,
         local_window_size=back,
         implementation="cudnn",
     )  # fmt: skip
+    return out if sees_a_key is None else jnp.where(sees_a_key, out, 0)
+
+
+def _sees_a_key(bias: Any, queries: int, keys: int, others: Others, settings: Settings) -> Any:
+    """The queries that see a key: bool, broadcasts to the result; None: all. The kernel gives the
+    others a mean of what they do not see."""
+    if bias is None and not others.lengths:
+        return None
+    conditions = [] if bias is None else [bias != -jnp.inf]
+    seen = visible(queries, keys, others, settings)
+    conditions += [] if seen is None else [_of_rank_4(seen)]
+    return jnp.swapaxes(reduce(jnp.logical_and, conditions).any(-1, keepdims=True), 1, 2)
+
+
+def _of_rank_4(t: Any) -> Any:
+    return t.reshape((1,) * (4 - t.ndim) + t.shape)
 
 
 def _workspace(batch: int, heads: int, queries: int, keys: int) -> int:

@@ -74,6 +74,9 @@ def attention(
     """dropout(softmax(cap(q kᵀ * scale) + biases)) v. Products accumulate in float32, and scores
     and softmax are float32, whatever the dtype of q, k and v.
 
+    The score of a hidden key is -inf, so no bias makes it count. A query that sees no key gives 0,
+    and gradients of 0.
+
     Args:
         q: (..., queries, features).
         k, v: (..., keys, features), or with fewer heads, the axis before these: consecutive heads

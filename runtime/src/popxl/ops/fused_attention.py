@@ -72,7 +72,7 @@ class _Tiles:
         queries, keys = q.shape[_QUERIES], k.shape[_QUERIES]
         positions = self.others.positions
         if settings.causal and not positions:
-            positions = [jnp.arange(n)[None] for n in (queries, keys)]
+            positions = [jnp.arange(n) for n in (queries, keys)]
         self.settings = settings._replace(positions=settings.causal)
         floats = self.others.floats
         self.moving = [b.ndim > 1 and b.shape[_QUERIES] == queries > 1 for b in floats]
@@ -163,8 +163,8 @@ def _either(
         inputs: the op's, from q on for the forward pass, else from the output's gradient on.
     """
     forward = kernel is attention_kernel
-    q, k, rest = (*inputs[:2], inputs[3:]) if forward else (*inputs[1:3], inputs[5:])
-    if not is_kernel(q, k, rest, settings):
+    (q, k, v), rest = (inputs[:3], inputs[3:]) if forward else (inputs[1:4], inputs[5:])
+    if not is_kernel(q, k, v, rest, settings):
         return tiles(*inputs, settings=settings)
 
     def named(*args: Any) -> Any:
