@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from uuid import uuid4
 
-import popdist
 from checkpoints.errors import CheckpointError, CheckpointWarning
 from checkpoints.folders import (
     StepFolder,
@@ -27,11 +28,9 @@ from checkpoints.tables import is_file_name
 from checkpoints.together import reason_of
 from config.values import is_address
 from files.drafts import sync
-from files.errors import FileError
 from files.lock import locked
 from files.run_folder import RunFolder
 from files.shown import shown_name, shown_path
-from terminal.screen import is_first_process, say
 
 _PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}
 _BLOCK = 2**24  # bytes
@@ -63,6 +62,8 @@ class RemoteRun:
         except Exception as error:
             raise self._unreachable(error) from error
         self._root = Path(root)
+        self.moved = time.monotonic()
+        """When the store took something last, in seconds of that clock."""
 
     def steps(self) -> list[StepFolder]:
         """The steps that are whole, the last one saved first."""
@@ -109,6 +110,30 @@ class RemoteRun:
         except _DamageError as error:
             raise CheckpointError(f"{shown_path(self.address)} is damaged: {error}") from error
 
+    def has(self, step: Path) -> bool:
+        """Whether a step of a run on the disk is there, whole and with the same bytes."""
+        return self.read(f"{step.name}/{FILE_NAME}") == (step / FILE_NAME).read_bytes()
+
+    def read(self, name: str) -> bytes | None:
+        """A small file, by its name in the run; None if it is not there."""
+        with self._reached():
+            try:
+                return bytes(self._store.cat_file(str(self._root / name)))
+            except FileNotFoundError:
+                return None
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a small file."""
+        with self._reached():
+            self._store.pipe_file(str(self._root / name), data)
+
+    def check_writable(self) -> None:
+        """Write a file and delete it."""
+        name = f"probe-{uuid4().hex}"
+        self.write(name, b"")
+        with self._reached():
+            self._store.rm_file(str(self._root / name))
+
     def remove(self) -> None:
         """Delete the steps of the run, its best weights and its records."""
         folder = RunFolder(self._root)
@@ -129,7 +154,9 @@ class RemoteRun:
             with self._reached():
                 for name in sorted(files, key=FILE_NAME.__eq__):
                     with self._store.open(str(target / name), "wb") as copy:
-                        shutil.copyfileobj(files[name], copy, _BLOCK)
+                        while block := files[name].read(_BLOCK):
+                            copy.write(block)
+                            self.moved = time.monotonic()
         kept = [target, *(there.path for there in self.steps()[:to_keep])]
         for there in self._folders():
             if there.path not in kept:
@@ -257,36 +284,3 @@ def fetched(load: str) -> str:
 def local_save(save: str) -> str:
     """Where the steps of a run lie on disk that is saved to an address; other names as they are."""
     return str(Path("runs") / save.split("://")[1].strip("/")) if is_address(save) else save
-
-
-def restore(save: str, mirror: str) -> Path | None:
-    """Bring the newest step of a mirror into the folder of its run, if that has none so new.
-
-    Raises:
-        CheckpointError: the mirror cannot be reached.
-        InUseError: another run writes into the folder.
-    """
-    folder = Path(save)
-    with locked(folder):
-        here = step_folders(folder)
-        return RemoteRun(mirror).fetch(folder, here[0].number if here else -1)
-
-
-def restore_from_mirror(save: str, mirror: str | None) -> None:
-    """Bring the run in a mirror to its folder, where that has no step as new.
-
-    Raises:
-        CheckpointError: on all processes, if that fails.
-    """
-    problem = None
-    if mirror is None:
-        return
-    if is_first_process():
-        try:
-            step = restore(save, mirror)
-            if step is not None:
-                say(f"{step.name} came from {mirror}")
-        except (FileError, OSError) as error:
-            problem = str(error)
-    if (problem := popdist.gather(problem)[0]) is not None:
-        raise CheckpointError(problem)

@@ -6,11 +6,13 @@ import errno
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import popdist
-from checkpoints.errors import DamagedError
+from checkpoints.errors import CheckpointError, DamagedError
 from files.errors import FileError
+
+Made = TypeVar("Made")
 
 _LASTING = {
     *(errno.EACCES, errno.EPERM, errno.EROFS),
@@ -56,6 +58,23 @@ def on_all_processes(work: Callable[[], Any], channel: str) -> list[Any]:
         if reason is not None:
             raise ProcessError(f"process {process} on {host[:30]}: {reason}", final) from failure
     return [one for one, *_ in everyones]
+
+
+def on_first_process(work: Callable[[], Made]) -> Made | None:
+    """What process 0's work returned, on process 0; None on the others. All call this.
+
+    Raises:
+        CheckpointError: on all processes, if a file or the disk fails there.
+    """
+    value, problem = None, None
+    if popdist.getInstanceIndex() == 0:
+        try:
+            value = work()
+        except (FileError, OSError) as error:
+            problem = str(error)
+    if (problem := popdist.gather(problem)[0]) is not None:
+        raise CheckpointError(problem)
+    return value
 
 
 def may_pass(error: Exception) -> bool:

@@ -61,6 +61,11 @@ class RunFolder:
         return [path for path in (*self.single_records, *kept) if path.is_file()]
 
     @property
+    def mirror(self) -> Path:
+        """The names by which a mirror knows the run and this folder."""
+        return self.path / "mirror.json"
+
+    @property
     def loss_curve(self) -> Path:
         """The picture of them."""
         return self.path / "loss_curve.png"

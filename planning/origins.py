@@ -10,7 +10,8 @@ from typing import Any
 from checkpoints.errors import CheckpointError
 from checkpoints.folders import step_folders
 from checkpoints.manifest import FILE_NAME, Manifest
-from checkpoints.remote import fetched, local_save, restore_from_mirror
+from checkpoints.owner import restore_from_mirror
+from checkpoints.remote import fetched, local_save
 from checkpoints.store import has_checkpoint
 from config.errors import ConfigError
 from config.families import kinds

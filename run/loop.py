@@ -13,8 +13,8 @@ from typing import Any
 
 import popdist
 import popxl
+from checkpoints.errors import CheckpointError
 from checkpoints.folders import check_shared, remove_run
-from checkpoints.remote import RemoteRun
 from config.agreement import agree, agree_on_run
 from config.errors import ConfigError, UserError
 from config.sections import RunConfig
@@ -36,6 +36,7 @@ from run.best import Best, say_best
 from run.card import RunRecord
 from run.evaluation.evaluator import Evaluator, wanted_metrics
 from run.export import export
+from run.mirror import Mirror, mirror_of
 from run.options import RunOptions
 from run.packed_base import with_packed_base
 from run.profile import Profile, profiled_runs, say_profile, with_profile_alone
@@ -84,14 +85,29 @@ def _finetune_alone(config: RunConfig, options: RunOptions, loaded: Loaded) -> I
     folder = RunFolder(Path(popdist.gather(str(path))[0]))  # a new one is named after the time
     _check(config, options, folder)
     announce_devices(config)
+    settings, mirror = config.checkpoint, None
     with ExitStack() as stack:
         used = {folder.path, Path(config.checkpoint.save or folder.path)}
         for one in used if is_first_process() else ():
             stack.enter_context(locked(one))
         popdist.gather("the folders are this run's")
-        if config.checkpoint.save is not None:
-            check_shared(Path(config.checkpoint.save))
-        return _finetune(config, options, folder, loaded)
+        if settings.save is not None:
+            save = Path(settings.save)
+            check_shared(save)
+            mirror = mirror_of(settings.mirror, settings.to_keep, save, options.fresh)
+        if mirror is not None:
+            stack.enter_context(mirror)
+        stopped = _finetune(config, options, folder, loaded, mirror)
+    return stopped if mirror is None else _with_problem(mirror.problem, stopped)
+
+
+def _with_problem(problem: str | None, stopped: Interrupted | None) -> Interrupted | None:
+    """Raise CheckpointError for a mirror that lacks the last step, or add it to how a run ended."""
+    if problem is None:
+        return stopped
+    if stopped is None:
+        raise CheckpointError(problem)
+    return Interrupted(stopped.number, f"{stopped}; {problem}")
 
 
 def _check(config: RunConfig, options: RunOptions, folder: RunFolder) -> None:
@@ -124,7 +140,11 @@ def _check_export(folder: str, path: Path, save: str | None) -> None:
 
 
 def _finetune(
-    config: RunConfig, options: RunOptions, folder: RunFolder, loaded: Loaded
+    config: RunConfig,
+    options: RunOptions,
+    folder: RunFolder,
+    loaded: Loaded,
+    mirror: Mirror | None,
 ) -> Interrupted | None:
     """Train; returns why it ended early, if it did."""
     family = family_of(config)
@@ -176,6 +196,7 @@ def _finetune(
         run = _Run(
             config, family, options, loader, start, model, evaluator, best, base,
             SkippedSteps(config.training.max_skipped_steps, start.skipped_steps), folder, loaded,
+            mirror,
         )  # fmt: skip
         return run.train(data.tokenizer)
 
@@ -217,6 +238,7 @@ class _Run:
     skipped: SkippedSteps
     folder: RunFolder
     loaded: Loaded
+    mirror: Mirror | None
 
     def train(self, tokenizer: Tokenizer) -> Interrupted | None:
         """Train, and leave records, checkpoints and, if wanted, a model for Hugging Face.
@@ -230,8 +252,8 @@ class _Run:
         config, options = self.config, self.options
         if options.fresh and config.checkpoint.save is not None and is_first_process():
             remove_run(RunFolder(Path(config.checkpoint.save)))
-            if config.checkpoint.mirror is not None:
-                RemoteRun(config.checkpoint.mirror).remove()
+            if self.mirror is not None:
+                self.mirror.remove()
         with ExitStack() as stack:
             stop = stack.enter_context(StopSignal())
             records = self._records()
@@ -247,6 +269,7 @@ class _Run:
                     self.start.step,
                     tokenizer,
                     self.base,
+                    self.mirror,
                 )
             )
             checkpoints.begin()
@@ -268,6 +291,8 @@ class _Run:
         say(f"records of the run are in {self.folder.path}")
         if stop.name is None:
             return None
+        if self.mirror is not None:
+            self.mirror.signalled = True
         if options.save_hf is not None:
             say(f"nothing is in {options.save_hf}: run_export.py writes a model of the checkpoint")
         text = f"stopped by {stop.name} after step {last}"

@@ -9,13 +9,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
 
-import popdist
 from checkpoints import CheckpointError, CheckpointStore
 from checkpoints.store import SHARD_BYTES, Saved
+from checkpoints.together import on_first_process
 from config.sections import RunConfig
 from data.batches import Loader
 from data.tokens import Tokenizer, keep_tokenizer
-from files.errors import FileError
 from files.run_folder import CONFIG, RunFolder
 from files.shown import shown_bytes
 from files.yaml_files import yaml_text
@@ -51,11 +50,13 @@ class Checkpoints:
         saved: int,
         tokenizer: Tokenizer | None = None,
         base: Mapping[str, Any] = NO_BASE,
+        mirror: Mirror | None = None,
     ) -> None:
         """
         Args:
             saved: step that the run starts at, which need not be saved again.
             base: what to save of the weights that are not trained.
+            mirror: what copies the steps, on process 0.
             tokenizer: of the data; kept next to the steps.
         """
         self._config, self._family, self._model = config, family, model
@@ -74,11 +75,7 @@ class Checkpoints:
         self._last = time.monotonic()  # seconds, when the last one began
         self._stalls: dict[int, float] = {}  # seconds that training waited for the save of a step
         self._bytes = 0  # of the tensors of a step
-        self._mirror = (
-            Mirror(settings.mirror, settings.to_keep)
-            if settings.mirror is not None and is_first_process()
-            else None
-        )
+        self._mirror = mirror
         self._told: Saved | None = None  # the last save that `facts` has told of
 
     @property
@@ -227,18 +224,16 @@ class Checkpoints:
         Raises:
             CheckpointError: on all processes, if that fails or the disk has no room.
         """
-        problem = None
-        if is_first_process() and self._store is not None:
+
+        def prepare() -> None:
+            assert self._store is not None
             folder = RunFolder(Path(self._config.checkpoint.save or ""))
-            try:
-                folder.path.mkdir(parents=True, exist_ok=True)
-                if self._tokenizer is not None:
-                    keep_tokenizer(self._tokenizer, folder, base_settings(self._config))
-                self._store.check_space(step, nbytes_of(tensors))
-            except (OSError, FileError) as error:
-                problem = str(error)
-        if (problem := popdist.gather(problem)[0]) is not None:
-            raise CheckpointError(problem)
+            folder.path.mkdir(parents=True, exist_ok=True)
+            if self._tokenizer is not None:
+                keep_tokenizer(self._tokenizer, folder, base_settings(self._config))
+            self._store.check_space(step, nbytes_of(tensors))
+
+        on_first_process(prepare)
 
     def begin(self) -> None:
         """Before the first step: say when the run is saved, and check that the disk has room.
@@ -264,6 +259,4 @@ class Checkpoints:
     def __exit__(self, *exc: object) -> None:
         if self._store is not None:
             self._store.close()
-        if self._mirror is not None:
-            self.facts()  # which hands it the last step
-            self._mirror.wait()
+        self.facts()  # which hands the mirror the last step

@@ -166,7 +166,7 @@ def _continued(first: FirstReading, origins: Origins) -> Below | None:
     values, folder, besides = None, first.save, first.said
     over = list[Layer]()
     if folder is not None and not first.fresh:
-        values = origins.begun(folder, first.mirror, first.plans)
+        values = origins.begun(folder, first.mirror, first.plans or first.helps)
     if values is None and first.load is not None and first.continues:
         values, folder, besides = origins.run(first.load), first.load, {}
         over = [Layer(str(first.config), first.said)] if first.said else []

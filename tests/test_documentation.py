@@ -143,6 +143,7 @@ WRITTEN_BY_RUNS = {
     "config.yml",
     "metrics.jsonl",
     "metrics.damaged.jsonl",
+    "owner.json",
     "validation.json",
     "phases.txt",
     "prepared/",

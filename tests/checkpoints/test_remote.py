@@ -11,7 +11,8 @@ import pytest
 
 from checkpoints import CheckpointError, CheckpointStore, CheckpointWarning, load_checkpoint
 from checkpoints import remote as remote_module
-from checkpoints.remote import RemoteRun, fetched, local_save, restore, restore_from_mirror
+from checkpoints.owner import restore, restore_from_mirror
+from checkpoints.remote import RemoteRun, fetched, local_save
 from files.run_folder import RunFolder
 from tests.run.saved import flip_in
 

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import run_finetuning
-from checkpoints import CheckpointStore, load_checkpoint
+from checkpoints import CheckpointStore, load_checkpoint, owner
 from checkpoints.folders import step_folders
 from checkpoints.remote import RemoteRun
 from config.errors import ConfigError
 from run import mirror
 from run.mirror import Mirror
 from run.records.metrics import read_metrics
+from terminal.interrupts import Interrupted, interruptible
 from tests.run.saved import digests
-from tests.small_runs import TRAINING
+from tests.small_runs import TRAINING, few_examples
 
 
 def steps_in(folder: Path, *steps: int) -> list[Path]:
@@ -30,7 +35,8 @@ def steps_in(folder: Path, *steps: int) -> list[Path]:
 
 def test_steps_are_copied_behind_the_run(tmp_path, address):
     """The newest of those that wait."""
-    paths, copies = steps_in(tmp_path / "run", 10, 20, 30), Mirror(address, to_keep=4)
+    folder = tmp_path / "run"
+    copies, paths = Mirror(address, 4, folder), steps_in(folder, 10, 20, 30)
     first_has_begun, go_on = threading.Event(), threading.Event()
     put = copies._run.put
 
@@ -52,7 +58,8 @@ def test_steps_are_copied_behind_the_run(tmp_path, address):
 
 
 def test_a_mirror_that_fails_says_so(tmp_path, address, monkeypatch, capsys):
-    (path,), copies, tries = steps_in(tmp_path / "run", 10), Mirror(address, to_keep=4), []
+    copies, tries = Mirror(address, 4, tmp_path / "run"), []
+    (path,) = steps_in(tmp_path / "run", 10)
     monkeypatch.setattr(mirror, "PAUSES", (0.0, 0.0))
     put = copies._run.put
 
@@ -67,10 +74,113 @@ def test_a_mirror_that_fails_says_so(tmp_path, address, monkeypatch, capsys):
     said = capsys.readouterr().err
     assert "warning: step 10 is not in the mirror, the run goes on: the network is gone" in said
     assert copies.step is None
+    assert copies.problem == (
+        f"step 10 is not in {address} (the network is gone), the last that this run copied there "
+        f"is none; it is in {tmp_path}/run: the same command copies it"
+    )
     copies._run.put = put
     copies.add(10, path)
     copies.wait()
     assert copies.step == 10
+    assert copies.problem is None
+
+
+@pytest.fixture
+def stuck(tmp_path, address) -> Iterator[Mirror]:
+    """A mirror whose store has taken a request and never answers."""
+    folder, ended, began = tmp_path / "run", threading.Event(), threading.Event()
+    copies = Mirror(address, 4, folder)
+
+    def never(step: Path, to_keep: int) -> None:
+        began.set()
+        ended.wait()
+
+    copies._run.put = never
+    copies.add(10, *steps_in(folder, 10))
+    assert began.wait(60)
+    yield copies
+    ended.set()
+
+
+@pytest.mark.parametrize("signalled", [False, True])
+def test_a_store_that_never_answers_is_given_up(stuck, monkeypatch, signalled):
+    """Sooner where somebody wants the run to end."""
+    monkeypatch.setattr(mirror, "PATIENCE", 1000.0)
+    monkeypatch.setattr(mirror, "PATIENCE_AFTER_SIGNAL", 1000.0)
+    monkeypatch.setattr(mirror, "PATIENCE_AFTER_SIGNAL" if signalled else "PATIENCE", 0.2)
+    stuck.signalled = signalled
+    with stuck:
+        pass
+    assert stuck.problem is not None
+    assert "(it has taken nothing for 0 s)" in stuck.problem
+
+
+def test_a_signal_is_answered_while_the_end_waits(stuck):
+    signal_later = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))
+    begun = time.monotonic()
+    with interruptible(), pytest.raises(Interrupted), stuck:
+        signal_later.start()
+    assert time.monotonic() - begun < 60
+
+
+def test_a_run_that_a_signal_ends_does_not_wait(stuck):
+    with pytest.raises(Interrupted), stuck:
+        raise Interrupted(signal.SIGTERM)
+
+
+def test_a_mirror_that_is_taken_over_gets_nothing_more(tmp_path, address, monkeypatch, capsys):
+    monkeypatch.setattr(owner, "SILENCE", 0.0)
+    monkeypatch.setattr(mirror, "PAUSES", (1000.0,))  # no other trial can help
+    with Mirror(address, 4, tmp_path / "run") as copies:
+        Mirror(address, 4, tmp_path / "new")
+        copies.add(10, *steps_in(tmp_path / "run", 10))
+    assert f"the run in {tmp_path}/new on " in copies.problem
+    assert "has taken" in capsys.readouterr().err
+    assert not RemoteRun(address).steps()
+
+
+def test_what_a_killed_run_did_not_copy_is_copied_by_the_next(tmp_path, address):
+    folder = tmp_path / "run"
+    steps_in(folder, 10)
+    for _ in range(2):
+        with Mirror(address, 4, folder):
+            pass
+        assert [step.step for step in RemoteRun(address).steps()] == [10]
+
+
+def test_the_owner_shows_that_it_lives(tmp_path, address, monkeypatch):
+    monkeypatch.setattr(mirror, "BEAT", 0.01)
+    remote, seen = RemoteRun(address), set[bytes | None]()
+    with Mirror(address, 4, tmp_path / "run"):
+        while len(seen) < 4:
+            seen.add(remote.read(owner.FILE_NAME))
+    assert b'"beat": 0' in (remote.read(owner.FILE_NAME) or b"")
+
+
+def test_a_run_that_has_not_mirrored_its_last_step(tmp_path, executables, monkeypatch, capsys):
+    """Its exit code says so, and the same command copies it."""
+    address, save = f"memory://{tmp_path.name}/run", str(tmp_path / "run")
+    flags = [*TRAINING, "--steps", "2", "--save", save, "--checkpoint.mirror", address]
+    monkeypatch.setattr(mirror, "PAUSES", ())
+
+    def refuse(*_: object) -> None:
+        raise ConnectionError("the network is gone")
+
+    with few_examples(executables):
+        with monkeypatch.context() as patch:
+            patch.setattr(RemoteRun, "put", refuse)
+            assert run_finetuning.main(flags) == 2
+        said = capsys.readouterr().err.splitlines()
+        assert said[-1] == (
+            f"error: step 2 is not in {address} (the network is gone), the last that this run "
+            f"copied there is none; it is in {save}: the same command copies it"
+        )
+        assert run_finetuning.main(flags) == 0
+        assert "nothing to train" in capsys.readouterr().err
+        assert [step.step for step in RemoteRun(address).steps()] == [2]
+        owner.claim(tmp_path / "other", RemoteRun(address), fresh=True)  # that run has ended
+        assert run_finetuning.main(flags) == 2
+    assert "has another run, that of" in capsys.readouterr().err
 
 
 def train(*flags: str) -> None:

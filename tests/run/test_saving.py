@@ -14,6 +14,7 @@ import pytest
 from checkpoints import CheckpointError, CheckpointStore, CheckpointWarning, store
 from config.families import config_class_of
 from config.presets import merge, preset_data
+from run.mirror import Mirror
 from run.saving import Checkpoints
 
 TENSORS = {"a": np.ones(1000, np.float32)}
@@ -168,7 +169,9 @@ def test_what_is_recorded_of_saves(background, tmp_path, monkeypatch):
 
 
 def test_the_last_step_in_the_mirror_is_recorded(tmp_path, monkeypatch, address):
-    found = checkpoints(tmp_path, monkeypatch, [0.0], save=str(tmp_path / "run"), mirror=address)
+    folder = tmp_path / "run"
+    found = checkpoints(tmp_path, monkeypatch, [0.0], save=str(folder), mirror=address)
+    found._mirror = Mirror(address, 4, folder)
     found.save(5)
     futures.wait([found._store._pending])
     found.facts()
