@@ -153,12 +153,12 @@ LOGITS = rng.normal(0, 4, size=(N, VOCABULARY)).astype(np.float32)
 LABELS = np.array([0, 7, 3, 3, 5, 1])
 
 
-def sharded_loss(tp, reduction, ignore=None, logits=LOGITS, dtype=np.float32):
+def sharded_loss(tp, reduction, ignore=None, logits=LOGITS, dtype=np.float32, labels=LABELS):
     """Loss and gradient with the vocabulary over pairs or all of 4 replicas."""
     size = VOCABULARY // tp
     places = np.arange(4) % tp
     parts = np.stack([logits[:, p * size : (p + 1) * size] for p in places]).astype(dtype)
-    local = (LABELS[None] - places[:, None] * size).astype(np.int32)
+    local = (labels[None] - places[:, None] * size).astype(np.int32)
     ignored = None if ignore is None else (ignore - places * size).astype(np.int32)
 
     def build(logits, labels, ignored=None):
@@ -183,10 +183,11 @@ def sharded_loss(tp, reduction, ignore=None, logits=LOGITS, dtype=np.float32):
     return loss, np.concatenate(list(dx[:tp]), axis=-1)
 
 
-def torch_loss(reduction, ignore=-100, logits=LOGITS):
+def torch_loss(reduction, ignore=-100, logits=LOGITS, labels=LABELS):
     t = torch.tensor(logits, requires_grad=True)
-    labels = torch.tensor(LABELS)
-    loss = torch.nn.functional.cross_entropy(t, labels, reduction=reduction, ignore_index=ignore)
+    loss = torch.nn.functional.cross_entropy(
+        t, torch.tensor(labels), reduction=reduction, ignore_index=ignore
+    )
     loss.backward(torch.ones_like(loss))
     return loss.detach().numpy(), t.grad.numpy()
 
@@ -211,6 +212,16 @@ def test_loss_over_a_sharded_vocabulary(tp, reduction):
 def test_ignored_labels_do_not_count(reduction):
     loss, dx = sharded_loss(2, reduction, ignore=3)
     wanted, gradient = torch_loss(reduction, ignore=3)
+    np.testing.assert_allclose(loss[0], wanted, rtol=1e-5)
+    np.testing.assert_allclose(dx, gradient, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("tp", "reduction"), [(2, "mean"), slow(1, "mean"), slow(4, "none")])
+def test_labels_of_no_part_do_not_count(tp, reduction):
+    wrong = np.array([0, -1, 3, VOCABULARY, 5, -100])
+    loss, dx = sharded_loss(tp, reduction, labels=wrong)
+    ignored = np.where((wrong >= 0) & (wrong < VOCABULARY), wrong, -100)
+    wanted, gradient = torch_loss(reduction, labels=ignored)
     np.testing.assert_allclose(loss[0], wanted, rtol=1e-5)
     np.testing.assert_allclose(dx, gradient, rtol=1e-4, atol=1e-6)
 

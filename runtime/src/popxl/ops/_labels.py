@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 def _picked(t: Any, shift: Any, indices: Any) -> Any:
     at = jnp.clip(indices, 0, t.shape[1] - 1)
     picked = (jnp.take_along_axis(t, at[:, None], 1) - shift)[:, 0]
-    return jnp.where(indices == at, picked, 0)
+    is_here = indices == at
+    return jnp.stack([jnp.where(is_here, picked, 0), is_here.astype(t.dtype)])
 
 
 def _picked_grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
@@ -31,14 +32,14 @@ def _picked_grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
     n, classes = t.shape
     columns = constant(np.arange(classes)[None], dtypes.int32, "classes")
     chosen = equal(columns, reshape(ctx.fwd(indices), (n, 1)))
-    return [where(chosen, reshape(dy, (n, 1)), constant(0, dy.dtype)), None, None]
+    return [where(chosen, reshape(dy[0], (n, 1)), constant(0, dy.dtype)), None, None]
 
 
 _PICKED = define("cross_entropy_label", _picked, grad=_picked_grad)
 
 
 def shifted_labels(t: Tensor, shift: Tensor, indices: Tensor) -> Tensor:
-    """t[i, indices[i]] - shift[i] for each i, or 0 where the index is out of range.
+    """Returns t[i, indices[i]] - shift[i] for each i, and 1; for an index out of range 0, and 0.
 
     No gradient flows to the shift.
 
@@ -46,5 +47,8 @@ def shifted_labels(t: Tensor, shift: Tensor, indices: Tensor) -> Tensor:
         t: (n, classes).
         shift: (n, 1).
         indices: int32 (n,).
+
+    Returns:
+        (2, n).
     """
     return emit(_PICKED, [t, shift, indices])[0]

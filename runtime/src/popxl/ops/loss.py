@@ -21,11 +21,21 @@ REDUCTION_MAP = {name: name for name in ("mean", "sum", "none")}
 _SMALLEST = float(np.finfo(np.float32).tiny)
 
 
-def _kept(labels: Any, ignore_index: int | None) -> Any:
-    """1.0 for the labels that count, 0.0 for the ignored ones."""
-    if ignore_index is None:
-        return jnp.ones(labels.shape, jnp.float32)
-    return (labels.astype(jnp.int32) != ignore_index).astype(jnp.float32)
+def _counted(probs: Any, labels: Any, ignore_index: int | None) -> Any:
+    """1.0 for the labels that count, 0.0 for those that name no class or are ignored."""
+    if not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise TypeError(f"labels are integers, not {labels.dtype}: use ops.cast")
+    numbers = labels.astype(jnp.int32)
+    counted = (numbers >= 0) & (numbers < probs.shape[-1])
+    if ignore_index is not None:
+        counted &= numbers != ignore_index
+    return counted.astype(jnp.float32)
+
+
+def _check_classes(probs: Any) -> None:
+    check_floating(probs)
+    if not probs.ndim or not probs.shape[-1]:
+        raise ValueError(f"probs are (..., classes), but have shape {probs.shape}")
 
 
 def _pick(probs: Any, labels: Any) -> Any:
@@ -36,18 +46,18 @@ def _pick(probs: Any, labels: Any) -> Any:
     return jnp.take_along_axis(probs, at[..., None], -1)[..., 0]
 
 
-def _share(kept: Any, reduction: str) -> Any:
+def _share(counted: Any, reduction: str) -> Any:
     """Weight of a label in the loss: for the mean, one over the number that count."""
-    return kept / jnp.maximum(jnp.sum(kept), 1.0) if reduction == "mean" else kept
+    return counted / jnp.maximum(jnp.sum(counted), 1.0) if reduction == "mean" else counted
 
 
 def _nll(probs: Any, labels: Any, ignore_index: int | None, reduction: str, log_prob: bool) -> Any:
-    check_floating(probs)
+    _check_classes(probs)
     picked = _pick(widen(probs), labels)
     log_likelihood = picked if log_prob else jnp.log(jnp.maximum(picked, _SMALLEST))
     # `where`, since 0 * inf of an ignored label would be NaN
-    kept = _kept(labels, ignore_index)
-    losses = jnp.where(kept > 0, -log_likelihood * _share(kept, reduction), 0.0)
+    counted = _counted(probs, labels, ignore_index)
+    losses = jnp.where(counted > 0, -log_likelihood * _share(counted, reduction), 0.0)
     return (losses if reduction == "none" else jnp.sum(losses)).astype(probs.dtype)
 
 
@@ -65,8 +75,9 @@ def nll_loss(
 
     Args:
         probs: (..., classes), probabilities (usually a softmax), or their logarithms.
-        labels: (...), integer classes.
-        ignore_index: labels of this value do not count, neither in the sum nor in the mean.
+        labels: (...), integer classes. Those outside [0, classes) do not count, neither in the sum
+            nor in the mean, and have no gradient.
+        ignore_index: labels of this value do not count either.
         reduction: "mean" over the labels that count, "sum", or "none".
         log_prob: `probs` are logarithms.
 
@@ -75,6 +86,7 @@ def nll_loss(
 
     Raises:
         ValueError: an unknown reduction.
+        SpecError: shapes or dtypes do not fit.
     """
     _check_reduction("nll_loss", reduction)
     attrs = {"ignore_index": ignore_index, "reduction": reduction, "log_prob": bool(log_prob)}
@@ -85,12 +97,15 @@ def nll_loss(
 def _nll_with_grad(
     probs: Any, labels: Any, ignore_index: int | None, reduction: str, loss_grad: Any = 1.0
 ) -> tuple[Any, Any]:
+    _check_classes(probs)
     rows = probs.shape[:-1]
     if labels.size != math.prod(rows):
         raise ValueError(f"labels {labels.shape} must be one for each row of probs {probs.shape}")
     by_row = labels.reshape(rows)
     loss = _nll(probs, by_row, ignore_index, reduction, log_prob=False)
-    weights = _share(_kept(by_row, ignore_index), reduction) * widen(jnp.asarray(loss_grad))
+    weights = _share(_counted(probs, by_row, ignore_index), reduction) * widen(
+        jnp.asarray(loss_grad)
+    )
     hit = jnp.arange(probs.shape[-1]) == by_row.astype(jnp.int32)[..., None]
     dx = (widen(probs) - hit) * weights[..., None]
     loss = loss.reshape(labels.shape) if reduction == "none" else loss

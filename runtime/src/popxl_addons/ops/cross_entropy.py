@@ -22,8 +22,9 @@ def cross_entropy(
 
     Args:
         x: logits, (..., classes).
-        labels: integers, (...).
-        ignore_index: label whose positions count neither in the sum nor in the mean.
+        labels: integers, (...). Positions of a label outside [0, classes) count neither in the sum
+            nor in the mean.
+        ignore_index: a label whose positions do not count either.
         reduction: "mean" or "sum" over all positions, giving a scalar, or "none".
     """
     log_probs = x - ops.logsumexp(x, axis=-1, keepdims=True)

@@ -35,16 +35,17 @@ def cross_entropy_sharded_loss(
 ) -> Tensor:
     """Cross entropy without gathering the logits.
 
-    Three numbers for each position are exchanged: the largest logit, the sum of exponentials and
-    the label's logit. The gradient, softmax - onehot on each replica's part of the vocabulary,
-    needs no communication.
+    Four numbers for each position are exchanged: the largest logit, the sum of exponentials, the
+    label's logit and whether there is one. The gradient, softmax - onehot on each replica's part of
+    the vocabulary, needs no communication.
 
     Args:
         logits: (n, vocabulary / group size): this replica's part.
         indices: integers (n,): the labels minus the first label of this replica's part. An index
-            outside [0, vocabulary / group size) is a label of another replica's part.
+            outside [0, vocabulary / group size) is a label of another replica's part. Positions of
+            a label of no part count neither in the sum nor in the mean.
         ignore_index: the value of `indices` (a scalar, with this replica's offset subtracted as
-            well) whose positions count neither in the sum nor in the mean.
+            well) whose positions do not count either.
         replica_grouping: replicas that hold the parts, in the order of the vocabulary; default:
             all.
         reduction: "mean" or "sum" over positions, giving a scalar, or "none", giving (n,).
@@ -69,31 +70,34 @@ def cross_entropy_sharded_loss(
     largest = ops.detach(ops.max(wide, axis=-1, keepdims=True))
     shift = ops.detach(ops.collectives.replicated_all_reduce(largest, "max", replica_grouping))
     total = _global(ops.sum(ops.exp(wide - shift), axis=-1), replica_grouping)
-    label = _global(shifted_labels(wide, shift, _as_int32(indices)), replica_grouping)
-    loss = ops.log(total) - label
-    return _reduced(loss, indices, ignore_index, reduction, logits.dtype)
+    indices = _as_int32(indices)
+    labels = _global(shifted_labels(wide, shift, indices), replica_grouping)
+    counted = _counted(ops.detach(labels[1]), indices, ignore_index)
+    losses = ops.where(counted, ops.log(total) - labels[0], popxl.constant(0, popxl.float32))
+    return _reduced(losses, counted, reduction, logits.dtype)
 
 
 def _as_int32(t: Tensor) -> Tensor:
     return t if t.dtype == popxl.int32 else ops.cast(t, popxl.int32)
 
 
+def _counted(is_somewhere: Tensor, indices: Tensor, ignore_index: Tensor | int | None) -> Tensor:
+    """The positions whose label is a class, and is not ignored: bool (n,)."""
+    counted = ops.greater(is_somewhere, popxl.constant(0, is_somewhere.dtype))
+    if ignore_index is None:
+        return counted
+    if not isinstance(ignore_index, Tensor):
+        ignore_index = popxl.constant(ignore_index, popxl.int32)
+    ignore_index = _as_int32(ignore_index)
+    return ops.logical_and(counted, ops.logical_not(ops.equal(indices, ignore_index)))
+
+
 def _reduced(
-    loss: Tensor,
-    indices: Tensor,
-    ignore_index: Tensor | int | None,
-    reduction: REDUCTION_TYPE,
-    dtype: popxl.dtype,
+    losses: Tensor, counted: Tensor, reduction: REDUCTION_TYPE, dtype: popxl.dtype
 ) -> Tensor:
-    """Apply `ignore_index` and `reduction` to losses by position."""
-    count: float | Tensor = loss.shape[0]
-    if ignore_index is not None:
-        if not isinstance(ignore_index, Tensor):
-            ignore_index = popxl.constant(ignore_index, indices.dtype)
-        kept = ops.cast(ops.logical_not(ops.equal(indices, ignore_index)), popxl.float32)
-        loss = loss * kept
-        count = ops.maximum(ops.sum(kept), popxl.constant(1, popxl.float32))
-    if reduction != "none":
-        loss = ops.sum(loss)
-        loss = loss / count if reduction == "mean" else loss
+    """Apply `reduction` to losses by position."""
+    loss = losses if reduction == "none" else ops.sum(losses)
+    if reduction == "mean":
+        count = ops.sum(ops.cast(counted, popxl.float32))
+        loss = loss / ops.maximum(count, popxl.constant(1, popxl.float32))
     return loss if dtype == popxl.float32 else ops.cast(loss, dtype)
