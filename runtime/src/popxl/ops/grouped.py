@@ -18,9 +18,10 @@ from jax import lax
 
 from popxl._ir.op import Op
 from popxl._ir.opdef import NoGrad, define
+from popxl.ops._args import integer_of
 from popxl.ops._emit import emit
 from popxl.ops._kernels import KERNELS, Shapes
-from popxl.ops._numerics import factors, precision_of, widen
+from popxl.ops._numerics import check_floating, check_same_dtype, factors, precision_of, widen
 from popxl.ops._rows import add_rows
 from popxl.tensor import Tensor
 
@@ -33,12 +34,18 @@ longer than multiplying them."""
 
 
 def _check(x: Any, matrices: Any, sizes: Any, contracted: int) -> None:
+    for factor in (x, matrices):
+        check_floating(factor)
+    check_same_dtype(x, matrices)
+    _check_int32("sizes", sizes)
     if x.ndim != 2 or matrices.ndim != 3 or sizes.shape != matrices.shape[:1]:
         raise ValueError(
             "it takes rows (rows, in), a matrix of each group (groups, in, out), or all in a "
             "row, and the sizes (groups,), but the shapes are "
             f"{x.shape}, {matrices.shape} and {sizes.shape}"
         )
+    if not sizes.size:
+        raise ValueError("it needs at least one group, but there is none")
     if x.shape[1] != matrices.shape[contracted]:
         raise ValueError(
             f"rows of {x.shape[1]} elements cannot be multiplied with matrices {matrices.shape}"
@@ -48,10 +55,18 @@ def _check(x: Any, matrices: Any, sizes: Any, contracted: int) -> None:
 def _check_rows(x: Any, rows: Any, into: int | None) -> None:
     if rows is None and into is not None:
         raise ValueError("it adds into rows that `rows` says, but there are none")
-    if rows is not None and (rows.ndim != 1 or (into is not None and rows.shape != x.shape[:1])):
+    if rows is None:
+        return
+    _check_int32("rows", rows)
+    if rows.ndim != 1 or (into is not None and rows.shape != x.shape[:1]):
         raise ValueError(
             f"`rows` has a number for each row, but its shape is {rows.shape}, that of x {x.shape}"
         )
+
+
+def _check_int32(name: str, numbers: Any) -> None:
+    if numbers.dtype != jnp.int32:
+        raise TypeError(f"{name} are int32, not {numbers.dtype}: use ops.cast")
 
 
 def _apart(matrices: Any, sizes: Any) -> Any:
@@ -87,11 +102,19 @@ def _tiles(end: Any, left: Any, rows: int, value: Any, tile: Callable[..., Any])
     return value
 
 
+def _bounds(sizes: Any, rows: int) -> tuple[Any, Any]:
+    """Rows up to the end of each group, and rows of it, of those that there are."""
+    ends = jnp.minimum(jnp.cumsum(jnp.clip(sizes, 0, rows)), rows)
+    return ends, jnp.diff(ends, prepend=0)
+
+
 def _rows_at(x: Any, rows: Any, first: Any, count: int) -> Any:
-    """Rows of a tile, of those that `rows` says or, if it is None, of `x` as it is."""
+    """Rows of a tile, of those that `rows` says or, if it is None, of `x` as it is; zeros where `x`
+    has no such row."""
     if rows is None:
         return lax.dynamic_slice(x, (first, 0), (count, x.shape[1]))
-    return x.at[lax.dynamic_slice(rows, (first,), (count,))].get(mode="promise_in_bounds")
+    picked = lax.dynamic_slice(rows, (first,), (count,))
+    return x.at[picked].get(mode="fill", fill_value=0, wrap_negative_indices=False)
 
 
 def grouped_product(
@@ -99,7 +122,8 @@ def grouped_product(
 ) -> Any:
     """Of each row the product with its group's matrix; with `into` rows of results, those that
     `rows` says add up, in float32."""
-    ends, count = jnp.cumsum(sizes), (x if rows is None else rows).shape[0]
+    count = (x if rows is None else rows).shape[0]
+    ends, sizes = _bounds(sizes, count)
     contracted = (((1,), (1 if transpose else 0,)), ((), ()))
     features, dtype = matrices.shape[1 if transpose else 2], x.dtype
     picked, target = (rows, None) if into is None else (None, rows)
@@ -115,7 +139,8 @@ def grouped_product(
             )  # fmt: skip
             if target is not None:
                 at = lax.dynamic_slice(target, (first,), own.shape[:1])
-                return add_rows(out, jnp.where(own[:, 0], at, into), y)
+                there = own[:, 0] & (at >= 0) & (at < into)
+                return add_rows(out, jnp.where(there, at, into), y)
             there = lax.dynamic_slice(out, (first, 0), y.shape)
             y = jnp.where(own, y.astype(dtype), there)
             return lax.dynamic_update_slice(out, y, (first, 0))
@@ -131,16 +156,17 @@ def grouped_product(
 
 def grouped_outer(x: Any, dy: Any, sizes: Any, onto: Any, rows: Any, of_x: bool) -> Any:
     """Of each group the product of its rows, xᵀ dy, added to `onto`, as if it were made first.
-    `rows` says which ones they are of x or else of dy."""
-    ends, shape = jnp.cumsum(sizes), (x.shape[1], dy.shape[1])
-    count = (dy if of_x else x).shape[0]
+    `rows` says which ones they are of x or else of dy. Rows of others are zeros in both factors,
+    since they may be infinite."""
+    count, shape = (dy if of_x else x).shape[0], (x.shape[1], dy.shape[1])
+    ends, sizes = _bounds(sizes, count)
 
     def group(g: Any, out: Any) -> Any:
         def tile(total: Any, first: Any, own: Any) -> Any:
             a = _rows_at(x, rows if of_x else None, first, own.shape[0])
             b = _rows_at(dy, None if of_x else rows, first, own.shape[0])
             return total + lax.dot_general(
-                *factors(a, jnp.where(own, b, 0)),
+                *factors(jnp.where(own, a, 0), jnp.where(own, b, 0)),
                 (((0,), (0,)), ((), ())),
                 precision=precision_of(x, dy),
                 preferred_element_type=_sums(x.dtype),
@@ -284,23 +310,27 @@ def grouped_matmul(
         x: (rows, in).
         matrices: (groups, in, out), or one after the other, (groups × in, out), of the dtype of
             `x`. Half types accumulate in float32.
-        sizes: int32 (groups,), how many rows each group has, at most all together. Rows that
-            belong to no group give zeros.
+        sizes: int32 (groups,), how many rows each group has, in their order, at most all together;
+            a negative number is 0. Rows that belong to no group give zeros, whatever they hold.
         transpose: the matrices are (out, in).
         usual: how many rows plans think that groups have; None: all.
-        rows: int32 (rows,), which row of `x`, of any number, each one is. Tiles are gathered as
-            they are multiplied, so that the rows are never in memory all at once.
+        rows: int32 (rows,), which row of `x`, of any number, each one is; zeros where it has none.
+            Tiles are gathered as they are multiplied, so that the rows are never in memory all at
+            once.
         into: `rows` says instead to which of so many rows of the result each product is added, in
-            float32, by the order of the groups. GPUs add rows of one group that go to the same one
-            in no fixed order.
+            float32, by the order of the groups; products for rows that it does not have are left
+            out. GPUs add rows of one group that go to the same one in no fixed order.
 
     Returns:
         (rows or into, out). Work and memory go by the rows, whatever the number of groups.
 
     Raises:
-        SpecError: the shapes do not fit.
+        SpecError: the shapes or dtypes do not fit, or there is no group.
+        TypeError, ValueError: `usual` or `into` is no number of rows.
     """
     attrs: dict[str, Any] = {"transpose": bool(transpose)}
-    attrs |= {n: v for n, v in (("usual", usual), ("into", into)) if v is not None}
+    for name, value in (("usual", usual), ("into", into)):
+        if value is not None:
+            attrs[name] = integer_of("grouped_matmul", name, value, 0)
     inputs = [x, matrices, sizes, *([] if rows is None else [rows])]
     return emit(_GROUPED_MATMUL, inputs, attrs)[0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from popxl.custom import jax_op
@@ -18,7 +19,8 @@ def rows_by_expert(chosen: Any, *, experts: int) -> tuple[Any, Any, Any]:
     """Sort rows by expert, those of one in the order of the tokens.
 
     Args:
-        chosen: int32 (tokens, k), each token's experts.
+        chosen: int32 (tokens, k), each token's experts. Numbers that are no expert's, as those of
+            padding, are in no group: their rows come last.
 
     Returns:
         int32 (rows,): the number of the choice, of tokens × k, at each place of the sorted rows;
@@ -27,8 +29,17 @@ def rows_by_expert(chosen: Any, *, experts: int) -> tuple[Any, Any, Any]:
     return _by_expert(chosen, experts)
 
 
+def _is_here(chosen: Any, experts: int) -> Any:
+    return (chosen >= 0) & (chosen < experts)
+
+
 def _by_expert(chosen: Any, experts: int) -> tuple[Any, Any, Any]:
-    flat = chosen.reshape(-1)
+    if chosen.ndim != 2 or chosen.dtype != np.int32:
+        raise TypeError(
+            f"choices are int32 (tokens, k), but are {chosen.dtype} of shape {chosen.shape}"
+        )
+    here = _is_here(chosen, experts)
+    flat = jnp.where(here, chosen, experts).reshape(-1)
     order = flat.argsort(stable=True).astype(np.int32)
     places = order.at[order].set(np.arange(order.size, dtype=np.int32)).reshape(chosen.shape)
     begins = flat[order].searchsorted(np.arange(experts + 1, dtype=np.int32))
@@ -42,10 +53,10 @@ def rows_of_experts(chosen: Any, *, experts: int) -> tuple[Any, Any, Any]:
     There is room for as many rows as may be of these experts: tokens × min(k, experts). Choices of
     others, whose numbers are negative or too large, have the place after the last.
     """
-    here = (chosen >= 0) & (chosen < experts)
-    order, places, sizes = _by_expert(here * chosen + ~here * experts, experts)
+    here = _is_here(chosen, experts)
+    order, places, sizes = _by_expert(chosen, experts)
     rows = chosen.shape[0] * min(chosen.shape[1], experts)
-    return order[:rows], (here * places + ~here * rows).astype(np.int32), sizes
+    return order[:rows], jnp.where(here, places, rows).astype(np.int32), sizes
 
 
 def _at(y: Any, places: Any) -> Any:
@@ -82,15 +93,17 @@ def weigh_rows(y: Any, weights: Any, order: Any, places: Any) -> Any:
 
 def _group_of_rows(sizes: Any, rows: int) -> Any:
     """int32 (rows,), of rows that are sorted by group; those of none have the number after all."""
-    return sizes.cumsum().searchsorted(np.arange(rows, dtype=np.int32), side="right")
+    return sizes.clip(0).cumsum().searchsorted(np.arange(rows, dtype=np.int32), side="right")
 
 
 def _vectors_back(xs: Any, ys: Any, dys: Any, *, rows: int) -> tuple[Any, None]:
     """A product: adding up row by row would be in no fixed order on GPUs."""
     vectors, sizes = xs
     groups = np.arange(len(vectors), dtype=np.int32)[:, None]
-    is_own = (_group_of_rows(sizes, rows) == groups).astype(np.float32)
-    made = is_own @ dys[0].astype(np.float32)
+    group = _group_of_rows(sizes, rows)
+    is_own = (group == groups).astype(np.float32)
+    dy = jnp.where((group < len(vectors))[:, None], dys[0], 0)  # 0 * inf would be no number
+    made = is_own @ dy.astype(np.float32)
     return made.astype(vectors.dtype), None
 
 
