@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from popxl.custom import jax_op
@@ -39,7 +38,7 @@ def _by_expert(chosen: Any, experts: int) -> tuple[Any, Any, Any]:
             f"choices are int32 (tokens, k), but are {chosen.dtype} of shape {chosen.shape}"
         )
     here = _is_here(chosen, experts)
-    flat = jnp.where(here, chosen, experts).reshape(-1)
+    flat = (here * chosen + ~here * experts).reshape(-1)
     order = flat.argsort(stable=True).astype(np.int32)
     places = order.at[order].set(np.arange(order.size, dtype=np.int32)).reshape(chosen.shape)
     begins = flat[order].searchsorted(np.arange(experts + 1, dtype=np.int32))
@@ -56,7 +55,7 @@ def rows_of_experts(chosen: Any, *, experts: int) -> tuple[Any, Any, Any]:
     here = _is_here(chosen, experts)
     order, places, sizes = _by_expert(chosen, experts)
     rows = chosen.shape[0] * min(chosen.shape[1], experts)
-    return order[:rows], jnp.where(here, places, rows).astype(np.int32), sizes
+    return order[:rows], (here * places + ~here * rows).astype(np.int32), sizes
 
 
 def _at(y: Any, places: Any) -> Any:
@@ -102,7 +101,7 @@ def _vectors_back(xs: Any, ys: Any, dys: Any, *, rows: int) -> tuple[Any, None]:
     groups = np.arange(len(vectors), dtype=np.int32)[:, None]
     group = _group_of_rows(sizes, rows)
     is_own = (group == groups).astype(np.float32)
-    dy = jnp.where((group < len(vectors))[:, None], dys[0], 0)  # 0 * inf would be no number
+    dy = dys[0].at[group == len(vectors)].set(0)  # 0 * inf would be no number
     made = is_own @ dy.astype(np.float32)
     return made.astype(vectors.dtype), None
 
