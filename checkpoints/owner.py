@@ -29,6 +29,7 @@ from terminal.screen import say
 FILE_NAME = "owner.json"
 BEAT = 20.0  # seconds between changes of the note
 SILENCE = 60.0  # seconds without a change, after which its writer is gone
+_PAUSES = (0.05, 0.2, 1.0)  # seconds before a note that cannot be read is read again
 _LOOK = 5.0  # seconds between looks at the note of another
 
 
@@ -147,16 +148,22 @@ def _await_end(remote: RemoteRun, found: Note) -> None:
 
 
 def _read(remote: RemoteRun) -> Note | None:
-    data = remote.read(FILE_NAME)
-    if data is None:
-        return None
-    path = f"{remote.address}/{FILE_NAME}"
-    try:
-        fields = Fields(parse_json(data.decode(errors="replace"), Path(path)), path)
-        run, writer, folder, host = map(fields.text, ("run", "writer", "folder", "host"))
-        return Note(run, writer, folder, host, fields.count("beat"))
-    except FileError as error:
-        raise CheckpointError(f"{error}: delete it if no run copies there") from error
+    """The note. A folder in place of a store can show it half written, so it is read again."""
+    for pause in (*_PAUSES, None):
+        data = remote.read(FILE_NAME)
+        try:
+            return None if data is None else _parsed(data, f"{remote.address}/{FILE_NAME}")
+        except FileError as error:
+            if pause is None:
+                raise CheckpointError(f"{error}: delete it if no run copies there") from error
+            time.sleep(pause)
+    raise AssertionError
+
+
+def _parsed(data: bytes, path: str) -> Note:
+    fields = Fields(parse_json(data.decode(errors="replace"), Path(path)), path)
+    run, writer, folder, host = map(fields.text, ("run", "writer", "folder", "host"))
+    return Note(run, writer, folder, host, fields.count("beat"))
 
 
 def _write(remote: RemoteRun, note: Note) -> None:

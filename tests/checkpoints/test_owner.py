@@ -144,12 +144,24 @@ def test_a_run_that_begins_anew_is_another_run(tmp_path, address):
         claim(one, RemoteRun(address))
 
 
-def test_a_damaged_note(tmp_path, address):
+def test_a_damaged_note(tmp_path, address, monkeypatch):
+    monkeypatch.setattr(owner, "_PAUSES", ())
     remote = RemoteRun(address)
     for text in (b"{", b"[]", b'{"run": "a", "writer": "b", "folder": "c", "host": 5, "beat": 1}'):
         remote.write(FILE_NAME, text)
         with pytest.raises(CheckpointError, match=r"owner.json.*: delete it if no run copies"):
             claim(tmp_path / "run", remote)
+
+
+def test_a_note_that_is_seen_half_written(tmp_path, address):
+    remote = RemoteRun(address)
+    claim(tmp_path / "run", remote).release()
+    note = remote.read(FILE_NAME) or b""
+    remote.write(FILE_NAME, b"")
+    writer = threading.Timer(0.1, remote.write, (FILE_NAME, note))
+    writer.start()
+    claim(tmp_path / "run", remote)
+    writer.join()
 
 
 @pytest.mark.parametrize("refused", ["pipe_file", "rm_file"])
