@@ -98,11 +98,12 @@ def _group_of_rows(sizes: Any, rows: int) -> Any:
 def _vectors_back(xs: Any, ys: Any, dys: Any, *, rows: int) -> tuple[Any, None]:
     """A product: adding up row by row would be in no fixed order on GPUs."""
     vectors, sizes = xs
-    groups = np.arange(len(vectors), dtype=np.int32)[:, None]
+    groups, places = (np.arange(n, dtype=np.int32) for n in (len(vectors), rows))
     group = _group_of_rows(sizes, rows)
-    is_own = (group == groups).astype(np.float32)
-    dy = dys[0].at[group == len(vectors)].set(0)  # 0 * inf would be no number
-    made = is_own @ dy.astype(np.float32)
+    is_some = group < len(vectors)
+    # Rows of no group count as zeros: they may be infinite, and 0 * inf is no number.
+    dy = _at(dys[0], is_some * places + ~is_some * rows)
+    made = (group == groups[:, None]).astype(np.float32) @ dy.astype(np.float32)
     return made.astype(vectors.dtype), None
 
 
