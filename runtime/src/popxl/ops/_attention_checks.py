@@ -1,16 +1,36 @@
-"""Checks of the inputs of attention: their dtypes and shapes."""
+"""Checks of the arguments of attention."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 
+from popxl.ops._args import integer_of
 from popxl.ops._numerics import check_floating, check_same_dtype
+from popxl.tensor import Tensor
 
 if TYPE_CHECKING:
     from popxl.ops._attention import Others
+
+
+def check_lists(biases: Any, **pairs: Any) -> None:
+    """Raises TypeError where one tensor, or another number of them, is given for several."""
+    if isinstance(biases, Tensor):
+        raise TypeError(f"attention: biases are a list of tensors, not the tensor {biases.id!r}")
+    for name, pair in pairs.items():
+        if pair is not None and (isinstance(pair, Tensor) or len(pair) != 2):
+            raise TypeError(f"attention: {name} are a pair of tensors, of the queries and the keys")
+
+
+def check_limits(window: Any, cap: float | None) -> None:
+    """Raises TypeError or ValueError for a window below 1, or a cap that is not positive."""
+    if window is not None:
+        integer_of("attention", "window", window, 1)
+    if cap is not None and not 0 < cap < math.inf:
+        raise ValueError(f"attention: cap must be positive and finite, not {cap}")
 
 
 def check_inputs(q: Any, k: Any, v: Any, others: Others) -> None:

@@ -8,9 +8,8 @@ from typing import Any
 
 from popxl._ir.op import Op
 from popxl._ir.opdef import NoGrad, define
-from popxl.ops._args import integer_of
 from popxl.ops._attention import Settings, attention_grads, attention_of, sorted_inputs
-from popxl.ops._attention_checks import check_inputs
+from popxl.ops._attention_checks import check_inputs, check_limits, check_lists
 from popxl.ops._emit import emit
 from popxl.ops.fused_attention import FUSED_ATTENTION
 from popxl.ops.reduction import sum_to_like
@@ -115,20 +114,13 @@ def attention(
         raise ValueError("attention: dropout needs seed_tensor, uint32 of shape (2,)")
     if not causal and (window is not None or positions is not None):
         raise ValueError("attention: window and positions are of causal attention: set causal")
-    if isinstance(biases, Tensor):
-        raise TypeError(f"attention: biases are a list of tensors, not the tensor {biases.id!r}")
-    for name, pair in (("positions", positions), ("segments", segments)):
-        if pair is not None and (isinstance(pair, Tensor) or len(pair) != 2):
-            raise TypeError(f"attention: {name} are a pair of tensors, of the queries and the keys")
-    if window is not None:
-        window = integer_of("attention", "window", window, 1)
-    if cap is not None and not 0 < cap < math.inf:
-        raise ValueError(f"attention: cap must be positive and finite, not {cap}")
+    check_lists(biases, positions=positions, segments=segments)
+    check_limits(window, cap)
     seed = [seed_tensor] if dropout and seed_tensor is not None else []
     settings = Settings(
         float(scale), len(biases), float(dropout), bool(causal),
-        window, None if cap is None else float(cap), positions is not None,
-        segments is not None, lengths is not None, sinks is not None,
+        None if window is None else int(window), None if cap is None else float(cap),
+        positions is not None, segments is not None, lengths is not None, sinks is not None,
     )  # fmt: skip
     floats = [*biases, *([] if sinks is None else [sinks])]
     places = [*(positions or ()), *(segments or ()), *([] if lengths is None else [lengths])]
