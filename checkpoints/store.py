@@ -386,26 +386,14 @@ class CheckpointStore:
             Their records, and no tables, if it is alone; else the tables of all processes.
         """
         if popdist.getNumInstances() == 1:
-            return self._write_tensors(folder, "tensors-", tensors), {}
+            return write_tensors(folder, "tensors-", tensors, self._shard_bytes), {}
         prefix = f"tensors-{popdist.getInstanceIndex():05d}"
 
         def written() -> list[str]:
-            table = Table(self._write_tensors(folder, f"{prefix}-", tensors))
+            table = Table(write_tensors(folder, f"{prefix}-", tensors, self._shard_bytes))
             return [f"{prefix}.json", table.write(folder / f"{prefix}.json")]
 
         return {}, dict(on_all_processes(written, self._channel))
-
-    def _write_tensors(
-        self, folder: Path, prefix: str, tensors: Iterable[tuple[str, np.ndarray]]
-    ) -> Records:
-        records: Records = {}
-        with readers() as pool:
-            for number, shard in enumerate(shards_of(tensors, self._shard_bytes), 1):
-                file = f"{prefix}{number:05d}.safetensors"
-                digested = pool.map(lambda array, f=file: TensorRecord.of(array, f), shard.values())
-                write_shard(folder / file, shard)  # while the digests are computed
-                records |= zip(shard, digested, strict=True)
-        return records
 
     def _absent(self, step: int | None) -> str:
         steps = self.steps()
@@ -416,6 +404,24 @@ class CheckpointStore:
             f"no checkpoint in {self._directory}: give a folder written by --save, "
             "or a Hugging Face model folder"
         )
+
+
+def write_tensors(
+    folder: Path, prefix: str, tensors: Iterable[tuple[str, np.ndarray]], shard_bytes: int
+) -> Records:
+    """Write tensors to files of a step, whose names begin with `prefix`; returns their records.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    records: Records = {}
+    with readers() as pool:
+        for number, shard in enumerate(shards_of(tensors, shard_bytes), 1):
+            file = f"{prefix}{number:05d}.safetensors"
+            digested = pool.map(lambda array, f=file: TensorRecord.of(array, f), shard.values())
+            write_shard(folder / file, shard)  # while the digests are computed
+            records |= zip(shard, digested, strict=True)
+    return records
 
 
 def has_checkpoint(path: str | Path) -> bool:

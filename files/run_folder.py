@@ -112,6 +112,11 @@ class RunFolder:
         return self.path / "packed"
 
     @property
+    def base(self) -> Path:
+        """The folder of steps of other runs whose weights this one does not train, by a digest."""
+        return self.path / "base"
+
+    @property
     def best(self) -> Path:
         """The folder of the step with the best weights."""
         return self.path / "best"

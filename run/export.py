@@ -233,7 +233,8 @@ def export_checkpoint(
                 record, base = _record(config, start), start.base
                 export(of, family, weights, folder, record, base=base, precision=precision)
 
-    load_weights(config, table).load_with_fallback(written)
+    adapts = config.adapter.rank > 0 and not merge
+    load_weights(config, table, needs_base=not adapts).load_with_fallback(written)
 
 
 def _whole_model(config: RunConfig) -> RunConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -36,6 +36,7 @@ from run.best import Best, say_best
 from run.card import RunRecord
 from run.evaluation.evaluator import Evaluator, wanted_metrics
 from run.export import export
+from run.kept_base import keep_steps, remove_other_steps
 from run.mirror import Mirror, mirror_of
 from run.options import RunOptions
 from run.packed_base import with_packed_base
@@ -176,6 +177,7 @@ def _finetune(
     if reference is not None:
         loader = Loader.of(config, reference.of(samples))
         _resume(data.config, options, loader, start)
+    kept = _keep_steps(config, start, reference, of_run)
     say_profile(config, options, start.step)
     model = compiled(lambda: FineTuning(config, family), "the training program")
     evaluates = config.evaluation.steps is not None
@@ -185,7 +187,9 @@ def _finetune(
         reference.remove_drafts()
     loaded.forget("validation")
     with ExitStack() as stack:
-        start, _ = start.load_with_fallback(partial(_enter, stack, model))
+        used, _ = start.load_with_fallback(partial(_enter, stack, model))
+        if used is not start:
+            start, kept = used, _keep_steps(config, used, reference, of_run)
         config = _resume(data.config, options, loader, start)
         say(f"starting from {start.source}")
         _say_new_rate(config, start)
@@ -196,9 +200,21 @@ def _finetune(
         run = _Run(
             config, family, options, loader, start, model, evaluator, best, base,
             SkippedSteps(config.training.max_skipped_steps, start.skipped_steps), folder, loaded,
-            mirror,
+            mirror, kept,
         )  # fmt: skip
         return run.train(data.tokenizer)
+
+
+def _keep_steps(
+    config: RunConfig, start: Start, reference: Reference | None, folder: RunFolder
+) -> set[Path]:
+    """Keep what the run's checkpoints will name of other runs; see `run.kept_base`."""
+    if config.checkpoint.save is None:
+        return set()
+    frozen = start.base if family_of(config).weights(config).frozen else None
+    origin = None if reference is None else reference.origin
+    bases = [base for base in (frozen, origin) if base is not None]
+    return keep_steps(folder, bases, start.checkpoint)
 
 
 def _say_new_rate(config: RunConfig, start: Start) -> None:
@@ -239,6 +255,7 @@ class _Run:
     folder: RunFolder
     loaded: Loaded
     mirror: Mirror | None
+    kept: Collection[Path]
 
     def train(self, tokenizer: Tokenizer) -> Interrupted | None:
         """Train, and leave records, checkpoints and, if wanted, a model for Hugging Face.
@@ -252,6 +269,7 @@ class _Run:
         config, options = self.config, self.options
         if options.fresh and config.checkpoint.save is not None and is_first_process():
             remove_run(RunFolder(Path(config.checkpoint.save)))
+            remove_other_steps(RunFolder(Path(config.checkpoint.save)), self.kept)
             if self.mirror is not None:
                 self.mirror.remove()
         with ExitStack() as stack:

@@ -32,6 +32,7 @@ from files.shown import shown_path
 from modelling.objectives import objective_of
 from modelling.spec import ModelFamily
 from modelling.weights import WeightTable
+from run.frozen_base import Base
 from run.reference_files import (
     DRAFT,
     LogpsDraft,
@@ -46,8 +47,9 @@ from sessions.losses import Losses
 from sessions.running import compiled
 from terminal.screen import is_first_process, say
 
-REFERENCE, ORIGIN = "reference", "reference_origin"
-"""Keys of a checkpoint's metadata: digest of the reference's weights, and where they were read."""
+REFERENCE, ORIGIN, ORIGIN_STEP = "reference", "reference_origin", "reference_step"
+"""Keys of a checkpoint's metadata: digest of the reference's weights, where they were read, and the
+digest of that step if it is one."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Reference:
     family: ModelFamily
     folder: Path
     sha256: str
-    origin: str | None
+    origin: Base | None
     weights: Callable[[], Mapping[str, np.ndarray]]
     before: Path | None = None
 
@@ -112,16 +114,20 @@ class Reference:
     ) -> Reference:
         metadata = metadata_of(checkpoint)
         sha256 = metadata.text(REFERENCE)
-        origin = metadata.text(ORIGIN) if ORIGIN in metadata.data else None
+        step = metadata.text(ORIGIN_STEP) if ORIGIN_STEP in metadata else None
+        origin = Base(metadata.text(ORIGIN), step=step) if ORIGIN in metadata else None
+        place = None if origin is None else origin.place(checkpoint.path)
         return cls(
             config, family, folder, sha256, origin,
-            lambda: _weights_at_origin(config, family, sha256, origin, folder),
+            lambda: _weights_at_origin(config, family, sha256, place, folder),
         )  # fmt: skip
 
     def record(self) -> dict[str, Any]:
         """Metadata for checkpoints."""
-        origin = {} if self.origin is None else {ORIGIN: self.origin}
-        return {REFERENCE: self.sha256, **origin}
+        if self.origin is None:
+            return {REFERENCE: self.sha256}
+        step = {} if self.origin.step is None else {ORIGIN_STEP: self.origin.step}
+        return {REFERENCE: self.sha256, ORIGIN: self.origin.name, **step}
 
     def of(self, samples: Samples) -> Referred:
         """The samples with the log-probabilities of their texts, from a file or computed. All
@@ -189,11 +195,11 @@ def _digest_of_weights(
     return _digest(dict(zip(names, digests, strict=True)))
 
 
-def _origin(start: Start) -> str | None:
+def _origin(start: Start) -> Base | None:
     """Where a run that begins found its weights."""
     if start.checkpoint is not None:
-        return str(start.checkpoint.path.resolve())
-    return None if start.base is None else start.base.name
+        return Base.at(start.checkpoint.path, start.checkpoint.sha256)
+    return start.base
 
 
 def _weights_at_origin(

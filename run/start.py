@@ -260,17 +260,20 @@ def _check_same_run(saved: Mapping[str, Any], config: RunConfig, folder: str) ->
             )
 
 
-def load_weights(config: RunConfig, table: WeightTable) -> Start:
+def load_weights(config: RunConfig, table: WeightTable, needs_base: bool = True) -> Start:
     """The weights of what `checkpoint.load` names, for generation, and FP8 state if it is needed.
 
     Of a run they are those of its newest step, and it is said which step that is.
+
+    Args:
+        needs_base: see `run.weights.with_base`.
 
     Raises:
         UserError: as for `starting_point`, or if it names nothing.
     """
 
     def loaded() -> Start:
-        start = _load_weights(config, table)
+        start = _load_weights(config, table, needs_base)
         if start.checkpoint is not None:
             say(f"the weights are those of {start.source}")
             say_best(str(config.checkpoint.load))
@@ -279,7 +282,7 @@ def load_weights(config: RunConfig, table: WeightTable) -> Start:
     return _reloadable(loaded)
 
 
-def _load_weights(config: RunConfig, table: WeightTable) -> Start:
+def _load_weights(config: RunConfig, table: WeightTable, needs_base: bool) -> Start:
     load = config.checkpoint.load
     if load is None or load == RANDOM:
         raise CheckpointError(
@@ -293,7 +296,7 @@ def _load_weights(config: RunConfig, table: WeightTable) -> Start:
         return _of_model(config, table, load)
     checkpoint = load_checkpoint(load, verify=False)
     _check_adapter(config, table, checkpoint, load)
-    weights = whole_weights(config, checkpoint, table, load)
+    weights = whole_weights(config, checkpoint, table, load, needs_base)
     if needs_scales:
         weights = _with_scales(config, weights, checkpoint.tensors, load)
     start = _of_checkpoint(checkpoint, table, weights, f"step {checkpoint.step} in {load}")
@@ -331,5 +334,5 @@ def _of_checkpoint(
     all weights that are not trained, else the checkpoint."""
     base = Base.saved(metadata_of(checkpoint))
     if base is None or base.sha256 is None or not base.sha256.keys() >= {*table.frozen}:
-        base = Base.at(checkpoint.path)
+        base = Base.at(checkpoint.path, checkpoint.sha256)
     return Start(weights, source=source, sha256=checkpoint.sha256, checkpoint=checkpoint, base=base)

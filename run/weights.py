@@ -18,7 +18,7 @@ from modelling.weights import FP8, OPTIMIZER, Arrays, WeightTable
 from modelling.weights.merging import begun
 from modelling.weights.row import is_of_adapter, is_trained
 from run.checks import Finite, ModelTensors, check_fit, check_head, check_model
-from run.frozen_base import Base, Verified
+from run.frozen_base import Base, Unavailable, Verified
 from run.over import Over
 from run.vocabulary import as_loaded, with_vocabulary
 from terminal.screen import say
@@ -28,9 +28,16 @@ MODEL = "model"
 
 
 def whole_weights(
-    config: RunConfig, checkpoint: Checkpoint, table: WeightTable, load: str
+    config: RunConfig,
+    checkpoint: Checkpoint,
+    table: WeightTable,
+    load: str,
+    needs_base: bool = True,
 ) -> Arrays:
     """All weights of a checkpoint's model, each read when it is asked for.
+
+    Args:
+        needs_base: see `with_base`.
 
     Raises:
         CheckpointError: they do not fit the configuration, or those that the checkpoint does not
@@ -44,7 +51,7 @@ def whole_weights(
     frozen = {} if base is None else base.sha256 or {}
     check_fit(table, tensors, names, load, frozen)
     own = Finite(config, tensors, load, names)
-    return with_base(config, own, checkpoint, table, load)
+    return with_base(config, own, checkpoint, table, load, needs_base=needs_base)
 
 
 def model_weights(config: RunConfig, table: WeightTable, name: str) -> tuple[Arrays, str]:
@@ -112,23 +119,29 @@ def with_base(
     table: WeightTable,
     load: str,
     model: str | None = None,
+    needs_base: bool = True,
 ) -> Arrays:
     """What a checkpoint holds, with the weights that it does not.
 
     Args:
         model: where the base is said to be.
+        needs_base: raise CheckpointError at once if the base cannot be read, and not only when one
+            of its weights is asked for.
     """
     base = Base.saved(metadata_of(checkpoint))
     if base is None:
         return own
-    place = config.checkpoint.base or model or base.name
+    place = config.checkpoint.base or base.place(checkpoint.path, model)
     try:
         weights = weights_at(config, table.base, place)
     except UserError as error:
-        raise CheckpointError(
+        failure = CheckpointError(
             f"the run in {shown_path(load)} holds what it trained, and {shown_path(place)} the "
             f"other weights, which cannot be had: {error}; --checkpoint.base says where they are"
-        ) from error
+        )
+        if needs_base:
+            raise failure from error
+        return Over(own, Unavailable(base.sha256 or {}, failure))
     return Over(own, Verified(base, weights, (load, place)))
 
 

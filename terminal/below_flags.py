@@ -167,6 +167,9 @@ def _continued(first: FirstReading, origins: Origins) -> Below | None:
     over = list[Layer]()
     if folder is not None and not first.fresh:
         values = origins.begun(folder, first.mirror, first.plans or first.helps)
+        if values is not None and first.load is not None and not _is_same(first.load, values):
+            # The run began with the weights alone of something else, and does not begin again.
+            values = merge(values, {"checkpoint": {"load_optimizer": True}})
     if values is None and first.load is not None and first.continues:
         values, folder, besides = origins.run(first.load), first.load, {}
         over = [Layer(str(first.config), first.said)] if first.said else []
@@ -174,7 +177,7 @@ def _continued(first: FirstReading, origins: Origins) -> Below | None:
         return None
     section = config_class_of(values, folder)
     _check_family(folder, values, str(first.config), first.said)
-    if first.model is not None and not _is_same(first.model, flattened(values)):
+    if first.model is not None and not _is_same(first.model, values):
         described = origins.described(first.model)
         _check_family(folder, values, first.model, described)
         over.append(Layer(first.model, {"model": described["model"]}))
@@ -184,7 +187,7 @@ def _continued(first: FirstReading, origins: Origins) -> Below | None:
 
 def _is_same(model: str, run: Mapping[str, Any]) -> bool:
     """Whether a run began with the model, which may be gone."""
-    begun = str(run.get("checkpoint.load"))
+    begun = str(flattened(run).get("checkpoint.load"))
     return model == begun or os.path.realpath(model) == os.path.realpath(begun)
 
 

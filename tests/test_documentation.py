@@ -148,6 +148,7 @@ WRITTEN_BY_RUNS = {
     "phases.txt",
     "prepared/",
     "packed/",
+    "base/",
     "reference/",
     "profile/",
     "run.json",
