@@ -18,6 +18,7 @@ from jax import lax
 
 from popxl._analysis.effects import Effects
 from popxl._analysis.text import first_line
+from popxl._compile.fusion import Kernels
 from popxl._ir.host_array import device_view
 from popxl.errors import popart_exception
 from popxl.ops.placement import materialised
@@ -50,6 +51,7 @@ class Machine:
         updates: how many such updates there were before (see `Op.is_rounded`).
         made: results of ops that can add to something at once, by their identity, with what does
             it: where they are only added, nothing else needs them, and XLA leaves them out.
+        kernels: bounds what XLA fuses.
     """
 
     streams: dict[Stream, jax.Array] = field(default_factory=dict)
@@ -62,6 +64,7 @@ class Machine:
     seed: Any = None
     updates: Any = 0
     made: dict[int, tuple[Any, Callable[[Any], Any]]] = field(default_factory=dict)
+    kernels: Kernels = field(default_factory=Kernels)
 
     # ---- streams --------------------------------------------------------------------------------
     def next_position(self, stream: Stream) -> Any:
@@ -185,6 +188,7 @@ class Machine:
                     f"graph {op.graph.id!r}: `{op}` ({op.location}) cannot be lowered to XLA: "
                     f"{type(error).__name__}: {first_line(error)}"
                 ) from error
+        results = self.kernels.bound(node, arrays, results)
         self.watch(node, arrays, results)
         values.update(zip(node.outputs, results, strict=True))
 

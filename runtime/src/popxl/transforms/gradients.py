@@ -16,6 +16,8 @@ from popxl._ir.opdef import NoGrad, OpDef, define, registry
 from popxl._ir.regions import regions
 from popxl.graph import Graph
 from popxl.ops._emit import emit
+from popxl.ops._folds import traced_for
+from popxl.ops.placement import materialised
 from popxl.tensor import Tensor, TensorSpec
 
 
@@ -24,9 +26,21 @@ def _sum_grad(ctx: Any, op: Op, dy: Tensor | None) -> Sequence[Tensor | None]:
     return [dy] * len(op.inputs)
 
 
+_FUSED_TERMS = 64  # see `popxl._compile.fusion`
+
+
+def _add_up(*terms: jax.Array) -> jax.Array:
+    total = terms[0]
+    for i, term in enumerate(terms[1:], 1):
+        total = total + term
+        if i % _FUSED_TERMS == 0 and traced_for() == "cpu":
+            total = materialised(total)
+    return total
+
+
 GRAD_SUM = define(
     "grad_sum",
-    lambda *xs: reduce(jnp.add, xs),
+    _add_up,
     infer=lambda *specs: [specs[0]],
     grad=_sum_grad,
     dtypes="same",
