@@ -1,0 +1,295 @@
+"""A small run that is disturbed again and again, and must be the run that nobody disturbs.
+
+    python3 -m benchmarks.soak --minutes 30 --folder /scratch/mine --record records.jsonl
+
+The run trains on the sample data, saves every third step, is copied to a mirror and serves its
+metrics. Each time that it is started, some of this happens to it, by chance:
+
+- more idle connections to the metrics port than it can open files;
+- a full disk, as the kernel shows it (RLIMIT_FSIZE), for a while or for good;
+- a mirror that dies, and is back before the next start;
+- SIGKILL or SIGTERM;
+- after an end with a complete mirror, the loss of its folder.
+
+It must end with the code of what happened, and without a traceback; start where it had saved last;
+and never lose a step that was saved. At the end all of its steps are trained once more without
+disturbances: losses and norms of all steps, and all bits of the last one, must be the same, on the
+disk and in the mirror.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.full_size import record
+from checkpoints import load_checkpoint
+from checkpoints.folders import step_folders
+from checkpoints.remote import RemoteRun
+from config.errors import UserError
+from run.records.metrics import Row, read_metrics
+from terminal.entry_point import entry_point
+from terminal.parser import Parser
+
+ROOT = Path(__file__).parents[1]
+FLAGS = (
+    *("--config", "tiny", "--layers", "1", "--hidden_size", "32", "--d_ff", "32", "--heads", "2"),
+    *("--global_batch_size", "8", "--micro_batch_size", "4", "--dropout_prob", "0.1"),
+    *("--training.optimizer.learning_rate.function", "constant", "--learning_rate", "1e-3"),
+    *("--training.optimizer.learning_rate.warmup_proportion", "0"),
+)
+COMPARED = ("loss", "gradient_norm", "learning_rate")
+START, END = 600.0, 180.0  # seconds for a run to begin, and to end
+FILES, CONNECTIONS = 256, 320  # that the run may open; idle ones to its metrics port
+FULL = 4096  # bytes after which each file fails on a full disk
+USER_ERROR = 2
+
+
+class Difference(UserError):
+    """The disturbed run is not the one that nobody disturbs, or did not end as it must."""
+
+
+@dataclass
+class Soak:
+    """The disturbed run, and what was seen of it.
+
+    Attributes:
+        folder: for all files.
+        chance: what happens.
+        counts: how often each thing has happened.
+        rows: of the metrics of all lives.
+        newest: the last step that is known to be saved.
+    """
+
+    folder: Path
+    chance: random.Random
+    counts: Counter[str] = field(default_factory=Counter)
+    rows: list[Row] = field(default_factory=list)
+    newest: int = 0
+    _start: int = 0
+
+    @property
+    def run(self) -> Path:
+        """The folder of the disturbed run."""
+        return self.folder / "run"
+
+    @property
+    def mirror(self) -> Path:
+        """Its mirror."""
+        return self.folder / "mirror"
+
+    # ---- one life -------------------------------------------------------------------------------
+    def live(self, is_last: bool = False) -> None:
+        """Start the run, disturb it, and check what it leaves; the last time SIGTERM alone."""
+        log, port = self.folder / "life.log", _free_port()
+        ends_by = signal.SIGTERM if is_last or self._may() else signal.SIGKILL
+        flags = ("--steps", "1000000", "--checkpoint.steps", "3", "--to_keep", "3", "--save",
+                 str(self.run), "--checkpoint.mirror", f"file://{self.mirror}", "--metrics.port",
+                 str(port))  # fmt: skip
+        may_fail = mirror_died = False
+        with _started(self.folder, flags, log) as process, ExitStack() as stack:
+            _await_step(process, log)
+            if not is_last:
+                if self._happens("idle_connections"):
+                    _connect(port, stack)
+                if mirror_died := self._happens("dead_mirrors"):
+                    stack.enter_context(self._dead_mirror())
+                if may_fail := self._happens("full_disks"):
+                    self._fill_disk(process)
+            time.sleep(self.chance.uniform(0.0, 4.0))
+            self._note_saved()
+            process.send_signal(ends_by)
+            code = _wait(process, log)
+        self.counts["lives"] += 1
+        self.counts[ends_by.name] += 1
+        text = log.read_text(errors="replace")
+        codes = {-9 if ends_by == signal.SIGKILL else 143} | ({USER_ERROR} if may_fail else set())
+        if code not in codes or "Traceback" in text:
+            raise Difference(f"a life ended with code {code}, not {codes}: {text[-3000:]}")
+        self._check(text)
+        complete = ends_by == signal.SIGTERM and not (may_fail or mirror_died or is_last)
+        if complete and self._happens("lost_folders"):
+            shutil.rmtree(self.run)
+
+    def _may(self) -> bool:
+        return self.chance.random() < 0.5
+
+    def _happens(self, what: str) -> bool:
+        """Whether it does; counted."""
+        happens = self._may()
+        self.counts[what] += happens
+        return happens
+
+    @contextmanager
+    def _dead_mirror(self) -> Iterator[None]:
+        """A context in which there is a file in place of the mirror."""
+        away = self.mirror.with_name("mirror.away")
+        self.mirror.rename(away)
+        self.mirror.write_text("")
+        try:
+            yield
+        finally:
+            self.mirror.unlink()
+            away.rename(self.mirror)
+
+    def _fill_disk(self, process: subprocess.Popen[bytes]) -> None:
+        """Fill the disk of a process for a while, or for good."""
+        before = resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (FULL, -1))
+        time.sleep(self.chance.uniform(0.5, 6.0))
+        if self._may() and process.poll() is None:
+            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, before)
+
+    def _note_saved(self) -> None:
+        saved = step_folders(self.run)
+        self.newest = max(self.newest, saved[0].step if saved else 0)
+
+    def _check(self, text: str) -> None:
+        """What the life has said, and what is on the disk now."""
+        begun = self.rows and f"starting from step {self._start}" not in text
+        if begun:
+            raise Difference(f"a life did not start from step {self._start}: {text[:2000]}")
+        before = self.newest
+        self._note_saved()
+        checkpoint = load_checkpoint(self.run)
+        if checkpoint.step < before or checkpoint.step != self.newest:
+            raise Difference(f"step {before} was saved, but step {checkpoint.step} is the newest")
+        self.rows += read_metrics(self.run / "metrics.jsonl")
+        self._start = self.newest
+
+    # ---- the run that nobody disturbs -----------------------------------------------------------
+    def compare(self) -> int:
+        """Train all steps at once, and compare; returns how many rows were compared."""
+        whole, log = self.folder / "whole", self.folder / "whole.log"
+        with _started(self.folder, ("--steps", str(self.newest), "--save", str(whole)), log) as run:
+            code = run.wait()
+        if code:
+            raise Difference(f"the run that nobody disturbs ended with code {code}")
+        rows = {row["step"]: row for row in read_metrics(whole / "metrics.jsonl")}
+        for row in self.rows:
+            for name in COMPARED:
+                if row["step"] <= self.newest and row[name] != rows[row["step"]][name]:
+                    raise Difference(f"{name} of step {row['step']} differs")
+        brought = self.folder / "brought"
+        RemoteRun(f"file://{self.mirror}").fetch(brought)
+        wanted = digest_of(whole)
+        for one in (self.run, brought):
+            if digest_of(one) != wanted:
+                raise Difference(f"the last step in {one} differs")
+        return len(self.rows)
+
+
+def digest_of(run: Path) -> str:
+    """A digest of all tensors of the newest step."""
+    checkpoint, found = load_checkpoint(run), hashlib.sha256()
+    found.update(str(checkpoint.step).encode())
+    for name in sorted(checkpoint.tensors):
+        array = checkpoint.tensors[name]
+        found.update(f"{name} {array.dtype} {array.shape}".encode() + array.tobytes())
+    return found.hexdigest()
+
+
+# ---- processes ----------------------------------------------------------------------------------
+@contextmanager
+def _started(folder: Path, flags: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that trains, and is killed if it outlives the context."""
+    env = {**os.environ, "POPXL_CACHE_DIR": str(folder / "executables")}
+    command = [sys.executable, "run_finetuning.py", *FLAGS, *flags]
+    with (
+        log.open("wb") as errors,
+        subprocess.Popen(
+            command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=errors
+        ) as process,
+    ):
+        hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)[1]
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (FILES, hard))
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _await_step(process: subprocess.Popen[bytes], log: Path) -> None:
+    end = time.monotonic() + START
+    while b"\nstep " not in log.read_bytes():
+        if process.poll() is not None or time.monotonic() > end:
+            raise Difference(f"a life did not begin: {log.read_text(errors='replace')[-3000:]}")
+        time.sleep(0.05)
+
+
+def _wait(process: subprocess.Popen[bytes], log: Path) -> int:
+    try:
+        return process.wait(END)
+    except subprocess.TimeoutExpired:
+        text = log.read_text(errors="replace")[-3000:]
+        raise Difference(f"a life did not end within {END:.0f} s: {text}") from None
+
+
+def _connect(port: int, stack: ExitStack) -> None:
+    """Open connections that say nothing."""
+    for _ in range(CONNECTIONS):
+        stack.enter_context(socket.create_connection(("127.0.0.1", port), 30))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def soak(folder: Path, minutes: float, seed: int) -> dict[str, Any]:
+    """Disturb a run for so long, and compare it.
+
+    Raises:
+        Difference: something was lost, or the run did not end as it must.
+    """
+    one, begun = Soak(folder, random.Random(seed)), time.monotonic()
+    while time.monotonic() - begun < 60 * minutes:
+        one.live()
+        print(dict(one.counts), "newest step", one.newest, file=sys.stderr, flush=True)
+    one.live(is_last=True)
+    disturbed = time.monotonic() - begun
+    rows = one.compare()
+    return {
+        **one.counts,
+        "steps": one.newest,
+        "rows_compared": rows,
+        "disturbed_minutes": round(disturbed / 60, 1),
+        "lost": 0,
+    }
+
+
+@entry_point(alone=True)
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Disturb a run, compare it, print and add a line to the record."""
+    parser = Parser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=30.0, help="of disturbances (30)")
+    parser.add_argument("--folder", required=True, type=Path, help="an empty one, of a local disk")
+    parser.add_argument("--seed", type=int, default=0, help="of what happens (0)")
+    parser.add_argument("--record", type=Path, help="file that the line of JSON is added to")
+    given = parser.parse_args(arguments)
+    given.folder.mkdir(parents=True, exist_ok=True)
+    if any(given.folder.iterdir()):
+        raise UserError(f"--folder {given.folder} is not empty: name a new one")
+    facts = soak(given.folder.absolute(), given.minutes, given.seed)
+    command = (
+        f"python3 -m benchmarks.soak --minutes {given.minutes:g} --seed {given.seed} --folder DIR"
+    )
+    record({"command": command, **facts}, given.record)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
