@@ -783,6 +783,14 @@ def test_validation_checks_its_place_first(refused, monkeypatch):
             {"POPDIST_NUM_INSTANCES": "2", "POPDIST_INSTANCE_INDEX": "5"},
             "process 5 is not one of 2 processes",
         ),
+        (
+            {
+                "POPDIST_NUM_INSTANCES": "2",
+                "POPDIST_COORDINATOR": "127.0.0.1:9",
+                "POPDIST_SILENCE": "1",
+            },
+            "POPDIST_SILENCE is 1: set it to seconds from 3 to 86400",
+        ),
     ],
 )
 def test_numbers_of_processes_in_the_environment_that_cannot_be(

@@ -26,7 +26,7 @@ from popdist import _service
 from popdist._door import address_among, knock, own_address
 from popdist._gpus import devices_of, visible_gpus
 from popdist._overseer import Overseer, end_saying, is_launched
-from popdist._place import SECRET, SILENCE, DistributedError, Place, silence
+from popdist._place import SECRET, SILENCE, DistributedError, Place
 from popdist._relay import Relay
 from popdist._stdout import QuietOutput
 from popdist._traffic import Counted, Traffic
@@ -62,7 +62,7 @@ class Group:
         self._alone = threading.Event()  # set when process 0 is the only one left
         self._words = b""  # a part of one from the door
         self.working = ""  # what this process does
-        self._silence = silence()
+        self._silence = place.silence
         _service.raise_descriptors()  # collectives connect each process to each other
         client, reached = self._connect(place)
         self._client, watching = Counted(client), Counted(client)

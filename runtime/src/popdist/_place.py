@@ -41,6 +41,7 @@ class Place:
         coordinator: HOST:PORT at which they meet; None: JAX finds the host.
         run: what tells this run from another that comes to the same port.
         secret: what all of its processes know, and nobody else.
+        silence: seconds after which a process that was not heard of is gone.
     """
 
     index: int = 0
@@ -48,6 +49,7 @@ class Place:
     coordinator: str | None = None
     run: str = ""
     secret: str = field(default="", repr=False)
+    silence: int = DEFAULT_SILENCE
 
     @property
     def port(self) -> int:
@@ -133,7 +135,7 @@ def _checked(place: Place) -> Place:
             f"process {str(place.index)[:20]} is not one of {place.count} processes: they are "
             "numbered from 0"
         )
-    return place
+    return replace(place, silence=silence())
 
 
 def place_of_environment() -> Place:

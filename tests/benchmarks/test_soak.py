@@ -1,0 +1,99 @@
+"""The program that disturbs a run notices what is lost, and what differs."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import soak
+from benchmarks.soak import Difference, Soak
+from checkpoints import CheckpointStore
+from checkpoints.remote import RemoteRun
+
+ROWS = [
+    {"step": step, "loss": 1.0 / step, "gradient_norm": 2.0, "learning_rate": 1e-3}
+    for step in range(1, 7)
+]
+
+
+def make_run(folder: Path, *steps: int, value: float = 1.0, rows: list[Any] = ROWS) -> None:
+    """A run's folder, as a run of these steps leaves it."""
+    with CheckpointStore(folder) as store:
+        for step in steps:
+            store.save(step, {"a": np.full(9, value * step, np.float32)}, {}, wait=True)
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def disturbed(tmp_path: Path) -> Soak:
+    """A run that was disturbed after steps 3 and 6, with a mirror."""
+    found = Soak(tmp_path, random.Random(0))
+    make_run(found.run, 3, 6)
+    for path in sorted(found.run.glob("0*")):
+        RemoteRun(f"file://{found.mirror}").put(path, 4)
+    found._check("starting from random weights")
+    return found
+
+
+def compared(found: Soak, monkeypatch: pytest.MonkeyPatch, **whole: Any) -> int:
+    """Compare it with a run that nobody disturbed."""
+
+    @contextmanager
+    def started(folder: Path, flags: Any, log: Path) -> Iterator[SimpleNamespace]:
+        make_run(folder / "whole", 6, **whole)
+        yield SimpleNamespace(wait=lambda: 0)
+
+    monkeypatch.setattr(soak, "_started", started)
+    return found.compare()
+
+
+def test_an_equal_run(tmp_path, monkeypatch):
+    assert compared(disturbed(tmp_path), monkeypatch) == len(ROWS)
+
+
+@pytest.mark.parametrize("name", soak.COMPARED)
+def test_another_number_of_a_step(tmp_path, monkeypatch, name):
+    rows = [*ROWS[:3], ROWS[3] | {name: 0.5}, *ROWS[4:]]
+    with pytest.raises(Difference, match=f"{name} of step 4 differs"):
+        compared(disturbed(tmp_path), monkeypatch, rows=rows)
+
+
+def test_other_bits_on_the_disk(tmp_path, monkeypatch):
+    with pytest.raises(Difference, match=r"the last step in .*/run differs"):
+        compared(disturbed(tmp_path), monkeypatch, value=1.0 + 2**-23)
+
+
+def test_other_bits_in_the_mirror(tmp_path, monkeypatch):
+    found = disturbed(tmp_path)
+    shutil.rmtree(found.mirror)
+    make_run(tmp_path / "other", 6, value=2.0)
+    RemoteRun(f"file://{found.mirror}").put(next((tmp_path / "other").glob("0*")), 4)
+    with pytest.raises(Difference, match=r"the last step in .*/brought differs"):
+        compared(found, monkeypatch)
+
+
+def test_a_step_that_is_lost(tmp_path):
+    found = disturbed(tmp_path)
+    shutil.rmtree(found.run / "000001-step-6")
+    with pytest.raises(Difference, match="step 6 was saved, but step 3 is the newest"):
+        found._check("starting from step 6 in run")
+
+
+def test_a_life_that_starts_elsewhere(tmp_path):
+    with pytest.raises(Difference, match="a life did not start from step 6"):
+        disturbed(tmp_path)._check("starting from step 3 in run")
+
+
+@pytest.mark.slow
+def test_a_run_that_is_disturbed_for_a_while(tmp_path):
+    found = soak.soak(tmp_path, 1.0, 1)
+    assert found["lives"] >= 2
+    assert found["rows_compared"] >= found["steps"] > 0
