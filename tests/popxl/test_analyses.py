@@ -214,6 +214,52 @@ def test_a_program_that_is_written_on_needs_a_new_session():
         assert session.get_tensor_data(v).tolist() == [expected] * 2
 
 
+def _late_op(ir, v, graph):
+    ops.add_(v, popxl.constant(10.0))
+
+
+def _late_store(ir, v, graph):
+    ops.host_store(popxl.d2h_stream((2,), popxl.float32, "late"), v + 1.0)
+
+
+def _late_op_of_a_called_graph(ir, v, graph):
+    with graph:
+        ops.add_(graph.inputs[0], popxl.constant(5.0))
+
+
+def _late_call(ir, v, graph):
+    ops.call(ir.create_graph(lambda t: t + 1.0, v), v)
+
+
+@pytest.mark.parametrize("change", [_late_op, _late_store, _late_op_of_a_called_graph, _late_call])
+def test_a_change_that_no_session_has_compiled_is_not_left_out_without_a_word(change):
+    ir = popxl.Ir()
+    with ir.main_graph:
+        v = popxl.variable(np.zeros(2, np.float32))
+
+        def inner(t: popxl.TensorByRef):
+            ops.add_(t, popxl.constant(1.0))
+
+        def outer(t: popxl.TensorByRef):
+            ops.call(popxl.gir().create_graph(inner, t), t)
+
+        graph = ir.create_graph(outer, v)
+        ops.repeat(graph, 2, v)
+    (called,) = graph.called_graphs
+    with popxl.Session(ir) as before:
+        before.run()
+        ir.create_graph(inner, v)  # which nobody runs
+        before.run()
+        with ir.main_graph:
+            change(ir, v, called)
+        with pytest.raises(popart_exception, match=r"changed after .*: make a new session"):
+            before.run()
+        assert before.get_tensor_data(v).tolist() == [4, 4]
+        popxl.Session(ir)
+        before.run()
+    assert before.get_tensor_data(v).tolist() == [6, 6]
+
+
 def test_a_program_that_was_changed_is_not_compiled_again_unseen(monkeypatch):
     ir = popxl.Ir()
     with ir.main_graph:

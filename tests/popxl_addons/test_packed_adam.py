@@ -141,6 +141,21 @@ def test_groups_that_parts_would_cut_are_refused() -> None:
             PackedAdamOptimizerStep().create_graph(spec, spec, lr=0.1, axis=0)
 
 
+def test_axes_are_counted_from_either_end() -> None:
+    ir = popxl.Ir()
+    with ir.main_graph:
+        var = popxl.variable(np.ones((4, 40), np.float32), name="w")
+        scales = [
+            PackedAdamOptimizerStep().create_graph(var, var.spec, lr=0.1, axis=axis)[0].to_dict()
+            for axis in (0, -2, 1, -1)
+        ]
+        shapes = [{name: f.shape for name, f in facts.items()} for facts in scales]
+        assert shapes[0] == shapes[1] != shapes[2] == shapes[3]
+        for axis in (2, -3):
+            with pytest.raises(ValueError, match=rf"'.*var' of shape \(4, 40\) has no axis {axis}"):
+                PackedAdamOptimizerStep().create_graph(var, var.spec, lr=0.1, axis=axis)
+
+
 # ---- steps --------------------------------------------------------------------------------------
 STEPS, SHAPE = 6, (64, 40)
 W = np.random.default_rng(1).normal(size=SHAPE).astype(np.float32)

@@ -43,6 +43,7 @@ class Graph:
     _gradient_is_written: bool  # by hand, so that autodiff of a caller must be given it
     _written_gradients: dict[Graph, Any]  # those of called graphs, which modules note here
     _outlined: Outlined | None  # compiled apart, wherever it is called
+    _changed_at: int  # how many changes of the Ir's graphs there were, its own latest included
 
     def __init__(self) -> None:
         raise TypeError("Cannot create popxl.Graph instances directly; use ir.create_graph(...)")
@@ -54,7 +55,7 @@ class Graph:
         self._ops, self._inputs, self._outputs, self._call_sites = [], [], [], []
         self._tensors, self._taken, self._hooks, self._outlined = {}, {}, {}, None
         self._users, self._known, self._routed, self._scopes = {}, {}, {}, []
-        self._gradient_is_written, self._written_gradients = False, {}
+        self._gradient_is_written, self._written_gradients, self._changed_at = False, {}, 0
         return self
 
     # ---- identity -------------------------------------------------------------------------------
@@ -206,6 +207,7 @@ class Graph:
     def _changes(self) -> None:
         """Forget what is known of this graph, and of those that run it."""
         self._ir_._changes += 1
+        self._changed_at = self._ir_._changes
         waiting = [self]
         while waiting:
             graph = waiting.pop()

@@ -50,6 +50,7 @@ class Ir:
         self._host_values: WeakSet[Any] = WeakSet()  # `HostValues` of its sessions
         self._host_lock = RLock()  # of these, and of the arrays that they share
         self._changes = 0  # of graphs, so far
+        self._compiled_changes = 0  # those that the latest session has compiled
         self._num_host_transfers = 1
         if replication == "popdist":
             self._distribute(popdist.getNumInstances())

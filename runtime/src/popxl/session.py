@@ -86,7 +86,8 @@ class Session:
     ) -> None:
         """
         Args:
-            ir: the program; it must not change any more.
+            ir: the program. The session runs it as it is now: where it is changed later, make
+                another session, which this one can be used beside.
             device_desc: "cpu" or "ipu_model" (as many virtual CPU devices as replicas), "gpu",
                 "tpu", or "ipu_hw": the best platform present.
             weights_to_host_on_exit: bring the variables back when the session is left.
@@ -120,6 +121,7 @@ class Session:
         check_transfers(ir)
         self._compile()
         checkpoint(ir, FINAL)
+        ir._compiled_changes = ir._changes
         self._startup = stopwatch.read()
 
     def _compile(self) -> None:
@@ -224,6 +226,7 @@ class Session:
 
         Raises:
             ValueError: the session is not attached; inputs are missing, unexpected or do not fit.
+            popart_exception: the program was changed since a session was last made of it.
             poplar_application_runtime_error: values break a rule that a session option asks to
                 check. Variables have changed as if they had not.
             DeviceMemoryError: the devices' memory is full.
@@ -249,6 +252,7 @@ class Session:
             )
         try:
             self._check_attached("run")
+            _check_is_compiled(self.ir)
             timing = self._program.timing
             with nullcontext() if timing is None else timing.program():
                 self._run(inputs, outputs, downcast_inputs)
@@ -601,6 +605,29 @@ def _device_memory_named() -> Iterator[None]:
         if found is None:
             raise
         raise DeviceMemoryError(f"the memory of the devices is full: {found[1]}") from error
+
+
+def _check_is_compiled(ir: Ir) -> None:
+    """Raise if the main graph, or one that it runs, has changed since a session was last made: the
+    changes would be left out without a word."""
+    if ir._changes == ir._compiled_changes:
+        return
+    reached = {g: g for g in ir._graphs if g._changed_at > ir._compiled_changes}
+    waiting = list(reached)
+    while waiting:
+        graph = waiting.pop()
+        users = [user for user in graph._users if user not in reached]
+        reached |= dict.fromkeys(users, reached[graph])
+        waiting += users
+    changed = reached.get(ir.main_graph)
+    if changed is not None:
+        last = changed._ops[-1] if changed._ops else None
+        where = f" (its last op is {last.name} at {last.location})" if last else ""
+        raise popart_exception(
+            f"run: graph {changed.id!r}{where} was changed after this session was made: make a new "
+            "session of the Ir"
+        )
+    ir._compiled_changes = ir._changes
 
 
 def _check_patterns(ir: Ir) -> None:

@@ -258,6 +258,24 @@ class Tensor(operators.Operators["Tensor"]):
     def __repr__(self) -> str:
         return f"{type(self).__name__}[{self.id} {self.dtype!r} {self.shape}]"
 
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        """Raises TypeError, where NumPy is given a tensor for an array."""
+        raise TypeError(
+            f"tensor {self.id!r} has no value while the program is written, which NumPy could take:"
+            " use popxl.ops, or read a variable by `Session.get_tensor_data`"
+        )
+
+    def __float__(self) -> float:
+        """Raises TypeError, as `__array__`."""
+        raise TypeError(
+            f"tensor {self.id!r} is no number while the program is written: use popxl.ops, or read "
+            "a variable by `Session.get_tensor_data`"
+        )
+
+    def __int__(self) -> int:
+        """Raises TypeError, as `__array__`."""
+        return int(float(self))
+
     def __len__(self) -> int:
         if not self.shape:
             raise ValueError(f"tensor {self.id!r} is a scalar and has no length")

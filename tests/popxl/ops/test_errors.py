@@ -76,6 +76,60 @@ WRONG: list[tuple[str, tuple[popxl.TensorSpec, ...], Callable[..., Any], str]] =
 ]  # fmt: skip
 
 
+# Each takes a tensor `t` of the current graph, float32 (2, 6).
+MISUSED: list[tuple[str, Callable[..., Any], str]] = [
+    ("an array", lambda t: ops.sum(np.ones(2)), "sum at .* takes tensors, but got array.*constant"),
+    ("a number", lambda t: ops.softmax(2.0, 0), "softmax at .* takes tensors, but got 2.0"),
+    ("an index", lambda t: ops.gather(t, 1), "gather at .* takes tensors, but got 1"),
+    ("a list", lambda t: ops.reshape([1, 2], (2, 1)), "reshape at .* takes tensors"),
+    ("a tensor for a list", lambda t: ops.concat(t), "concat takes a list of tensors"),
+    ("an array to store", lambda t: ops.host_store(popxl.d2h_stream((2,), popxl.float32), [1.0]),
+     "host_store at .* takes tensors"),
+    ("numpy's function", np.tanh, "tensor .* has no value while the program is written"),
+    ("numpy's array", np.asarray, "tensor .* has no value while the program is written"),
+    ("float", float, "tensor .* is no number while the program is written"),
+    ("int", int, "tensor .* is no number while the program is written"),
+    ("a tensor's count", lambda t: ops.repeat(popxl.gir().create_graph(ops.exp, t), t, t),
+     "repeat: repeat_count is known when the program is written"),
+    ("half a count", lambda t: ops.repeat(popxl.gir().create_graph(ops.exp, t), 1.5, t),
+     "repeat: repeat_count must be an integer, not 1.5"),
+    ("no gradient", lambda t: popxl.transforms.autodiff(
+        popxl.gir().create_graph(lambda t: ops.argmax(t, 0), t)),
+     r"autodiff: graph .* has no floating-point output \(argmax_out int32\)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("build", "message"), [m[1:] for m in MISUSED],
+                         ids=[m[0] for m in MISUSED])  # fmt: skip
+def test_misuse_is_named(build: Any, message: str) -> None:
+    with (
+        popxl.Ir().main_graph,
+        pytest.raises((ValueError, TypeError), match=message),
+    ):
+        build(popxl.variable(np.ones((2, 6), np.float32)))
+
+
+def test_arrays_still_come_first_in_operators() -> None:
+    with popxl.Ir().main_graph:
+        t = popxl.variable(np.ones(2, np.float32))
+        for made in (np.ones(2, np.float32) + t, np.float32(2) * t, np.ones(2) - t):
+            assert made.shape == (2,)
+
+
+def test_a_tensor_of_another_ir_is_told_from_one_of_another_graph() -> None:
+    with popxl.Ir().main_graph:
+        other = popxl.variable(np.ones(2, np.float32), name="weight")
+    ir = popxl.Ir()
+    with ir.main_graph:
+        t = popxl.variable(np.ones(2, np.float32))
+        graph = ir.create_graph(ops.exp, t)
+        for use in (lambda: ops.add(other, t), lambda: ops.call(graph, other)):
+            with pytest.raises(ValueError, match="'weight' belongs to another Ir"):
+                use()
+        with pytest.raises(ValueError, match="belongs to graph .*: pass it as an input"):
+            ops.add(graph.inputs[0], t)
+
+
 @pytest.mark.parametrize(("specs", "build", "message"), [w[1:] for w in WRONG],
                          ids=[w[0] for w in WRONG])  # fmt: skip
 def test_message(specs: tuple[popxl.TensorSpec, ...], build: Any, message: str) -> None:

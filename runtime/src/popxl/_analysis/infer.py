@@ -39,7 +39,7 @@ def infer_specs(op: Op) -> Sequence[TensorSpec]:
     rule = defn.infer or from_lowering(op)
     try:
         specs = list(rule(*(t.spec for t in op.inputs), **op.attrs))
-    except (TypeError, ValueError, ArithmeticError) as error:
+    except (TypeError, ValueError, ArithmeticError, LookupError) as error:
         raise SpecError(f"{describe(op)}: {first_line(error)}") from error
     _check_inplace(op, specs)
     return specs

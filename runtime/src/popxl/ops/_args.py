@@ -6,10 +6,24 @@ from collections.abc import Iterable
 from operator import index
 from typing import TYPE_CHECKING, Any
 
+from popxl.context import get_source_location
+
 if TYPE_CHECKING:
     from popxl.tensor import Tensor
 
 Axes = int | Iterable[int] | None
+
+
+def check_tensors(op: str, *tensors: object) -> None:
+    """Raise TypeError for what is no tensor."""
+    from popxl.tensor import Tensor
+
+    for t in tensors:
+        if not isinstance(t, Tensor):
+            raise TypeError(
+                f"{op} at {get_source_location()} takes tensors, but got {t!r} of type "
+                f"{type(t).__name__}: make a constant of it"
+            )
 
 
 def axis_of(op: str, t: Tensor, axis: int, extra: int = 0) -> int:
@@ -21,6 +35,7 @@ def axis_of(op: str, t: Tensor, axis: int, extra: int = 0) -> int:
     Raises:
         ValueError: `t` has no such axis.
     """
+    check_tensors(op, t)
     rank = t.rank + extra
     if not -rank <= axis < rank:
         raise ValueError(f"{op}: axis {axis} is out of range for {t.id!r} of shape {t.shape}")
@@ -33,6 +48,7 @@ def axes_of(op: str, t: Tensor, axis: Axes) -> tuple[int, ...]:
     Raises:
         ValueError: `t` has no such axis, or one is given twice.
     """
+    check_tensors(op, t)
     if axis is None:
         return tuple(range(t.rank))
     given = [axis] if isinstance(axis, int) else list(axis)

@@ -11,6 +11,7 @@ from popxl._analysis.references import check_references
 from popxl._ir.op import Op, add_outputs
 from popxl._ir.opdef import OpDef
 from popxl.graph import Graph
+from popxl.ops._args import check_tensors
 from popxl.tensor import Tensor
 
 
@@ -50,10 +51,12 @@ def emit(
 def check_in_graph(graph: Graph, tensors: Iterable[Tensor], what: str) -> None:
     """Raise ValueError unless all `tensors` belong to `graph`."""
     for t in tensors:
-        if not isinstance(t, Tensor):
-            raise TypeError(
-                f"{what} at {context.get_source_location()} takes tensors, but got {t!r} of type "
-                f"{type(t).__name__}"
+        check_tensors(what, t)
+        if t._graph.ir is not graph.ir:
+            raise ValueError(
+                f"{what} at {context.get_source_location()}: tensor {t.id!r} belongs to another Ir "
+                f"({t._graph.ir!r}) than graph {graph.id!r} ({graph.ir!r}): make a variable or a "
+                "constant of its value in this one"
             )
         if t._graph is not graph:
             raise ValueError(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from popxl._ir.opdef import define
-from popxl.ops._args import axis_of, hint
+from popxl.ops._args import axis_of, check_tensors, hint
 from popxl.ops._emit import emit
 from popxl.ops._numerics import widen
 from popxl.ops._rows import add_rows
@@ -158,6 +158,7 @@ def check_groups(op: str, groups: int | None, *tensors: Tensor) -> None:
 
 
 def check_indices(op: str, indices: Tensor) -> None:
+    check_tensors(op, indices)
     if not indices.dtype.is_int:
         raise ValueError(f"{op}: indices {indices.id!r} must be integers, not {indices.dtype.name}")
 

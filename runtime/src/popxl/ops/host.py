@@ -10,6 +10,7 @@ from popxl._analysis.effects import Effects
 from popxl._analysis.text import spec_text
 from popxl._ir.opdef import NoGrad, define
 from popxl.errors import SpecError
+from popxl.ops._args import check_tensors
 from popxl.ops._emit import emit
 from popxl.streams import DeviceToHostStream, HostToDeviceStream, Stream
 from popxl.tensor import Tensor
@@ -70,6 +71,7 @@ def host_store(d2h_stream: DeviceToHostStream, t: Tensor) -> None:
         ValueError: `t` has another shape or dtype than the stream.
     """
     _check(d2h_stream, DeviceToHostStream, "host_store")
+    check_tensors("host_store", t)
     if (t.shape, t.dtype) != (d2h_stream.shape, d2h_stream.dtype):
         raise SpecError(
             f"host_store at {context.get_source_location()}: {t.id!r} is {spec_text(t.spec)}, but "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from operator import index
 from typing import Any
 
 from popxl import context
@@ -12,6 +11,7 @@ from popxl._ir.op import Op
 from popxl._ir.opdef import define
 from popxl.errors import SpecError
 from popxl.graph import Graph
+from popxl.ops._args import integer_of
 from popxl.ops._emit import emit
 from popxl.ops.call import (
     CallSiteInfo,
@@ -68,9 +68,13 @@ def repeat_with_info(
     check_inputs: bool = True,
 ) -> CallSiteInfo:
     """Like `repeat`, but returns information on the call site."""
-    repeat_count = index(repeat_count)
-    if repeat_count < 0:
-        raise ValueError(f"repeat_count must not be negative, but is {repeat_count}")
+    if isinstance(repeat_count, Tensor):
+        raise TypeError(
+            f"repeat: repeat_count is known when the program is written, and not the tensor "
+            f"{repeat_count.id!r}: repeat as often as it can be needed, and choose by "
+            "ops.conditional or ops.where in the graph"
+        )
+    repeat_count = integer_of("repeat", "repeat_count", repeat_count, 0)
     tensors = gather_inputs(graph, inputs, inputs_dict, "repeat", check_inputs)
     carried = len(graph._outputs)
     if carried > len(graph._inputs):

@@ -16,7 +16,7 @@ from jax import lax
 
 from popxl._ir.opdef import define
 from popxl.errors import popart_exception
-from popxl.ops._args import axis_of
+from popxl.ops._args import axis_of, check_tensors
 from popxl.ops._emit import emit
 from popxl.ops._grads import zeros_like
 from popxl.ops._parts import inverse, merge_parts
@@ -45,6 +45,7 @@ def reshape_handle_negative_axis(t: Tensor, shape: Iterable[int]) -> tuple[int, 
     Raises:
         ValueError: more than one -1, another negative size, or a shape that does not fit.
     """
+    check_tensors("reshape", t)
     dims = tuple(int(d) for d in shape)
     if dims.count(-1) > 1 or builtins.any(d < -1 for d in dims):
         raise ValueError(f"reshape: shape {dims} of {t.id!r} may have one -1 and no other negative")
@@ -174,6 +175,8 @@ _CONCAT = define(
 
 
 def _concat(ts: Iterable[Tensor], axis: int, view: bool) -> Tensor:
+    if isinstance(ts, Tensor):
+        raise TypeError(f"concat takes a list of tensors, but got the tensor {ts.id!r}")
     tensors = list(ts)
     if not tensors:
         raise ValueError("concat: at least one tensor is needed")

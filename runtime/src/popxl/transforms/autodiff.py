@@ -59,7 +59,7 @@ def autodiff(
         popart_exception: an op of `graph`, or of a graph it calls that must be differentiated,
             changes the value of a tensor in place (views are fine); or an op has no gradient where
             one is needed.
-        ValueError: a tensor is no tensor of the graph.
+        ValueError: a tensor is no tensor of the graph, or none of its outputs has a gradient.
     """
     session = _Autodiff(dict(called_graphs_grad_info or {}))
     info = session.differentiate(
@@ -113,6 +113,12 @@ class _Autodiff:
         explicit = required is not None
         if provided is None:
             provided = [t for t in graph._outputs if t.dtype.is_floating_point]
+            if expose and graph._outputs and not provided:
+                names = ", ".join(f"{t.name} {t.dtype.name}" for t in graph._outputs)
+                raise ValueError(
+                    f"autodiff: graph {graph.id!r} has no floating-point output ({names}), so "
+                    "there is nothing to differentiate: return the number that the gradient is of"
+                )
         if required is None:
             required = [t for t in graph._inputs if t.dtype.is_floating_point]
         name = graph.name.partition("_subgraph(")[0] + "_grad"

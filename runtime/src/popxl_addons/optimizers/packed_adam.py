@@ -55,9 +55,15 @@ class PackedAdamOptimizerStep(AdamOptimizerStep):
             axis: of the whole variable, along which neighbours share a scale.
 
         Raises:
-            ValueError: besides what it says there, a replica's part of the variable cuts a group.
+            ValueError: besides what it says there, the variable has no such axis, or a replica's
+                part of it cuts a group.
         """
-        self._axis = axis
+        shape = tuple(var.meta_shape or var.shape)
+        if not -len(shape) <= axis < len(shape):
+            raise ValueError(
+                f"PackedAdamOptimizerStep: {var.id!r} of shape {shape} has no axis {axis}"
+            )
+        self._axis = axis % len(shape)
         super().build(var, grad, replica_grouping, **settings)
 
     def _averages(
