@@ -49,8 +49,12 @@ class Adapter(Section):
 
     targets: Names | None = None
     """Linear maps and embeddings with adapters: ends of Hugging Face's names, separated by commas;
-    all-linear, without the head; or a regular expression for whole names. null: queries and values.
-    PEFT: target_modules."""
+    all-linear, without the head; or a regular expression for whole names. null: queries and values,
+    or no map beside target_parameters. PEFT: target_modules."""
+
+    target_parameters: Names | None = None
+    """Experts with adapters: ends of the names of the tensors that stack their maps, separated by
+    commas, such as mlp.experts.gate_up_proj,mlp.experts.down_proj. PEFT: target_parameters."""
 
     rank_pattern: str | None = None
     """Other ranks by the end of the name, such as k_proj=4,o_proj=16. PEFT: rank_pattern."""

@@ -303,7 +303,8 @@ ADAPTERS = (
     Flag("task_type lora_task_type peft_type auto_mapping peft_version inference_mode "
          "fan_in_fan_out lora_fan_in_fan_out ensure_weight_tying runtime_config",
          says="the model says it"),
-    Flag("bias lora_bias lora_target_parameters target_parameters "
+    Flag("lora_target_parameters target_parameters", "--adapter.target_parameters"),
+    Flag("bias lora_bias "
          "init_lora_weights loftq_config eva_config corda_config lora_ga_config velora_config "
          "alora_invocation_tokens use_qalora qalora_group_size monteclora_config megatron_config "
          "megatron_core use_bdlora arrow_config kasa_config loraplus_lr_ratio use_galore use_badam "

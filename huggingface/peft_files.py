@@ -35,7 +35,8 @@ _IGNORED = {
     "inference_mode", "layers_pattern",
     "layers_to_transform", "lora_alpha", "lora_dropout", "megatron_core", "modules_to_save",
     "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision",
-    "target_modules", "task_type", "trainable_token_indices", "use_dora", "use_rslora",
+    "target_modules", "target_parameters", "task_type", "trainable_token_indices", "use_dora",
+    "use_rslora",
 }  # fmt: skip
 """Fields that are read, or do not change what an adapter computes."""
 _LOW_RANK = re.compile(r"\.lora_[\w.]+$")
@@ -72,10 +73,18 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
         "rslora": found.data.get("use_rslora") is True,
         "dora": found.data.get("use_dora") is True,
         "targets": _targets(found, modules.low_rank),
+        "target_parameters": ",".join(_list(found, "target_parameters")) or None,
         "modules_to_save": ",".join(_saved(saved, modules.saved)) or None,
     }
     fields |= _trained_tokens(found)
-    return fields | {name: _pattern(found, name, modules.low_rank) for name in PATTERNS}
+    named = None if modules.low_rank is None else [*modules.low_rank, *_parameters(found, modules)]
+    return fields | {name: _pattern(found, name, named) for name in PATTERNS}
+
+
+def _parameters(found: Fields, modules: AdapterModules) -> list[str]:
+    """The parameters that an adapter's file may have matrices of, by their whole names."""
+    ends = [name.rpartition(".")[2] for name in _list(found, "target_parameters")]
+    return [f"{m}.{end}" for m in modules.low_rank or () for end in ends if _BASE not in f"{m}."]
 
 
 class AdapterModules(NamedTuple):
@@ -181,7 +190,7 @@ def _list(found: Fields, name: str) -> Sequence[str]:
     return found.text_list(name) if found.data.get(name) else []
 
 
-def _targets(found: Fields, modules: Collection[str] | None) -> str:
+def _targets(found: Fields, modules: Collection[str] | None) -> str | None:
     """A text is an expression for whole names, even one that looks like a name."""
     value = found.data.get("target_modules")
     if value == ALL_LINEAR:
@@ -189,6 +198,8 @@ def _targets(found: Fields, modules: Collection[str] | None) -> str:
     tied = [HEAD_MODULE] if _ties_head(found, modules) else []
     if isinstance(value, str):
         return "|".join([f"({value})", *tied]) if tied or is_names(value) else value
+    if not value and found.data.get("target_parameters"):
+        return None
     names = sorted(found.text_list("target_modules"))
     if not is_names(",".join(names)):
         raise found.error("target_modules", "names of modules")
@@ -240,7 +251,7 @@ class AdapterTensors(Lazy[np.ndarray]):
         if not path.is_file():
             raise CheckpointError(f"no {WEIGHTS} in {shown_path(folder)}")
         self._files = TensorFiles([path])
-        names = [name for name in self._files if _BASE not in name]
+        names = [n for n in self._files if _BASE not in n or _LOW_RANK.search(n)]
         self._inside = {name.removeprefix(_PREFIX): name for name in names}
         super().__init__(self._inside)
 
@@ -264,6 +275,7 @@ def settings_of(
     base: str | None,
     task: str,
     tied: Sequence[Sequence[str]] = (),
+    parameters: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The content of adapter_config.json.
 
@@ -275,6 +287,7 @@ def settings_of(
         base: the base model.
         task: PEFT's name of it.
         tied: names of modules that have one adapter together, which PEFT needs to be told of each.
+        parameters: names of experts' that have an adapter.
     """
     ranks, alphas = (
         {name: _whole(value(*names)) for names in tied for name in names if pattern}
@@ -302,6 +315,7 @@ def settings_of(
         "rank_pattern": ranks,
         "revision": None,
         "target_modules": _shortest(*modules),
+        "target_parameters": list(parameters) or None,
         "task_type": task,
         "trainable_token_indices": tokens,
         "use_dora": adapter.dora,

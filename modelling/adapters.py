@@ -11,7 +11,7 @@ from modelling.decoder import Decoder
 from modelling.decoder_weights import EMBEDDINGS, HEAD, layer_name
 from modelling.layers import Dropout, Embeddings, Groups, Layer, Layers, LMHeadLoss, adapt
 from modelling.layers.dropout import NO_DROPOUT
-from modelling.weights import WeightRow, WeightTable
+from modelling.weights import GROUP, WeightRow, WeightTable
 from modelling.weights.adapters import with_adapters
 
 LayerT = TypeVar("LayerT", bound=Layer)
@@ -71,9 +71,21 @@ class LayerAdapters:
             order: which kind each is of without adapters.
             make: a new module of that kind.
         """
-        forms = [[a.form for row in self._layers.get(n, ()) for a in row.adapters] for n in names]
+        whole = [(name, first_group(name)) for name in names]
+        forms = [
+            [a.form for n in parts for row in self._layers.get(n, ()) for a in row.adapters]
+            for parts in whole
+        ]
         kinds = [(kind, tuple(form)) for kind, form in zip(order, forms, strict=True)]
-        return Layers.of(kinds, lambda kind: self.give(make(kind[0]), names[kinds.index(kind)]))
+        return Layers.of(kinds, lambda kind: self.give(make(kind[0]), *whole[kinds.index(kind)]))
+
+    def experts(self, make: Callable[[int], Layer]) -> Callable[[int], Layer]:
+        """Returns a function from a layer's number to a group of its experts with their adapters.
+
+        Args:
+            make: makes one without.
+        """
+        return lambda number: self.give(make(number), first_group(layer_name(number)))
 
 
 def adapted_decoder(
@@ -93,4 +105,10 @@ def adapted_decoder(
         return adapters.layers(list(map(layer_name, range(len(order)))), order, make)
 
     embeddings, head = adapters.ends(decoder.embeddings, decoder.head)
-    return replace(decoder, layers=layers, embeddings=embeddings, head=head)
+    experts = None if decoder.experts is None else adapters.experts(decoder.experts)
+    return replace(decoder, layers=layers, embeddings=embeddings, head=head, experts=experts)
+
+
+def first_group(layer: str) -> str:
+    """Returns the name of the first group of a layer's experts; all have like adapters."""
+    return f"{layer}{GROUP}0"

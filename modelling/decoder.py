@@ -16,10 +16,11 @@ class Decoder:
         embeddings: its beginning.
         layers: `DecoderLayer`s, for a number of positions after the sequence, which generation has.
         head: its end.
-        experts: a group of a layer's, where they are phases of their own in training.
+        experts: a group of those of a layer, which has a number, where they are phases of their own
+            in training.
     """
 
     embeddings: Callable[[], Embeddings]
     layers: Callable[[int], Layers]
     head: Callable[[], LMHeadLoss]
-    experts: Callable[[], Layer] | None = None
+    experts: Callable[[int], Layer] | None = None

@@ -86,9 +86,8 @@ def decoder_family(
 
     def layout(settings: Settings) -> Layout:
         decoder = adapted(settings.config)
-        experts = None if decoder.experts is None else decoder.experts()
         return decoder_only_layout(
-            settings, decoder.embeddings(), decoder.layers(0), decoder.head(), experts
+            settings, decoder.embeddings(), decoder.layers(0), decoder.head(), decoder.experts
         )
 
     generator = generator_of(adapted)

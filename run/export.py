@@ -41,6 +41,7 @@ from modelling.weights.adapters import (
     tied_modules,
     with_tied,
 )
+from modelling.weights.expert_adapters import parameters_of
 from modelling.weights.merging import merged
 from modelling.weights.token_rows import trains_rows
 from modelling.weights.vocabulary import has_tied_head, vocabulary_names
@@ -160,7 +161,8 @@ def _adapter_settings(config: RunConfig, family: ModelFamily, named: str | None)
     more = [m for m in saved_modules(table) if not any(is_within(m, name) for name in saved)]
     modules, tokens = modules_of(table), _trained_tokens(config, table)
     whole, tied = [*saved, *more], tied_modules(table)
-    settings = settings_of(adapter, modules, whole, tokens, named, task, tied)
+    experts = parameters_of(table)
+    settings = settings_of(adapter, modules, whole, tokens, named, task, tied, experts)
     return settings | {
         "ensure_weight_tying": has_tied_head(table, _exported(config, table).aliases.values())
     }

@@ -12,6 +12,7 @@ import popxl
 from config.model import FewBits
 from modelling.layers.feed_forward import Activation, GatedFeedForward, activation_of
 from modelling.layers.layer import Layer, cast
+from modelling.layers.low_rank_experts import ExpertAdapter
 from modelling.layers.parallel import Groups
 from popxl import Tensor, ops
 from popxl_addons.ops.routing import (
@@ -85,7 +86,8 @@ class Experts(Layer):
     `wo.weight` (experts * inner / tensor_parallel, hidden). If the router has a bias, `wi.bias`
     (experts * 2 * inner / tensor_parallel,) likewise and `wo.bias` (experts * hidden,), the same on
     all replicas. Those of `shared`, a feed-forward layer that all tokens use, times
-    sigmoid(x @ `shared_gate.weight`), (1, hidden), if there is one.
+    sigmoid(x @ `shared_gate.weight`), (1, hidden), if there is one. Those of `wi_adapter` and
+    `wo_adapter`, if it is given them (`adapt`).
 
     Attributes:
         held: how many experts it has matrices of, `own` of them on this replica.
@@ -101,6 +103,9 @@ class Experts(Layer):
         held: None: all.
         expert_parallel: whether each member of a tensor-parallel group has whole experts.
     """
+
+    wi_adapter: ExpertAdapter | None = None
+    wo_adapter: ExpertAdapter | None = None
 
     def __init__(
         self,
@@ -181,10 +186,13 @@ class Experts(Layer):
         order, places, sizes = routes
         rows, usual = order / weights.shape[1], self._usual_rows(weights)
         both = ops.grouped_matmul(x, wi, sizes, transpose=True, usual=usual, rows=rows)
+        if self.wi_adapter is not None:
+            both = self.wi_adapter(x, both, sizes, usual, rows)
         if self.router.bias:
             both = both + self._bias_rows(rows.shape[0], sizes, x.dtype)
         inner = weigh_rows(self._gated(both), weights, order, places)
-        return ops.grouped_matmul(inner, wo, sizes, usual=usual, rows=rows, into=x.shape[0])
+        y = ops.grouped_matmul(inner, wo, sizes, usual=usual, rows=rows, into=x.shape[0])
+        return y if self.wo_adapter is None else self.wo_adapter(inner, y, sizes, usual, rows)
 
     def _usual_rows(self, weights: Tensor) -> int | None:
         """How many rows are of this replica's experts, if all are chosen alike; None: all are."""

@@ -7,6 +7,7 @@ from typing import Any
 import popxl
 from modelling.layers.dropout import NO_DROPOUT, Dropout
 from modelling.layers.layer import Layer, cast
+from modelling.layers.low_rank_experts import ExpertAdapter
 from modelling.layers.low_rank_vocabulary import VocabularyAdapter
 from modelling.layers.parallel import Groups
 from modelling.weights import LowRank, WeightRow
@@ -154,9 +155,13 @@ def adapt(
         dropout: of what adapters read; it needs `seed_adapters`.
     """
     owners: dict[str, Adapter] = {}
-    for row in rows:
-        of_map = _at(layer, row.path.split(".")[:-1]) if row.adapters else None
-        if of_map is not None and is_of_vocabulary(row):
+    for row in (row for row in rows if row.adapters):
+        *path, name, _ = row.path.split(".")
+        around = _at(layer, path)
+        of_map = _at(around, [name])
+        if row.experts and around is not None:
+            setattr(around, f"{name}_adapter", ExpertAdapter(row, groups))
+        elif of_map is not None and is_of_vocabulary(row):
             of_map.adapters = VocabularyAdapter(row, groups)
         elif of_map is not None:
             of_map.adapters = Adapters(row, groups, dropout, owners)

@@ -22,7 +22,7 @@ def decoder(config: LlamaConfig) -> Decoder:
         embeddings=lambda: Embeddings(config, model.embedding.scale),
         layers=lambda room: Layers.of(model.kinds, lambda kind: block(config, kind, room)),
         head=lambda: head(config),
-        experts=(lambda: ExpertGroup(config)) if groups else None,
+        experts=(lambda layer: ExpertGroup(config)) if groups else None,
     )
 
 

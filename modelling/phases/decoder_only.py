@@ -5,6 +5,8 @@ The chain's first row is the embeddings' output, then come those of the layers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import popxl
 import popxl_addons as addons
 from data.preferences import SEGMENTS, texts_per_row
@@ -23,7 +25,7 @@ def decoder_only_layout(
     embeddings: Embeddings,
     layers: Layers,
     head: LMHeadLoss,
-    experts: addons.Module | None = None,
+    experts: Callable[[int], addons.Module] | None = None,
 ) -> Layout:
     """Embeddings, layers, and the head.
 
@@ -37,7 +39,8 @@ def decoder_only_layout(
         layers: `build(x, seed=None)` returns the shape of x, (batch, length, hidden), or
             `build(x, starts, seed=None)` where samples hold several texts.
         head: it may be tied to the embedding.
-        experts: a group of a layer's, where they are phases of their own, see `layers_and_experts`.
+        experts: a group of those of a layer, which has a number, where they are phases of their
+            own, see `layers_and_experts`.
     """
     config = settings.config
     model, batch = config.model, config.execution.micro_batch_size
@@ -62,7 +65,8 @@ def decoder_only_layout(
             stack += layers_alone(name, part, chains, others, settings)
         else:
             names = name, name.replace("layer", "experts", 1)
-            stack += layers_and_experts(names, part, experts, chains, others, settings)
+            group = experts(first_layer)
+            stack += layers_and_experts(names, part, group, chains, others, settings)
         first_layer += count
     head_inputs = {**named(c.end for c in chains), **inputs.ports(learned)}
     last = LossPhase("head", head, head_inputs, settings, {"tokens": first} if head.tied else None)

@@ -23,6 +23,7 @@ from config.errors import ConfigError, nearest
 from config.values import listed
 from files.shown import shown_name
 from modelling.weights.computed import Arrays, Computed
+from modelling.weights.expert_adapters import A, B, ExpertParameters, module_of, parameters_of
 from modelling.weights.row import (
     EMBEDDING,
     HEAD,
@@ -36,8 +37,8 @@ from modelling.weights.row import (
 )
 from modelling.weights.table import WeightTable
 
-A, B, M = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
-"""What PEFT's names end with, after the module's."""
+M = "lora_magnitude_vector"
+"""What PEFT's names of DoRA's norms end with, after the module's."""
 TOKENS_A, TOKENS_B = "lora_embedding_A", "lora_embedding_B"
 """The same of an embedding: its A is (rank, tokens), its B (features, rank)."""
 
@@ -60,6 +61,7 @@ def with_adapters(table: WeightTable, adapter: Adapter, targets: str) -> WeightT
         table,
         layers=layers,
         fused={**table.fused, **modules.fused},
+        stacked={**table.stacked, **modules.stacked},
         aliases={**table.aliases, **modules.aliases},
         turned=frozenset(modules.turned),
     )
@@ -77,11 +79,6 @@ def check_all_frozen(table: WeightTable) -> None:
             )
 
 
-def module_of(weight: str) -> str:
-    """The module that has a weight or a bias."""
-    return weight.rpartition(".")[0]
-
-
 def modules_of(table: WeightTable) -> tuple[list[str], list[str]]:
     """The modules that have adapters, and all others, by their names in files."""
     adapted = dict.fromkeys(
@@ -89,6 +86,7 @@ def modules_of(table: WeightTable) -> tuple[list[str], list[str]]:
         for row in table.rows
         for adapter in row.adapters
         for name in (adapter.module, *adapter.tied)
+        if not adapter.parameter
     )
     return list(adapted), [name for name in _modules(table.base) if name not in adapted]
 
@@ -137,16 +135,20 @@ class _Modules:
     """The linear maps as files have them, of which a row may have several or a part of one.
 
     Attributes:
-        fused: the matrices B that are parts of one in files.
+        fused: the matrices B that are parts of one in files, and A of experts.
+        stacked: the matrices B of experts.
         aliases: other names of the matrices of an embedding, of modules that are tied to it.
         turned: those that are of a head, the transposes.
     """
 
     def __init__(self, table: WeightTable, adapter: Adapter, targets: str) -> None:
-        self._table, self._adapter, self._targets = table, adapter, targets
-        self._asked = adapter.targets or targets
+        self._table, self._adapter = table, adapter
+        self._targets = "" if adapter.target_parameters else targets
+        self._asked = adapter.targets or self._targets
         self._modules = _modules_in_files(table)
-        self.fused: dict[str, list[str]] = {}
+        self._experts = ExpertParameters(table, adapter)
+        fused, self.stacked = self._experts.in_files()
+        self.fused = dict(fused)
         self.aliases: dict[str, str] = {}
         self.turned: list[str] = []
 
@@ -158,8 +160,12 @@ class _Modules:
         owners: dict[str, str] = {}
         own, more = [], list[WeightRow]()
         for row in rows:
-            adapters = tuple(self._adapters(row, owners))
+            found = self._experts.adapters(row) if row.experts else self._adapters(row, owners)
+            adapters = tuple(found)
             own.append(replace(row, trained=self._is_saved(row), adapters=adapters))
+            if row.experts:
+                more += self._experts.rows(row, adapters)
+                continue
             for adapter in adapters:
                 more += self._rows(row, adapter)
         return (*own, *more)
@@ -263,7 +269,9 @@ class _Modules:
         Raises:
             ConfigError: a name means none, or something else.
         """
-        able, others = dict[str, None](), dict[str, None]()
+        parameters = listed(self._adapter.target_parameters)
+        _check_each("target_parameters", parameters, self._experts.names, ends_with)
+        able, others, experts = dict[str, None](), dict[str, None](), self._experts.names
         for row in self._table.rows:
             for names in map(self._modules, row.weights):
                 if takes_adapter(row):
@@ -273,12 +281,14 @@ class _Modules:
         wrong = sorted(others.keys() - able.keys())
         if wrong or not adapted.has_adapters:
             what = f"{wrong[0]}, which is" if wrong else "what is"
+            more = f"; adapter.target_parameters means experts: {experts[0]}" if experts else ""
             raise ConfigError(
                 f"adapter.targets {shown_name(self._asked)} means {what} no linear map and no "
-                f"embedding: these are {', '.join(_ends_of(able))}"
+                f"embedding: these are {', '.join(_ends_of(able))}{more}"
             )
+        self._experts.check()
         self._check_ends(adapted)
-        self._check_names(self._asked, able, modules_of(adapted)[0])
+        self._check_names(self._asked, able, [*modules_of(adapted)[0], *parameters_of(adapted)])
 
     def _check_ends(self, adapted: WeightTable) -> None:
         """Raise ConfigError for an adapter at an end of the model with settings that are of layers

@@ -71,6 +71,8 @@ class LowRank:
         owner: path of the adapter that has A, where several rows are one map in files; else `path`.
         embeds: whether the map is an embedding, whose inputs are tokens.
         tied: PEFT's names of other maps that are this one: they have the same adapter.
+        parameter: PEFT's name of all experts' maps, of which `module` is one's; "": it is no
+            expert's.
     """
 
     module: str
@@ -82,6 +84,7 @@ class LowRank:
     owner: str
     embeds: bool = False
     tied: tuple[str, ...] = ()
+    parameter: str = ""
 
     @property
     def form(self) -> tuple[str, int, float, int, str]:
@@ -180,7 +183,8 @@ class WeightRow:
         """The row of a vector along `axis` of this row's variable, a matrix for each weight."""
         size = 1 - axis if self.transpose else axis
         weights = tuple(replace(w, shape=(w.shape[size],)) for w in self.weights)
-        return WeightRow(self.path, weights, axis=0, cut=axis == self.axis, holders=self.holders)
+        cut = self.cut and axis == self.axis
+        return WeightRow(self.path, weights, axis=0, cut=cut, holders=self.holders)
 
     def grouped(self, axis: int) -> WeightRow:
         """The row of the scales of groups along an axis of this row's variable."""

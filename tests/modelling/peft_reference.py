@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,12 +61,12 @@ def own_name(name: str) -> str:
     """The name of a parameter in files, without PEFT's prefix."""
     for part in (
         ".token_adapter.base_layer",
-        ".base_layer",
         ".original_module",
         ".modules_to_save.default",
         ".default",
     ):
         name = name.replace(part, "")
+    name = re.sub(r"\.base_layer(?!(\.base_layer)*\.lora_)", "", name)  # files of experts have it
     name = name.replace("magnitude_vector.weight", "magnitude_vector")
     return name.removeprefix(PREFIX)
 

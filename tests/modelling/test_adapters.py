@@ -17,6 +17,7 @@ from config.sections import RunConfig
 from modelling.spec import family_of
 from modelling.weights import WeightTable
 from modelling.weights.merging import begun, merged
+from modelling.weights.row import is_trained
 from tests.modelling.gptj import hf as gptj_hf
 from tests.modelling.gptj import training as gptj_training
 from tests.modelling.llama import hf as llama_hf
@@ -54,6 +55,7 @@ def loss_of_tokens(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
 
 FEWER_LAYERS = {
     "shallow gpt_oss": llama_hf.hf_config("gpt_oss", num_hidden_layers=1),
+    "shallow mixtral": llama_hf.hf_config("mixtral", num_hidden_layers=1),
     "shallow mistral": llama_hf.hf_config("mistral", num_hidden_layers=2),
 }
 
@@ -149,6 +151,43 @@ def test_beside_experts_that_pass_in_groups(kind: str, split: tuple[int, ...], g
     ours = {"rank": 4, "alpha": 6.0, "targets": ",".join(targets)}
     ours |= {"execution.expert_groups": groups, "execution.activations": "recompute"}
     check(kind, split, ours, {"r": 4, "lora_alpha": 6, "target_modules": targets})
+
+
+GATE_UP, DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
+FIRST_DOWN = "layers.0.mlp.experts.down_proj"
+
+
+@pytest.mark.filterwarnings("ignore:The following rank_pattern")  # which PEFT uses all the same
+@pytest.mark.parametrize(
+    ("kind", "split", "names", "execution"),
+    [
+        ("shallow gpt_oss", (1, 2, 2), [GATE_UP, DOWN], {"expert_groups": 2}),
+        ("shallow mixtral", (1, 2, 4), [DOWN, GATE_UP], {}),
+        slow("gpt_oss", (1, 2, 2), [GATE_UP], {"expert_parallel": True}),
+        slow("qwen3_moe", (2, 2, 2), [GATE_UP, DOWN], {"expert_parallel": True}),
+        slow("qwen3_moe", (1, 1, 4), [FIRST_DOWN, GATE_UP], {"expert_groups": 4}),
+        slow("olmoe", (1, 1, 4), [DOWN], {"activations": "keep"}),
+        slow("qwen2_moe", (2, 1, 2), [FIRST_DOWN], {}),
+    ],
+)
+def test_adapters_of_experts(
+    kind: str, split: tuple[int, ...], names: list[str], execution: dict[str, Any]
+) -> None:
+    ranks = {"experts.down_proj": 3}
+    given = {"r": 4, "lora_alpha": 6, "rank_pattern": ranks, "target_modules": ["q_proj"]}
+    given = {**given, "target_parameters": names}
+    of, (start, found) = case(kind), trained(kind, **given)
+    fields = {"rank": 4, "alpha": 6.0, "targets": "q_proj", "target_parameters": ",".join(names)}
+    fields = {f"adapter.{n}": x for n, x in fields.items()}
+    fields |= {"adapter.rank_pattern": "experts.down_proj=3"} if names != [GATE_UP] else {}
+    config = of.config(*split).changed(fields | {f"execution.{n}": x for n, x in execution.items()})
+    table = family_of(config).weights(config)
+    gradients = dict(table.only(is_trained).renamed(found.gradients))
+    weights = dict(table.renamed(found.weights))
+    expected = Reference(found.losses, found.norms, gradients, weights, found.state)
+    model = fine_tuning(config, gradients=True)
+    model.write(table.renamed(start))
+    check_training(model, of.batches, expected, RATE)
 
 
 # ---- settings -----------------------------------------------------------------------------------
@@ -309,6 +348,10 @@ QUANTISED = {"model.quantisation": "int4", "model.quantisation_group_size": 4}
             {"targets": "lm_head", "model.embedding.new_rows": "3"},
             "means lm_head, which has rows for new tokens: give --adapter.modules_to_save lm_head",
         ),
+        (
+            {"target_parameters": GATE_UP},
+            "target_parameters: mlp.experts.gate_up_proj means no mod",
+        ),
         ({"targets": ".*norm.*|.*q_proj"}, "means .*input_layernorm, which is no linear map"),
         (
             {"modules_to_save": "mlp", "quantised": True},
@@ -334,6 +377,31 @@ def test_what_adapters_cannot_be_of(adapter: dict[str, Any], said: str) -> None:
     plain = case("mistral").config()
     with pytest.raises(ConfigError, match=said):
         family_of(plain).weights(plain.changed(named | more))
+
+
+@pytest.mark.parametrize(
+    ("adapter", "said"),
+    [
+        (
+            {"target_parameters": DOWN, "dropout": 0.1},
+            "adapter.dropout is for linear maps of layers",
+        ),
+        (
+            {"target_parameters": DOWN, "dora": True},
+            "dora .* adapter.target_parameters means experts",
+        ),
+        (
+            {"target_parameters": f"{DOWN},mlp.experts.gate_proj"},
+            "gate_proj means no module; there are: gate_up_proj",
+        ),
+        ({"targets": "gate_proj"}, "means experts: model.layers.0.mlp.experts.gate_up_proj"),
+    ],
+)
+def test_what_adapters_of_experts_cannot_be(adapter: dict[str, Any], said: str) -> None:
+    fields = {f"adapter.{name}": value for name, value in {"rank": 4, **adapter}.items()}
+    config = case("shallow mixtral").config().changed(fields)
+    with pytest.raises(ConfigError, match=said):
+        family_of(config).weights(config)
 
 
 # ---- merged -------------------------------------------------------------------------------------
