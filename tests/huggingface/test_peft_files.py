@@ -29,7 +29,7 @@ def test_settings_that_peft_wrote(tmp_path: Path) -> None:
     assert found == {
         "rank": 4, "alpha": 8.0, "dropout": 0.0, "rslora": False, "dora": False, "targets": "k,v",
         "modules_to_save": None, "rank_pattern": None, "alpha_pattern": None,
-        "trainable_tokens": None, "trainable_tokens_head": True,
+        "target_parameters": None, "trainable_tokens": None, "trainable_tokens_head": True,
     }  # fmt: skip
     assert Adapter(**found).is_target("encoder.k", "q")
     found = read_settings(
@@ -42,7 +42,7 @@ def test_settings_that_peft_wrote(tmp_path: Path) -> None:
     assert found == {
         "rank": 2, "alpha": 3.0, "dropout": 0.25, "rslora": True, "dora": True, "targets": "(k)",
         "modules_to_save": "lm_head", "rank_pattern": "^a.k=7", "alpha_pattern": "k=0.5",
-        "trainable_tokens": None, "trainable_tokens_head": True,
+        "target_parameters": None, "trainable_tokens": None, "trainable_tokens_head": True,
     }  # fmt: skip
     adapter = Adapter(**found)  # a text is an expression for whole names
     assert adapter.is_target("k", "q")
