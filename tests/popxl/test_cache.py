@@ -20,6 +20,7 @@ import popxl
 from popxl import ops
 from popxl._compile import cache
 from popxl._compile.cache import statistics
+from popxl._compile.cache_owner import distrust
 from popxl._compile.executable import LoadedSegment
 from popxl._ir.opdef import define
 from popxl.ops._emit import emit
@@ -191,6 +192,7 @@ import numpy as np
 from tests.popxl.test_cache import _training_like
 import popxl
 from popxl._compile.cache import statistics
+from popxl._compile.cache_owner import distrust
 ir, names = _training_like()
 with popxl.Session(ir) as session:
     y = session.run({names["x"]: np.full((2, 8, 16), 0.3, np.float32)})[names["y"]]
@@ -279,6 +281,38 @@ def test_a_folder_that_cannot_be_written_does_not_stop_the_program(folder, caplo
         popxl.Session(_small())
     assert "not cached" in caplog.text
     assert _counted()["compiles"] == 1
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
+def test_a_folder_that_others_can_write_to_is_not_used(folder, caplog, mode):
+    """Executables are run as they are. A folder that the program makes is its user's alone."""
+    popxl.Session(_small())
+    assert folder.stat().st_mode & 0o077 == 0
+    folder.chmod(mode)
+    with caplog.at_level(logging.WARNING, "popxl"):
+        popxl.Session(_small())
+    assert "is not used: other users can write to it (chmod go-w" in caplog.text
+    assert (_counted()["hits"], _counted()["compiles"], len(list(folder.iterdir()))) == (0, 2, 1)
+
+
+def test_a_file_that_others_can_write_to_is_replaced(folder, caplog):
+    popxl.Session(_small())
+    (path,) = folder.iterdir()
+    path.chmod(0o664)
+    with caplog.at_level(logging.WARNING, "popxl"):
+        popxl.Session(_small())
+    assert "which will be replaced: other users can write to it" in caplog.text
+    assert path.stat().st_mode & 0o022 == 0
+    popxl.Session(_small())
+    assert (_counted()["hits"], _counted()["compiles"]) == (1, 2)
+
+
+def test_what_belongs_to_another_user_is_not_trusted(tmp_path, monkeypatch):
+    found = tmp_path.stat()
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    owned = {uid: os.stat_result([*found[:4], uid, *found[5:10]]) for uid in (0, 1000, 1001)}
+    assert distrust(owned[0]) is distrust(owned[1000]) is None
+    assert distrust(owned[1001]) == "it belongs to another user, 1001"
 
 
 def test_no_partial_file_is_left(folder):

@@ -21,6 +21,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from popxl._compile.cache_limit import PART, SUFFIX, limit, prune
+from popxl._compile.cache_owner import distrust, distrust_folder
 from popxl._compile.compile import compile_lowered
 from popxl._compile.executable import LoadedSegment, Specs, serialize, signature
 from popxl._compile.fingerprint import Uncacheable, segment_key
@@ -100,7 +101,7 @@ class SegmentCache:
 
     def __init__(self, program: Target) -> None:
         self._program = program
-        self._folder, self._limit = cache_folder(program.ir), limit()
+        self._folder, self._limit = _trusted(cache_folder(program.ir)), limit()
         self._lock = Lock()
 
     def key(self, segment: Segment) -> str:
@@ -161,6 +162,15 @@ def cache_folder(ir: Ir) -> Path | None:
     return None
 
 
+def _trusted(folder: Path | None) -> Path | None:
+    """The folder, if no other user can put executables into it; they are run as they are."""
+    reason = None if folder is None else distrust_folder(folder)
+    if reason is None:
+        return folder
+    logger.warning("the cache of executables in %s is not used: %s", folder, reason)
+    return None
+
+
 # ---- files --------------------------------------------------------------------------------------
 class _Unusable(Exception):
     """The file is not what its name promises."""
@@ -170,6 +180,8 @@ def _load(specs: Specs, devices: list[Any], path: Path, key: str) -> LoadedSegme
     start = time.perf_counter()
     try:
         with path.open("rb") as file:
+            if reason := distrust(os.fstat(file.fileno())):
+                raise _Unusable(reason)
             payload = _payload(file, specs, key)
         loaded = LoadedSegment(specs, devices, payload)
         with suppress(OSError):  # it may belong to somebody else
@@ -214,7 +226,7 @@ def _store(specs: Specs, compiled: Any, path: Path, key: str, most: float) -> No
             "sha256": hashlib.sha256(payload).hexdigest(),
             "signature": signature(specs),
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=".", suffix=PART, dir=path.parent)
         try:
             with os.fdopen(handle, "wb") as file:
