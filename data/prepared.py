@@ -30,6 +30,7 @@ from files.drafts import hidden_folder, sync
 from files.errors import FileError, WriteError
 from files.json_files import Fields
 from files.run_folder import RunFolder
+from files.shown import shown_path
 from files.writing import writing
 from terminal.screen import is_first_process, say
 
@@ -66,7 +67,7 @@ def prepared(data: Pipeline, split: Split) -> Prepared | None:
             processes, which would no longer read the same files.
     """
     wanted, save = data.task.with_held_out(split), data.given.checkpoint.save
-    name = _name(data, split)
+    state, name = data.task.source(split).state(), _name(data, split)
     kept = None if save is None else RunFolder(Path(save)).prepared / name
     if kept is not None and kept.is_dir():
         try:
@@ -78,7 +79,7 @@ def prepared(data: Pipeline, split: Split) -> Prepared | None:
             shutil.rmtree(kept, ignore_errors=True)
     for place in (None,) if kept is None else (kept, None):
         try:
-            return _made(data, split, place, wanted)
+            return _made(data, split, place, wanted, state)
         except WriteError as error:
             if place is None and popdist.getNumInstances() > 1:
                 raise
@@ -86,19 +87,28 @@ def prepared(data: Pipeline, split: Split) -> Prepared | None:
     return None
 
 
-def _made(data: Pipeline, split: Split, kept: Path | None, wanted: Sequence[Split]) -> Prepared:
+def _made(
+    data: Pipeline, split: Split, kept: Path | None, wanted: Sequence[Split], state: list[object]
+) -> Prepared:
     """Prepare the data and read them.
 
     Args:
         kept: where their files stay; None: nowhere.
+        state: of the data before their digest was taken, which the files are named after.
 
     Raises:
+        DataError: the data have changed since then.
         WriteError: the files cannot be written.
     """
     with writing("prepared data to", kept or tempfile.gettempdir()), _place_for(kept) as place:
         folder = Path(place) / "files"
         folder.mkdir()
         _make(data, split, folder)
+        if (source := data.task.source(split)).state() != state:
+            raise DataError(
+                f"{shown_path(source.name)} has changed while it was read: start again when nobody "
+                "writes to it"
+            )
         found = {one: read(folder / f"{one}.safetensors") for one in wanted}
         if kept is not None and is_first_process():
             with suppress(OSError):  # another process was first: it is made again

@@ -61,6 +61,10 @@ class Source(Protocol):
         """What identifies the content, if `size` is known."""
         ...
 
+    def state(self) -> list[object]:
+        """What changes when somebody writes to it on this machine; nothing is read."""
+        ...
+
 
 @dataclass(frozen=True)
 class File:
@@ -79,6 +83,9 @@ class File:
 
     def digests(self) -> Iterator[bytes]:
         yield _digest(Path(self.name))
+
+    def state(self) -> list[object]:
+        return [_state(Path(self.name))]
 
     def rows(self) -> Iterator[tuple[FileLocation, Row]]:
         return read_rows(Path(self.name))
@@ -113,6 +120,9 @@ class Files:
         for file in self.files:
             yield from file.digests()
 
+    def state(self) -> list[object]:
+        return [file.state() for file in self.files]
+
     def rows(self) -> Iterator[tuple[FileLocation, Row]]:
         for file in self.files:
             yield from file.rows()
@@ -141,6 +151,9 @@ class SavedDataset:
     def digests(self) -> Iterator[bytes]:
         for path in self._files():
             yield _digest(path)
+
+    def state(self) -> list[object]:
+        return [_state(path) for path in self._files()]
 
     def _files(self) -> list[Path]:
         return sorted(path for path in Path(self.name).rglob("*") if path.is_file())
@@ -175,6 +188,9 @@ class HubDataset:
     def digests(self) -> Iterator[bytes]:
         return iter(())
 
+    def state(self) -> list[object]:
+        return []
+
     @property
     def name(self) -> str:
         return f"{self.path}{f':{self.subset}' if self.subset else ''} ({self.split})"
@@ -191,6 +207,15 @@ def _size(path: Path) -> int:
         return path.stat().st_size * (4 if path.suffix.lower() == GZIP else 1)
     except OSError:  # who reads it says so
         return 0
+
+
+def _state(path: Path) -> object:
+    """What the kernel changes at each write. Nobody can set the time of the last change back."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise DataError(f"cannot read {shown_path(path)}: {error.strerror or error}") from error
+    return str(path), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _digest(path: Path) -> bytes:

@@ -12,7 +12,6 @@ import numpy as np
 
 from checkpoints import CheckpointError, has_checkpoint
 from checkpoints.digests import digest
-from checkpoints.tensor_files import readers
 from files.json_files import Fields
 from files.lazy import Lazy
 from files.run_folder import RunFolder
@@ -72,17 +71,9 @@ class Base:
             return self.name
         return os.path.relpath(os.path.realpath(self.name), os.path.realpath(folder))
 
-    def known(self, tensors: Arrays, names: Sequence[str]) -> Base:
-        """The base of these weights alone, with digests.
-
-        Args:
-            tensors: read where they are not known.
-        """
-        if self.sha256 is not None:
-            return replace(self, sha256={name: self.sha256[name] for name in names})
-        with readers() as pool:
-            found = pool.map(lambda name: digest(tensors[name]), names)
-            return replace(self, sha256=dict(zip(names, found, strict=True)))
+    def of(self, sha256: Mapping[str, str], names: Sequence[str]) -> Base:
+        """The base of the weights `names` alone, with their digests."""
+        return replace(self, sha256={name: sha256[name] for name in names})
 
     def record(self) -> dict[str, Any]:
         """What a checkpoint's metadata have of it."""

@@ -16,6 +16,7 @@ from files.run_folder import RunFolder
 from files.shown import shown_path
 from files.writing import write_file
 from modelling.weights import Arrays
+from run.digested import Digested
 from run.over import Over
 from run.start import Start
 from terminal.screen import say
@@ -31,7 +32,9 @@ def with_packed_base(config: RunConfig, start: Start) -> Arrays:
     save, shared = config.checkpoint.save, config.execution.packed
     if config.model.few_bits is None or not (save or shared):
         return start.tensors
-    known = {} if start.base is None else start.base.sha256 or {}
+    known: Mapping[str, str] = {} if start.base is None else start.base.sha256 or {}
+    if not known and isinstance(start.tensors, Digested):
+        known = start.tensors.sha256  # which grows as they are read
     folder = Path(shared) if shared else RunFolder(Path(save or "")).packed
     return PackedBase(start.tensors, known, folder)
 

@@ -19,8 +19,7 @@ from tqdm import tqdm
 
 import popdist
 from checkpoints import Checkpoint, has_checkpoint, load_checkpoint
-from checkpoints.digests import digest, digest_of_bytes
-from checkpoints.tensor_files import readers
+from checkpoints.digests import digest_of_bytes
 from config.adapter import Adapter
 from config.errors import UserError
 from config.sections import RunConfig
@@ -32,6 +31,7 @@ from files.shown import shown_path
 from modelling.objectives import objective_of
 from modelling.spec import ModelFamily
 from modelling.weights import WeightTable
+from run.digested import Digested, digested
 from run.frozen_base import Base
 from run.reference_files import (
     DRAFT,
@@ -190,9 +190,8 @@ def _digest_of_weights(
     config: RunConfig, family: ModelFamily, tensors: Mapping[str, np.ndarray]
 ) -> str:
     names = [weight.name for weight in family.weights(_base(config)).weights]
-    with readers() as pool:
-        digests = list(pool.map(lambda name: digest(tensors[name]), names))
-    return _digest(dict(zip(names, digests, strict=True)))
+    assert isinstance(tensors, Digested), "what has a digest stays as it is"
+    return _digest(dict(tensors.digests(names)))
 
 
 def _origin(start: Start) -> Base | None:
@@ -213,7 +212,7 @@ def _weights_at_origin(
     places, reasons = [p for p in (origin, config.checkpoint.base) if p is not None], []
     for place in places:
         try:
-            weights = _initial_weights(config, family.weights(config), place)
+            weights = digested(_initial_weights(config, family.weights(config), place), place)
             if _digest_of_weights(config, family, weights) == sha256:
                 return weights
             reasons.append(f"{shown_path(place)} does not hold the model that the run began with")

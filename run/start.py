@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import popdist
 from checkpoints import (
     Checkpoint,
     CheckpointError,
@@ -26,6 +27,7 @@ from modelling.weights import FP8, OPTIMIZER, Arrays, WeightTable
 from modelling.weights.state_forms import in_form, kept_state
 from run.best import say_best
 from run.checks import Finite
+from run.digested import Digested, digested
 from run.frozen_base import Base
 from run.weights import (
     adapted,
@@ -118,7 +120,14 @@ def starting_point(config: RunConfig, table: WeightTable, fresh: bool = False) -
         UserError: nothing usable is there, the weights do not fit the configured model, or the run
             in `checkpoint.save` is one of another model or other data.
     """
-    return _reloadable(lambda: _starting_point(config, table, fresh))
+    return _reloadable(lambda: _with_digests(table, _starting_point(config, table, fresh)))
+
+
+def _with_digests(table: WeightTable, start: Start) -> Start:
+    """The start, with digests of the weights that the run does not train."""
+    known = {} if start.base is None else start.base.sha256 or {}  # these are verified
+    fixed = {*table.frozen} - known.keys()
+    return replace(start, tensors=digested(start.tensors, start.source, fixed))
 
 
 def _starting_point(config: RunConfig, table: WeightTable, fresh: bool) -> Start:
@@ -235,11 +244,25 @@ def _is_within(load: str | None, save: str) -> bool:
 
 
 def saved_base(start: Start, table: WeightTable) -> dict[str, Any]:
-    """What checkpoints say of the weights that they do not hold; process 0 writes it."""
-    if not table.frozen or not is_first_process():
+    """What checkpoints say of the weights that they do not hold; process 0 writes it. All processes
+    call it together, when they have read the weights.
+
+    Raises:
+        CheckpointError: a process has read other weights than process 0.
+    """
+    if not table.frozen:
         return {}
-    assert start.base is not None, "who starts to train knows where its weights are"
-    return start.base.known(start.tensors, table.frozen).record()
+    base, tensors = start.base, start.tensors
+    assert base is not None, "who starts to train knows where its weights are"
+    if base.sha256 is not None:
+        return base.of(base.sha256, table.frozen).record()
+    assert isinstance(tensors, Digested), "see `starting_point`"
+    own = tensors.digests(table.frozen) if is_first_process() else None
+    first: Mapping[str, str] = popdist.gather(own)[0]
+    for name, sha256 in tensors.sha256.items():
+        if first.get(name, sha256) != sha256:
+            raise tensors.changed(name)
+    return base.of(first, table.frozen).record() if is_first_process() else {}
 
 
 def _check_same_run(saved: Mapping[str, Any], config: RunConfig, folder: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -165,6 +166,28 @@ def test_damaged_files_are_made_again(tmp_path, large, damage, capsys):
     again = run_of(tmp_path, ROWS["text"]).training_samples()
     assert again.digest == first
     assert "are ready in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("large_enough", [True, False], ids=["same_size", "longer"])
+def test_data_that_are_rewritten_while_they_are_read_are_not_kept(
+    tmp_path, large, large_enough, monkeypatch
+):
+    """Nor under the digest of what they were before; also if they look as old as they were."""
+    make, data = prepared._make, run_of(tmp_path, ROWS["text"])
+    file = tmp_path / "rows.jsonl"
+
+    def rewritten(*given: Any) -> None:
+        time.sleep(0.02)  # longer than a tick of the clock that stamps files
+        times = file.stat().st_atime_ns, file.stat().st_mtime_ns
+        other = file.read_text().replace("Anna", "Sara" if large_enough else "Sarah")
+        file.write_text(other)
+        os.utime(file, ns=times)
+        make(*given)
+
+    monkeypatch.setattr(prepared, "_make", rewritten)
+    with pytest.raises(UserError, match=r"rows.jsonl has changed while it was read: start again"):
+        data.training_samples()
+    assert not list(RunFolder(tmp_path / "run").prepared.iterdir())
 
 
 def test_mistakes_that_processes_find_are_the_same_sentence(tmp_path, monkeypatch):
