@@ -30,7 +30,7 @@ def getitem(t: Tensor, key: Any) -> Tensor:
     if array.dtype == np.bool_:
         return _mask(t, constant(array))
     if np.issubdtype(array.dtype, np.integer):
-        return _gather(t, constant(array, dtypes.int32))
+        return _gather(t, constant(_from_the_front(t, array), dtypes.int32))
     raise TypeError(f"a tensor cannot be indexed with {key!r}")
 
 
@@ -38,6 +38,15 @@ def _gather(t: Tensor, indices: Tensor) -> Tensor:
     if not indices.dtype.is_int:
         raise TypeError(f"index tensors must be integer or bool, but {indices.id!r} is not")
     return gather(t, indices)
+
+
+def _from_the_front(t: Tensor, indices: np.ndarray) -> np.ndarray:
+    """Indices that are known, as Python counts them: negative ones from the end."""
+    n = t.shape[0] if t.rank else 0
+    outside = (indices < -n) | (indices >= n)
+    if outside.any():
+        raise IndexError(f"index {indices[outside][0]} is out of range for axis 0 of size {n}")
+    return np.where(indices < 0, indices + n, indices)
 
 
 def _mask(t: Tensor, mask: Tensor) -> Tensor:

@@ -12,13 +12,14 @@ from popxl._ir.opdef import OpDef, define
 from popxl.ops._args import axis_of
 from popxl.ops._emit import emit
 from popxl.ops._folds import apart_on_cpu
+from popxl.ops._indices import as_int32
 from popxl.ops.gathering import check_indices
 from popxl.ops.placement import init
 from popxl.tensor import Tensor
 
 
 def _starts(index: Any, axes: tuple[int, ...], rank: int) -> list[Any]:
-    flat = index.reshape(-1).astype(jnp.int32)
+    flat = as_int32(index.reshape(-1))
     if flat.shape[0] != len(axes):
         raise ValueError(f"index has {flat.shape[0]} elements for {len(axes)} axes")
     zero = jnp.zeros((), jnp.int32)
@@ -31,7 +32,8 @@ def _dynamic_slice(
     shape = list(t.shape)
     for axis, size in zip(axes, sizes, strict=True):
         shape[axis] = size
-    return lax.dynamic_slice(t, _starts(index, axes, t.ndim), shape)
+    starts = _starts(index, axes, t.ndim)
+    return lax.dynamic_slice(t, starts, shape, allow_negative_indices=False)
 
 
 def _dynamic_slice_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor | None]:
@@ -68,7 +70,8 @@ def dynamic_slice(
     """The part of `t` that starts at `index` along `axes` and has `sizes` there.
 
     Args:
-        index: integer start for each of the axes; a start too large counts as the last possible.
+        index: integer start for each of the axes; one out of range counts as the nearest from which
+            the part fits.
         no_overlap: a promise, which makes gradients cheaper on IPUs; recorded, no effect.
 
     Raises:
@@ -87,12 +90,15 @@ def _dynamic_update(
 ) -> Any:
     if t.dtype != update.dtype:
         raise TypeError(f"the update is {update.dtype}, but the tensor is {t.dtype}: use ops.cast")
+    if update.ndim != t.ndim:
+        raise ValueError(f"the update {update.shape} must have the rank of the tensor {t.shape}")
     for axis, size in zip(axes, sizes, strict=True):
         if update.shape[axis] != size:
             raise ValueError(
                 f"the update has shape {update.shape}, but axis {axis} has size {size}"
             )
-    updated = lax.dynamic_update_slice(t, update, _starts(index, axes, t.ndim))
+    starts = _starts(index, axes, t.ndim)
+    updated = lax.dynamic_update_slice(t, update, starts, allow_negative_indices=False)
     # See `slicing`: the update may be a shifted part of the tensor itself.
     return apart_on_cpu(updated)
 
@@ -126,7 +132,8 @@ def dynamic_update(
     """Copy `t` with the part that starts at `index` along `axes` replaced by `t_update`.
 
     Args:
-        index: integer start for each of the axes; a start too large counts as the last possible.
+        index: integer start for each of the axes; one out of range counts as the nearest from which
+            the part fits.
         t_update: new values: the shape of `t`, but `sizes` along `axes`.
         no_overlap: as for `dynamic_slice`.
 

@@ -12,24 +12,13 @@ from jax import lax
 from popxl._ir.opdef import define
 from popxl.ops._args import axis_of, check_tensors, hint
 from popxl.ops._emit import emit
+from popxl.ops._indices import dropped_outside, in_range, nearest
 from popxl.ops._numerics import widen
 from popxl.ops._rows import add_rows
 from popxl.tensor import Tensor
 
 
 # ---- gather -------------------------------------------------------------------------------------
-def _positions(indices: Any, size: int) -> Any:
-    """Indices in [0, size) as int32; those out of range become the nearest in range."""
-    if indices.dtype == jnp.uint32:  # before int32, in which the largest ones are negative
-        indices = jnp.minimum(indices, jnp.uint32(size - 1))
-    return jnp.clip(indices.astype(jnp.int32), 0, size - 1)
-
-
-def _in_range(indices: Any, size: int) -> Any:
-    wide = indices if indices.dtype == jnp.uint32 else indices.astype(jnp.int32)
-    return (wide >= 0) & (wide < size)
-
-
 def _gather(
     t: Any,
     indices: Any,
@@ -37,11 +26,13 @@ def _gather(
     zero_oor: bool,
     available_memory_proportion: float | None = None,
 ) -> Any:
-    taken = jnp.take(t, _positions(indices, t.shape[axis]), axis, mode="clip")
+    if not t.shape[axis] and indices.size:
+        raise ValueError(f"axis {axis} of shape {t.shape} has no elements to take")
+    taken = jnp.take(t, nearest(indices, t.shape[axis]), axis, mode="clip")
     if not zero_oor:
         return taken
     shape = (1,) * axis + indices.shape + (1,) * (t.ndim - axis - 1)
-    valid = _in_range(indices, t.shape[axis]).reshape(shape)
+    valid = in_range(indices, t.shape[axis]).reshape(shape)
     return jnp.where(valid, taken, jnp.zeros((), t.dtype))
 
 
@@ -49,9 +40,7 @@ def _add_rows(dy: Any, indices: Any, shape: tuple[int, ...], axis: int, zero_oor
     """Scatter-add into zeros: float32 sums, since one row may get many contributions."""
     count = indices.ndim
     rows = jnp.moveaxis(dy, range(axis, axis + count), range(count))
-    where = _positions(indices, shape[axis])
-    if zero_oor:  # one row past the end; "drop" leaves it out, while -1 would wrap around
-        where = jnp.where(_in_range(indices, shape[axis]), where, shape[axis])
+    where = (dropped_outside if zero_oor else nearest)(indices, shape[axis])
     zeros = widen(jnp.zeros((shape[axis], *shape[:axis], *shape[axis + 1 :]), dy.dtype))
     return jnp.moveaxis(add_rows(zeros, where, rows), 0, axis).astype(dy.dtype)
 
@@ -175,9 +164,12 @@ def _scatter(
 ) -> Any:
     if indices.shape != values.shape:
         raise ValueError(f"indices {indices.shape} and values {values.shape} differ in shape")
+    if indices.ndim != t.ndim:
+        raise ValueError(f"indices {indices.shape} must have the rank of the tensor {t.shape}")
     if t.dtype != values.dtype:
         raise TypeError(f"values are {values.dtype}, but the tensor is {t.dtype}: use ops.cast")
-    return t.at[element_index(indices, axis)].set(values)
+    where = dropped_outside(indices, t.shape[axis])
+    return t.at[element_index(where, axis)].set(values, mode="drop")
 
 
 _SCATTER = define("scatter", _scatter)
@@ -193,8 +185,9 @@ def scatter(
     """Copy `t` and overwrite elements: out[i][indices[i, j]][j] = values[i, j] for axis 1.
 
     Args:
-        indices: integer positions along `axis`, of the shape of `values`; where an element is
-            named twice it is not defined which value stays.
+        indices: integer positions along `axis`, of the shape of `values`. Values whose position is
+            out of range are left out; where an element is named twice it is not defined which value
+            stays.
         values: as many axes as `t`, none longer.
 
     Raises:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from popxl._ir.opdef import NoGrad, define
 from popxl.ops._args import axis_of
 from popxl.ops._emit import emit
+from popxl.ops._indices import dropped_outside
 from popxl.ops._numerics import check_floating, widen
 from popxl.ops.gathering import check_groups, check_indices, element_index
 from popxl.tensor import Tensor
@@ -33,8 +34,7 @@ def _neutral(reduction: str, dtype: Any) -> Any:
 def _apply(start: Any, data: Any, indices: Any, axis: int, method: str) -> Any:
     """Reduce `data` into `start`; whole slices at once where all indices of a slice agree."""
     size = start.shape[axis]
-    where = indices.astype(jnp.int32)
-    where = jnp.where((where >= 0) & (where < size), where, size)  # past the end: dropped
+    where = dropped_outside(indices, size)
     if where.ndim == 1:
         target, rows = jnp.moveaxis(start, axis, 0), jnp.moveaxis(data, axis, 0)
         return jnp.moveaxis(getattr(target.at[where], method)(rows, mode="drop"), 0, axis)

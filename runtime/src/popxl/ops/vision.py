@@ -15,7 +15,9 @@ from jax import lax
 
 from popxl._ir.opdef import define
 from popxl.ops._emit import emit
+from popxl.ops._indices import nearest
 from popxl.ops._numerics import floats, precision_of
+from popxl.ops.gathering import check_indices
 from popxl.tensor import Tensor
 
 InterpolateType = Literal["nearest", "linear", "cubic"]
@@ -168,7 +170,7 @@ def _roi_align(
             "ph,chw,qw->cpq", rows, x[image], columns, precision=precision_of(x, rows)
         )
 
-    return jax.vmap(one)(boxes, batch_index.astype(jnp.int32))
+    return jax.vmap(one)(boxes, nearest(batch_index, len(x)))
 
 
 _ROI_ALIGN = define("roi_align", floats(_roi_align))
@@ -187,7 +189,8 @@ def roi_align(
     Args:
         t: (batch, channels, height, width).
         rois: (regions, 4): x1, y1, x2, y2, before scaling. They receive no gradient.
-        batch_index: (regions,), integers: the image of each region.
+        batch_index: (regions,), integers: the image of each region; one out of range counts as the
+            nearest.
         output_size: height and width of the result.
         spatial_scale: from the coordinates of `rois` to those of `t`.
         sampling_ratio: samples in each bin along each axis.
@@ -198,6 +201,11 @@ def roi_align(
     Raises:
         ValueError: shapes that do not fit, or a sampling ratio below 1.
     """
+    check_indices("roi_align", batch_index)
+    if not t.shape[:1] or not t.shape[0]:
+        raise ValueError(f"roi_align: {t.id!r} of shape {t.shape} has no images")
+    if not rois.dtype.is_floating_point:
+        raise TypeError(f"roi_align: rois {rois.id!r} are floating-point, not {rois.dtype.name}")
     if t.rank != 4 or rois.rank != 2 or rois.shape[1] != 4 or batch_index.shape != rois.shape[:1]:
         raise ValueError(
             f"roi_align: {t.id!r} {t.shape}, {rois.id!r} {rois.shape} and {batch_index.id!r} "

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from popxl._ir.opdef import define
 from popxl.ops._args import axis_of
+from popxl.ops._indices import dropped_outside
 from popxl.ops._rows import add_rows
 from popxl.ops._scalars import emit_with_scalars, with_scalars
 from popxl.ops.gathering import check_indices
@@ -153,9 +154,7 @@ def _sparse_accumulate(
                          f"{indices.size} indices")  # fmt: skip
     value, term, factor = operands(t, x, f)
     rows = jnp.moveaxis(term if factor is None else term * factor, axis, 0)
-    size = jnp.asarray(t.shape[axis], indices.dtype)
-    valid = (indices >= 0) & (indices < size)
-    where = jnp.where(valid, indices, size).reshape(-1)
+    where = dropped_outside(indices, t.shape[axis]).reshape(-1)
     total = add_rows(jnp.moveaxis(value, axis, 0), where, rows)
     return store(jnp.moveaxis(total, 0, axis), t, rounding)
 
