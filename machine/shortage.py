@@ -1,4 +1,4 @@
-"""Errors about too few devices or too little memory, in terms of presets and flags."""
+"""Errors about devices and memory that a run lacks, in terms of presets and flags."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from machine.memory import NotEnoughMemoryError
 
 @contextmanager
 def explain_shortages(preset: str, config: RunConfig) -> Iterator[None]:
-    """Turn a lack of devices or memory inside the context into a `UserError` naming the preset.
+    """Turn a lack of devices, of memory or of a fit JAX into a `UserError` naming the preset.
 
     Raises:
         UserError: with what is needed and found, and what to do.
@@ -38,7 +38,7 @@ def explain_shortages(preset: str, config: RunConfig) -> Iterator[None]:
             f"tensor_parallel {e.tensor_parallel}, which {popdist.getNumInstances()} processes "
             "cannot share equally: start another number of them"
         ) from error
-    except popxl.errors.DiskError as error:
+    except (popxl.errors.DiskError, popxl.errors.VersionError) as error:
         raise UserError(str(error)) from error
     except popxl.errors.DeviceMemoryError as error:
         kept = "".join(f"; {note}" for note in getattr(error, "__notes__", ()))

@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,9 +43,10 @@ for folder in ("POPXL_CACHE_DIR", "POPART_CACHE_DIR"):
 OPTIMISED = {"popxl", "popart", "popdist", "properties"}
 COMPILE_QUICKLY = "jax_disable_most_optimizations"
 QUICKER: dict[str, bool | int] = {
-    "xla_cpu_use_fusion_emitters": False,  # the old ones; casts to fnuz are wrong
     "xla_cpu_parallel_codegen_split_count": 1,  # each part is a module of LLVM's
 }
+if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11):  # later ones have only new ones
+    QUICKER["xla_cpu_use_fusion_emitters"] = False  # the old ones; casts to fnuz are wrong
 KNOWN = 200  # executables that are kept for other tests; each takes some of a process's mappings
 
 

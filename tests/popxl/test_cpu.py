@@ -13,7 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import popxl
+from popxl._compile.platforms import platform_named
 from popxl._devices import cpu
+from popxl.errors import VersionError
 
 LARGE = cpu._WORTHWHILE
 
@@ -110,3 +113,21 @@ print(before - resident())
 def test_holes_of_the_heap_go_back_to_the_system():
     ran = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, check=True)
     assert int(ran.stdout) > 0.9 * 10_000 * 2**14
+
+
+# ---- versions of JAX ----------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("version", "is_right"),
+    [("0.10.2", True), ("0.11.1", True), ("0.11.2", False), ("0.12.0", False)],
+)
+def test_a_version_of_jax_that_is_wrong_on_a_cpu_is_refused_there(version, is_right, monkeypatch):
+    monkeypatch.setattr(jax, "__version__", version)
+    monkeypatch.setattr(jax, "__version_info__", tuple(map(int, version.split("."))))
+    for elsewhere in ("gpu", "tpu"):
+        platform_named(elsewhere).check()
+    if is_right:
+        popxl.Session(popxl.Ir())
+    else:
+        message = rf"JAX {version} is installed.*on a CPU.*: install jax<0.11.2, or run on a GPU"
+        with pytest.raises(VersionError, match=message):
+            popxl.Session(popxl.Ir())

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -53,6 +54,7 @@ def _without_ynn_switch(monkeypatch) -> None:
     monkeypatch.setattr(cpu, "_FLOAT32_PRODUCT", re.compile("none"))
 
 
+@pytest.mark.skipif(jax.__version_info__ >= (0, 11), reason="this one is right from there on")
 def test_matrix_products_with_reductions_are_wrong_without_the_switch(monkeypatch):
     _without_ynn_switch(monkeypatch)
     ir, out, expected = _squares_of_rows()

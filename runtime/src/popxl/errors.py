@@ -38,6 +38,10 @@ class SpecError(popart_exception, ValueError, TypeError):
     """
 
 
+class VersionError(popart_exception):
+    """With the version of JAX that is installed, programs are wrong on the device asked for."""
+
+
 class DeviceError(popart_exception, builtins.ValueError):
     """The machine has too few devices, or none of the kind asked for.
 

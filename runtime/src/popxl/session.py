@@ -98,6 +98,7 @@ class Session:
             DeviceError: too few devices for the replicas.
             ValueError: `ir.replication_factor` was changed after groupings were made from it.
             popart_exception: the program cannot run as written.
+            VersionError: JAX is too new for a CPU.
         """
         stopwatch = Stopwatch()
         self.ir_ = ir

@@ -46,6 +46,9 @@ class Platform:
     switches: ClassVar[dict[str, Any]] = {}
     put = staticmethod(put_together)
 
+    def check(self) -> None:
+        """Refuse to run where programs are known to be wrong."""
+
     def options(self, lowered: jax.stages.Lowered) -> dict[str, Any]:
         """Compiler options of a program."""
         return dict(self.switches)
@@ -126,6 +129,7 @@ class Cpu(Platform):
     name = "cpu"
     host_memory = "device"
     switches: ClassVar[dict[str, Any]] = cpu.SWITCHES
+    check = staticmethod(cpu.check_version)
 
     def options(self, lowered: jax.stages.Lowered) -> dict[str, Any]:
         return super().options(lowered) | cpu.switches_for(lowered.as_text())

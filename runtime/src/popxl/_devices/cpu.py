@@ -1,5 +1,6 @@
 """What only XLA's CPU backend needs: other devices take none of this.
 
+- Some versions of JAX are wrong on CPUs alone.
 - Replicas are virtual devices; to make more of them the backend has to be started anew.
 - What the compiler may do depends on what the program holds.
 - The host's memory is the device's: XLA adopts arrays of the host, and the host sees XLA's.
@@ -23,6 +24,27 @@ import jax
 import numpy as np
 
 from popxl._ir.log import logger
+from popxl.errors import VersionError
+
+# ---- versions -----------------------------------------------------------------------------------
+# There an update with a shifted part of itself is wrong in spite of the barrier behind it
+# (openxla/xla#49176), and compiling for several replicas crashes where a tensor has no elements.
+_WRONG = (0, 11, 2)
+
+
+def check_version() -> None:
+    """Refuse JAX with which programs are wrong on a CPU, or not known to be right.
+
+    Raises:
+        VersionError: JAX is too new.
+    """
+    if jax.__version_info__ >= _WRONG:
+        wrong = ".".join(map(str, _WRONG))
+        raise VersionError(
+            f"JAX {jax.__version__} is installed, but JAX {wrong} computes wrong values on a CPU, "
+            f"and no later one is known to be right: install jax<{wrong}, or run on a GPU or TPU"
+        )
+
 
 # ---- virtual devices ----------------------------------------------------------------------------
 _epoch = 0

@@ -126,6 +126,7 @@ class Program:
     def __init__(self, ir: Ir, mesh: Mesh) -> None:
         self.ir, self.mesh = ir, mesh
         self.platform = platform_named(mesh.devices.flat[0].platform)
+        self.platform.check()
         self.effects: Effects = program_effects(ir)
         self.schedule: Schedule = build_schedule(ir)
         self.platform.look_at(self.schedule)
