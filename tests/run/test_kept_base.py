@@ -19,7 +19,7 @@ from checkpoints.folders import step_folders
 from run.records.metrics import read_metrics
 from tests import small_runs
 from tests.run.test_reference import DPO
-from tests.small_runs import BATCH, RATE
+from tests.small_runs import BATCH, GPTJ, RATE, finetuning
 
 MODEL = ("--config", "gptj_tiny", "--layers", "2", "--hidden_size", "32", "--heads", "4")
 TRAINING = (*MODEL, *BATCH, *RATE, "--dropout_prob", "0.1")
@@ -158,3 +158,22 @@ def test_the_reference_of_preferences_is_kept(first, tmp_path) -> None:
     assert train(run, "--load", str(first), *NEW, *DPO, *data, "--steps", "2") == 0
     shutil.rmtree(first)
     assert run_validation.main(["--load", str(run), "--data.validation", str(other)]) == 0
+
+
+@pytest.mark.slow
+def test_processes_keep_it_once(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+
+    def run_both(*flags: str) -> None:
+        common = (*GPTJ, *RATE, *flags)
+        for one in finetuning(2, tmp_path / "executables", *common):
+            said = one.communicate(timeout=300)[1]
+            assert one.returncode == 0, said
+
+    run_both("--steps", "1", "--save", str(first))
+    new = ("--load", str(first), *NEW, *NORMS, "--save", str(second))
+    run_both(*new, "--steps", "1")
+    assert len(list((second / "base").iterdir())) == 1
+    go_on(first)
+    run_both(*new, "--steps", "2")
+    check_exported(second, tmp_path / "out")
