@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
+import regex
+
 from config.base import Section
 from config.errors import ConfigError
+from config.expressions import matches_whole
 from config.values import Names, NonNegativeInt, PathText, PositiveFloat, Probability, listed
 from files.shown import shown
 
@@ -78,8 +81,8 @@ class Adapter(Section):
 
     def validate(self) -> None:
         try:
-            re.compile(self.targets or "")
-        except re.error as error:
+            regex.compile(self.targets or "")
+        except regex.error as error:
             raise ConfigError(
                 f"adapter.targets is {shown(self.targets)}, which is no regular expression "
                 f"({error}): give names such as q_proj,v_proj, or {ALL_LINEAR}"
@@ -102,7 +105,7 @@ class Adapter(Section):
             return module != HEAD
         if is_names(targets):
             return any(ends_with(module, name) for name in listed(targets))
-        return re.fullmatch(targets, module) is not None
+        return matches_whole(targets, module)
 
     def is_adapted(self, module: str, default: str) -> bool:
         """Decide whether a linear map has an adapter: a target that is not trained in full."""
@@ -131,9 +134,9 @@ class Adapter(Section):
         pairs = [pair.rpartition("=") for pair in listed(text)]
         try:
             found = {key.strip(): float(value) for key, _, value in pairs}
-            if all(found) and all(re.compile(k) and 0 < v < math.inf for k, v in found.items()):
+            if all(found) and all(regex.compile(k) and 0 < v < math.inf for k, v in found.items()):
                 return found
-        except (ValueError, re.error):
+        except (ValueError, regex.error):
             pass
         raise ConfigError(
             f"adapter.{field} is {shown(text)}, but must be ends of names with positive numbers, "
@@ -159,7 +162,7 @@ def is_within(module: str, name: str) -> bool:
 
 def matches_end(module: str, expression: str) -> bool:
     """Match an expression of `rank_pattern` or `alpha_pattern`, as PEFT does."""
-    return re.fullmatch(rf"(.*\.)?({expression})", module) is not None
+    return matches_whole(rf"(.*\.)?({expression})", module)
 
 
 def first_match(pattern: Mapping[str, float], names: Iterable[str], default: float) -> float:

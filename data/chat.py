@@ -1,7 +1,7 @@
 """Chat templates: from a conversation to a text, with the parts of it that the assistant wrote.
 
 A tokenizer's template is a Jinja program, which transformers runs in a sandbox, `data.rendering`
-within limits; the text is the one that its `apply_chat_template` gives. What the assistant wrote is
+in a process of its own; the text is the one that its `apply_chat_template` gives. What the assistant wrote is
 known in two ways:
 
 - blocks: the template itself marks it, with `{% generation %}`;
@@ -34,6 +34,7 @@ from data.unwritten import unwritten
 from files.location import FileLocation
 from files.shown import shown, shown_name
 from files.text import read_text
+from huggingface.tokenizer_limits import panics_told
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -258,7 +259,8 @@ class ChatTemplate:
             except Exception:  # whatever a template raises
                 continue
             known = self.base.added_tokens_decoder
-            ids = self.base(after, add_special_tokens=False, verbose=False)["input_ids"]
+            with panics_told():
+                ids = self.base(after, add_special_tokens=False, verbose=False)["input_ids"]
             return next((str(known[i].content) for i in ids if i in known), None)
         return None
 
@@ -359,7 +361,8 @@ class ChatTemplate:
         """An answer as people see it, without special tokens."""
         text = answer.rpartition(self.stop)[0] if self.stop and self.stop in answer else answer
         if any(token in text for token in self.base.all_special_tokens):
-            ids = self.base(text, add_special_tokens=False, verbose=False)["input_ids"]
+            with panics_told():
+                ids = self.base(text, add_special_tokens=False, verbose=False)["input_ids"]
             text = str(self.base.decode(ids, skip_special_tokens=True))
         return text.strip()
 

@@ -1,16 +1,20 @@
-"""Running a chat template, a program of strangers: within limits of time and memory.
+"""Running a chat template, a program of strangers: in a process of its own, within limits of time
+and memory.
 
-What takes Python long is interrupted by a signal, and so in the main thread alone; a single power
-of large numbers, which no signal interrupts, is refused unseen.
+The process serves all conversations of this one. It is killed where a template takes too long, and
+another begins; a single power of large numbers is refused unseen.
 """
 
 from __future__ import annotations
 
-import resource
+import atexit
+import json
+import os
 import signal
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -20,11 +24,15 @@ from config.errors import ConfigError
 from files.shown import shown_bytes
 
 SECONDS = 10.0
-"""Of this process's computing, for a conversation."""
+"""Of computing, for a conversation."""
 MEMORY = 2**30
 """Bytes that the process may grow by meanwhile."""
 
-_SIZE = Path("/proc/self/statm")
+_SCRIPT = Path(__file__).with_name("template_worker.py")
+
+
+class TemplateError(Exception):
+    """What a template raised."""
 
 
 def render(
@@ -45,33 +53,32 @@ def render(
 
     Raises:
         ConfigError: it takes too long, or too much memory.
-        Exception: the template's own.
+        TemplateSyntaxError: it is none.
+        TemplateError: it raised something else.
     """
-    from transformers.utils.chat_template_utils import render_jinja_template
+    from jinja2 import TemplateSyntaxError
 
     if _has_power(source):
         raise ConfigError("the chat template computes powers (**), which may take for ever")
-    try:
-        with _limited():
-            texts, blocks = render_jinja_template(
-                conversations=[list(messages)],
-                tools=None if tools is None else list(tools),
-                chat_template=source,
-                return_assistant_tokens_mask=marks,
-                add_generation_prompt=asks,
-                **variables,
-            )
-    except TimeoutError:
-        raise ConfigError(
-            f"the chat template takes more than {SECONDS:g} s for a conversation: give another "
-            "one with --data.chat_template FILE"
-        ) from None
-    except MemoryError:
-        raise ConfigError(
-            f"the chat template takes more than {shown_bytes(MEMORY)} of memory for a "
-            "conversation: give another one with --data.chat_template FILE"
-        ) from None
-    return texts[0], blocks[0] if blocks else []
+    reply = _worker(os.getpid()).answer(
+        {
+            "conversations": [list(messages)],
+            "tools": None if tools is None else list(tools),
+            "chat_template": source,
+            "return_assistant_tokens_mask": marks,
+            "add_generation_prompt": asks,
+            "seconds": SECONDS,
+            "memory": MEMORY,
+            **variables,
+        }
+    )
+    if "syntax" in reply:
+        raise TemplateSyntaxError(*reply["syntax"])
+    if "raised" in reply:
+        raise TemplateError(reply["raised"])
+    if "memory" in reply:
+        raise _too_much(f"{shown_bytes(MEMORY)} of memory")
+    return reply["text"], [(first, last) for first, last in reply["blocks"]]
 
 
 @cache
@@ -88,23 +95,79 @@ def _has_power(source: str) -> bool:
     )
 
 
-@contextmanager
-def _limited() -> Iterator[None]:
-    """Raises TimeoutError inside after `SECONDS`, MemoryError beyond `MEMORY`."""
-    with ExitStack() as stack:
-        if threading.current_thread() is threading.main_thread():
-            before = signal.signal(signal.SIGVTALRM, _over)
-            stack.callback(signal.signal, signal.SIGVTALRM, before)
-            signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS, 1.0)
-            stack.callback(signal.setitimer, signal.ITIMER_VIRTUAL, 0.0)
-        if _SIZE.exists():
-            soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-            size = int(_SIZE.read_text().split()[0]) * resource.getpagesize() + MEMORY
-            if all(limit == resource.RLIM_INFINITY or size < limit for limit in (soft, hard)):
-                resource.setrlimit(resource.RLIMIT_AS, (size, hard))
-                stack.callback(resource.setrlimit, resource.RLIMIT_AS, (soft, hard))
-        yield
+def _too_much(what: str) -> ConfigError:
+    return ConfigError(
+        f"the chat template takes more than {what} for a conversation: give another one with "
+        "--data.chat_template FILE"
+    )
 
 
-def _over(*_: object) -> None:
-    raise TimeoutError
+class _Worker:
+    """The process that runs templates for this one; it begins with the first.
+
+    Threads take turns. It ends when this process does, however that ends.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        atexit.register(self._end, os.getpid())
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """What the process says of a request, see `data.template_worker`."""
+        line = json.dumps(request, default=str).encode() + b"\n"
+        with self._lock:
+            process = self._process = self._process or _begin()
+            try:
+                reply = _exchange(process, line)
+                found: dict[str, Any] = json.loads(reply)
+                return found
+            except ValueError:  # no line: it has ended
+                code = process.wait()
+                self._end(os.getpid())
+                if code == -signal.SIGPROF:
+                    raise _too_much(f"{SECONDS:g} s") from None
+                raise ConfigError(
+                    f"the chat template ended the process that reads it (exit code {code}): give "
+                    "another one with --data.chat_template FILE"
+                ) from None
+            except BaseException:  # interrupted: its answer is to nobody
+                self._end(os.getpid())
+                raise
+
+    def _end(self, owner: int) -> None:
+        """End the process of `owner`; forks of that have none."""
+        if self._process is not None and owner == os.getpid():
+            self._process.kill()
+            with self._process:
+                pass
+            self._process = None
+
+
+@cache
+def _worker(owner: int) -> _Worker:
+    """That of a process, by its id: forks begin their own."""
+    return _Worker()
+
+
+def _begin() -> subprocess.Popen[bytes]:
+    """A process apart from this one's signals. What libraries say as they begin is theirs."""
+    return subprocess.Popen(
+        [sys.executable, "-P", str(_SCRIPT)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def _exchange(process: subprocess.Popen[bytes], line: bytes) -> bytes:
+    """A line of its answer; less than one if it has ended."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(line)
+        process.stdin.flush()
+    except BrokenPipeError:
+        return b""
+    return process.stdout.readline()

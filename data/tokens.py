@@ -23,6 +23,7 @@ from files.run_folder import RunFolder
 from files.shown import shown, shown_name
 from files.writing import write_folder
 from huggingface.generation_config import GENERATION
+from huggingface.tokenizer_limits import panics_told
 from terminal.screen import say
 
 if TYPE_CHECKING:
@@ -125,7 +126,8 @@ class Tokenizer:
         """
         special = special and not self.chat
         for chunk in chunks(texts):
-            encoded = self.base(chunk, add_special_tokens=special, verbose=False)["input_ids"]
+            with panics_told():
+                encoded = self.base(chunk, add_special_tokens=special, verbose=False)["input_ids"]
             self._check_rows(chunk, encoded)
             yield from (np.asarray(ids, np.int32) for ids in encoded)
 
@@ -176,10 +178,11 @@ class Tokenizer:
 
     def encodings(self, texts: Sequence[str], special: bool) -> Sequence[Encoding]:
         """What the tokenizers library made of each text."""
-        found = self.base(
-            list(texts), add_special_tokens=special, return_attention_mask=False,
-            return_token_type_ids=False, verbose=False,
-        ).encodings  # fmt: skip
+        with panics_told():
+            found = self.base(
+                list(texts), add_special_tokens=special, return_attention_mask=False,
+                return_token_type_ids=False, verbose=False,
+            ).encodings  # fmt: skip
         assert found is not None, "the tokenizer is none of the tokenizers library"
         self._check_rows(texts, (encoding.ids for encoding in found))
         return list(found)

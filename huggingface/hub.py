@@ -7,15 +7,16 @@ only look into their cache.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from config.errors import UserError
 from files.json_files import read_object
 from files.lfs import check_no_pointer
 from files.shown import shown, shown_name, shown_names, shown_path
 from huggingface.refusals import check_not_cache, refusal_of
+from huggingface.tokenizer_limits import FILE, check_growth, panics_told
 from huggingface.vocabulary import added_specials, check_vocabulary
 
 if TYPE_CHECKING:
@@ -116,12 +117,16 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
         _check_tokenizer_files(Path(name))
     reachable = not local and is_reachable()
     try:
+        check_growth(_tokenizer_file(name, local_files_only=not reachable))
         special = added_specials(name, local_files_only=not reachable)
         # Without trust_remote_code, it asks at the terminal whether to run code from the folder.
-        tokenizer = AutoTokenizer.from_pretrained(
-            name, local_files_only=not reachable, trust_remote_code=False, **special
-        )
-        tokenizer(["a", ""])  # settings of a wrong type fail only when it is used
+        with panics_told():
+            tokenizer = AutoTokenizer.from_pretrained(
+                name, local_files_only=not reachable, trust_remote_code=False, **special
+            )
+            tokenizer(["a", ""])  # settings of a wrong type fail only when it is used
+    except UserError:
+        raise
     except Exception as error:  # the tokenizers library raises plain Exception for damaged files
         if local:
             _check_no_code(Path(name))
@@ -137,6 +142,17 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
         ) from error
     check_vocabulary(tokenizer, name)
     return tokenizer
+
+
+def _tokenizer_file(name: str, **where: Any) -> Path:
+    """Returns where a tokenizer's file is: of a hub's model after it has come, if there is one."""
+    from transformers.utils import cached_file
+
+    here = Path(name) / FILE
+    if not here.is_file() and not Path(name).is_dir():
+        with suppress(OSError):  # what is wrong shows when the tokenizer is loaded
+            return Path(cached_file(name, FILE, **where) or here)
+    return here
 
 
 def _check_tokenizer_files(folder: Path) -> None:

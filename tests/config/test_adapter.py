@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from config import expressions
 from config.adapter import Adapter
 from config.errors import ConfigError
 from config.t5 import T5Config
@@ -55,3 +56,21 @@ def test_what_a_run_refuses() -> None:
     with pytest.raises(ConfigError, match="set fp8.recipe current"):
         T5Config.from_dict(rank | {"fp8": {"enabled": True}})
     assert T5Config.from_dict(rank | {"fp8": {"enabled": True, "recipe": "current"}}).some_frozen
+
+
+@pytest.mark.parametrize("field", ["targets", "rank_pattern"])
+def test_an_expression_that_takes_too_long_is_named(
+    field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What strangers wrote: repetitions inside repetitions, which have no end."""
+    monkeypatch.setattr(expressions, "SECONDS", 0.05)
+    slow = r"(.+?)+?(?=!)"
+    given = {"targets": slow} if field == "targets" else {"rank_pattern": f"{slow}=2"}
+    adapter, module = Adapter(rank=1, **given), f"model.layers.0.self_attn.{'q' * 40}"
+    with pytest.raises(ConfigError, match="takes more than 0.05 s for model.layers.0.self_attn.q"):
+        adapter.is_target(module, "q") if field == "targets" else adapter.rank_of(module)
+
+
+def test_names_match_an_expression_that_has_nested_repetitions() -> None:
+    assert not Adapter(rank=1, targets="((([a-z._0-9]+)+)+)+!").is_target("a.b.q_proj" * 9, "q")
+    assert Adapter(rank=1, targets="(([a-z._0-9]+)+)+").is_target("a.b.q_proj" * 9, "q")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
-import resource
-import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +269,9 @@ def test_tokenizers_without_a_template_and_broken_ones(template, message):
 
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 HUGE = "{{ ('x' * 4000000000)|length }}"
+SHARED = "{% set n = namespace(a=[1], b=[1]) %}{% for i in range(60) %}{% set n.a = [n.a, n.a] %}"
+SHARED += "{% set n.b = [n.b, n.b] %}{% endfor %}{{ n.a == n.b }}"
+"""Compares 2^60 pairs of elements in one step of Python, which no signal interrupts."""
 LATER = "{% if messages|length > 1 %}" + LOOP + "{% endif %}"
 
 
@@ -276,6 +279,7 @@ LATER = "{% if messages|length > 1 %}" + LOOP + "{% endif %}"
     ("template", "message"),
     [
         (LOOP, "takes more than 0.1 s for a conversation"),
+        (SHARED, "takes more than 0.1 s for a conversation"),
         (HUGE, "takes more than 1.07 GB of memory"),
         ("{{ (7 ** 7 ** 9)|length }}", "computes powers"),
         ("{%- set x = messages|length -%}{{ x**x }}", "computes powers"),
@@ -283,11 +287,51 @@ LATER = "{% if messages|length > 1 %}" + LOOP + "{% endif %}"
 )
 def test_templates_that_take_too_much(monkeypatch, template, message):
     monkeypatch.setattr(rendering, "SECONDS", 0.1)
-    limits = resource.getrlimit(resource.RLIMIT_AS)
     with pytest.raises(ConfigError, match=message):
         ChatTemplate(chat_tokenizer(template))
-    assert resource.getrlimit(resource.RLIMIT_AS) == limits
-    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
+    chat = ChatTemplate(chat_tokenizer("{{ messages[0].content }}"))  # by another process
+    assert chat.prompt(talk("a", "b")) == "a"
+
+
+def test_a_template_that_ends_its_process_is_told():
+    chat = ChatTemplate(chat_tokenizer("{{ messages[0].content }}"))
+    rendering._worker(os.getpid())._process.terminate()
+    with pytest.raises(ConfigError, match=r"ended the process that reads it \(exit code -15\)"):
+        chat.prompt(talk("a", "b"))
+    assert chat.prompt(talk("a", "b")) == "a"
+
+
+def test_forks_and_threads_have_their_answers():
+    """Of one process each, whose answers to several threads do not mix."""
+    chat = ChatTemplate(chat_tokenizer("{{ messages[0].content }}"))
+    texts = [str(n) for n in range(200)]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda text: chat.prompt(talk(text, "b")), texts)) == texts
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        os.write(write, chat.prompt(talk("of a fork", "b")).encode())
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert os.read(read, 99) == b"of a fork"
+    os.close(read)
+    os.close(write)
+    assert chat.prompt(talk("a", "b")) == "a"
+
+
+def test_an_interruption_leaves_no_answer_behind(monkeypatch):
+    """The next conversation gets its own."""
+    chat = ChatTemplate(chat_tokenizer("{{ messages[0].content }}"))
+    real = rendering._exchange
+
+    def interrupted(*given):
+        real(*given)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rendering, "_exchange", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            chat.prompt(talk("a", "b"))
+    assert chat.prompt(talk("c", "d")) == "c"
 
 
 def test_a_conversation_that_takes_too_long_ends_the_reading(monkeypatch):

@@ -490,6 +490,48 @@ def test_a_tokenizer_runs_no_code_of_its_folder(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
+VOCABULARY = {word: number for number, word in enumerate(["a", "</s>", *map(str, range(300))])}
+WORDS = {"type": "WordLevel", "vocab": VOCABULARY, "unk_token": "a"}
+DOUBLED = [{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}] * 40
+BETWEEN = {"type": "Replace", "pattern": {"Regex": "x*"}, "content": "y" * 2000}
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        (
+            {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "/////w=="}},
+            "the tokenizer fails on a text",
+        ),
+        (
+            {"normalizer": {"type": "Sequence", "normalizers": DOUBLED}},
+            "the replacements of its normalizer lengthen a text more than 1,000 times",
+        ),
+        ({"normalizer": BETWEEN}, "replacements of its normalizer"),
+        ({"decoder": {"type": "Sequence", "decoders": [BETWEEN]}}, "replacements of its decoder"),
+    ],
+)
+def test_a_tokenizer_made_to_harm(part, said, tmp_path):
+    file = {"version": "1.0", "added_tokens": [], "model": WORDS, **part}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(file))
+    names = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(names))
+    with pytest.raises(UserError, match=said):
+        load_tokenizer(str(tmp_path))
+
+
+def test_a_tokenizer_that_fails_on_a_text(tmp_path):
+    pattern = {"type": "Split", "pattern": {"Regex": "(a|aa)+$"}, "behavior": "Isolated"}
+    file = {"version": "1.0", "added_tokens": [], "model": WORDS}
+    file |= {"pre_tokenizer": pattern | {"invert": False}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(file))
+    names = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(names))
+    tokenizer = Tokenizer(load_tokenizer(str(tmp_path)), 400)
+    with pytest.raises(UserError, match="fails on a text .*retry-limit-in-match over"):
+        list(tokenizer.ids(["a" * 40 + "!"]))
+
+
 def test_a_damaged_tokenizer(tmp_path):
     (tmp_path / "tokenizer.json").write_text('{"model":\n')
     with pytest.raises(FileError, match="tokenizer.json, line 2 is not JSON"):

@@ -1,0 +1,26 @@
+"""Regular expressions of strangers, whose matching may take for ever."""
+
+from __future__ import annotations
+
+import regex
+
+from config.errors import ConfigError
+from files.shown import shown_name
+
+SECONDS = 1.0
+"""That a match may take."""
+
+
+def matches_whole(expression: str, text: str) -> bool:
+    """Returns whether an expression matches all of a text.
+
+    Raises:
+        ConfigError: it takes too long.
+    """
+    try:
+        return regex.fullmatch(expression, text, timeout=SECONDS) is not None
+    except TimeoutError:
+        raise ConfigError(
+            f"the expression {shown_name(expression, 60)} takes more than {SECONDS:g} s for "
+            f"{shown_name(text, 60)}: give names, or one without repetitions inside repetitions"
+        ) from None

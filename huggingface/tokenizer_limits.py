@@ -1,0 +1,73 @@
+"""What a stranger's tokenizer must not do: lengthen texts without end, or panic in its library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import regex
+
+from files.errors import UserError
+from files.json_files import read_object
+from files.shown import shown_name, shown_path
+
+GROWTH = 1000
+"""Times that the replacements of a tokenizer may lengthen a text."""
+FILE = "tokenizer.json"
+
+
+@contextmanager
+def panics_told() -> Iterator[None]:
+    """Raises UserError for what the library of tokenizers raises beside Python's exceptions."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise UserError(
+            f"the tokenizer fails on a text ({shown_name(str(error).strip(), 80)}): its "
+            f"{FILE} is damaged, or made to; give another --tokenizer"
+        ) from None
+
+
+def check_growth(file: Path) -> None:
+    """Raise UserError for a tokenizer's file whose replacements, one after the other, lengthen a
+    text beyond `GROWTH`; a file that is not there lengthens none."""
+    if not file.is_file():
+        return
+    found = read_object(file).data
+    for part in ("normalizer", "decoder"):
+        if growth_of(found.get(part)) > GROWTH:
+            raise UserError(
+                f"{shown_path(file)}: the replacements of its {part} lengthen a text more than "
+                f"{GROWTH:,} times: give another --tokenizer"
+            )
+
+
+def growth_of(part: Any) -> float:
+    """Returns how many times longer a text may become by a part of a tokenizer, at most."""
+    if not isinstance(part, dict):
+        return 1.0
+    growth = 1.0
+    for name in ("normalizers", "decoders"):
+        for inner in part.get(name) or () if isinstance(part.get(name), list) else ():
+            growth *= growth_of(inner)
+    if part.get("type") != "Replace" or not isinstance(part.get("content"), str):
+        return growth
+    content, pattern = len(part["content"]), part.get("pattern")
+    text = pattern.get("String") if isinstance(pattern, dict) else None
+    if isinstance(text, str) and text:
+        return growth * max(1.0, content / len(text))
+    is_between = text == "" or _matches_nothing(pattern)
+    return growth * max(1.0, content + is_between)
+
+
+def _matches_nothing(pattern: Any) -> bool:
+    """Decide whether an expression may match between two characters."""
+    expression = pattern.get("Regex") if isinstance(pattern, dict) else None
+    try:
+        return regex.match(str(expression), "", timeout=1.0) is not None
+    except (regex.error, TimeoutError):  # it may
+        return True
