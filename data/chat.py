@@ -1,8 +1,8 @@
 """Chat templates: from a conversation to a text, with the parts of it that the assistant wrote.
 
 A tokenizer's template is a Jinja program, which transformers runs in a sandbox, `data.rendering`
-in a process of its own; the text is the one that its `apply_chat_template` gives. What the assistant wrote is
-known in two ways:
+in a process of its own; the text is the one that its `apply_chat_template` gives. What the
+assistant wrote is known in two ways:
 
 - blocks: the template itself marks it, with `{% generation %}`;
 - prefixes: an answer is what the text of the messages up to it adds to the text that asks for it
