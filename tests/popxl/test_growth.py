@@ -104,6 +104,19 @@ def calls_in_depth(n: int) -> None:
     store(ops.call(graph, _x())[0])
 
 
+def calls_in_a_row(n: int) -> None:
+    graph, x, scale = graph_of(lambda x, y: ops.tanh(x * y), SPEC, SPEC), _x(), _x()
+    for _ in range(n):
+        (x,) = ops.call(graph, x, scale)
+    store(x)
+
+
+def writes_to_slices(n: int) -> None:
+    x, one = popxl.variable(np.ones((n, 4), np.float32)), popxl.constant(np.float32(1))
+    for i in range(n):
+        ops.add_(ops.slice_(x, i, i + 1, axis=0), one)
+
+
 @pytest.mark.parametrize(
     ("write", "n"),
     [
@@ -112,6 +125,8 @@ def calls_in_depth(n: int) -> None:
         (loads_beside_an_update_in_place, 100),
         (values_that_a_gradient_takes, 100),
         (calls_in_depth, 50),
+        (calls_in_a_row, 50),
+        (writes_to_slices, 50),
     ],
 )
 def test_twice_the_program_is_twice_the_work(write, n):
