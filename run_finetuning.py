@@ -8,9 +8,16 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from data.task import check_data
-from planning.options import add_plan_options, is_planned, planned, planned_machine
+from planning.options import (
+    add_devices_option,
+    add_plan_options,
+    is_planned,
+    planned,
+    planned_machine,
+)
 from planning.origins import ORIGINS
 from run.options import RunOptions
 from terminal.command_line import read_command_line, typed
@@ -22,6 +29,7 @@ from terminal.wandb_environment import check_wandb
 def _add_options(parser: argparse.ArgumentParser) -> None:
     RunOptions.add_flags(parser)
     add_plan_options(parser)
+    add_devices_option(parser)
 
 
 @entry_point()
@@ -38,19 +46,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from machine.shortage import explain_shortages
     from planning.choices import with_choices
     from planning.needs import finetuning_needs
+    from planning.variants import Programs
     from run.loop import finetune
 
-    given, loaded = line.options, Loaded()
+    given, loaded, programs = line.options, Loaded(), Programs()
     line = with_choices(
         line,
         ("train",),
         trains=True,
         only_plans=is_planned(given),
-        machine=planned_machine(given),
+        machine=planned_machine(line),
+        count=given.devices,
         loaded=loaded,
+        programs=programs,
     )
-    if planned(line, finetuning_needs):
+    if planned(line, partial(finetuning_needs, programs=programs), programs):
         return
+    del programs  # gigabytes
     with explain_shortages(line.preset, line.config):
         finetune(line.config, options, loaded)
 

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         line,
         ("validation",),
         only_plans=is_planned(given),
-        machine=planned_machine(given),
+        machine=planned_machine(line),
         loaded=loaded,
     )
     if not planned(line, inference_needs):

@@ -15,7 +15,13 @@ from config.errors import ConfigError
 from config.flags import Unused
 from config.sections import RunConfig
 from machine.shortage import explain_shortages
-from planning.options import NeedsOf, add_plan_options, planned, planned_machine
+from planning.options import (
+    NeedsOf,
+    add_devices_option,
+    add_plan_options,
+    planned,
+    planned_machine,
+)
 from planning.origins import ORIGINS
 from terminal.command_line import CommandLine, read_command_line
 from terminal.parser import count_option
@@ -45,7 +51,8 @@ def run_benchmark(
         needs_of: what the program of a configuration needs.
         unused: fields that `measure` has no use for.
     """
-    line = read_benchmark_line(name, doc, arguments, unused, _add_options)
+    options = _add_options_of_training if name == "finetuning" else _add_options
+    line = read_benchmark_line(name, doc, arguments, unused, options)
     if planned(line, needs_of):
         return
     with explain_shortages(line.preset, line.config):
@@ -88,12 +95,13 @@ def read_benchmark_line(
         raise ConfigError(
             "--load: not used beside --config, which says what is measured; leave one of them out"
         )
-    if line.settings.is_open:
+    trains, options = presets == "finetuning", line.options
+    if line.settings.is_open or (trains and line.settings.shares_openly):
         from planning.choices import with_choices  # takes seconds to import
 
-        options = line.options
-        target = planned_machine(options) if hasattr(options, "machine") else None
-        line = with_choices(line, trains=presets == "finetuning", machine=target)
+        target = planned_machine(line) if hasattr(options, "machine") else None
+        count = getattr(options, "devices", None)
+        line = with_choices(line, trains=trains, machine=target, count=count)
     return line
 
 
@@ -106,3 +114,8 @@ def _is_given(line: CommandLine, field: str) -> bool:
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=count_option, default=5, help="measured runs of the program")
     add_plan_options(parser)
+
+
+def _add_options_of_training(parser: argparse.ArgumentParser) -> None:
+    _add_options(parser)
+    add_devices_option(parser)

@@ -10,5 +10,6 @@ CHOSEN = (
     "training.optimizer.learning_rate.warmup_proportion",
     "execution.micro_batch_size",
     "execution.data_parallel",
+    "execution.tensor_parallel",
     "data.loss",
 )

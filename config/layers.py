@@ -21,8 +21,14 @@ from files.shown import shown_name
 
 BATCH, MICRO = "training.global_batch_size", "execution.micro_batch_size"
 COPIES, EPOCHS = "execution.data_parallel", "training.epochs"
+GROUPS = "execution.expert_groups"
+LAYOUT = COPIES, "execution.tensor_parallel"
+"""What says how many devices there are: where nobody gives either, all devices of a machine."""
 DROPOUTS = ("model.dropout_prob", "adapter.dropout")
 CROSS_ENTROPY = "cross_entropy"
+PLAN = "the plan"
+"""The layer of what it says of devices."""
+
 LARGEST_MICRO = 2**20
 """Above it, no micro-batch is looked for that divides a batch."""
 
@@ -88,6 +94,16 @@ class Settings:
         """With choices of the program, by dotted names: those that nobody gives count."""
         new = {name: value for name, value in values.items() if name not in self.names}
         return replace(self, chosen=merge(self.chosen, nested(new)))
+
+    @property
+    def shares_openly(self) -> bool:
+        """Whether nobody says how devices share training, or how many there are."""
+        return not self.names & set(LAYOUT)
+
+    @property
+    def is_layout_told(self) -> bool:
+        """Whether somebody does say it, and not the plan."""
+        return not self.shares_openly and all(layer.name != PLAN for layer in self.layers)
 
     @property
     def choices(self) -> Mapping[str, Any]:

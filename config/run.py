@@ -215,7 +215,8 @@ class Execution(Section):
     """Samples that one device computes at once."""
 
     data_parallel: PositiveInt = 1
-    """Copies of the model that share the global batch."""
+    """Copies of the model that share the global batch. Where neither this nor `tensor_parallel` is
+    given, a plan chooses both in training, for all devices or `--devices` of them."""
 
     tensor_parallel: PositiveInt = 1
     """Devices that share each layer of a copy of the model."""
@@ -277,7 +278,7 @@ class Execution(Section):
     `placement` is planned, what a simulated run finds faster; else true."""
 
     disk: PathText | None = None
-    """Folder on a local disk, of no other run, for state that exceeds host memory. null: none."""
+    """Folder on a local disk for state that exceeds host memory; of no other run. null: none."""
 
     packed: PathText | None = None
     """Folder of frozen weights in few bits, which runs of one model share. null: the run's own."""

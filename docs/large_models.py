@@ -31,6 +31,7 @@ from config.machines import machine
 from config.presets import load_config, preset_data
 from docs.tables import markdown
 from planning.fitting import best_training
+from planning.layouts import layouts
 from planning.report import Report
 from planning.text import two_digits
 
@@ -215,7 +216,8 @@ def computed(model: str, on: str) -> Row:
     )
     if target.flops["bfloat16"] < target.flops["float16"]:
         config = config.changed({"model.precision": "float16"})
-    return _row(model, on, best_training(preset, config, target, devices))
+    ways = layouts(config, devices, config.execution.micro_batch_size)
+    return _row(model, on, best_training(preset, ways, target))
 
 
 def _row(model: str, on: str, made: Report) -> Row:

@@ -2,9 +2,9 @@
 
     python3 -m docs.plans
 
-The first lines of a fine-tuning preset's plan stand there between `<!-- plan: PRESET -->`
-and `<!-- end -->`, and simulated steps after `<!-- simulated -->`; this writes them anew. A test
-fails where they are out of date.
+The first lines of a plan stand there between `<!-- plan: PRESET on COUNT MACHINE -->` and
+`<!-- end -->`, simulated steps after `<!-- simulated -->`, and those of many devices after
+`<!-- layouts -->`; this writes them anew. A test fails where they are out of date.
 """
 
 from __future__ import annotations
@@ -14,13 +14,10 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-from config.families import config_class_of
-from config.presets import load_config, preset_data
-from planning.needs import finetuning_needs
-from planning.options import default_machine
-from planning.report import report
-from planning.simulated import HEAD, Case, row
+from planning.larger_batches import with_larger_batch
+from planning.simulated import HEAD, HEAD_OF_LAYOUTS, Case, best_layout, row, row_of_layout
 from planning.text import as_text
+from planning.variants import Programs
 
 ROOT = Path(__file__).parent.parent
 DOCUMENT = ROOT / "docs" / "planning.md"
@@ -30,36 +27,47 @@ CASES: tuple[Case, ...] = (
     ("xxl_gpu", "h200", 128),
     ("xl_gpu", "rtx4090", None),
 )
+_COUNTS = {
+    "xl_gpu": (1, 8, 64),
+    "gptj_6B_gpu": (1, 8, 64),
+    "llama3_1_8B": (8, 64),
+    "xxl_gpu": (8, 64),
+}
+LAYOUTS = tuple((preset, "h100", n) for preset, counts in _COUNTS.items() for n in counts)
+_LAYOUTS = re.compile(r"(<!-- layouts -->\n).*?(<!-- end -->)", re.DOTALL)
 _TABLE = re.compile(r"(<!-- simulated -->\n).*?(<!-- end -->)", re.DOTALL)
-_PLAN = re.compile(r"(<!-- plan: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_PLAN = re.compile(r"(<!-- plan: (\S+) on (\d+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def rewritten(text: str) -> str:
     """The document with all its plans as they should be."""
-    return _PLAN.sub(lambda match: f"{match[1]}```text\n{_head(match[2])}\n```\n{match[3]}", text)
+
+    def plan(match: re.Match[str]) -> str:
+        return f"{match[1]}```text\n{_head(match[2], int(match[3]), match[4])}\n```\n{match[5]}"
+
+    return _PLAN.sub(plan, text)
 
 
-def with_table(text: str) -> str:
-    """The document with the table of simulated steps as it should be; each in a process of its own,
-    which gives back the gigabytes that simulated programs take."""
+def with_tables(text: str) -> str:
+    """The document with the tables of simulated steps as they should be; each step in a process of
+    its own, which gives back the gigabytes that simulated programs take."""
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
         rows = "\n".join([HEAD, *pool.map(row, CASES)])
-    return _TABLE.sub(lambda match: f"{match[1]}{rows}\n{match[2]}", text)
+        ways = "\n".join([HEAD_OF_LAYOUTS, *pool.map(row_of_layout, LAYOUTS)])
+    text = _TABLE.sub(lambda match: f"{match[1]}{rows}\n{match[2]}", text)
+    return _LAYOUTS.sub(lambda match: f"{match[1]}{ways}\n{match[2]}", text)
 
 
-def _head(preset: str) -> str:
-    """The facts of the whole, without what was tried and placed."""
-    config = load_config(
-        config_class_of(preset_data("finetuning", preset), preset), "finetuning", preset
-    )
-    machine = default_machine(config)
-    plan = as_text(report(preset, finetuning_needs(config, machine.target), machine))
-    return plan.partition("\nactivations ")[0].partition("\nplacement ")[0].partition("\n\n")[0]
+def _head(preset: str, devices: int, on: str) -> str:
+    """The facts of the whole, without what was placed."""
+    programs = Programs()
+    made = with_larger_batch(best_layout(preset, on, devices, programs), programs)
+    return as_text(made).partition("\nplacement ")[0]
 
 
 def main() -> None:
     """Write the plans of the document."""
-    text = with_table(rewritten(DOCUMENT.read_text(encoding="utf-8")))
+    text = with_tables(rewritten(DOCUMENT.read_text(encoding="utf-8")))
     DOCUMENT.write_text(text, encoding="utf-8")
 
 

@@ -110,15 +110,17 @@ def _presets() -> str:
 
 
 def _preset_row(name: str) -> tuple[str, ...]:
-    c = load_config(config_class_of(preset_data("finetuning", name), name), "finetuning", name)
+    data = preset_data("finetuning", name)
+    c, given = load_config(config_class_of(data, name), "finetuning", name), data["execution"]
     model, execution = c.model, c.execution
-    sizes = execution.data_parallel, execution.tensor_parallel, execution.micro_batch_size
+    layout = (given.get(field, "plan") for field in ("data_parallel", "tensor_parallel"))
     return (
         f"`{name}`",
         f"{model.layers}",
         f"{model.hidden_size}",
         model.precision,
-        *map(str, sizes),
+        *map(str, layout),
+        f"{execution.micro_batch_size}",
         f"{c.training.global_batch_size}",
     )
 

@@ -11,9 +11,20 @@ from typing import Any
 import popdist
 import popxl
 from config.agreement import agree_on_run
-from config.base import flattened
+from config.base import flattened, nested
 from config.errors import ConfigError
-from config.layers import BATCH, COPIES, EPOCHS, MICRO, Settings, largest_divisor
+from config.layers import (
+    BATCH,
+    COPIES,
+    EPOCHS,
+    GROUPS,
+    LAYOUT,
+    MICRO,
+    PLAN,
+    Layer,
+    Settings,
+    largest_divisor,
+)
 from config.machines import Machine, machine, machine_of_kind
 from config.sections import RunConfig
 from data.lengths import Lengths, lengths_of
@@ -28,6 +39,8 @@ from machine.memory import host_memory
 from machine.shortage import explain_shortages
 from modelling.spec import family_of
 from planning.expert_groups import fewest
+from planning.fitting import best_training
+from planning.layouts import layouts
 from planning.residence import choose, fits_some_way, is_automatic
 from planning.variants import Programs
 from popxl import hardware
@@ -110,7 +123,12 @@ class Devices:
         on = None
         if platform != "cpu":
             kind = hardware.device_kinds(desc, 1)[0]
-            on = (machine_of_kind(kind) or machine("h100")).with_room(least)
+            tabled = machine_of_kind(kind) or machine("h100")
+            local = hardware.device_count(desc)
+            if instances > 1:  # each may have some of a host's
+                local = max(local, tabled.devices or 1)
+            host = min(popdist.gather(host_memory() or tabled.host_memory))
+            on = replace(tabled.with_room(least), devices=local, host_memory=host)
         return cls(platform, hardware.has_bfloat16(desc), count, least, on)
 
 
@@ -120,11 +138,13 @@ class Choices:
 
     Attributes:
         devices: to run on.
+        at_once: samples of a micro-batch that keep a device busy; None: as many as are given.
         simulated: samples a second by the size of the micro-batch, where runs were simulated.
     """
 
     settings: Settings
     devices: Devices
+    at_once: int | None = None
     simulated: Mapping[int, float] = field(default_factory=dict)
 
     @property
@@ -149,28 +169,31 @@ def with_choices(
     trains: bool = False,
     only_plans: bool = False,
     machine: Machine | None = None,
+    count: int | None = None,
     loaded: Loaded | None = None,
     programs: Programs | None = None,
 ) -> CommandLine:
-    """The command line with a complete configuration. Says in a line what was chosen.
+    """The command line with a complete configuration. Says in a line what was chosen: of presets,
+    how devices share training where they do not say it.
 
     Args:
         splits: the data that are read; none: what is asked is not known yet.
         trains: for training, of the first split.
         only_plans: there need not be any data.
         machine: to choose for; None: the one at hand.
+        count: devices to use; None: all of the machine.
         loaded: what the run shares; the data that are read stay there.
         programs: where those that are tried stay.
 
     Raises:
         UserError: nothing says which data, or they cannot be had; there is no device of the kind.
     """
-    settings = line.settings
-    if not settings.is_open:
+    settings, shares = line.settings, trains and line.settings.shares_openly
+    if not (settings.is_open or shares):
         return line
     agree_on_run(line.config, **{"the settings that are given": sorted(settings.names)})
     answers = not splits and not trains
-    if not _has_data(settings.names, splits):
+    if settings.is_open and not _has_data(settings.names, splits):
         if not only_plans:
             raise ConfigError(
                 f"nothing says which data to take: give --data.{splits[0]} FILE, or --dataset "
@@ -179,10 +202,16 @@ def with_choices(
         splits = ()
     if trains and splits and line.config.data.validation is not None:
         splits = (*splits, "validation")
+    programs = programs or Programs()
     with explain_shortages(line.preset, line.config):
         devices = Devices.here(line.config) if machine is None else Devices.of(machine)
-        made = _chosen(Choices(settings, devices), splits, trains, loaded or Loaded(), answers)
-        made = _with_micro_batch(made, programs or Programs()) if trains else made
+        made = Choices(settings, devices if count is None else replace(devices, count=count))
+        if settings.is_open:
+            made = _chosen(made, splits, trains, loaded or Loaded(), answers)
+        if shares:
+            made = _with_layout(made, line.preset, programs)
+        if settings.is_open and trains:
+            made = _with_micro_batch(made, programs)
     if told := _told(made, trains):
         say(told)
     return replace(line, config=made.config, settings=made.settings)
@@ -315,6 +344,7 @@ def _with_batch(
         each = max(each // micro, 1) * micro
     else:
         most = _most_at_once(choices, shape, measured)
+        choices = replace(choices, at_once=most)
         each = each if whole else 1 << each.bit_length() - 1
         micro = largest_divisor(each, most)
     return choices.with_(
@@ -322,6 +352,33 @@ def _with_batch(
         execution__micro_batch_size=micro,
         execution__data_parallel=copies,
     )
+
+
+def _with_layout(choices: Choices, name: str, programs: Programs) -> Choices:
+    """The layout of the devices in which a simulated step is fastest, with micro-batches that fit;
+    says which. Without simulated steps, copies of the model share the batch, as far as it goes.
+
+    Args:
+        name: of the configuration, for people.
+    """
+    config, devices, on = choices.config, choices.devices, choices.devices.machine
+    if devices.count == 1:
+        return choices
+    micro = choices.at_once or config.execution.micro_batch_size
+    ways = layouts(config, devices.count, None if choices.settings.by_flag(MICRO) else micro)
+    best = ways[0] if on is None else best_training(name, ways, on, programs).needs.config
+    e = best.execution
+    sizes = e.data_parallel, e.tensor_parallel, e.micro_batch_size, e.expert_groups
+    values = dict(zip((*LAYOUT, MICRO, GROUPS), sizes, strict=True))
+    settings = choices.settings.choose(values)
+    by_plan = {n: v for n, v in values.items() if n in LAYOUT or not settings.is_open}
+    settings = settings.over(Layer(PLAN, nested(by_plan)))
+    few = "" if best.replicas == devices.count else f" of {devices.count}, which cannot share it"
+    say(
+        f"devices: {best.replicas} = {e.data_parallel} dp × {e.tensor_parallel} tp{few}, "
+        f"micro-batches of {e.micro_batch_size} (--data_parallel and --tensor_parallel change it)"
+    )
+    return replace(choices, settings=settings)
 
 
 def _with_micro_batch(choices: Choices, programs: Programs) -> Choices:
@@ -444,11 +501,7 @@ def _pieces(c: RunConfig, trains: bool, why: str) -> list[tuple[set[str], str]]:
     return [
         *always,
         (sizes, batch),
-        *(
-            [({"execution.expert_groups"}, f"experts in {e.expert_groups} groups")]
-            if e.expert_groups > 1
-            else []
-        ),
+        *([({GROUPS}, f"experts in {e.expert_groups} groups")] if e.expert_groups > 1 else []),
         ({f"{prefix}.maximum"}, f"learning rate {rate.maximum:g}"),
         ({f"{prefix}.warmup_proportion"}, warmup),
         ({EPOCHS}, f"{t.epochs or 0:g} epochs"),

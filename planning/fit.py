@@ -14,22 +14,20 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import popxl
 from config.errors import ConfigError
-from config.layers import Layer
 from config.machines import Machine, machine, machines
 from config.presets import preset_data, preset_names
 from files.shown import shown_path
 from machine.shortage import explain_shortages
+from planning.options import add_devices_option
 from planning.origins import ORIGINS
 from planning.report import Report
-from planning.text import gigabytes
+from planning.text import gigabytes, larger_batch
 from terminal.command_line import CommandLine, read_command_line
 from terminal.entry_point import entry_point
-from terminal.parser import count_option
 
 
 @entry_point(alone=True)
@@ -39,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from machine.here import machine_here
     from planning.choices import with_choices
     from planning.fitting import best_training, generation
+    from planning.larger_batches import with_larger_batch
     from planning.variants import Programs
 
     config, options = line.config, line.options
@@ -48,13 +47,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if options.machine
             else machine_here(config, config.execution.disk)
         )
-        # How many devices there are is an option of its own.
-        copies = {"execution": {"data_parallel": config.execution.data_parallel}}
-        line = replace(line, settings=line.settings.over(Layer("--devices", copies)))
-        programs = Programs()
-        config = with_choices(line, trains=True, machine=target, programs=programs).config
-        devices = options.devices or min(config.replicas, target.devices or config.replicas)
-        made = best_training(line.preset, config, target, devices, programs)
+        programs, count = Programs(), options.devices
+        line = with_choices(line, trains=True, machine=target, count=count, programs=programs)
+        config = line.config
+        made = best_training(line.preset, [config], target, programs)
+        made = with_larger_batch(made, programs, line.settings.is_layout_told)
         written = generation(line.preset, config, target)
     print("\n".join(as_lines(made, options.tokens)))
     print("\n".join(generation_lines(written)))
@@ -105,9 +102,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help=f"{', '.join(machines())}, or a YAML file with the fields of config/machines.yml "
         "(default: the machine at hand)",
     )
-    parser.add_argument(
-        "--devices", type=count_option, metavar="N", help="devices to use (default: the preset's)"
-    )
+    add_devices_option(parser)
     parser.add_argument(
         "--tokens",
         type=_tokens,
@@ -152,6 +147,7 @@ def as_lines(made: Report, tokens: float) -> list[str]:
         f"step        {made.expected_seconds:,.2f} s for {batch} samples of up to "
         f"{needs.tokens // needs.samples} tokens: {made.tokens_per_second:,.0f} tokens/s"
         f"{_waits(made)}",
+        *(f"small batch {text}" for text in [larger_batch(made)] if text),
         f"training    {tokens:,.0f} tokens take {_duration(hours)}",
     ]
 

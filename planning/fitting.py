@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 
-from config.errors import ConfigError
 from config.layers import largest_divisor
 from config.machines import Machine
 from config.sections import RunConfig
 from planning.expert_groups import SHARE, bytes_at_work, more
+from planning.layouts import promising
 from planning.needs import bytes_of_weights, finetuning_needs, inference_needs
 from planning.report import Report, report
 from planning.variants import Programs
@@ -19,29 +19,31 @@ DISK = "DIR"
 
 
 def best_training(
-    name: str, config: RunConfig, machine: Machine, devices: int, programs: Programs | None = None
+    name: str, configs: Sequence[RunConfig], machine: Machine, programs: Programs | None = None
 ) -> Report:
-    """The plan of the fastest way to train that fits, or the last that was tried where none does.
+    """The plan of the fastest of some layouts (`planning.layouts`) that fits, or of the first one
+    where none does.
 
-    The devices share each layer, or the batch, or what a person asked for. If the device's memory
-    is too small for a micro-batch, it is halved; what host memory cannot hold goes to disk.
+    If the device's memory is too small for a micro-batch, it is halved; what host memory cannot
+    hold goes to disk.
 
     Args:
         name: of the configuration, for people.
-        devices: how many are used.
         programs: those that there are already.
-
-    Raises:
-        ConfigError: the model cannot be cut over so many devices.
     """
-    programs, layouts = programs or Programs(), _layouts(config, devices)
-    reports = [_smallest_that_fits(name, each, machine, programs) for each in layouts]
-    if not reports:
-        raise ConfigError(
-            f"{name} cannot run on {devices} devices: neither its batch of "
-            f"{config.training.global_batch_size} nor its layers can be shared by so many"
-        )
-    return min(reports, key=lambda made: (not made.fits, made.expected_seconds))
+    programs, best = programs or Programs(), None
+    for layout in promising(configs, machine, programs):
+        if best is not None and best.fits and not layout.can_take(best.expected_seconds):
+            continue
+        made = smallest_that_fits(name, layout.config, machine, programs)
+        if best is None or _order(made) < _order(best):
+            best = made
+    assert best is not None, "there is a layout"
+    return best
+
+
+def _order(made: Report) -> tuple[bool, float]:
+    return not made.fits, made.expected_seconds
 
 
 def generation(name: str, config: RunConfig, machine: Machine) -> Report:
@@ -58,26 +60,7 @@ def generation(name: str, config: RunConfig, machine: Machine) -> Report:
     return other if other.fits else made
 
 
-def _layouts(config: RunConfig, devices: int) -> Iterator[RunConfig]:
-    """The batch shared by the devices, and each layer."""
-    for data in dict.fromkeys((devices, 1)):
-        e, batch = config.execution, config.training.global_batch_size
-        if batch % data:
-            continue
-        micro = largest_divisor(batch // data, e.micro_batch_size)
-        try:
-            yield config.changed(
-                {
-                    "execution.data_parallel": data,
-                    "execution.tensor_parallel": devices // data,
-                    "execution.micro_batch_size": micro,
-                }
-            )
-        except ConfigError:  # heads or features that so many devices cannot share
-            continue
-
-
-def _smallest_that_fits(
+def smallest_that_fits(
     name: str, config: RunConfig, machine: Machine, programs: Programs
 ) -> Report:
     """The first plan that fits, with more groups of experts, where one takes much, or smaller

@@ -13,12 +13,13 @@ from config.machines import Machine, machine, machines
 from config.sections import RunConfig
 from files.writing import check_file, write_text
 from terminal.command_line import CommandLine
-from terminal.parser import path_option
+from terminal.parser import count_option, path_option
 from terminal.screen import is_first_process
 
 if TYPE_CHECKING:  # planning takes seconds to import, and the options are read first
     from planning.needs import Needs
     from planning.report import Report
+    from planning.variants import Programs
 
 
 def add_plan_options(parser: argparse.ArgumentParser) -> None:
@@ -50,13 +51,28 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def planned_machine(options: argparse.Namespace) -> Machine | None:
-    """The machine that a plan is for, where the command line names it.
+def add_devices_option(parser: argparse.ArgumentParser) -> None:
+    """The option of a script that trains, or plans that."""
+    parser.add_argument(
+        "--devices",
+        type=count_option,
+        metavar="N",
+        help="devices to use: the plan chooses data_parallel and tensor_parallel (default: all)",
+    )
+
+
+def planned_machine(line: CommandLine) -> Machine | None:
+    """The machine that a plan is for: that of the command line, else a preset's likely one; None:
+    that at hand.
 
     Raises:
         UserError: it is not in the hardware table.
     """
-    return machine(options.machine) if is_planned(options) and options.machine else None
+    if not is_planned(line.options):
+        return None
+    if line.options.machine:
+        return machine(line.options.machine)
+    return None if line.settings.is_open else default_machine(line.config)
 
 
 class NeedsOf(Protocol):
@@ -78,8 +94,11 @@ def is_planned(options: argparse.Namespace) -> bool:
     return options.plan or any(path is not None for path in _files(options).values())
 
 
-def planned(line: CommandLine, needs_of: NeedsOf) -> bool:
+def planned(line: CommandLine, needs_of: NeedsOf, programs: Programs | None = None) -> bool:
     """Show the plan if the command line asks for one, and say whether it did.
+
+    Args:
+        programs: those that there are already.
 
     Raises:
         UserError: the machine is not in the hardware table, or a file cannot be written.
@@ -92,12 +111,15 @@ def planned(line: CommandLine, needs_of: NeedsOf) -> bool:
     for what, path in _files(options).items():
         if path is not None:
             check_file(what, path)
+    from planning.larger_batches import with_larger_batch
     from planning.picture import draw_plan
     from planning.report import report
     from planning.text import as_text
+    from planning.variants import Programs
 
     target = machine(options.machine) if options.machine else default_machine(line.config)
     made = report(line.preset, needs_of(line.config, target.target), target)
+    made = with_larger_batch(made, programs or Programs(), line.settings.is_layout_told)
     if options.plan:
         print(as_text(made))
     if options.plan_json is not None:

@@ -31,6 +31,19 @@ class ReportRow:
 
 
 @dataclass(frozen=True)
+class LargerBatch:
+    """A batch that keeps the devices busy, where a plan's own does not.
+
+    Attributes:
+        samples: of a step.
+        gain: about how many times the samples a second.
+    """
+
+    samples: int
+    gain: float
+
+
+@dataclass(frozen=True)
 class Report:
     """A plan on a machine.
 
@@ -40,6 +53,7 @@ class Report:
         timeline: a simulated run; None where host and devices share their memory, and nothing is
             on disk.
         instead: the program without given values that save memory alone.
+        larger_batch: see `planning.larger_batches`.
     """
 
     preset: str
@@ -49,6 +63,7 @@ class Report:
     reached: popxl.plan.Rates
     timeline: popxl.plan.Timeline | None = None
     instead: Trial | None = None
+    larger_batch: LargerBatch | None = None
 
     @property
     def plan(self) -> popxl.plan.Plan:
@@ -166,6 +181,7 @@ class Report:
             "weights": "streamed" if needs.streamed else None,
             "utilisation": self.utilisation,
             "simulated": None if self.timeline is None else _simulated(self, self.timeline),
+            "larger_batch": None if self.larger_batch is None else asdict(self.larger_batch),
             "execution": asdict(needs.config.execution),
             "placement": None if needs.placement is None else _placement(needs.placement),
             "activations": None if needs.chosen is None else _activations(needs.chosen),

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Any
+from typing import Any, Self
 
 import popdist
 import popxl
@@ -71,9 +71,7 @@ def choose(
         memory: bytes of a device for the program; default: the machine's.
         host: bytes of host memory for a replica; default: its share of the machine's.
     """
-    rates = on.reached_rates(config.model.precision, config.replicas)
-    room, share = memory or on.room, host or _host_share(config, on)
-    search = _Search(candidates, rates, config, room, share)
+    search = _Search.on(on, candidates, config, memory, host)
     fewer, whole = _numbers_per_pass(config)
     best = search.saving(whole)
     several: Trial | None = None
@@ -86,6 +84,15 @@ def choose(
     if several is not None and several.is_faster_than(best, _PASS_GAIN):
         best = several
     return Chosen(_with_auto(search, config, best), search.tried)
+
+
+def trial(
+    candidates: Candidates, config: RunConfig, on: Machine, variant: Variant | None = None
+) -> Trial:
+    """A variant on a machine; default: the one that `choose` begins with, one pass of all
+    micro-batches or of as many as are given, and activations are recomputed."""
+    variant = variant or Variant(_numbers_per_pass(config)[1])
+    return _Search.on(on, candidates, config).trial(variant)
 
 
 def _with_auto(search: _Search, config: RunConfig, best: Trial) -> Trial:
@@ -118,10 +125,8 @@ def instead_of_given(
         fields["attention_serialisation"] = 1
     if not fields:
         return None
-    rates = on.reached_rates(config.model.precision, config.replicas)
-    search = _Search(candidates, rates, config, on.room, _host_share(config, on))
-    trial = search.trial(_changed(chosen, **fields))
-    return trial if trial.fits else None
+    other = trial(candidates, config, on, _changed(chosen, **fields))
+    return other if other.fits else None
 
 
 def _numbers_per_pass(config: RunConfig) -> tuple[list[int], int]:
@@ -156,6 +161,20 @@ class _Search:
         self._squeezes = has_room and config.execution.disk is None  # where the host lacks little
         self._known = candidates.trials((rates, memory, host, self._squeezes))
         self.tried: list[Trial] = []
+
+    @classmethod
+    def on(
+        cls,
+        machine: Machine,
+        candidates: Candidates,
+        config: RunConfig,
+        memory: float | None = None,
+        host: float | None = None,
+    ) -> Self:
+        """A search on a machine; arguments as for `choose`."""
+        rates = machine.reached_rates(config.model.precision, config.replicas)
+        host = host or _host_share(config, machine)
+        return cls(candidates, rates, config, memory or machine.room, host)
 
     def saving(self, per_pass: int) -> Trial:
         """The best trial with so many micro-batches per pass.

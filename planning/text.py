@@ -85,7 +85,7 @@ def _facts(report: Report) -> list[str]:
         f"bound        {report.seconds:,.3f} s a run, {needs.samples / report.seconds:,.1f} "
         f"samples/s at best: matrix units busy {report.utilisation:.0%}",
     ]
-    tried = [*_activations(report), *_instead(report)]
+    tried = [*_larger_batch(report), *_activations(report), *_instead(report)]
     return [*lines, *_simulated(report), *tried, *_placement(report)]
 
 
@@ -135,6 +135,24 @@ def _on_device(report: Report) -> list[str]:
         f"{gigabytes(plan.variables - plan.resident)} variables",
         f"{gigabytes(plan.streams)} host streams",
     ]
+
+
+def _larger_batch(report: Report) -> list[str]:
+    """How large a batch would feed the devices."""
+    text = larger_batch(report)
+    return [] if text is None else [f"small batch  {text}"]
+
+
+def larger_batch(report: Report) -> str | None:
+    """That the batch is too small for the devices, and which one is not; None: it is not."""
+    larger = report.larger_batch
+    if larger is None:
+        return None
+    c = report.needs.config
+    return (
+        f"{c.training.global_batch_size} samples a step are few for {c.replicas} devices: with "
+        f"--global_batch_size {larger.samples} about {larger.gain:.1f} times the samples/s"
+    )
 
 
 def _instead(report: Report) -> list[str]:

@@ -22,7 +22,7 @@ PATIENCE = 300.0
 """Seconds that the end of a run waits for a store that takes nothing."""
 PATIENCE_AFTER_SIGNAL = 30.0
 """The same, where a signal has asked for the end."""
-_PARTING = 2.0  # seconds for the store to hear that the run has ended
+_PARTING = 5.0  # seconds for the store to hear that the run has ended
 
 
 class Mirror:

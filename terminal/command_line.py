@@ -28,6 +28,7 @@ from config.flags_of_others import check_flags
 from config.help import RARE, field_help, formatter
 from config.layers import (
     EPOCHS,
+    LAYOUT,
     Layer,
     Settings,
     with_fitting_micro_batch,
@@ -139,7 +140,8 @@ def _field_help(
     replaced = [] if flattened(values).get(EPOCHS) is None else ["training.steps"]
     nowhere = [*replaced, *(["data.dataset"] if is_open else [])]
     nowhere += ["data.examples_per_row"] if below.is_nothing else []  # families differ
-    chosen = CHOSEN if is_open else ()
+    open_layout = LAYOUT if settings.shares_openly and presets == "finetuning" else ()
+    chosen = CHOSEN if is_open else open_layout
     return field_help(section, values, presets, all_fields, chosen, unused, nowhere)
 
 
@@ -216,7 +218,8 @@ def _epilog(preset: str, presets: str | Path, is_open: bool) -> str:
         if is_open
         else f"the values of {preset}"
     )
-    return f"In brackets: {used}. Presets for --config: {', '.join(preset_names(presets))}"
+    names = ", ".join(preset_names(presets))
+    return f"In brackets: {used}. Presets for --config (pods: Graphcore's layouts): {names}"
 
 
 def typed(script: str, arguments: Sequence[str] | None) -> str:

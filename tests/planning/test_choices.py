@@ -144,7 +144,9 @@ def test_devices_share_the_batch(chosen, monkeypatch):
     assert (e.data_parallel, t.global_batch_size % 8, c.model.precision) == (8, 0, "bfloat16")
     assert chosen("--model", "t5", *DATA, "--tensor_parallel", "2").execution.data_parallel == 4
     odd = chosen("--model", "t5", *DATA, "--global_batch_size", "12")
-    assert (odd.execution.data_parallel, odd.training.global_batch_size) == (6, 12)
+    assert (odd.execution.data_parallel, odd.execution.tensor_parallel) == (4, 2)
+    assert odd.training.global_batch_size == 12
+    assert chosen("--model", "t5", *DATA, "--tensor_parallel", "1").replicas == 8
     few = chosen("--model", "t5", *DATA, "--data_parallel", "3", "--micro_batch_size", "5")
     assert few.training.global_batch_size % 15 == 0
     machine(monkeypatch, devices=1, bits=False)

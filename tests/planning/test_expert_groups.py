@@ -47,7 +47,7 @@ def test_what_a_group_takes_is_what_plans_say() -> None:
 def test_experts_are_cut_before_micro_batches_are() -> None:
     small = replace(machine("rtx4090"), memory=60 * MB)
     config = mixture().changed({"execution.activations": "recompute"})
-    made = best_training("a mixture", config, small, 1)
+    made = best_training("a mixture", [config], small)
     execution = made.needs.config.execution
     assert made.fits
     assert execution.expert_groups > 1

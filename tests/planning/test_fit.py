@@ -39,7 +39,7 @@ def tiny(name: str = "tiny", **execution: object) -> RunConfig:
 
 
 def found(on: Machine, programs: Programs) -> tuple[object, ...]:
-    made = best_training("tiny", tiny("gptj_tiny", **AGAIN), on, 1, programs)
+    made = best_training("tiny", [tiny("gptj_tiny", **AGAIN)], on, programs)
     e = made.needs.config.execution
     return made.fits, e.micro_batch_size, e.disk is not None, made.plan.disk > 0
 
@@ -54,7 +54,7 @@ def test_a_smaller_micro_batch_where_device_memory_is_small() -> None:
     assert disk == [False, False]
     two = tiny("gptj_tiny", micro_batch_size=2, **AGAIN)
     two = two.changed({"training.global_batch_size": 2})
-    none = best_training("tiny", two, replace(ONE, memory=1e6), 1)
+    none = best_training("tiny", [two], replace(ONE, memory=1e6))
     assert (none.fits, none.needs.config.execution.micro_batch_size) == (False, 1)
 
 
@@ -68,7 +68,7 @@ def test_a_program_is_built_and_simulated_once(monkeypatch: pytest.MonkeyPatch) 
     assert chosen.best.fits
     count = len(placed)
     assert count >= len(chosen.tried) > 1
-    made = best_training("gptj_tiny", config, on, 1, programs)
+    made = best_training("gptj_tiny", [config], on, programs)
     assert made.needs.candidates is candidates
     assert made.needs.placement is chosen.best.placement
     assert len(placed) == count
@@ -86,7 +86,7 @@ def test_the_disk_where_host_memory_is_small() -> None:
     """Its windows take 0.8 GB of host memory, and Python and JAX as much."""
     laptop = replace(machine("laptop"), host_memory=1.45 * GB)
     # Entries of the tiny model are below what is worth a request.
-    made = best_training("tiny", tiny("gptj_tiny"), laptop, 1)
+    made = best_training("tiny", [tiny("gptj_tiny")], laptop)
     assert made.fits
     assert made.timeline is None
     large_one = preset(
@@ -96,20 +96,13 @@ def test_the_disk_where_host_memory_is_small() -> None:
         execution={"micro_batch_size": 1},
     )
     programs, small = Programs(), replace(machine("laptop"), host_memory=8 * GB)
-    without = best_training("larger", large_one, small, 1, programs)
+    without = best_training("larger", [large_one], small, programs)
     small = replace(small, host_memory=without.shares["memory"][0] - 1)
-    made = best_training("larger", large_one, small, 1, programs)
+    made = best_training("larger", [large_one], small, programs)
     assert made.needs.config.execution.disk is not None
     assert made.plan.disk > 0
     assert made.timeline is not None
     assert made.seconds < made.expected_seconds or made.fits is False
-
-
-def test_devices_share_the_batch_or_each_layer() -> None:
-    made = best_training("tiny", tiny("gptj_tiny", **AGAIN), ONE, 2)
-    e = made.needs.config.execution
-    assert e.data_parallel * e.tensor_parallel == 2
-    assert made.needs.samples == 16
 
 
 def test_generation_is_planned_layer_by_layer_where_weights_do_not_fit() -> None:
