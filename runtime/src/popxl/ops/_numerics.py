@@ -6,7 +6,7 @@ float32 and rounded once. No op converts types on its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -96,6 +96,13 @@ def check_arithmetic(x: Any) -> None:
     """Raise TypeError for float8, which only casts, matmul and conv take."""
     if is_float8(x):
         raise TypeError("float8 takes no arithmetic: use ops.pow2scale_cast_from_fp8 first")
+
+
+def check_elements(x: Any, axes: int | Iterable[int]) -> None:
+    """Raise ValueError where there is no element to choose along the axes."""
+    given = [axes] if isinstance(axes, int) else list(axes)
+    if not all(x.shape[axis] for axis in given):
+        raise ValueError(f"it needs at least one element along axis {given} of shape {x.shape}")
 
 
 def check_same_dtype(*arrays: Any) -> None:

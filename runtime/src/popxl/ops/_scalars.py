@@ -28,6 +28,8 @@ def with_scalars(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _as_scalar(x: Any, name: str) -> Any:
+    if x.dtype == bool or (x.dtype.itemsize == 1 and x.dtype.kind not in "iu"):
+        raise TypeError(f"{name} is a number, not {x.dtype}: use ops.cast")
     if x.size != 1:
         raise ValueError(f"{name} must be a scalar, but has shape {x.shape}")
     return x.reshape(())

@@ -12,7 +12,7 @@ from popxl.ops._args import axis_of
 from popxl.ops._emit import emit
 from popxl.ops._folds import max_over, sum_over
 from popxl.ops._grads import scalar_like
-from popxl.ops._numerics import check_floating, floats, numbers, widen
+from popxl.ops._numerics import check_elements, check_floating, floats, numbers, widen
 from popxl.ops._table import ELEMENTWISE, unary
 from popxl.ops.logic import greater, where
 from popxl.tensor import Tensor
@@ -67,6 +67,7 @@ def _softmax_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
 
 
 def _softmax(x: Any, axis: int) -> Any:
+    check_elements(x, axis)
     exponentials = jnp.exp(x - max_over(x, axis, keepdims=True))
     return exponentials / sum_over(exponentials, axis, keepdims=True)
 

@@ -69,6 +69,8 @@ def _conv_transpose(
 ) -> Any:
     """The gradient of a convolution: the input is spread by the strides, the kernel reversed."""
     check_floating(x)
+    if not w.size:
+        raise ValueError(f"the weight of shape {w.shape} has no elements")
     kernel = w.shape[2:]
     split = w.reshape((groups, w.shape[0] // groups, w.shape[1], *kernel))
     swapped = jnp.swapaxes(split, 1, 2).reshape((-1, w.shape[0] // groups, *kernel))

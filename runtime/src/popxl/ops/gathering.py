@@ -13,7 +13,7 @@ from popxl._ir.opdef import define
 from popxl.ops._args import axis_of, check_tensors, hint
 from popxl.ops._emit import emit
 from popxl.ops._indices import dropped_outside, in_range, nearest
-from popxl.ops._numerics import widen
+from popxl.ops._numerics import check_arithmetic, widen
 from popxl.ops._rows import add_rows
 from popxl.tensor import Tensor
 
@@ -227,6 +227,7 @@ def onehot(t: Tensor, num_classes: Tensor, values: Tensor, axis: int) -> Tensor:
     data = getattr(num_classes, "_data", None)
     if data is None or data.size != 1:
         raise ValueError(f"onehot: num_classes {num_classes!r} must be a constant of one element")
+    check_indices("onehot", t)
     attrs = {"num_classes": int(data.reshape(())), "axis": axis_of("onehot", t, axis, extra=1)}
     return emit(_ONEHOT, [t, values], attrs)[0]
 
@@ -239,6 +240,7 @@ def _topk(
     sorted: bool,
     available_memory_proportion: float | None = None,
 ) -> tuple[Any, Any]:
+    check_arithmetic(x)
     rows = jnp.moveaxis(x, axis, -1)
     if largest:
         order = rows

@@ -12,7 +12,7 @@ from popxl import context, dtypes
 from popxl._ir.op import Op
 from popxl._ir.opdef import define
 from popxl.ops._emit import emit
-from popxl.ops._numerics import check_arithmetic, factors, precision_of, sums_dtype
+from popxl.ops._numerics import check_number, factors, precision_of, sums_dtype
 from popxl.ops.elementwise import cast
 from popxl.ops.reduction import sum_to
 from popxl.ops.shape import reshape, transpose
@@ -26,7 +26,7 @@ def _matmul(
     partials_type: dtypes.dtype | None = None,
     available_memory_proportion: float | None = None,
 ) -> Any:
-    check_arithmetic(a)
+    check_number(a)
     dtype = a.dtype if output_type is None else output_type.as_jax()
     result = jnp.matmul(
         *factors(a, b),

@@ -9,7 +9,7 @@ from jax import lax
 from popxl._ir.opdef import define
 from popxl.ops._emit import emit
 from popxl.ops._folds import mean_over
-from popxl.ops._numerics import floats
+from popxl.ops._numerics import check_floating, floats
 from popxl.tensor import Tensor
 
 
@@ -22,14 +22,16 @@ def _standardise(x: Any, axes: tuple[int, ...], eps: float) -> Any:
 
 def _per_channel(x: Any, parameter: Any, name: str) -> Any:
     """A parameter of the channel axis 1, shaped to broadcast with `x`."""
-    if parameter.shape != (x.shape[1],):
-        raise ValueError(f"{name} has shape {parameter.shape}, but {x.shape[1]} channels need one "
-                         "value each")  # fmt: skip
+    check_floating(parameter)
+    if x.ndim < 2 or parameter.shape != (x.shape[1],):
+        raise ValueError(f"{name} has shape {parameter.shape}, but needs a value for each channel "
+                         f"of {x.shape}, axis 1")  # fmt: skip
     return parameter.reshape((-1,) + (1,) * (x.ndim - 2))
 
 
 def _layer_norm(x: Any, weight: Any, bias: Any, eps: float) -> Any:
     for name, parameter in (("weight", weight), ("bias", bias)):
+        check_floating(parameter)
         if parameter.shape != x.shape[-1:]:
             raise ValueError(f"{name} has shape {parameter.shape}, not {x.shape[-1:]}")
     return _standardise(x, (-1,), eps) * weight + bias
@@ -50,7 +52,7 @@ def layer_norm(t: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Te
 
 
 def _group_norm(x: Any, weight: Any, bias: Any, num_groups: int, eps: float) -> Any:
-    if x.ndim < 2 or x.shape[1] % num_groups:
+    if x.ndim < 2 or x.shape[1] % num_groups or not x.size:
         raise ValueError(f"axis 1 of shape {x.shape} cannot be cut into {num_groups} groups")
     grouped = x.reshape((x.shape[0], num_groups, -1))
     flat = _standardise(grouped, (-1,), eps).reshape(x.shape)

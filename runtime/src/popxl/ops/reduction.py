@@ -14,7 +14,7 @@ from popxl.ops._args import Axes, axes_of, axis_of
 from popxl.ops._emit import emit
 from popxl.ops._folds import max_over, mean_over, sum_over
 from popxl.ops._grads import divided
-from popxl.ops._numerics import check_arithmetic, floats, widen
+from popxl.ops._numerics import check_arithmetic, check_elements, check_number, floats, widen
 from popxl.ops._table import making, unary
 from popxl.ops.elementwise import cast
 from popxl.ops.shape import reshape
@@ -27,8 +27,19 @@ def _reduction(fn: Callable[..., Any]) -> Callable[..., Any]:
     """`fn(x, axes, keepdims)`, in float32 for half types, rounded to the dtype of `x`."""
 
     def lower(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
-        check_arithmetic(x)
+        check_number(x)
         return fn(widen(x), axes, keepdims).astype(x.dtype)
+
+    return lower
+
+
+def _choice(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn(x, axes, keepdims)`, which chooses an element."""
+
+    def lower(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+        check_arithmetic(x)
+        check_elements(x, axes)
+        return fn(x, axes, keepdims)
 
     return lower
 
@@ -131,6 +142,7 @@ sumsquare = _reducing(
 
 
 def _lamb_square(x: Any) -> Any:
+    check_number(x)
     wide = widen(x)
     return sum_over(wide * wide, tuple(range(wide.ndim)))
 
@@ -163,10 +175,17 @@ logsum = _reducing(
     ),
     "Logarithm of the sum over `axis`, as `sum`.",
 )
+
+
+def _logsumexp(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+    check_elements(x, axes)
+    return jax.nn.logsumexp(x, axes, keepdims=keepdims)
+
+
 logsumexp = _reducing(
     define(
         "logsumexp",
-        floats(lambda x, axes, keepdims: jax.nn.logsumexp(x, axes, keepdims=keepdims)),
+        floats(_logsumexp),
     ),
     "log(sum(exp(t))) over `axis`, without overflow, as `sum`.",
 )
@@ -180,7 +199,7 @@ prod = _reducing(
 max = _reducing(
     define(
         "max",
-        _reduction(max_over),
+        _choice(max_over),
         tags=("reduction",),
     ),
     "Largest element over `axis`, as `sum`. Equal largest elements share the gradient.",
@@ -188,7 +207,7 @@ max = _reducing(
 min = _reducing(
     define(
         "min",
-        _reduction(lambda x, axes, keepdims: jnp.min(x, axes, keepdims=keepdims)),
+        _choice(lambda x, axes, keepdims: jnp.min(x, axes, keepdims=keepdims)),
         tags=("reduction",),
     ),
     "Smallest element over `axis`, as `sum`. Equal smallest elements share the gradient.",
@@ -204,13 +223,18 @@ def _median(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
 
 
 median = _reducing(
-    define("median", _reduction(_median)),
+    define("median", _choice(_median)),
     "Median over `axis`, as `sum`; the lower of the two middle elements of an even number.",
 )
 
 
 def _arg(fn: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda x, axis, keepdims: fn(x, axis, keepdims=keepdims).astype(jnp.int32)
+    def lower(x: Any, axis: int | None, keepdims: bool) -> Any:
+        check_arithmetic(x)
+        check_elements(x, range(x.ndim) if axis is None else axis)
+        return fn(x, axis, keepdims=keepdims).astype(jnp.int32)
+
+    return lower
 
 
 _ARGMAX = define("argmax", _arg(jnp.argmax), grad=NoGrad("integer output"))
@@ -238,7 +262,7 @@ def _arg_attrs(op: str, t: Tensor, dim: int | None, keepdim: bool | None) -> dic
 
 # ---- running sums -------------------------------------------------------------------------------
 def _cumsum(x: Any, axis: int) -> Any:
-    check_arithmetic(x)
+    check_number(x)
     return jnp.cumsum(widen(x), axis).astype(x.dtype)
 
 

@@ -13,7 +13,7 @@ from popxl._ir.opdef import NoGrad, define
 from popxl.ops._args import axis_of
 from popxl.ops._emit import emit
 from popxl.ops._indices import dropped_outside
-from popxl.ops._numerics import check_floating, widen
+from popxl.ops._numerics import check_floating, check_number, check_same_dtype, widen
 from popxl.ops.gathering import check_groups, check_indices, element_index
 from popxl.tensor import Tensor
 
@@ -51,6 +51,13 @@ def _scatter_reduce(
     axis_size: int,
     hints: Any = None,
 ) -> Any:
+    check_same_dtype(data, *initial)
+    if initial and initial[0].ndim != data.ndim:
+        raise ValueError(
+            f"initial values {initial[0].shape} must have the rank of the data {data.shape}"
+        )
+    if reduction != "none":
+        check_number(data)
     wide = widen(data)
     if initial:
         result = _apply(widen(initial[0]), wide, indices, axis, _METHODS[reduction])
