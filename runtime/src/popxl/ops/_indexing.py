@@ -45,7 +45,9 @@ def _from_the_front(t: Tensor, indices: np.ndarray) -> np.ndarray:
     n = t.shape[0] if t.rank else 0
     outside = (indices < -n) | (indices >= n)
     if outside.any():
-        raise IndexError(f"index {indices[outside][0]} is out of range for axis 0 of size {n}")
+        raise IndexError(
+            f"getitem: index {indices[outside][0]} is out of range for axis 0 of size {n}"
+        )
     return np.where(indices < 0, indices + n, indices)
 
 
@@ -58,7 +60,7 @@ def _slices(t: Tensor, key: tuple[Any, ...]) -> Tensor:
         at = key.index(Ellipsis)
         key = key[:at] + (slice(None),) * (t.rank - len(key) + 1) + key[at + 1 :]
     if len(key) > t.rank:
-        raise ValueError(f"{len(key)} indices for {t.id!r}, which has {t.rank} axes")
+        raise ValueError(f"getitem: {len(key)} indices for {t.id!r}, which has {t.rank} axes")
     starts: list[int | None] = []
     stops: list[int | None] = []
     steps: list[int | None] = []
@@ -68,7 +70,7 @@ def _slices(t: Tensor, key: tuple[Any, ...]) -> Tensor:
         if isinstance(k, (int, np.integer)):
             n = t.shape[axis]
             if not -n <= k < n:
-                raise IndexError(f"index {k} is out of range for axis {axis} of size {n}")
+                raise IndexError(f"getitem: index {k} is out of range for axis {axis} of size {n}")
             start = int(k) % n
             part = (start, start + 1, 1)
             dropped.append(axis)

@@ -73,7 +73,7 @@ def _apart(matrices: Any, sizes: Any) -> Any:
     """A matrix of each group, of those that lie one after the other."""
     groups = sizes.size
     if matrices.ndim == 2 and groups and matrices.shape[0] % groups == 0:
-        return matrices.reshape(groups, -1, matrices.shape[1])
+        return matrices.reshape(groups, matrices.shape[0] // groups, matrices.shape[1])
     return matrices
 
 

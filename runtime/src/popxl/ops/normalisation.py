@@ -31,9 +31,9 @@ def _per_channel(x: Any, parameter: Any, name: str) -> Any:
 
 def _layer_norm(x: Any, weight: Any, bias: Any, eps: float) -> Any:
     for name, parameter in (("weight", weight), ("bias", bias)):
-        check_floating(parameter)
         if parameter.shape != x.shape[-1:]:
             raise ValueError(f"{name} has shape {parameter.shape}, not {x.shape[-1:]}")
+        check_floating(parameter)
     return _standardise(x, (-1,), eps) * weight + bias
 
 

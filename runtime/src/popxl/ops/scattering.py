@@ -52,10 +52,6 @@ def _scatter_reduce(
     hints: Any = None,
 ) -> Any:
     check_same_dtype(data, *initial)
-    if initial and initial[0].ndim != data.ndim:
-        raise ValueError(
-            f"initial values {initial[0].shape} must have the rank of the data {data.shape}"
-        )
     if reduction != "none":
         check_number(data)
     wide = widen(data)
@@ -106,6 +102,10 @@ def grouped_scatter_reduce(
     if grouped:
         check_groups(op, group_size, *tensors)
     axis = axis_of(op, data, axis, extra=-grouped)
+    if initial_values is not None and initial_values.rank != data.rank:
+        raise ValueError(
+            f"{op}: initial_values {initial_values.shape} must have the rank of data {data.shape}"
+        )
     size = (data if initial_values is None else initial_values).shape[axis + grouped]
     if axis_size not in (None, size) and initial_values is not None:
         raise ValueError(f"{op}: axis_size={axis_size}, but the initial values have {size}")

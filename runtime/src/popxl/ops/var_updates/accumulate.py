@@ -149,6 +149,8 @@ def accumulator_zero_(t: Tensor) -> Tensor:
 def _sparse_accumulate(
     t: Any, x: Any, indices: Any, axis: int, f: Any = None, rounding: Any = None
 ) -> Any:
+    if x.ndim != t.ndim:
+        raise ValueError(f"X of shape {x.shape} must have the rank of the tensor {t.shape}")
     if x.shape[axis] != indices.size:
         raise ValueError(f"X has {x.shape[axis]} slices along axis {axis}, but there are "
                          f"{indices.size} indices")  # fmt: skip
