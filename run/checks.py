@@ -18,10 +18,13 @@ from huggingface.peft_files import AdapterTensors
 from huggingface.wrappers import TextTensors
 from modelling.spec import family_of
 from modelling.weights import Arrays, WeightTable
+from modelling.weights.logical import OPTIMIZER
 from modelling.weights.mxfp4 import parts_of_blocks
+from modelling.weights.table import FP8
 
 ModelTensors = ModelFiles | TextTensors | AdapterTensors
 
+_PAST_FLOAT16 = 65520  # the least number that float16 rounds to infinity
 _FLOATS = ("float32", "float16", "bfloat16", "float64")
 _IGNORED = {
     "architectures", "attn_pdrop", "bos_token_id", "decoder_start_token_id", "dropout_rate",
@@ -90,8 +93,8 @@ def check_fit(
 
 
 class Finite(Lazy[np.ndarray]):
-    """Some of the tensors in a place, which raise CheckpointError when one with NaN or infinity is
-    read, unless that is allowed."""
+    """Some of the tensors in a place, which raise CheckpointError when one is read that has NaN or
+    infinity, or would have in the model's float16, unless that is allowed."""
 
     concurrent: ClassVar[bool] = True
     """Several threads may read some at a time."""
@@ -102,6 +105,7 @@ class Finite(Lazy[np.ndarray]):
         """Args: `names`: of those that there are; None: all."""
         super().__init__(dict.fromkeys(tensors if names is None else names))
         self._allowed, self._tensors, self._load = config.checkpoint.nonfinite, tensors, load
+        self._half = config.model.precision == "float16"
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self._names:
@@ -115,9 +119,17 @@ class Finite(Lazy[np.ndarray]):
         return self._checked(name, self._tensors.some(name, wanted))
 
     def _checked(self, name: str, array: np.ndarray) -> np.ndarray:
-        if not self._allowed and not np.isfinite(array).all():
+        if self._allowed or not array.size:
+            return array
+        if not np.isfinite(array).all():
             raise CheckpointError(
                 f"{name} in {self._load} has NaN or infinity: take weights of an earlier step, or "
                 "accept them by --checkpoint.nonfinite"
+            )
+        is_weight = not name.startswith((f"{OPTIMIZER}/", f"{FP8}/"))  # others are float32
+        if self._half and is_weight and max(array.max(), -array.min()) >= _PAST_FLOAT16:
+            raise CheckpointError(
+                f"{name} in {self._load} has numbers past 65504, which float16 ends at: give "
+                "--precision bfloat16 or float32"
             )
         return array

@@ -21,7 +21,7 @@ from run.over import Over
 from run.start import Start
 from terminal.screen import say
 
-_FORMAT = "1"
+_FORMAT = "2"
 """Changes when the same weights would be packed otherwise."""
 
 _DIGEST = "sha256"  # a tensor of a file: of the others

@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import numpy as np
-
-from popxl_addons.ops.group_quantize_decompress import (
-    group_quantize_compress_numpy,
-    group_quantize_decompress_numpy,
-)
+from ml_dtypes import bfloat16
 
 GROUP = 8
 
 
 def rounded(weight: np.ndarray, size: int = GROUP, bits: int = 4) -> tuple[np.ndarray, np.ndarray]:
-    """What few bits keep of a weight (in, out), and the step of each element, in float16."""
+    """What few bits keep of a weight (in, out), and the step of each element, in float32."""
     features, outputs = weight.shape
-    groups = weight.astype(np.float16).reshape(features // size, size, outputs)
-    low = groups.min(1, keepdims=True)
-    step = (groups.max(1, keepdims=True) - low) / np.float16(2**bits - 1)
-    kept = np.rint((groups - low) / step) * step + low
+    groups = weight.astype(np.float32).reshape(features // size, size, outputs)
+    low = _bfloat16_towards(-np.inf, groups.min(1, keepdims=True))
+    range_ = groups.max(1, keepdims=True) - low
+    step = _bfloat16_towards(np.inf, range_ / np.float32(2**bits - 1))
+    kept = np.rint((groups - low) / np.where(step == 0, 1, step)) * step + low
     return kept.reshape(weight.shape), np.broadcast_to(step, groups.shape).reshape(weight.shape)
 
 
+def _bfloat16_towards(end: float, x: np.ndarray) -> np.ndarray:
+    """The nearest number of bfloat16 in this direction, float32."""
+    near = x.astype(bfloat16)
+    past = near.astype(np.float32) > x if end < 0 else near.astype(np.float32) < x
+    return np.where(past, np.nextafter(near, bfloat16(end)), near).astype(np.float32)
+
+
 def in_few_bits(weight: np.ndarray, size: int, bits: int) -> np.ndarray:
-    """What the engine leaves of a weight (out, in), float32. Devices take subnormal numbers of
-    float16 for 0."""
-    parts = group_quantize_compress_numpy(weight, size, bits=bits)
-    left = group_quantize_decompress_numpy(*parts, bits=bits)
-    return np.where(np.abs(left) < np.finfo(np.float16).tiny, 0, left.astype(np.float32))
+    """What is left of a weight (out, in), float32."""
+    return rounded(weight.T, size, bits)[0].T
 
 
 def is_quantised(name: str, weight: np.ndarray) -> bool:
@@ -41,7 +42,4 @@ def rounded_weights(
     weights: dict[str, np.ndarray], size: int, bits: int = 4
 ) -> dict[str, np.ndarray]:
     """Their weights are (out, in)."""
-    return {
-        n: rounded(w.T, size, bits)[0].T.astype(np.float32) if is_quantised(n, w) else w
-        for n, w in weights.items()
-    }
+    return {n: in_few_bits(w, size, bits) if is_quantised(n, w) else w for n, w in weights.items()}

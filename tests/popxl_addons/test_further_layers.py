@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from ml_dtypes import bfloat16
 from scipy.sparse import csr_matrix
 from transformers.models.gptj.modeling_gptj import (
     apply_rotary_pos_emb,
@@ -305,10 +306,19 @@ def test_variables_of_a_quantised_linear_have_the_names_of_checkpoints_and_start
             assert not any(f.next_data().any() for f in facts.values_flat())
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, 1e5])
-def test_what_is_not_finite_has_no_4_bit_form(value):
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        *(([0.0, 1.0, value, 2.0], np.float16) for value in (np.nan, np.inf, 1e5)),
+        ([-4e4, 0.0, 1.0, 4e4], np.float16),  # 8e4 apart
+        ([0.0, 1.0, 2.0, 65504.0], np.float16),  # 15 rounded steps are more
+        *(([0.0, 1.0, value, 2.0], bfloat16) for value in (np.nan, -np.inf, 1e39)),
+        ([-3e38, 0.0, 1.0, 3e38], bfloat16),
+    ],
+)
+def test_what_a_scale_cannot_hold_has_no_4_bit_form(values, dtype):
     with pytest.raises(ValueError, match="4-bit form"):
-        group_quantize_compress_numpy(np.array([[0.0, 1.0, value, 2.0]]), 4)
+        group_quantize_compress_numpy(np.array([values]), 4, dtype=dtype)
 
 
 def test_norms_over_several_axes_and_biases_of_convolutions_are_mapped():

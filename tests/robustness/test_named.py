@@ -572,16 +572,23 @@ def test_weights_of_a_model_with_other_heads(kind, heads, rotary, name, tmp_path
         load_weights(gptj(heads, rotary, load=load), table)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_weights_that_are_not_finite(value, tmp_path):
-    config = gptj(2, 4, load=str(tmp_path / "hf"))
+@pytest.mark.parametrize(
+    ("value", "precision", "said"),
+    [
+        (np.nan, "float32", "NaN or infinity"),
+        (np.inf, "float32", "NaN or infinity"),
+        (-65520, "float16", "numbers past 65504, which float16 ends at"),
+    ],
+)
+def test_weights_that_are_not_finite(value, precision, said, tmp_path):
+    config = gptj(2, 4, load=str(tmp_path / "hf")).changed({"model.precision": precision})
     table, description = family_of(config).weights(config), family_of(config).to_config_json(config)
     write_hf_directory(tmp_path / "hf", initial(config), description)
     file = tmp_path / "hf" / "model.safetensors"
     tensors = load_file(file)
     tensors["lm_head.bias"][3] = value
     save_file(tensors, file)
-    with pytest.raises(CheckpointError, match="lm_head.bias in .* has NaN or infinity"):
+    with pytest.raises(CheckpointError, match=f"lm_head.bias in .* has {said}"):
         dict(starting_point(config, table).tensors)
     asked = gptj(2, 4, load=str(tmp_path / "hf"), nonfinite=True)
     assert len(dict(starting_point(asked, table).tensors)) == len(tensors)

@@ -8,7 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from checkpoints.digests import digest
+from checkpoints.digests import digest, digest_of_bytes
+from config.model import FewBits
+from modelling.quantisation import PARTS, packed_shapes, quantised
+from popxl_addons import NamedTensors
+from run import packed_base
 from run.packed_base import PackedBase
 from tests.full_disk import full_disk
 
@@ -71,6 +75,23 @@ def test_those_of_another_base_or_form_are_others(made, making) -> None:
     assert making.count == 4
     made(changed | {"c": WEIGHTS["a"]})
     assert making.count == 4
+
+
+def test_those_of_another_format_are_made_again(made, making, monkeypatch) -> None:
+    monkeypatch.setattr(packed_base, "_FORMAT", "1")
+    check(made())
+    monkeypatch.undo()
+    check(made())
+    assert making.count == 2
+
+
+def test_the_format_is_that_of_these_bits() -> None:
+    """Where a weight is packed otherwise, `_FORMAT` has to change: caches hold the bits."""
+    weight = np.float32(1e-4) * (np.arange(64, dtype=np.float32) * 37 % 64 - 30).reshape(16, 4)
+    shapes = zip(PARTS, packed_shapes((16, 4), FewBits(4, 8)), strict=True)
+    parts = NamedTensors.from_dict({n: np.empty(s) for n, s in shapes})
+    bits = b"".join(part.tobytes() for part in quantised(weight, parts))
+    assert (packed_base._FORMAT, digest_of_bytes(bits)[:8]) == ("2", "0e6749ee")
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "empty"])

@@ -1,13 +1,21 @@
 """Weights in 4 or 8 bits: groups of neighbouring values share a scale and a bias.
 
-A group of values x is stored as integers q in 0..15 or 0..255 with x ≈ q * scale + bias; scale and
-bias are float16. Four or two integers share a uint16, the first in its highest bits.
+A group of values x is stored as integers q in 0..15 or 0..255 with x ≈ q * scale + bias. Four or
+two integers share a uint16, the first in its highest bits.
+
+Scale and bias are of one of two types:
+- float16, in which all arithmetic is then, too. Scales below 6e-5 have fewer digits, and numbers
+  below 3e-8 are 0.
+- bfloat16, with arithmetic in float32, for numbers of any size. Biases are rounded down and scales
+  up, so that each value is off by half a scale at most. With n + 1 integers, a scale is at most
+  (1 + 1/128) (highest - lowest + |lowest| / 128) / n.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 import popxl
@@ -34,9 +42,9 @@ def _shifts(bits: int) -> np.ndarray:
 
 
 def group_quantize_compress_numpy(
-    t: np.ndarray, group_size: int, dim: int = -1, bits: int = 4
+    t: np.ndarray, group_size: int, dim: int = -1, bits: int = 4, dtype: Any = np.float16
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Quantise float data. All arithmetic is in float16.
+    """Quantise float data.
 
     Args:
         t: array of n axes.
@@ -44,14 +52,16 @@ def group_quantize_compress_numpy(
             axis `dim`.
         dim: axis along which neighbours form groups.
         bits: of a value, 4 or 8.
+        dtype: of scale and bias, float16 or bfloat16.
 
     Returns:
-        Packed uint16, and scale and bias, float16. Their axes are those of `t`, with `dim` moved
-        to the end and cut in two: (..., groups, group_size * bits / 16), and (..., groups, 1) for
-        scale and bias.
+        Packed uint16, and scale and bias. Their axes are those of `t`, with `dim` moved to the end
+        and cut in two: (..., groups, group_size * bits / 16), and (..., groups, 1) for scale and
+        bias.
 
     Raises:
-        ValueError: the group size does not fit; an element is NaN or infinite, in float16 too.
+        ValueError: the group size does not fit; an element is NaN or infinite; numbers of a group
+            are too large, or too far apart, for float16, or for half of float32's range.
     """
     shifts, levels = _shifts(bits), 2**bits - 1
     if group_size < 1 or group_size % len(shifts) or t.shape[dim] % group_size:
@@ -59,21 +69,35 @@ def group_quantize_compress_numpy(
             f"group_size {group_size} must be a multiple of {len(shifts)} that divides axis {dim} "
             f"of shape {t.shape}"
         )
-    with np.errstate(over="ignore"):
-        moved = _float16(np.moveaxis(np.asarray(t), dim, -1))
-    if not np.isfinite(moved).all():
-        raise ValueError(f"NaN, infinity and numbers past float16's 65504 have no {bits}-bit form")
-    groups = moved.reshape(*moved.shape[:-1], -1, group_size)
-    bias = groups.min(-1, keepdims=True)
-    scale = _float16(_float16(groups.max(-1, keepdims=True) - bias) / np.float32(levels))
-    q = _float16(groups - bias)
-    q = _float16(np.divide(q, np.where(scale == 0, np.float32(1), scale), out=q))
+    q, scale, bias = _quantised(np.moveaxis(np.asarray(t), dim, -1), group_size, bits, dtype)
     values = np.clip(np.rint(q, out=q), 0, levels, out=q).astype(np.uint16)
     values = values.reshape(*values.shape[:-1], -1, len(shifts))
     words = values[..., 0] << shifts[0]
     for number, shift in enumerate(shifts[1:], 1):
         words |= values[..., number] << shift
-    return words, scale.astype(np.float16), bias.astype(np.float16)
+    return words, scale.astype(dtype), bias.astype(dtype)
+
+
+def _quantised(
+    t: np.ndarray, group_size: int, bits: int, dtype: Any
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Values of groups in steps above the bias, scale and bias, all float32."""
+    half, levels = dtype == np.float16, np.float32(2**bits - 1)
+    rounded = _float16 if half else _float32
+    with np.errstate(over="ignore", invalid="ignore"):
+        groups = rounded(t).reshape(*t.shape[:-1], -1, group_size)
+        low, high = groups.min(-1, keepdims=True), groups.max(-1, keepdims=True)
+        bias = low if half else _bfloat16_below(low)
+        scale = rounded(rounded(high - bias) / levels)
+        scale = scale if half else -_bfloat16_below(-scale)
+        top = rounded(rounded(levels * scale) + bias)  # the largest number that comes back
+    if not np.isfinite(top).all():
+        most = "float16's 65504" if half else "1.7e38"
+        raise ValueError(
+            f"NaN, infinity and numbers past {most}, or so far apart, have no {bits}-bit form"
+        )
+    q = rounded(groups - bias)
+    return rounded(np.divide(q, np.where(scale == 0, np.float32(1), scale), out=q)), scale, bias
 
 
 def _float16(x: np.ndarray) -> np.ndarray:
@@ -82,8 +106,22 @@ def _float16(x: np.ndarray) -> np.ndarray:
     return x.astype(np.float16, order="C").astype(np.float32)
 
 
-def _decompress(words: Any, scale: Any, bias: Any, dim: int, bits: int) -> Any:
-    """As numpy does: the product is rounded, and then the sum.
+def _float32(x: np.ndarray) -> np.ndarray:
+    """In C order."""
+    return x.astype(np.float32, order="C", copy=False)
+
+
+def _bfloat16_below(x: np.ndarray) -> np.ndarray:
+    """The largest number of bfloat16 that is no larger, in float32."""
+    bits = x.view(np.uint32)  # the upper 16 are bfloat16's
+    up = np.where(x < 0, np.uint32(0xFFFF), np.uint32(0))
+    return ((bits + up) & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+def _decompress(
+    words: Any, scale: Any, bias: Any, dim: int, bits: int, dtype: popxl.dtype | None
+) -> Any:
+    """As numpy does.
 
     What is packed is transposed, not the values, of which there are as many times more as a word
     has: neighbours in memory are computed from neighbours.
@@ -97,28 +135,41 @@ def _decompress(words: Any, scale: Any, bias: Any, dim: int, bits: int) -> Any:
         shape = words.shape[0], -1
         packed = tuple(part[..., None] for part in packed)
     words, scale, bias = packed
-    q, dtype = ((words >> shifts) & (2**bits - 1)).astype(np.float32), scale.dtype
-    values = in_precision_of(dtype, q * widen(scale)) + widen(bias)
-    return in_precision_of(dtype, values).astype(dtype).reshape(shape)
+    half, own = scale.dtype == np.float16, dtype.as_jax() if dtype else scale.dtype
+
+    def rounded(x: Any) -> Any:
+        return in_precision_of(np.float16, x) if half else x
+
+    q = ((words >> shifts) & (2**bits - 1)).astype(np.float32)
+    values = rounded(rounded(q * widen(scale)) + widen(bias))
+    if not half or own != np.float16:
+        values = in_precision_of(own, values)
+    return values.astype(own).reshape(shape)
 
 
 def group_quantize_decompress_numpy(
     t: np.ndarray, group_scale: np.ndarray, group_bias: np.ndarray, dim: int = -1, bits: int = 4
 ) -> np.ndarray:
-    """The values that `group_quantize_compress_numpy` stored, up to half a step of their group.
+    """The values that `group_quantize_compress_numpy` stored, up to half a scale of their group.
 
     Returns:
-        float16.
+        float32 where scale and bias are bfloat16, otherwise float16.
     """
     words, column = np.asarray(t), (*t.shape[:-1], 1)
-    scale, bias = (np.asarray(a, np.float16).reshape(column) for a in (group_scale, group_bias))
+    of = np.float32 if np.asarray(group_scale).dtype == ml_dtypes.bfloat16 else np.float16
+    scale, bias = (np.asarray(a).astype(of).reshape(column) for a in (group_scale, group_bias))
     q = (words[..., None] >> _shifts(bits)) & (2**bits - 1)
-    groups = q.reshape((*words.shape[:-1], -1)).astype(np.float16) * scale + bias
+    groups = q.reshape((*words.shape[:-1], -1)).astype(of) * scale + bias
     return np.moveaxis(groups.reshape((*groups.shape[:-2], -1)), -1, dim)
 
 
 def _infer(
-    t: TensorSpec, scale: TensorSpec, bias: TensorSpec, dim: int, bits: int
+    t: TensorSpec,
+    scale: TensorSpec,
+    bias: TensorSpec,
+    dim: int,
+    bits: int,
+    dtype: popxl.dtype | None,
 ) -> list[TensorSpec]:
     if len(t.shape) != 3 or t.dtype != popxl.uint16:
         raise ValueError(
@@ -140,7 +191,7 @@ def _infer(
         )
     shape = [t.shape[0]]
     shape.insert(dim % 2, t.shape[1] * t.shape[2] * len(_shifts(bits)))
-    return [TensorSpec(shape, scale.dtype)]
+    return [TensorSpec(shape, dtype or scale.dtype)]
 
 
 _DECOMPRESS = define(
@@ -157,19 +208,24 @@ def group_quantize_decompress(
     group_bias: popxl.Tensor,
     dim: int = -1,
     bits: int = 4,
+    dtype: popxl.dtype | None = None,
 ) -> popxl.Tensor:
     """The values of a packed matrix, see `group_quantize_compress_numpy`.
 
     Args:
         t: uint16 (n, groups, group_size * bits / 16).
-        group_scale, group_bias: float16 (n, groups, 1) or (n, groups).
+        group_scale, group_bias: of one float dtype, (n, groups, 1) or (n, groups). Arithmetic is in
+            float16 if they are, otherwise in float32.
         dim: axis of the result along which groups lie.
         bits: of a value, 4 or 8.
+        dtype: of the result; None: that of the scale.
 
     Returns:
-        A matrix in the dtype of the scale.
+        A matrix.
 
     Raises:
         ValueError: shapes or dtypes that do not fit.
     """
-    return emit(_DECOMPRESS, [t, group_scale, group_bias], {"dim": dim, "bits": bits})[0]
+    return emit(
+        _DECOMPRESS, [t, group_scale, group_bias], {"dim": dim, "bits": bits, "dtype": dtype}
+    )[0]
