@@ -28,6 +28,10 @@ SMALL_MODEL = "google/flan-t5-small"
 _EVALUATING = Layer("this program", {"model": {"eval": True}})
 _OF_A_RUN = ("checkpoint.load", "checkpoint.save", "checkpoint.mirror")
 """Fields that a run which is continued has its own values of."""
+_PLACES = (
+    "checkpoint.mirror", "execution.packed", "training.reference", "data.train", "data.validation",
+)  # fmt: skip
+"""Fields of places outside a run's folder that it reads or writes."""
 
 
 class Origins(Protocol):
@@ -76,6 +80,7 @@ class Below:
         name: of the preset, file, model or folder that is given.
         run: the folder of the run that is continued; None: one begins.
         besides: what `--config` says beside that run, which has settings of its own.
+        of_run: the folder of the run whose settings are taken, which may be a stranger's.
         is_nothing: nothing is named; `--help` is for models of all families.
     """
 
@@ -83,7 +88,25 @@ class Below:
     settings: Settings
     run: str | None = None
     besides: Mapping[str, Any] = field(default_factory=dict)
+    of_run: str | None = None
     is_nothing: bool = False
+
+    def places(self, flags: Mapping[str, Any]) -> list[str]:
+        """A line on the places outside of its folder that a run names, and flags, nested, do not:
+        whoever made the folder chose them."""
+        if self.of_run is None:
+            return []
+        named, given = flattened(self.settings.layers[0].values), flattened(flags)
+        inside = os.path.abspath(self.of_run)
+        outside = [
+            f"{name} {shown_path(named[name])}"
+            for name in _PLACES
+            if isinstance(named.get(name), str)
+            and name not in given
+            and not os.path.abspath(named[name]).startswith(f"{inside}{os.sep}")
+        ]
+        found = ", ".join(outside)
+        return [f"as the run in {shown_path(self.of_run)} says: {found}"] if found else []
 
     def differences(self, flags: Mapping[str, Any]) -> list[str]:
         """A line for each field that flags, nested, change in the run that is continued, and for
@@ -182,7 +205,7 @@ def _continued(first: FirstReading, origins: Origins) -> Below | None:
         _check_family(folder, values, first.model, described)
         over.append(Layer(first.model, {"model": described["model"]}))
     settings = Settings(section, (Layer(folder, values, True), *over))
-    return Below(first.config or first.model or folder, settings, folder, besides)
+    return Below(first.config or first.model or folder, settings, folder, besides, folder)
 
 
 def _is_same(model: str, run: Mapping[str, Any]) -> bool:
@@ -211,7 +234,7 @@ def _begun(first: FirstReading, origins: Origins) -> Below | None:
         if saved is not None:
             section, name = config_class_of(saved, str(first.load)), str(first.load)
             layers = (Layer(name, saved, True), *own)
-            return Below(first.config or name, Settings(section, layers))
+            return Below(first.config or name, Settings(section, layers), of_run=name)
         model = _model_of(first)
     if model is None:
         nothing = not said or (first.is_own and "family" not in said)

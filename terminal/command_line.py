@@ -161,7 +161,7 @@ def _add_fields(
 def _settings(below: Below, flags: Mapping[str, Any], origins: Origins | None) -> Settings:
     """All layers. Says what replaces what where a person may not expect it."""
     flags = placed(flags)
-    notes = below.differences(flags)
+    notes = [*below.places(flags), *below.differences(flags)]
     settings, more = with_one_length(below.settings.over(Layer("flags", flags)))
     settings, most = with_fitting_micro_batch(settings)
     settings, others = without_contradictions(with_length_and_batch(settings))

@@ -103,6 +103,25 @@ def test_flags_change_them_and_each_change_is_a_line(run, capsys):
     assert not any("beta2:" in line and "->" in line for line in said)
 
 
+def test_places_that_only_the_run_names_are_said(run, capsys, tmp_path):
+    """Whoever made its folder chose where it reads and copies what the run has."""
+    inside, outside = str(tmp_path / "run" / "packed"), str(tmp_path / "runs.jsonl")
+    places = {"checkpoint.save": "run", "checkpoint.mirror": "s3://bucket/run"}
+    places |= {"data.train": outside, "execution.packed": inside, "data.prompt": "a {b}"}
+    folder, _ = run(**places, **{"data.target": "{b}", "model.quantisation": None})
+    line = f"as the run in {folder} says: checkpoint.mirror s3://bucket/run, data.train {outside}"
+    read("--save", folder)
+    assert line in capsys.readouterr().err.splitlines()
+    read("--save", folder, "--data.train", outside)
+    said = capsys.readouterr().err.splitlines()
+    assert f"as the run in {folder} says: checkpoint.mirror s3://bucket/run" in said
+    other = ("--load", folder, "--save", str(tmp_path / "other"))
+    read(*other)
+    assert f"as the run in {folder} says: data.train {outside}" in capsys.readouterr().err
+    read(*other, "--data.train", outside)
+    assert " says: " not in capsys.readouterr().err
+
+
 def test_what_config_says_in_vain_is_a_line(run, capsys, tmp_path):
     folder, before = run()
     own = tmp_path / "own.yml"
