@@ -108,10 +108,10 @@ class Report:
 
     @property
     def device_bytes(self) -> int:
-        """Device bytes of one replica, what is on its way ahead of its use included."""
+        """Device bytes of one replica, with what is on its way and gaps between arrays."""
         if self.timeline is None or self.machine.platform == "cpu":
             return self.plan.device
-        return self.plan.on_device + self.timeline.peak
+        return self.plan.on_device + self.timeline.extent
 
     @property
     def fits(self) -> bool:

@@ -33,7 +33,6 @@ from terminal.screen import say
 
 _SPARE_HOST = 0.1  # of the free memory, for whatever else runs there
 _SHARES = (0.5,), (0.25, 0.75)  # of a kind's layers, tried in turn
-_LEAST_MARGIN = 0.05  # of a device's memory, in place of a plan's margin, where the host is full
 _SLICES = 2, 4, 8  # of the queries
 _TRIES = 5  # to place entries, each in what the ones before it left
 _PASS_GAIN = 0.05  # of the time: several passes save less than simulated (an H200: XL, FP8, Llama)
@@ -157,9 +156,7 @@ class _Search:
     ) -> None:
         self._config = config
         self._candidates, self._rates, self._memory, self._host = candidates, rates, memory, host
-        has_room = self.has_room(Variant(_numbers_per_pass(config)[1]))
-        self._squeezes = has_room and config.execution.disk is None  # where the host lacks little
-        self._known = candidates.trials((rates, memory, host, self._squeezes))
+        self._known = candidates.trials((rates, memory, host))
         self.tried: list[Trial] = []
 
     @classmethod
@@ -233,23 +230,17 @@ class _Search:
 
     def _simulated(self, variant: Variant) -> Trial:
         program, traced = self._program(variant)
-        placement, fits = self._placed(traced, popxl.plan.MARGIN)
-        lacks = traced.storage().remote - self._host
-        little = 0 < lacks < popxl.plan.MARGIN * self._memory
-        if self._squeezes and not variant.kept and little:
-            placement, fits = self._placed(traced, _LEAST_MARGIN)
+        placement, fits = self._placed(traced)
         return Trial(variant, program, traced, placement, fits)
 
-    def _placed(
-        self, traced: popxl.plan.Traced, margin: float
-    ) -> tuple[popxl.plan.Placement, bool]:
+    def _placed(self, traced: popxl.plan.Traced) -> tuple[popxl.plan.Placement, bool]:
         """Its entries placed, and whether there is room."""
         besides: int | None = None
         hosted: popxl.plan.Hosted | None = None
         for _ in range(_TRIES):  # what travels less takes more memory, or less
             memory = int(self._memory)
-            placement = popxl.plan.place(traced, self._rates, memory, besides, hosted, margin)
-            taken = max(besides or 0, placement.after.peak - placement.nbytes)
+            placement = popxl.plan.place(traced, self._rates, memory, besides, hosted)
+            taken = max(besides or 0, placement.after.extent - placement.nbytes)
             on_device, on_host = self._fits(traced, placement)
             if taken == besides or (on_device and (on_host or not self._holds(traced))):
                 break
@@ -277,8 +268,8 @@ class _Search:
     ) -> tuple[bool, bool]:
         """Whether device and host have room."""
         stored = traced.storage()
-        on_device = stored.on_device + placement.after.peak
-        return on_device <= self._memory, stored.remote <= self._host
+        on_device = stored.on_device + placement.after.extent
+        return on_device <= (1 - popxl.plan.MARGIN) * self._memory, stored.remote <= self._host
 
 
 def fits_some_way(candidates: Candidates, config: RunConfig, on: Machine) -> bool:

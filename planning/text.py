@@ -125,12 +125,14 @@ def _disk(report: Report) -> list[str]:
 
 def _on_device(report: Report) -> list[str]:
     plan, timeline = report.plan, report.timeline
-    between, on_its_way = plan.temporaries, ""
+    between, on_its_way, gaps = plan.temporaries, "", []
     if timeline is not None and report.machine.platform != "cpu":
         between, on_its_way = timeline.peak - plan.resident, " and what is on its way"
+        gaps = [f"{gigabytes(timeline.extent - timeline.peak)} between arrays"]
     kept = [] if not plan.resident else [f"{gigabytes(plan.resident)} of remote buffers"]
     return [
         f"{gigabytes(between)} intermediate values{on_its_way}",
+        *gaps,
         *kept,
         f"{gigabytes(plan.variables - plan.resident)} variables",
         f"{gigabytes(plan.streams)} host streams",

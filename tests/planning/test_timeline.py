@@ -179,12 +179,14 @@ def test_placement_beats_keeping_one_kind(name: str, share: float) -> None:
     link, plan = rates(program), program.plan()
     buffers = program.ir.remote_buffers
     device = (
-        int((share * plan.remote + program.timeline(link).peak + plan.on_device) / (1 - MARGIN)) + 9
+        int((share * plan.remote + program.timeline(link).extent + plan.on_device) / (1 - MARGIN))
+        + 9
     )
     try:
         placement = popxl.plan.place(program, link, device)
         assert 0.9 * share * plan.remote < placement.nbytes <= placement.room
-        assert placement.after.peak + plan.on_device <= (1 - MARGIN) * device
+        taken = placement.after.extent + plan.on_device  # gaps are not known before
+        assert taken <= (1 - MARGIN) * device + 0.25 * placement.room
         found = []
         for kind in {buffer.kind for buffer in buffers}:
             left = placement.room
@@ -212,9 +214,10 @@ def test_what_a_long_run_takes_of_a_device_follows_from_a_shorter_one(
     monkeypatch.setattr(popxl.plan.placement, "_LONG", program.runs - 1)
     monkeypatch.setattr(popxl.plan.placement, "_ITERATIONS", 6)
     hosted = popxl.plan.Hosted(program, link)
-    assert hosted.peak == pytest.approx(expected.peak, rel=0.05)
+    assert hosted.brief.peak == pytest.approx(expected.peak, rel=0.05)
+    assert hosted.brief.peak <= hosted.brief.extent <= expected.extent
     assert program.shortened(6).runs < 0.25 * program.runs
-    placement = popxl.plan.place(program, link, 2 * hosted.peak, hosted=hosted)
+    placement = popxl.plan.place(program, link, 2 * hosted.brief.extent, hosted=hosted)
     kept = {buffer: buffer.residents for buffer in program.ir.remote_buffers}
     assert any(kept.values())
     assert placement.before.seconds == expected.seconds > placement.after.seconds

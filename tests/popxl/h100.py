@@ -18,6 +18,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 DEVICES = """
+import os
 import sys
 import numpy as np
 from jax.experimental import topologies
@@ -28,6 +29,7 @@ from popxl._compile.platforms import Gpu
 from tests.popxl.h100 import ROOT
 
 target = (ROOT / "tests/popxl/h100.txtpb").read_text()
+target = target.replace("device_memory_size: 84942979072", os.environ["DEVICE_MEMORY"])
 topology = topologies.get_topology_desc(platform="cuda", target_config=target, topology="1x1x1")
 devices = topology.devices
 fused_attention_stablehlo.check_compute_capability = lambda least: True  # it asks the device
@@ -46,7 +48,11 @@ def compiled(lowered, **other):
 """
 
 
-def compiled_for_an_h100(script: str) -> list[list[str]]:
+H100, H200 = 84_942_979_072, 150_754_820_096
+"""Bytes of their memory; otherwise XLA compiles the same for both."""
+
+
+def compiled_for_an_h100(script: str, memory: int = H100) -> list[list[str]]:
     """Fields of the lines that `script` prints, after `DEVICES`, in a process of its own.
 
     Triton is off: XLA weighs it against cublasLt by timing both on the device.
@@ -55,6 +61,7 @@ def compiled_for_an_h100(script: str) -> list[list[str]]:
         **os.environ,
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": "--xla_gpu_enable_triton_gemm=false",
+        "DEVICE_MEMORY": f"device_memory_size: {memory}",
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "runtime/src"), *sys.path]),
     }
     done = subprocess.run(

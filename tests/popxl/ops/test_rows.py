@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+import popxl
+from popxl import ops
+from popxl._ir.opdef import registry
 from popxl.ops._folds import tracing_for
 from popxl.ops._rows import add_rows
 from tests.popxl.ops.harness import compile_quickly
@@ -95,6 +100,49 @@ def test_only_indices_are_sorted_and_no_sum_depends_on_the_order_of_threads() ->
     scatters = [e for e in found if e.primitive.name == "scatter-add"]
     assert len(scatters) == 2, "of blocks, and of what goes on from one to the next"
     assert all(e.params["unique_indices"] for e in scatters)
+
+
+@settings(deadline=None, max_examples=10)
+@given(
+    count=st.sampled_from([1, 40, 1030, 3000]),
+    zero_oor=st.booleans(),
+    half=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+def test_gradients_are_added_to_rows_as_if_the_whole_table_were(
+    count, zero_oor, half, seed
+) -> None:
+    """Bit for bit, where indices repeat, some are out of range, and one of their rows is NaN."""
+    compile_quickly()
+    rng = np.random.default_rng(seed)
+    grad, dtype = registry()["gather_grad"], jnp.bfloat16 if half else np.float32
+    shape, attrs = (4000, 3), {"axis": 0, "zero_oor": zero_oor}
+    indices = rng.integers(-5 if zero_oor else 0, 4010 if zero_oor else 4000, count)
+    indices = np.where(rng.random(count) < 0.5, indices, indices[0]).astype(np.int32)
+    t, dy = rng.normal(size=shape).astype(np.float32), rng.normal(size=(count, 3)).astype(dtype)
+    if zero_oor and not 0 <= indices[-1] < 4000:
+        dy[-1] = np.nan
+
+    with tracing_for("gpu 9.0"):
+        onto = jax.jit(partial(grad.onto, shape=shape, **attrs))(t, dy, indices)
+        whole = jax.jit(partial(grad.lower, shape=shape, **attrs))(dy, indices)
+    np.testing.assert_array_equal(np.asarray(onto), t + np.asarray(whole).astype(np.float32))
+
+
+def test_the_gradient_of_a_large_table_takes_memory_for_its_rows_alone() -> None:
+    """Added to an accumulator, as gradient accumulation does."""
+    ir = popxl.Ir()
+    with ir.main_graph:
+        table = popxl.variable(np.zeros((5000, 64)), popxl.bfloat16, name="table")
+        total = popxl.variable(np.zeros((5000, 64), np.float32), name="total")
+        tokens = popxl.constant(np.arange(20), popxl.int32)
+        graph = ir.create_graph(ops.gather, table, tokens)
+        grad = popxl.transforms.autodiff(graph, grads_required=[graph.inputs[0]]).graph
+        dy = popxl.constant(np.ones((20, 64)), popxl.bfloat16)
+        (gradient,) = ops.call(grad, dy, tokens)
+        ops.var_updates.accumulate_(total, gradient)
+    works = popxl.plan.trace(ir, "gpu 9.0").works
+    assert sum(work.temporaries for work in works.values()) < 2**17
 
 
 def _all(jaxpr):

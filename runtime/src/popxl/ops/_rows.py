@@ -45,13 +45,37 @@ def add_rows(onto: Any, where: Any, rows: Any) -> Any:
     return sums.reshape(onto.shape)
 
 
+def add_summed_rows(onto: Any, where: Any, rows: Any) -> Any:
+    """The same on a GPU, where sums of rows with equal indices are rounded to the type of `rows`:
+    bit for bit what adding a whole array of such sums gives. It takes memory for the rows alone."""
+    size, features, count = onto.shape[0], math.prod(onto.shape[1:]), where.size
+    where = where.reshape(-1).astype(jnp.int32)
+    rows = jnp.where((where < size)[:, None], rows.reshape(count, features), 0)
+    if count <= _FEW:
+        index, sums = _few_sums(size, where, rows)
+    else:
+        order = jnp.argsort(where)
+        where = where[order]
+        number = jnp.cumsum(jnp.pad(where[1:] != where[:-1], (1, 0)))  # of the sum of each row
+        zeros = jnp.zeros((count, features), jnp.promote_types(rows.dtype, jnp.float32))
+        sums = _added(zeros, number, rows[order])
+        index = jnp.full(count, size).at[number].set(where)
+    table = onto.reshape(size, features)
+    return _scattered(table, index, sums.astype(rows.dtype)).reshape(onto.shape)
+
+
 def _added_few(onto: Any, where: Any, rows: Any) -> Any:
-    """The same, of rows so few that all pairs of them can be compared: those with equal indices are
-    summed in the place of the first."""
+    """The same, of rows so few that all pairs of them can be compared."""
+    return _scattered(onto, *_few_sums(len(onto), where, rows))
+
+
+def _few_sums(size: int, where: Any, rows: Any) -> tuple[Any, Any]:
+    """Rows with equal indices summed in the place of the first: indices, `size` in the places of
+    the others, and sums."""
     equal = where[:, None] == where
     is_first = ~jnp.any(jnp.tril(equal, -1), 1)
-    index = jnp.where(is_first, where, len(onto))
-    return _scattered(onto, index, _summed(equal, rows, (((1,), (0,)), ((), ()))))
+    index = jnp.where(is_first, where, size)
+    return index, _summed(equal, rows, (((1,), (0,)), ((), ())))
 
 
 def _added(onto: Any, where: Any, rows: Any) -> Any:

@@ -12,9 +12,10 @@ from jax import lax
 from popxl._ir.opdef import define
 from popxl.ops._args import axis_of, check_tensors, hint
 from popxl.ops._emit import emit
+from popxl.ops._folds import traced_for
 from popxl.ops._indices import dropped_outside, in_range, nearest
 from popxl.ops._numerics import check_arithmetic, widen
-from popxl.ops._rows import add_rows
+from popxl.ops._rows import add_rows, add_summed_rows
 from popxl.tensor import Tensor
 
 
@@ -36,16 +37,34 @@ def _gather(
     return jnp.where(valid, taken, jnp.zeros((), t.dtype))
 
 
-def _add_rows(dy: Any, indices: Any, shape: tuple[int, ...], axis: int, zero_oor: bool) -> Any:
-    """Scatter-add into zeros: float32 sums, since one row may get many contributions."""
+def _rows_and_places(
+    dy: Any, indices: Any, size: int, axis: int, zero_oor: bool
+) -> tuple[Any, Any]:
+    """The rows of a gradient, and the row of the table that each belongs to."""
     count = indices.ndim
     rows = jnp.moveaxis(dy, range(axis, axis + count), range(count))
-    where = (dropped_outside if zero_oor else nearest)(indices, shape[axis])
+    return rows, (dropped_outside if zero_oor else nearest)(indices, size)
+
+
+def _add_rows(dy: Any, indices: Any, shape: tuple[int, ...], axis: int, zero_oor: bool) -> Any:
+    """Scatter-add into zeros: float32 sums, since one row may get many contributions."""
+    rows, where = _rows_and_places(dy, indices, shape[axis], axis, zero_oor)
     zeros = widen(jnp.zeros((shape[axis], *shape[:axis], *shape[axis + 1 :]), dy.dtype))
     return jnp.moveaxis(add_rows(zeros, where, rows), 0, axis).astype(dy.dtype)
 
 
-_GATHER_GRAD = define("gather_grad", _add_rows)
+def _add_rows_onto(
+    t: Any, dy: Any, indices: Any, shape: tuple[int, ...], axis: int, zero_oor: bool
+) -> Any:
+    """On a GPU only the rows that are added are touched, where the table has more."""
+    is_whole = axis > 0 or indices.size >= shape[0] or widen(t).dtype != t.dtype
+    if is_whole or traced_for() != "gpu" or not jnp.issubdtype(dy.dtype, jnp.floating):
+        return (widen(t) + _add_rows(dy, indices, shape, axis, zero_oor)).astype(t.dtype)
+    rows, where = _rows_and_places(dy, indices, shape[0], axis, zero_oor)
+    return add_summed_rows(t, where, rows)
+
+
+_GATHER_GRAD = define("gather_grad", _add_rows, onto=_add_rows_onto)
 
 
 def _gather_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor | None]:

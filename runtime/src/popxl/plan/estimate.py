@@ -9,13 +9,23 @@ the program.
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
 from popxl.ops._cudnn import workspace_of
-from popxl.plan.flat import Flat, Node
+from popxl.plan.flat import Flat, Node, Value
 from popxl.plan.gpu_kernels import GpuKernels
-from popxl.plan.primitives import MATERIALISED, PICKS, RANDOM_BITS, is_float8, kind_of, nbytes
+from popxl.plan.primitives import (
+    MATERIALISED,
+    PICKS,
+    RANDOM_BITS,
+    SCATTERS,
+    is_float8,
+    kind_of,
+    nbytes,
+)
 from popxl.plan.records import Kernel
 
 
@@ -24,10 +34,13 @@ class Memory:
 
     Args:
         platform: that the function is compiled for: "cpu", "gpu" or "tpu".
+        donated: arguments that may be overwritten.
     """
 
-    def __init__(self, flat: Flat, platform: str) -> None:
+    def __init__(self, flat: Flat, platform: str, donated: Iterable[Any] = ()) -> None:
         self._flat, self._platform = flat, platform
+        self._kept = set(flat.inputs) - set(donated)
+        self._uses = Counter(v for node in flat.nodes for v in node.inputs)
         self._gpu = None if platform == "cpu" else GpuKernels(flat)
         self._names: dict[Any, Any] = {}  # values that are read where another value is
         written = set()  # because the program says so
@@ -51,6 +64,8 @@ class Memory:
         it scales back: FP8 products read that, see `popxl.ops.fp8`."""
         if kind_of(node.name) == "free" or (self._gpu and self._gpu.is_free(node)):
             return next(iter(node.inputs), None)
+        if self.scatters_in_place(node):
+            return node.atoms[0]
         if node.name not in ("convert_element_type", "mul"):
             return None
         large = [v for v in node.inputs if v.aval.shape]
@@ -60,9 +75,11 @@ class Memory:
         """The value whose memory `value` is in."""
         return self._names.get(value, value)
 
-    def is_argument(self, value: Any) -> bool:
-        """Whether the memory of a value is an argument's."""
-        return self.name(value) in self._flat.inputs
+    def scatters_in_place(self, node: Node) -> bool:
+        """Whether a node changes rows of an array that nothing else needs."""
+        if node.name not in SCATTERS or not isinstance(node.atoms[0], Value):
+            return False
+        return self._uses[node.atoms[0]] == 1 and self.name(node.atoms[0]) not in self._kept
 
     @cached_property
     def reads(self) -> list[dict[Any, int]]:
@@ -94,13 +111,12 @@ class Memory:
         held: dict[Any, int] = {}
         for i, node in enumerate(self._flat.nodes):
             made = [v for v in node.outputs if v in self.stored and v not in self._outside]
-            dying = sum(held.get(v, 0) for v in self.reads[i] if last[v] == i)
+            dying = [v for v in self.reads[i] if last[v] == i]
             held.update((v, nbytes(v.aval)) for v in made)
             live += sum(held[v] for v in made)
             for v in made:
                 last.setdefault(v, i)
-            # A loop, and what is computed element by element, may overwrite what it reads.
-            over = min(dying, sum(held[v] for v in made)) if self._overwrites(node) else 0
+            over = self._overwritten(node, made, [held[v] for v in dying if v in held])
             workspace = workspace_of(node.name, [v.aval.shape for v in node.atoms])
             most = max(most, live - over + self.extra(node) + workspace + self._inner(node))
             for v in {*self.reads[i], *node.outputs}:
@@ -111,8 +127,17 @@ class Memory:
     def _is_kernel(self, node: Node) -> bool:
         return node.runs_others or kind_of(node.name, self._platform) == "kernel"
 
-    def _overwrites(self, node: Node) -> bool:
-        return node.runs_others or not self._is_kernel(node)
+    def _overwritten(self, node: Node, made: Sequence[Any], dying: list[int]) -> int:
+        """Bytes of values that are made where others, of so many bytes each, are read the last
+        time: a loop may do that, and what is computed element by element, where sizes are equal."""
+        if node.runs_others:
+            return min(sum(dying), sum(nbytes(v.aval) for v in made))
+        over = 0
+        for size in (nbytes(v.aval) for v in made if not self._is_kernel(node)):
+            if size in dying:
+                dying.remove(size)
+                over += size
+        return over
 
     def extra(self, node: Node) -> int:
         """Bytes that a kernel writes and reads besides its operands and results."""

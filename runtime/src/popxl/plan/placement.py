@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from popxl.plan.plan import Traced
     from popxl.remote_buffer import RemoteBuffer
 
-MARGIN = 0.1  # of the memory for the program: XLA's allocator leaves gaps between arrays
+MARGIN = 0.05  # of the memory for the program: gaps grow from run to run, see `Timeline.extent`
 _STEP = 1 / 64  # of the room: what is chosen at a time
 _ROUND = 4  # choices
 _GOLDEN = (5**0.5 - 1) / 2  # the first multiples of it, modulo 1, are spread evenly
@@ -99,12 +99,12 @@ class Hosted:
             return self._traced.timeline(self._rates)
 
     @cached_property
-    def peak(self) -> int:
-        """`Timeline.peak`; of a long run about that, as a shorter one says."""
+    def brief(self) -> Timeline:
+        """The run, or a shorter one where it is long, which takes about as much of a device."""
         if self._traced.runs <= _LONG:
-            return self.timeline.peak
+            return self.timeline
         with self._none_resident():
-            return self._traced.shortened(_ITERATIONS).timeline(self._rates, self.window).peak
+            return self._traced.shortened(_ITERATIONS).timeline(self._rates, self.window)
 
     @cached_property
     def window(self) -> int:
@@ -128,23 +128,22 @@ def place(
     traced: Traced,
     rates: Rates,
     device: int,
-    peak: int | None = None,
+    besides: int | None = None,
     hosted: Hosted | None = None,
-    margin: float = MARGIN,
 ) -> Placement:
     """Choose which entries of the program's remote buffers stay on the device, and set it.
 
     Args:
         device: bytes of a device's memory for the program.
-        peak: of them, what a run takes besides those entries; default: what it takes if none stay.
+        besides: of them, what a run takes besides those entries; default: what it takes if none
+            stay.
         hosted: the run with all entries in host memory, where somebody asked for it already.
-        margin: fraction of `device` that stays free.
     """
     for buffer in traced.ir.remote_buffers:
         buffer.resident = 0
     hosted = hosted or Hosted(traced, rates)
-    peak = hosted.peak if peak is None else peak
-    room = int(device * (1 - margin)) - peak - traced.storage().on_device
+    besides = hosted.brief.extent if besides is None else besides
+    room = int(device * (1 - MARGIN)) - besides - traced.storage().on_device
     flow = traced.flow(rates, hosted.window)
     groups = list(_groups(traced, flow))
     saves: dict[str, float] = {}

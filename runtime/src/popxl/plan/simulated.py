@@ -35,6 +35,7 @@ from popxl._schedule.segment import nbytes_of, result_specs
 from popxl._storage.disk_traffic import AHEAD, BEHIND, has_room
 from popxl._storage.transit import Transit
 from popxl.plan.events import coming
+from popxl.plan.heap import Heap
 from popxl.plan.rates import Rates
 
 if TYPE_CHECKING:
@@ -69,20 +70,40 @@ class Span:
 class Array:
     """An array of which there is only its size and the time at which it is there."""
 
-    def __init__(self, device: Device, nbytes: int, ready: float = 0.0, held: bool = True) -> None:
+    def __init__(
+        self,
+        device: Device,
+        nbytes: int,
+        ready: float = 0.0,
+        held: bool = True,
+        given: Array | None = None,
+    ) -> None:
+        """
+        Args:
+            held: it is in the device's memory.
+            given: an array of the same size, whose memory it takes.
+        """
         self.nbytes, self.ready = nbytes, ready
-        self._device, self._held, self._deleted = device, held, False
-        if held:
-            device.allocate(nbytes)
+        self._device, self._deleted = device, False
+        self._at: int | None = None
+        if given is not None:
+            self._at, given._at = given._at, None
+        elif held:
+            self._at = device.allocate(nbytes)
 
     def __del__(self) -> None:
         self.release()
 
+    @property
+    def is_held(self) -> bool:
+        """Whether it is in the device's memory."""
+        return self._at is not None
+
     def release(self) -> None:
         """Give the device's memory back."""
-        if self._held:
-            self._held = False
-            self._device.allocate(-self.nbytes)
+        if self._at is not None:
+            self._device.free(self._at, self.nbytes)
+            self._at = None
 
     def delete(self) -> None:
         """Give the memory away."""
@@ -107,6 +128,7 @@ class Device:
         host: the host's clock.
         part: of the program that the host dispatches.
         live, peak: bytes of device memory that are taken, and the most that were.
+        heap: where they are.
         spans: what the streams did, in the order in which it was dispatched.
         exposed: seconds in which nothing was computed, by part: because of transfers, and because
             the host had not dispatched more.
@@ -127,6 +149,7 @@ class Device:
         self._in, self._out = Way(), Way()
         self.part = ""
         self.live = self.peak = 0
+        self.heap = Heap()
         self.spans: list[Span] = []
         self.exposed: dict[str, tuple[float, float]] = {}
         self._waited_until = 0.0
@@ -141,13 +164,18 @@ class Device:
         return max(self.host, self._compute, self._in.end, self._out.end, self._disk.clock)
 
     # ---- memory ---------------------------------------------------------------------------------
-    def allocate(self, nbytes: int) -> None:
-        """Take memory, or give it back (negative)."""
+    def allocate(self, nbytes: int) -> int:
+        """Take memory; returns its address."""
+        while self._leaving and self._leaving[0][0] <= self.host:
+            self._leaving.popleft()
         self.live += nbytes
-        if nbytes > 0:
-            while self._leaving and self._leaving[0][0] <= self.host:
-                self._leaving.popleft()
-            self.peak = max(self.peak, self.live)
+        self.peak = max(self.peak, self.live)
+        return self.heap.take(nbytes)
+
+    def free(self, at: int, nbytes: int) -> None:
+        """Give memory back."""
+        self.live -= nbytes
+        self.heap.give_back(at)
 
     def array(self, nbytes: int, on_device: bool) -> Array:
         """An array that is there from the beginning."""
@@ -171,12 +199,14 @@ class Device:
         self._dispatch(segment.name, self._seconds_of_host(segment))
         ready = max((a.ready for a in arguments if isinstance(a, Array)), default=0.0)
         end = self._run(segment.name, ready, self._seconds(segment))
-        for i in segment.donated:
-            arguments[i].delete()
+        given = [arguments[i] for i in segment.donated]
         sizes, others = self._results(segment)
-        results = [Array(self, nbytes, end) for nbytes in sizes]
+        results = [Array(self, nbytes, end, given=_of_size(given, nbytes)) for nbytes in sizes]
+        for array in given:
+            array.delete()
         results += [Array(self, 0, end, held=False) for _ in range(others)]
-        self.peak = max(self.peak, self.live + self._temporaries(segment))
+        if temporaries := self._temporaries(segment):
+            self.free(self.allocate(temporaries), temporaries)
         return results
 
     def _run(self, name: str, ready: float, seconds: float) -> float:
@@ -256,6 +286,11 @@ class Device:
 
 
 _END = itemgetter(1)
+
+
+def _of_size(arrays: Sequence[Array], nbytes: int) -> Array | None:
+    """The first of the arrays in device memory with so many bytes."""
+    return next((a for a in arrays if a.nbytes == nbytes and a.is_held), None)
 
 
 def _results(segment: Segment) -> tuple[list[int], int]:

@@ -47,6 +47,7 @@ class Timeline:
             computed any more is under the part that was last.
         peak: most bytes of device memory that are taken at a time, besides variables and host
             streams: resident entries, intermediate values, entries and rows on their way.
+        extent: `peak` with the gaps that XLA's allocator leaves (`popxl.plan.heap`).
         window: bytes that loads might be ahead (see `popxl._storage.transit`).
         spans: what each stream did; of a long loop in its first iterations (`popxl.plan.steady`).
     """
@@ -55,6 +56,7 @@ class Timeline:
     computing: float
     exposed: Mapping[str, Exposed]
     peak: int
+    extent: int
     window: int
     spans: Sequence[Span]
 
@@ -170,6 +172,7 @@ def _timeline(device: Device, window: int) -> Timeline:
         computing=sum(span.end - span.start for span in computing),
         exposed=exposed,
         peak=device.peak,
+        extent=device.heap.extent,
         window=window,
         spans=device.spans,
     )

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from popxl._compile.segment_function import replica_function
-from popxl._schedule.segment import argument_specs, facts_of
+from popxl._schedule.segment import argument_specs, donated, facts_of
 from popxl.ops._collective import AXIS
 from popxl.ops._folds import tracing_for
 from popxl.plan.estimate import Memory
 from popxl.plan.flat import Flat, Node, flatten
 from popxl.plan.primitives import (
     COLLECTIVES,
-    SCATTERS,
     arithmetic_of,
     attention_of,
     flops_of,
@@ -103,9 +102,11 @@ def work_of(segment: Segment) -> SegmentWork:
     with tracing_for(facts.target):
         closed = jax.make_jaxpr(function, axis_env=[(AXIS, facts.replicas)])(*specs)
     flat = flatten(closed.jaxpr)
+    arguments = flat.inputs[len(flat.inputs) - len(specs) :]
+    memory = Memory(flat, facts.target, [arguments[i] for i in donated(segment)])
     counter = _Counter(facts.replicas, facts.target)
-    counter.count(flat, 1)
-    return SegmentWork(counter.parts, Memory(flat, facts.target).peak())
+    counter.count(flat, 1, memory)
+    return SegmentWork(counter.parts, memory.peak())
 
 
 class _Counter:
@@ -113,9 +114,9 @@ class _Counter:
         self.parts: dict[str, Work] = {}
         self._replicas, self._platform = replicas, platform
 
-    def count(self, flat: Flat, times: int) -> None:
+    def count(self, flat: Flat, times: int, memory: Memory | None = None) -> None:
         """Count `times` executions of a function."""
-        memory = Memory(flat, self._platform)
+        memory = memory or Memory(flat, self._platform)
         for node, reads in zip(flat.nodes, memory.reads, strict=True):
             for body, count in node.bodies:
                 self.count(body, times * count)
@@ -159,8 +160,8 @@ class _Counter:
     @staticmethod
     def _moved(node: Node, memory: Memory, reads: dict[Any, int]) -> int:
         """Bytes that a kernel reads and writes. What is scattered goes to its rows alone, unless
-        they are an argument's, which XLA copies."""
-        if node.name in SCATTERS and not memory.is_argument(node.atoms[0]):
+        the array is needed as it was, and XLA copies it."""
+        if memory.scatters_in_place(node):
             return 3 * nbytes(node.atoms[2].aval) + nbytes(node.atoms[1].aval)
         extra, added = memory.extra(node), memory.sum_after(node)
         outputs = node.outputs if added is None else added.outputs

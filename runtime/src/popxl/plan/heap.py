@@ -1,0 +1,71 @@
+"""Where arrays are in a device's memory, as XLA's allocator places them.
+
+An array takes the smallest free piece that is large enough (`tsl::BFCAllocator` in openxla/xla),
+which is cut only where that leaves much: the rest of it may lie idle. Free pieces beside each other
+become one. So a device can lack room for an array though more is free in all.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+_UNIT = 256  # bytes: sizes are multiples of it
+_LEFT_OVER = 128 * 2**20  # bytes of a piece that may lie idle
+
+
+class Heap:
+    """A device's memory.
+
+    Attributes:
+        extent: bytes from the beginning to the end of what was taken, at most.
+    """
+
+    def __init__(self) -> None:
+        self.extent = 0
+        self._top = 0  # nothing is taken from here on
+        self._taken: dict[int, int] = {}  # bytes of pieces, by address
+        self._by_size: list[tuple[int, int]] = []  # free pieces: bytes and address, in order
+        self._free: dict[int, int] = {}  # bytes of free pieces, by address
+        self._ends: dict[int, int] = {}  # their addresses, by their end
+
+    def take(self, nbytes: int) -> int:
+        """The address of a new array."""
+        size = max(-(-nbytes // _UNIT), 1) * _UNIT
+        found = bisect_left(self._by_size, (size, 0))
+        if found == len(self._by_size):
+            at, piece = self._top, size
+            self._top += size
+            self.extent = max(self.extent, self._top)
+        else:
+            piece, at = self._by_size[found]
+            self._remove(at)
+            if piece >= 2 * size or piece - size >= _LEFT_OVER:
+                self._add(at + size, piece - size)
+                piece = size
+        self._taken[at] = piece
+        return at
+
+    def give_back(self, at: int) -> None:
+        """Free the array at an address."""
+        size = self._taken.pop(at)
+        if at + size in self._free:
+            size += self._remove(at + size)
+        if at in self._ends:
+            before = self._ends[at]
+            size += self._remove(before)
+            at = before
+        if at + size == self._top:
+            self._top = at
+        else:
+            self._add(at, size)
+
+    def _add(self, at: int, size: int) -> None:
+        self._free[at], self._ends[at + size] = size, at
+        insort(self._by_size, (size, at))
+
+    def _remove(self, at: int) -> int:
+        """Take a piece out of the free ones; returns its bytes."""
+        size = self._free.pop(at)
+        del self._ends[at + size]
+        del self._by_size[bisect_left(self._by_size, (size, at))]
+        return size
