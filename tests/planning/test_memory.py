@@ -62,7 +62,7 @@ def test_a_preset_for_larger_machines_is_refused_in_one_sentence(
 def test_devices_with_too_little_memory_are_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(popxl.plan, "device_memory", lambda desc, replicas, instances: 10**6)
+    monkeypatch.setattr(popxl.plan, "device_memory", lambda *_: 10**6)
     small = ("--layers", "1", "--execution.activations", "recompute")
     assert benchmarks.finetuning.main(["--config", "gptj_tiny", *small]) == 2
     message = capsys.readouterr().err
