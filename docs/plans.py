@@ -27,13 +27,11 @@ CASES: tuple[Case, ...] = (
     ("xxl_gpu", "h200", 128),
     ("xl_gpu", "rtx4090", None),
 )
-_COUNTS = {
-    "xl_gpu": (1, 8, 64),
-    "gptj_6B_gpu": (1, 8, 64),
-    "llama3_1_8B": (8, 64),
-    "xxl_gpu": (8, 64),
-}
-LAYOUTS = tuple((preset, "h100", n) for preset, counts in _COUNTS.items() for n in counts)
+LAYOUTS = tuple(
+    (preset, "h100", devices)
+    for preset in ("xl_gpu", "gptj_6B_gpu", "llama3_1_8B", "xxl_gpu")
+    for devices in (1, 8, 64)
+)
 _LAYOUTS = re.compile(r"(<!-- layouts -->\n).*?(<!-- end -->)", re.DOTALL)
 _TABLE = re.compile(r"(<!-- simulated -->\n).*?(<!-- end -->)", re.DOTALL)
 _PLAN = re.compile(r"(<!-- plan: (\S+) on (\d+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)

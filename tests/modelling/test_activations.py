@@ -79,8 +79,11 @@ def _train(family: Any, config: Any) -> tuple[list[float], list[float], dict[str
     model.write(record.weights(config).initial(seed=0))
     with model:
         results = []
-        for step, (batch, rate) in enumerate([(b, module.RATE) for b in batches] + 2 * [(last, 0)]):
-            results += model.run([batch], [rate], step)
+        steps = [(b, module.RATE) for b in batches] + 2 * [(last, 0)]
+        at_once = config.execution.device_iterations
+        for first in range(0, len(steps), at_once):
+            several, rates = zip(*steps[first : first + at_once], strict=True)
+            results += model.run(several, rates, first)
         state = {name: np.asarray(value).tobytes() for name, value in model.read().items()}
     return [r.loss for r in results], [r.gradient_norm for r in results], state
 

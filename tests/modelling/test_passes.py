@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import hypothesis
@@ -12,6 +15,7 @@ import pytest
 
 import popxl
 from config.errors import ConfigError
+from machine import placement
 from modelling.phases.training import build_training
 from planning.variants import Variant, unplanned
 from tests.modelling.gptj.hf import small_config
@@ -31,6 +35,15 @@ MODELS = {
 """Small models with dropout: with untied and tied heads, shared relative positions, experts."""
 
 
+@contextmanager
+def all_on_disk() -> Iterator[str]:
+    """A folder that takes all entries of a program, the smallest too."""
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(placement, "MIN_ENTRY", 1)
+        patch.setattr(placement, "host_room", lambda config: 0)
+        yield folder
+
+
 def check(name: str, fields: dict[str, Any], split: dict[str, int], numbers: list[int]) -> None:
     """Assert that losses, norms, weights and optimizer state have the same bits after a few steps.
 
@@ -43,7 +56,11 @@ def check(name: str, fields: dict[str, Any], split: dict[str, int], numbers: lis
     family = {"t5": T5, "gptj": GPTJ}.get(name, LLAMA)
 
     def run(per_pass: int) -> Any:
-        return _train(family, config.changed({"execution.micro_batches_per_pass": per_pass}))
+        at_once = config.changed({"execution.micro_batches_per_pass": per_pass})
+        if config.execution.disk is None:
+            return _train(family, at_once)
+        with all_on_disk() as folder:
+            return _train(family, at_once.changed({"execution.disk": folder}))
 
     every = config.gradient_accumulation
     losses, norms, state = run(every)
@@ -86,6 +103,10 @@ OPTIONS: list[dict[str, Any]] = [
     {"training.trained": "*norm*"},
     {"fp8.enabled": True, "model.precision": "bfloat16"},
     {"execution.rts_activations": False, "execution.transpose_batch_sequence": True},
+    {"execution.device_iterations": 2},
+    {"execution.device_iterations": 2, "fp8.enabled": True, "model.precision": "bfloat16"},
+    {"execution.disk": "a folder"},
+    {"execution.disk": "a folder", "adapter.rank": 4},
 ]
 
 
@@ -105,6 +126,21 @@ def test_bits_of_any_program(
     if options.get("fp8.enabled") and name in ("gemma2", "mistral", "mixtral", "qwen3_moe"):
         options = {**options, "fp8.recipe": "current"}
     check(name, {**options, "execution.activations": activations}, split, [number])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fields", OPTIONS[-4:])
+def test_bits_of_several_steps_and_of_state_on_disk(fields: dict[str, Any]) -> None:
+    check("gptj", fields, {}, [1])
+
+
+def test_state_on_disk_is_there() -> None:
+    config = small_config().changed({"execution.device": "cpu"})
+    with all_on_disk() as folder:
+        model = fine_tuning(config.changed({"execution.disk": folder}))
+        use = model.session.memory_use()
+    assert use.disk > 0
+    assert use.remote < use.disk / 10
 
 
 @pytest.mark.usefixtures("cached")
