@@ -28,8 +28,8 @@ class Family(NamedTuple):
 
 FAMILIES: dict[str, Family] = {
     "t5": Family(T5Config, "modelling.t5.family", ("t5", "mt5")),
-    "gptj": Family(GPTJConfig, "modelling.gptj.family"),
-    "llama": Family(LlamaConfig, "modelling.llama.family", get_args(Architecture)),
+    "gptj": Family(GPTJConfig, "modelling.gptj.model"),
+    "llama": Family(LlamaConfig, "modelling.llama.model", get_args(Architecture)),
 }
 
 

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from config.sections import RunConfig
-from modelling.decoder import Decoder
-from modelling.decoder_weights import EMBEDDINGS, HEAD, layer_name
-from modelling.layers import Dropout, Embeddings, Groups, Layer, Layers, LMHeadLoss, adapt
+from modelling.decoder import EMBEDDINGS, HEAD, Decoder, layer_name
+from modelling.layers import (
+    Dropout,
+    Embeddings,
+    ExpertGroup,
+    Layers,
+    LMHeadLoss,
+    Module,
+    adapt,
+)
 from modelling.layers.dropout import NO_DROPOUT
 from modelling.weights import GROUP, WeightRow, WeightTable
 from modelling.weights.adapters import with_adapters
 
-LayerT = TypeVar("LayerT", bound=Layer)
-HeadT = TypeVar("HeadT", bound=LMHeadLoss)
+Item = TypeVar("Item")
+ModuleT = TypeVar("ModuleT", bound=Module)
 
 
 class LayerAdapters:
@@ -32,7 +38,7 @@ class LayerAdapters:
             table = with_adapters(table_of(config), config.adapter, config.adapter_targets)
             self._layers = dict(table.layers)
 
-    def give(self, module: LayerT, *layers: str) -> LayerT:
+    def give(self, module: ModuleT, *layers: str) -> ModuleT:
         """A layer with those of its rows in the table; a part of a layer with those it has maps
         for.
 
@@ -41,72 +47,64 @@ class LayerAdapters:
         """
         rows = tuple(row for layer in layers for row in self._layers.get(layer, ()))
         if rows:
-            groups = Groups.current(self._config.execution.tensor_parallel)
             drops = not self._config.model.eval
             dropout = Dropout(self._config.adapter.dropout) if drops else NO_DROPOUT
-            adapt(module, rows, groups, dropout)
+            adapt(module, rows, dropout)
         return module
 
-    def ends(
-        self, embeddings: Callable[[], Embeddings], head: Callable[[], HeadT]
-    ) -> tuple[Callable[[], Embeddings], Callable[[], HeadT]]:
-        """Functions that make a model's two ends with their adapters: a head that is the embedding
-        has those of the embedding.
+    def embeddings(self, module: Embeddings) -> Embeddings:
+        """A model's embeddings with their adapters."""
+        return self.give(module, EMBEDDINGS)
 
-        Args:
-            embeddings, head: make them without.
-        """
-        return (
-            lambda: self.give(embeddings(), EMBEDDINGS),
-            lambda: self.give(head(), HEAD, EMBEDDINGS),
-        )
+    def head(self, module: LMHeadLoss) -> LMHeadLoss:
+        """A model's head with its adapters: one that is the embedding has the embedding's."""
+        return self.give(module, HEAD, EMBEDDINGS)
 
     def layers(
-        self, names: Sequence[str], order: Sequence[int], make: Callable[[int], Layer]
+        self, names: Sequence[str], types: Sequence[Item], make: Callable[[Item], Module]
     ) -> Layers:
         """Layers with their adapters: those that differ in these are of different kinds.
 
         Args:
             names: of each layer in turn.
-            order: which kind each is of without adapters.
-            make: a new module of that kind.
+            types: of each layer in turn, without adapters.
+            make: a new module of a type.
         """
         whole = [(name, first_group(name)) for name in names]
         forms = [
             [a.form for n in parts for row in self._layers.get(n, ()) for a in row.adapters]
             for parts in whole
         ]
-        kinds = [(kind, tuple(form)) for kind, form in zip(order, forms, strict=True)]
+        kinds = [(kind, tuple(form)) for kind, form in zip(types, forms, strict=True)]
         return Layers.of(kinds, lambda kind: self.give(make(kind[0]), *whole[kinds.index(kind)]))
 
-    def experts(self, make: Callable[[int], Layer]) -> Callable[[int], Layer]:
-        """Returns a function from a layer's number to a group of its experts with their adapters.
 
-        Args:
-            make: makes one without.
-        """
-        return lambda number: self.give(make(number), first_group(layer_name(number)))
+class AdaptedDecoder:
+    """The modules of a decoder with its adapters, made in the current Ir.
 
+    Attributes:
+        layers: its blocks, a kind for each type and form of adapters.
+        usage: see `Decoder`.
+    """
 
-def adapted_decoder(
-    decoder: Decoder, config: RunConfig, table_of: Callable[[Any], WeightTable]
-) -> Decoder:
-    """A decoder alone that has its adapters."""
-    adapters = LayerAdapters(config, table_of)
+    def __init__(self, decoder: Decoder, adapters: LayerAdapters) -> None:
+        self._decoder, self._adapters = decoder, adapters
+        names = [layer_name(i) for i in range(len(decoder.layer_types))]
+        self.layers = adapters.layers(names, decoder.layer_types, decoder.block)
+        self.usage = decoder.usage
 
-    def layers(room: int) -> Layers:
-        order = decoder.layers(room).order
+    def experts(self, layer: int) -> ExpertGroup | None:
+        """A group of the experts of a layer; None: they are no phases of their own."""
+        make = self._decoder.experts
+        return None if make is None else self._adapters.give(make(), first_group(layer_name(layer)))
 
-        def make(kind: int) -> Layer:
-            module = decoder.layers(room).kinds[kind]
-            assert isinstance(module, Layer)
-            return module
+    def embeddings(self) -> Embeddings:
+        """The beginning of the model."""
+        return self._adapters.embeddings(self._decoder.embeddings())
 
-        return adapters.layers(list(map(layer_name, range(len(order)))), order, make)
-
-    embeddings, head = adapters.ends(decoder.embeddings, decoder.head)
-    experts = None if decoder.experts is None else adapters.experts(decoder.experts)
-    return replace(decoder, layers=layers, embeddings=embeddings, head=head, experts=experts)
+    def head(self) -> LMHeadLoss:
+        """The end of the model."""
+        return self._adapters.head(self._decoder.head())
 
 
 def first_group(layer: str) -> str:

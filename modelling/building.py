@@ -9,6 +9,7 @@ import popxl
 from config.sections import RunConfig
 from modelling.fp8 import linear_layers
 from modelling.layers.parallel import Groups
+from modelling.layers.run_config import configured
 from popxl_addons.patterns import apply_pre_alias_patterns
 
 
@@ -24,6 +25,6 @@ def building(config: RunConfig) -> Iterator[tuple[popxl.Ir, Groups]]:
     """
     ir = popxl.Ir(replication="popdist")
     ir.replication_factor = config.replicas
-    with ir.main_graph, linear_layers(config):
+    with ir.main_graph, configured(config), linear_layers(config):
         yield ir, Groups.current(config.execution.tensor_parallel)
     apply_pre_alias_patterns(ir, level="default")

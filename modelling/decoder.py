@@ -1,26 +1,89 @@
-"""A decoder alone, described once: its phases in training, prefill and decode are made of it."""
+"""A decoder alone, described once: training, prefill, decode and the weight table use it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from modelling.layers import Embeddings, Layer, Layers, LMHeadLoss
+from config.sections import RunConfig
+from modelling.layers import Embeddings, ExpertGroup, ExpertUsage, LMHeadLoss, Module
+from modelling.layers.module import FileNames, file_names_of, rows_of
+from modelling.layers.run_config import configured
+from modelling.weights import GROUP, WeightRow, WeightTable
+
+EMBEDDINGS = "embeddings"
+HEAD = "head"
+
+
+def layer_name(index: int) -> str:
+    """Name of a layer."""
+    return f"layer.{index}"
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """What a family says of a model; each part is made anew at each call, in the current Ir.
+    """What a family says of a model; modules are made anew at each call, inside `configured`.
 
     Attributes:
-        embeddings: its beginning.
-        layers: `DecoderLayer`s, for a number of positions after the sequence, which generation has.
-        head: its end.
-        experts: a group of those of a layer, which has a number, where they are phases of their own
-            in training.
+        embeddings, head: its beginning and end.
+        layer_types: of each layer in turn; blocks of all types have the same variables.
+        block: a block of a type, `build(x, ctx)`.
+        hf_layers: Hugging Face's path of the list of blocks.
+        experts: a group of a layer's, where they are phases of their own in training.
+        usage: what is counted of experts; None: nothing.
     """
 
     embeddings: Callable[[], Embeddings]
-    layers: Callable[[int], Layers]
+    layer_types: Sequence[Any]
+    block: Callable[[Any], Module]
     head: Callable[[], LMHeadLoss]
-    experts: Callable[[int], Layer] | None = None
+    hf_layers: str
+    experts: Callable[[], ExpertGroup] | None = None
+    usage: ExpertUsage | None = None
+
+
+def decoder_table(config: RunConfig, decoder: Decoder) -> WeightTable:
+    """Derive the table of weights for the phases of `modelling.phases.decoder_only_layout`."""
+    groups = config.execution.expert_groups
+    with configured(config):
+        embeddings, head = decoder.embeddings(), decoder.head()
+        blocks = {name: decoder.block(name) for name in dict.fromkeys(decoder.layer_types)}
+    words, names = rows_of(embeddings, ""), FileNames()
+    if head.tied:  # some files hold a copy of the embedding
+        names = FileNames(aliases={"lm_head.weight": words[0].weights[0].name})
+    layers: dict[str, tuple[WeightRow, ...]] = {}
+    of_experts: dict[str, tuple[WeightRow, ...]] = {}
+    for i, layer_type in enumerate(decoder.layer_types):
+        block, hf_path = blocks[layer_type], f"{decoder.hf_layers}.{i}"
+        rows, names = rows_of(block, hf_path), names | file_names_of(block, hf_path)
+        if groups > 1:
+            rows, held = _without_experts(layer_name(i), rows, groups)
+            of_experts |= held
+        layers[layer_name(i)] = tuple(rows)
+    phases = {
+        "embeddings": (EMBEDDINGS,),
+        "layer": tuple(layers),
+        **({"experts": tuple(of_experts)} if of_experts else {}),
+        "head": (HEAD,),
+    }
+    return WeightTable(
+        {EMBEDDINGS: tuple(words), **layers, **of_experts, HEAD: tuple(rows_of(head, ""))},
+        phases,
+        config.execution.tensor_parallel,
+        aliases=names.aliases,
+        fused=names.fused,
+        stacked=names.stacked,
+    )
+
+
+def _without_experts(
+    layer: str, rows: Sequence[WeightRow], groups: int
+) -> tuple[list[WeightRow], dict[str, tuple[WeightRow, ...]]]:
+    """The rows of a layer that are not of its experts, and those of each group of experts."""
+    held = [row for row in rows if ".experts." in row.path]
+    own = [row for row in rows if row not in held]
+    numbers = range(groups)
+    return own, {
+        f"{layer}{GROUP}{g}": tuple(row.of_experts(g, groups) for row in held) for g in numbers
+    }

@@ -12,9 +12,9 @@ from config.sections import RunConfig
 from data.causal_lm import CAUSAL_LM
 from data.sample_format import SampleFormat
 from files.json_files import Fields
-from modelling.adapters import adapted_decoder
-from modelling.decoder import Decoder
-from modelling.generation.decoder_only import generator_of
+from modelling.adapters import AdaptedDecoder, LayerAdapters
+from modelling.decoder import Decoder, decoder_table
+from modelling.generation.decoder_only import DecoderOnlyGenerator
 from modelling.generation.generator import GeneratorOf
 from modelling.phases.decoder_only import decoder_only_layout
 from modelling.phases.layout import Layout
@@ -69,28 +69,29 @@ class ModelFamily:
 
 def decoder_family(
     decoder_of: Callable[[Any], Decoder],
-    table: Callable[[Any], WeightTable],
     to_config_json: Callable[[Any], dict[str, Any]],
     from_config_json: Callable[[Fields], dict[str, Any]],
     **others: Any,
 ) -> ModelFamily:
-    """The record of a family of decoders alone.
+    """Return the record of a family of decoders alone.
 
     Args:
         decoder_of: the description of a configured model.
         others: further fields of the record.
     """
 
-    def adapted(config: Any) -> Decoder:
-        return adapted_decoder(decoder_of(config), config, table)
+    def table(config: Any) -> WeightTable:
+        return decoder_table(config, decoder_of(config))
 
     def layout(settings: Settings) -> Layout:
-        decoder = adapted(settings.config)
-        return decoder_only_layout(
-            settings, decoder.embeddings(), decoder.layers(0), decoder.head(), decoder.experts
-        )
+        return decoder_only_layout(settings, adapted_decoder(settings.config))
 
-    generator = generator_of(adapted)
+    def generator(config: RunConfig, sequences: int) -> DecoderOnlyGenerator:
+        return DecoderOnlyGenerator(config, adapted_decoder(config), sequences)
+
+    def adapted_decoder(config: Any) -> AdaptedDecoder:
+        return AdaptedDecoder(decoder_of(config), LayerAdapters(config, table))
+
     return ModelFamily(
         CAUSAL_LM, layout, generator, table, to_config_json, from_config_json, **others
     )

@@ -27,6 +27,7 @@ class RunningModel:
     drops them: nothing of them stays on the host, whose memory may be full of them.
 
     Raises:
+        WeightsError: a weight of the program has no row in the table, or the other way round.
         DeviceError: fewer devices than data_parallel x tensor_parallel.
         NotEnoughMemoryError: the state of the program does not fit.
     """
@@ -45,6 +46,7 @@ class RunningModel:
             variables: the program's, which `table` says the weights of.
             lender: a model that is entered while this one is, and lends its weights.
         """
+        table.check_complete(variables)
         self.config, self._table, self.variables, self._lender = config, table, variables, lender
         if config.execution.host_memory is not None:
             return_blocks()

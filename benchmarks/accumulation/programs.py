@@ -23,9 +23,9 @@ import popxl_addons as addons
 from benchmarks.accumulation.settings import WAYS, Measured, Size, Way
 from benchmarks.launch import in_processes
 from config.gptj import GPTJConfig
-from modelling.gptj.block import Block, DecoderHead
-from modelling.gptj.weights import weight_table
-from modelling.layers import Embeddings
+from modelling.decoder import decoder_table
+from modelling.gptj.model import decoder
+from modelling.layers import Context, configured
 from popxl import ops
 from popxl_addons.optimizers.adam import AdamOptimizerStep
 
@@ -38,16 +38,20 @@ class Model(addons.Module):
 
     def __init__(self, config: GPTJConfig) -> None:
         super().__init__()
-        self.embeddings = Embeddings(config)
-        self.layer = addons.Module.from_list([Block(config) for _ in range(config.model.layers)])
-        self.head = DecoderHead(config)
+        self._config, model = config, decoder(config)
+        with configured(config):
+            self.embeddings, self.head = model.embeddings(), model.head()
+            self.layer = addons.Module.from_list(list(map(model.block, model.layer_types)))
 
     def build(self, words: popxl.Tensor, labels: popxl.Tensor) -> popxl.Tensor:
         """words, labels: int32 (micro-batch, length) -> mean loss of a token, float32 scalar."""
-        x = self.embeddings(words)
-        for layer in self.layer:
-            x = layer(x)
-        return self.head(x, labels, popxl.constant(1 / words.nelms, popxl.float32))
+        weight = popxl.constant(1 / words.nelms, popxl.float32)
+        with configured(self._config):
+            x = self.embeddings(words)
+            for layer in self.layer:
+                x = layer(x, Context())
+            (loss,) = self.head(x, labels=labels, weight=weight)
+        return loss
 
 
 def config_of(size: Size, devices: int) -> GPTJConfig:
@@ -156,7 +160,7 @@ class Program:
     # ---- running --------------------------------------------------------------------------------
     def data(self) -> dict:
         """Initial weights, the same whatever the program."""
-        table = weight_table(self.config)
+        table = decoder_table(self.config, decoder(self.config))
         trees = {}
         for layer in table.layers:
             fwd = self.variables.get(layer)

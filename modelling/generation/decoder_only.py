@@ -6,25 +6,23 @@ token, choose the next. Reading the prompts needs no head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import popxl
 from config.sections import RunConfig
-from modelling.decoder import Decoder
-from modelling.generation.caches import Slots
-from modelling.generation.decoder_layers import Decode, Prefill
+from modelling.adapters import AdaptedDecoder
+from modelling.generation.contexts import Decode, Prefill
 from modelling.generation.generator import (
     Caches,
     Executor,
-    GeneratorOf,
     LayerInputs,
     Prompts,
     Value,
 )
 from modelling.generation.prompts import last_words, repeated, what_was_read
 from modelling.generation.search import SpecialTokens
-from modelling.layers import DecoderLayer, LMHeadLoss, tables_at
+from modelling.layers import LMHeadLoss
 from popxl import Tensor, TensorSpec
 
 EMBEDDINGS, LAYER = "embeddings", "layer"
@@ -35,14 +33,13 @@ class DecoderOnlyGenerator:
 
     prompts_per_sample = 1
 
-    def __init__(self, config: RunConfig, decoder: Decoder, sequences: int) -> None:
+    def __init__(self, config: RunConfig, decoder: AdaptedDecoder, sequences: int) -> None:
         """
         Args:
             sequences: decoded for each prompt.
         """
         model: Any = config.model  # decoder-only models have an output_length and tokens
         self._decoder, self._copies = decoder, sequences
-        self._layers = decoder.layers(model.output_length)
         self.prompt_length, self.output_length = model.sequence_length, model.output_length
         self.special = SpecialTokens.of(model)
         batch = config.execution.micro_batch_size
@@ -60,9 +57,8 @@ class DecoderOnlyGenerator:
     ) -> tuple[Caches, list[Tensor]]:
         """See `Generator`."""
         x = executor.run(EMBEDDINGS, self._decoder.embeddings(), words)
-        layers = self._layers.wrapped(
-            lambda layer: Prefill(layer, self._slots(layer), self._copies)
-        )
+        lengths = self.prompt_length, self.output_length
+        layers = self._decoder.layers.wrapped(lambda layer: Prefill(layer, *lengths, self._copies))
         _, caches = executor.run_layers(
             LAYER, layers, x, about=about, shared=lambda kind, last: [last]
         )
@@ -79,35 +75,14 @@ class DecoderOnlyGenerator:
     ) -> tuple[Value, Caches]:
         """See `Generator`."""
         x = executor.run(EMBEDDINGS, self._decoder.embeddings(), words)
-        layers = self._layers.wrapped(Decode)
+        lengths = self.prompt_length, self.output_length
+        layers = self._decoder.layers.wrapped(lambda layer: Decode(layer, *lengths))
         return executor.run_layers(LAYER, layers, x, caches, about, [position], self._at)
 
     def head(self) -> LMHeadLoss:
         """See `Generator`."""
         return self._decoder.head()
 
-    def _slots(self, layer: DecoderLayer) -> Slots:
-        window = layer.attention.window
-        return Slots.of(self.prompt_length, self.output_length, window)
-
     def _at(self, kind: int, last: Tensor, position: Tensor) -> LayerInputs:
-        """What layers of a kind need to know of a position; see `Decode`."""
-        layer: Any = self._layers.kinds[kind]
-        slots = self._slots(layer)
-        last = repeated(last, self._copies)
-        place = last + position
-        tables = layer.attention.tables(slots.prompt + slots.room)
-        return [
-            slots.slot(position),
-            [place.reshape((-1, 1)), slots.places(position, last)],
-            [] if tables is None else list(tables_at(tables, place)),
-        ]
-
-
-def generator_of(decoder_of: Callable[[Any], Decoder]) -> GeneratorOf:
-    """The record's `generator` of a family of such models."""
-
-    def made(config: RunConfig, sequences: int) -> DecoderOnlyGenerator:
-        return DecoderOnlyGenerator(config, decoder_of(config), sequences)
-
-    return made
+        """See `Decode`."""
+        return [repeated(last, self._copies), position]

@@ -22,8 +22,8 @@ from modelling.generation.passes import ModelWeights, Pass
 from modelling.generation.program import GenerationProgram
 from modelling.generation.search import Search, SearchContext, Strategy
 from modelling.generation.streamed_executor import ONCE, Caches, StreamedExecutor
-from modelling.generation.wrapped import Wrapped
 from modelling.layers import LMHeadLoss
+from modelling.layers.wrapped import Wrapped
 from modelling.phases.buffers import InputBuffers, over_layers
 from modelling.phases.settings import Settings
 from modelling.weights import WeightTable

@@ -10,8 +10,8 @@ import popxl
 from modelling.generation.caches import continued
 from modelling.generation.generator import KEYS_AND_VALUES, Shared, nothing_shared
 from modelling.generation.passes import ModelWeights, Pass
-from modelling.generation.wrapped import Wrapped, renamed
 from modelling.layers import Layers
+from modelling.layers.wrapped import Wrapped, renamed
 from modelling.phases.buffers import Port
 from modelling.phases.settings import Settings
 from popxl import Tensor

@@ -29,22 +29,16 @@ class Dropout:
     def active(self) -> bool:
         return self.probability > 0
 
-    def seeds(self, seed: Tensor | None, count: int) -> tuple[Tensor | None, ...]:
-        """`count` seeds made from one; None for each if there is nothing to draw.
+    def __call__(self, x: Tensor, seed: Tensor | None) -> Tensor:
+        """Zero elements of `x` and scale up the others.
 
         Raises:
             ValueError: a seed is needed and missing.
         """
-        if not self.active:
-            return (None,) * count
-        return ops.split_random_seed(self._needed(seed), count)
-
-    def __call__(self, x: Tensor, seed: Tensor | None) -> Tensor:
-        """Zero elements of `x` and scale up the others. Raises ValueError as `seeds`."""
         return ops.dropout(x, self._needed(seed), self.probability) if self.active else x
 
     def arguments(self, seed: Tensor | None) -> tuple[Tensor | None, float]:
-        """Seed and probability, for an op with dropout inside. Raises ValueError as `seeds`."""
+        """Seed and probability, for an op with dropout inside. Raises ValueError as a call."""
         return (self._needed(seed) if self.active else None), self.probability
 
     def _needed(self, seed: Tensor | None) -> Tensor:

@@ -1,27 +1,24 @@
-"""Embedding of tokens, with the vocabulary cut over tensor parallelism."""
+"""Embedding of tokens, with the vocabulary sharded over tensor parallelism."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import popxl
-from config.sections import RunConfig
-from modelling.layers.axes import Axes
 from modelling.layers.dropout import Dropout
-from modelling.layers.layer import Layer, cast
 from modelling.layers.low_rank_vocabulary import VocabularyAdapter
-from modelling.layers.parallel import Groups
+from modelling.layers.module import Module, cast, parameter
 from modelling.layers.token_rows import TokenRows
 from popxl import Tensor, ops
 
 
-class VocabularyEmbedding(Layer):
-    """Rows of a table whose parts are on the replicas of a tensor-parallel group.
+class VocabularyEmbedding(Module):
+    """Rows of a table whose shards are on the replicas of a tensor-parallel group.
 
-    Each replica looks up the tokens in its part; the sum over the group is the embedding.
+    Each replica looks up the tokens in its shard; the sum over the group is the embedding. Some
+    rows may be trained beside the others (`rows`), and it may be given an adapter (`adapt`).
 
-    Variables: `weight` (ceil(vocabulary / tensor_parallel), hidden), sharded; those of `rows`, if
-    some tokens' are trained beside it, and of `adapters`, if it is given some (`adapt`).
+    Args:
+        std: of the initial weights.
+        is_shared: whether another module owns the table, such as that of a tied head.
 
     Attributes:
         made: what `table` returned last.
@@ -30,71 +27,44 @@ class VocabularyEmbedding(Layer):
     made: list[Tensor] | None = None
     adapters: VocabularyAdapter | None = None
 
-    def __init__(
-        self,
-        vocabulary: int,
-        hidden: int,
-        dtype: popxl.dtype,
-        groups: Groups,
-        trained: Sequence[int] = (),
-    ) -> None:
-        """
-        Args:
-            dtype: of the weight and the output.
-            trained: tokens whose rows are trained beside the others.
-        """
-        super().__init__()
-        self.rows = TokenRows(trained, groups) if trained else None
-        self.shape = (groups.vocabulary_shard(vocabulary), hidden)
-        self.dtype = dtype
-        self.groups = groups
+    def __init__(self, std: float, hf_name: str, is_shared: bool = False) -> None:
+        super().__init__(hf_name)
+        model, self.is_shared = self.config.model, is_shared
+        self.rows = TokenRows(self.config.trained_tokens) if self.config.trained_tokens else None
+        self.weight = parameter(model.embedding.vocab_size, model.hidden_size, std=std, shard=0)
 
     def build(self, tokens: Tensor) -> Tensor:
         """tokens: int32 of any shape, in [0, vocabulary) -> (*shape, hidden)."""
-        weight, *low_rank = self.table()
-        is_cut = self.groups.tensor_parallel > 1
-        own = tokens - self.groups.rank() * self.shape[0] if is_cut else tokens
-        x = ops.gather(weight, own, zero_OOR=is_cut)
+        (weight, *low_rank), groups = self.table(), self.groups
+        is_sharded = groups.tensor_parallel > 1
+        own = tokens - groups.rank() * weight.shape[0] if is_sharded else tokens
+        x = ops.gather(weight, own, zero_OOR=is_sharded)
         if low_rank:
             a, b = low_rank
-            more = ops.gather(a, own, zero_OOR=is_cut) @ b
+            more = ops.gather(a, own, zero_OOR=is_sharded) @ b
             x = cast(cast(x, popxl.float32) + more, x.dtype)
-        return self.groups.reduce_from_tp(x)
-
-    @classmethod
-    def of(cls, config: RunConfig) -> VocabularyEmbedding:
-        """The embedding of a configured model."""
-        return cls(
-            config.model.embedding.vocab_size,
-            config.model.hidden_size,
-            popxl.dtype.as_dtype(config.model.precision),
-            Groups.current(config.execution.tensor_parallel),
-            config.trained_tokens,
-        )
+        return groups.reduce_from_tp(x)
 
     def table(self) -> list[Tensor]:
-        """The weight, with the rows that are trained beside it, and A and B of an adapter."""
-        weight = self.weight("weight", self.shape, self.dtype, self.groups.sharded)
-        weight = weight if self.rows is None else self.rows(weight)
+        """The weight, (vocabulary on a replica, hidden), with the rows trained beside it, and A and
+        B of an adapter."""
+        weight = self.weight if self.rows is None else self.rows(self.weight)
         self.made = [weight, *(self.adapters.matrices(weight) if self.adapters else [])]
         return self.made
 
 
-class Embeddings(Layer):
+class Embeddings(Module):
     """The beginning of a stack: embeddings of tokens, times a factor, and dropout.
 
-    Variables: `tokens.weight`, see `VocabularyEmbedding`.
-
     Args:
+        tokens: their embedding.
         scale: the factor, rounded to the embedding's type.
     """
 
-    def __init__(self, config: RunConfig, scale: float = 1.0) -> None:
+    def __init__(self, tokens: VocabularyEmbedding, scale: float = 1.0) -> None:
         super().__init__()
-        self.axes = Axes.of(config)
-        self.dropout = Dropout.of(config.model)
-        self.tokens = VocabularyEmbedding.of(config)
-        self.scale = scale
+        self.dropout = Dropout.of(self.config.model)
+        self.tokens, self.scale = tokens, scale
 
     def build(self, words: Tensor, seed: Tensor | None = None) -> Tensor:
         """words: int32 (batch, length) -> (batch, length, hidden).

@@ -1,4 +1,4 @@
-"""Feed-forward layers of which each token works with a few: mixtures of experts.
+"""Mixture-of-experts feed-forward layers.
 
 Shazeer et al., arXiv:1701.06538. No token is dropped: rows are sorted by expert, and each expert
 multiplies as many as chose it.
@@ -6,53 +6,100 @@ multiplies as many as chose it.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import popxl
-from config.model import FewBits
-from modelling.layers.feed_forward import Activation, GatedFeedForward, activation_of
-from modelling.layers.layer import Layer, cast
+from modelling.layers.context import Context
 from modelling.layers.low_rank_experts import ExpertAdapter
-from modelling.layers.parallel import Groups
-from popxl import Tensor, ops
+from modelling.layers.module import FileNames, Module, cast, parameter, parameters
+from modelling.weights.row import Weight, WeightRow
+from modelling.weights.stacked import Stacked
+from popxl import Tensor, TensorSpec, ops
 from popxl_addons.ops.routing import (
     rows_by_expert,
+    rows_of_experts,
     rows_of_groups,
     spread_weights,
     weigh_rows,
 )
 
+Gate = Callable[[Tensor, Tensor], Tensor]
+"""(gate, up) -> the inner features of an expert."""
 
-class Router(Layer):
+
+@dataclass(frozen=True)
+class ExpertUsage:
+    """How experts are used: counts of tokens and sums of probabilities, added up over layers, see
+    `popxl_addons.ops.routing.count_experts`.
+
+    Attributes:
+        experts: of a layer.
+        per_token: that a token works with.
+        coefficient: of the loss that balances them (Fedus et al., arXiv:2101.03961); 0: none.
+    """
+
+    experts: int
+    per_token: int
+    coefficient: float = 0.0
+
+    @property
+    def spec(self) -> TensorSpec:
+        """float32 (2, experts)."""
+        return TensorSpec((2, self.experts), popxl.float32)
+
+    def balanced(self, loss: Tensor, usage: Tensor) -> Tensor:
+        """The loss with the one that balances experts: their number times the sum of each one's
+        share of tokens times its mean probability, over the tokens of all layers that are not
+        padding."""
+        if not self.coefficient:
+            return loss
+        counts, probabilities = ops.split(usage, 2, axis=0)
+        one = popxl.constant(1, popxl.float32)  # where all is padding
+        tokens = ops.maximum(ops.sum(counts) * (1 / self.per_token), one)
+        balance = ops.sum(counts * probabilities) * self.experts / (tokens * tokens)
+        return loss + balance * self.coefficient
+
+
+class Router(Module):
     """The experts of each token, and their weights: probabilities over all experts, computed in
     float32, the largest of which are kept.
 
-    Variables: `weight` (experts, hidden), and `bias` (experts,) if there is one, the same on all
-    replicas.
-
     Args:
         experts: how many there are.
-        chosen: how many a token works with.
+        per_token: how many a token works with.
+        std: of the initial weights.
         normalised: whether the weights of a token add up to 1: they are then a softmax over the
             experts that it chose.
         bias: whether there is one.
     """
 
-    def __init__(self, experts: int, chosen: int, normalised: bool, bias: bool = False) -> None:
-        super().__init__()
-        self.experts, self.chosen, self.normalised = experts, chosen, normalised
-        self.bias = bias
+    def __init__(
+        self,
+        experts: int,
+        per_token: int,
+        std: float,
+        normalised: bool,
+        bias: bool = False,
+        hf_name: str | None = None,
+    ) -> None:
+        super().__init__(hf_name)
+        self.experts, self.per_token, self.normalised = experts, per_token, normalised
+        self.has_bias = bias
+        self.weight = parameter(experts, self.config.model.hidden_size, std=std)
+        if bias:
+            self.bias = parameter(experts, std=std)
 
     def build(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x: (tokens, hidden) -> float32 weights and int32 experts, (tokens, chosen), and all
+        """x: (tokens, hidden) -> float32 weights and int32 experts, (tokens, per_token), and all
         probabilities, float32 (tokens, experts)."""
-        weight = self.weight("weight", (self.experts, x.shape[-1]), x.dtype)
-        logits = cast(ops.matmul(x, weight.transpose((1, 0))), popxl.float32)
-        if self.bias:
-            logits = logits + cast(self.weight("bias", weight.shape[:1], x.dtype), popxl.float32)
+        logits = cast(ops.matmul(x, self.weight.transpose((1, 0))), popxl.float32)
+        if self.has_bias:
+            logits = logits + cast(self.bias, popxl.float32)
         probabilities = ops.softmax(logits, -1)
         weights, chosen = ops.topk(
-            logits if self.normalised else probabilities, self.chosen, -1, True, True
+            logits if self.normalised else probabilities, self.per_token, -1, True, True
         )
         if self.normalised:  # by their sum, without its rounding: the weight of one is 1
             weights = ops.softmax(weights, -1)
@@ -60,170 +107,293 @@ class Router(Layer):
 
 
 @dataclass(frozen=True)
-class Clamp:
-    """A gate that is clamped: gate * sigmoid(slope * gate) * (up + 1), of a gate at most `limit`
-    and up within +-`limit`, as gpt-oss has it (arXiv:2508.10925)."""
-
-    limit: float
-    slope: float
-
-    def gated(self, gate: Tensor, up: Tensor) -> Tensor:
-        """In float32."""
-        low = ops.clamp(cast(gate, popxl.float32), max=self.limit)
-        within = ops.clamp(cast(up, popxl.float32), -self.limit, self.limit)
-        inner = ops.swish(low * self.slope) * (within + 1.0) * (1 / self.slope)
-        return cast(inner, gate.dtype)
-
-
-class Experts(Layer):
-    """The sum of wo_e(activation(gate_e x) * up_e x) over a token's experts e, by their weights.
-
-    The inner features of each expert are cut over tensor parallelism, or whole experts are shared
-    out. Matrices of experts lie one after the other, so that each is in one piece.
-
-    Variables: those of `router`; `wi.weight` (experts * 2 * inner / tensor_parallel, hidden), of
-    each expert a replica's part of gate and then of up, or of each of its experts the whole;
-    `wo.weight` (experts * inner / tensor_parallel, hidden). If the router has a bias, `wi.bias`
-    (experts * 2 * inner / tensor_parallel,) likewise and `wo.bias` (experts * hidden,), the same on
-    all replicas. Those of `shared`, a feed-forward layer that all tokens use, times
-    sigmoid(x @ `shared_gate.weight`), (1, hidden), if there is one. Those of `wi_adapter` and
-    `wo_adapter`, if it is given them (`adapt`).
+class ExpertNames:
+    """Names of experts' weights in files.
 
     Attributes:
-        held: how many experts it has matrices of, `own` of them on this replica.
-        part: inner features of each on this replica.
-        routing: of the tokens that went through last, their experts and the probabilities of all,
-            see `Router.build`.
-
-    Args:
-        inner: features inside an expert.
-        shared: the one that all tokens use.
-        few_bits: of the experts' matrices, see `Linear`.
-        clamp: of the gates; None: they are activation(gate) * up.
-        held: None: all.
-        expert_parallel: whether each member of a tensor-parallel group has whole experts.
+        gate, up, down: of an expert's maps.
+        interleaved: whether stacked tensors have rows of gate and up in turn, matrices as (in
+            features, out features), and exports too have them stacked, as gpt-oss does.
+        stacked_in: name of the module with stacked tensors, if it is not this one's.
     """
 
-    wi_adapter: ExpertAdapter | None = None
-    wo_adapter: ExpertAdapter | None = None
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    interleaved: bool = False
+    stacked_in: str | None = None
+
+
+class ExpertMaps(Module):
+    """A map of each expert; matrices and biases lie one after the other. In files they are modules
+    beside this one.
+
+    Args:
+        maps: names of all experts' maps in Hugging Face's model.
+        shape: of a map's weight.
+        std: of the initial weights.
+        has_bias: whether maps have one.
+        is_out: whether their inputs are the experts' inner features.
+    """
+
+    def __init__(
+        self, maps: Sequence[str], shape: tuple[int, int], std: float, has_bias: bool, is_out: bool
+    ) -> None:
+        super().__init__(hf_name="")
+        shared_out, count = self.config.execution.expert_parallel, len(maps) // (2 - is_out)
+        weights = [Weight(f"{name}.weight", shape, std) for name in maps]
+        self.weight = parameters(
+            weights, 0, transposed=is_out, experts=count, shared_out=shared_out
+        )
+        if has_bias:
+            biases = [Weight(f"{name}.bias", shape[:1], 0.0) for name in maps]
+            how = {"cut": False} if is_out else {"shared_out": shared_out}
+            self.bias = parameters(biases, 0, **how)
+
+    def is_quantized(self, row: WeightRow) -> bool:
+        return row.experts > 0
+
+
+class Experts(Module):
+    """The experts' matrices. It may be given adapters (`adapt`).
+
+    The inner features of each expert are sharded over tensor parallelism, or whole experts are
+    (`execution.expert_parallel`).
+
+    Args:
+        count: of all experts.
+        intermediate_size: features inside an expert.
+        gate: see `Gate`.
+        std: of the initial weights.
+        bias: whether maps have one.
+        held: how many of them there are here; None: all.
+
+    Attributes:
+        own: experts on this replica.
+        part: inner features of each on this replica.
+    """
+
+    gate_up_adapter: ExpertAdapter | None = None
+    down_adapter: ExpertAdapter | None = None
 
     def __init__(
         self,
-        router: Router,
-        inner: int,
-        groups: Groups,
-        activation: Activation,
-        shared: GatedFeedForward | None = None,
-        few_bits: FewBits | None = None,
-        clamp: Clamp | None = None,
+        count: int,
+        intermediate_size: int,
+        gate: Gate,
+        std: float,
+        bias: bool = False,
+        names: ExpertNames = ExpertNames(),
         held: int | None = None,
-        expert_parallel: bool = False,
     ) -> None:
         super().__init__()
-        self.router, self.groups, self.clamp, self.few_bits = router, groups, clamp, few_bits
-        self.held = held or router.experts
-        self.expert_parallel = expert_parallel and groups.tensor_parallel > 1
-        self.own, self.part = self.held, inner
-        if self.expert_parallel:
-            self.own = groups.shard(self.held, "experts")
-        else:
-            self.part = groups.shard(inner, "inner features of an expert")
-        self.activation, self.shared = activation_of(activation), shared
+        execution, hidden = self.config.execution, self.config.model.hidden_size
+        parts = execution.tensor_parallel
+        self.gate, self.has_bias, self.names = gate, bias, names
+        self.count, self.held = count, held or count
+        self.shares_experts = execution.expert_parallel and parts > 1 and held is None
+        self.own = self.held // parts if self.shares_experts else self.held
+        self.part = intermediate_size if self.shares_experts else intermediate_size // parts
+        inner = intermediate_size
+        into = [name for names in self._into(self.held) for name in names]
+        self.gate_up = ExpertMaps(into, (inner, hidden), std, bias, is_out=False)
+        out = [name for names in self._out(self.held) for name in names]
+        self.down = ExpertMaps(out, (hidden, inner), std, bias, is_out=True)
 
-    def whole(self, x: Tensor) -> Tensor:
-        """(..., hidden) -> the same shape, on all replicas."""
-        return self(x)
+    # ---- names ----------------------------------------------------------------------------------
+    def _into(self, count: int) -> list[tuple[str, str]]:
+        return [(f"{e}.{self.names.gate}", f"{e}.{self.names.up}") for e in range(count)]
 
-    def build(self, x: Tensor) -> Tensor:
-        """See `whole`."""
-        tokens = x.reshape((-1, x.shape[-1]))
-        y = self.mixture(tokens, *self.route(tokens))
-        if self.shared is not None:
-            y = y + self.of_shared(tokens)
-        return y.reshape(x.shape)
+    def _out(self, count: int) -> list[tuple[str]]:
+        return [(f"{e}.{self.names.down}",) for e in range(count)]
 
-    def route(self, tokens: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        """(tokens, hidden) -> the router's weights and choices, and what `rows_by_expert` says."""
-        weights, chosen, probabilities = self.router(tokens)
-        order, places, sizes = rows_by_expert(self._own_first(chosen), experts=self.router.experts)
-        self.routing = chosen, probabilities
-        if self.expert_parallel:
-            sizes = sizes[: self.own]
-        return weights, chosen, (order, places, sizes)
+    def file_names(self, hf_path: str) -> FileNames:
+        """Older or newer files have those of all experts stacked in one tensor."""
+        of, parent = self.names, hf_path.rpartition(".")[0]
+        if of.stacked_in is not None:
+            parent = f"{parent.rpartition('.')[0]}.{of.stacked_in}"
+        stacked: dict[str, Stacked] = {}
+        for kind in ("weight", "bias")[: 1 + self.has_bias]:
+            end = "_bias" if kind == "bias" else ""
+            for title, maps in (("gate_up_proj", self._into), ("down_proj", self._out)):
+                groups = tuple(
+                    tuple(f"{hf_path}.{name}.{kind}" for name in names)
+                    for names in maps(self.count)
+                )
+                stacked[f"{parent}.experts.{title}{end}"] = Stacked(
+                    groups,
+                    alternating=of.interleaved and title == "gate_up_proj",
+                    transposed=of.interleaved and kind == "weight",
+                    written=of.interleaved,
+                )
+        return FileNames(stacked=stacked)
+
+    # ---- arithmetic -----------------------------------------------------------------------------
+    def build(
+        self, tokens: Tensor, weights: Tensor, chosen: Tensor, routes: tuple[Tensor, ...]
+    ) -> Tensor:
+        """The sum over the experts held here of down_e(gate(gate_e x, up_e x)), by their weights:
+        (tokens, hidden), on all replicas.
+
+        Args:
+            tokens: (tokens, hidden).
+            weights, chosen: see `Router.build`; numbers among these experts, and others besides.
+            routes: see `rows_by_expert`.
+        """
+        x, own = (self.groups.copy_to_tp(t) for t in (tokens, weights))
+        y = self.groups.reduce_from_tp(self._partial(x, own, routes))
+        return y + self._biases(weights, chosen, tokens) if self.has_bias else y
+
+    def routes(self, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What `rows_by_expert` says of this replica's experts."""
+        order, places, sizes = rows_by_expert(self._own_first(chosen), experts=self.count)
+        return order, places, sizes[: self.own] if self.shares_experts else sizes
 
     def _own_first(self, chosen: Tensor) -> Tensor:
         """The numbers of experts, counted on from this replica's first one: its rows come first."""
-        if not self.expert_parallel:
+        if not self.shares_experts:
             return chosen
-        count = popxl.constant(self.router.experts, popxl.int32, "experts")
+        count = popxl.constant(self.count, popxl.int32, "experts")
         return ops.fmod(chosen + (count - self.groups.rank() * self.own), count)
 
-    def mixture(
-        self, tokens: Tensor, weights: Tensor, chosen: Tensor, routes: tuple[Tensor, ...]
-    ) -> Tensor:
-        """The sum over the experts that it has, (tokens, hidden), on all replicas.
-
-        Args:
-            chosen: numbers among these experts; a token may have chosen others besides.
-        """
-        x, own = (self.groups.copy_to_tp(t) for t in (tokens, weights))
-        y = self.groups.reduce_from_tp(self._mixture(x, own, routes))
-        return y + self._biases(weights, chosen, tokens) if self.router.bias else y
-
-    def of_shared(self, tokens: Tensor) -> Tensor:
-        """What the shared one adds, (tokens, hidden)."""
-        assert self.shared is not None
-        return self._shared_gate(tokens) * self.shared.whole(tokens)
-
-    def _mixture(self, x: Tensor, weights: Tensor, routes: tuple[Tensor, ...]) -> Tensor:
+    def _partial(self, x: Tensor, weights: Tensor, routes: tuple[Tensor, ...]) -> Tensor:
         """This replica's part of the sum, from its features of each expert, or from its experts:
         the rows of others have no product and are zeros.
 
         Inner features are weighed, not what is made of them: they are fewer, and gradients then
         ask for no product again.
         """
-        wi, wo = self._matrices("wi", 2 * self.part, x, 1), self._matrices("wo", self.part, x, 0)
+        into, out = self.gate_up.weight, self.down.weight
         order, places, sizes = routes
         rows, usual = order / weights.shape[1], self._usual_rows(weights)
-        both = ops.grouped_matmul(x, wi, sizes, transpose=True, usual=usual, rows=rows)
-        if self.wi_adapter is not None:
-            both = self.wi_adapter(x, both, sizes, usual, rows)
-        if self.router.bias:
-            both = both + self._bias_rows(rows.shape[0], sizes, x.dtype)
-        inner = weigh_rows(self._gated(both), weights, order, places)
-        y = ops.grouped_matmul(inner, wo, sizes, usual=usual, rows=rows, into=x.shape[0])
-        return y if self.wo_adapter is None else self.wo_adapter(inner, y, sizes, usual, rows)
+        both = ops.grouped_matmul(x, into, sizes, transpose=True, usual=usual, rows=rows)
+        if self.gate_up_adapter is not None:
+            both = self.gate_up_adapter(x, both, sizes, usual, rows)
+        if self.has_bias:
+            bias = self.gate_up.bias.reshape((self.own, 2 * self.part))
+            both = both + rows_of_groups(bias, sizes, rows=rows.shape[0])
+        inner = weigh_rows(self.gate(*ops.split(both, 2, axis=-1)), weights, order, places)
+        y = ops.grouped_matmul(inner, out, sizes, usual=usual, rows=rows, into=x.shape[0])
+        return y if self.down_adapter is None else self.down_adapter(inner, y, sizes, usual, rows)
 
     def _usual_rows(self, weights: Tensor) -> int | None:
         """How many rows are of this replica's experts, if all are chosen alike; None: all are."""
-        every = self.router.experts
-        return None if self.own == every else weights.nelms * self.own // every
-
-    def _bias_rows(self, rows: int, sizes: Tensor, dtype: popxl.dtype) -> Tensor:
-        """The bias of each row's expert."""
-        count = self.own
-        bias = self.weight("wi.bias", (count * 2 * self.part,), dtype, self.groups.sharded)
-        return rows_of_groups(bias.reshape((count, 2 * self.part)), sizes, rows=rows)
-
-    def _gated(self, both: Tensor) -> Tensor:
-        gate, up = ops.split(both, 2, axis=-1)
-        if self.clamp is not None:
-            return self.clamp.gated(gate, up)
-        return self.activation(gate) * up
+        return None if self.own == self.count else weights.nelms * self.own // self.count
 
     def _biases(self, weights: Tensor, chosen: Tensor, x: Tensor) -> Tensor:
         """What the biases of a token's experts add, by their weights: (tokens, hidden)."""
-        experts = self.held
-        bias = self.weight("wo.bias", (experts * x.shape[-1],), x.dtype)
-        shares = spread_weights(weights, chosen, experts=experts)
-        return ops.matmul(cast(shares, x.dtype), bias.reshape((experts, -1)))
+        shares = spread_weights(weights, chosen, experts=self.held)
+        return ops.matmul(cast(shares, x.dtype), self.down.bias.reshape((self.held, -1)))
 
-    def _matrices(self, name: str, rows: int, x: Tensor, axis: int) -> Tensor:
-        """The matrices of this replica's experts; `axis` is that of the input features."""
-        shape, group = (self.own * rows, x.shape[-1]), self.groups.sharded
-        return self.packed_weight(f"{name}.weight", shape, x.dtype, group, self.few_bits, axis)
 
-    def _shared_gate(self, x: Tensor) -> Tensor:
-        weight = self.weight("shared_gate.weight", (1, x.shape[-1]), x.dtype)
-        half = ops.matmul(x, weight.transpose((1, 0))) * 0.5
+class MoE(Module):
+    """A router and its experts, in place of a feed-forward layer.
+
+    Args:
+        router: it is `gate` in most of Hugging Face's models.
+        shared: a feed-forward layer of all tokens, `build(x)`, if there is one; what it gives is
+            multiplied by sigmoid(x @ shared_expert_gate).
+        aliases: see `file_names`.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        experts: Experts,
+        shared: Module | None = None,
+        std: float = 0.0,
+        hf_name: str | None = None,
+        router_alias: str | None = None,
+    ) -> None:
+        super().__init__(hf_name)
+        self.gate, self.experts, self._router_alias = router, experts, router_alias
+        self.has_shared = shared is not None
+        if shared is not None:
+            self.shared_expert, self.shared_expert_gate = shared, SharedGate(std)
+
+    def file_names(self, hf_path: str) -> FileNames:
+        """Newer files may have another name for the router."""
+        if self._router_alias is None:
+            return FileNames()
+        own = f"{hf_path}.{self.gate.hf_name or 'gate'}.weight"
+        return FileNames(aliases={f"{hf_path.rpartition('.')[0]}.{self._router_alias}": own})
+
+    def build(self, x: Tensor, ctx: Context) -> Tensor | None:
+        """x: (..., hidden) -> what experts give, of the same shape; None where that is left to
+        phases of their own, see `Context.hand_on`."""
+        tokens = x.reshape((-1, x.shape[-1]))
+        weights, chosen, probabilities = self.gate(tokens)
+        if ctx.routes_only:
+            y = None
+            ctx.hand_on(normed=x, weights=weights, chosen=chosen)
+        else:
+            y = self.experts(tokens, weights, chosen, self.experts.routes(chosen))
+        if self.has_shared:
+            shared = self.shared_expert_gate(tokens) * self.shared_expert(tokens, ctx)
+            y = shared if y is None else y + shared
+        ctx.count(chosen, probabilities)
+        return None if y is None else y.reshape(x.shape)
+
+    def handed_on(self, x: TensorSpec) -> Mapping[str, TensorSpec]:
+        """Specs of what `Context.hand_on` is given, for an x."""
+        choices = (math.prod(x.shape[:-1]), self.gate.per_token)
+        return {
+            "normed": x,
+            "weights": TensorSpec(choices, popxl.float32),
+            "chosen": TensorSpec(choices, popxl.int32),
+        }
+
+
+class SharedGate(Module):
+    """sigmoid(x @ weight), (tokens, 1)."""
+
+    def __init__(self, std: float) -> None:
+        super().__init__()
+        self.weight = parameter(1, self.config.model.hidden_size, std=std)
+
+    def build(self, x: Tensor) -> Tensor:
+        """x: (tokens, hidden)."""
+        half = ops.matmul(x, self.weight.transpose((1, 0))) * 0.5
         return (ops.tanh(half) + 1.0) * 0.5  # the sigmoid
+
+
+class _HeldExperts(Module):
+    """The place of experts in a block's `mlp`."""
+
+    def __init__(self, experts: Experts, hf_name: str | None) -> None:
+        super().__init__(hf_name)
+        self.experts = experts
+
+
+class ExpertGroup(Module):
+    """Neighbouring experts of a layer, `execution.expert_groups` of which are all: a phase of its
+    own in training.
+
+    Args:
+        experts: which has so many of them.
+        hf_name: of the layer's `mlp`.
+    """
+
+    def __init__(self, experts: Experts, hf_name: str | None = None) -> None:
+        super().__init__()
+        self.mlp = _HeldExperts(experts, hf_name)
+
+    def build(
+        self,
+        normed: Tensor,
+        weights: Tensor,
+        chosen: Tensor,
+        number: Tensor,
+        seed: Tensor | None = None,
+    ) -> Tensor:
+        """What these experts add to x, of its shape.
+
+        Args:
+            normed, weights, chosen: see `Context.hand_on`.
+            number: of the group, int32 scalar.
+        """
+        experts = self.mlp.experts
+        own = chosen - number * experts.held
+        routes = rows_of_experts(own, experts=experts.held)
+        tokens = normed.reshape((-1, normed.shape[-1]))
+        return experts(tokens, weights, own, routes).reshape(normed.shape)

@@ -1,4 +1,4 @@
-"""The language-model head, with the vocabulary cut over tensor parallelism."""
+"""The language-model head, with the vocabulary sharded over tensor parallelism."""
 
 from __future__ import annotations
 
@@ -7,44 +7,42 @@ from collections.abc import Sequence
 import numpy as np
 
 import popxl
-from modelling.layers.layer import Layer, cast
 from modelling.layers.low_rank_vocabulary import VocabularyAdapter
 from modelling.layers.masking import MASKED
-from modelling.layers.parallel import Groups
+from modelling.layers.module import Module, cast, parameter
 from modelling.layers.token_rows import TokenRows
 from popxl import Tensor, ops
 from popxl_addons.fp8 import matrix_product
 
 
-class LMHead(Layer):
+class LMHead(Module):
     """Logits of the next token.
 
-    Variables, unless the weight is the embedding's: `weight` (hidden, ceil(vocabulary /
-    tensor_parallel)), sharded, and `bias` (ceil(vocabulary / tensor_parallel),) if there is one; in
-    FP8 those of `product`; those of `adapters`, if it is given some (`adapt`).
+    Some rows may be trained beside the others, and it may be given an adapter (`adapt`).
 
     Args:
+        std: of the initial weights.
+        tied: whether its weight is the embedding's, which `build` is then given.
+        bias: whether the logits have one.
         cap: logits become cap * tanh(logits / cap); None: they stay.
-        trained: tokens whose part of the weight is trained beside the others'.
     """
 
     adapters: VocabularyAdapter | None = None
 
     def __init__(
-        self,
-        vocabulary: int,
-        groups: Groups,
-        bias: bool = False,
-        cap: float | None = None,
-        trained: Sequence[int] = (),
+        self, std: float, tied: bool = False, bias: bool = False, cap: float | None = None
     ) -> None:
         super().__init__()
-        self.rows = TokenRows(trained, groups) if trained else None
-        self.vocabulary = vocabulary
-        self.groups = groups
-        self.bias = bias
-        self.cap = cap
-        self.product = matrix_product()
+        config, model = self.config, self.config.model
+        rows = () if tied or not config.adapter.trainable_tokens_head else config.trained_tokens
+        self.rows = TokenRows(rows) if rows else None
+        self.vocabulary = model.embedding.vocab_size
+        self.has_bias, self.cap, self.product = bias, cap, matrix_product()
+        if not tied:
+            size = self.vocabulary, model.hidden_size
+            self.weight = parameter(*size, std=std, shard=1, transposed=True)
+        if bias:
+            self.bias = parameter(self.vocabulary, std=0.0, shard=0)
 
     def build(self, x: Tensor, table: Sequence[Tensor] | None = None) -> Tensor:
         """x: (..., hidden) -> float32 logits (..., ceil(vocabulary / tensor_parallel)).
@@ -56,19 +54,17 @@ class LMHead(Layer):
             table: the weight of the embedding, if it is the head's too: its transpose; and A and B
                 of its adapter.
         """
-        return self.of(self.groups.copy_to_tp(x), *self.weights(x, table))
+        return self.of(self.groups.copy_to_tp(x), *self.weights(table))
 
-    def weights(self, x: Tensor, table: Sequence[Tensor] | None = None) -> list[Tensor]:
+    def weights(self, table: Sequence[Tensor] | None = None) -> list[Tensor]:
         """The matrix, the bias if there is one, and A and B of an adapter; see `build`."""
-        groups, shard = self.groups, self.groups.vocabulary_shard(self.vocabulary)
         if table is None:
-            weight = self.weight("weight", (x.shape[-1], shard), x.dtype, groups.sharded)
-            weight = weight if self.rows is None else self.rows(weight, transposed=True)
+            weight = self.weight if self.rows is None else self.rows(self.weight, transposed=True)
             low_rank = self.adapters.matrices(weight) if self.adapters else []
         else:
             weight, *low_rank = (t.transpose() for t in table)
             low_rank.reverse()
-        bias = [self.weight("bias", (shard,), x.dtype, groups.sharded)] if self.bias else []
+        bias = [self.bias] if self.has_bias else []
         return [weight, *bias, *low_rank]
 
     def of(self, x: Tensor, weight: Tensor, *others: Tensor) -> Tensor:
@@ -78,7 +74,7 @@ class LMHead(Layer):
             others: what `weights` gives after the matrix.
         """
         shard = weight.shape[-1]
-        bias, low_rank = (others[:1], others[1:]) if self.bias else ((), others)
+        bias, low_rank = (others[:1], others[1:]) if self.has_bias else ((), others)
         wide = cast(bias[0], popxl.float32) if bias else None
         logits = self.product(x, weight, wide, popxl.float32)
         if low_rank:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from config.sections import RunConfig
 from modelling.fp8 import linear_head
-from modelling.layers.axes import Axes
-from modelling.layers.dropout import Dropout
+from modelling.layers.dropout import NO_DROPOUT, Dropout
 from modelling.layers.embedding import VocabularyEmbedding
-from modelling.layers.layer import Layer
+from modelling.layers.experts import ExpertUsage
 from modelling.layers.lm_head import LMHead
-from modelling.layers.parallel import Groups
+from modelling.layers.module import Module
 from modelling.layers.sliced_loss import SlicedLoss
-from modelling.objectives import objective_of
+from modelling.objectives import WEIGHT, objective_of
 from popxl import Tensor
 
 LARGEST_LOGITS = 2**32
@@ -23,72 +21,75 @@ SUMS, USAGE = "sums", "usage"
 """What goes to the host besides the loss: what that is a function of, and how experts are used."""
 
 
-class LMHeadLoss(Layer):
+class LMHeadLoss(Module):
     """A head (norm, dropout, logits) and an objective.
-
-    Variables: those of `norm`, and `lm_head.weight` and `lm_head.bias`, see `LMHead`; if the head
-    is tied to the embedding, `tokens.weight` instead, which the embeddings own.
 
     Attributes:
         told: names of what `build` returns after the loss.
 
     Args:
-        norm: the stack's final norm.
-        dropout: of its output.
-        bias: whether the logits have one.
-        tied: whether the weight of the logits is that of the embedding.
+        norm: the stack's final norm; `norm_name`: Hugging Face's path of it.
+        std, bias, cap: see `LMHead`.
+        tokens: the embedding, if its weight is the head's too.
+        dropout: of the norm's output.
         scale: factor on the logits.
-        cap: see `LMHead`.
+        usage: of experts, which a loss balances; None: there are none, or they are not counted.
     """
 
     def __init__(
         self,
-        config: RunConfig,
-        norm: Layer,
-        dropout: Dropout,
-        bias: bool,
-        tied: bool = False,
+        norm: Module,
+        norm_name: str,
+        std: float,
+        tokens: VocabularyEmbedding | None = None,
+        dropout: Dropout = NO_DROPOUT,
         scale: float = 1.0,
+        bias: bool = False,
         cap: float | None = None,
+        usage: ExpertUsage | None = None,
     ) -> None:
         super().__init__()
-        groups = Groups.current(config.execution.tensor_parallel)
-        self.axes, self.objective = Axes.of(config), objective_of(config)
-        self.told: tuple[str, ...] = (SUMS,) if self.objective.tells else ()
+        config = self.config
+        self.objective, self.usage = objective_of(config), usage
+        told = {SUMS: self.objective.tells, USAGE: usage is not None}
+        self.told = tuple(name for name, is_told in told.items() if is_told)
         self.is_fp8 = config.fp8.enabled and config.fp8.head
         self.is_evaluated = config.model.eval
-        self.norm = norm
-        self.dropout = dropout
-        self.tied = tied
-        self.scale = scale
-        if tied:
-            self.tokens = VocabularyEmbedding.of(config)
+        norm.hf_name = norm_name
+        self.norm, self.dropout, self.scale = norm, dropout, scale
+        self.tied = tokens is not None
+        if tokens is not None:
+            self.tokens = tokens
         with linear_head(config):
-            own = not tied and config.adapter.trainable_tokens_head
-            rows = config.trained_tokens if own else ()
-            rows_of_all = config.model.embedding.vocab_size
-            self.lm_head = LMHead(rows_of_all, groups, bias, cap, rows)
+            self.lm_head = LMHead(std, self.tied, bias, cap)
 
     def build(
-        self, x: Tensor, *inputs: Tensor, seed: Tensor | None = None
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """The weighted loss of a micro-batch, see `Objective.loss` and `WEIGHT`, and the sums if
-        the objective tells them.
+        self,
+        x: Tensor,
+        usage: Tensor | None = None,
+        seed: Tensor | None = None,
+        **inputs: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """The weighted loss of a micro-batch, see `Objective.loss` and `WEIGHT`; the sums if the
+        objective tells them; and how experts were used, if that is counted.
 
         Args:
             x: the last layer's output, (batch, length, hidden).
-            inputs: those of `Objective.streams`, in their order.
+            usage: of experts, see `ExpertUsage`.
+            inputs: those of `Objective.streams`.
             seed: uint32 (2,) for dropout, the same on the replicas of a tensor-parallel group.
 
         Returns:
             The loss is a float32 scalar.
         """
-        objective, (*own, weight) = self.objective, inputs
-        tokens, texts = own[: len(objective.of_tokens)], own[len(objective.of_tokens) :]
-        sums = self._sums(self.features(x, seed), tokens)
-        named = dict(zip(objective.of_texts, texts, strict=True))
-        loss = objective.loss(sums, named, self.lm_head.groups) * weight
-        return (loss, sums) if objective.tells else loss
+        objective = self.objective
+        sums = self._sums(self.features(x, seed), [inputs[name] for name in objective.of_tokens])
+        texts = {name: inputs[name] for name in objective.of_texts}
+        loss = objective.loss(sums, texts, self.groups) * inputs[WEIGHT]
+        told = [sums] if objective.tells else []
+        if self.usage is not None and usage is not None:
+            loss, told = self.usage.balanced(loss, usage), [*told, usage]
+        return loss, *told
 
     def _sums(self, x: Tensor, tokens: Sequence[Tensor]) -> Tensor:
         slices = self._slices(x)
@@ -101,17 +102,17 @@ class LMHeadLoss(Layer):
 
         sliced = SlicedLoss(of_slice, slices, axis)
         call = self.call_module(sliced, "sliced", autodiff="none" if self.is_evaluated else "auto")
-        return call(head.groups.copy_to_tp(x), head.weights(x, self._table()), tokens)[0]
+        return call(self.groups.copy_to_tp(x), head.weights(self._table()), tokens)[0]
 
     def _sums_of(self, logits: Tensor, tokens: Sequence[Tensor]) -> Tensor:
         named = dict(zip(self.objective.of_tokens, tokens, strict=True))
-        return self.objective.sums(logits, named, self.axes, self.lm_head.groups)
+        return self.objective.sums(logits, named, self.axes, self.groups)
 
     def _slices(self, x: Tensor) -> int:
         """As few slices of the tokens as keep the logits of each within `LARGEST_LOGITS`."""
         if self.is_fp8:
             return 1
-        groups, length = self.lm_head.groups, self.axes.length(x)
+        groups, length = self.groups, self.axes.length(x)
         nbytes = 4 * (x.nelms // x.shape[-1]) * groups.vocabulary_shard(self.lm_head.vocabulary)
         fit = (n for n in range(1, length) if not length % n and nbytes <= n * LARGEST_LOGITS)
         return next(fit, length)

@@ -6,10 +6,9 @@ from typing import Any
 
 import popxl
 from modelling.layers.dropout import NO_DROPOUT, Dropout
-from modelling.layers.layer import Layer, cast
 from modelling.layers.low_rank_experts import ExpertAdapter
 from modelling.layers.low_rank_vocabulary import VocabularyAdapter
-from modelling.layers.parallel import Groups
+from modelling.layers.module import Module, cast
 from modelling.weights import LowRank, WeightRow
 from modelling.weights.row import is_of_vocabulary
 from popxl import Tensor, ops
@@ -18,7 +17,7 @@ _TAG = 0xADA
 """Tells the seeds of adapters from those that a layer makes for itself."""
 
 
-class Adapter(Layer):
+class Adapter(Module):
     """W x + scale * B A dropout(x), for this replica's part of a linear map's weight W.
 
     With DoRA (Liu et al., arXiv:2402.09353) that is multiplied by m / n, where n are the norms of
@@ -45,12 +44,11 @@ class Adapter(Layer):
         self,
         adapter: LowRank,
         row: WeightRow,
-        groups: Groups,
         dropout: Dropout,
         owner: Adapter | None = None,
     ) -> None:
         super().__init__()
-        self._of, self._groups, self._dropout = adapter, groups, dropout
+        self._of, self._dropout = adapter, dropout
         self._owners = () if owner is None else (owner,)  # not a part of this module
         self._cut_in, self._holders = row.axis == 0, row.holders
 
@@ -62,19 +60,19 @@ class Adapter(Layer):
             matrix: W, (in_features, out_features).
             bias: (out_features,).
         """
-        cut = self._groups.held_by(self._holders)
+        cut = self.groups.held_by(self._holders)
         inside, outside = (cut, None) if self._cut_in else (None, cut)
         rank, float32 = self._of.rank, popxl.float32
         shared = [owner.get("A") for owner in self._owners]
-        a = shared[0] if shared else self.weight("A", (x.shape[-1], rank), float32, inside)
-        b = self.weight("B", (rank, y.shape[-1]), float32, outside)
+        a = shared[0] if shared else self.variable("A", (x.shape[-1], rank), float32, inside)
+        b = self.variable("B", (rank, y.shape[-1]), float32, outside)
         dropped = self._dropout(x, self._seed())
         own_a, own_b = (a, self._open(b)) if self._cut_in else (self._open(a), b)
         more = (dropped @ own_a @ own_b) * self._of.scale
         wide = cast(y, float32)
         if not self._of.dora:
             return cast(wide + more, y.dtype)
-        m = self.weight("m", y.shape[-1:], float32, outside)
+        m = self.variable("m", y.shape[-1:], float32, outside)
         factor = (self._open(m) if self._cut_in else m) / self._norms(matrix, a, b)
         base = wide if bias is None else wide - cast(bias, float32)
         if self._dropout.active:
@@ -85,21 +83,21 @@ class Adapter(Layer):
         """The norms of the rows of the whole weight and its adapter: float32 (out_features,)."""
         whole = ops.detach(cast(matrix, popxl.float32) + (a @ b) * self._of.scale)
         squares = ops.sum(whole * whole, 0)
-        if self._cut_in and self._groups.tensor_parallel > 1:
-            squares = ops.collectives.replicated_all_reduce(squares, "add", self._groups.tp)
+        if self._cut_in and self.groups.tensor_parallel > 1:
+            squares = ops.collectives.replicated_all_reduce(squares, "add", self.groups.tp)
         return ops.sqrt(squares)
 
     def _open(self, t: Tensor) -> Tensor:
         """Its gradient is the sum over the group; of what neighbours do alike, once."""
-        return self._groups.share_held(self._groups.copy_to_tp(t), self._holders)
+        return self.groups.share_held(self.groups.copy_to_tp(t), self._holders)
 
     def _seed(self) -> Tensor | None:
         """The seed of the adapter that has A: for both, what A reads is the same."""
         (seed,) = [owner.seed for owner in self._owners] or [self.seed]
-        return self._groups.own_seed(seed) if self._cut_in else seed
+        return self.groups.own_seed(seed) if self._cut_in else seed
 
 
-class Adapters(Layer):
+class Adapters(Module):
     """Adds what the adapters of a linear map give to its result.
 
     Args:
@@ -108,9 +106,7 @@ class Adapters(Layer):
         owners: adapters by path, which may have an A for these; these are added.
     """
 
-    def __init__(
-        self, row: WeightRow, groups: Groups, dropout: Dropout, owners: dict[str, Adapter]
-    ) -> None:
+    def __init__(self, row: WeightRow, dropout: Dropout, owners: dict[str, Adapter]) -> None:
         super().__init__()
         self._row, names = row, [w.name for w in row.weights]
         self._parts: list[tuple[int, Adapter | None]] = []
@@ -119,7 +115,7 @@ class Adapters(Layer):
             found = of_weight.get(names[0])
             made = None
             if found is not None:
-                made = Adapter(found, row, groups, dropout, owners.get(found.owner))
+                made = Adapter(found, row, dropout, owners.get(found.owner))
                 owners[found.path] = made
                 setattr(self, found.path.rpartition(".")[2], made)
             count = 1 if found is None else len(found.weights)
@@ -146,9 +142,7 @@ class Adapters(Layer):
         )
 
 
-def adapt(
-    layer: Layer, rows: tuple[WeightRow, ...], groups: Groups, dropout: Dropout = NO_DROPOUT
-) -> None:
+def adapt(layer: Module, rows: tuple[WeightRow, ...], dropout: Dropout = NO_DROPOUT) -> None:
     """Give the maps of a layer the adapters that its rows name, as far as it has the maps.
 
     Args:
@@ -160,15 +154,15 @@ def adapt(
         around = _at(layer, path)
         of_map = _at(around, [name])
         if row.experts and around is not None:
-            setattr(around, f"{name}_adapter", ExpertAdapter(row, groups))
+            setattr(around, f"{name}_adapter", ExpertAdapter(row))
         elif of_map is not None and is_of_vocabulary(row):
-            of_map.adapters = VocabularyAdapter(row, groups)
+            of_map.adapters = VocabularyAdapter(row)
         elif of_map is not None:
-            of_map.adapters = Adapters(row, groups, dropout, owners)
+            of_map.adapters = Adapters(row, dropout, owners)
     layer.inside = tuple(owners.values()) if dropout.active else ()
 
 
-def seed_adapters(layer: Layer, seed: Tensor | None) -> None:
+def seed_adapters(layer: Module, seed: Tensor | None) -> None:
     """Give each adapter that `adapt` gave to a layer a seed for dropout, made from the layer's."""
     if layer.inside:
         assert seed is not None, "dropout needs a seed"

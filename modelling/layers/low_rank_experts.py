@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from modelling.layers.layer import Layer, cast
-from modelling.layers.parallel import Groups
+from modelling.layers.module import Module, cast
 from modelling.weights import WeightRow
 from popxl import Tensor, float32, ops
 
 
-class ExpertAdapter(Layer):
+class ExpertAdapter(Module):
     """scale * B_e A_e x for each row of x, of its expert e.
 
     Variables, float32: `A` and `B`, of each expert one after the other. What experts' maps have on
@@ -21,10 +20,10 @@ class ExpertAdapter(Layer):
         row: of the experts' matrices, whose input features are cut if it is transposed.
     """
 
-    def __init__(self, row: WeightRow, groups: Groups) -> None:
+    def __init__(self, row: WeightRow) -> None:
         super().__init__()
         adapter = row.adapters[0]  # those of all experts are alike
-        self._rank, self._scale, self._groups = adapter.rank, adapter.scale, groups
+        self._rank, self._scale = adapter.rank, adapter.scale
         self._cut_in, self._shared_out = row.transpose, row.shared_out
 
     def build(self, x: Tensor, y: Tensor, sizes: Tensor, usual: int | None, rows: Tensor) -> Tensor:
@@ -51,10 +50,12 @@ class ExpertAdapter(Layer):
         return cast(cast(y, float32) + more, y.dtype)
 
     def _cut(self, name: str, shape: tuple[int, int]) -> Tensor:
-        return self.weight(name, shape, float32, self._groups.sharded)
+        return self.variable(name, shape, float32, self.groups.sharded)
 
     def _whole(self, name: str, shape: tuple[int, int]) -> Tensor:
-        return self.weight(name, shape, float32, self._groups.sharded if self._shared_out else None)
+        return self.variable(
+            name, shape, float32, self.groups.sharded if self._shared_out else None
+        )
 
     def _open(self, t: Tensor) -> Tensor:
-        return t if self._shared_out else self._groups.copy_to_tp(t)
+        return t if self._shared_out else self.groups.copy_to_tp(t)

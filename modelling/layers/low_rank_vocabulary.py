@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from modelling.layers.layer import Layer
-from modelling.layers.parallel import Groups
+from modelling.layers.module import Module
 from modelling.weights import WeightRow
 from popxl import Tensor, float32
 
 
-class VocabularyAdapter(Layer):
+class VocabularyAdapter(Module):
     """scale * A B of a linear map from or to the vocabulary, a part of which is on each replica.
 
     Variables, float32: `0.A` (in, rank) and `0.B` (rank, out). The one that has the vocabulary is
@@ -18,11 +17,11 @@ class VocabularyAdapter(Layer):
         row: of the map's weight, which names its one adapter.
     """
 
-    def __init__(self, row: WeightRow, groups: Groups) -> None:
+    def __init__(self, row: WeightRow) -> None:
         super().__init__()
         (adapter,) = row.adapters
         self._scale = adapter.scale
-        setattr(self, "0", _Matrices(adapter.rank, groups, adapter.embeds))
+        setattr(self, "0", _Matrices(adapter.rank, adapter.embeds))
 
     def matrices(self, matrix: Tensor) -> list[Tensor]:
         """A and scale * B beside the map's matrix, (in, out)."""
@@ -30,14 +29,14 @@ class VocabularyAdapter(Layer):
         return [a, b * self._scale]
 
 
-class _Matrices(Layer):
-    def __init__(self, rank: int, groups: Groups, embeds: bool) -> None:
+class _Matrices(Module):
+    def __init__(self, rank: int, embeds: bool) -> None:
         super().__init__()
-        self._rank, self._groups, self._embeds = rank, groups, embeds
+        self._rank, self._embeds = rank, embeds
 
     def build(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        groups, (inputs, outputs) = self._groups, matrix.shape
+        groups, (inputs, outputs) = self.groups, matrix.shape
         cut_in, cut_out = (groups.sharded, None) if self._embeds else (None, groups.sharded)
-        a = self.weight("A", (inputs, self._rank), float32, cut_in)
-        b = self.weight("B", (self._rank, outputs), float32, cut_out)
+        a = self.variable("A", (inputs, self._rank), float32, cut_in)
+        b = self.variable("B", (self._rank, outputs), float32, cut_out)
         return (a, groups.copy_to_tp(b)) if self._embeds else (groups.copy_to_tp(a), b)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import popxl
-from modelling.layers.layer import cast
+from modelling.layers.module import cast
 from popxl import Tensor, ops
 
 MASKED = -1e9

@@ -3,44 +3,42 @@
 from __future__ import annotations
 
 import popxl
-from modelling.layers.layer import Layer, cast
-from modelling.layers.parallel import Groups
+from modelling.layers.module import Module, cast, parameter
 from popxl import Tensor, ops
 
 
-class RMSNorm(Layer):
+class RMSNorm(Module):
     """Divide by the root of the mean square over the last axis, then scale.
 
     Zhang and Sennrich, arXiv:1910.07467. Computed in float32, as T5 does.
 
-    Variables: `weight` (features,), the same on all replicas.
-
     Args:
+        features: of the last axis, in full.
         eps: added to the mean square.
-        from_one: scale by 1 + weight, as Gemma does.
-        groups: if the norm is inside a sharded computation, where each replica has its part of the
-            gradient of the weight.
+        unit_offset: scale by 1 + weight, as Gemma does.
+        in_sharded: whether it is inside a tensor-parallel computation, where each replica has its
+            part of the gradient of the weight.
     """
 
-    def __init__(self, eps: float, from_one: bool = False, groups: Groups | None = None) -> None:
+    def __init__(
+        self, features: int, eps: float, unit_offset: bool = False, in_sharded: bool = False
+    ) -> None:
         super().__init__()
-        self.eps = eps
-        self.from_one = from_one
-        self.groups = groups
+        self.eps, self.unit_offset, self.in_sharded = eps, unit_offset, in_sharded
+        self.weight = parameter(features, std=0.0 if unit_offset else None)
 
     def build(self, x: Tensor) -> Tensor:
         """x: (..., features) -> the same shape and dtype."""
-        weight = self.scale(x)
+        weight = self.scale()
         wide = cast(x, popxl.float32)
         normalised = wide * (1.0 / ops.sqrt(self.mean_square(wide) + self.eps))
-        if self.from_one:
+        if self.unit_offset:
             return cast(normalised * (cast(weight, popxl.float32) + 1.0), x.dtype)
         return cast(normalised, x.dtype) * weight
 
-    def scale(self, x: Tensor) -> Tensor:
-        """The weight."""
-        weight = self.weight("weight", x.shape[-1:], x.dtype)
-        return weight if self.groups is None else self.groups.copy_to_tp(weight)
+    def scale(self) -> Tensor:
+        """The weight, (features,)."""
+        return self.groups.copy_to_tp(self.weight) if self.in_sharded else self.weight
 
     def mean_square(self, x: Tensor) -> Tensor:
         """The mean of squares over the last axis, which stays with length 1."""
@@ -48,45 +46,41 @@ class RMSNorm(Layer):
 
 
 class ShardedRMSNorm(RMSNorm):
-    """An `RMSNorm` over features that are cut over tensor parallelism, inside a sharded
+    """An `RMSNorm` over features that are sharded over tensor parallelism, inside such a
     computation.
 
-    Variables: `weight` (features on this replica,), cut likewise.
-
     Args:
-        features: of the whole axis.
-        groups: whose members have the parts.
-        holders: neighbours that have the same part, see `Groups.holders`.
+        max_shards: of the features, see `parameter`.
     """
 
-    def __init__(self, eps: float, features: int, groups: Groups, holders: int = 1) -> None:
-        super().__init__(eps, groups=groups)
+    def __init__(self, features: int, eps: float, max_shards: int) -> None:
+        super().__init__(features, eps)
         self.features = features
-        self.group = groups
-        self.holders = holders
+        self.weight = parameter(features, shard=0, max_shards=max_shards)
 
-    def scale(self, x: Tensor) -> Tensor:
-        grouping = self.group.held_by(self.holders)
-        weight = self.weight("weight", x.shape[-1:], x.dtype, grouping)
-        return self.group.open_held(weight, self.holders)
+    @property
+    def _shard_replicas(self) -> int:
+        return self._rows["weight"].holders
+
+    def scale(self) -> Tensor:
+        return self.groups.open_held(self.weight, self._shard_replicas)
 
     def mean_square(self, x: Tensor) -> Tensor:
-        total = self.group.reduce_from_tp(ops.sum(x * x, -1, keepdims=True))
-        return self.group.copy_to_tp(total) / float(self.features * self.holders)
+        groups = self.groups
+        total = groups.reduce_from_tp(ops.sum(x * x, -1, keepdims=True))
+        return groups.copy_to_tp(total) / float(self.features * self._shard_replicas)
 
 
-class LayerNorm(Layer):
-    """Normalise the last axis to mean 0 and variance 1, then scale and shift (arXiv:1607.06450).
+class LayerNorm(Module):
+    """Normalise the last axis to mean 0 and variance 1, then scale and shift (arXiv:1607.06450)."""
 
-    Variables: `weight` and `bias` (features,), the same on all replicas.
-    """
-
-    def __init__(self, eps: float) -> None:
+    def __init__(self, features: int, eps: float) -> None:
         """Args: `eps`: added to the variance."""
         super().__init__()
         self.eps = eps
+        self.weight = parameter(features)
+        self.bias = parameter(features, std=0.0)
 
     def build(self, x: Tensor) -> Tensor:
         """x: (..., features) -> the same shape and dtype."""
-        weight, bias = (self.weight(n, x.shape[-1:], x.dtype) for n in ("weight", "bias"))
-        return ops.layer_norm(x, weight, bias, self.eps)
+        return ops.layer_norm(x, self.weight, self.bias, self.eps)

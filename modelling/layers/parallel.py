@@ -72,32 +72,9 @@ class Groups:
             dp=sharded,
         )
 
-    def shard(self, size: int, what: str) -> int:
-        """A replica's part of `size`, the number of `what`. Raises ValueError if it is not an
-        integer."""
-        if size % self.tensor_parallel:
-            raise ValueError(
-                f"{size} {what} cannot be cut into tensor_parallel {self.tensor_parallel} equal "
-                "parts"
-            )
-        return size // self.tensor_parallel
-
     def vocabulary_shard(self, vocabulary: int) -> int:
         """A replica's part of a vocabulary, whose last part is padded if it is shorter."""
         return -(-vocabulary // self.tensor_parallel)
-
-    def holders(self, parts: int) -> int:
-        """How many neighbours of a group hold the same one of `parts`, which are shared out.
-
-        It is 1 where each member has at least one of its own. Raises ValueError if the parts cannot
-        be shared out equally.
-        """
-        if max(parts, self.tensor_parallel) % min(parts, self.tensor_parallel):
-            raise ValueError(
-                f"{parts} heads of keys cannot be shared out to tensor_parallel "
-                f"{self.tensor_parallel} devices: one must be a multiple of the other"
-            )
-        return max(self.tensor_parallel // parts, 1)
 
     def held_by(self, holders: int) -> ReplicaGrouping:
         """For variables that so many neighbours of a tensor-parallel group hold alike."""

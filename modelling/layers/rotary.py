@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 import popxl
-from modelling.layers.layer import cast
+from modelling.layers.module import cast
 from popxl import Tensor, ops
 
 Tables = tuple[Tensor, ...]

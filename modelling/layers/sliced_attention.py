@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import popxl
 import popxl_addons as addons
 from modelling.layers.attention_step import AttentionStep
-from modelling.layers.layer import cast
+from modelling.layers.module import cast
 from modelling.layers.slices import forward_values, slice_of, sliced_spec, with_slice
 from popxl import Tensor, TensorSpec, ops
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import popxl
 import popxl_addons as addons
-from modelling.layers.layer import cast
+from modelling.layers.module import cast
 from modelling.layers.slices import forward_values, slice_of, sliced_spec, with_slice
 from popxl import Tensor, ops
 

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 import popxl
-from modelling.layers.layer import Layer, cast
-from modelling.layers.parallel import Groups
+from modelling.layers.module import Module, cast
 from popxl import Tensor, ops
 
 
-class TokenRows(Layer):
+class TokenRows(Module):
     """A matrix with other rows for some tokens.
 
     Variables, float32: `delta` (tokens, hidden), the same on all replicas.
@@ -21,9 +20,9 @@ class TokenRows(Layer):
         tokens: their numbers, in the order of the rows of `delta`.
     """
 
-    def __init__(self, tokens: Sequence[int], groups: Groups) -> None:
+    def __init__(self, tokens: Sequence[int]) -> None:
         super().__init__()
-        self._tokens, self._groups = np.asarray(tokens, np.int32), groups
+        self._tokens = np.asarray(tokens, np.int32)
 
     def build(self, matrix: Tensor, transposed: bool = False) -> Tensor:
         """(rows, hidden) -> the same shape, of this replica's part of the vocabulary.
@@ -32,14 +31,14 @@ class TokenRows(Layer):
             transposed: it is (hidden, rows), before and after.
         """
         rows, hidden = matrix.shape[::-1] if transposed else matrix.shape
-        delta = self.weight("delta", (len(self._tokens), hidden), popxl.float32)
+        delta = self.variable("delta", (len(self._tokens), hidden), popxl.float32)
         places: Tensor = popxl.constant(np.arange(rows).reshape(rows, 1), popxl.int32, "rows")
-        if self._groups.tensor_parallel > 1:
-            places = places + self._groups.rank() * rows
+        if self.groups.tensor_parallel > 1:
+            places = places + self.groups.rank() * rows
         tokens = popxl.constant(self._tokens.reshape(1, -1), popxl.int32, "tokens")
         chosen = cast(ops.equal(places, tokens), popxl.float32)  # (rows, tokens)
         frozen = 1.0 - ops.sum(chosen, 1, keepdims=True)
-        new = ops.matmul(chosen, self._groups.copy_to_tp(delta))
+        new = ops.matmul(chosen, self.groups.copy_to_tp(delta))
         if transposed:
             frozen, new = frozen.transpose((1, 0)), new.transpose((1, 0))
         return cast(cast(matrix, popxl.float32) * frozen + new, matrix.dtype)

@@ -11,28 +11,49 @@ import numpy as np
 
 import popxl
 from config.llama import FULL, UNROTATED, UNROTATED_WINDOW, WINDOW, LlamaModel, LlamaRotary, numbers
-from modelling.layers import Tables, constant_tables
+from modelling.layers import Context, Tables, cast, constant_tables, rotate_halves
 from popxl import Tensor
 
 _SINGLE = np.float32
 
 
-def rotary_tables(
-    model: LlamaModel, kind: str, positions: int, length: int | None = None
-) -> Tables | None:
-    """The angles of positions 0, 1, ... in layers of a kind; None: they have no positions.
+class Rope:
+    """The rotary positions of layers of a type.
+
+    Args:
+        layer_type: see `config.llama`.
+    """
+
+    def __init__(self, c: LlamaModel, layer_type: str) -> None:
+        self._model, self._type = c, layer_type
+        self._is_absent = layer_type in (UNROTATED, UNROTATED_WINDOW)
+
+    def __call__(self, q: Tensor, k: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+        """Turn queries and keys, (batch, length, heads, head_dim), by the positions of tokens."""
+        if self._is_absent:
+            return q, k
+
+        def make(positions: int) -> Tables:
+            return rotary_tables(self._model, self._type, positions, ctx.max_length)
+
+        sin, cos, *growth = ctx.tables(make, q.shape[1])
+        q, k = (rotate_halves(t, sin, cos, self._model.attention.rotated) for t in (q, k))
+        for factor in growth:
+            q = q * cast(factor.reshape((*factor.shape, 1)), q.dtype)
+        return q, k
+
+
+def rotary_tables(model: LlamaModel, layer_type: str, positions: int, length: int) -> Tables:
+    """The angles of positions 0, 1, ... in layers of a type.
 
     Args:
         positions: how many.
-        length: tokens of the longest text, on which scaling may depend; None: `positions`.
+        length: tokens of the longest text, on which scaling may depend.
     """
-    if kind in (UNROTATED, UNROTATED_WINDOW):
-        return None
-    assert kind in (FULL, WINDOW)
+    assert layer_type in (FULL, WINDOW)
     attention, rotary = model.attention, model.attention.rotary
-    if kind == WINDOW and rotary.local_theta is not None:
+    if layer_type == WINDOW and rotary.local_theta is not None:
         return constant_tables(_frequencies(rotary.local_theta, attention.rotated), positions)
-    length = positions if length is None else length
     frequencies, scale = scaled_frequencies(rotary, attention.rotated, model.max_length, length)
     tables = constant_tables(frequencies, positions, scale)
     return (*tables, _growth(rotary, positions)) if rotary.query_growth else tables

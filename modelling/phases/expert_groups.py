@@ -80,19 +80,21 @@ def layers_and_experts(
     chains: Sequence[Chain],
     others: Mapping[str, Port],
     settings: Settings,
+    balances: bool,
 ) -> list[Stage]:
     """The stages of layers that are trained alike.
 
     Args:
         names: of the layers' phase, and of the phase of their experts.
-        layers: `build(x, *sums, *others)` returns x, sums, and what is handed on, which
+        layers: `build(x, usage, *others)` returns x, usage, and what is handed on, which
             `handed_on(x)` has the specs of by name.
         group: of experts: `build(*handed on, number, seed=None)` returns what is added to x.
-        chains: of x, and of what layers add up.
+        chains: of x, and of the usage of experts.
+        balances: whether that has a gradient.
     """
     groups = settings.config.execution.expert_groups
     trained = [settings.trains_any(name) for name in names]
-    into, out = through(chains, layers, any(trained), trained[0])
+    into, out = through(chains, layers, any(trained), trained[0] and balances)
     x, back = out[0], trained[0] or any(port.grad is not None for port in into)
     specs = layers.kinds[0].handed_on(x.spec)  # type: ignore[attr-defined]
     handed = HandedOn(specs, settings, kept=x.grad is not None, gradient=back)

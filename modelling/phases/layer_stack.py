@@ -15,23 +15,22 @@ Ports = tuple[Port, ...]
 
 
 def named(ports: Iterable[Port]) -> dict[str, Port]:
-    """The values that layers hand on, by name: x, and what they add up."""
-    return dict(zip(("x", "sum"), ports, strict=False))
+    """The values that layers hand on, by name: x, and the usage of experts."""
+    return dict(zip(("x", "usage"), ports, strict=False))
 
 
 def through(
-    chains: Sequence[Chain], layers: Layers, trained: bool, sum_is_trained: bool
+    chains: Sequence[Chain], layers: Layers, trained: bool, usage_is_trained: bool
 ) -> tuple[Ports, Ports]:
     """Where layers read, and where they write.
 
     Args:
-        chains: of x, and of what they add up.
-        trained: whether there is something trained that x goes through, as the sum does if
-            `sum_is_trained`.
+        chains: of x, and of the usage of experts.
+        trained: whether there is something trained that x goes through, as the usage does if
+            `usage_is_trained`.
     """
     count = len(layers.order)
-    learned = (trained, sum_is_trained and getattr(layers.kinds[0], "sum_is_learned", False))
-    passed = zip(chains, learned, strict=False)
+    passed = zip(chains, (trained, usage_is_trained), strict=False)
     into, out = zip(*(chain.through(count, it) for chain, it in passed), strict=True)
     return into, out
 
@@ -59,13 +58,15 @@ def layers_alone(
     chains: Sequence[Chain],
     others: Mapping[str, Port],
     settings: Settings,
+    balances: bool,
 ) -> list[Stage]:
     """The stages of whole layers, in order.
 
     Args:
         others: what they read besides.
+        balances: whether the usage of experts has a gradient.
     """
     trained = settings.trains_any(name)
-    into, out = through(chains, layers, trained, trained)
+    into, out = through(chains, layers, trained, trained and balances)
     kinds = kinds_of(name, layers, {**named(into), **others}, out, settings)
     return [stage for kind, rows in layers.runs() for stage in those_of(kinds[kind], rows)]

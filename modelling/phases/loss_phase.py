@@ -29,7 +29,7 @@ class LossPhase(Phase):
         told: streams of what the module returns besides, by the names in its `told`.
 
     Args:
-        module: `build(*inputs, seed=None)` returns a float32 scalar, or that and tensors for the
+        module: `build(<inputs>, seed=None)` returns a float32 scalar, or that and tensors for the
             host.
     """
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import popxl
 import popxl_addons as addons
+from modelling.layers.wrapped import ByName, kind_of
 from modelling.phases.buffers import Port
 from modelling.phases.fp8_state import FP8State
 from modelling.phases.gradient_sums import GradientSums
@@ -58,8 +59,8 @@ class Phase:
         kept: how many of its layers, the last ones, are to keep their activations.
 
     Args:
-        module: the layer; `build(*inputs, seed=None)` returns a tensor for each output.
-        inputs: its inputs by name, in the order of `build`'s parameters.
+        module: the layer; `build(<inputs>, seed=None)` returns a tensor for each output.
+        inputs: its inputs, by the names of `build`'s parameters.
         outputs: its outputs; the specs may be left to the graph. Empty if that is the loss.
         entries: number of layers of this kind.
         shared: variables, by name in the module's tree, that another phase owns; as name -> phase.
@@ -90,10 +91,11 @@ class Phase:
         self.kept = settings.layers_kept(name, entries)
         self._keeps = last is not None or self.kept == entries
         self._first, self._tag = (0, name) if last is None else (last.first, last.others)
-        self.layer = type(module).__name__
+        self.layer = kind_of(module)
         self._keeper, self.keeps_variables = weights_of or self, weights_of is None
         specs = [port.spec for port in inputs.values()]
-        self._facts, forward = module.create_graph(*specs, seed=settings.seed_spec)
+        by_name = ByName(module, list(inputs))
+        self._facts, forward = by_name.create_graph(*specs, seed=settings.seed_spec)
         self.names = [n for n in forward.args.keys_flat() if self._facts.get(n).kind == "parameter"]
         self._owner = self._owners(shared or {}) if weights_of is None else weights_of._owner
         self.trained = [n for n in self.names if self._trains(n)]

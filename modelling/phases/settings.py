@@ -11,7 +11,8 @@ from config.model import FewBits
 from config.sections import RunConfig
 from modelling.layers.parallel import Groups
 from modelling.weights import WeightRow, WeightTable
-from modelling.weights.row import fits_few_bits
+from modelling.weights.row import WeightsError, fits_few_bits
+from modelling.weights.table import no_row
 from popxl_addons.optimizers import packed
 from popxl_addons.optimizers.adafactor import Whole
 
@@ -115,7 +116,10 @@ class Settings:
         """The table's row for a variable of the layers of a phase."""
         assert self.table is not None, "this needs the table of weights"
         layer = self.table.phases[phase][0]
-        return next(row for row in self.table.layers[layer] if row.path == variable)
+        for row in self.table.layers[layer]:
+            if row.path == variable:
+                return row
+        raise WeightsError(no_row(layer, variable))
 
     def few_bits(self, phase: str, variable: str) -> FewBits | None:
         """How a variable is stored that is expanded before a layer takes it; None: as it is."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
 import popxl
-from config.t5 import T5Attention, T5Config
-from modelling.layers import MASKED, Axes, Groups, Layer, cast, padding_bias, segment_bias
+from config.t5 import T5Config
+from modelling.layers import MASKED, Axes, Module, cast, padding_bias, parameter, segment_bias
 from popxl import Tensor, ops
 
 _BATCH_FIRST = Axes()
@@ -118,25 +118,21 @@ def bucket_of(distance: np.ndarray, causal: bool, buckets: int, max_distance: in
     return (base + bucket).astype(np.int32)
 
 
-class RelativePosition(Layer):
+class RelativePosition(Module):
     """Biases of attention scores by the distance of key and query.
-
-    Variables: `weight` (buckets, heads / tensor_parallel), sharded over heads. In T5 the layers of
-    a stack share it.
 
     Args:
         causal: hide keys after the query, and use all buckets for the others.
+        is_shared: whether the weight, (buckets, heads), is that of the stack's first block.
     """
 
-    def __init__(
-        self, config: T5Attention, dtype: popxl.dtype, causal: bool, groups: Groups
-    ) -> None:
+    def __init__(self, causal: bool, is_shared: bool = False) -> None:
         super().__init__()
-        self.config = config
-        self.dtype = dtype
-        self.causal = causal
-        self.groups = groups
-        self.heads = groups.shard(config.heads, "attention heads")
+        model: Any = self.config.model
+        self.attention, self.causal, self.is_shared = model.attention, causal, is_shared
+        buckets, heads = self.attention.relative_attention_num_buckets, self.attention.heads
+        self.heads = heads // self.config.execution.tensor_parallel
+        self.weight = parameter(buckets, heads, std=model.hidden_size**-0.5, shard=1)
 
     def build(self, queries: int, keys: int) -> Tensor:
         """Biases for queries 0, 1, ... and keys 0, 1, ...: float32 (1, heads, queries, keys)."""
@@ -157,29 +153,25 @@ class RelativePosition(Layer):
         """
         table = np.arange(keys) - np.arange(keys)[:, None]  # (query, key)
         buckets = popxl.constant(self._buckets(table), popxl.int32, "buckets")
-        row = ops.gather(self._weight(), ops.gather(buckets, query))  # (keys, heads)
+        row = ops.gather(self.weight, ops.gather(buckets, query))  # (keys, heads)
         bias = ops.transpose(cast(row, popxl.float32))
         if self.causal:
             masks = popxl.constant(_causal_mask(table), popxl.float32, "causal_masks")
             bias = bias + ops.gather(masks, query)
         return bias.reshape((1, self.heads, 1, keys))
 
-    def _weight(self) -> Tensor:
-        shape = (self.config.relative_attention_num_buckets, self.heads)
-        return self.weight("weight", shape, self.dtype, self.groups.sharded)
-
     def _buckets(self, distance: np.ndarray) -> np.ndarray:
         return bucket_of(
             distance,
             self.causal,
-            self.config.relative_attention_num_buckets,
-            self.config.relative_attention_max_distance,
+            self.attention.relative_attention_num_buckets,
+            self.attention.relative_attention_max_distance,
         )
 
     def _bias(self, distance: np.ndarray) -> Tensor:
         """float32 (heads, n) for constant distances (n,)."""
         buckets = popxl.constant(self._buckets(distance), popxl.int32, "buckets")
-        bias = ops.transpose(cast(ops.gather(self._weight(), buckets), popxl.float32))
+        bias = ops.transpose(cast(ops.gather(self.weight, buckets), popxl.float32))
         if not self.causal:
             return bias
         return bias + popxl.constant(_causal_mask(distance), popxl.float32, "causal_mask")

@@ -6,8 +6,8 @@ from data.seq2seq import SEQ2SEQ
 from modelling.spec import ModelFamily
 from modelling.t5.config_json import from_config_json, normalise, to_config_json
 from modelling.t5.generation import T5Generator
+from modelling.t5.table import weight_table
 from modelling.t5.training import t5_layout
-from modelling.t5.weights import weight_table
 
 FAMILY = ModelFamily(
     sample_format=SEQ2SEQ,

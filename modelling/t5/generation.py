@@ -10,67 +10,66 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import popxl
-from config.t5 import T5Config
+from config.t5 import T5Config, T5Model
 from modelling.adapters import LayerAdapters
-from modelling.generation import Caches, Executor, LayerInputs, Prompts, SpecialTokens, Value, put
-from modelling.generation.wrapped import Wrapped
-from modelling.layers import Embeddings, Groups, Layer, Layers
+from modelling.generation import Caches, Executor, LayerInputs, Prompts, SpecialTokens, Value
+from modelling.layers import Layers, LMHeadLoss, Module
+from modelling.layers.wrapped import Wrapped
 from modelling.t5.biases import Packing, RelativePosition
-from modelling.t5.blocks import (
-    CrossAttention,
-    DecoderBlock,
-    DecoderHead,
-    EncoderBlock,
+from modelling.t5.contexts import DecoderTokenContext, EncoderContext
+from modelling.t5.model import (
     EncoderFinalNorm,
+    T5DecoderBlock,
+    T5EncoderBlock,
+    embeddings,
+    head,
 )
-from modelling.t5.weights import decoder_layer, encoder_layer, weight_table
+from modelling.t5.table import decoder_layer, encoder_layer, weight_table
 from popxl import Tensor, TensorSpec, ops
 
 
 # ---- layers -------------------------------------------------------------------------------------
 class EncodingBlock(Wrapped):
-    """An encoder layer that is given the biases, which are the same for all layers."""
+    """A block of the encoder that is given the biases, which are the same for all blocks."""
 
-    layer: EncoderBlock
+    layer: T5EncoderBlock
 
-    def build(self, x: Tensor, biases: Sequence[Tensor]) -> Tensor:
+    def build(self, x: Tensor, mask: Tensor, position_bias: Tensor) -> Tensor:
         """x: (batch, length, hidden) -> the same shape.
 
         Args:
-            biases: of the scores, of relative positions and of padding.
+            mask, position_bias: see `EncoderContext`.
         """
-        attention = self.layer.self_attention
-        q, k, v = attention.project_qkv(x)
-        x = attention.project_out(x, attention.attend(q, k, v, biases))
-        return self.layer.feed_forward(x)
+        return self.layer(x, EncoderContext(mask, bias=position_bias))
 
 
-class PreparedLayer(Layer):
-    """The caches of a decoder layer before the first position.
+class PreparedLayer(Wrapped):
+    """The caches of a block of the decoder before the first position.
 
     Args:
         cache: of its keys, or values, of all positions.
     """
 
-    def __init__(self, config: T5Config, cache: TensorSpec) -> None:
-        super().__init__()
-        groups = Groups.current(config.execution.tensor_parallel)
-        self.cross_attention = CrossAttention(config, groups)
+    layer: T5DecoderBlock
+
+    def __init__(self, layer: Module, cache: TensorSpec) -> None:
+        super().__init__(layer)
         self.cache = cache
 
     def build(self, encoded: Tensor) -> tuple[Tensor, ...]:
         """encoded: (batch, length, hidden) -> the keys and values that cross-attention takes from
         the encoder, two of (batch, heads, length, d_kv); empty caches."""
+        attention = self.layer.layer[1].EncDecAttention
         empty = [ops.init(self.cache.shape, self.cache.dtype) for _ in range(2)]
-        return *self.cross_attention.project_kv(encoded), *empty
+        return *attention.project_kv(encoded), *empty
 
 
 class DecodingBlock(Wrapped):
-    """A decoder layer at one position."""
+    """A block of the decoder at one position."""
 
-    layer: DecoderBlock
+    layer: T5DecoderBlock
 
-    def __init__(self, layer: DecoderBlock, packing: Packing) -> None:
+    def __init__(self, layer: Module, packing: Packing) -> None:
         super().__init__(layer)
         self._packing = packing
 
@@ -82,24 +81,10 @@ class DecodingBlock(Wrapped):
         position_bias: Tensor,
         hiding: Tensor,
     ) -> tuple[Tensor, ...]:
-        """x: (sequences, 1, hidden) -> the same shape, and the caches with the new key and value.
-
-        Args:
-            caches: what `PreparedLayer` gives, with keys and values of the positions before,
-                (sequences, heads, positions, d_kv) each.
-            position: int32 scalar.
-            position_bias: float32 (1, heads, 1, positions); it also hides later positions.
-            hiding: see `Packing.cross_bias`.
-        """
-        attention, cross = self.layer.self_attention, self.layer.cross_attention
-        encoded_keys, encoded_values, *own = caches
-        query, *new = attention.project_qkv(x)
-        keys, values = put(own, position, new)
-        x = attention.project_out(x, attention.attend(query, keys, values, [position_bias]))
-        x = self._packing.together(x)
-        heads = cross.attend(cross.project_q(x), encoded_keys, encoded_values, [hiding])
-        x = self._packing.apart(cross.project_out(x, heads))
-        return self.layer.feed_forward(x), keys, values
+        """x: (sequences, 1, hidden) -> the same shape, and the caches with the new key and value;
+        arguments as for `DecoderTokenContext`."""
+        ctx = DecoderTokenContext(self._packing, caches, position, position_bias, hiding)
+        return self.layer(x, ctx), *ctx.caches
 
 
 # ---- the model ----------------------------------------------------------------------------------
@@ -113,10 +98,6 @@ class T5Generator:
         """
         model, batch = config.model, config.execution.micro_batch_size
         self._config, self._adapters = config, LayerAdapters(config, weight_table)
-        self._embeddings, self.head = self._adapters.ends(
-            lambda: Embeddings(config), lambda: DecoderHead(config)
-        )
-        self._groups = Groups.current(config.execution.tensor_parallel)
         self._packing = Packing.of(config, sequences)
         self._dtype = popxl.dtype.from_name(model.precision)
         self.special = SpecialTokens.of(model)
@@ -141,18 +122,20 @@ class T5Generator:
         """See `Generator`. The same are biases of positions, float32 (1, heads, positions,
         positions), for each query and key."""
         config = self._config
-        x = executor.run("embeddings", self._embeddings(), words)
+        x = executor.run("embeddings", self._adapters.embeddings(embeddings()), words)
         bias = self._positions(executor, "encoder", self.prompt_length)
         depth = config.model.layers
-        layers = self._layers(encoder_layer, depth, EncoderBlock).wrapped(EncodingBlock)
+        layers = self._layers(encoder_layer, depth, T5EncoderBlock).wrapped(EncodingBlock)
         x, _ = executor.run_layers("encoder", layers, x, None, about, [bias], self._encoder_biases)
-        encoded = executor.run("encoder_head", EncoderFinalNorm(config), x)
+        encoded = executor.run("encoder_head", EncoderFinalNorm(config.model), x)
         attention = config.model.attention
-        heads = self._groups.shard(attention.heads, "attention heads")
+        heads = attention.heads // config.execution.tensor_parallel
         shape = (self.sequences, heads, self.output_length, attention.d_kv)
         cache = TensorSpec(shape, self._dtype)
         depth = config.model.decoder_depth
-        prepared = self._layers(decoder_layer, depth, lambda config: PreparedLayer(config, cache))
+        prepared = self._layers(decoder_layer, depth, T5DecoderBlock).wrapped(
+            lambda layer: PreparedLayer(layer, cache)
+        )
         caches = executor.prepare_layers("decoder", prepared, encoded)
         return caches, [self._positions(executor, "decoder", self.output_length)]
 
@@ -166,30 +149,33 @@ class T5Generator:
         same: Sequence[Tensor],
     ) -> tuple[Value, Caches]:
         """See `Generator`."""
-        x = executor.run("embeddings", self._embeddings(), words)
+        x = executor.run("embeddings", self._adapters.embeddings(embeddings()), words)
         bias = ops.dynamic_slice(same[0], position, [2], [1], no_overlap=True)
         depth = self._config.model.decoder_depth
-        layers = self._layers(decoder_layer, depth, DecoderBlock).wrapped(
+        layers = self._layers(decoder_layer, depth, T5DecoderBlock).wrapped(
             lambda layer: DecodingBlock(layer, self._packing)
         )
         same = [position, bias]
         return executor.run_layers("decoder", layers, x, caches, about, same, self._decoder_inputs)
 
+    def head(self) -> LMHeadLoss:
+        """See `Generator`."""
+        return self._adapters.head(head(self._config))
+
     def _layers(
-        self, name: Callable[[int], str], depth: int, make: Callable[[T5Config], Layer]
+        self, name: Callable[[int], str], depth: int, block: Callable[[T5Model, bool], Module]
     ) -> Layers:
         names = list(map(name, range(depth)))
-        return self._adapters.layers(names, [0] * depth, lambda _: make(self._config))
+        return self._adapters.layers(names, [0] * depth, lambda _: block(self._config.model, False))
 
     def _positions(self, executor: Executor, stack: str, length: int) -> Tensor:
         """The biases between `length` positions, whose weight the first layer has."""
-        attention, causal = self._config.model.attention, stack == "decoder"
-        module = RelativePosition(attention, self._dtype, causal, self._groups)
-        path = "self_attention.relative_position"
+        module = RelativePosition(causal=stack == "decoder")
+        path = "layer.0.SelfAttention.relative_attention_bias"
         return executor.run_of_first(stack, path, module, length, length)
 
     def _encoder_biases(self, kind: int, mask: Tensor, bias: Tensor) -> LayerInputs:
-        return [[bias, self._packing.encoder_bias(mask)]]
+        return [mask, bias]
 
     def _decoder_inputs(
         self, kind: int, mask: Tensor, position: Tensor, bias: Tensor

@@ -13,7 +13,8 @@ import popxl
 from config.t5 import T5Config
 from data.preferences import answers_of
 from modelling.adapters import LayerAdapters
-from modelling.layers import Axes, Embeddings
+from modelling.layers import Axes, Embeddings, Module, seed_adapters
+from modelling.layers.wrapped import Wrapped
 from modelling.phases import (
     Chain,
     InputBuffers,
@@ -25,24 +26,65 @@ from modelling.phases import (
     Stage,
     layers_alike,
 )
-from modelling.t5.blocks import DecoderBlock, DecoderHead, EncoderBlock, EncoderFinalNorm
-from modelling.t5.weights import weight_table
+from modelling.t5.contexts import DecoderContext, EncoderContext
+from modelling.t5.model import (
+    EncoderFinalNorm,
+    T5DecoderBlock,
+    T5EncoderBlock,
+    embeddings,
+    head,
+)
+from modelling.t5.table import weight_table
+from popxl import Tensor
 
-RELATIVE_POSITION = "relative_position"
+RELATIVE_POSITION = "relative_attention_bias"
+
+
+class EncoderSamples(Wrapped):
+    """A block of the encoder over whole samples."""
+
+    layer: T5EncoderBlock
+
+    def build(self, x: Tensor, mask: Tensor, seed: Tensor | None = None) -> Tensor:
+        """x: (batch, length, hidden) -> the same shape.
+
+        Args:
+            mask, seed: see `EncoderContext`.
+        """
+        seed_adapters(self.layer, seed)
+        return self.layer(x, EncoderContext(mask, seed))
+
+
+class DecoderSamples(Wrapped):
+    """A block of the decoder over whole samples."""
+
+    layer: T5DecoderBlock
+
+    def build(self, x: Tensor, encoded: Tensor, mask: Tensor, seed: Tensor | None = None) -> Tensor:
+        """x: (batch * sequences of a sample, length, hidden) -> the same shape.
+
+        Args:
+            encoded, mask, seed: see `DecoderContext`.
+        """
+        seed_adapters(self.layer, seed)
+        return self.layer(x, DecoderContext(encoded, mask, seed))
 
 
 def t5_layout(settings: Settings) -> Layout:
     """Embeddings and layers of both stacks, the encoder's end, and the head."""
     config = settings.config
     assert isinstance(config, T5Config)
-    make_embeddings, make_head = LayerAdapters(config, weight_table).ends(
-        lambda: Embeddings(config), lambda: DecoderHead(config)
-    )
-    model, batch, head = config.model, config.execution.micro_batch_size, make_head()
+    model, batch = config.model, config.execution.micro_batch_size
+    adapters = LayerAdapters(config, weight_table)
+    end = adapters.head(head(config))
+
+    def made_embeddings() -> Embeddings:
+        return adapters.embeddings(embeddings())
+
     examples = batch * config.data.examples_per_row * answers_of(config)
     words = popxl.TensorSpec((batch, model.sequence_length), popxl.int32)
     targets = popxl.TensorSpec((examples, model.decoder_sequence_length), popxl.int32)
-    learned = head.objective.streams(targets)
+    learned = end.objective.streams(targets)
     inputs = InputBuffers(
         {"words": words, "mask": words, "decoder_words": targets, **learned}, settings
     )
@@ -54,21 +96,20 @@ def t5_layout(settings: Settings) -> Layout:
 
     encoder, decoder = chain_of(words), chain_of(targets)
     mask, read = inputs.ports(["mask"]), inputs.ports(["words"])
-    embeddings = Phase("embeddings", make_embeddings(), read, [encoder.end], settings)
-    stacks = _stack("encoder", EncoderBlock, mask, encoder, settings)
+    beginning = Phase("embeddings", made_embeddings(), read, [encoder.end], settings)
+    stacks = _stack("encoder", mask, encoder, settings)
     x, y = encoder.through(1, settings.trains_any("encoder_head"))
-    final = Phase("encoder_head", EncoderFinalNorm(config), {"x": x}, [y], settings)
+    final = Phase("encoder_head", EncoderFinalNorm(model), {"x": x}, [y], settings)
     read = {"words": inputs.port("decoder_words")}
-    borrowed = {"": embeddings}
-    first = Phase(
-        "decoder_embeddings", make_embeddings(), read, [decoder.end], settings, 1, borrowed
-    )
+    borrowed = {"": beginning}
+    again = made_embeddings()
+    first = Phase("decoder_embeddings", again, read, [decoder.end], settings, 1, borrowed)
     stacks += [Stage(final, range(1)), Stage(first, range(1))]
     encoded = {"encoded": encoder.shared()}
-    stacks += _stack("decoder", DecoderBlock, encoded | mask, decoder, settings)
-    tied = {"tokens": embeddings} if head.tied else None
+    stacks += _stack("decoder", encoded | mask, decoder, settings)
+    tied = {"tokens": beginning} if end.tied else None
     loss_inputs = {"x": decoder.end, **inputs.ports(learned)}
-    loss = LossPhase("head", head, loss_inputs, settings, tied)
+    loss = LossPhase("head", end, loss_inputs, settings, tied)
 
     def begin() -> None:
         with final.part("backward"):
@@ -76,13 +117,12 @@ def t5_layout(settings: Settings) -> Layout:
 
     *others, last = stacks
     ends = replace(last, begin=begin), Stage(loss, range(1))
-    order = [Stage(embeddings, range(1)), *others, *ends]
+    order = [Stage(beginning, range(1)), *others, *ends]
     return Layout(inputs, order)
 
 
 def _stack(
     name: str,
-    block: type[EncoderBlock] | type[DecoderBlock],
     others: Mapping[str, Port],
     chain: Chain,
     settings: Settings,
@@ -99,12 +139,15 @@ def _stack(
     first = {f"first_{name}_layer": 1}
     model = config.model
     depth = model.layers if name == "encoder" else model.decoder_depth
+    block = T5EncoderBlock if name == "encoder" else T5DecoderBlock
+    over: type[Wrapped] = EncoderSamples if name == "encoder" else DecoderSamples
     for title, layers in (first | settings.runs(f"{name}_block", depth - 1)).items():
         if layers:
             reads_trained = any(port.grad for port in others.values())
             x, y = chain.through(layers, settings.trains_any(title) or reads_trained)
             inputs = {"x": x, **others}
-            module = adapters.give(block(config), f"{name}.{before}")
+            own: Module = block(model, is_first=before == 0)
+            module = over(adapters.give(own, f"{name}.{before}"))
             stages += layers_alike(Phase(title, module, inputs, [y], settings, layers, lent))
             before += layers
             lender = stages[0].phase

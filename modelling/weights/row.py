@@ -137,6 +137,17 @@ class WeightRow:
         """Into how many parts the weights are cut."""
         return tensor_parallel // self.holders if self.cut else 1
 
+    def shape_on_replica(self, tensor_parallel: int) -> tuple[int, ...]:
+        """The variable's shape on a replica."""
+        first = self.weights[0].shape
+        shape = list(first[::-1] if self.transpose else first)
+        if self.axis is None:
+            return tuple(shape)
+        parts, size = self.cut_into(tensor_parallel), shape[self.axis]
+        count = len(self.weights)
+        shape[self.axis] = size * count // parts if self.shared_out else -(-size // parts) * count
+        return tuple(shape)
+
     def to_host(self, logical: Arrays, tensor_parallel: int, prefix: str = "") -> np.ndarray:
         """The variable's host data; dtypes stay.
 

@@ -8,7 +8,7 @@ optimizer's moments, to variables and back, and hold the rules for initial value
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from checkpoints.parts import PartialReader
 from config.optimizer_state import MASTER, RESIDUAL, SLOTS
-from modelling.quantisation import KeepsPacked, QuantisedParts, quantised
+from modelling.quantisation import PARTS, KeepsPacked, QuantisedParts, quantised
 from modelling.weights.computed import Arrays, Computed
 from modelling.weights.in_files import InFiles
 from modelling.weights.logical import (
@@ -27,7 +27,7 @@ from modelling.weights.logical import (
     VariableRow,
     cuts_of,
 )
-from modelling.weights.row import Weight, WeightRow, check_presence
+from modelling.weights.row import Weight, WeightRow, WeightsError, check_presence
 from modelling.weights.stacked import Stacked
 from popxl import Variable
 from popxl.session import OnDemand, VariablePart
@@ -150,6 +150,21 @@ class WeightTable:
         InFiles(self).check_shapes(shapes)
 
     # ---- variables ------------------------------------------------------------------------------
+    def check_complete(self, variables: Variables) -> None:
+        """Check that every weight of a program has a row, and every row a variable: what has none
+        would stay zeros.
+
+        Raises:
+            WeightsError: one has none, which is a fault of the family's modules.
+        """
+        for layer, tree in self._trees(variables):
+            rows = {row.path for row in self.layers[layer]}
+            paths = (_path_of(name, rows) for name in tree.fwd.keys_flat())
+            found = {path for path in paths if path is not None}
+            for name in sorted(rows ^ found):
+                missing = f"{layer}.{name}, of the weight table, is not in the program: {_SEE}"
+                raise WeightsError(missing if name in rows else no_row(layer, name))
+
     def to_variables(
         self, tensors: Arrays, variables: Variables
     ) -> dict[Variable, Callable[[], np.ndarray]]:
@@ -264,13 +279,20 @@ class WeightTable:
         follow each other."""
         pairs: list[tuple[WeightRow, NamedTensors]] = []
         for name, trees in variables.items():
-            if isinstance(trees, NamedTensors):
-                layers = [(name, trees)] if name in self.layers else []
-            else:  # a phase that owns nothing has no layers here
-                layers = list(zip(self.phases.get(name, ()), trees, strict=True))
+            layers = self._trees({name: trees})
             rows = [(row, tree) for layer, tree in layers for row in self.layers[layer]]
             pairs += sorted(rows, key=lambda pair: pair[0].path)
         return pairs
+
+    def _trees(self, variables: Variables) -> list[tuple[str, NamedTensors]]:
+        """The layers of a program and their trees. A phase that owns nothing has none."""
+        layers: list[tuple[str, NamedTensors]] = []
+        for name, trees in variables.items():
+            if isinstance(trees, NamedTensors):
+                layers += [(name, trees)] if name in self.layers else []
+            else:
+                layers += zip(self.phases.get(name, ()), trees, strict=True)
+        return layers
 
     def _places(self, variables: Variables, optimizer: bool, fp8: bool = True) -> list[VariableRow]:
         """Weights, then optimizer state and FP8 state; entries of a remote buffer follow each
@@ -296,6 +318,23 @@ class WeightTable:
                 state = tree.fwd.get(f"{layer}.product").to_dict().items()
                 places += [VariableRow(row, v, f"{FP8}/{slot}/", common=True) for slot, v in state]
         return sorted(places, key=lambda place: place.prefix)
+
+
+_SEE = "see docs/adding_a_model.md"
+
+
+def no_row(layer: str, variable: str) -> str:
+    """Return the message for a variable of a program that the table of weights does not have."""
+    return f"{layer}.{variable} has no row in the weight table: {_SEE}"
+
+
+def _path_of(name: str, rows: Collection[str]) -> str | None:
+    """The row of a variable of a program, or of a part of a quantized one; None: it is no weight's,
+    but the state of an FP8 product."""
+    whole, _, part = name.rpartition(".")
+    if whole.endswith(".product") or whole == "product":
+        return None
+    return whole if part in PARTS and whole in rows else name
 
 
 def _optimizer_state(row: WeightRow, tree: NamedTensors) -> Mapping[str, Variable]:

@@ -20,7 +20,7 @@ from modelling.weights.table import WeightTable, whole_layer
 def with_trained(table: WeightTable, training: Training) -> WeightTable:
     """The table whose rows say what a configuration trains.
 
-    A pattern is a name of ours, a layer's and a path (`layer.0.attention.q.weight`), or Hugging
+    A pattern is a name of ours, a layer's and a path (`layer.0.self_attn.kv.weight`), or Hugging
     Face's, or the beginning of one up to a dot; `*` stands for any characters. Where a weight has
     several names, each of them means it.
 

@@ -13,8 +13,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-import modelling.gptj.family
-import modelling.llama.family
+import modelling.gptj.model
+import modelling.llama.model
 import modelling.t5.family
 import popxl
 import tests.modelling.gptj.training as gptj
@@ -36,8 +36,8 @@ STEPS = 3
 PART = 0.6  # of the buffers has room in device memory, for some entries and not for all
 
 T5 = modelling.t5.family.FAMILY, t5
-GPTJ = modelling.gptj.family.FAMILY, gptj
-LLAMA = modelling.llama.family.FAMILY, llama
+GPTJ = modelling.gptj.model.FAMILY, gptj
+LLAMA = modelling.llama.model.FAMILY, llama
 
 
 def _config(
@@ -176,7 +176,7 @@ def test_t5_in_float32() -> None:
 @pytest.mark.usefixtures("cached")
 def test_some_trained() -> None:
     """With a layer that has no backward pass."""
-    _check(GPTJ, "float32", 0.2, quick=True, layers=2, trained="layer.1.norm")
+    _check(GPTJ, "float32", 0.2, quick=True, layers=2, trained="layer.1.ln_1")
 
 
 @pytest.mark.usefixtures("cached")
@@ -228,7 +228,7 @@ def test_all_types(family: Any, precision: str, dropout: float, split: dict[str,
 
 @pytest.mark.parametrize(("share", "layers"), [(0.5, 2), (0.25, 1), (1.0, 4)])
 def test_layers_that_compute_again_have_no_room_for_activations(share: float, layers: int) -> None:
-    family = modelling.gptj.family.FAMILY
+    family = modelling.gptj.model.FAMILY
     config = _config(GPTJ, {"activations": "auto"}, "float32", 0.0)
     config = config.changed({"model.layers": 4})
     ir = build_training(config, family.layout, keeping={"layer": share}).ir

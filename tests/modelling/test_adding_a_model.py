@@ -26,8 +26,8 @@ LINES = {
     "config/families.py": [
         ("from config.t5 import T5Config", "from config.toy import ToyConfig"),
         (
-            '    "gptj": Family(GPTJConfig, "modelling.gptj.family"),',
-            '    "toy": Family(ToyConfig, "modelling.toy.family"),',
+            '    "gptj": Family(GPTJConfig, "modelling.gptj.model"),',
+            '    "toy": Family(ToyConfig, "modelling.toy.model"),',
         ),
     ],
 }
@@ -51,6 +51,11 @@ def test_the_page_names_every_file_of_gptj():
     named = {name.replace("FAMILY", "gptj") for name in re.findall(r"`(modelling/[\w/.]+)`", PAGE)}
     own = {path.relative_to(ROOT).as_posix() for path in (ROOT / "modelling/gptj").glob("*.py")}
     assert own <= named
+
+
+def test_the_pages_example_is_the_toy():
+    (example,) = re.findall(r"```py\n(.*?)```", PAGE, re.DOTALL)
+    assert example == (TOY / "modelling/toy/model.py").read_text("utf-8")
 
 
 def test_the_page_names_every_field_of_the_record():

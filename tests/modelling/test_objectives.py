@@ -13,11 +13,11 @@ import popxl
 import popxl_addons as addons
 from config.metrics import mean_of
 from data.samples import IGNORE_INDEX, Batch
-from modelling.gptj import DecoderHead
 from modelling.layers import Axes, Groups
 from modelling.objectives import OBJECTIVES, CrossEntropy, Objective
 from popxl import Tensor, TensorSpec, ops
 from tests.modelling.gptj.hf import small_config
+from tests.modelling.made import gptj_head
 
 
 class Far(Objective):
@@ -49,12 +49,13 @@ def test_a_head_takes_and_learns_what_its_objective_says() -> None:
     x = rng.standard_normal((2, 3, hidden), np.float32)
     reward, weight = rng.standard_normal((2, 3), np.float32), np.float32(0.5)
     with ir.main_graph:
-        head = DecoderHead(small_config())
+        made = gptj_head(small_config(), "reward", "weight")
+        head = made.layer.layer
         head.objective = Far()
         tokens = TensorSpec((2, 3), popxl.int32)
         specs = head.objective.streams(tokens)
         assert list(specs) == ["reward", "weight"]
-        facts, graph = head.create_graph(TensorSpec(x.shape, popxl.float32), *specs.values())
+        facts, graph = made.create_graph(TensorSpec(x.shape, popxl.float32), *specs.values())
         values = {
             name: rng.standard_normal(f.shape, np.float32) for name, f in facts.to_dict().items()
         }

@@ -181,6 +181,7 @@ ELSEWHERE = {
     "model.embedding.new_rows": "says which rows begin with the mean",
     "execution.device": "is where the program runs",
     "execution.host_memory": "limits the placement, with a disk",
+    "adapter.target_parameters": "of experts: tests/modelling/test_adapters.py",
     "execution.expert_groups": "of experts: tests/modelling/llama/test_expert_groups.py",
     "execution.expert_parallel": "of experts: tests/modelling/llama/test_experts.py",
 }

@@ -19,7 +19,6 @@ from config.sections import RunConfig
 from data.causal_lm import CAUSAL_LM
 from data.seq2seq import SEQ2SEQ
 from modelling.layers import Groups, LMHeadLoss
-from modelling.llama.weights import weight_table as llama_table
 from modelling.objectives import objective_of
 from popxl import ops
 from tests.modelling.gptj import hf as gptj
@@ -37,6 +36,7 @@ from tests.modelling.preferences import (
 )
 from tests.modelling.sessions import fine_tuning, transposed
 from tests.modelling.t5.training import VOCABULARY, our_config, their_model
+from tests.modelling.tables import weight_table as llama_table
 from tests.modelling.torch_training import check_training, logical, train
 from tests.slow import slow
 

@@ -13,15 +13,16 @@ from config.errors import ConfigError
 from config.gptj import GPTJConfig
 from config.model import FewBits
 from config.presets import load_config
-from config.sections import RunConfig
+from config.sections import Model, RunConfig
 from config.t5 import T5Config
-from modelling.layers import Groups, Linear
+from modelling.layers import Linear
 from modelling.quantisation import PARTS, packed_shapes, quantised
 from popxl import ops
 from sessions.generating import Inference
 from tests.modelling.generation import gptj, t5
 from tests.modelling.generation.harness import right_padded
 from tests.modelling.gptj.hf import small_config
+from tests.modelling.made import Made
 from tests.modelling.rounding import GROUP, is_quantised, rounded, rounded_weights
 from tests.modelling.sessions import inference
 from tests.modelling.torch_training import logical
@@ -35,7 +36,10 @@ def on_device(weight: np.ndarray, x: np.ndarray, dtype: type, bits: int) -> np.n
     ir = popxl.Ir()
     with ir.main_graph:
         t = popxl.variable(x.astype(dtype))
-        layer = Linear(weight.shape[1], Groups.current(1).sharded, few_bits=FewBits(bits, GROUP))
+        model = {"eval": True, "precision": np.dtype(dtype).name, "hidden_size": weight.shape[0]}
+        model |= {"quantisation": f"int{bits}", "quantisation_group_size": GROUP}
+        config = RunConfig(family="none", model=Model(**model))
+        layer = Made(config, lambda: Linear(*weight.shape, shard="out", std=1.0))
         facts, graph = layer.create_graph(t)
         variables = facts.init(empty=True)
         (y,) = graph.bind(variables).call(t)

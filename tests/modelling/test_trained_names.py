@@ -10,15 +10,15 @@ from config.errors import ConfigError
 from config.run import Training
 from config.sections import RunConfig
 from config.t5 import T5Config
-from modelling.gptj.weights import weight_table as gptj_table
-from modelling.llama.weights import weight_table as llama_table
-from modelling.t5.weights import weight_table as t5_table
 from modelling.weights import WeightTable
 from modelling.weights.trained import cut_by_trained, with_trained
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.llama.hf import hf_config
 from tests.modelling.llama.hf import our_config as llama_config
 from tests.modelling.t5.training import our_config
+from tests.modelling.tables import weight_table as gptj_table
+from tests.modelling.tables import weight_table as llama_table
+from tests.modelling.tables import weight_table as t5_table
 
 GPTJ, T5 = gptj_table(small_config()), t5_table(our_config())
 
@@ -78,7 +78,7 @@ def test_a_variable_is_one() -> None:
     with pytest.raises(ConfigError, match=r"q_proj.weight trained and .*k_proj.weight frozen, but"):
         trained(GPTJ, trained="*q_proj*")
     assert len(trained(GPTJ, trained="*q_proj*,*k_proj*,*v_proj*")) == 9
-    assert len(trained(GPTJ, trained="layer.*.attention.qkv")) == 9
+    assert len(trained(GPTJ, trained="layer.*.attn.qkv")) == 9
 
 
 def test_names_in_files_that_are_joined() -> None:

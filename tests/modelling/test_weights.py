@@ -9,12 +9,13 @@ import pytest
 import torch
 
 import popxl
-from modelling.t5 import DecoderHead, EncoderBlock
-from modelling.t5.weights import HEAD, encoder_layer, weight_table
+from modelling.t5.table import HEAD, encoder_layer
 from modelling.weights import Weight, WeightRow
 from popxl_addons import NamedTensors
 from tests.modelling.harness import TENSOR_PARALLEL, small_config
+from tests.modelling.made import encoder_block, t5_head
 from tests.modelling.t5.hf import hf_model
+from tests.modelling.tables import weight_table
 
 CONFIG = small_config()
 
@@ -192,10 +193,10 @@ def test_the_modules_have_the_rows_variables():
     with ir.main_graph:
         x = popxl.TensorSpec((2, 12, 16), popxl.float32)
         mask = popxl.TensorSpec((2, 12), popxl.int32)
-        facts, _ = EncoderBlock(CONFIG).create_graph(x, mask)
+        facts, _ = encoder_block(CONFIG).create_graph(x, mask)
         labels, weight = popxl.TensorSpec((2, 12), popxl.int32), popxl.TensorSpec((), popxl.float32)
-        head, _ = DecoderHead(CONFIG).create_graph(x, labels, weight)
+        head, _ = t5_head(CONFIG).create_graph(x, labels, weight)
     table = weight_table(CONFIG)
-    position = {"self_attention.relative_position.weight"}
+    position = {"layer.0.SelfAttention.relative_attention_bias.weight"}
     assert {r.path for r in table.layers[encoder_layer(1)]} == set(facts.keys_flat()) - position
     assert {r.path for r in table.layers[HEAD]} == set(head.keys_flat())

@@ -28,13 +28,13 @@ from huggingface.folders import read_hf_directory
 from huggingface.wrappers import WRAPPERS
 from modelling.spec import family_of
 from modelling.t5.config_json import from_config_json
-from modelling.t5.weights import weight_table
 from planning.origins import ORIGINS
 from run.export import export
 from run.start import starting_point
 from terminal.command_line import read_command_line
 from tests.data.corpora import sample_tokenizer
 from tests.huggingface.hub_folders import GPTJ, KINDS, T5, save, save_bin
+from tests.modelling.tables import weight_table
 from tests.slow import slow
 
 SAMPLE = ["--data.dataset", "sample", "--device", "cpu"]

@@ -208,7 +208,7 @@ def test_layers_keep_their_activations_where_that_is_faster() -> None:
     short = replace(large, memory=0.05 * GB, host_memory=0.05 * GB)
     line, seconds = plan(large)
     found = re.fullmatch(
-        r"passes       8 micro-batches per pass, activations saved by Block: ([\d.]+) s; "
+        r"passes       8 micro-batches per pass, activations saved by GPTJBlock: ([\d.]+) s; "
         r"8 micro-batches per pass, recomputed: ([\d.]+) s.*",
         line,
     )
@@ -219,7 +219,7 @@ def test_layers_keep_their_activations_where_that_is_faster() -> None:
     assert plan(slow)[0].startswith("passes       8 micro-batches per pass, recomputed")
     assert plan(short)[0].endswith("(does not fit)")
     some = replace(large, memory=0.12 * GB, host_link=1e8)
-    half = "passes       8 micro-batches per pass, activations saved by 50% of Block"
+    half = "passes       8 micro-batches per pass, activations saved by 50% of GPTJBlock"
     assert plan(some)[0].startswith(half)
 
 
@@ -341,12 +341,12 @@ def test_virtual_devices_are_on_one_host_and_others_on_as_many_as_they_take() ->
     [
         (
             "rtx4090",
-            "NO: 10... GB of 22.08 GB device memory, 146.99 GB of 128.00 GB host memory; "
+            "NO: 11... GB of 22.08 GB device memory, 146.99 GB of 128.00 GB host memory; "
             "--execution.disk DIR takes what host memory cannot hold",
         ),
         (
             "l40s",
-            "yes: 10... GB of 44.16 GB device memory, 146.99 GB of 1,500.00 GB host memory",
+            "yes: 11... GB of 44.16 GB device memory, 146.99 GB of 1,500.00 GB host memory",
         ),
         ("laptop", "NO: 15[23]... GB of 16.00 GB memory; --execution.disk DIR takes .*"),
     ],

@@ -306,7 +306,7 @@ def test_elementwise_values_that_are_used_once_take_no_memory():
             ops.host_store(popxl.d2h_stream((), popxl.float32), ops.sum(y))
         return plan_of(ir).temporaries
 
-    assert chain(2) == chain(9) <= 500, "the partial sums of a folded reduction"
+    assert chain(2) == chain(9) <= 504, "the partial sums of a folded reduction, and the result"
 
 
 def test_a_plan_allocates_no_weights():

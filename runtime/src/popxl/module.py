@@ -11,6 +11,11 @@ class Module:
     Subclass it, write `build`, and pass an instance to `ir.create_graph` or call it.
     """
 
+    @property
+    def _graph_name(self) -> str:
+        """The name of graphs made of it."""
+        return type(self).__qualname__
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.build(*args, **kwargs)
 

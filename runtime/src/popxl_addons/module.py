@@ -151,6 +151,10 @@ class Module(popxl.Module):
         """The sub-modules, or the variable inputs of a module without sub-modules."""
         return iter(self._submodules.values() if self._submodules else self._args.tensors)
 
+    def named_children(self) -> dict[str, Module]:
+        """The sub-modules by name."""
+        return dict(self._submodules)
+
     # ---- variables ------------------------------------------------------------------------------
     def add_variable_factory(
         self, variable_f: VariableFactory, name: str | None = None

@@ -14,7 +14,7 @@ from config.sections import RunConfig
 from modelling.generation import ResidentModel, SearchContext, SpecialTokens, write_tokens
 from modelling.generation.generator import GeneratorOf
 from modelling.generation.one_by_one import OneByOne
-from modelling.layers import Groups
+from modelling.layers import Groups, configured
 from modelling.weights import WeightTable
 from popxl import Tensor, ops
 from popxl_addons import NamedTensors
@@ -114,7 +114,7 @@ Beside = Callable[[NamedTensors, Tensor, Tensor], Tensor]
 
 
 def forced_logits(
-    config: object,
+    config: RunConfig,
     generator_of: GeneratorOf,
     table: WeightTable,
     expected: Reference,
@@ -135,7 +135,7 @@ def forced_logits(
     (batch, positions), tp = forced.shape, table.tensor_parallel
     ir = popxl.Ir(replication=data_parallel * tp)
     ir.num_host_transfers = positions
-    with ir.main_graph:
+    with ir.main_graph, configured(config):
         groups, generator = Groups.current(tp), generator_of(config, 1)
         model = ResidentModel(generator, batch, groups)
         weights = model.facts.init(empty=True)

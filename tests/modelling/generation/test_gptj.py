@@ -8,7 +8,6 @@ import torch
 
 from config.gptj import GPTJConfig
 from modelling.generation import Beam
-from modelling.gptj.weights import weight_table
 from modelling.spec import family_of
 from sessions.generating import Inference
 from tests.modelling.generation.gptj import POSITIONS, config_of, reference, reference_model
@@ -20,6 +19,7 @@ from tests.modelling.generation.harness import (
 )
 from tests.modelling.gptj.hf import END, PAD, VOCABULARY, hf_model, small_config
 from tests.modelling.sessions import inference, transposed
+from tests.modelling.tables import weight_table
 from tests.slow import slow
 
 

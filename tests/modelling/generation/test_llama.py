@@ -13,7 +13,6 @@ import pytest
 from config.llama import LlamaConfig
 from modelling.generation import Beam, Greedy, Sampling, Strategy
 from modelling.generation.choice import generation_program
-from modelling.llama.weights import weight_table
 from modelling.spec import family_of
 from popxl.plan import storage_of
 from sessions.generating import Inference
@@ -29,6 +28,7 @@ from tests.modelling.llama.hf import (
     weights_of,
 )
 from tests.modelling.rounding import rounded_weights
+from tests.modelling.tables import weight_table
 from tests.slow import slow
 
 PROMPTS, POSITIONS = 12, 5

@@ -9,12 +9,12 @@ import pytest
 
 from modelling.generation import Sampling, Strategy
 from modelling.generation.greedy import Greedy
-from modelling.llama.weights import weight_table
 from modelling.spec import family_of
 from sessions.generating import Inference
 from tests.modelling.generation.harness import hf_greedy
 from tests.modelling.generation.test_llama import POSITIONS, config_of, ours, reference
 from tests.modelling.llama.hf import PAD
+from tests.modelling.tables import weight_table
 
 
 def one_by_one(strategy: Strategy, tp: int, where: str) -> list[list[np.ndarray]]:

@@ -12,10 +12,11 @@ import pytest
 import popxl
 from config.t5 import T5Config
 from modelling.generation import Beam, Sampling
+from modelling.layers import LMHeadLoss
+from modelling.layers.wrapped import Wrapped
 from modelling.spec import family_of
-from modelling.t5 import DecoderBlock, DecoderHead, Embeddings, EncoderBlock, EncoderFinalNorm
+from modelling.t5 import model as t5
 from modelling.t5.generation import T5Generator
-from modelling.t5.weights import weight_table
 from popxl import Tensor
 from popxl_addons import NamedTensors
 from sessions.generating import Inference
@@ -36,7 +37,9 @@ from tests.modelling.generation.t5 import (
     reference_model,
 )
 from tests.modelling.harness import error_of
+from tests.modelling.made import Made, decoder_block, encoder_block, encoder_end, t5_embeddings
 from tests.modelling.sessions import inference, transposed
+from tests.modelling.tables import weight_table
 from tests.slow import slow
 
 
@@ -166,23 +169,25 @@ def uncached_logits(
 
     def layer(stack, i):
         names = weights.get(f"{stack}.{i}").copy()
-        shared = weights.get(f"{stack}.0.self_attention.relative_position.weight")
-        names.insert("self_attention.relative_position.weight", shared, overwrite=True)
+        shared = weights.get(f"{stack}.0.layer.0.SelfAttention.relative_attention_bias.weight")
+        names.insert("layer.0.SelfAttention.relative_attention_bias.weight", shared, overwrite=True)
         return names
 
-    x = run(Embeddings(config), weights.embeddings, words)
+    x = run(t5_embeddings(config), weights.embeddings, words)
     for i in range(LAYERS):
-        x = run(EncoderBlock(config), layer("encoder", i), x, mask)
-    encoded = run(EncoderFinalNorm(config), weights.encoder_head, x)
-    x = run(Embeddings(config), weights.embeddings, decoder_words)
+        x = run(encoder_block(config), layer("encoder", i), x, mask)
+    encoded = run(encoder_end(config), weights.encoder_head, x)
+    x = run(t5_embeddings(config), weights.embeddings, decoder_words)
     for i in range(LAYERS):
-        x = run(DecoderBlock(config), layer("decoder", i), x, encoded, mask)
+        x = run(decoder_block(config), layer("decoder", i), x, encoded, mask)
 
-    class AllLogits(DecoderHead):
+    class AllLogits(Wrapped):
+        layer: LMHeadLoss
+
         def build(self, x: Tensor) -> Tensor:
-            return self.logits(x)
+            return self.layer.logits(x)
 
-    return run(AllLogits(config), weights.head, x)
+    return run(Made(config, lambda: AllLogits(t5.head(config))), weights.head, x)
 
 
 @pytest.mark.parametrize("tp", [slow(1), 2])

@@ -8,14 +8,13 @@ import torch
 
 import popxl
 from config.gptj import GPTJConfig
-from modelling.decoder_weights import EMBEDDINGS, HEAD, layer_name
-from modelling.gptj import Block, DecoderHead
-from modelling.gptj.weights import weight_table
-from modelling.layers import Embeddings
+from modelling.decoder import EMBEDDINGS, HEAD, layer_name
 from popxl import TensorSpec
 from tests.modelling.gptj.hf import hf_model, small_config
 from tests.modelling.harness import Case, check_cases, with_fused_attention
+from tests.modelling.made import gptj_block, gptj_embeddings, gptj_head
 from tests.modelling.t5.collectives import collectives
+from tests.modelling.tables import weight_table
 from tests.slow import slow
 
 CONFIG = small_config()
@@ -55,19 +54,19 @@ def gptj_cases() -> dict[str, Case]:
     block = layer_name(1), layer, [rand(*shape)], rand(*shape)
     return {
         "embeddings": case(
-            lambda tp: Embeddings(config_of(tp)),
+            lambda tp: gptj_embeddings(config_of(tp)),
             EMBEDDINGS,
             hf.transformer.wte,
             [words],
             rand(*shape),
         ),
-        "layer": case(lambda tp: Block(config_of(tp)), *block),
+        "layer": case(lambda tp: gptj_block(config_of(tp)), *block),
         "layer, fused attention": case(
-            lambda tp: Block(with_fused_attention(config_of(tp))), *block
+            lambda tp: gptj_block(with_fused_attention(config_of(tp))), *block
         ),
-        "layer, attention in slices": case(lambda tp: Block(config_of(tp, slices=3)), *block),
+        "layer, attention in slices": case(lambda tp: gptj_block(config_of(tp, slices=3)), *block),
         "head": case(
-            lambda tp: DecoderHead(config_of(tp)),
+            lambda tp: gptj_head(config_of(tp)),
             HEAD,
             loss,
             [rand(*shape), labels, np.float32(0.37)],
@@ -87,5 +86,5 @@ def test_as_hugging_face(tensor_parallel):
 def test_a_layer_sums_over_replicas_once_in_each_direction():
     spec = TensorSpec((2, LENGTH, MODEL.hidden_size), popxl.float32)
     config = config_of(2)
-    assert collectives(lambda _: Block(config), [spec], gradient=False) == 1
-    assert collectives(lambda _: Block(config), [spec], gradient=True) == 2
+    assert collectives(lambda _: gptj_block(config), [spec], gradient=False) == 1
+    assert collectives(lambda _: gptj_block(config), [spec], gradient=True) == 2

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from modelling.gptj.family import FAMILY
-from modelling.gptj.weights import weight_table
+from modelling.gptj.model import FAMILY
 from modelling.layers import LMHeadLoss
 from modelling.phases.training import build_training
 from popxl import Tensor
@@ -16,6 +15,7 @@ from tests.modelling.gptj.hf import hf_model, small_config
 from tests.modelling.gptj.training import RATE, STEPS, batches, reference
 from tests.modelling.llama.training import loss_of_texts, several_texts
 from tests.modelling.sessions import fine_tuning, transposed
+from tests.modelling.tables import weight_table
 from tests.modelling.torch_training import (
     check_training,
     logical,

@@ -9,9 +9,9 @@ import transformers
 
 from files.json_files import Fields
 from modelling.gptj.config_json import from_config_json, to_config_json
-from modelling.gptj.weights import weight_table
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.harness import TENSOR_PARALLEL
+from tests.modelling.tables import weight_table
 
 
 def theirs(config) -> dict[str, np.ndarray]:

@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-import popxl
-import popxl_addons as addons
+from config.gptj import GPTJConfig
 from data.samples import IGNORE_INDEX
 from modelling.layers import (
     Attention,
     Axes,
-    Dropout,
-    Groups,
     LMHead,
     RMSNorm,
     Scores,
     VocabularyEmbedding,
     padding_bias,
 )
+from modelling.layers.dropout import Dropout
 from modelling.objectives import CrossEntropy
 from modelling.weights import Weight, WeightRow
 from popxl import Tensor
 from tests.modelling.harness import Case, check_cases
-from tests.modelling.layers.whole import WholeFeedForward
+from tests.modelling.layers.whole import feed_forward
+from tests.modelling.made import Made
 from tests.slow import slow
 
-HIDDEN, INNER, VOCABULARY = 6, 8, 41  # 41: the last shard of the vocabulary is padded
+HIDDEN, INNER, VOCABULARY = 8, 8, 41  # 41: the last shard of the vocabulary is padded
 RNG = np.random.default_rng(2)
 
 
@@ -55,8 +54,13 @@ def parameters(**arrays: np.ndarray) -> dict[str, torch.Tensor]:
     return {name: torch.tensor(x, requires_grad=True) for name, x in arrays.items()}
 
 
-def with_groups(make: Callable[[Groups], addons.Module]) -> Callable[[int], addons.Module]:
-    return lambda tensor_parallel: make(Groups.current(tensor_parallel))
+def config_of(tensor_parallel: int) -> GPTJConfig:
+    vocabulary = {"embedding": {"vocab_size": VOCABULARY}, "end_token": 1, "pad_token": 1}
+    model = {"hidden_size": HIDDEN, "attention": {"heads": 4, "rotary_dim": 2}} | vocabulary
+    config = GPTJConfig.from_dict({"family": "gptj", "model": model})
+    execution = replace(config.execution, tensor_parallel=tensor_parallel)
+    object.__setattr__(config, "execution", execution)  # configurations refuse a padded vocabulary
+    return config
 
 
 def norm_case() -> Case:
@@ -66,8 +70,11 @@ def norm_case() -> Case:
         return torch.nn.functional.rms_norm(x, (HIDDEN,), p["w"], 1e-3)
 
     rows = [WeightRow("weight", (Weight("w", (HIDDEN,)),))]
-    return Case(with_groups(lambda _: RMSNorm(1e-3)), reference, [rand(3, HIDDEN)], rows, p,
-                rand(3, HIDDEN))  # fmt: skip
+
+    def make(tp: int) -> Made:
+        return Made(config_of(tp), lambda: RMSNorm(HIDDEN, 1e-3))
+
+    return Case(make, reference, [rand(3, HIDDEN)], rows, p, rand(3, HIDDEN))
 
 
 def feed_forward_case() -> Case:
@@ -79,17 +86,23 @@ def feed_forward_case() -> Case:
 
     wi = tuple(Weight(f"wi_{i}", (INNER, HIDDEN)) for i in range(2))
     rows = [
-        WeightRow("gated.wi.weight", wi, transpose=True, axis=1),
-        WeightRow("gated.wo.weight", (Weight("wo", (HIDDEN, INNER)),), transpose=True, axis=0),
+        WeightRow("wi_all.weight", wi, transpose=True, axis=1),
+        WeightRow("wo.weight", (Weight("wo", (HIDDEN, INNER)),), transpose=True, axis=0),
     ]
-    make = with_groups(lambda g: WholeFeedForward(g, HIDDEN, INNER, scale=8.0))
+
+    def make(tp: int) -> Made:
+        return feed_forward(HIDDEN, INNER, 8.0, tp)
+
     return Case(make, reference, [rand(2, 3, HIDDEN)], rows, p, rand(2, 3, HIDDEN))
 
 
 def embedding_case() -> Case:
     p = parameters(w=rand(VOCABULARY, HIDDEN))
     tokens = np.array([[0, 40, 11], [10, 11, 21]], np.int32)  # ends and borders of the shards
-    make = with_groups(lambda g: VocabularyEmbedding(VOCABULARY, HIDDEN, popxl.float32, g))
+
+    def make(tp: int) -> Made:
+        return Made(config_of(tp), lambda: VocabularyEmbedding(1.0, "w"))
+
     rows = [WeightRow("weight", (Weight("w", (VOCABULARY, HIDDEN)),), axis=0)]
     return Case(make, lambda t: p["w"][t], [tokens], rows, p, rand(2, 3, HIDDEN))
 
@@ -102,7 +115,10 @@ def lm_head_case() -> Case:
         return torch.nn.functional.cross_entropy(x @ p["w"].T, labels.long(), reduction="sum")
 
     rows = [WeightRow("weight", (Weight("w", (VOCABULARY, HIDDEN)),), transpose=True, axis=1)]
-    make = with_groups(lambda g: TokenLoss(VOCABULARY, g))
+
+    def make(tp: int) -> Made:
+        return Made(config_of(tp), lambda: TokenLoss(1.0))
+
     return Case(make, reference, [rand(5, HIDDEN), labels], rows, p, np.float32(0.7))
 
 
@@ -117,7 +133,10 @@ def attention_case(slices: int, queries: int, keys: int) -> Case:
 
     inputs = [rand(2, 3, n, 4) for n in (queries, keys, keys)]
     inputs += [rand(1, 3, queries, keys), mask]
-    make = with_groups(lambda _: MaskedAttention(Dropout(), Scores(0.5), slices))
+
+    def make(tp: int) -> MaskedAttention:
+        return MaskedAttention(Dropout(), Scores(0.5), slices)
+
     return Case(make, reference, inputs, [], {}, rand(2, 3, queries, 4))
 
 

@@ -7,12 +7,13 @@ import pytest
 
 import popxl
 import popxl_addons as addons
-from modelling.layers import Groups, add_residual
+from modelling.layers import add_residual
 from modelling.layers.residual import FLOAT16_LIMIT
-from modelling.t5 import DecoderBlock, DecoderHead, EncoderBlock
-from modelling.t5.weights import HEAD, decoder_layer, encoder_layer, weight_table
+from modelling.t5.table import HEAD, decoder_layer, encoder_layer
 from tests.modelling.harness import small_config
-from tests.modelling.layers.whole import WholeFeedForward
+from tests.modelling.layers.whole import feed_forward
+from tests.modelling.made import decoder_block, encoder_block, t5_head
+from tests.modelling.tables import weight_table
 
 
 def run(ir: popxl.Ir, streams: list[popxl.DeviceToHostStream]) -> list[np.ndarray]:
@@ -52,10 +53,10 @@ def blocks(precision: str) -> list[np.ndarray]:
 
         x, y = (popxl.variable(rng.standard_normal((2, n, 16)), dtype) for n in (12, 4))
         mask = popxl.variable(np.ones((2, 12), np.int32))
-        encoded = call(EncoderBlock(config), encoder_layer(0), x, mask)
-        decoded = call(DecoderBlock(config), decoder_layer(0), y, encoded, mask)
+        encoded = call(encoder_block(config), encoder_layer(0), x, mask)
+        decoded = call(decoder_block(config), decoder_layer(0), y, encoded, mask)
         weight = popxl.variable(np.float32(0.1))
-        loss = call(DecoderHead(config), HEAD, decoded, popxl.variable(labels), weight)
+        loss = call(t5_head(config), HEAD, decoded, popxl.variable(labels), weight)
         assert loss.dtype == popxl.float32
         streams = [addons.host_store(t) for t in (encoded, decoded, loss)]
     return run(ir, streams)
@@ -87,10 +88,10 @@ def test_the_scale_keeps_a_feed_forward_in_range():
     for scale in (1.0, 64.0):
         ir = popxl.Ir()
         with ir.main_graph:
-            module = WholeFeedForward(Groups.current(1), 1, 1, scale)
+            module = feed_forward(1, 1, scale, precision="float16")
             x = popxl.variable(np.array([[300.0]]), popxl.float16)
             _, graph = module.create_graph(x.spec)
-            weights = {"gated.wi.weight": [[1.0, 1.0]], "gated.wo.weight": [[0.5]]}
+            weights = {"wi_all.weight": [[1.0, 1.0]], "wo.weight": [[0.5]]}
             variables = {n: popxl.variable(w, popxl.float16) for n, w in weights.items()}
             named = addons.NamedTensors.from_dict(variables)
             streams = [addons.host_store(*graph.bind(named).call(x))]

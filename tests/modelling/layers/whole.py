@@ -1,21 +1,30 @@
-"""Layers outside of a sharded computation."""
+"""T5's feed-forward layer by itself."""
 
 from __future__ import annotations
 
-import popxl_addons as addons
-from modelling.layers import (
-    GatedFeedForward,
-    Groups,
-)
+from config.t5 import T5Config
+from modelling.layers import Context
+from modelling.layers.wrapped import Wrapped
+from modelling.t5.model import T5MLP
 from popxl import Tensor
+from tests.modelling.made import Made
 
 
-class WholeFeedForward(addons.Module):
-    """A gated feed-forward outside of a sharded computation."""
-
-    def __init__(self, groups: Groups, hidden: int, inner: int, scale: float) -> None:
-        super().__init__()
-        self.gated = GatedFeedForward(hidden, inner, groups, scale=scale)
-
+class _Alone(Wrapped):
     def build(self, x: Tensor) -> Tensor:
-        return self.gated.whole(x)
+        return self.layer(x, Context())
+
+
+def feed_forward(
+    hidden: int, inner: int, scale: float, tensor_parallel: int = 1, precision: str = "float32"
+) -> Made:
+    """A gated feed-forward layer, x: (batch, length, hidden) -> the same shape."""
+    attention = {"heads": tensor_parallel, "d_kv": 2}
+    model = {"hidden_size": hidden, "d_ff": inner, "scale_ff": scale, "precision": precision}
+    config = T5Config.from_dict(
+        {
+            "model": model | {"attention": attention},
+            "execution": {"tensor_parallel": tensor_parallel},
+        }
+    )
+    return Made(config, lambda: _Alone(T5MLP(config.model)))

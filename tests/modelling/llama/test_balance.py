@@ -15,7 +15,6 @@ from data.causal_lm import CAUSAL_LM
 from data.preferences import Referred
 from data.samples import IGNORE_INDEX
 from modelling.llama.config_json import to_config_json
-from modelling.llama.weights import weight_table
 from modelling.spec import family_of
 from sessions.losses import Losses
 from tests.modelling.llama.hf import (
@@ -31,6 +30,7 @@ from tests.modelling.llama.hf import (
 from tests.modelling.llama.training import RATE, STEPS, batches, check_trained
 from tests.modelling.preferences import random_units
 from tests.modelling.sessions import fine_tuning
+from tests.modelling.tables import weight_table
 from tests.modelling.torch_training import Reference, train, worst
 from tests.slow import slow
 

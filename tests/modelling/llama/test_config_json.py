@@ -22,8 +22,8 @@ from modelling.llama.config_json import (
     to_config_json,
 )
 from modelling.llama.rotary import scaled_frequencies
-from modelling.llama.weights import weight_table
 from tests.modelling.llama.hf import LENGTH, SETTINGS, hf_config, hf_model, our_config, weights_of
+from tests.modelling.tables import weight_table
 
 
 def read(data: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import pytest
 
 import popxl
 from config.errors import ConfigError
-from modelling.llama.weights import weight_table
 from modelling.phases.evaluation import build_loss
 from modelling.phases.training import build_training
 from modelling.spec import family_of
@@ -39,6 +38,7 @@ from tests.modelling.llama.training import (
 )
 from tests.modelling.sessions import check_continuing, fine_tuning
 from tests.modelling.t5.training import our_config as t5_config
+from tests.modelling.tables import weight_table
 from tests.modelling.torch_training import check_training
 from tests.slow import slow
 

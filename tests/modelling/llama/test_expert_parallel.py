@@ -9,13 +9,13 @@ import pytest
 
 from config.errors import ConfigError
 from config.llama import LlamaConfig
-from modelling.llama.weights import weight_table
 from planning.needs import finetuning_needs
 from tests.modelling.llama.hf import hf_config, hf_model, our_config, weights_of
 from tests.modelling.llama.test_few_bits import base_of
 from tests.modelling.llama.test_training import given_of
 from tests.modelling.llama.training import batches, check_trained, trained
 from tests.modelling.sessions import fine_tuning
+from tests.modelling.tables import weight_table
 from tests.planning.presets import preset
 from tests.slow import slow
 

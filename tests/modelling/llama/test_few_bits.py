@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from config.llama import LlamaConfig
-from modelling.llama.weights import weight_table
 from modelling.spec import family_of
 from sessions.generating import Inference
 from tests.modelling.llama.hf import LENGTH, VOCABULARY, hf_config, hf_model, our_config, weights_of
 from tests.modelling.llama.training import batches
 from tests.modelling.rounding import in_few_bits
 from tests.modelling.sessions import fine_tuning
+from tests.modelling.tables import weight_table
 from tests.slow import slow
 
 SIZE = 4

@@ -16,9 +16,8 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 import popxl
 from files.json_files import Fields
 from huggingface.folders import read_hf_directory, write_hf_directory
-from modelling.layers import Clamp
 from modelling.llama.config_json import from_config_json, to_config_json
-from modelling.llama.weights import weight_table
+from modelling.llama.model import clamped_swiglu
 from modelling.weights import WeightsError
 from modelling.weights.mxfp4 import expand
 from popxl import constant, ops
@@ -34,6 +33,7 @@ from tests.modelling.llama.hf import (
 )
 from tests.modelling.llama.training import batches
 from tests.modelling.sessions import fine_tuning
+from tests.modelling.tables import weight_table
 from tests.modelling.torch_training import train
 from tests.popxl.ops.harness import evaluate, rand
 
@@ -53,7 +53,7 @@ def test_the_gate_and_its_gradient_are_transformers() -> None:
     expected = experts._apply_gate(torch.stack(x.split(5, -1), -1).flatten(-2))
     expected.backward(torch.tensor(dy.astype(np.float32)))
     y, d_both = with_gradients(
-        lambda t: Clamp(LIMIT, SLOPE).gated(*ops.split(t, 2, axis=-1)), *single(both, dy)
+        lambda t: clamped_swiglu(*ops.split(t, 2, axis=-1), LIMIT, SLOPE), *single(both, dy)
     )
     np.testing.assert_allclose(y, expected.detach(), rtol=2e-6, atol=1e-6)
     np.testing.assert_allclose(d_both, x.grad, rtol=2e-6, atol=1e-6)

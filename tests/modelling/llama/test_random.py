@@ -14,13 +14,13 @@ import transformers
 from config.llama import LlamaConfig
 from huggingface.folders import read_hf_directory, write_hf_directory
 from modelling.llama.config_json import ARCHITECTURES, MIXTURES, to_config_json
-from modelling.llama.weights import weight_table
 from sessions.generating import Inference
 from tests.modelling.generation.harness import hf_greedy
 from tests.modelling.llama.draws import Draw, draw
 from tests.modelling.llama.hf import LENGTH, PAD, VOCABULARY, hf_model, our_config, weights_of
 from tests.modelling.llama.training import batches, check_trained, several_texts, trained
 from tests.modelling.sessions import transposed
+from tests.modelling.tables import weight_table
 
 PROMPTS, POSITIONS = 6, 5
 RATE = 2e-3

@@ -10,7 +10,6 @@ import torch
 
 from data.causal_lm import PackedTexts, PackedTokens, TokenStream
 from data.samples import EMPTY
-from modelling.llama.weights import weight_table
 from tests.modelling.llama.hf import (
     LENGTH,
     PAD,
@@ -20,6 +19,7 @@ from tests.modelling.llama.hf import (
     weights_of,
 )
 from tests.modelling.sessions import fine_tuning
+from tests.modelling.tables import weight_table
 from tests.modelling.torch_training import Reference, check_training, train
 
 SAMPLES, STEPS, RATE = 8, 3, 1e-2

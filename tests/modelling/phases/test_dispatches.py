@@ -25,7 +25,9 @@ def _steps(config: Any, activations: str, **execution: Any) -> list[Routine]:
     program = build_training(config, family.layout, table=family.weights(config))
     routines = build_schedule(program.ir).routines
     layers = [r for r in routines if "Block" in r.title or "Layer" in r.title]
-    return [r for r in layers if "batch_serial_step" in r.title]
+    found = [r for r in layers if "batch_serial_step" in r.title]
+    assert found
+    return found
 
 
 def _runs(routine: Routine) -> list[Run]:

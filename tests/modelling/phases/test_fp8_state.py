@@ -255,7 +255,7 @@ def test_generation_multiplies_in_fp8_with_the_scales_of_training(tmp_path):
         tokens = model.generate(words, np.ones_like(words))
         (variable,) = (
             v for n, v in model.program.variables.to_dict().items()
-            if n == "layer.0.feed_forward.wi.product.scale"
+            if n == "layer.0.mlp.fc_in.product.scale"
         )  # fmt: skip
         held = model.session.read_variable_data(variable)
     np.testing.assert_array_equal(held, one.after["fp8/scale/transformer.h.0.mlp.fc_in.weight"])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import numpy as np
 
 import popxl
 import popxl_addons as addons
+from config.t5 import T5Config
 from popxl import TensorSpec
 from popxl_addons.patterns import apply_pre_alias_patterns
 from tests.modelling.harness import small_config
@@ -16,7 +18,9 @@ from tests.popxl.compiled import optimised
 CONFIG = small_config(2)
 
 
-def collectives(module: type[addons.Module], specs: list[TensorSpec], gradient: bool) -> int:
+def collectives(
+    module: Callable[[T5Config], addons.Module], specs: list[TensorSpec], gradient: bool
+) -> int:
     """Collectives in the compiled program of a layer at tensor parallelism 2."""
     ir = popxl.Ir(replication=2)
     with ir.main_graph:

@@ -6,22 +6,23 @@ import numpy as np
 import pytest
 import torch
 
-from modelling.t5 import DecoderBlock, DecoderHead, Embeddings, EncoderBlock, EncoderFinalNorm
-from modelling.t5.weights import (
-    EMBEDDINGS,
-    ENCODER_HEAD,
-    HEAD,
-    decoder_layer,
-    encoder_layer,
-    weight_table,
-)
+from modelling.t5.table import EMBEDDINGS, ENCODER_HEAD, HEAD, decoder_layer, encoder_layer
 from tests.modelling.harness import (
     Case,
     check_cases,
     small_config,
     with_fused_attention,
 )
+from tests.modelling.made import (
+    Made,
+    decoder_block,
+    encoder_block,
+    encoder_end,
+    t5_embeddings,
+    t5_head,
+)
 from tests.modelling.t5.hf import additive, hf_model
+from tests.modelling.tables import weight_table
 from tests.slow import slow
 
 CONFIG = small_config()
@@ -49,8 +50,8 @@ def t5_cases() -> dict[str, Case]:
     def fused(block):
         return lambda tensor_parallel: block(with_fused_attention(small_config(tensor_parallel)))
 
-    def sliced(tensor_parallel: int) -> EncoderBlock:
-        return EncoderBlock(small_config(tensor_parallel, slices=3))
+    def sliced(tensor_parallel: int) -> Made:
+        return encoder_block(small_config(tensor_parallel, slices=3))
 
     causal = additive(torch.tril(torch.ones(DECODER, DECODER)))
 
@@ -78,21 +79,21 @@ def t5_cases() -> dict[str, Case]:
     pair = [rand(*narrow), rand(*wide), MASK]
     decoder = decoder_layer(0), decode, pair, rand(*narrow)
     return {
-        "embeddings": case(at(Embeddings), EMBEDDINGS, hf.shared, [words], rand(*wide)),
-        "encoder": case(at(EncoderBlock), *encoder),
+        "embeddings": case(at(t5_embeddings), EMBEDDINGS, hf.shared, [words], rand(*wide)),
+        "encoder": case(at(encoder_block), *encoder),
         "encoder in slices": case(sliced, *encoder),
-        "fused encoder": case(fused(EncoderBlock), *encoder),
+        "fused encoder": case(fused(encoder_block), *encoder),
         "encoder head": case(
-            at(EncoderFinalNorm),
+            at(encoder_end),
             ENCODER_HEAD,
             hf.encoder.final_layer_norm,
             [rand(*wide)],
             rand(*wide),
         ),
-        "decoder": case(at(DecoderBlock), *decoder),
-        "fused decoder": case(fused(DecoderBlock), *decoder),
+        "decoder": case(at(decoder_block), *decoder),
+        "fused decoder": case(fused(decoder_block), *decoder),
         "head": case(
-            at(DecoderHead), HEAD, loss, [rand(*narrow), labels, np.float32(0.37)], np.float32(1.5)
+            at(t5_head), HEAD, loss, [rand(*narrow), labels, np.float32(0.37)], np.float32(1.5)
         ),
     }
 

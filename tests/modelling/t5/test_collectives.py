@@ -8,21 +8,27 @@ from __future__ import annotations
 import pytest
 
 import popxl
-from modelling.t5 import DecoderBlock, DecoderHead, Embeddings, EncoderBlock, EncoderFinalNorm
 from popxl import TensorSpec
+from tests.modelling.made import (
+    decoder_block,
+    encoder_block,
+    encoder_end,
+    t5_embeddings,
+    t5_head,
+)
 from tests.modelling.t5.collectives import collectives
 
 WIDE, NARROW = (TensorSpec((2, n, 16), popxl.float32) for n in (12, 4))
 WORDS, LABELS = (TensorSpec((2, n), popxl.int32) for n in (12, 4))
 LAYERS = {
     # (module, inputs): all-reduces forwards, and more of them backwards
-    "embeddings": (Embeddings, [WORDS], 1, 0),
-    "encoder layer": (EncoderBlock, [WIDE, WORDS], 2, 2),
-    "encoder head": (EncoderFinalNorm, [WIDE], 0, 0),
+    "embeddings": (t5_embeddings, [WORDS], 1, 0),
+    "encoder layer": (encoder_block, [WIDE, WORDS], 2, 2),
+    "encoder head": (encoder_end, [WIDE], 0, 0),
     # Cross-attention opens with two inputs, the decoder's and the encoder's.
-    "decoder layer": (DecoderBlock, [NARROW, WIDE, WORDS], 3, 4),
+    "decoder layer": (decoder_block, [NARROW, WIDE, WORDS], 3, 4),
     # The loss exchanges the largest logits, the sums of exponentials and the labels' logits.
-    "head": (DecoderHead, [NARROW, LABELS, TensorSpec((), popxl.float32)], 3, 1),
+    "head": (t5_head, [NARROW, LABELS, TensorSpec((), popxl.float32)], 3, 1),
 }
 
 

@@ -22,13 +22,13 @@ from huggingface.folders import read_hf_directory, write_hf_directory
 from modelling.generation import Beam, Greedy, Strategy
 from modelling.spec import family_of
 from modelling.t5.config_json import from_config_json, to_config_json
-from modelling.t5.weights import weight_table
 from modelling.weights import WeightsError
 from run.start import starting_point
 from sessions.generating import Inference
 from tests.modelling.generation.harness import hf_beams
 from tests.modelling.sessions import fine_tuning
 from tests.modelling.t5.training import ENC, VOCABULARY, batches, our_config
+from tests.modelling.tables import weight_table
 from tests.modelling.torch_training import Reference, check_training, named_by_hf, train
 from tests.slow import slow
 

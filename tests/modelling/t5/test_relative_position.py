@@ -9,9 +9,10 @@ from transformers.models.t5.modeling_t5 import T5Attention as HFAttention
 
 import popxl
 import popxl_addons as addons
-from config.t5 import T5Attention
-from modelling.layers import MASKED, Groups
+from config.t5 import T5Config
+from modelling.layers import MASKED
 from modelling.t5.biases import RelativePosition, bucket_of
+from tests.modelling.made import Made
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -31,21 +32,21 @@ def test_buckets_are_hugging_faces(causal, buckets, max_distance):
 @pytest.mark.parametrize("causal", [False, True])
 def test_biases_are_those_of_each_pairs_bucket(causal):
     """All at once, for more queries than keys and the other way round, and one query's row."""
-    config = T5Attention(
-        heads=3, relative_attention_num_buckets=8, relative_attention_max_distance=9
-    )
+    attention = {"heads": 3, "relative_attention_num_buckets": 8}
+    attention |= {"relative_attention_max_distance": 9}
+    config = T5Config.from_dict({"model": {"attention": attention}})
     sizes = [(4, 4), (5, 3), (3, 5), (1, 6), (6, 1)]
     weight = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)
     ir = popxl.Ir()
     with ir.main_graph:
-        module = RelativePosition(config, popxl.float32, causal, Groups.current(1))
+        module = Made(config, lambda: RelativePosition(causal))
         variable = popxl.variable(weight)
         streams = {}
         for size in sizes:
             _, graph = module.create_graph(*size)
             streams[size] = addons.host_store(*graph.bind(_named(graph, variable)).call())
         position = popxl.variable(np.int32(2))
-        _, row = _Row(module).create_graph(position, 5)
+        _, row = _Row(module.layer).create_graph(position, 5)
         row_stream = addons.host_store(*row.bind(_named(row, variable)).call(position))
     with popxl.Session(ir, "cpu") as session:
         stored = session.run()

@@ -16,10 +16,10 @@ from config.presets import load_config
 from config.t5 import T5Config
 from data.task import NLI_LABELS
 from huggingface.folders import write_hf_directory
-from modelling.t5.weights import weight_table
 from run.evaluation.outcome import MAX_EXAMPLES, NO_LABEL, Answer, Outcome
 from tests.data.corpora import sample_examples, sample_tokenizer
 from tests.modelling.t5.hf import hf_model
+from tests.modelling.tables import weight_table
 from tests.slow import slow
 
 SMALL = ["--layers", "1", "--hidden_size", "32", "--d_ff", "32", "--heads", "2", "--d_kv", "8"]

@@ -42,8 +42,9 @@ def build_graph(
 
 
 def _name(fn: Callable[..., Any] | Module) -> str:
-    owner = type(fn) if isinstance(fn, Module) else fn
-    return getattr(owner, "__qualname__", type(fn).__qualname__).replace("<locals>.", "")
+    default = type(fn).__qualname__
+    name = fn._graph_name if isinstance(fn, Module) else getattr(fn, "__qualname__", default)
+    return name.replace("<locals>.", "")
 
 
 def _to_inputs(graph: Graph, value: Any, name: str, by_ref: bool, kind: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""The configuration of a toy family: each token alone predicts the next."""
+"""The configuration of a toy family, a minimal decoder."""
 
 from __future__ import annotations
 
@@ -7,15 +7,21 @@ from typing import Literal
 
 from config.sections import Model, RunConfig
 from config.task import CausalLMData
-from config.values import PositiveInt
+from config.values import NonNegativeInt, PositiveInt
 
 
 @dataclass(frozen=True)
 class ToyModel(Model):
     """The model."""
 
+    heads: PositiveInt = 2
+    """Number of attention heads."""
+
     output_length: PositiveInt = 4
     """Most tokens that are generated, the end token included."""
+
+    end_token: NonNegativeInt = 0
+    pad_token: NonNegativeInt = 1
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from popxl import Tensor
 from popxl_addons import GraphWithNamedArgs, Module, NamedTensors
 from popxl_addons.variable_factory import NamedVariableFactories
 
@@ -17,7 +18,11 @@ def renamed(
     args = {name_of(n): t for n, t in graph.args.to_dict().items()}
     return (
         NamedVariableFactories.from_dict(named),
-        GraphWithNamedArgs(graph.graph, NamedTensors.from_dict(args)),
+        GraphWithNamedArgs(
+            graph.graph,
+            NamedTensors.from_dict(args),
+            called_graphs_grad_info=graph.called_graphs_grad_info,
+        ),
     )
 
 
@@ -36,6 +41,32 @@ class Wrapped(Module):
         return renamed(*made, lambda name: name.removeprefix(self._prefix))
 
     @property
+    def _graph_name(self) -> str:
+        return kind_of(self.layer)
+
+    @property
     def _prefix(self) -> str:
         inner = self.layer._prefix if isinstance(self.layer, Wrapped) else ""
         return f"layer.{inner}"
+
+
+class ByName(Wrapped):
+    """A module whose inputs are given by position, in another order than its own.
+
+    Args:
+        names: of the inputs, parameters of the layer's `build`.
+    """
+
+    def __init__(self, layer: Module, names: Sequence[str]) -> None:
+        super().__init__(layer)
+        self._names = names
+
+    def build(self, *inputs: Tensor, seed: Tensor | None = None) -> Any:
+        """What the layer returns."""
+        seeded = {} if seed is None else {"seed": seed}
+        return self.layer(**dict(zip(self._names, inputs, strict=True)), **seeded)
+
+
+def kind_of(module: Module) -> str:
+    """Return the name of a module's class, or of that of the layer inside."""
+    return kind_of(module.layer) if isinstance(module, Wrapped) else type(module).__name__

@@ -1,0 +1,118 @@
+"""GPT-J (Wang and Komatsuzaki, 2021): causal attention with rotary positions (Su et al.,
+arXiv:2104.09864), and feed-forward beside it.
+
+Neighbouring features of a head are the pairs that are rotated, and only the first `rotary_dim`
+features are. Attention and feed-forward have the same normalised input, and are added to it
+together.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+import popxl
+from config.gptj import GPTJConfig, GPTJModel
+from modelling.decoder import Decoder
+from modelling.gptj.config_json import from_config_json, to_config_json
+from modelling.layers import (
+    Context,
+    Dropout,
+    Embeddings,
+    Fused,
+    LayerNorm,
+    Linear,
+    LMHeadLoss,
+    Module,
+    MultiHeadAttention,
+    Scores,
+    Tables,
+    VocabularyEmbedding,
+)
+from modelling.spec import decoder_family
+from popxl import Tensor, ops
+from popxl_addons.ops.rotary_pos_embed import rotary_pos_embed, trig_table_constants
+
+
+class GPTJAttention(MultiHeadAttention):
+    """Tensor parallelism shards heads."""
+
+    def __init__(self, c: GPTJModel) -> None:
+        scores = Scores(c.head_size**-0.5, causal=True)
+        super().__init__(c.attention.heads, scores, is_sliced=True)
+        hidden, std, a = c.hidden_size, c.initializer_range, c.attention
+        self.qkv = Fused(hidden, hidden, {"q_proj": std, "k_proj": std, "v_proj": std})
+        self.out_proj = Linear(hidden, hidden, shard="in", std=std)
+        self.rotary_dim, self.base = a.rotary_dim, a.rotary_positional_embeddings_base
+
+    def build(self, x: Tensor, ctx: Context) -> Tensor:
+        """x: (batch, length, hidden) -> this replica's part of the sum, of the same shape."""
+        q, k, v = (self.split(t) for t in self.qkv(x))
+        sin, cos = ctx.tables(self._tables, q.shape[1])
+        q, k = (rotary_pos_embed(t, sin, cos, self.rotary_dim) for t in (q, k))
+        return self.out_proj.partial(self.attend(q, k, v, ctx))
+
+    def _tables(self, positions: int) -> Tables:
+        return trig_table_constants(positions, self.rotary_dim, self.base)
+
+
+class GPTJMLP(Module):
+    """fc_out(gelu(fc_in x))."""
+
+    def __init__(self, c: GPTJModel) -> None:
+        super().__init__()
+        hidden, inner, std = c.hidden_size, c.inner_size, c.initializer_range
+        self.fc_in = Linear(hidden, inner, shard="out", std=std, bias=True)
+        self.fc_out = Linear(inner, hidden, shard="in", std=std, bias=True)
+
+    def build(self, x: Tensor) -> Tensor:
+        """x: (..., hidden) -> this replica's part of the sum without the bias."""
+        return self.fc_out.partial(ops.gelu(self.fc_in(x)))
+
+
+class GPTJBlock(Module):
+    """x + attn(ln_1(x)) + mlp(ln_1(x)).
+
+    Both branches are inside one tensor-parallel computation: one all-reduce forwards and one
+    backwards, where the reference implementation has two each.
+    """
+
+    def __init__(self, c: GPTJModel) -> None:
+        super().__init__()
+        self.drop = Dropout.of(c)
+        self.ln_1 = LayerNorm(c.hidden_size, c.layer_norm_epsilon)
+        self.attn = GPTJAttention(c)
+        self.mlp = GPTJMLP(c)
+
+    def build(self, x: Tensor, ctx: Context) -> Tensor:
+        """x: (batch, length, hidden) -> the same shape.
+
+        Dropout before the sum over replicas is the same as after it, with one mask for all parts
+        and the bias; so two masks need no second sum.
+        """
+        h = self.groups.copy_to_tp(self.ln_1(x))
+        attended = ctx.dropout(self.attn(h, ctx))
+        seed = ctx.next_seed()
+        fed = self.drop(self.mlp(h), seed)
+        total = x + self.groups.reduce_from_tp(attended + fed)
+        bias = self.mlp.fc_out.bias
+        if self.drop.active:
+            ones = popxl.constant(np.ones(x.shape), x.dtype, "ones")
+            bias = self.drop(ones * bias, seed)
+        return total + bias
+
+
+def decoder(config: GPTJConfig) -> Decoder:
+    """A configured model."""
+    c, std = config.model, config.model.initializer_range
+    return Decoder(
+        embeddings=lambda: Embeddings(VocabularyEmbedding(std, "transformer.wte")),
+        layer_types=["full_attention"] * c.layers,
+        block=lambda layer_type: GPTJBlock(c),
+        head=lambda: LMHeadLoss(
+            LayerNorm(c.hidden_size, c.layer_norm_epsilon), "transformer.ln_f", std, bias=True
+        ),
+        hf_layers="transformer.h",
+    )
+
+
+FAMILY = decoder_family(decoder, to_config_json, from_config_json)

@@ -1,0 +1,105 @@
+"""What a block needs to know of the tokens at hand besides x: whole samples, in training.
+
+Generation has contexts of its own (`modelling.generation.contexts`), for prompts and for a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import popxl
+from modelling.layers.attention import places_in_texts
+from modelling.layers.axes import Axes
+from modelling.layers.dropout import Dropout
+from modelling.layers.residual import add_residual
+from modelling.layers.rotary import Tables, tables_of_texts
+from modelling.layers.run_config import run_config
+from popxl import Tensor, ops
+from popxl_addons.ops.routing import count_experts
+
+
+class Context:
+    """The context of whole samples, for one call of one block.
+
+    Args:
+        starts: int32 (batch, length), where in its sample each token's text starts; None: a sample
+            is one text.
+        seed: uint32 (2,) for dropout, the same on the replicas of a tensor-parallel group.
+        usage: of experts before the block, see `count_experts`; None: it is not counted.
+        segments: int32 (batch, length), 0 where a token is padding, which does not count.
+        routes_only: whether experts are phases of their own, see `hand_on`.
+
+    Attributes:
+        usage: of experts, with the block's.
+        handed_on: what experts read that are phases of their own, by name.
+    """
+
+    def __init__(
+        self,
+        starts: Tensor | None = None,
+        seed: Tensor | None = None,
+        usage: Tensor | None = None,
+        segments: Tensor | None = None,
+        routes_only: bool = False,
+    ) -> None:
+        config = run_config()
+        self._axes, self._dropout = Axes.of(config), Dropout.of(config.model)
+        self._starts, self._seed, self._seeds_drawn = starts, seed, 0
+        self._segments, self.usage = segments, usage
+        self.routes_only, self.handed_on = routes_only, dict[str, Tensor]()
+        self.max_length = config.model.sequence_length
+
+    # ---- dropout and residuals ------------------------------------------------------------------
+    def next_seed(self) -> Tensor | None:
+        """A new seed made from the block's; None: nothing is random."""
+        if not self._dropout.active or self._seed is None:
+            return None
+        self._seeds_drawn += 1
+        return ops.create_random_seed(self._seed, popxl.constant(self._seeds_drawn, popxl.uint32))
+
+    def dropout(self, x: Tensor) -> Tensor:
+        """Zero elements of `x` and scale up the others, with a new seed."""
+        return self._dropout(x, self.next_seed())
+
+    def add(self, x: Tensor, y: Tensor | None, multiplier: float = 1.0) -> Tensor:
+        """x + dropout(y) * multiplier, see `add_residual`; None: x."""
+        if y is None:
+            return x
+        y = self.dropout(y)
+        return add_residual(x, y if multiplier == 1 else y * multiplier)
+
+    # ---- positions, and keys and values of other tokens -----------------------------------------
+    def tables(self, make: Callable[[int], Tables], length: int) -> Tables:
+        """The rotary tables of the positions of tokens.
+
+        Args:
+            make: makes the tables of positions 0, 1, ..., so many of them.
+            length: tokens of a sample.
+        """
+        return tables_of_texts(make(length), self._starts)
+
+    def positions(self, window: int | None) -> Sequence[Tensor]:
+        """The places of queries and keys, see `Attention.build`."""
+        return () if self._starts is None else places_in_texts(self._starts)
+
+    def update_cache(self, k: Tensor, v: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
+        """Add new keys and values to those of tokens before, and return what queries see: here,
+        the new ones alone.
+
+        Args:
+            k, v: (batch, heads, tokens, head_dim).
+            window: of the layer.
+        """
+        return k, v
+
+    # ---- experts --------------------------------------------------------------------------------
+    def count(self, chosen: Tensor, probabilities: Tensor) -> None:
+        """Count how experts are used; arguments as for `count_experts`."""
+        if self.usage is not None:
+            assert self._segments is not None
+            counted = count_experts(chosen, probabilities, self._axes.swap(self._segments))
+            self.usage = self.usage + counted
+
+    def hand_on(self, **tensors: Tensor) -> None:
+        """Leave the experts to phases of their own, which read these tensors."""
+        self.handed_on = tensors

@@ -1,0 +1,246 @@
+"""The base of all modules: parameters are declared in `__init__` and are tensors in `build`.
+
+A declaration is the row of the weight table (`modelling.weights.WeightRow`): a model's table is
+derived from its modules (`rows_of`), whose attributes have Hugging Face's names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+from typing import cast as typed
+
+import numpy as np
+
+import popxl
+import popxl_addons as addons
+from modelling.layers.axes import Axes
+from modelling.layers.parallel import Groups
+from modelling.layers.run_config import run_config
+from modelling.quantisation import PART_DTYPES, PARTS, packed_shapes, unpacked
+from modelling.weights.row import Weight, WeightRow
+from modelling.weights.stacked import Stacked
+from popxl import ReplicaGrouping, Tensor, ops
+
+
+@dataclass(frozen=True)
+class FileNames:
+    """Names that files have for parameters besides their own; see `WeightTable`.
+
+    Attributes:
+        aliases: other name -> name.
+        fused: one tensor of files -> the parameters joined in it.
+        stacked: one tensor of files -> the experts' parameters stacked in it.
+    """
+
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    fused: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    stacked: Mapping[str, Stacked] = field(default_factory=dict)
+
+    def __or__(self, other: FileNames) -> FileNames:
+        return FileNames(
+            {**self.aliases, **other.aliases},
+            {**self.fused, **other.fused},
+            {**self.stacked, **other.stacked},
+        )
+
+
+def parameter(
+    *shape: int,
+    std: float | None = None,
+    shard: int | None = None,
+    max_shards: int | None = None,
+    transposed: bool = False,
+) -> Tensor:
+    """Declare a parameter: `self.weight = parameter(...)` in `__init__`; in `build`, `self.weight`
+    is the tensor, made an input of the graph at first use.
+
+    Args:
+        shape: in full, as Hugging Face has it.
+        std: standard deviation of initial values; 0: zeros; None: ones.
+        shard: axis of the variable that is sharded over tensor parallelism; None: replicated.
+        max_shards: number of shards; None: tensor_parallel.
+        transposed: whether the variable is (in, out) where Hugging Face's weight is (out, in).
+    """
+    return parameters([Weight("", shape, std)], shard, max_shards, transposed)
+
+
+def parameters(
+    weights: Sequence[Weight],
+    shard: int | None = None,
+    max_shards: int | None = None,
+    transposed: bool = False,
+    **row: Any,
+) -> Tensor:
+    """Declare a variable that holds several of Hugging Face's weights side by side.
+
+    Args:
+        weights: named relative to the module; "": as the attribute.
+        row: further fields of the `WeightRow`.
+    """
+    shard_replicas = 1
+    if max_shards is not None:
+        shard_replicas = max(run_config().execution.tensor_parallel // max_shards, 1)
+    declared = _Declared(
+        WeightRow("", tuple(weights), transposed, shard, holders=shard_replicas, **row)
+    )
+    return typed(Tensor, declared)  # `Module.__setattr__` keeps it; `build` sees the tensor
+
+
+@dataclass(frozen=True)
+class _Declared:
+    row: WeightRow
+
+
+class Module(addons.Module):
+    """A part of a model.
+
+    Attributes:
+        config: the run that it is made for.
+        hf_name: this module's name in Hugging Face's, if it is not the attribute's; "": none.
+        is_shared: whether its variables are another module's, which has the rows.
+        inside: the adapters that need a seed, of a whole layer; see `seed_adapters`.
+    """
+
+    hf_name: str | None = None
+    is_shared = False
+    inside: tuple[Any, ...] = ()
+
+    def __init__(self, hf_name: str | None = None) -> None:
+        super().__init__()
+        self.config = run_config()
+        self.axes = Axes.of(self.config)
+        self._rows: dict[str, WeightRow] = {}
+        self._tensors: dict[str, Tensor] = {}
+        if hf_name is not None:
+            self.hf_name = hf_name
+
+    def __setattr__(self, key: str, value: Any) -> None:
+        if isinstance(value, _Declared):
+            named = tuple(replace(w, name=w.name or key) for w in value.row.weights)
+            self._rows[key] = replace(value.row, path=key, weights=named)
+        else:
+            super().__setattr__(key, value)
+
+    if not TYPE_CHECKING:  # so that mypy still finds misspelt attributes
+
+        def __getattr__(self, key: str) -> Tensor:
+            if key not in self.__dict__.get("_rows", {}):
+                raise AttributeError(f"{type(self).__name__} has no attribute {key!r}")
+            if key not in self._tensors:
+                self._tensors[key] = self._declared(self._rows[key])
+            return self._tensors[key]
+
+    def _clear(self) -> None:
+        self._tensors = {}
+        super()._clear()
+
+    @property
+    def groups(self) -> Groups:
+        """The replica groups of the current Ir."""
+        return Groups.current(self.config.execution.tensor_parallel)
+
+    @property
+    def dtype(self) -> popxl.dtype:
+        """The model's precision."""
+        return popxl.dtype.as_dtype(self.config.model.precision)
+
+    def file_names(self, hf_path: str) -> FileNames:
+        """Other names of this module's parameters in files.
+
+        Args:
+            hf_path: the module's path in Hugging Face's model.
+        """
+        return FileNames()
+
+    # ---- variables ------------------------------------------------------------------------------
+    def is_quantized(self, row: WeightRow) -> bool:
+        """Decide whether a parameter may be held in few bits."""
+        return False
+
+    def _declared(self, row: WeightRow) -> Tensor:
+        groups = self.groups
+        shape = row.shape_on_replica(groups.tensor_parallel)
+        sharded = row.axis is not None and row.cut
+        grouping = groups.held_by(row.holders) if sharded else None
+        few_bits = self.config.model.few_bits_in_layers if self.is_quantized(row) else None
+        if few_bits is None:
+            return self.variable(row.path, shape, self.dtype, grouping)
+        shapes = packed_shapes((shape[0], shape[1]), few_bits, row.input_axis)
+        parts = [
+            self.variable(f"{row.path}.{part}", s, d, grouping)
+            for part, s, d in zip(PARTS, shapes, PART_DTYPES, strict=True)
+        ]
+        return unpacked(parts, few_bits, self.dtype, row.input_axis)
+
+    def variable(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: popxl.dtype,
+        grouping: ReplicaGrouping | None = None,
+    ) -> Tensor:
+        """Add an input for a variable.
+
+        The factory's data are zeros that take no memory: initial values are random numbers that
+        belong to the whole model and not to a shard of it (see modelling.weights), and a graph can
+        be built, and its memory planned, for weights too large for this machine.
+
+        Args:
+            shape: on a replica.
+            grouping: replicas that hold the same shard; default: all.
+        """
+        zeros = np.broadcast_to(np.zeros((), dtype.as_numpy()), shape)
+        return self.add_variable_input(name, zeros, dtype, replica_grouping=grouping)
+
+
+def rows_of(module: addons.Module, hf_path: str) -> list[WeightRow]:
+    """Derive the rows of the weight table from a module's parameters.
+
+    Args:
+        hf_path: the module's path in Hugging Face's model.
+    """
+    return [
+        replace(
+            row,
+            path=f"{path}{row.path}",
+            weights=tuple(replace(w, name=_joined(hf, w.name)) for w in row.weights),
+        )
+        for path, hf, part in _walk(module, "", hf_path)
+        for row in part._rows.values()
+    ]
+
+
+def file_names_of(module: addons.Module, hf_path: str) -> FileNames:
+    """Collect `Module.file_names` of a module and all of its parts; arguments as for `rows_of`."""
+    found = FileNames()
+    for _, hf, part in _walk(module, "", hf_path):
+        found |= part.file_names(hf)
+    return found
+
+
+def parts_of(module: addons.Module) -> Iterator[Module]:
+    """Yield a module and all modules in it."""
+    return (part for _, _, part in _walk(module, "", ""))
+
+
+def _walk(module: addons.Module, path: str, hf_path: str) -> Iterator[tuple[str, str, Module]]:
+    """Yield path ("" or with a dot at its end), Hugging Face's path, and module of each part."""
+    if not isinstance(module, Module) or not module.is_shared:
+        if isinstance(module, Module):
+            yield path, hf_path, module
+        for name, child in module.named_children().items():
+            own = getattr(child, "hf_name", None)
+            yield from _walk(
+                child, f"{path}{name}.", _joined(hf_path, name if own is None else own)
+            )
+
+
+def _joined(*names: str) -> str:
+    return ".".join(filter(None, names))
+
+
+def cast(x: Tensor, dtype: popxl.dtype) -> Tensor:
+    """`x` in `dtype`; `x` itself if it has that dtype."""
+    return x if x.dtype == dtype else ops.cast(x, dtype)

@@ -1,0 +1,33 @@
+"""The run that modules are made for: what decides how they compute, and not what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from config.sections import RunConfig
+
+_CURRENT: ContextVar[RunConfig] = ContextVar("run_config")
+
+
+@contextmanager
+def configured(config: RunConfig) -> Iterator[None]:
+    """Make modules for a run: its parallelism, precision, quantization, dropout and kernels."""
+    token = _CURRENT.set(config)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
+def run_config() -> RunConfig:
+    """Return the configuration of the innermost `configured`.
+
+    Raises:
+        LookupError: there is none.
+    """
+    found = _CURRENT.get(None)
+    if found is None:
+        raise LookupError("modules are made inside `with configured(config):`")
+    return found

@@ -1,0 +1,46 @@
+"""Blocks that run over whole samples, in training and evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from modelling.layers import Context, Module, MoE, seed_adapters
+from modelling.layers.module import parts_of
+from modelling.layers.wrapped import Wrapped
+from popxl import Tensor, TensorSpec
+
+
+class WholeSamples(Wrapped):
+    """A block of a decoder alone."""
+
+    layer: Module
+    routes_only = False
+
+    def build(
+        self,
+        x: Tensor,
+        usage: Tensor | None = None,
+        segments: Tensor | None = None,
+        starts: Tensor | None = None,
+        seed: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
+        """x: (batch, length, hidden) -> the same shape, and the usage of experts with the block's.
+
+        Args:
+            usage, segments, starts, seed: see `Context`.
+        """
+        seed_adapters(self.layer, seed)
+        ctx = Context(starts, seed, usage, segments, self.routes_only)
+        y = self.layer(x, ctx)
+        return y, *([] if ctx.usage is None else [ctx.usage]), *ctx.handed_on.values()
+
+
+class RoutedSamples(WholeSamples):
+    """A block that ends with its router: it hands on what groups of experts read."""
+
+    routes_only = True
+
+    def handed_on(self, x: TensorSpec) -> Mapping[str, TensorSpec]:
+        """Specs of that, for an x, by name."""
+        (moe,) = (part for part in parts_of(self.layer) if isinstance(part, MoE))
+        return moe.handed_on(x)

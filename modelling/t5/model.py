@@ -1,0 +1,210 @@
+"""T5 (Raffel et al., arXiv:1910.10683): FLAN-T5 and T5 v1.1, T5 of 2019, and mT5, which settings
+tell apart.
+
+x is (batch, length, hidden), the same on all replicas of a tensor-parallel group; between
+`copy_to_tp` and a `Linear` with `shard="in"` each replica has its heads or inner features. Initial
+values are Hugging Face's (with initializer_factor 1), which are those of Mesh TensorFlow.
+"""
+
+from __future__ import annotations
+
+from config.t5 import T5Config, T5Model
+from modelling.layers import (
+    Context,
+    Dropout,
+    Embeddings,
+    Fused,
+    Linear,
+    LMHeadLoss,
+    Module,
+    MultiHeadAttention,
+    RMSNorm,
+    Scores,
+    VocabularyEmbedding,
+    activation,
+    heads_first,
+)
+from modelling.t5.biases import RelativePosition
+from modelling.t5.contexts import DecoderContext, T5Context
+from popxl import Tensor
+
+
+# ---- attention and feed-forward -----------------------------------------------------------------
+class T5SelfAttention(MultiHeadAttention):
+    """Attention without a scale, for which the initial queries make up, with biases by relative
+    position, which the first block of a stack lends to the others.
+
+    Args:
+        causal: whether positions see only themselves and those before.
+        is_first: whether it is in the first block.
+    """
+
+    def __init__(self, c: T5Model, causal: bool, is_first: bool) -> None:
+        super().__init__(c.attention.heads, Scores(), is_sliced=not causal)
+        hidden, inner = c.hidden_size, c.attention.heads * c.attention.d_kv
+        fan_in = {"q": hidden * c.attention.d_kv, "k": hidden, "v": hidden}
+        self.qkv = Fused(hidden, inner, {name: n**-0.5 for name, n in fan_in.items()})
+        self.o = Linear(inner, hidden, shard="in", std=inner**-0.5)
+        self.relative_attention_bias = RelativePosition(causal, is_shared=not is_first)
+
+    def build(self, x: Tensor, ctx: T5Context) -> Tensor:
+        """x: (batch, length, hidden) -> the same shape."""
+        q, k, v = (self.split(t) for t in self.qkv(self.groups.copy_to_tp(x)))
+        position_bias = ctx.position_bias(self.relative_attention_bias, q.shape[1])
+        masks, lengths = ctx.padding(bool(self.fused))
+        return self.o(self.attend(q, k, v, ctx, [position_bias, *masks], lengths))
+
+
+class T5CrossAttention(MultiHeadAttention):
+    """Attention to the encoder's output, without position biases. The few queries of a decoder are
+    never cut into slices."""
+
+    def __init__(self, c: T5Model) -> None:
+        super().__init__(c.attention.heads, Scores())
+        hidden, inner = c.hidden_size, c.attention.heads * c.attention.d_kv
+        self.q = Linear(hidden, inner, shard="out", std=(hidden * c.attention.d_kv) ** -0.5)
+        self.kv = Fused(hidden, inner, {"k": hidden**-0.5, "v": hidden**-0.5})
+        self.o = Linear(inner, hidden, shard="in", std=inner**-0.5)
+
+    def build(self, x: Tensor, ctx: DecoderContext) -> Tensor:
+        """x: (batch * sequences of a sample, length, hidden) -> the same shape."""
+        masks, lengths = ctx.encoder_padding(bool(self.fused), self.axes.length(x))
+        x = ctx.packing.together(x)
+        q = heads_first(self.split(self.q(self.groups.copy_to_tp(x))))
+        k, v = ctx.encoder_keys(self)
+        y = self.attend_to(q, k, v, ctx, masks, lengths=lengths)
+        return ctx.packing.apart(self.o(y))
+
+    def project_kv(self, encoded: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of the encoder's output: (batch, length, hidden) -> (batch, heads,
+        length, d_kv) each."""
+        k, v = (self.split(t) for t in self.kv(self.groups.copy_to_tp(encoded)))
+        return heads_first(k), heads_first(v)
+
+
+class T5MLP(Module):
+    """wo(dropout(act(wi_0 x) * wi_1 x)), or without the gate wo(dropout(act(wi x))).
+
+    Inner features are divided by `scale_ff`, undone after the sum: with float16 it keeps the
+    products of two branches, and the sums in `wo`, in range.
+    """
+
+    def __init__(self, c: T5Model) -> None:
+        super().__init__()
+        self.act, self.scale, self.drop = activation(c.activation), c.scale_ff, Dropout.of(c)
+        names = ("wi_0", "wi_1") if c.gated else ("wi",)
+        self.wi_all = Fused(c.hidden_size, c.d_ff, dict.fromkeys(names, c.hidden_size**-0.5))
+        self.wo = Linear(c.d_ff, c.hidden_size, shard="in", std=c.d_ff**-0.5)
+
+    def build(self, x: Tensor, ctx: Context) -> Tensor:
+        """x: (batch, length, hidden) -> the same shape."""
+        first, *gated = self.wi_all(self.groups.copy_to_tp(x))
+        inner = self.act(first) if self.scale == 1 else self.act(first) / self.scale
+        for linear in gated:
+            inner = inner * linear
+        inner = self.drop(inner, self.groups.own_seed(ctx.next_seed()))
+        y = self.wo(inner)
+        return y if self.scale == 1 else y * self.scale
+
+
+# ---- blocks -------------------------------------------------------------------------------------
+class T5LayerSelfAttention(Module):
+    """x + SelfAttention(layer_norm(x))."""
+
+    def __init__(self, c: T5Model, causal: bool, is_first: bool) -> None:
+        super().__init__()
+        self.SelfAttention = T5SelfAttention(c, causal, is_first)
+        self.layer_norm = RMSNorm(c.hidden_size, c.layer_norm_epsilon)
+
+    def build(self, x: Tensor, ctx: T5Context) -> Tensor:
+        return ctx.add(x, self.SelfAttention(self.layer_norm(x), ctx))
+
+
+class T5LayerCrossAttention(Module):
+    """x + EncDecAttention(layer_norm(x))."""
+
+    def __init__(self, c: T5Model) -> None:
+        super().__init__()
+        self.EncDecAttention = T5CrossAttention(c)
+        self.layer_norm = RMSNorm(c.hidden_size, c.layer_norm_epsilon)
+
+    def build(self, x: Tensor, ctx: DecoderContext) -> Tensor:
+        return ctx.add(x, self.EncDecAttention(self.layer_norm(x), ctx))
+
+
+class T5LayerFF(Module):
+    """x + DenseReluDense(layer_norm(x))."""
+
+    def __init__(self, c: T5Model) -> None:
+        super().__init__()
+        self.DenseReluDense = T5MLP(c)
+        self.layer_norm = RMSNorm(c.hidden_size, c.layer_norm_epsilon)
+
+    def build(self, x: Tensor, ctx: Context) -> Tensor:
+        return ctx.add(x, self.DenseReluDense(self.layer_norm(x), ctx))
+
+
+class T5EncoderBlock(Module):
+    """Self-attention and feed-forward."""
+
+    def __init__(self, c: T5Model, is_first: bool) -> None:
+        super().__init__()
+        self.layer = Module.from_list([T5LayerSelfAttention(c, False, is_first), T5LayerFF(c)])
+
+    def build(self, x: Tensor, ctx: T5Context) -> Tensor:
+        """x: (batch, length, hidden) -> the same shape."""
+        for part in self.layer:
+            x = part(x, ctx)
+        return x
+
+
+class T5DecoderBlock(Module):
+    """Causal self-attention, cross-attention and feed-forward.
+
+    Padding of x is at its end, where causality hides it, so x needs no mask.
+    """
+
+    def __init__(self, c: T5Model, is_first: bool) -> None:
+        super().__init__()
+        self.layer = Module.from_list(
+            [T5LayerSelfAttention(c, True, is_first), T5LayerCrossAttention(c), T5LayerFF(c)]
+        )
+
+    def build(self, x: Tensor, ctx: DecoderContext) -> Tensor:
+        """x: (batch * sequences of a sample, length, hidden) -> the same shape."""
+        for part in self.layer:
+            x = part(x, ctx)
+        return x
+
+
+# ---- the ends of stacks -------------------------------------------------------------------------
+def embeddings() -> Embeddings:
+    """The embeddings of both stacks."""
+    return Embeddings(VocabularyEmbedding(1.0, "shared"))
+
+
+class EncoderFinalNorm(Module):
+    """The end of the encoder: norm and dropout."""
+
+    def __init__(self, c: T5Model) -> None:
+        super().__init__()
+        self.dropout = Dropout.of(c)
+        self.norm = RMSNorm(c.hidden_size, c.layer_norm_epsilon)
+        self.norm.hf_name = "encoder.final_layer_norm"
+
+    def build(self, x: Tensor, seed: Tensor | None = None) -> Tensor:
+        """x: (batch, length, hidden) -> the same shape."""
+        return self.dropout(self.norm(x), seed)
+
+
+def head(config: T5Config) -> LMHeadLoss:
+    """The end of the decoder, the logits and the loss."""
+    c = config.model
+    return LMHeadLoss(
+        RMSNorm(c.hidden_size, c.layer_norm_epsilon),
+        "decoder.final_layer_norm",
+        1.0,
+        VocabularyEmbedding(1.0, "shared", is_shared=True) if c.embedding.tied else None,
+        Dropout.of(c),
+        scale=c.hidden_size**-0.5 if c.scaled_head else 1.0,
+    )

@@ -1,0 +1,72 @@
+"""Modules made and built for a configuration, apart from a program of the application."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from config.gptj import GPTJConfig
+from config.sections import RunConfig
+from config.t5 import T5Config
+from modelling.gptj import model as gptj
+from modelling.layers import configured
+from modelling.layers.wrapped import ByName, Wrapped
+from modelling.phases.samples import WholeSamples
+from modelling.t5 import model as t5
+from modelling.t5.training import DecoderSamples, EncoderSamples
+from popxl_addons import Module
+
+
+class Made(Wrapped):
+    """A module that `make` makes.
+
+    Args:
+        names: of its inputs, where they are given in another order than its own.
+    """
+
+    def __init__(
+        self, config: RunConfig, make: Callable[[], Module], names: Sequence[str] = ()
+    ) -> None:
+        with configured(config):
+            made = make()
+        super().__init__(ByName(made, names) if names else made)
+        self._config = config
+
+    def build(self, *inputs: Any) -> Any:
+        """What the module returns."""
+        with configured(self._config):
+            return self.layer(*inputs)
+
+
+def t5_embeddings(config: T5Config) -> Made:
+    return Made(config, t5.embeddings)
+
+
+def encoder_block(config: T5Config) -> Made:
+    return Made(config, lambda: EncoderSamples(t5.T5EncoderBlock(config.model, True)))
+
+
+def decoder_block(config: T5Config) -> Made:
+    return Made(config, lambda: DecoderSamples(t5.T5DecoderBlock(config.model, True)))
+
+
+def encoder_end(config: T5Config) -> Made:
+    return Made(config, lambda: t5.EncoderFinalNorm(config.model))
+
+
+def t5_head(config: T5Config) -> Made:
+    """x, labels and weight -> the loss."""
+    return Made(config, lambda: t5.head(config), ("x", "labels", "weight"))
+
+
+def gptj_block(config: GPTJConfig) -> Made:
+    return Made(config, lambda: WholeSamples(gptj.GPTJBlock(config.model)))
+
+
+def gptj_embeddings(config: GPTJConfig) -> Made:
+    return Made(config, gptj.decoder(config).embeddings)
+
+
+def gptj_head(config: GPTJConfig, *names: str) -> Made:
+    """x, labels and weight -> the loss."""
+    return Made(config, gptj.decoder(config).head, ("x", *(names or ("labels", "weight"))))

@@ -1,0 +1,58 @@
+"""Tables are derived from modules: they say what they said when families wrote them down, and a
+program has what they say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from modelling.layers import LMHeadLoss
+from modelling.spec import family_of
+from modelling.weights import Weight, WeightRow, WeightsError, WeightTable
+from popxl_addons import NamedTensors
+from sessions.generating import Inference
+from sessions.training import FineTuning
+from tests.modelling.gptj.hf import small_config
+from tests.modelling.weight_tables import cases, digest
+
+WRITTEN_DOWN = json.loads(Path(__file__).with_name("weight_tables.json").read_text("utf-8"))
+
+
+def test_tables_are_those_that_families_wrote_down() -> None:
+    """Digests of all that a table says but the paths of variables."""
+    found = {name: digest(config) for name, config in cases()}
+    assert found == WRITTEN_DOWN
+
+
+def test_a_variable_without_a_row_or_a_row_without_a_variable_is_refused() -> None:
+    row = WeightRow("a.weight", (Weight("a.weight", (2,)),))
+    table = WeightTable({"layer.0": (row,)})
+
+    def program(*names: str) -> dict[str, NamedTensors]:
+        tree = NamedTensors.from_dict(dict.fromkeys(names, 1))  # type: ignore[arg-type]
+        return {"layer.0": NamedTensors(fwd=tree)}
+
+    table.check_complete(program("a.weight", "a.product.scale"))
+    with pytest.raises(WeightsError, match=r"layer\.0\.b\.weight has no row"):
+        table.check_complete(program("a.weight", "b.weight"))
+    with pytest.raises(WeightsError, match=r"layer\.0\.a\.weight, of the weight table, is not in"):
+        table.check_complete(program())
+
+
+@pytest.mark.parametrize("session", [FineTuning, Inference])
+def test_a_module_reached_by_two_paths_is_found(session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In silence, its weights would be zeros in one of the two."""
+    build = LMHeadLoss.__init__
+
+    def twice(self: LMHeadLoss, *args: object, **kwargs: object) -> None:
+        build(self, *args, **kwargs)  # type: ignore[arg-type]
+        self.again = self.lm_head
+
+    config = small_config()
+    table = family_of(config).weights(config)
+    monkeypatch.setattr(LMHeadLoss, "__init__", twice)
+    monkeypatch.setattr("modelling.spec.ModelFamily.weights", lambda self, config: table)
+    with pytest.raises(WeightsError, match="head.*(again|lm_head)"):
+        session(config)

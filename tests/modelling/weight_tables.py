@@ -1,0 +1,99 @@
+"""The weight tables of all families and ways to shard them, without the variables' paths."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from config.gptj import GPTJConfig
+from config.sections import RunConfig
+from config.t5 import T5Config
+from modelling.llama.config_json import MIXTURES
+from modelling.spec import family_of
+from modelling.weights import WeightTable
+from tests.modelling.llama.hf import SETTINGS, hf_config, our_config
+
+T5_SIZES = {
+    "hidden_size": 16,
+    "d_ff": 24,
+    "layers": 3,
+    "attention": {"heads": 4, "d_kv": 6},
+    "embedding": {"vocab_size": 50},
+}
+GPTJ_SIZES = {
+    "hidden_size": 32,
+    "layers": 2,
+    "end_token": 1,
+    "pad_token": 1,
+    "attention": {"heads": 4, "rotary_dim": 4},
+    "embedding": {"vocab_size": 50},
+}
+
+
+def cases() -> Iterator[tuple[str, RunConfig]]:
+    """Each case's name and configuration."""
+    for kind in SETTINGS:
+        own = our_config(hf_config(kind))
+        for tp in (1, 2, 4):
+            for name, fields in _layouts(kind, tp):
+                yield f"{kind} tp {tp}{name}", _changed(own, tensor_parallel=tp, **fields)
+    for tp in (1, 2):
+        yield f"gptj tp {tp}", _built(GPTJConfig, GPTJ_SIZES, tp)
+        for gated in (True, False):
+            for tied in (True, False):
+                sizes = T5_SIZES | {"gated": gated, "activation": "gelu_tanh" if gated else "relu"}
+                sizes |= {"embedding": {"vocab_size": 50, "tied": tied}, "decoder_layers": 2}
+                yield f"t5 gated {gated} tied {tied} tp {tp}", _built(T5Config, sizes, tp)
+
+
+def _layouts(kind: str, tp: int) -> list[tuple[str, dict[str, Any]]]:
+    layouts: list[tuple[str, dict[str, Any]]] = [("", {})]
+    if kind in MIXTURES:
+        settings = SETTINGS[kind]
+        count = settings.get("num_experts") or settings["num_local_experts"]
+        if tp > 1 and count % tp == 0:
+            layouts.append((" expert parallel", {"expert_parallel": True}))
+        groups = next(n for n in range(2, count + 1) if count % n == 0)
+        layouts.append((" expert groups", {"expert_groups": groups}))
+    return layouts
+
+
+def _changed(config: RunConfig, **execution: Any) -> RunConfig:
+    return replace(config, execution=replace(config.execution, **execution))
+
+
+def _built(cls: Any, sizes: dict[str, Any], tp: int) -> RunConfig:
+    built: RunConfig = cls.from_dict(
+        {"family": cls.family, "model": sizes, "execution": {"tensor_parallel": tp}}
+    )
+    return built
+
+
+def summary(table: WeightTable) -> dict[str, Any]:
+    """All that a table says but the paths of variables."""
+    return {
+        "layers": {name: sorted(map(_row, rows)) for name, rows in table.layers.items()},
+        "phases": {name: list(layers) for name, layers in table.phases.items()},
+        "tensor_parallel": table.tensor_parallel,
+        "aliases": dict(sorted(table.aliases.items())),
+        "fused": {name: list(parts) for name, parts in sorted(table.fused.items())},
+        "stacked": {
+            name: [x.groups, x.alternating, x.transposed, x.written]
+            for name, x in sorted(table.stacked.items())
+        },
+    }
+
+
+def _row(row: Any) -> list[Any]:
+    weights = [[w.name, list(w.shape), str(w.std), w.uniform] for w in row.weights]
+    cut = row.cut if row.axis is not None else True
+    return [weights, row.transpose, str(row.axis), cut, row.holders, row.experts, row.shared_out]
+
+
+def digest(config: RunConfig) -> str:
+    """The digest of a configuration's table."""
+    text = json.dumps(summary(family_of(config).weights(config)), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
