@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -138,10 +139,13 @@ class _Worker:
     def _end(self, owner: int) -> None:
         """End the process of `owner`; forks of that have none."""
         if self._process is not None and owner == os.getpid():
-            self._process.kill()
-            with self._process:
+            process, self._process = self._process, None
+            process.kill()
+            assert process.stdin is not None
+            with suppress(BrokenPipeError):  # closing writes what is left of a request
+                process.stdin.close()
+            with process:
                 pass
-            self._process = None
 
 
 @cache
