@@ -124,6 +124,7 @@ def test_all_end_when_one_fails(end, code, said):
     assert said in errors
 
 
+@pytest.mark.slow  # a quarter of a minute of silence
 def test_the_launcher_names_a_process_that_has_fallen_silent():
     """The others, which waited for it, are those that end."""
     stop = "os.kill(os.getpid(), signal.SIGSTOP)"
@@ -181,7 +182,7 @@ def test_signals_go_on_to_all_processes():
     assert (run.returncode, errors) == (0, "")
 
 
-@pytest.mark.parametrize(("how", "victim"), [("SIGKILL", 0), ("SIGSTOP", 2)])
+@pytest.mark.parametrize(("how", "victim"), [("SIGKILL", 0), slow("SIGSTOP", 2)])
 def test_processes_alone_notice_that_another_is_gone(how, victim):
     """Without the launcher, of three that meet. The system closes what a dead one had open; of one
     that is only stopped, as of one whose host is gone, there is nothing but silence."""
