@@ -92,6 +92,7 @@ def test_a_whole_number_reaches_floats_and_unsigned_numbers_whole(number):
         lambda x: x + 2**40,
         lambda x: 2**31 - x,
         lambda x: x**3e9,
+        lambda x: x[np.array([2**32])],
         lambda x: ops.call(graph_of(lambda y: y + 1, x[0]), 2**31),
         lambda x: ops.clip(x, max=2**40),
         lambda x: ops.increment_mod(x, 1, 2**31),
@@ -100,9 +101,10 @@ def test_a_whole_number_reaches_floats_and_unsigned_numbers_whole(number):
 )
 def test_numbers_beside_tensors_are_checked(use):
     ir = popxl.Ir()
-    with ir.main_graph, pytest.raises((ValueError, TypeError, SpecError)) as caught:
+    with ir.main_graph, pytest.raises((ValueError, TypeError, IndexError, SpecError)) as caught:
         use(popxl.variable([1, 2], popxl.int32))
-    assert any(word in str(caught.value) for word in ("does not fit", "data of int32", "bounds"))
+    words = ("does not fit", "data of int32", "bounds", "is out of range")
+    assert any(word in str(caught.value) for word in words)
 
 
 def test_floats_may_overflow_to_infinity_as_on_any_processor():
