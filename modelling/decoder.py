@@ -82,7 +82,7 @@ def _without_experts(
 ) -> tuple[list[WeightRow], dict[str, tuple[WeightRow, ...]]]:
     """The rows of a layer that are not of its experts, and those of each group of experts."""
     held = [row for row in rows if ".experts." in row.path]
-    own = [row for row in rows if row not in held]
+    own = [row for row in rows if ".experts." not in row.path]
     numbers = range(groups)
     return own, {
         f"{layer}{GROUP}{g}": tuple(row.of_experts(g, groups) for row in held) for g in numbers

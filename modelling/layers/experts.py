@@ -292,8 +292,8 @@ class MoE(Module):
     Args:
         router: it is `gate` in most of Hugging Face's models.
         shared: a feed-forward layer of all tokens, `build(x)`, if there is one; what it gives is
-            multiplied by sigmoid(x @ shared_expert_gate).
-        aliases: see `file_names`.
+            multiplied by sigmoid(x @ shared_expert_gate), whose initial weights have `std`.
+        router_alias: another name of the router's weight, from the layer's.
     """
 
     def __init__(

@@ -44,11 +44,13 @@ def weight_table(config: T5Config) -> WeightTable:
     parts: dict[str, tuple[Module, str]] = {}
     with configured(config):
         parts[EMBEDDINGS] = embeddings(), ""
+        first, other = (T5EncoderBlock(c, is_first) for is_first in (True, False))
         for i, name in enumerate(encoder):
-            parts[name] = T5EncoderBlock(c, is_first=i == 0), f"encoder.block.{i}"
+            parts[name] = other if i else first, f"encoder.block.{i}"
         parts[ENCODER_HEAD] = EncoderFinalNorm(c), ""
+        begin, later = (T5DecoderBlock(c, is_first) for is_first in (True, False))
         for i, name in enumerate(decoder):
-            parts[name] = T5DecoderBlock(c, is_first=i == 0), f"decoder.block.{i}"
+            parts[name] = later if i else begin, f"decoder.block.{i}"
         parts[HEAD] = head(config), ""
     phases = {
         "embeddings": (EMBEDDINGS,),
