@@ -97,7 +97,7 @@ def t5_layout(settings: Settings) -> Layout:
     encoder, decoder = chain_of(words), chain_of(targets)
     mask, read = inputs.ports(["mask"]), inputs.ports(["words"])
     beginning = Phase("embeddings", made_embeddings(), read, [encoder.end], settings)
-    stacks = _stack("encoder", mask, encoder, settings)
+    stacks = _stack("encoder", mask, encoder, settings, adapters)
     x, y = encoder.through(1, settings.trains_any("encoder_head"))
     final = Phase("encoder_head", EncoderFinalNorm(model), {"x": x}, [y], settings)
     read = {"words": inputs.port("decoder_words")}
@@ -106,7 +106,7 @@ def t5_layout(settings: Settings) -> Layout:
     first = Phase("decoder_embeddings", again, read, [decoder.end], settings, 1, borrowed)
     stacks += [Stage(final, range(1)), Stage(first, range(1))]
     encoded = {"encoded": encoder.shared()}
-    stacks += _stack("decoder", encoded | mask, decoder, settings)
+    stacks += _stack("decoder", encoded | mask, decoder, settings, adapters)
     tied = {"tokens": beginning} if end.tied else None
     loss_inputs = {"x": decoder.end, **inputs.ports(learned)}
     loss = LossPhase("head", end, loss_inputs, settings, tied)
@@ -126,6 +126,7 @@ def _stack(
     others: Mapping[str, Port],
     chain: Chain,
     settings: Settings,
+    adapters: LayerAdapters,
 ) -> list[Stage]:
     """The stages of a stack: its first layer, which lends its relative positions, and those after
     it.
@@ -135,7 +136,7 @@ def _stack(
     """
     config, lent = settings.config, dict[str, Phase]()
     assert isinstance(config, T5Config)
-    adapters, before, stages = LayerAdapters(config, weight_table), 0, list[Stage]()
+    before, stages = 0, list[Stage]()
     first = {f"first_{name}_layer": 1}
     model = config.model
     depth = model.layers if name == "encoder" else model.decoder_depth
