@@ -153,12 +153,20 @@ def _gradient(defn: OpDef) -> str:
     return "JAX's" if defn.grad is None else "own"
 
 
-def _row(defn: OpDef, functions: list[str]) -> str:
-    """An op is named where none of its functions has its name, but for a final `_`."""
-    names = _listed(functions)
-    if defn.name not in {f.rpartition(".")[2].removesuffix("_") for f in functions}:
-        names += f" (op `{defn.name}`)"
-    return f"| {names} | {_gradient(defn)} | {_types(defn)} |\n"
+def _named(defn: OpDef, functions: list[str]) -> list[str]:
+    """Its functions; and the op, where none of them has its name, but for a final `_`."""
+    if defn.name in {f.rpartition(".")[2].removesuffix("_") for f in functions}:
+        return [f"`{name}`" for name in functions]
+    return [f"{_listed(functions)} (op `{defn.name}`)"]
+
+
+def _rows(made: Iterable[tuple[OpDef, list[str]]]) -> Iterator[str]:
+    """A row for each kind of gradient and types, with the functions that make such ops."""
+    by_kind: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for defn, functions in made:
+        by_kind[_gradient(defn), _types(defn)] += _named(defn, functions)
+    for (gradient, types), names in sorted(by_kind.items()):
+        yield f"| {gradient} | {types} | {', '.join(sorted(set(names)))} |\n"
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -174,20 +182,20 @@ def rewritten(text: str) -> str:
 def _list() -> Iterator[str]:
     by_op: dict[str, list[str]] = defaultdict(list)
     composed: list[str] = []
+    refused: list[str] = []
     for name, function in sorted(_public_functions().items()):
         made, called = _ops_of(function)
         for op in made:
             by_op[op].append(name)
         if called and not made:
-            composed.append(f"- `{name}`: {_listed(called)}\n")
-        refused = "raise NotImplementedError" in inspect.getsource(function)
-        if refused and not called and not made:
-            composed.append(f"- `{name}`: refused\n")
+            composed.append(name)
+        if "raise NotImplementedError" in inspect.getsource(function) and not called and not made:
+            refused.append(name)
     ours = {n: d for n, d in sorted(registry().items()) if d.home.partition(".")[0] in _PACKAGES}
-    yield "| functions | gradient | types |\n|---|---|---|\n"
-    yield from (_row(d, by_op[n]) for n, d in ours.items() if n in by_op)
+    yield "| gradient | types | functions |\n|---|---|---|\n"
+    yield from _rows((d, by_op[n]) for n, d in ours.items() if n in by_op)
     yield f"\nTransforms and gradients make {_listed(n for n in ours if n not in by_op)}.\n"
-    yield from ("\nFunctions made of others:\n\n", *composed)
+    yield f"\nFunctions made of others: {_listed(composed)}. Refused: {_listed(refused)}.\n"
     yield "\nWhy an op has no gradient:\n\n"
     yield from _reasons(ours.values())
     yield "\nNames of PopXL that are absent or take more than PopXL's:\n\n"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+
+import pytest
 
 from popxl import ops
 from popxl._ir.opdef import registry
@@ -25,12 +28,25 @@ def test_the_list_names_each_function_and_each_op():
     assert ours - {name.rpartition(".")[2].removesuffix("_") for name in shown} == set()
 
 
-def test_what_the_list_says_of_an_op():
-    rows = LIST.splitlines()
-    assert "| `ops.exp`, `ops.exp_` | own | floats |" in rows
-    assert "| `ops.argmax` | none | numbers |" in rows
-    assert any(row.endswith("| any |") for row in rows)
-    assert "| `ops.sumsquare` | JAX's | numbers |" in rows
-    assert "| `ops.sub` | own | numbers, alike |" in rows
-    assert "| `ops.attention` (op `fused_attention`) | own | floats |" in rows
-    assert "- integer output: `argmax`, `argmin`, `fp8_mse_scale`, `histogram`" in rows
+def rows() -> Iterator[tuple[str, str, set[str]]]:
+    """Gradient, types and functions of each row of the table."""
+    for gradient, types, functions in re.findall(r"^\| (.*?) \| (.*?) \| (`.*) \|$", LIST, re.M):
+        yield gradient, types, set(functions.split(", "))
+
+
+@pytest.mark.parametrize(
+    ("function", "gradient", "types"),
+    [
+        ("`ops.exp_`", "own", "floats"),
+        ("`ops.argmax`", "none", "numbers"),
+        ("`ops.sumsquare`", "JAX's", "numbers"),
+        ("`ops.sub`", "own", "numbers, alike"),
+        ("`ops.attention` (op `fused_attention`)", "own", "floats"),
+    ],
+)
+def test_what_the_list_says_of_an_op(function, gradient, types):
+    assert [(g, t) for g, t, functions in rows() if function in functions] == [(gradient, types)]
+
+
+def test_a_reason_for_no_gradient():
+    assert "- integer output: `argmax`, `argmin`, `fp8_mse_scale`, `histogram`" in LIST.splitlines()
