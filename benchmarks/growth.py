@@ -35,7 +35,7 @@ from terminal.entry_point import entry_point
 from terminal.parser import Parser, count_option
 
 if TYPE_CHECKING:
-    from checkpoints.parts import CutTensor
+    from checkpoints.tensor_shards import CutTensor
 
 TENSORS, ROW = 300, 64  # of the state that is saved; elements of a row
 ROUNDS, WATCHED = 20, 5.0  # exchanges that are timed; seconds of watching
@@ -147,7 +147,7 @@ def _saving(folder: str) -> dict[str, float]:
 def _loaded(folder: str) -> Any:
     """A step, of which this process has read its row of each tensor."""
     from checkpoints import load_checkpoint
-    from checkpoints.parts import Part
+    from checkpoints.tensor_shards import Part
 
     checkpoint = load_checkpoint(folder, verify=False)
     count, index = popdist.getNumInstances(), popdist.getInstanceIndex()
@@ -161,7 +161,7 @@ class _Rows(Mapping[str, np.ndarray]):
     """Tensors of which each process holds a row."""
 
     def parts(self) -> Iterator[CutTensor]:
-        from checkpoints.parts import CutTensor, Part
+        from checkpoints.tensor_shards import CutTensor, Part
 
         count = popdist.getNumInstances()
         shape, axes = (count, ROW), (0, 1)
@@ -213,8 +213,8 @@ def _service_seconds() -> float:
 def _listed(hosts: int) -> dict[str, float]:
     """What `xxl_pod64` would save on so many hosts, and what that takes one of them."""
     from checkpoints.manifest import FILE_NAME, Manifest
-    from checkpoints.shares import ShardAssigner
-    from checkpoints.tables import Table
+    from checkpoints.sharded_files import ShardAssigner
+    from checkpoints.tensor_files import read_records, write_records
 
     tensors = _tensors_on(hosts)
     begin = time.process_time()
@@ -233,10 +233,10 @@ def _listed(hosts: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "table.json"
         begin = time.process_time()
-        sha256 = Table(records).write(path)
+        sha256 = write_records(path, records)
         writing = time.process_time() - begin
         begin = time.process_time()
-        Table.read(path, sha256)
+        read_records(path, sha256)
         reading = time.process_time() - begin
         table = path.stat().st_size
         Manifest(1, {}, tables={f"{i}": sha256 for i in range(hosts)}, cut=shares.cut).write(
@@ -297,15 +297,16 @@ def _tensors_on(hosts: int) -> Any:
 
 def _records(tensors: Any, held: Mapping[str, Sequence[int]]) -> dict[str, Any]:
     """Records of what process 0 stores, with digests of nothing."""
-    from checkpoints.digests import chunk_bytes
-    from checkpoints.tables import TensorRecord, stored_name
+    from checkpoints.safetensors_files import chunk_count
+    from checkpoints.sharded_files import stored_name
+    from checkpoints.tensor_files import TensorRecord
 
     records = {}
     for one in tensors.parts():
         if one.name in held:
             size = sum(one.layout[i].size for i in held[one.name])
             nbytes = size * one.dtype.itemsize
-            digests = ["0" * 64] * -(-nbytes // chunk_bytes(nbytes))
+            digests = ["0" * 64] * chunk_count(nbytes)
             record = TensorRecord(
                 "tensors-00000-00001.safetensors", one.dtype.name, [size], digests
             )

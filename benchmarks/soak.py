@@ -38,8 +38,8 @@ from typing import Any
 
 from benchmarks.full_size import record
 from checkpoints import load_checkpoint
-from checkpoints.folders import step_folders
 from checkpoints.remote import RemoteRun
+from checkpoints.step_folders import step_folders
 from config.errors import UserError
 from run.records.metrics import Row, read_metrics
 from terminal.entry_point import entry_point

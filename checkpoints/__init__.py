@@ -22,9 +22,9 @@ short in what matters most here:
 from checkpoints.errors import CheckpointError as CheckpointError
 from checkpoints.errors import CheckpointWarning as CheckpointWarning
 from checkpoints.errors import DamagedError as DamagedError
-from checkpoints.store import Checkpoint as Checkpoint
+from checkpoints.loading import Checkpoint as Checkpoint
+from checkpoints.loading import has_checkpoint as has_checkpoint
+from checkpoints.loading import load_checkpoint as load_checkpoint
+from checkpoints.safetensors_files import TensorSpec as TensorSpec
 from checkpoints.store import CheckpointStore as CheckpointStore
-from checkpoints.store import has_checkpoint as has_checkpoint
-from checkpoints.store import load_checkpoint as load_checkpoint
-from checkpoints.stored import TensorSpec as TensorSpec
 from checkpoints.tensor_files import TensorFiles as TensorFiles

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from itertools import accumulate, groupby
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
-from checkpoints.digests import digest_of_bytes
 from checkpoints.errors import CheckpointError, OtherFormatError
-from checkpoints.layouts import layout_data, read_layout
-from checkpoints.tabled import ShardedTensor, ShardedTensorFiles, tensors_of
-from checkpoints.tables import (
-    MAX_TABLE,
+from checkpoints.safetensors_files import digest_of_bytes
+from checkpoints.sharded_files import ShardedTensor, ShardedTensorFiles
+from checkpoints.tensor_files import (
+    MAX_RECORDS,
     NAMED_DTYPES,
     Records,
-    Table,
-    TensorRecord,
+    TensorFiles,
     is_file_name,
+    open_records,
+    read_records,
+    records_data,
+    records_in,
     write_checked,
 )
-from checkpoints.tensor_files import TensorFiles
+from checkpoints.tensor_shards import Layout, Part, check_whole, with_starts
 from files.errors import FileError
 from files.json_files import Fields, read_object
-from files.shown import shown_name, shown_path
+from files.shown import shown, shown_name, shown_path
 from files.text import MEBIBYTE, read_bytes
 
 FILE_NAME = "manifest.json"
@@ -41,14 +43,13 @@ class Manifest:
     step: int
     metadata: dict[str, Any]
     tensors: Records = field(default_factory=dict)
-    """Records of the tensors, if one process has stored all."""
+    """Of the tensors, if one process has stored all."""
 
     texts: dict[str, str] = field(default_factory=dict)
     """Text files next to the tensors, such as config.yml: name to SHA-256 of the content."""
 
     tables: dict[str, str] = field(default_factory=dict)
-    """What each of several processes has stored: name of the file to its SHA-256, in the order of
-    the processes. See `checkpoints.tables`."""
+    """Files of the records of several processes, in their order: name to SHA-256."""
 
     cut: dict[str, ShardedTensor] = field(default_factory=dict)
     """Tensors that several processes have stored in parts."""
@@ -62,22 +63,27 @@ class Manifest:
         Raises:
             CheckpointError: it is larger than what may be read.
         """
-        layouts, layout_of = _each_once(one.layout for one in self.cut.values())
-        owners, owners_of = _each_once(one.owners for one in self.cut.values())
+        # Tensors that are cut alike share a layout: a manifest grows with the tensors, and not with
+        # the tensors times the replicas.
+        layouts = {id(one.layout): one.layout for one in self.cut.values()}
+        owners = {id(one.owners): one.owners for one in self.cut.values()}
+        numbers = {key: n for each in (layouts, owners) for n, key in enumerate(each)}
         content = {
             "format": FORMAT,
             "step": self.step,
             "metadata": self.metadata,
-            "tensors": {name: asdict(record) for name, record in self.tensors.items()},
+            "tensors": records_data(self.tensors),
             "texts": self.texts,
             "tables": self.tables,
-            "layouts": [layout_data(layout) for layout in layouts],
-            "owners": owners,
+            "layouts": [_layout_data(layout) for layout in layouts.values()],
+            "owners": list(owners.values()),
             "cut": {
-                name: {"dtype": one.dtype.name, "layout": layout, "owners": owner}
-                for (name, one), layout, owner in zip(
-                    self.cut.items(), layout_of, owners_of, strict=True
-                )
+                name: {
+                    "dtype": one.dtype.name,
+                    "layout": numbers[id(one.layout)],
+                    "owners": numbers[id(one.owners)],
+                }
+                for name, one in self.cut.items()
             },
         }
         whole = {"sha256": _digest(content), "content": content}
@@ -95,7 +101,7 @@ class Manifest:
         if not path.exists():
             raise CheckpointError(f"{shown_path(path)} is missing")
         try:
-            whole = read_object(path, MAX_TABLE)
+            whole = read_object(path, MAX_RECORDS)
             sha256 = whole.text("sha256")
             if sha256 != _digest(whole.mapping("content")):
                 raise CheckpointError(f"{shown_path(path)} is not what was saved")
@@ -114,12 +120,11 @@ class Manifest:
                 f"{shown_path(path)} has format {written}, {age} than the {FORMAT} that this "
                 "version reads: use the version that wrote it"
             )
-        tensors = {n: TensorRecord.read(row) for n, row in content.objects("tensors").items()}
         texts, tables = content.texts("texts"), content.texts("tables")
         if not all(map(is_file_name, (*texts, *tables))):
             raise FileError(f"{shown_path(path)} names files that are not of the checkpoint")
         return cls(
-            content.count("step"), content.mapping("metadata"), tensors, texts, tables,
+            content.count("step"), content.mapping("metadata"), records_in(content), texts, tables,
             _read_sharded(content, len(tables)), sha256,
         )  # fmt: skip
 
@@ -148,51 +153,67 @@ class Manifest:
             if at_once:
                 files.open_all()
             return files
-        tables = [Table.read(folder / name, sha256) for name, sha256 in self.tables.items()]
-        records = _merged(self.tensors, tables)
-        return tensors_of(folder, records)
-
-
-def _merged(own: Records, tables: Sequence[Table]) -> Records:
-    """The records of all processes."""
-    merged = dict(own)
-    for table in tables:
-        twice = merged.keys() & table.tensors.keys()
-        if twice:
-            raise CheckpointError(f"tensor {min(twice)} was stored by two processes")
-        merged |= table.tensors
-    return merged
-
-
-Listed = TypeVar("Listed")
-
-
-def _each_once(values: Iterable[Listed]) -> tuple[list[Listed], list[int]]:
-    """Each object once, and which of them each value is."""
-    places: dict[int, int] = {}
-    listed: list[Listed] = []
-    numbers = []
-    for value in values:
-        if id(value) not in places:
-            places[id(value)] = len(listed)
-            listed.append(value)
-        numbers.append(places[id(value)])
-    return listed, numbers
+        records = dict(self.tensors)
+        for name, sha256 in self.tables.items():
+            own = read_records(folder / name, sha256)
+            if twice := records.keys() & own.keys():
+                raise CheckpointError(f"tensor {min(twice)} was stored by two processes")
+            records |= own
+        return open_records(folder, records)
 
 
 def _read_sharded(content: Fields, processes: int) -> dict[str, ShardedTensor]:
     """The tensors in parts. Raises FileError if they are none."""
-    layouts = [read_layout(row) for row in content.rows("layouts")]
+    layouts = [_read_layout(row) for row in content.rows("layouts")]
     owners, parsed = content.lists("owners"), {}
     for name, row in content.objects("cut").items():
         layout, owner, dtype = row.count("layout"), row.count("owners"), row.text("dtype")
         if layout >= len(layouts) or owner >= len(owners) or dtype not in NAMED_DTYPES:
             raise FileError(f"tensor {shown_name(name)} has no layout, no owners or no type")
-        parsed[name] = ShardedTensor(NAMED_DTYPES[dtype], layouts[layout], owners[owner])
-    for each in {id(one): one for one in parsed.values()}.values():
-        if len(each.owners) != len(each.layout) or max(each.owners) >= processes:
+        one = ShardedTensor(NAMED_DTYPES[dtype], layouts[layout], owners[owner])
+        if len(one.owners) != len(one.layout) or max(one.owners) >= processes:
             raise FileError("not all parts of a tensor are there, each once")
+        parsed[name] = one
     return parsed
+
+
+def _layout_data(layout: Layout) -> dict[str, Any]:
+    """A layout as data for JSON."""
+    boxes = []
+    for (axes, corner, box), inside in groupby(layout, lambda part: part.place):
+        parts = list(inside)
+        assert all(part.start == start for start, part in with_starts(parts))
+        boxes.append({"axes": axes, "corner": corner, "box": box, "sizes": [p.size for p in parts]})
+    return {"shape": list(layout[0].shape), "boxes": boxes}
+
+
+def _read_layout(fields: Fields) -> Layout:
+    """The layout in a manifest.
+
+    Raises:
+        FileError: it is none, or not of whole tensors.
+    """
+    shape = tuple(fields.counts("shape"))
+    layout = tuple(part for box in fields.rows("boxes") for part in _read_box(box, shape))
+    if not layout:
+        raise FileError("a tensor has no parts")
+    try:
+        check_whole(layout)
+    except ValueError as error:
+        raise FileError(f"a tensor of shape {shape} cannot be put together: {error}") from error
+    return layout
+
+
+def _read_box(fields: Fields, shape: tuple[int, ...]) -> list[Part]:
+    axes, corner, box = (tuple(fields.counts(what)) for what in ("axes", "corner", "box"))
+    if sorted(axes) != list(range(len(shape))) or not len(corner) == len(box) == len(shape):
+        raise FileError(f"{shown(box)} is no box of a tensor of shape {shape}")
+    sizes = fields.counts("sizes")
+    starts = accumulate(sizes, initial=0)
+    return [
+        Part(shape, axes, corner, box, start, size)
+        for start, size in zip(starts, sizes, strict=False)
+    ]
 
 
 def _digest(content: dict[str, Any]) -> str:

@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from uuid import uuid4
 
+from checkpoints.collective_io import on_first_process
 from checkpoints.errors import CheckpointError
-from checkpoints.folders import step_folders
 from checkpoints.remote import RemoteRun
-from checkpoints.together import on_first_process
+from checkpoints.step_folders import step_folders
 from files.errors import FileError
 from files.json_files import Fields, parse_json, read_object
 from files.lock import locked

@@ -15,17 +15,17 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
+from checkpoints.collective_io import reason_of
 from checkpoints.errors import CheckpointError, CheckpointWarning
-from checkpoints.folders import (
+from checkpoints.manifest import FILE_NAME, Manifest
+from checkpoints.step_folders import (
     StepFolder,
-    named_draft,
     remove_leftovers,
+    step_draft,
     step_folder,
     step_folders,
 )
-from checkpoints.manifest import FILE_NAME, Manifest
-from checkpoints.tables import is_file_name
-from checkpoints.together import reason_of
+from checkpoints.tensor_files import is_file_name
 from config.values import is_address
 from files.drafts import sync
 from files.lock import locked
@@ -187,7 +187,7 @@ class RemoteRun:
             shutil.rmtree(target)  # damaged, or of another run that had this address
         directory.mkdir(parents=True, exist_ok=True)
         remove_leftovers(directory)
-        with named_draft(directory, target.name) as draft:
+        with step_draft(directory, target.name) as draft:
             names = [p.name for p in paths if is_file_name(p.name) and p.name != FILE_NAME]
             with self._reached():
                 for name in names:

@@ -10,11 +10,11 @@ import json
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -22,72 +22,25 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 
 import popdist
-from checkpoints.digests import digest_of_bytes
-from checkpoints.errors import (
-    CheckpointError,
-    CheckpointWarning,
-    DifferentCopiesError,
-    OtherFormatError,
-)
-from checkpoints.folders import (
-    DRAFT,
-    StepFolder,
-    appears,
-    new_step_folder,
+from checkpoints.collective_io import on_all_processes, reason_of, save_with_retries
+from checkpoints.errors import CheckpointError, CheckpointWarning
+from checkpoints.loading import Checkpoint, known_as_damaged, load_newest
+from checkpoints.manifest import Manifest
+from checkpoints.safetensors_files import digest_of_bytes, shards_of, write_shard
+from checkpoints.sharded_files import ShardAssigner, own_share
+from checkpoints.step_folders import (
+    next_name,
     remove_leftovers,
     remove_older,
+    step_draft,
     step_folders,
 )
-from checkpoints.manifest import FILE_NAME, Manifest
-from checkpoints.parts import ShardSource
-from checkpoints.save_retry import save_with_retries
-from checkpoints.shards import shards_of, write_shard
-from checkpoints.shares import ShardAssigner, own_share
-from checkpoints.tables import Records, Table, TensorRecord
-from checkpoints.tensor_files import TensorFiles, readers
-from checkpoints.together import damage_told, on_all_processes, reason_of
+from checkpoints.tensor_files import Records, TensorRecord, readers, write_records
+from checkpoints.tensor_shards import ShardSource
 from files.shown import shown_bytes, shown_path
 from files.writing import write_synced
 
 SHARD_BYTES = 2**30
-
-_set_aside: dict[Path, str] = {}
-"""Folders of steps that were found to be damaged as they were read, and how: this process loads
-them no more."""
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A saved state, of which everything but the values was verified."""
-
-    step: int
-    """Optimizer steps done when it was saved."""
-
-    tensors: TensorFiles
-    """Logical tensors by name; each access reads one from disk and verifies it."""
-
-    metadata: dict[str, Any]
-    """What was saved with them, as JSON gives it back: tuples have become lists."""
-
-    path: Path
-    """Its folder."""
-
-    sha256: str = ""
-    """The digest of its manifest, and so of all of it."""
-
-    def verify(self) -> None:
-        """Read every value once. Of several processes each reads a share.
-
-        Raises:
-            DamagedError: on all processes, about one that is not what was saved.
-        """
-        with damage_told():
-            self.tensors.verify(popdist.getInstanceIndex(), popdist.getNumInstances())
-
-    def set_aside(self, reason: str) -> None:
-        """Load it no more in this process, since it turned out to be damaged: `load` then takes the
-        step before. All processes do so."""
-        _set_aside[self.path.absolute()] = reason
 
 
 class Saved(NamedTuple):
@@ -150,10 +103,9 @@ class CheckpointStore:
     ) -> None:
         """Save a step, as the newest.
 
-        A save that still runs is waited for first, so that at most one copy exists; also one of
-        another store. Several
-        processes save together: each writes what it holds, if the tensors can be had in parts
-        (`checkpoints.parts.ShardSource`), else its share of the tensors, all of which it can read.
+        A save that still runs is waited for first, also one of another store, so that at most one
+        copy exists. Several processes save together: each writes what it holds of a `ShardSource`,
+        else its share of the tensors, all of which it can read.
 
         Args:
             step: optimizer steps done.
@@ -236,40 +188,10 @@ class CheckpointStore:
             pending.result()
 
     def load(self, step: int | None = None, verify: bool = True) -> Checkpoint:
-        """The newest step whose every byte is as it was saved, or the `step` asked for.
-
-        If a newer step is damaged, a `CheckpointWarning` says which and why.
-
-        Args:
-            verify: read all tensors once, in order to verify them. False leaves it to who reads
-                them, and sets the step aside if one is damaged (`Checkpoint.set_aside`).
-
-        Raises:
-            CheckpointError: if there is no good one, or a later version of this wrote the newest.
-        """
+        """The newest good step, or the `step` asked for; see `checkpoints.loading.load_newest`."""
         self.wait()
-        problems: dict[StepFolder, str] = {}
-        while True:
-            folders = [f for f in self._everyones_folders() if step is None or f.step == step]
-            # What a run that saves meanwhile has deleted is not damaged.
-            problems = {folder: problems[folder] for folder in folders if folder in problems}
-            folder = next((folder for folder in folders if folder not in problems), None)
-            if folder is None:
-                raise CheckpointError("; ".join(problems.values()) or self._absent(step))
-            try:
-                checkpoint = _read(folder.path, verify)
-                break
-            except (OtherFormatError, DifferentCopiesError):
-                raise
-            except CheckpointError as error:
-                problems[folder] = f"the checkpoint of step {folder.step} is damaged ({error})"
-        self._damaged |= {folder.path.absolute() for folder in problems}
-        if problems:
-            warnings.warn(
-                f"{'; '.join(problems.values())}; using that of step {checkpoint.step}",
-                CheckpointWarning,
-                stacklevel=2,
-            )
+        checkpoint, damaged = load_newest(self._directory, step, verify)
+        self._damaged |= damaged
         return checkpoint
 
     def steps(self) -> list[int]:
@@ -292,30 +214,6 @@ class CheckpointStore:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def _everyones_folders(self) -> list[StepFolder]:
-        """The folders that process 0 sees, which has written them: on a network file system
-        another one may see them later.
-
-        Raises:
-            CheckpointError: another does not see the newest.
-        """
-        while True:
-            seen = [[f.number, f.step, f.path.name] for f in step_folders(self._directory)]
-            rows = popdist.gather(seen)[0]
-            folders = [StepFolder(n, step, self._directory / name) for n, step, name in rows]
-            if not folders or popdist.getNumInstances() == 1:
-                return folders
-            newest = folders[0].path
-            blind = [i for i, sees in enumerate(popdist.gather(appears(newest))) if not sees]
-            if not blind:
-                return folders
-            still_there, path = popdist.gather([newest.is_dir(), shown_path(newest)])[0]
-            if still_there:  # and not deleted by a run that saves meanwhile
-                raise DifferentCopiesError(
-                    f"process {blind[0]} does not see {path}, the "
-                    "newest step that process 0 sees: give a folder that all hosts share"
-                )
 
     def _write(
         self,
@@ -340,7 +238,7 @@ class CheckpointStore:
     def _remove_older(self, to_keep: int) -> None:
         """The step is saved by now: what fails here is told, and no failure of the save."""
         try:
-            remove_older(self._directory, to_keep, self._damaged | _set_aside.keys())
+            remove_older(self._directory, to_keep, self._damaged | known_as_damaged())
         except (OSError, CheckpointError) as error:
             what = f"cannot look for older steps in {shown_path(self._directory)}"
             warnings.warn(f"{what}: {reason_of(error)}", CheckpointWarning, stacklevel=2)
@@ -352,8 +250,13 @@ class CheckpointStore:
             on_all_processes(lambda: "", self._channel)
             return
         with ExitStack() as stack:
-            begin = partial(stack.enter_context, self._begun(manifest.step))
-            folder = Path(on_all_processes(lambda: str(begin()), self._channel)[0])
+
+            def begin() -> str:
+                name = self._begin(manifest.step)
+                self._written = self._directory / name
+                return str(stack.enter_context(step_draft(self._directory, name)))
+
+            folder = Path(on_all_processes(begin, self._channel)[0])
             records, tables = self._write_share(folder, tensors)
 
             def commit() -> None:
@@ -366,16 +269,13 @@ class CheckpointStore:
 
             on_all_processes(commit, self._channel)
 
-    @contextmanager
-    def _begun(self, step: int) -> Iterator[Path]:
-        """The folder of a step that is being written."""
+    def _begin(self, step: int) -> str:
+        """Make the directory; returns the name of the step's folder."""
         self._directory.mkdir(parents=True, exist_ok=True)
         if not self._has_saved:
             remove_leftovers(self._directory)
             self._has_saved = True
-        with new_step_folder(self._directory, step) as folder:
-            yield folder
-            self._written = self._directory / folder.name.removeprefix(DRAFT)
+        return next_name(self._directory, step)
 
     def _write_share(
         self, folder: Path, tensors: Iterable[tuple[str, np.ndarray]]
@@ -390,20 +290,10 @@ class CheckpointStore:
         prefix = f"tensors-{popdist.getInstanceIndex():05d}"
 
         def written() -> list[str]:
-            table = Table(write_tensors(folder, f"{prefix}-", tensors, self._shard_bytes))
-            return [f"{prefix}.json", table.write(folder / f"{prefix}.json")]
+            records = write_tensors(folder, f"{prefix}-", tensors, self._shard_bytes)
+            return [f"{prefix}.json", write_records(folder / f"{prefix}.json", records)]
 
         return {}, dict(on_all_processes(written, self._channel))
-
-    def _absent(self, step: int | None) -> str:
-        steps = self.steps()
-        if step is not None and steps:
-            there = ", ".join(map(str, steps))
-            return f"no checkpoint of step {step} in {self._directory}; there are: {there}"
-        return (
-            f"no checkpoint in {self._directory}: give a folder written by --save, "
-            "or a Hugging Face model folder"
-        )
 
 
 def write_tensors(
@@ -422,54 +312,3 @@ def write_tensors(
             write_shard(folder / file, shard)  # while the digests are computed
             records |= zip(shard, digested, strict=True)
     return records
-
-
-def has_checkpoint(path: str | Path) -> bool:
-    """Whether `load_checkpoint` would find anything there, good or damaged."""
-    return (Path(path) / FILE_NAME).is_file() or bool(step_folders(Path(path)))
-
-
-def load_checkpoint(path: str | Path, verify: bool = True) -> Checkpoint:
-    """Load from a directory of checkpoints its newest good one, or from the folder of one step.
-
-    Args:
-        verify: as for `CheckpointStore.load`.
-
-    Raises:
-        CheckpointError: if there is no good one.
-    """
-    path = Path(path)
-    if (path / FILE_NAME).is_file():
-        return _read(path, verify)
-    return CheckpointStore(path).load(verify=verify)
-
-
-def _read(folder: Path, verify: bool) -> Checkpoint:
-    """Read the folder of a step and verify it, also the values if that is asked; `CheckpointError`
-    if it is damaged. Of several processes all come to the same end.
-    """
-    problem, checkpoint = _set_aside.get(folder.absolute()), None
-    if problem is not None:
-        raise CheckpointError(problem)
-    try:
-        manifest = Manifest.read(folder)
-        manifest.check_texts(folder)
-        tensors = manifest.open(folder, at_once=verify or popdist.getNumInstances() == 1)
-        checkpoint = Checkpoint(manifest.step, tensors, manifest.metadata, folder, manifest.sha256)
-    except OtherFormatError:
-        raise
-    except CheckpointError as error:
-        problem = str(error)
-    outcomes = popdist.gather([problem, checkpoint.sha256 if checkpoint else ""])
-    problems = [text for text, _ in outcomes if text is not None]
-    if problems or checkpoint is None:
-        raise CheckpointError(problems[0])
-    for process, (_, sha256) in enumerate(outcomes):
-        if sha256 != outcomes[0][1]:
-            raise DifferentCopiesError(
-                f"process {process} reads another {shown_path(folder)} than process 0: give a "
-                "folder that all hosts share, or the same copy on each"
-            )
-    if verify:
-        checkpoint.verify()
-    return checkpoint

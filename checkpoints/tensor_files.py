@@ -1,22 +1,46 @@
-"""Reading safetensors files tensor by tensor, checked against digests where there are any."""
+"""Tensors in safetensors files by name, checked against the records of a checkpoint where there are
+any.
+
+A process alone has its records in the manifest. Of several, each writes a file of records, and the
+manifest has the files' digests: no file grows with the number of processes times the tensors.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 
-from checkpoints.digests import Digests, chunk_bytes, digest_of_bytes
 from checkpoints.errors import CheckpointError, DamagedError
-from checkpoints.parts import Part
-from checkpoints.ranges import StoredParts, chunks_needed
-from checkpoints.stored import Stored, TensorSpec, tensors_in
+from checkpoints.safetensors_files import (
+    DTYPES,
+    Stored,
+    TensorSpec,
+    chunk_bytes,
+    chunk_count,
+    chunk_digests,
+    digest_of_bytes,
+    tensors_in,
+)
+from checkpoints.tensor_shards import Part, StoredParts, chunks_needed
+from files.errors import FileError
+from files.json_files import Fields, parse_json
 from files.lazy import Lazy
+from files.shown import shown, shown_name, shown_path
+from files.text import MEBIBYTE, decoded, read_bytes
+from files.writing import write_synced
+
+NAMED_DTYPES = {dtype.name: dtype for dtype in DTYPES.values()}
+MAX_RECORDS = 64 * MEBIBYTE
+"""Bytes of a file of records, and of a manifest."""
 
 # SHA-256 does about 1.2 GB/s on one core; more threads than this wait for the disk.
 MAX_READERS = 4
@@ -55,14 +79,14 @@ class TensorFiles(Lazy[np.ndarray]):
     def __init__(
         self,
         files: Iterable[Path],
-        digests: Mapping[str, Digests] | None = None,
+        digests: Mapping[str, Sequence[str]] | None = None,
         skipped: Callable[[str], bool] = lambda name: False,
     ) -> None:
         """Open `files`.
 
         Args:
             files: safetensors files without a tensor's name in common.
-            digests: of every tensor in them; reading another value is then an error.
+            digests: of the chunks of every tensor in them; reading another value is then an error.
             skipped: whether the tensor of a name is passed over, whatever its type and shape.
 
         Raises:
@@ -100,7 +124,7 @@ class TensorFiles(Lazy[np.ndarray]):
         Raises:
             KeyError, DamagedError: as when all of it is read.
         """
-        span = StoredParts(self._elements(name), ((0, _whole(self.spec(name))),))
+        span = StoredParts(self._chunk_elements(name), ((0, Part.full(self.spec(name).shape)),))
         (chunks,) = chunks_needed(tuple(wanted), (span,))
         return self._read(name, chunks)
 
@@ -113,7 +137,7 @@ class TensorFiles(Lazy[np.ndarray]):
         """
         return self._stored_spec(name)
 
-    def opened(self, name: str) -> tuple[Stored, Digests | None]:
+    def opened(self, name: str) -> tuple[Stored, Sequence[str] | None]:
         """What is stored under a name in the files, and its digests if there are any."""
         return self._files[name], self._digests[name] if self._digests is not None else None
 
@@ -143,52 +167,153 @@ class TensorFiles(Lazy[np.ndarray]):
 
         def read(chunk: tuple[str, int]) -> None:
             name, number = chunk
-            start, end = self._range(name, number)
-            self._read_chunk(name, number, memoryview(bytearray(end - start)))
+            nbytes = self._stored_spec(name).nbytes
+            each = chunk_bytes(nbytes)
+            self._read_chunk(name, number, memoryview(bytearray(min(each, nbytes - number * each))))
 
-        chunks = [(name, i) for name in self._stored_names() for i in range(self._count(name))]
+        counts = {n: chunk_count(self._stored_spec(n).nbytes) for n in self._stored_names()}
+        chunks = [(name, number) for name, count in counts.items() for number in range(count)]
         with readers() as pool:
             for _ in pool.map(read, chunks[part::parts]):
                 pass
 
-    # ---- chunks ---------------------------------------------------------------------------------
     def _read(self, name: str, chunks: Iterable[int] | None = None) -> np.ndarray:
         """A tensor in the files; elements outside of the chunks, if these are given, are 0."""
-        spec = self._stored_spec(name)
-        content = np.zeros(spec.nbytes, np.uint8)
-        for number in range(self._count(name)) if chunks is None else chunks:
-            start, end = self._range(name, number)
-            self._read_chunk(name, number, content.data[start:end])
-        return content.view(spec.dtype).reshape(spec.shape)
+        dtype, shape = spec = self._stored_spec(name)
+        content, each = np.zeros(spec.nbytes, np.uint8), chunk_bytes(spec.nbytes)
+        for number in range(chunk_count(spec.nbytes)) if chunks is None else chunks:
+            self._read_chunk(name, number, content.data[number * each : (number + 1) * each])
+        return content.view(dtype).reshape(shape)
 
     def _read_chunk(self, name: str, number: int, memory: memoryview) -> None:
         """Read a chunk, and compare it with its digest."""
         stored, digests = self.opened(name)
-        stored.read_into(memory, number * self._each(name))
-        if digests is not None and digest_of_bytes(memory) != digests.sha256[number]:
+        stored.read_into(memory, number * chunk_bytes(self._stored_spec(name).nbytes))
+        if digests is not None and digest_of_bytes(memory) != digests[number]:
             file = f"{stored.path.parent.name}/{stored.path.name}"
             raise DamagedError(f"tensor {name} in {file} is not what was saved")
 
-    def _range(self, name: str, number: int) -> tuple[int, int]:
-        """First and last byte of a chunk."""
-        each, nbytes = self._each(name), self._stored_spec(name).nbytes
-        return number * each, min((number + 1) * each, nbytes)
-
-    def _each(self, name: str) -> int:
-        """Bytes of a chunk."""
-        return chunk_bytes(self._stored_spec(name).nbytes)
-
-    def _elements(self, name: str) -> int:
-        """Elements of a chunk."""
-        return max(self._each(name) // self._stored_spec(name).dtype.itemsize, 1)
-
-    def _count(self, name: str) -> int:
-        """How many chunks there are."""
-        return -(-self._stored_spec(name).nbytes // self._each(name))
+    def _chunk_elements(self, name: str) -> int:
+        """Elements of a chunk of what is stored under a name."""
+        spec = self._stored_spec(name)
+        return max(chunk_bytes(spec.nbytes) // spec.dtype.itemsize, 1)
 
 
-def _whole(spec: TensorSpec) -> Part:
-    """A tensor that is in one part."""
-    shape = spec.shape
-    size = spec.nbytes // spec.dtype.itemsize
-    return Part(shape, tuple(range(len(shape))), (0,) * len(shape), shape, 0, size)
+# ---- records ------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class TensorRecord:
+    """One tensor of a safetensors file.
+
+    Attributes:
+        file: name of the file.
+        dtype: NumPy's name of it.
+        sha256: digests of the elements in C order, one for each chunk.
+    """
+
+    file: str
+    dtype: str
+    shape: list[int]
+    sha256: list[str]
+
+    @classmethod
+    def of(cls, array: np.ndarray, file: str) -> Self:
+        """The record of an array that is in `file`."""
+        return cls(file, array.dtype.name, list(array.shape), chunk_digests(array))
+
+    def check(self, name: str) -> None:
+        """Raise CheckpointError unless there is a digest for each chunk of the tensor `name`."""
+        if self.dtype not in NAMED_DTYPES:
+            raise CheckpointError(f"tensor {shown_name(name)} is of no type that can be stored")
+        nbytes = TensorSpec(NAMED_DTYPES[self.dtype], tuple(self.shape)).nbytes
+        if len(self.sha256) != chunk_count(nbytes):
+            raise CheckpointError(
+                f"tensor {shown_name(name)} has not as many digests as it has chunks"
+            )
+
+    @classmethod
+    def read(cls, fields: Fields) -> Self:
+        """The record in a file. Raises FileError if it is none."""
+        file = fields.text("file")
+        if not is_file_name(file):
+            raise FileError(f"{shown(file)} is no name of a file in a checkpoint")
+        digests = fields.text_list("sha256")
+        return cls(file, fields.text("dtype"), fields.counts("shape"), digests)
+
+
+Records = dict[str, TensorRecord]
+
+
+def open_records(folder: Path, records: Records) -> TensorFiles:
+    """The tensors of records, in files that have them and no other.
+
+    Raises:
+        CheckpointError: if a file or tensor is missing, too many, or of another kind.
+    """
+    for name, record in records.items():
+        record.check(name)
+    files = dict.fromkeys(folder / record.file for record in records.values())
+    tensors = TensorFiles(files, {name: record.sha256 for name, record in records.items()})
+    different = tensors.keys() ^ records.keys()
+    if different:
+        raise CheckpointError(f"{folder} lacks, or should lack, tensor {min(different)}")
+    for name, record in records.items():
+        dtype, shape = tensors.spec(name)
+        if (dtype.name, list(shape)) != (record.dtype, record.shape):
+            raise CheckpointError(
+                f"tensor {name} in {folder} is {dtype.name}{list(shape)}, "
+                f"but was saved as {record.dtype}{record.shape}"
+            )
+    return tensors
+
+
+def records_data(records: Records) -> dict[str, Any]:
+    """Records as data for JSON."""
+    return {name: asdict(record) for name, record in records.items()}
+
+
+def write_records(path: Path, records: Records) -> str:
+    """Write a file of records, and return its digest."""
+    return write_checked(path, json.dumps({"tensors": records_data(records)}))
+
+
+def records_in(fields: Fields) -> Records:
+    """The records in a manifest or a file of records. Raises FileError if they are none."""
+    return {name: TensorRecord.read(row) for name, row in fields.objects("tensors").items()}
+
+
+def read_records(path: Path, sha256: str) -> Records:
+    """The records in a file.
+
+    Raises:
+        CheckpointError: it is missing, damaged, or another than that of the digest.
+    """
+    try:
+        content = read_bytes(path, MAX_RECORDS)
+        if digest_of_bytes(content) != sha256:
+            raise CheckpointError(f"{shown_path(path)} is not what was saved")
+        return records_in(Fields(parse_json(decoded(content, path), path), shown_path(path)))
+    except CheckpointError:
+        raise
+    except FileError as error:
+        raise CheckpointError(f"{shown_path(path)} is damaged: {error}") from error
+
+
+def write_checked(path: Path, text: str) -> str:
+    """Write a text that will be read through `MAX_RECORDS`, and return its digest.
+
+    Raises:
+        CheckpointError: it is larger than what may be read.
+    """
+    content = text.encode()
+    if len(content) > MAX_RECORDS:
+        raise CheckpointError(
+            f"{shown_path(path)} would have {len(content):,} bytes, more than the {MAX_RECORDS:,} "
+            "that can be read: save with more processes"
+        )
+    write_synced(path, text)
+    return digest_of_bytes(content)
+
+
+def is_file_name(name: str) -> bool:
+    """Whether it names a file in its folder, and nothing outside."""
+    return name not in ("", ".", "..") and "/" not in name and "\0" not in name

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from checkpoints.shards import write_shard
+from checkpoints.safetensors_files import write_shard
 from data.texts import Corpus, Example, Tokens
 from files.errors import FileError
 from files.json_files import Fields, parse_json

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from checkpoints.shards import write_json
 from config.errors import UserError
 from data.documents import Part
 from data.texts import TextSpan
 from data.texts import Tokens as Tokens
 from files.run_folder import RunFolder
 from files.shown import shown, shown_name
-from files.writing import write_folder
+from files.writing import write_folder, write_json
 from huggingface.generation_config import GENERATION
 from huggingface.tokenizer_limits import panics_told
 from terminal.screen import say

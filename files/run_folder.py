@@ -1,7 +1,7 @@
 """The layout of a run's folder: what lies where in it, and is called what.
 
 This is the only file that knows. It is in the lowest room, since below the loop a saved run's
-configuration and tokenizer are read. Folders of steps have their names from `checkpoints.folders`.
+configuration and tokenizer are read. `checkpoints.step_folders` names the folders of steps.
 """
 
 from __future__ import annotations

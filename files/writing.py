@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from files.drafts import draft_of, sync
 from files.errors import UserError, WriteError
@@ -99,6 +101,11 @@ def write_file(what: str, path: Path, write: Callable[[Path], object]) -> None:
         # Through a link, which stays one, if it leads anywhere.
         with draft_of(Path(os.path.realpath(path))) as draft:
             write(draft)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file that survives a loss of power."""
+    write_synced(path, json.dumps(content, indent=2) + "\n")
 
 
 def write_synced(path: Path, text: str) -> None:

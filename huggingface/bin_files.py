@@ -9,11 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from checkpoints.manifest import is_file_name
-from checkpoints.parts import Part
-from checkpoints.shards import as_stored
-from checkpoints.stored import TensorSpec
-from checkpoints.tensor_files import fingerprint_of
+from checkpoints.safetensors_files import TensorSpec, as_stored
+from checkpoints.tensor_files import fingerprint_of, is_file_name
+from checkpoints.tensor_shards import Part
 from config.errors import UserError
 from files.errors import FileError
 from files.json_files import read_object

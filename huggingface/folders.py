@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 
 from checkpoints.errors import CheckpointError
-from checkpoints.shards import as_stored, shards_of, write_json, write_shard
-from checkpoints.tables import is_file_name
-from checkpoints.tensor_files import TensorFiles
+from checkpoints.safetensors_files import as_stored, shards_of, write_shard
+from checkpoints.tensor_files import TensorFiles, is_file_name
 from files.drafts import draft_of
 from files.errors import FileError, UserError, WriteError
 from files.json_files import read_object
 from files.shown import shown_names
-from files.writing import check_folder, writing
+from files.writing import check_folder, write_json, writing
 from huggingface.bin_files import BIN_INDEX, ONE_BIN, BinTensors, has_bin_files, has_torch
 from huggingface.generation_config import GENERATION, exported_settings
 from huggingface.no_weights import is_no_weight

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from checkpoints.errors import CheckpointError
-from checkpoints.shards import as_stored, write_json, write_shard
-from checkpoints.stored import TensorSpec
+from checkpoints.safetensors_files import TensorSpec, as_stored, write_shard
 from checkpoints.tensor_files import TensorFiles
 from config.adapter import (
     ALL_LINEAR,
@@ -27,6 +26,7 @@ from config.rows import rows_text
 from files.json_files import Fields, read_object
 from files.lazy import Lazy
 from files.shown import shown_path
+from files.writing import write_json
 
 SETTINGS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from checkpoints.parts import Part
-from checkpoints.stored import TensorSpec
+from checkpoints.safetensors_files import TensorSpec
+from checkpoints.tensor_shards import Part
 from files.json_files import Fields
 from files.lazy import Lazy
 from huggingface.folders import ModelFiles

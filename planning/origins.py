@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints.errors import CheckpointError
-from checkpoints.folders import step_folders
+from checkpoints.loading import has_checkpoint
 from checkpoints.manifest import FILE_NAME, Manifest
 from checkpoints.owner import restore_from_mirror
 from checkpoints.remote import fetched, local_save
-from checkpoints.store import has_checkpoint
+from checkpoints.step_folders import step_folders
 from config.errors import ConfigError
 from config.families import kinds
 from config.layers import Settings

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from checkpoints import CheckpointError
-from checkpoints.parts import Part, PartialReader
+from checkpoints.tensor_shards import Part, PartialReader
 from config.model import TiedEmbedding
 from config.sections import RunConfig
 from files.lazy import Lazy

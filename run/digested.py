@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 
 from checkpoints import CheckpointError
-from checkpoints.digests import digest
-from checkpoints.parts import Part, PartialReader
+from checkpoints.safetensors_files import digest
 from checkpoints.tensor_files import readers
+from checkpoints.tensor_shards import Part, PartialReader
 from files.lazy import Lazy
 from files.shown import shown_name
 from modelling.weights import Arrays

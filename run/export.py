@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import popxl
-from checkpoints.together import damage_told
+from checkpoints.collective_io import raise_on_all
 from config.adapter import Adapter, is_within
 from config.errors import ConfigError
 from config.sections import RunConfig
@@ -230,7 +230,7 @@ def export_checkpoint(
                 left = "" if few_bits is None else f"what is left in {few_bits.bits} bits of "
                 say(f"the adapters are merged into {left}the weights of "
                     f"{shown_path(start.base.name)}")  # fmt: skip
-        with damage_told():
+        with raise_on_all():
             if is_first_process():
                 record, base = _record(config, start), start.base
                 export(of, family, weights, folder, record, base=base, precision=precision)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from checkpoints import CheckpointError, has_checkpoint
-from checkpoints.digests import digest
+from checkpoints.safetensors_files import digest
 from files.json_files import Fields
 from files.lazy import Lazy
 from files.run_folder import RunFolder

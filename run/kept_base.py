@@ -13,8 +13,8 @@ from pathlib import Path
 
 import popdist
 from checkpoints import Checkpoint, has_checkpoint, load_checkpoint
-from checkpoints.digests import digest_of_bytes
 from checkpoints.manifest import Manifest
+from checkpoints.safetensors_files import digest_of_bytes
 from checkpoints.store import SHARD_BYTES, write_tensors
 from files.run_folder import CONFIG, RunFolder
 from files.writing import write_folder, write_synced

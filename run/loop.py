@@ -13,8 +13,9 @@ from typing import Any
 
 import popdist
 import popxl
+from checkpoints.collective_io import check_shared
 from checkpoints.errors import CheckpointError
-from checkpoints.folders import check_shared, remove_run
+from checkpoints.step_folders import remove_run
 from config.agreement import agree, agree_on_run
 from config.errors import ConfigError, UserError
 from config.sections import RunConfig

@@ -8,12 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
+from checkpoints.collective_io import PAUSES, on_first_process
 from checkpoints.errors import CheckpointError
-from checkpoints.folders import step_folders
 from checkpoints.owner import BEAT, Owner, TakenError, claim
 from checkpoints.remote import RemoteRun
-from checkpoints.save_retry import PAUSES
-from checkpoints.together import on_first_process
+from checkpoints.step_folders import step_folders
 from files.shown import shown_path
 from terminal.interrupts import Interrupted
 from terminal.screen import say

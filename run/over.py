@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from checkpoints.parts import Part, PartialReader
+from checkpoints.tensor_shards import Part, PartialReader
 from files.lazy import Lazy
 from modelling.weights import Arrays
 

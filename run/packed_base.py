@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from checkpoints import CheckpointError, TensorFiles
-from checkpoints.digests import digest, digest_of_bytes
-from checkpoints.shards import as_stored, write_shard
+from checkpoints.safetensors_files import as_stored, digest, digest_of_bytes, write_shard
 from config.sections import RunConfig
 from files.errors import WriteError
 from files.run_folder import RunFolder

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 import popdist
 from checkpoints import Checkpoint, has_checkpoint, load_checkpoint
-from checkpoints.digests import digest_of_bytes
+from checkpoints.safetensors_files import digest_of_bytes
 from config.adapter import Adapter
 from config.errors import UserError
 from config.sections import RunConfig

@@ -19,8 +19,7 @@ from typing import BinaryIO, NamedTuple, Self
 import numpy as np
 
 from checkpoints import TensorFiles
-from checkpoints.digests import digest
-from checkpoints.shards import write_shard
+from checkpoints.safetensors_files import digest, write_shard
 from files.drafts import UNSUPPORTED
 from files.errors import FileError, WriteError
 from files.shown import shown_path

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from checkpoints import CheckpointError, CheckpointStore
+from checkpoints.collective_io import on_first_process
 from checkpoints.store import SHARD_BYTES, Saved
-from checkpoints.together import on_first_process
 from config.sections import RunConfig
 from data.batches import Loader
 from data.tokens import Tokenizer, keep_tokenizer

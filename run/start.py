@@ -97,7 +97,7 @@ class Start:
             except DamagedError as error:
                 if start.checkpoint is None or start.reload is None:
                     raise
-                start.checkpoint.set_aside(str(error))
+                start.checkpoint.mark_damaged(str(error))
             start = start.reload()
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 import popdist
 import popxl
-from checkpoints.together import damage_told
+from checkpoints.collective_io import raise_on_all
 from config.sections import RunConfig
 from machine.devices import device_desc
 from machine.memory import return_blocks
@@ -127,7 +127,7 @@ class RunningModel:
             DamagedError: on all processes, if one finds that values in a file are damaged.
         """
         with ExitStack() as stack:
-            with damage_told():
+            with raise_on_all():
                 stack.enter_context(self.session)
             stack.pop_all()
         return self

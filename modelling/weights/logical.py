@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from checkpoints.parts import CutTensor, Layout
+from checkpoints.tensor_shards import CutTensor, Layout
 from files.lazy import Lazy
 from modelling.weights.computed import Arrays, Computed
 from modelling.weights.row import Weight, WeightRow

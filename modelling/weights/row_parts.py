@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from checkpoints.parts import Part
+from checkpoints.tensor_shards import Part
 
 if TYPE_CHECKING:
     from modelling.weights.row import WeightRow

@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from checkpoints.parts import PartialReader
+from checkpoints.tensor_shards import PartialReader
 from config.optimizer_state import MASTER, RESIDUAL, SLOTS
 from modelling.quantisation import PARTS, KeepsPacked, QuantisedParts, quantised
 from modelling.weights.computed import Arrays, Computed

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import kill_and_continue
 from benchmarks.limits import limited
-from checkpoints.folders import step_folders
+from checkpoints.step_folders import step_folders
 from tests.planning.presets import preset
 
 ALLOCATE = "import numpy as np, sys; print(np.ones(int(sys.argv[1]), np.uint8).sum())"

@@ -214,7 +214,7 @@ def save_in_parts(folder, change=lambda content: None, tables=lambda tables: Non
         boxes: how `a` is cut.
     """
     from checkpoints import manifest
-    from checkpoints.tables import Table, TensorRecord
+    from checkpoints.tensor_files import TensorRecord, write_records
 
     first = boxes[0]["sizes"][0]
     values = np.arange(12, dtype=np.float32)
@@ -225,11 +225,11 @@ def save_in_parts(folder, change=lambda content: None, tables=lambda tables: Non
     path = folder_of(store, 2)
     content = json.loads((path / MANIFEST).read_text())["content"]
     found = [
-        Table({name: TensorRecord.of(array, content["tensors"][name]["file"])})
+        {name: TensorRecord.of(array, content["tensors"][name]["file"])}
         for name, array in stored.items()
     ]
     tables(found)
-    digests = {f"{i}.json": table.write(path / f"{i}.json") for i, table in enumerate(found)}
+    digests = {f"{i}.json": write_records(path / f"{i}.json", own) for i, own in enumerate(found)}
     layouts = [{"shape": [4, 3], "boxes": json.loads(json.dumps(boxes))}]
     content |= {"tensors": {}, "tables": digests, "layouts": layouts, "owners": [[0, 1]]}
     content["cut"] = {"a": {"dtype": "float32", "layout": 0, "owners": 0}}
@@ -304,9 +304,9 @@ def change_cut(**fields):
         ({"change": lambda c: c["cut"].update(b=c["cut"]["a"])}, "should lack, tensor b@"),
         ({"change": lambda c: c["tables"].update({"0.json": "0"})}, "0.json is not what was saved"),
         ({"change": lambda c: c["tables"].update({"../0": "0"})}, "not of the checkpoint"),
-        ({"tables": lambda t: t[1].tensors.update(t[0].tensors)}, "lacks, or should lack, tensor"),
-        ({"tables": lambda t: t[1].tensors.clear()}, "lacks, or should lack"),
-        ({"tables": lambda t: vars(t[1].tensors["a@1"]).update(file="../x")}, "no name of a file"),
+        ({"tables": lambda t: t[1].update(t[0])}, "lacks, or should lack, tensor"),
+        ({"tables": lambda t: t[1].clear()}, "lacks, or should lack"),
+        ({"tables": lambda t: vars(t[1]["a@1"]).update(file="../x")}, "no name of a file"),
     ],
 )  # fmt: skip
 def test_manifests_that_make_up_no_whole_tensor(how, said, tmp_path):
@@ -320,7 +320,7 @@ def test_tables_are_read_when_their_parts_are_asked_for(tmp_path, monkeypatch):
     """Of several processes; what is wrong with one is found by who needs it."""
     import popdist
     from checkpoints import DamagedError
-    from checkpoints.parts import Part
+    from checkpoints.tensor_shards import Part
 
     path = folder_of(save_in_parts(tmp_path), 2)
     (path / "1.json").write_text("{}")

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from checkpoints.parts import assembled, check_whole
+from checkpoints.tensor_shards import assembled, check_whole
 from modelling.weights import Weight, WeightRow
 from modelling.weights.row_parts import parts_in_row
 

@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 
 import popdist
-from checkpoints import CheckpointStore, digests, load_checkpoint
-from checkpoints.digests import chunk_bytes
+from checkpoints import CheckpointStore, load_checkpoint, safetensors_files
 from checkpoints.manifest import Manifest
-from checkpoints.ranges import _marked
-from checkpoints.shares import ShardAssigner, Shares
-from checkpoints.stored import Stored
-from checkpoints.tables import MAX_TABLE, Table, TensorRecord, stored_name
+from checkpoints.safetensors_files import Stored, chunk_bytes
+from checkpoints.sharded_files import ShardAssigner, Shares, stored_name
+from checkpoints.tensor_files import MAX_RECORDS, TensorRecord, read_records, write_records
+from checkpoints.tensor_shards import marked
 from config.families import config_class_of
 from config.presets import merge, preset_data, preset_names
 from config.sections import RunConfig
@@ -86,7 +85,7 @@ def written(folder: Path, tensors, shares: list[Shares], every: int = 1) -> Mani
             records[stored_name(name, process)] = TensorRecord(file, dtype.name, shape, each)
         file = f"tensors-{process:05d}.json"
         if process % every == 0:
-            tables[file] = Table(records).write(folder / file)
+            tables[file] = write_records(folder / file, records)
     tables |= {f"{i}": "" for i in range(len(tables), len(shares))}
     manifest = Manifest(1, {}, tables=tables, cut=shares[0].cut)
     manifest.write(folder)
@@ -100,19 +99,19 @@ def check_preset(name: str, folder: Path, monkeypatch) -> None:
     shares = shares_by_process(tensors, processes, monkeypatch)
     written(folder, tensors, shares)
     read = Manifest.read(folder)
-    tables = [Table.read(folder / file, sha256) for file, sha256 in read.tables.items()]
+    tables = [read_records(folder / file, sha256) for file, sha256 in read.tables.items()]
     assert read.cut.keys() == {one.name for one in tensors.parts()}
     for process, (table, share) in enumerate(zip(tables, shares, strict=True)):
-        assert table.tensors.keys() == {stored_name(name, process) for name in share.held}
+        assert table.keys() == {stored_name(name, process) for name in share.held}
         for name, parts in share.held.items():
             cut = read.cut[name]
             assert parts == [i for i, owner in enumerate(cut.owners) if owner == process]
-            assert table.tensors[stored_name(name, process)].shape == [
+            assert table[stored_name(name, process)].shape == [
                 sum(cut.layout[i].size for i in parts)
             ]
-    assert (folder / "manifest.json").stat().st_size < MAX_TABLE / 16
+    assert (folder / "manifest.json").stat().st_size < MAX_RECORDS / 16
     for file in read.tables:
-        assert (folder / file).stat().st_size < MAX_TABLE / 16
+        assert (folder / file).stat().st_size < MAX_RECORDS / 16
 
 
 @pytest.mark.slow
@@ -137,16 +136,16 @@ def test_a_manifest_grows_with_tensors_and_not_with_replicas(tmp_path, monkeypat
     # 33 MiB with each part.
     assert (tmp_path / "manifest.json").stat().st_size < 2**20
     assert (tmp_path / "tensors-00000.json").stat().st_size < 2**20
-    stored = sum(math.prod(r.shape) for r in Table.read(
+    stored = sum(math.prod(r.shape) for r in read_records(
         tmp_path / "tensors-00000.json", Manifest.read(tmp_path).tables["tensors-00000.json"]
-    ).tensors.values())  # fmt: skip
+    ).values())  # fmt: skip
     whole = sum(math.prod(one.layout[0].shape) for one in found)
     assert stored == pytest.approx(whole / 8, rel=0.02)
 
 
 def test_a_host_reads_the_ranges_of_its_devices_once(tmp_path, monkeypatch):
     """Of files that 8 hosts have saved, and 8 or 2 hosts continue from."""
-    monkeypatch.setattr(digests, "_MIN_CHUNK", 256)
+    monkeypatch.setattr(safetensors_files, "_MIN_CHUNK", 256)
     layers = {"model": {"layers": 1}, "execution": {"rts_weights_threshold": 0}}
     config = preset("xxl_pod64", SMALL, SMALL_T5, layers)
     tensors = listed(config, 8)
@@ -189,9 +188,9 @@ class Ranges(dict):
     taken = 0
 
     def some(self, name, wanted):
-        marked = _marked(self[name].shape, wanted)
-        self.taken += int(marked.sum())
-        return np.where(marked, self[name], np.nan)
+        there = marked(self[name].shape, wanted)
+        self.taken += int(there.sum())
+        return np.where(there, self[name], np.nan)
 
 
 def test_each_of_8_hosts_reads_what_its_devices_hold(monkeypatch):

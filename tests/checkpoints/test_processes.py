@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from checkpoints import CheckpointStore, load_checkpoint
-from checkpoints.digests import digest
-from checkpoints.folders import step_folders
+from checkpoints.safetensors_files import digest
+from checkpoints.step_folders import step_folders
 from tests.children import PYTHON_PATH
 
 ROOT = Path(__file__).parents[2]
@@ -27,15 +27,15 @@ from pathlib import Path
 import numpy as np
 import popdist
 import checkpoints.store as module
-from checkpoints import CheckpointError, CheckpointStore, DamagedError, folders, load_checkpoint
-from checkpoints import save_retry
-from checkpoints.digests import digest
-from checkpoints.parts import Part
-from checkpoints.together import damage_told
+from checkpoints import CheckpointError, CheckpointStore, DamagedError, load_checkpoint
+from checkpoints import collective_io
+from checkpoints.safetensors_files import digest
+from checkpoints.tensor_shards import Part
+from checkpoints.collective_io import raise_on_all
 
 popdist.init()
 index, count = popdist.getInstanceIndex(), popdist.getNumInstances()
-save_retry.PAUSES = (0.1, 0.1, 0.1)
+collective_io.PAUSES = (0.1, 0.1, 0.1)
 write = module.write_shard
 
 def save(folder, death=False):
@@ -67,7 +67,7 @@ def full(folder, host):  # the disk of one host, at the second step
     return popdist.gather(said)
 
 def copies(folder):  # each host has a copy
-    folders._SEEN = 0.5
+    collective_io._SEEN = 0.5
     try:
         load_checkpoint(f"{folder}/{index}")
     except CheckpointError as error:
@@ -102,12 +102,12 @@ def read(folder):  # each process a part of each tensor, which is verified as it
         while True:
             found = load_checkpoint(folder, verify=False)
             try:
-                with damage_told():
+                with raise_on_all():
                     for name in found.tensors:
                         found.tensors.some(name, [part(found.tensors.spec(name).shape)])
                 break
             except DamagedError as error:
-                found.set_aside(str(error))
+                found.mark_damaged(str(error))
     return popdist.gather([found.step, [str(w.message) for w in warned]])
 
 def load(folder):

@@ -7,19 +7,17 @@ import itertools
 import numpy as np
 import pytest
 
-from checkpoints import CheckpointError, CheckpointStore, digests
-from checkpoints.digests import Digests, chunk_bytes, digest
-from checkpoints.parts import Part
-from checkpoints.ranges import StoredParts, chunks_needed
-from checkpoints.stored import Stored
+from checkpoints import CheckpointError, CheckpointStore, safetensors_files
+from checkpoints.safetensors_files import Stored, chunk_bytes, chunk_count, chunk_digests, digest
+from checkpoints.tensor_shards import Part, StoredParts, chunks_needed
 
 CHUNK = 64  # bytes, of these tests
 
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch):
-    monkeypatch.setattr(digests, "_MIN_CHUNK", CHUNK)
-    monkeypatch.setattr(digests, "_MAX_CHUNKS", 2**20)
+    monkeypatch.setattr(safetensors_files, "_MIN_CHUNK", CHUNK)
+    monkeypatch.setattr(safetensors_files, "_MAX_CHUNKS", 2**20)
 
 
 @pytest.fixture
@@ -127,11 +125,8 @@ def test_digests_are_as_many_as_chunks(monkeypatch):
         each = chunk_bytes(nbytes)
         assert each >= 2**20
         assert each & (each - 1) == 0  # so that no element is in two of them
-        assert -(-nbytes // each) <= 32
-    assert Digests.saved(["a", "b"], 2**20) is None
-    assert Digests.saved(["a", "b"], 2**20 + 1) == Digests(2**20, ("a", "b"))
+        assert chunk_count(nbytes) == -(-nbytes // each) <= 32
+    assert [chunk_count(2**20 + n) for n in (0, 1)] == [1, 2]
     array = np.random.default_rng(0).bytes(2**20 + 5)
-    found = Digests.of_array(np.frombuffer(array, np.uint8))
-    assert found.sha256 == tuple(
-        digest(np.frombuffer(piece, np.uint8)) for piece in (array[: 2**20], array[2**20 :])
-    )
+    pieces = (np.frombuffer(piece, np.uint8) for piece in (array[: 2**20], array[2**20 :]))
+    assert chunk_digests(np.frombuffer(array, np.uint8)) == [digest(piece) for piece in pieces]

@@ -309,7 +309,7 @@ def test_a_failed_write_leaves_the_older_steps(tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr("checkpoints.store.write_shard", full)
-        monkeypatch.setattr("checkpoints.save_retry.PAUSES", ())
+        monkeypatch.setattr("checkpoints.collective_io.PAUSES", ())
         with pytest.raises(CheckpointError, match="cannot save step 2 .*: No space left"):
             store.save(2, {"x": np.zeros(3)}, {}, wait=True)
         assert store.load().step == 1
@@ -327,7 +327,7 @@ def test_a_write_that_fails_once_is_done_again(tmp_path, monkeypatch):
         usual(*args)
 
     monkeypatch.setattr(stores, "write_shard", once)
-    monkeypatch.setattr("checkpoints.save_retry.PAUSES", (0.0, 0.0))
+    monkeypatch.setattr("checkpoints.collective_io.PAUSES", (0.0, 0.0))
     with CheckpointStore(tmp_path) as store, pytest.warns(CheckpointWarning) as said:
         store.save(1, {"x": np.ones(3)}, {}, wait=True)
     assert [str(w.message).split(": ")[1] for w in said] == [
@@ -365,7 +365,7 @@ def test_the_files_are_what_others_can_read(store):
 
 def test_a_step_that_cannot_be_deleted_stops_nothing(tmp_path, monkeypatch):
     """As after `chattr +i`, or on NFS while another host has a file open."""
-    import checkpoints.folders as folders
+    import checkpoints.step_folders as folders
 
     refused, usual = [True], folders.shutil.rmtree
 
@@ -393,7 +393,7 @@ def test_what_could_not_be_read_is_not_written(tmp_path, monkeypatch):
     tensors = {f"tensor.{i}": np.zeros(3) for i in range(100)}
     with CheckpointStore(tmp_path) as store:
         store.save(1, {"x": np.zeros(3)}, {}, wait=True)
-        monkeypatch.setattr("checkpoints.tables.MAX_TABLE", 5000)
+        monkeypatch.setattr("checkpoints.tensor_files.MAX_RECORDS", 5000)
         with pytest.raises(CheckpointError, match="more than the 5,000 that can be read"):
             store.save(2, tensors, {}, wait=True)
         assert store.steps() == [1]
@@ -420,8 +420,8 @@ def test_a_step_is_read_back_before_it_is_one(tmp_path, monkeypatch):
 
 def test_shares_are_found_once_for_tensors_that_are_cut_alike(monkeypatch):
     """It took seconds of every save on a thousand hosts."""
-    from checkpoints import shares
-    from checkpoints.parts import CutTensor, Part
+    from checkpoints import sharded_files as shares
+    from checkpoints.tensor_shards import CutTensor, Part
 
     layout = tuple(Part((4, 3), (0, 1), (i, 0), (1, 3), 0, 3) for i in range(4))
     holders = tuple((i % 2,) for i in range(4))
@@ -449,8 +449,8 @@ def test_shares_are_found_once_for_tensors_that_are_cut_alike(monkeypatch):
 
 def test_what_is_small_is_in_one_table(monkeypatch):
     """Else who continues would read the tables of all, for a norm here and a bias there."""
-    from checkpoints import shares
-    from checkpoints.parts import CutTensor, Part
+    from checkpoints import sharded_files as shares
+    from checkpoints.tensor_shards import CutTensor, Part
 
     def cut(name, size, *holders):
         count = len(holders)

@@ -20,8 +20,8 @@ from types import SimpleNamespace
 import numpy as np
 import popdist
 popdist.init()
-from checkpoints import folders
-from checkpoints.folders import check_shared
+from checkpoints import collective_io
+from checkpoints.collective_io import check_shared
 from config import agreement
 from config.agreement import agree, agree_on_run
 from config.errors import UserError
@@ -33,7 +33,7 @@ from data.texts import Corpus, Example
 from run.answers import generate
 
 index, folder = popdist.getInstanceIndex(), Path(sys.argv[1])
-folders._SEEN = 0.5
+collective_io._SEEN = 0.5
 data = preset_data("finetuning", "tiny")
 config = config_class_of(data, "tiny").from_dict(data)
 

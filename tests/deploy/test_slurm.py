@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints.folders import step_folders
+from checkpoints.step_folders import step_folders
 from tests.children import PYTHON_PATH
 from tests.run.saved import digests
 from tests.small_runs import GPTJ, RATE

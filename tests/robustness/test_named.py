@@ -21,7 +21,7 @@ from safetensors.numpy import load_file, save_file
 
 import run_finetuning
 import run_validation
-from checkpoints import CheckpointError, CheckpointStore, save_retry
+from checkpoints import CheckpointError, CheckpointStore, collective_io
 from config.errors import ConfigError, Notice, UserError
 from config.gptj import GPTJConfig
 from config.presets import load_config, preset_data
@@ -126,12 +126,12 @@ def test_a_disk_that_fills_up_leaves_the_newest_good_step(tmp_path):
     program = f"""
 import resource, sys
 import numpy as np
-from checkpoints import CheckpointStore, save_retry
+from checkpoints import CheckpointStore, collective_io
 from terminal.entry_point import entry_point
 
 @entry_point()
 def main(arguments=None):
-    save_retry.PAUSES = (0.1, 0.4, 1.0)
+    collective_io.PAUSES = (0.1, 0.4, 1.0)
     with CheckpointStore({str(tmp_path)!r}) as store:
         store.save(1, {{"a": np.ones(100_000, np.float32)}}, {{}}, wait=True)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
@@ -143,7 +143,7 @@ sys.exit(main())
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 2
-    assert save_retry.PAUSES == (1.0, 4.0, 10.0)
+    assert collective_io.PAUSES == (1.0, 4.0, 10.0)
     *retries, error = done.stderr.splitlines()
     assert error.startswith(f"error: cannot save step 2 in {tmp_path}: ")
     assert [line.split("; ")[-1] for line in retries] == [

@@ -17,7 +17,7 @@ import numpy as np
 
 import popdist
 from checkpoints import CheckpointStore, load_checkpoint
-from checkpoints.digests import digest
+from checkpoints.safetensors_files import digest
 from config.families import config_class_of
 from config.presets import merge, preset_data
 from config.sections import RunConfig

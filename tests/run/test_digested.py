@@ -13,8 +13,8 @@ from safetensors.numpy import load_file
 
 import run.loop
 from checkpoints import CheckpointError, TensorFiles, load_checkpoint
-from checkpoints.digests import digest
-from checkpoints.parts import PartialReader
+from checkpoints.safetensors_files import digest
+from checkpoints.tensor_shards import PartialReader
 from run.digested import digested
 from run.reference import Reference
 from tests import small_runs

@@ -8,7 +8,7 @@ import pytest
 from jax.errors import JaxRuntimeError
 
 import run_finetuning
-from checkpoints.folders import step_folders
+from checkpoints.step_folders import step_folders
 from popxl._run.program import Program
 from tests.run.saved import digests
 from tests.small_runs import TRAINING, train

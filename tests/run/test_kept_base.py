@@ -15,7 +15,7 @@ import run_export
 import run_generation
 import run_validation
 from checkpoints import load_checkpoint
-from checkpoints.folders import step_folders
+from checkpoints.step_folders import step_folders
 from run.records.metrics import read_metrics
 from tests import small_runs
 from tests.run.test_reference import DPO

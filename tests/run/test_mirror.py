@@ -15,8 +15,8 @@ import pytest
 
 import run_finetuning
 from checkpoints import CheckpointStore, load_checkpoint, owner
-from checkpoints.folders import step_folders
 from checkpoints.remote import RemoteRun
+from checkpoints.step_folders import step_folders
 from config.errors import ConfigError
 from run import mirror
 from run.mirror import Mirror

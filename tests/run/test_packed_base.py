@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from checkpoints.digests import digest, digest_of_bytes
+from checkpoints.safetensors_files import digest, digest_of_bytes
 from config.model import FewBits
 from modelling.quantisation import PARTS, packed_shapes, quantised
 from popxl_addons import NamedTensors

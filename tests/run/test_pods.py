@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints.folders import step_folders
+from checkpoints.step_folders import step_folders
 from tests.run.saved import digests
 from tests.small_runs import finetuning
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from checkpoints import load_checkpoint
-from checkpoints.digests import digest
-from checkpoints.folders import step_folders
+from checkpoints.safetensors_files import digest
+from checkpoints.step_folders import step_folders
 from tests.children import PYTHON_PATH
 from tests.run.processes import train
 from tests.run.saved import digests, flip_in

@@ -65,7 +65,7 @@ def disk(monkeypatch) -> SimpleNamespace:
         usual(*args)
 
     monkeypatch.setattr(store, "write_shard", write_shard)
-    monkeypatch.setattr("checkpoints.save_retry.PAUSES", (0.0, 0.0))
+    monkeypatch.setattr("checkpoints.collective_io.PAUSES", (0.0, 0.0))
     return found
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from checkpoints import load_checkpoint
-from checkpoints.folders import step_folders
+from checkpoints.step_folders import step_folders
 from tests.run.saved import digests
 from tests.small_runs import GPTJ, RATE, finetuning
 

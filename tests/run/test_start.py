@@ -16,7 +16,7 @@ from checkpoints import (
     DamagedError,
     TensorFiles,
 )
-from checkpoints.stored import Stored
+from checkpoints.safetensors_files import Stored
 from config.errors import UserError
 from config.families import config_class_of
 from config.presets import load_config, preset_data, preset_names

@@ -1,14 +1,18 @@
-"""Parts of logical tensors, as replicas hold them: what a process saves without asking others."""
+"""Shards of logical tensors, as replicas hold them: a process saves and reads its own alone."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations, groupby
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
+
+Box = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""Axes, corner and shape, as in `Part`."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,17 @@ class Part:
     box: tuple[int, ...]
     start: int
     size: int
+
+    @property
+    def place(self) -> Box:
+        """The box."""
+        return self.axes, self.corner, self.box
+
+    @classmethod
+    def full(cls, shape: tuple[int, ...]) -> Part:
+        """All of a tensor."""
+        axes = tuple(range(len(shape)))
+        return cls(shape, axes, (0,) * len(shape), shape, 0, math.prod(shape))
 
 
 Layout = tuple[Part, ...]
@@ -79,15 +94,15 @@ def assembled(
         parts: what gives the elements of each.
     """
     whole = np.zeros(shape, dtype)
-    for (axes, corner, box), inside in by_box(parts).items():
-        size = math.prod(box)
-        if inside[0].size == size:
+    for place, inside in _by_box(parts).items():
+        view = _in_box(whole, place)
+        if inside[0].size == view.size:
             values = parts[inside[0]]()
         else:
-            values = np.zeros(size, dtype)
+            values = np.zeros(view.size, dtype)
             for part in inside:
                 values[part.start : part.start + part.size] = parts[part]()
-        in_box(whole, axes, corner, box)[...] = values.reshape(box)
+        view[...] = values.reshape(view.shape)
     return whole
 
 
@@ -99,14 +114,6 @@ def with_starts(parts: Iterable[Part]) -> Iterator[tuple[int, Part]]:
         start += part.size
 
 
-def in_box(
-    tensor: np.ndarray, axes: tuple[int, ...], corner: tuple[int, ...], box: tuple[int, ...]
-) -> np.ndarray:
-    """A box of a tensor, as a view with the axes in the box's order."""
-    where: tuple[Any, ...] = (*map(_slice, corner, box), ...)
-    return tensor.transpose(axes)[where]
-
-
 def check_whole(parts: Collection[Part]) -> None:
     """Check that parts are one whole tensor, each element once.
 
@@ -114,7 +121,7 @@ def check_whole(parts: Collection[Part]) -> None:
         ValueError: they are not.
     """
     shape = next(iter(parts)).shape
-    boxes = by_box(parts)
+    boxes = _by_box(parts)
     for (axes, corner, box), inside in boxes.items():
         if any(part.start != start for start, part in with_starts(inside)):
             raise ValueError("its parts do not follow each other")
@@ -131,27 +138,75 @@ def check_whole(parts: Collection[Part]) -> None:
         raise ValueError("its parts overlap")
 
 
-_Box = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-"""Axes, corner and shape, as in `Part`."""
+class StoredParts(NamedTuple):
+    """Which elements of a tensor one stored array holds.
+
+    Attributes:
+        each: elements of a chunk of the array.
+        parts: of the tensor, and where each begins in the array.
+    """
+
+    each: int
+    parts: tuple[tuple[int, Part], ...]
 
 
-def by_box(parts: Iterable[Part]) -> dict[_Box, list[Part]]:
+@lru_cache(maxsize=1024)  # layers that are alike ask alike
+def chunks_needed(
+    wanted: tuple[Part, ...], stored: tuple[StoredParts, ...]
+) -> tuple[tuple[int, ...], ...]:
+    """The chunks of each stored array that hold an element of the wanted parts, in order."""
+    (shape,) = {part.shape for one in stored for _, part in one.parts}
+    is_wanted = marked(shape, wanted)
+    boxes: dict[Box, np.ndarray] = {}
+    needed = []
+    for each, parts in stored:
+        chunks: set[int] = set()
+        for start, part in parts:
+            if part.place not in boxes:
+                boxes[part.place] = _in_box(is_wanted, part.place).reshape(-1)
+            inside = boxes[part.place][part.start : part.start + part.size]
+            chunks.update(_chunks_with_any(inside, start, each))
+        needed.append(tuple(sorted(chunks)))
+    return tuple(needed)
+
+
+def marked(shape: tuple[int, ...], parts: Iterable[Part]) -> np.ndarray:
+    """Bool array of a tensor's shape, true for the elements of the parts."""
+    mask = np.zeros(shape, np.bool_)
+    for place, in_one in _by_box(parts).items():
+        view = _in_box(mask, place)
+        inside = np.zeros(view.size, np.bool_)
+        for part in in_one:
+            inside[part.start : part.start + part.size] = True
+        view |= inside.reshape(view.shape)
+    return mask
+
+
+def _chunks_with_any(inside: np.ndarray, start: int, each: int) -> Iterable[int]:
+    """The chunks in which any of the consecutive elements from `start` on is marked."""
+    if not inside.any():
+        return ()
+    first, last = start // each, (start + inside.size - 1) // each
+    borders = [max(chunk * each - start, 0) for chunk in range(first, last + 1)]
+    return (first + np.flatnonzero(np.logical_or.reduceat(inside, borders))).tolist()
+
+
+def _in_box(tensor: np.ndarray, place: Box) -> np.ndarray:
+    """A box of a tensor, as a view with the axes in the box's order."""
+    axes, corner, box = place
+    where: tuple[Any, ...] = (*(slice(c, c + n) for c, n in zip(corner, box, strict=True)), ...)
+    return tensor.transpose(axes)[where]
+
+
+def _by_box(parts: Iterable[Part]) -> dict[Box, list[Part]]:
     """The parts of each box, in order."""
-
-    def box(part: Part) -> _Box:
-        return part.axes, part.corner, part.box
-
-    ordered = sorted(parts, key=lambda part: (box(part), part.start))
-    return {key: list(inside) for key, inside in groupby(ordered, key=box)}
+    ordered = sorted(parts, key=lambda part: (part.place, part.start))
+    return {place: list(inside) for place, inside in groupby(ordered, key=lambda p: p.place)}
 
 
-def _overlap(one: _Box, other: _Box) -> bool:
+def _overlap(one: Box, other: Box) -> bool:
     mine, theirs = (sorted(zip(*box, strict=True)) for box in (one, other))
     return all(
         a < b + length_b and b < a + length_a
         for (_, a, length_a), (_, b, length_b) in zip(mine, theirs, strict=True)
     )
-
-
-def _slice(first: int, length: int) -> slice:
-    return slice(first, first + length)

@@ -1,21 +1,29 @@
-"""Tensors where they are in safetensors files, to be read in ranges of bytes."""
+"""Safetensors files: read in ranges of bytes, written in little more memory than one file, and
+SHA-256 digests of what they hold, chunk by chunk, so that a range can be checked on its own."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
 import weakref
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from checkpoints.errors import CheckpointError, DamagedError
+from files.drafts import sync
 from files.lfs import check_no_pointer
+from files.shown import shown_name
 from files.text import MEBIBYTE
+from files.writing import os_errors
 
 DTYPES = {
     "F64": np.dtype(np.float64),
@@ -33,10 +41,11 @@ DTYPES = {
     "BOOL": np.dtype(np.bool_),
 }
 """Those that both safetensors and NumPy (with ml_dtypes) can hold, by safetensors' names."""
-
-
+RESERVED_NAME = "__metadata__"  # of the format
 MAX_HEADER = 16 * MEBIBYTE
 """Bytes of a safetensors file's header: of some 200,000 tensors, which a second reads."""
+_MIN_CHUNK = MEBIBYTE  # bytes of a chunk
+_MAX_CHUNKS = 32  # chunks of a tensor: its record grows with tensors, and not with their bytes
 
 
 class TensorSpec(NamedTuple):
@@ -134,3 +143,92 @@ def tensors_in(path: Path) -> list[Stored]:
                tuple(row["shape"]))
         for name, row in rows.items()
     ]  # fmt: skip
+
+
+# ---- writing ------------------------------------------------------------------------------------
+def as_stored(name: str, tensor: np.ndarray) -> np.ndarray:
+    """The tensor as an array in C order, without a copy if it is one.
+
+    Raises:
+        TypeError: for a dtype that cannot be stored.
+        ValueError: for a name that cannot be.
+    """
+    array = np.asarray(tensor, order="C")
+    if array.dtype not in DTYPES.values():
+        supported = ", ".join(dtype.name for dtype in DTYPES.values())
+        raise TypeError(f"tensor {name} is {array.dtype}, but can only be one of {supported}")
+    if name == RESERVED_NAME or name.encode(errors="ignore").decode() != name:
+        raise ValueError(f"no tensor can be named {shown_name(name)} in a safetensors file")
+    return array
+
+
+def shards_of(
+    tensors: Iterable[tuple[str, np.ndarray]], shard_bytes: int
+) -> Iterator[dict[str, np.ndarray]]:
+    """Split named tensors, in their order, into dictionaries of at most `shard_bytes` bytes.
+
+    A larger tensor has one for itself. Tensors are taken when their turn comes, and a dictionary is
+    emptied when the next one is asked for: if arrays are made when they are taken, only one shard
+    of them exists at a time.
+    """
+    shard: dict[str, np.ndarray] = {}
+    size = 0
+    for name, array in tensors:
+        if shard and size + array.nbytes > shard_bytes:
+            yield shard
+            shard.clear()
+            size = 0
+        shard[name] = array
+        size += array.nbytes
+    if shard:
+        yield shard
+
+
+def write_shard(
+    path: Path, shard: dict[str, np.ndarray], metadata: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Write a safetensors file that survives a loss of power, for all who read its folder.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with os_errors():
+        # Readers in transformers ask for the framework; "pt" is the only one they all know.
+        save_file(shard, path, metadata={"format": "pt", **metadata})
+    # The library leaves it to its owner alone. A folder that was made here follows the umask,
+    # which cannot be read without changing it for all threads.
+    path.chmod(path.parent.stat().st_mode & 0o666)
+    sync(path)
+
+
+# ---- digests ------------------------------------------------------------------------------------
+def digest(array: np.ndarray) -> str:
+    """SHA-256 of all elements in C order, as hexadecimal digits."""
+    return digest_of_bytes(_content(array))
+
+
+def digest_of_bytes(content: bytes | memoryview) -> str:
+    """SHA-256 of a file's content, or a part of it, as hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def chunk_digests(array: np.ndarray) -> list[str]:
+    """Digests of an array's elements in C order, one for each chunk."""
+    content = _content(array)
+    each = chunk_bytes(len(content))
+    return [digest_of_bytes(content[i : i + each]) for i in range(0, len(content), each)]
+
+
+def chunk_bytes(nbytes: int) -> int:
+    """Bytes of a chunk of a tensor of `nbytes`, a power of two; the last chunk has the rest."""
+    return max(_MIN_CHUNK, 1 << (max(nbytes - 1, 0) // _MAX_CHUNKS).bit_length())
+
+
+def chunk_count(nbytes: int) -> int:
+    """Number of chunks of a tensor of `nbytes`."""
+    return -(-nbytes // chunk_bytes(nbytes))
+
+
+def _content(array: np.ndarray) -> memoryview:
+    # As bytes, since bfloat16 does not support the buffer protocol.
+    return np.asarray(array, order="C").reshape(-1).view(np.uint8).data

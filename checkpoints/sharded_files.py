@@ -1,27 +1,40 @@
-"""Tensors that several processes have stored in parts, read without what nobody asks for.
+"""Tensors that several processes store in shards: who stores which, and how they are read back.
 
-The manifest says which process has stored which part. So a process that loads needs the tables of
-those alone whose parts it reads, and their files: on a thousand hosts, a few of them each.
+The manifest says which process has stored which shard. So a process that loads needs the records of
+those alone whose shards it reads, and their files: on a thousand hosts, a few of them each.
 """
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from checkpoints.digests import Digests
+import popdist
 from checkpoints.errors import CheckpointError, DamagedError
-from checkpoints.parts import Layout, Part, assembled, with_starts
-from checkpoints.ranges import StoredParts, chunks_needed
-from checkpoints.stored import Stored, TensorSpec
-from checkpoints.tables import Records, Table, stored_name
-from checkpoints.tensor_files import TensorFiles
+from checkpoints.safetensors_files import Stored, TensorSpec, as_stored
+from checkpoints.tensor_files import TensorFiles, open_records, read_records
+from checkpoints.tensor_shards import (
+    CutTensor,
+    Layout,
+    Part,
+    ShardSource,
+    StoredParts,
+    assembled,
+    chunks_needed,
+    with_starts,
+)
 from files.shown import shown_name
+
+SMALL = 4096
+"""A part that several processes hold is small if it is less than this fraction of a process's share
+of all."""
 
 
 class ShardedTensor(NamedTuple):
@@ -94,8 +107,8 @@ class ShardedTensorFiles(TensorFiles):
         cut = self._cut[name]
         return TensorSpec(cut.dtype, cut.layout[0].shape)
 
-    def opened(self, name: str) -> tuple[Stored, Digests | None]:
-        """As of `TensorFiles`; reads the table of who stored it, if nobody has done so."""
+    def opened(self, name: str) -> tuple[Stored, Sequence[str] | None]:
+        """As of `TensorFiles`; reads the records of who stored it, if nobody has done so."""
         return self._of(_taken_apart(name)[1]).opened(name)
 
     def _stored_spec(self, name: str) -> TensorSpec:
@@ -113,7 +126,9 @@ class ShardedTensorFiles(TensorFiles):
         key = id(cut.layout), id(cut.owners), cut.dtype, wanted
         if key not in self._chunks:
             spans = tuple(
-                StoredParts(self._elements(stored_name(name, process)), tuple(with_starts(parts)))
+                StoredParts(
+                    self._chunk_elements(stored_name(name, process)), tuple(with_starts(parts))
+                )
                 for process, parts in self._by(name).items()
             )
             needed = zip(self._by(name), chunks_needed(wanted, spans), strict=True)
@@ -153,7 +168,7 @@ class ShardedTensorFiles(TensorFiles):
 
     def _open(self, process: int) -> TensorFiles:
         file, sha256 = self._tables[process]
-        files = tensors_of(self._folder, Table.read(self._folder / file, sha256).tensors)
+        files = open_records(self._folder, read_records(self._folder / file, sha256))
         names = {stored_name(n, process) for n in self._cut if process in self._by(n)}
         different = names ^ files.keys()
         if different:
@@ -168,29 +183,120 @@ class ShardedTensorFiles(TensorFiles):
         return files
 
 
+def stored_name(name: str, process: int) -> str:
+    """The name in the files of what a process stores of a tensor."""
+    return f"{name}@{process}"
+
+
 def _taken_apart(stored: str) -> tuple[str, int]:
     """The tensor and the process of a `stored_name`."""
     name, _, process = stored.rpartition("@")
     return name, int(process)
 
 
-def tensors_of(folder: Path, records: Records) -> TensorFiles:
-    """The tensors of records, in files that have them and no other.
+# ---- who stores which ---------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Shares:
+    """How tensors that are in parts on several processes are divided among them.
 
-    Raises:
-        CheckpointError: if a file or tensor is missing, too many, or of another kind.
+    Attributes:
+        cut: the tensors, by name.
+        held: the parts of its layout that this process stores, by the tensor's name.
     """
-    files = dict.fromkeys(record.file for record in records.values())
-    digests = {name: record.digests(name) for name, record in records.items()}
-    tensors = TensorFiles([folder / file for file in files], digests)
-    different = tensors.keys() ^ records.keys()
-    if different:
-        raise CheckpointError(f"{folder} lacks, or should lack, tensor {min(different)}")
-    for name, record in records.items():
-        dtype, shape = tensors.spec(name)
-        if (dtype.name, list(shape)) != (record.dtype, record.shape):
-            raise CheckpointError(
-                f"tensor {name} in {folder} is {dtype.name}{list(shape)}, "
-                f"but was saved as {record.dtype}{record.shape}"
+
+    cut: dict[str, ShardedTensor]
+    held: dict[str, list[int]]
+    _tensors: Mapping[str, CutTensor]
+
+    def arrays(self) -> Iterator[tuple[str, np.ndarray]]:
+        """What this process stores, under the names in the files; the arrays are the caller's."""
+        for name, parts in self.held.items():
+            read = self._tensors[name].read
+            values = [read(part) for part in parts]
+            array = np.concatenate(values) if len(values) > 1 else values[0]
+            yield stored_name(name, popdist.getInstanceIndex()), as_stored(name, array)
+
+
+class ShardAssigner:
+    """Divides parts among processes: of those that hold one, the one with least to store takes it.
+
+    It takes seconds where there are thousands of devices, and is done once for tensors that are cut
+    as they were at the save before.
+    """
+
+    def __init__(self) -> None:
+        self._tensors: list[CutTensor] = []
+        self._shares: Shares | None = None
+
+    def of(self, tensors: ShardSource) -> Shares:
+        """Each process's share of the tensors."""
+        cut_tensors = list(tensors.parts())
+        before = self._shares
+        if before is not None and list(map(_form, cut_tensors)) == list(map(_form, self._tensors)):
+            self._shares = replace(before, _tensors={one.name: one for one in cut_tensors})
+        else:
+            self._shares = _shares_of(cut_tensors)
+        self._tensors = cut_tensors  # whose layouts live on, so that no other has their identity
+        return self._shares
+
+
+def _form(tensor: CutTensor) -> tuple[str, int, int, int]:
+    """What decides who stores a tensor's parts. Tensors that are cut alike share their layout."""
+    return tensor.name, tensor.dtype.itemsize, id(tensor.layout), id(tensor.holders)
+
+
+def _shares_of(tensors: Sequence[CutTensor]) -> Shares:
+    whole = sum(math.prod(one.layout[0].shape) * one.dtype.itemsize for one in tensors)
+    loads, process = _Loads(whole), popdist.getInstanceIndex()
+    alike: dict[tuple[int, ...], tuple[int, ...]] = {}
+    cut: dict[str, ShardedTensor] = {}
+    held: dict[str, list[int]] = {}
+    for one in tensors:
+        owners = loads.take(one)
+        cut[one.name] = ShardedTensor(one.dtype, one.layout, alike.setdefault(owners, owners))
+        mine = [part for part, owner in enumerate(owners) if owner == process]
+        if mine:
+            held[one.name] = mine
+    return Shares(cut, held, {one.name: one for one in tensors})
+
+
+def own_share(tensors: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+    """The tensors that this process stores, of several processes that all have them.
+
+    Every process takes each from the mapping, in the same order, since it may be a value that
+    devices of all of them hold.
+    """
+    loads = _Loads()
+    for name in tensors:
+        array = as_stored(name, tensors[name])
+        if loads.owner(array.nbytes, range(popdist.getNumInstances())) == (
+            popdist.getInstanceIndex()
+        ):
+            yield name, array
+
+
+class _Loads:
+    """How many bytes each process stores so far."""
+
+    def __init__(self, whole: int = 0) -> None:
+        """Args: `whole`: bytes of all tensors."""
+        self._bytes = [0] * popdist.getNumInstances()
+        self._small = whole // popdist.getNumInstances() // SMALL
+
+    def owner(self, nbytes: int, processes: Sequence[int]) -> int:
+        """Which of the processes that have something stores it: the one that has least to store."""
+        owner = min(processes, key=self._bytes.__getitem__)
+        self._bytes[owner] += nbytes
+        return owner
+
+    def take(self, tensor: CutTensor) -> tuple[int, ...]:
+        """Which process stores each part of a tensor."""
+        size = tensor.dtype.itemsize
+        # Who loads reads the table of each process that has stored something it needs. What is
+        # small is in one table, where it makes no difference to the load.
+        return tuple(
+            self.owner(
+                part.size * size, processes[:1] if part.size * size < self._small else processes
             )
-    return tensors
+            for part, processes in zip(tensor.layout, tensor.holders, strict=True)
+        )

@@ -13,27 +13,19 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import shutil
-import socket
-import time
 import warnings
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-import popdist
 from checkpoints.errors import CheckpointError, CheckpointWarning
 from files.drafts import sync
 from files.run_folder import RunFolder
 from files.shown import shown_path
-from files.writing import write_synced, writing
 
 _NAME = re.compile(r"(\d{6,})-step-(\d+)")
-DRAFT = ".draft-"
-"""What the name of a step that is being written begins with."""
-_SEEN = 10.0  # seconds
 _DELETED = re.compile(r"\.deleted-" + _NAME.pattern)
 _LEFT = re.compile(_DELETED.pattern + r"|\.draft-" + _NAME.pattern + r"|\.shared-[0-9a-f]{8}")
 
@@ -66,67 +58,19 @@ def step_folder(path: Path) -> StepFolder | None:
     return match and StepFolder(int(match[1]), int(match[2]), path)
 
 
-def check_shared(directory: Path) -> None:
-    """Check that all processes reach the same directory: what process 0 writes, all must read.
-
-    It is made if it is not there.
-
-    Raises:
-        CheckpointError: a process does not see it.
-        WriteError: process 0 cannot write.
-    """
-    if popdist.getNumInstances() == 1:
-        return
-    name, nonce = "", secrets.token_hex(16)
-    if popdist.getInstanceIndex() == 0:
-        name = f".shared-{nonce[:8]}"
-        with writing("the folder", directory):
-            directory.mkdir(parents=True, exist_ok=True)
-            write_synced(directory / name, nonce)
-    name, nonce, shown = popdist.gather([name, nonce, shown_path(directory)])[0]
-    views = popdist.gather([socket.gethostname(), appears(directory / name, nonce)])
-    if popdist.getInstanceIndex() == 0:
-        (directory / name).unlink(missing_ok=True)
-    blind = next((i for i, (_, sees) in enumerate(views) if not sees), None)
-    if blind is not None:
-        raise CheckpointError(
-            f"process {blind} on {views[blind][0][:30]} does not see what process 0 writes into "
-            f"{shown}: give --save a folder that all hosts share"
-        )
-
-
-def appears(path: Path, content: str | None = None) -> bool:
-    """Whether something is there; network file systems show it after a while.
-
-    Args:
-        content: of the file that should be there.
-    """
-    end = time.monotonic() + _SEEN
-    while True:
-        with suppress(OSError):
-            if path.exists() and (content is None or path.read_text(encoding="utf-8") == content):
-                return True
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.1)
+def next_name(directory: Path, step: int) -> str:
+    """The name of the folder of a step that is saved now."""
+    saved = step_folders(directory)
+    return f"{saved[0].number + 1 if saved else 0:06d}-step-{step}"
 
 
 @contextmanager
-def new_step_folder(directory: Path, step: int) -> Iterator[Path]:
+def step_draft(directory: Path, name: str) -> Iterator[Path]:
     """An empty folder to fill, which becomes a step of `directory` at the end of the context.
 
     If the context fails, the folder is removed.
     """
-    saved = step_folders(directory)
-    name = f"{saved[0].number + 1 if saved else 0:06d}-step-{step}"
-    with named_draft(directory, name) as draft:
-        yield draft
-
-
-@contextmanager
-def named_draft(directory: Path, name: str) -> Iterator[Path]:
-    """Like `new_step_folder`, for a step whose name is known."""
-    draft = directory / f"{DRAFT}{name}"
+    draft = directory / f".draft-{name}"
     draft.mkdir()
     try:
         yield draft
