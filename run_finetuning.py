@@ -32,7 +32,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add_devices_option(parser)
 
 
-@entry_point()
+@entry_point(caches=True)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line and train."""
     if "--wandb" in (sys.argv if arguments is None else arguments) and is_first_process():

@@ -48,7 +48,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-@entry_point()
+@entry_point(caches=True)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line and the prompts, generate and print."""
     line = read_command_line(__doc__, "inference", "tiny", arguments, _add_options, ORIGINS)

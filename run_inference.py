@@ -16,7 +16,7 @@ from terminal.entry_point import entry_point
 from terminal.screen import is_first_process
 
 
-@entry_point()
+@entry_point(caches=True)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line, generate with both and print."""
     line = read_command_line(

@@ -29,7 +29,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add_plan_options(parser)
 
 
-@entry_point()
+@entry_point(caches=True)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line and validate."""
     line = read_command_line(__doc__, "inference", "tiny", arguments, _add_options, ORIGINS)

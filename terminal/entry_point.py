@@ -28,6 +28,7 @@ import popdist
 from config.errors import ConfigError, Notice, UserError
 from files.shown import shown_path, shown_sentence
 from terminal.environment import check_environment
+from terminal.executable_cache import use_default_cache
 from terminal.huge_pages import restart_with_huge_pages
 from terminal.interrupts import (
     SECONDS_TO_END,
@@ -64,6 +65,7 @@ class EntryPoint(Protocol):
 def entry_point(
     *user_errors: type[Exception],
     alone: bool = False,
+    caches: bool = False,
 ) -> Callable[[Main], EntryPoint]:
     """Make a script's main return an exit code, and say a person's mistake in one sentence.
 
@@ -74,6 +76,7 @@ def entry_point(
 
     Args:
         alone: the script is never one of several processes; it may start some itself.
+        caches: the script uses the cache of executables unless a person switches it off.
     """
 
     expected: tuple[type[Exception], ...] = (UserError, popdist.DistributedError, *user_errors)
@@ -89,6 +92,8 @@ def entry_point(
             try:
                 with interruptible(), _plain_notices():
                     check_environment()
+                    if caches:
+                        use_default_cache()
                     if not alone:
                         _meet(sys.argv[1:] if arguments is None else arguments)
                     _run(main, arguments)

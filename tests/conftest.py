@@ -35,8 +35,8 @@ ROOT = Path(__file__).parent
 # Under nohup and in the background a process ignores these, and so do those that it starts.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
-for folder in ("POPXL_CACHE_DIR", "POPART_CACHE_DIR"):
-    os.environ.pop(folder, None)
+os.environ["POPXL_CACHE_DIR"] = ""  # none: scripts would take the user's
+os.environ.pop("POPART_CACHE_DIR", None)
 
 # What is compiled as for users, where a test does not say otherwise: the engine. Of the add-ons
 # those tests say so whose bits or compiled text are at stake.

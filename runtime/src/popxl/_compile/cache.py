@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import tempfile
 import time
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 _FORMAT = "popxl executable 2"
 _HEADER_LIMIT = 2**26  # bytes; a longer first line is none of ours
 _VARIABLES = ("POPXL_CACHE_DIR", "POPART_CACHE_DIR")
+_unwritable: set[Path] = set()
+"""Folders that could not be written: the first segment warns for all."""
 
 
 @dataclass
@@ -238,6 +241,8 @@ def _store(specs: Specs, compiled: Any, path: Path, key: str, most: float) -> No
             raise
         prune(path.parent, most)
     except Exception as reason:  # a cache that cannot be written must not stop the program
-        logger.warning("the executable was not cached in %s: %s", path.parent, reason)
+        level = logging.INFO if path.parent in _unwritable else logging.WARNING
+        logger.log(level, "the executable was not cached in %s: %s", path.parent, reason)
+        _unwritable.add(path.parent)
         return
     logger.info("cached the executable: %s, %.1f MiB", path, len(payload) / 2**20)
