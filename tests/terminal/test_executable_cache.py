@@ -75,7 +75,7 @@ def test_a_second_start_compiles_nothing(tmp_path):
         arguments = [*TRAINING, "--steps", "1", "--run-dir", str(tmp_path / name)]
         script = ROOT / run_finetuning.__name__
         run = child(["python3", f"{script}.py", *arguments], cwd=ROOT, env=dict(os.environ))
-        said.append(run.communicate(timeout=300)[1])
+        said.append(run.communicate(timeout=600)[1])
         assert run.returncode == 0
     assert "0 traces, 0 compilations" not in said[0]
     assert "0 traces, 0 compilations" in said[1]
