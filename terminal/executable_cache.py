@@ -11,7 +11,7 @@ _VARIABLES = ("POPXL_CACHE_DIR", "POPART_CACHE_DIR")
 
 def use_default_cache() -> None:
     """Name `$XDG_CACHE_HOME/popxl/executables`, else `~/.cache/popxl/executables`, in
-    POPXL_CACHE_DIR, where neither variable of the cache is set. An empty one switches the cache off.
+    POPXL_CACHE_DIR, where neither variable of the cache is set. An empty one switches it off.
 
     The folder is made with mode 0700, since its files are run. Where it cannot be made there is no
     cache: it only saves time.
