@@ -50,11 +50,6 @@ def traced_capability() -> float:
     return _target.get()[1]
 
 
-def apart_on_cpu(x: Any) -> Any:
-    """`x`, which XLA's CPU compiler must not fuse with what follows."""
-    return lax.optimization_barrier(x) if traced_for() in ("cpu", None) else x
-
-
 def sum_over(x: Any, axes: int | tuple[int, ...], keepdims: bool = False) -> Any:
     """`jnp.sum`."""
     return _reduced(jnp.sum, x, axes, keepdims)

@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from popxl._ir.opdef import OpDef, define
-from popxl.ops._folds import apart_on_cpu
+from popxl.ops.placement import update_apart
 
 if TYPE_CHECKING:
     from popxl._ir.op import Op
@@ -54,10 +54,7 @@ def write_region(inputs: tuple[Any, ...], value: Any, region: Region) -> tuple[A
     up, reverse = ascending(region)
     part = lax.rev(value, reverse) if reverse else value
     if all(step == 1 for _, _, step in up):
-        updated = lax.dynamic_update_slice(x, part, [first for first, _, _ in up])
-        # XLA's CPU compiler misplaces an update of a buffer with a shifted part of itself when a
-        # reshape follows (openxla/xla#49176).
-        return (apart_on_cpu(updated),)
+        return (lax.dynamic_update_slice(x, update_apart(part), [first for first, _, _ in up]),)
     at = tuple(builtins.slice(first, first + count * step, step) for first, count, step in up)
     return (x.at[at].set(part),)
 

@@ -11,10 +11,9 @@ from jax import lax
 from popxl._ir.opdef import OpDef, define
 from popxl.ops._args import axis_of
 from popxl.ops._emit import emit
-from popxl.ops._folds import apart_on_cpu
 from popxl.ops._indices import as_int32
 from popxl.ops.gathering import check_indices
-from popxl.ops.placement import init
+from popxl.ops.placement import init, update_apart
 from popxl.tensor import Tensor
 
 
@@ -98,9 +97,7 @@ def _dynamic_update(
                 f"the update has shape {update.shape}, but axis {axis} has size {size}"
             )
     starts = _starts(index, axes, t.ndim)
-    updated = lax.dynamic_update_slice(t, update, starts, allow_negative_indices=False)
-    # See `slicing`: the update may be a shifted part of the tensor itself.
-    return apart_on_cpu(updated)
+    return lax.dynamic_update_slice(t, update_apart(update), starts, allow_negative_indices=False)
 
 
 def _dynamic_update_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor | None]:

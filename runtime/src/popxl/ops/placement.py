@@ -67,6 +67,15 @@ def materialised(x: jax.Array) -> jax.Array:
     return xla_metadata_call(lambda y: y, inlineable="false")(x)
 
 
+def update_apart(update: jax.Array) -> jax.Array:
+    """Return what `lax.dynamic_update_slice` writes, apart from the kernel that writes it.
+
+    On CPU that kernel writes in place, and XLA fuses an update into it that is a shifted part of
+    the same array behind a reshape: it then reads what it has overwritten (openxla/xla#49176).
+    """
+    return materialised(update) if traced_for() == "cpu" else update
+
+
 _MATERIALISE = define(
     "materialise", materialised, infer=lambda spec: [spec], grad=lambda ctx, op, dy: [dy]
 )
