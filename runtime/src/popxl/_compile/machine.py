@@ -102,7 +102,8 @@ class Machine:
     def _is_broken(self, arrays: Sequence[jax.Array]) -> jax.Array:
         floats = [x for x in arrays if jnp.issubdtype(x.dtype, jnp.inexact)]
         broken = [~jnp.isfinite(x) if self.infinite else jnp.isnan(x) for x in floats]
-        return jnp.any(jnp.asarray([jnp.any(x) for x in broken], bool))
+        # Never an array of no elements: see `global_function`.
+        return jnp.any(jnp.asarray([False, *map(jnp.any, broken)]))
 
     def _note_fault(self, broken: jax.Array, number: int) -> None:
         self.fault = jnp.where(broken & (self.fault == 0), number, self.fault)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -9,12 +10,14 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from popxl._compile.machine import Machine
-from popxl._schedule.segment import argument_specs, donated, facts_of
+from popxl._devices.mesh import global_shape
+from popxl._schedule.segment import argument_specs, donated, facts_of, result_specs
 from popxl.ops._collective import AXIS
 from popxl.ops._folds import tracing_for
 
 if TYPE_CHECKING:
     from popxl._schedule.segment import Segment
+    from popxl.tensor import TensorSpec
 
 
 def replica_function(segment: Segment) -> Any:
@@ -52,24 +55,44 @@ def replica_function(segment: Segment) -> Any:
 
 
 def global_function(segment: Segment, mesh: Any) -> Any:
-    """The function of all replicas, on arrays as `global_shape` says."""
+    """The function of all replicas, on arrays as `global_shape` says.
+
+    Arrays of no elements are made on each side: XLA's partitioner crashes where the function of a
+    replica takes or returns one.
+    """
     local = replica_function(segment)
-    specs = argument_specs(segment)
-    own = [private for _, private in specs]
-    scalars = [private and not spec.shape for spec, private in specs]
+    arguments, results = argument_specs(segment), result_specs(segment)
+    taken = [i for i, (spec, _) in enumerate(arguments) if math.prod(spec.shape)]
+    returned = [i for i, spec in enumerate(results) if math.prod(spec.shape)]
 
     def per_replica(*given: Any) -> tuple[Any, ...]:
-        results = local(*(x[0] if s else x for x, s in zip(given, scalars, strict=True)))
-        return tuple(x if x.ndim else x[None] for x in results)
+        values = dict(zip(taken, given, strict=True))
+        found = local(*(own(values.get(i), *a) for i, a in enumerate(arguments)))
+        return tuple(found[i] if found[i].ndim else found[i][None] for i in returned)
+
+    def own(x: Any, spec: TensorSpec, private: bool) -> Any:
+        if x is None:
+            return jnp.zeros(spec.shape, spec.dtype.as_jax())
+        return x[0] if private and not spec.shape else x
 
     split, whole = PartitionSpec(AXIS), PartitionSpec()
-    return jax.shard_map(
+    mapped = jax.shard_map(
         per_replica,
         mesh=mesh,
-        in_specs=tuple(split if private else whole for private in own),
+        in_specs=tuple(split if arguments[i][1] else whole for i in taken),
         out_specs=split,
         check_vma=False,
     )
+
+    def all_replicas(*given: Any) -> tuple[Any, ...]:
+        found = dict(zip(returned, mapped(*(given[i] for i in taken)), strict=True))
+        return tuple(
+            found[i] if i in found
+            else jnp.zeros(global_shape(mesh.devices.size, spec.shape), spec.dtype.as_jax())
+            for i, spec in enumerate(results)
+        )  # fmt: skip
+
+    return all_replicas
 
 
 def lower_segment(segment: Segment, mesh: Any, specs: Any) -> Any:
