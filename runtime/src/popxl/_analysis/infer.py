@@ -73,7 +73,9 @@ def from_lowering(op: Op) -> Any:
 
 def abstract_outputs(defn: Any, specs: Sequence[TensorSpec], attrs: Any) -> list[Any]:
     """`ShapeDtypeStruct`s of the results of a pure op."""
-    args = [jax.ShapeDtypeStruct(s.shape, s.dtype.as_jax()) for s in specs]
+    # As JAX computes: sessions refuse elements of 64 bits, and from 0.11 on JAX warns of them here.
+    dtypes_of = (jax.dtypes.canonicalize_dtype(s.dtype.as_jax()) for s in specs)
+    args = [jax.ShapeDtypeStruct(s.shape, d) for s, d in zip(specs, dtypes_of, strict=True)]
     out = jax.eval_shape(lambda *xs: defn.lower(*xs, **attrs), *args)
     return list(out) if isinstance(out, (tuple, list)) else [out]
 
