@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
+from math import inf
 from typing import Any, Self
 
 import popdist
@@ -35,6 +36,8 @@ _SPARE_HOST = 0.1  # of the free memory, for whatever else runs there
 _SHARES = (0.5,), (0.25, 0.75)  # of a kind's layers, tried in turn
 _SLICES = 2, 4, 8  # of the queries
 _TRIES = 5  # to place entries, each in what the ones before it left
+_TRIM = 1e-3  # of the time: what loads ahead of their use may take longer with less memory
+_LEAST = 2**26  # bytes of loads ahead that are not worth a simulation
 _PASS_GAIN = 0.05  # of the time: several passes save less than simulated (an H200: XL, FP8, Llama)
 
 
@@ -82,7 +85,9 @@ def choose(
             break
     if several is not None and several.is_faster_than(best, _PASS_GAIN):
         best = several
-    return Chosen(_with_auto(search, config, best), search.tried)
+    best = _with_auto(search, config, best)
+    trimmed = search.trimmed(best)
+    return Chosen(trimmed, [trimmed if each is best else each for each in search.tried])
 
 
 def trial(
@@ -230,16 +235,58 @@ class _Search:
 
     def _simulated(self, variant: Variant) -> Trial:
         program, traced = self._program(variant)
-        placement, fits = self._placed(traced)
-        return Trial(variant, program, traced, placement, fits)
+        several = variant.per_pass < self._config.gradient_accumulation
+        window = traced.window // 2 if several else None
+        best = Trial(variant, program, traced, *self._placed(traced, window))
+        while several and self._may_gain(best):
+            narrower = replace(best, **self._narrower(best))
+            if not narrower.is_faster_than(best):
+                best.placement.set()
+                break
+            best = narrower
+        return best
 
-    def _placed(self, traced: popxl.plan.Traced) -> tuple[popxl.plan.Placement, bool]:
-        """Its entries placed, and whether there is room."""
-        besides: int | None = None
-        hosted: popxl.plan.Hosted | None = None
+    def _may_gain(self, trial: Trial) -> bool:
+        """Whether memory might make a trial the fastest so far."""
+        if not trial.fits:
+            return True
+        if trial.waits <= HIDDEN * trial.seconds:
+            return False
+        known = [other.seconds for other in self.tried if other.fits]
+        return trial.seconds - trial.waits < min(known, default=inf)
+
+    def _narrower(self, trial: Trial) -> dict[str, Any]:
+        """The placement of a trial with half the memory for loads ahead of their use: several
+        passes move state in one of them alone, and leave most of it idle."""
+        before = trial.placement
+        window = before.after.window // 2
+        besides = before.after.extent - before.nbytes - window
+        placement, fits = self._placed(trial.traced, window, besides, before.hosted)
+        return {"placement": placement, "fits": fits}
+
+    def trimmed(self, trial: Trial) -> Trial:
+        """A trial whose loads run no farther ahead than hides them."""
+        best = trial.placement
+        while best.after.loads and best.after.window > _LEAST:
+            narrower = best.within(best.after.window // 2, self._rates)
+            is_slower = narrower.after.seconds > (1 + _TRIM) * trial.seconds
+            if is_slower or narrower.after.extent > best.after.extent:
+                best.set()
+                break
+            best = narrower
+        return replace(trial, placement=best)
+
+    def _placed(
+        self,
+        traced: popxl.plan.Traced,
+        window: int | None = None,
+        besides: int | None = None,
+        hosted: popxl.plan.Hosted | None = None,
+    ) -> tuple[popxl.plan.Placement, bool]:
+        """Its entries placed, and whether there is room; arguments as for `popxl.plan.place`."""
         for _ in range(_TRIES):  # what travels less takes more memory, or less
             memory = int(self._memory)
-            placement = popxl.plan.place(traced, self._rates, memory, besides, hosted)
+            placement = popxl.plan.place(traced, self._rates, memory, besides, hosted, window)
             taken = max(besides or 0, placement.after.extent - placement.nbytes)
             on_device, on_host = self._fits(traced, placement)
             if taken == besides or (on_device and (on_host or not self._holds(traced))):

@@ -209,11 +209,12 @@ def _simulated(report: Report) -> list[str]:
     if timeline is None:
         return []
     dispatch = sum(phase.dispatch for phase in timeline.exposed.values())
+    ahead = f"loads up to {gigabytes(timeline.window)} ahead" if timeline.loads else "no loads"
     return [
         f"simulated    {timeline.seconds:,.3f} s a run, "
         f"{report.needs.samples / timeline.seconds:,.1f} samples/s: matrix units busy "
         f"{report.simulated_utilisation:.0%}; {timeline.exposed_transfers:,.3f} s waiting for "
-        f"transfers, {dispatch:,.3f} s for the host; loads up to {gigabytes(timeline.window)} ahead"
+        f"transfers, {dispatch:,.3f} s for the host; {ahead}"
     ]
 
 

@@ -15,6 +15,7 @@ from matplotlib import image
 
 import benchmarks.finetuning
 import benchmarks.inference
+import popxl
 import run_finetuning
 import run_validation
 from config.errors import UserError
@@ -23,8 +24,9 @@ from config.machines import Machine, machine, machine_of_kind, machines
 from config.presets import load_config, preset_data
 from docs import plans
 from modelling.layers import lm_head_loss
+from planning import residence
 from planning.estimate import times
-from planning.needs import Needs, finetuning_needs
+from planning.needs import Needs, finetuning_needs, placed
 from planning.report import report
 from planning.text import as_text
 from planning.variants import Programs, Variant
@@ -187,6 +189,30 @@ def test_the_plan_places_what_saves_time_in_spare_device_memory() -> None:
     assert by_hand.needs.placement is None
     assert "of activations and inputs" in as_text(by_hand)
     assert "-" not in next(x for x in as_text(by_hand).splitlines() if x.startswith("buffers"))
+
+
+def test_loads_run_as_far_ahead_as_hides_them_and_no_farther(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In several passes state moves once: the memory serves entries that stay."""
+    monkeypatch.setattr(residence, "_LEAST", 2**10)
+    fields = {"micro_batch_size": 8, "micro_batches_per_pass": 1, "activations": "recompute"}
+    config = preset(
+        "gptj_tiny", model={"layers": 8}, training={"global_batch_size": 64}, execution=fields
+    )
+    on = replace(ONE, platform="gpu", memory=0.02 * GB, host_link=2e9)
+    best = placed(finetuning_needs(config, "gpu"), on).chosen
+    assert best is not None
+    traced, placement = best.best.traced, best.best.placement
+    after, rates = placement.after, on.reached_rates("float32", 1)
+    assert traced.ir.load_window == after.window <= traced.window // 2
+    assert after.loads
+    assert placement.within(traced.window, rates).after.extent > after.extent
+    default = popxl.plan.place(traced, rates, int(on.room))
+    assert default.nbytes < placement.nbytes
+    assert default.after.seconds > after.seconds
+    placement.set()
+    assert traced.timeline(rates).seconds == after.seconds
 
 
 def test_layers_keep_their_activations_where_that_is_faster() -> None:

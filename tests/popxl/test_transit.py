@@ -141,6 +141,15 @@ def test_the_window_is_two_layers_and_the_schedule_says_so(moved):
     assert "# loads ahead" not in str(session.schedule)
 
 
+def test_a_program_says_how_far_its_loads_run_ahead(moved):
+    moved()
+    ir, _ = layered()
+    ir.load_window = 300
+    assert popxl.Session(ir).schedule.window == 300
+    with pytest.raises(ValueError, match=r"load_window must be at least 1 byte, got 0"):
+        ir.load_window = 0
+
+
 def test_the_first_run_waits_for_no_long_look_ahead(moved, monkeypatch):
     """With all entries on the device nothing would ever fill the window, and a device that has
     nothing to do would wait while the host walks thousands of steps."""

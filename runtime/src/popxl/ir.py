@@ -52,6 +52,7 @@ class Ir:
         self._changes = 0  # of graphs, so far
         self._compiled_changes = 0  # those that the latest session has compiled
         self._num_host_transfers = 1
+        self._load_window: int | None = None
         if replication == "popdist":
             self._distribute(popdist.getNumInstances())
             replication = popdist.getNumTotalReplicas()
@@ -73,6 +74,18 @@ class Ir:
         if value < 1:
             raise ValueError(f"num_host_transfers must be at least 1, got {value}")
         self._num_host_transfers = int(value)
+
+    @property
+    def load_window(self) -> int | None:
+        """Bytes on a replica that loads of entries may be ahead of their use, on devices with
+        memory of their own. Default, None: two layers' entries."""
+        return self._load_window
+
+    @load_window.setter
+    def load_window(self, value: int | None) -> None:
+        if value is not None and value < 1:
+            raise ValueError(f"load_window must be at least 1 byte, got {value}")
+        self._load_window = value
 
     @property
     def replication_factor(self) -> int:

@@ -57,10 +57,11 @@ class Platform:
         """Launches the executables of a program."""
         return Launcher()
 
-    def look_at(self, schedule: Schedule) -> None:
-        """Note in a schedule how far ahead of their use its entries move."""
+    def look_at(self, schedule: Schedule, window: int | None) -> None:
+        """Note in a schedule how far ahead of their use its entries move: within a window of bytes;
+        None: two layers' entries."""
         if self.host_memory != "device":
-            schedule.window, schedule.preview = window_of(schedule), loads_ahead
+            schedule.window, schedule.preview = window or window_of(schedule), loads_ahead
 
     def moving(
         self,

@@ -129,7 +129,7 @@ class Program:
         self.platform.check()
         self.effects: Effects = program_effects(ir)
         self.schedule: Schedule = build_schedule(ir)
-        self.platform.look_at(self.schedule)
+        self.platform.look_at(self.schedule, self.ir.load_window)
         target = target_of(self.platform.name, mesh.devices.flat[0])
         self.facts = facts_of_program(self.schedule, ir, target, checked_values())
         for segment in self.schedule.segments:

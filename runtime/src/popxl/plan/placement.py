@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
-from popxl._schedule.lookahead import window_of
 from popxl._schedule.schedule import Routine, Transfer
 from popxl._schedule.walk import routines_by_part
 from popxl.plan.flow import Entry, Flow
@@ -67,12 +66,25 @@ class Placement:
         hosted: the run with all entries in host memory.
         after: a simulated run as placed.
         room: device bytes for entries of remote buffers.
+        resident: the entries that stay, by buffer.
+        traced: the program.
     """
 
     kinds: Sequence[Kept]
     hosted: Hosted
     after: Timeline
     room: int
+    resident: Mapping[RemoteBuffer, Set[int]]
+    traced: Traced
+
+    def set(self) -> None:
+        """Let the program's entries live there, and its loads run as far ahead."""
+        _set(self.traced, self.resident, self.after.window)
+
+    def within(self, window: int, rates: Rates) -> Placement:
+        """The same placement with another window of loads, set."""
+        _set(self.traced, self.resident, window)
+        return replace(self, after=self.traced.timeline(rates))
 
     @property
     def before(self) -> Timeline:
@@ -86,17 +98,21 @@ class Placement:
 
 
 class Hosted:
-    """A run with all entries in host memory, simulated when somebody asks."""
+    """A run with all entries in host memory, simulated when somebody asks.
 
-    def __init__(self, traced: Traced, rates: Rates) -> None:
-        self._traced, self._rates = traced, rates
+    Args:
+        window: bytes that loads may be ahead (`popxl.Ir.load_window`).
+    """
+
+    def __init__(self, traced: Traced, rates: Rates, window: int | None = None) -> None:
+        self._traced, self._rates, self._window = traced, rates, window or traced.window
         self._on_disk = {buffer: buffer.on_disk for buffer in traced.ir.remote_buffers}
 
     @cached_property
     def timeline(self) -> Timeline:
         """The simulated run."""
         with self._none_resident():
-            return self._traced.timeline(self._rates)
+            return self._traced.timeline(self._rates, self._window)
 
     @cached_property
     def brief(self) -> Timeline:
@@ -104,12 +120,7 @@ class Hosted:
         if self._traced.runs <= _LONG:
             return self.timeline
         with self._none_resident():
-            return self._traced.shortened(_ITERATIONS).timeline(self._rates, self.window)
-
-    @cached_property
-    def window(self) -> int:
-        """`Timeline.window`."""
-        return window_of(self._traced.schedule)
+            return self._traced.shortened(_ITERATIONS).timeline(self._rates, self._window)
 
     @contextmanager
     def _none_resident(self) -> Iterator[None]:
@@ -130,6 +141,7 @@ def place(
     device: int,
     besides: int | None = None,
     hosted: Hosted | None = None,
+    window: int | None = None,
 ) -> Placement:
     """Choose which entries of the program's remote buffers stay on the device, and set it.
 
@@ -138,13 +150,15 @@ def place(
         besides: of them, what a run takes besides those entries; default: what it takes if none
             stay.
         hosted: the run with all entries in host memory, where somebody asked for it already.
+        window: bytes that loads may be ahead (`popxl.Ir.load_window`).
     """
     for buffer in traced.ir.remote_buffers:
         buffer.resident = 0
-    hosted = hosted or Hosted(traced, rates)
+    hosted = hosted or Hosted(traced, rates, window)
     besides = hosted.brief.extent if besides is None else besides
     room = int(device * (1 - MARGIN)) - besides - traced.storage().on_device
-    flow = traced.flow(rates, hosted.window)
+    window = window or traced.window
+    flow = traced.flow(rates, window)
     groups = list(_groups(traced, flow))
     saves: dict[str, float] = {}
     if sum(group.nbytes for group in groups) <= room:
@@ -153,8 +167,9 @@ def place(
     else:
         saves = _alone(groups, flow)
         _choose(groups, flow, room)
-    _set(groups)
-    return Placement(_kinds(groups, saves), hosted, traced.timeline(rates), room)
+    resident = _resident(groups)
+    _set(traced, resident, window)
+    return Placement(_kinds(groups, saves), hosted, traced.timeline(rates), room, resident, traced)
 
 
 class _Group:
@@ -288,12 +303,18 @@ def _kinds(groups: Sequence[_Group], saves: dict[str, float]) -> list[Kept]:
     ]
 
 
-def _set(groups: Sequence[_Group]) -> None:
+def _resident(groups: Sequence[_Group]) -> Mapping[RemoteBuffer, Set[int]]:
+    """The entries that stay, of each buffer."""
     chosen: dict[RemoteBuffer, set[int]] = {}
     for group in groups:
         for buffer, _ in group.entries():
             chosen.setdefault(buffer, set())
         for buffer, index in group.staying():
             chosen[buffer].add(index)
-    for buffer, indices in chosen.items():
+    return chosen
+
+
+def _set(traced: Traced, resident: Mapping[RemoteBuffer, Set[int]], window: int) -> None:
+    for buffer, indices in resident.items():
         buffer.resident = indices
+    traced.ir.load_window = window or None

@@ -10,6 +10,7 @@ from functools import cache
 from popxl._analysis.effects import program_effects
 from popxl._run.program import Program, facts_of_program
 from popxl._schedule.build import build_schedule
+from popxl._schedule.lookahead import window_of
 from popxl._schedule.schedule import Run, Schedule
 from popxl._schedule.segment import Segment
 from popxl.ir import Ir
@@ -59,6 +60,11 @@ class Traced:
         )
 
     @property
+    def window(self) -> int:
+        """Bytes that loads may be ahead by default, see `popxl.Ir.load_window`."""
+        return window_of(self.schedule)
+
+    @property
     def runs(self) -> int:
         """How many segments a run of the program runs."""
         return sum(isinstance(event.step, Run) for event in events_of(self.schedule))
@@ -72,7 +78,9 @@ class Traced:
         return Flow.of(self.schedule, self.works, rates, window)
 
     def timeline(self, rates: Rates, window: int | None = None) -> Timeline:
-        """A simulated run on one device; see `popxl.plan.timeline`."""
+        """A simulated run on one device; see `popxl.plan.timeline`. The window is by default the
+        program's."""
+        window = self.ir.load_window if window is None else window
         return timeline(self.schedule, rates, self.works, window, self.temporaries)
 
 

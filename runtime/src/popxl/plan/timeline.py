@@ -79,6 +79,11 @@ class Timeline:
         )
 
     @property
+    def loads(self) -> int:
+        """Entries that are copied to the device."""
+        return sum(span.stream == "copies in" for span in self.spans)
+
+    @property
     def exposed_transfers(self) -> float:
         """Seconds in which the device waits for transfers."""
         return sum(exposed.transfers for exposed in self.exposed.values())
