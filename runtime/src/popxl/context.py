@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -218,19 +219,31 @@ def op_debug_context(name: Any) -> Any:
 
 # By folder, not by name: a user's own folder may be called popxl as well.
 _PACKAGE = os.path.dirname(__file__)
+_NAMED = re.compile(r"\w+(: | at |\()")  # a message that begins with a function's name
 _LIBRARY = (_PACKAGE + os.sep, _PACKAGE + "_addons" + os.sep, contextlib.__file__)
 
 
 def add_location(error: Exception, trace: TracebackType) -> None:
-    """Name in the message of an error that this library raised the line that called it."""
-    at, is_ours = "", False
+    """Name in the message of an error that this library raised the function that was called, and
+    the line that called it."""
+    at, function, is_ours = "", "", False
     for frame, line in traceback.walk_tb(trace):
-        path = frame.f_code.co_filename
-        is_ours = path.startswith(_LIBRARY)
-        at = at if is_ours else f"{path}:{line}"
+        code = frame.f_code
+        is_ours = code.co_filename.startswith(_LIBRARY)
+        if not is_ours:
+            at, function = f"{code.co_filename}:{line}", ""
+        elif not function and code.co_filename != contextlib.__file__:
+            function = _public_name(code.co_qualname)
     if is_ours and len(error.args) == 1 and isinstance(error.args[0], str):
         text = error.args[0]
+        text = text if not function or _NAMED.match(text) else f"{function}: {text}"
         error.args = (text if at in text else f"{text} ({at})",)
+
+
+def _public_name(qualname: str) -> str:
+    """The name that a program calls a function by; "" if it calls it by none."""
+    name = qualname.removesuffix(".__init__").rpartition(".")[2]
+    return "" if name.startswith("_") or "<" in qualname else name
 
 
 def get_source_location(offset: int = 0) -> str:

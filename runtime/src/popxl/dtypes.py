@@ -89,7 +89,7 @@ class dtype:  # noqa: N801 - PopXL's name
         if isinstance(type_value, dtype):
             return type_value
         if type_value is None:  # which numpy takes for float64
-            raise ValueError("there is no popxl dtype for None")
+            raise ValueError("there is no popxl dtype for None: use one such as popxl.float32")
         if isinstance(type_value, str) and type_value in _BY_NAME:
             return _BY_NAME[type_value]
         if isinstance(type_value, type) and type_value in _PY_TO_POPXL:
@@ -101,7 +101,9 @@ class dtype:  # noqa: N801 - PopXL's name
         try:
             return _NP_TO_POPXL[np.dtype(type_value)]
         except (TypeError, KeyError):
-            raise ValueError(f"there is no popxl dtype for {type_value!r}") from None
+            raise ValueError(
+                f"there is no popxl dtype for {type_value!r}: use one such as popxl.float32"
+            ) from None
 
     def as_numpy(self) -> np.dtype:
         """The numpy dtype of host data."""

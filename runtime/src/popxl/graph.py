@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from popxl import context
+from popxl._ir.arguments import check_type
 from popxl._ir.attached import analyses
 from popxl._ir.regions import regions
 from popxl.errors import SpecError
@@ -143,6 +144,7 @@ class Graph:
     # ---- building -------------------------------------------------------------------------------
     def _register_tensor(self, tensor: Tensor, name: str | None) -> str:
         base = name or "t"
+        check_type("tensor", "name", base, str)
         if self._scopes:
             base = "/".join([*self._scopes, base])
         unique, n = base, self._taken.get(base, 0)
@@ -165,6 +167,7 @@ class Graph:
 
         if self is self.main_graph:
             raise ValueError("the main graph has no outputs: use ops.host_store")
+        check_type("graph_output", "t", tensor, Tensor)
         if tensor not in self:
             raise ValueError(f"{tensor!r} cannot be an output of graph {self.id!r}: it belongs to "
                              f"graph {tensor._graph.id!r}")  # fmt: skip

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
 
 from popxl._compat.options import IrHandle
+from popxl._ir.arguments import integer_of, integers_of
 from popxl._ir.attached import analyses
 from popxl.graph import Graph
 from popxl.module import Module
@@ -71,9 +72,7 @@ class Ir:
 
     @num_host_transfers.setter
     def num_host_transfers(self, value: int) -> None:
-        if value < 1:
-            raise ValueError(f"num_host_transfers must be at least 1, got {value}")
-        self._num_host_transfers = int(value)
+        self._num_host_transfers = integer_of("Ir", "num_host_transfers", value, 1)
 
     @property
     def load_window(self) -> int | None:
@@ -102,9 +101,8 @@ class Ir:
 
     @replication_factor.setter
     def replication_factor(self, value: int) -> None:
-        if value < 1:
-            raise ValueError(f"replication_factor must be at least 1, got {value}")
-        options, count = self._pb_ir.getSessionOptions(), int(value)
+        count = integer_of("Ir", "replication_factor", value, 1)
+        options = self._pb_ir.getSessionOptions()
         if options.enableDistributedReplicatedGraphs:
             instances = options.globalReplicationFactor // options.replicatedGraphCount
             options.globalReplicationFactor, count = count, count // instances
@@ -225,11 +223,15 @@ class Ir:
         Args:
             group_size: default: as many as fit, replication_factor / stride.
         """
+        for name, value in {"stride": stride, "group_size": group_size}.items():
+            if value is not None:
+                integer_of("replica_grouping", name, value, 1)
         return ReplicaGrouping._from_stride(self, stride, group_size)
 
     def replica_grouping_from_assignments(self, assignment: list[int]) -> ReplicaGrouping:
         """The grouping that puts replica r into group `assignment[r]`."""
-        return ReplicaGrouping._from_assignment(self, tuple(assignment))
+        groups = integers_of("replica_grouping_from_assignments", "assignment", assignment)
+        return ReplicaGrouping._from_assignment(self, groups)
 
     # ---- Python ---------------------------------------------------------------------------------
     def __repr__(self) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from popxl import context, dtypes
+from popxl._ir.arguments import integer_of, integers_of
 from popxl._ir.sharding import MetaShape, shard_elements
 
 if TYPE_CHECKING:
@@ -38,8 +39,8 @@ class RemoteBuffer:
         self, tensor_dtype: dtypes.dtype, tensor_shape: tuple[int, ...], entries: int
     ) -> None:
         """Set dtype, shape of an entry, and their number (at least 1)."""
-        self._dtype = tensor_dtype
-        self._shape = tuple(int(d) for d in tensor_shape)
+        self._dtype = dtypes.dtype.as_dtype(tensor_dtype)
+        self._shape = integers_of("remote_buffer", "tensor_shape", tensor_shape)
         self.entries = entries
 
     @property
@@ -61,9 +62,7 @@ class RemoteBuffer:
 
     @entries.setter
     def entries(self, value: int) -> None:
-        if value < 1:
-            raise ValueError(f"a remote buffer needs at least 1 entry, got {value}")
-        self._entries = int(value)
+        self._entries = integer_of("remote_buffer", "entries", value, 1)
 
     @property
     def resident(self) -> int:

@@ -87,8 +87,8 @@ class ReplicaGrouping:
         if stride == 1 and group_size is None:
             return cls._of_all(ir)
         replicas = ir.replication_factor
-        size = max(replicas // stride, 1) if group_size is None and stride > 0 else group_size
-        if stride < 1 or size is None or size < 1 or replicas % size != 0:
+        size = max(replicas // stride, 1) if group_size is None else group_size
+        if replicas % size != 0:
             raise ValueError(
                 f"stride {stride} and group size {group_size} do not divide {replicas} replicas "
                 "into equal groups"

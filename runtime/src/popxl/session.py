@@ -31,6 +31,7 @@ from popxl._compile.cache import Stopwatch
 from popxl._devices import forks
 from popxl._devices.cpu import backend_epoch
 from popxl._devices.mesh import replica_mesh, replicated
+from popxl._ir.arguments import check_type
 from popxl._ir.switches import STEPWISE, is_on
 from popxl._run import device_variables
 from popxl._run.exchange import of_all_processes
@@ -100,6 +101,7 @@ class Session:
             popart_exception: the program cannot run as written.
             VersionError: JAX is too new for a CPU.
         """
+        check_type("Session", "ir", ir, Ir)
         stopwatch = Stopwatch()
         self.ir_ = ir
         self.weights_to_host_on_exit = weights_to_host_on_exit

@@ -11,6 +11,7 @@ import numpy as np
 
 from popxl import context, dtypes
 from popxl._ir import operators
+from popxl._ir.arguments import check_type, integer_of, integers_of
 from popxl._ir.host_array import INLINE_BYTES, held_once
 from popxl._ir.log import logger
 from popxl._ir.regions import regions
@@ -40,6 +41,7 @@ class TensorSpec(Mapping):
     It is a mapping, so `**spec` passes shape and dtype (and meta_shape, if there is one) on.
 
     Raises:
+        TypeError: the shape is no tuple of integers.
         ValueError: a negative size, or no dtype of popxl.
     """
 
@@ -50,9 +52,7 @@ class TensorSpec(Mapping):
     def __init__(
         self, shape: Iterable[int], dtype: dtypes.dtype, meta_shape: Iterable[int] = ()
     ) -> None:
-        self.shape = tuple(int(d) for d in shape)
-        if any(d < 0 for d in self.shape):
-            raise ValueError(f"a tensor cannot have the shape {self.shape}")
+        self.shape = integers_of("TensorSpec", "shape", shape)
         self.dtype = dtypes.dtype.as_dtype(dtype)
         self.meta_shape = MetaShape(meta_shape)
 
@@ -464,6 +464,7 @@ def remote_variable(
         ValueError: the dtype is not the buffer's, the offset is out of range, or the entry holds
             another variable. A session finds a wrong number of elements.
     """
+    _check_is_buffer(remote_buffer)
     array, grouping = _host_data(data, dtype, downcast, replica_grouping, log2_scale,
                                  nan_on_overflow)  # fmt: skip
     _check_buffer(remote_buffer, array, offset)
@@ -494,6 +495,7 @@ def remote_replica_sharded_variable(
     Raises:
         ValueError: as for `remote_variable`; or the buffer holds shards of another shape.
     """
+    _check_is_buffer(remote_buffer)
     array, grouping = _host_data(data, dtype, downcast, replica_grouping, log2_scale,
                                  nan_on_overflow)  # fmt: skip
     whole = _shape_on_replica(array, grouping)
@@ -531,14 +533,15 @@ def replica_sharded_buffer(
         ValueError: `shard_over` does not divide the group size, or `shape` lacks the groups' axis.
     """
     const = _grouping(replica_grouping).const_rg
-    whole = tuple(int(d) for d in shape)
+    whole = integers_of("replica_sharded_buffer", "shape", shape)
     if const.num_groups > 1:
         if not whole:
             raise ValueError(
                 f"the shape on the host must begin with the {const.num_groups} groups of {const!r}"
             )
         whole = whole[1:]
-    return _sharded_buffer(whole, dtype, _checked_shards(const, shard_over), entries)
+    shards = _checked_shards("replica_sharded_buffer", const, shard_over)
+    return _sharded_buffer(whole, dtype, shards, entries)
 
 
 def _sharded_buffer(
@@ -551,10 +554,12 @@ def _sharded_buffer(
     return buffer
 
 
-def _checked_shards(const: ReplicaGrouping, shard_over: int | None) -> int:
+def _checked_shards(what: str, const: ReplicaGrouping, shard_over: int | None) -> int:
     """The number of shards asked for, or that of all replicas of a group."""
-    shards = const.group_size if shard_over is None else int(shard_over)
-    if shards < 1 or const.group_size % shards:
+    if shard_over is None:
+        return const.group_size
+    shards = integer_of(what, "shard_over", shard_over, 1)
+    if const.group_size % shards:
         raise ValueError(
             f"shard_over={shards} must divide the group size {const.group_size} of the replica "
             "grouping"
@@ -582,7 +587,7 @@ def replica_sharded_variable(
     """
     array, grouping = _host_data(data, dtype, downcast, replica_grouping, log2_scale,
                                  nan_on_overflow)  # fmt: skip
-    shards = _checked_shards(grouping.const_rg, shard_over)
+    shards = _checked_shards("replica_sharded_variable", grouping.const_rg, shard_over)
     self = _new_variable(array, name, grouping, retrieval_mode)
     spec = TensorSpec(
         (shard_elements(self.shape, shards),), self.dtype, MetaShape(self.shape, shards)
@@ -619,7 +624,15 @@ def graph_output(t: Tensor) -> None:
 
 # ---- helpers ------------------------------------------------------------------------------------
 def _grouping(grouping: ReplicaGrouping | None) -> ReplicaGrouping:
-    return context.get_ir().replica_grouping() if grouping is None else grouping
+    from popxl.replica_grouping import ReplicaGrouping
+
+    ir = context.get_ir()
+    if grouping is None:
+        return ir.replica_grouping()
+    check_type("variable", "replica_grouping", grouping, ReplicaGrouping)
+    if grouping._ir is not ir:
+        raise ValueError(f"replica_grouping {grouping!r} was made by another Ir: make it by this")
+    return grouping
 
 
 def _shape_on_replica(array: np.ndarray, grouping: ReplicaGrouping) -> tuple[int, ...]:
@@ -701,14 +714,21 @@ def _new_variable(
     return self
 
 
+def _check_is_buffer(buffer: object) -> None:
+    from popxl.remote_buffer import RemoteBuffer
+
+    check_type("remote_variable", "remote_buffer", buffer, RemoteBuffer)
+
+
 def _check_buffer(buffer: RemoteBuffer, array: np.ndarray, offset: int) -> None:
+    integer_of("remote_variable", "offset", offset, 0)
     dtype = dtypes.dtype.as_dtype(array.dtype)
     if buffer.tensor_dtype != dtype:
         raise ValueError(
             f"data of {dtype.name} does not match the remote buffer's entries of "
             f"{buffer.tensor_dtype.name}"
         )
-    if not 0 <= offset < buffer.entries:
+    if offset >= buffer.entries:
         raise ValueError(f"offset {offset} is outside the remote buffer's {buffer.entries} entries")
     if offset in buffer._variables:
         raise ValueError(

@@ -42,6 +42,7 @@ def to_numpy(
         ValueError: float8 options without a float8 dtype, data that is no array, or a number that
             the whole numbers of the result's dtype do not reach.
     """
+    dtype = None if dtype is None else dtypes.dtype.as_dtype(dtype)
     if isinstance(x, np.memmap) and (dtype is None or x.dtype == dtype.as_numpy()):
         return x  # a memory map is the user's storage: it is shared, never copied
     array = host_array(x)

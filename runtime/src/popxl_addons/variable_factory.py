@@ -121,7 +121,11 @@ class VariableFactory:
                 f"{error}"
             ) from error
         if not isinstance(item, host_scalar_tensor_types):
-            raise ValueError(f"the data for variable {self.name!r} must be arrays, not {item!r}")
+            advice = "give the function itself, not in a list" if callable(item) else "give arrays"
+            raise ValueError(
+                f"VariableFactory: an item of the data for variable {self.name!r} is {item!r}, no "
+                f"array: {advice}"
+            )
         return item
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from popxl._ir.attached import attach
@@ -22,9 +22,11 @@ def build_graph(
 ) -> Graph:
     """See `Ir.create_graph`."""
     target = fn.build if isinstance(fn, Module) else fn
+    if not callable(fn):
+        raise TypeError(f"create_graph: fn must be a function or a Module, not {fn!r}")
     with ir._writing(_name(fn)) as graph:
         try:
-            bound = inspect.signature(target).bind(*args, **kwargs)
+            bound = _signature(target).bind(*args, **kwargs)
         except TypeError as error:
             raise ValueError(
                 f"the arguments do not fit those of graph {graph.id!r}: {error}"
@@ -41,6 +43,13 @@ def build_graph(
     return graph
 
 
+def _signature(target: Callable[..., Any]) -> inspect.Signature:
+    try:
+        return inspect.signature(target)
+    except ValueError:  # a class or function of Python's own
+        raise TypeError(f"{target!r} has no signature: pass a function of tensors") from None
+
+
 def _name(fn: Callable[..., Any] | Module) -> str:
     default = type(fn).__qualname__
     name = fn._graph_name if isinstance(fn, Module) else getattr(fn, "__qualname__", default)
@@ -51,7 +60,10 @@ def _to_inputs(graph: Graph, value: Any, name: str, by_ref: bool, kind: Any = No
     """Replace the tensors and specs in `value` by inputs of `graph`."""
     if isinstance(value, Tensor):
         if value.ir is not graph.ir:
-            raise ValueError(f"tensor {value.id!r} belongs to another Ir ({value.ir!r})")
+            raise ValueError(
+                f"create_graph: tensor {value.id!r} belongs to another Ir ({value.ir!r}): pass its "
+                "spec"
+            )
         return graph._add_input(value.spec, name, by_ref)
     if isinstance(value, TensorSpec):
         return graph._add_input(value, name, by_ref)
@@ -87,7 +99,8 @@ def _as_tensors(outputs: Any, graph: Graph) -> list[Tensor]:
         return []
     if isinstance(outputs, Tensor):
         return [outputs]
-    tensors = list(outputs) if isinstance(outputs, Iterable) else [outputs]
+    several = isinstance(outputs, Iterable) and not isinstance(outputs, (str, Mapping))
+    tensors = list(outputs) if several else [outputs]
     for t in tensors:
         if not isinstance(t, Tensor):
             raise ValueError(

@@ -18,11 +18,14 @@ def host_array(x: Any) -> np.ndarray:
     """A scalar, sequence, array or tensor of PyTorch as an array, in its own memory if it has any.
 
     Raises:
-        ValueError: an empty list, which has no dtype.
+        ValueError: an empty list, which has no dtype, or rows of different lengths.
     """
     if type(x).__module__.startswith("torch"):
         x = _of_torch(x.detach().cpu())
-    array = np.asarray(x)
+    try:
+        array = np.asarray(x)
+    except ValueError as error:  # rows of different lengths
+        raise ValueError(f"host data must be an array: {error}") from None
     if not array.size and isinstance(x, (list, tuple)):
         raise ValueError("an empty list is no host data: pass a numpy array, which has a dtype")
     return array

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from popxl.context import get_source_location
 
@@ -56,20 +55,6 @@ def axes_of(op: str, t: Tensor, axis: Axes) -> tuple[int, ...]:
     if len(set(axes)) != len(axes):
         raise ValueError(f"{op}: axis {given} of {t.id!r} names an axis twice")
     return tuple(axes)
-
-
-def integer_of(op: str, name: str, value: Any, least: int) -> int:
-    """An argument as an integer.
-
-    Raises:
-        TypeError: it is none.
-        ValueError: it is below `least`.
-    """
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{op}: {name} must be an integer, not {value!r}")
-    if index(value) < least:
-        raise ValueError(f"{op}: {name} must be at least {least}, not {value}")
-    return index(value)
 
 
 def hint(proportion: float | None) -> dict[str, float]:

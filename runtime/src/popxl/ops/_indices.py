@@ -1,10 +1,34 @@
-"""Indices that only a running program knows, and what those out of range mean (docs/ops.md)."""
+"""Indices out of range: refused where they are known, else as docs/ops.md says."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
+
+from popxl.tensor import Constant, Tensor
+
+
+def check_known(op: str, indices: Tensor, sizes: int | np.ndarray) -> None:
+    """Refuse a constant that has an index out of range.
+
+    Args:
+        sizes: number of elements to choose from, or an array that broadcasts to `indices`.
+
+    Raises:
+        IndexError: an index is outside [0, size).
+    """
+    if not isinstance(indices, Constant):
+        return
+    data = indices._data.astype(np.int64)
+    limits = np.broadcast_to(sizes, data.shape)
+    outside = (data < 0) | (data >= limits)
+    if outside.any():
+        raise IndexError(
+            f"{op}: index {data[outside][0]} of constant {indices.id!r} is out of range: it must "
+            f"be at least 0 and below {limits[outside][0]}"
+        )
 
 
 def in_range(indices: Any, size: int) -> Any:

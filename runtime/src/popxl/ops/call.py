@@ -8,6 +8,7 @@ from typing import Any
 from popxl import context
 from popxl._analysis.references import check_references
 from popxl._analysis.text import spec_text
+from popxl._ir.arguments import check_type
 from popxl._ir.op import Op
 from popxl._ir.opdef import define
 from popxl._ir.regions import Region
@@ -165,10 +166,14 @@ def gather_inputs(
         SpecError: an input does not fit the graph's.
     """
     _check_callable(graph, what)
+    check_type(what, "inputs_dict", inputs_dict or {}, Mapping)
     given = dict(inputs_dict or {})
     for key in given:
         if key not in graph._inputs:
-            raise ValueError(f"{what}: {key!r} is no input of graph {graph.id!r}")
+            raise ValueError(
+                f"{what}: {key!r} is no input of graph {graph.id!r}: use its tensors, as in "
+                "`graph.inputs_by_name`"
+            )
     positional = list(_flatten(inputs))
     free = [t for t in graph._inputs if t not in given]
     if len(positional) > len(free):
@@ -187,9 +192,13 @@ def gather_inputs(
 
 
 def _check_callable(graph: Graph, what: str) -> None:
+    check_type(what, "graph", graph, Graph)
     here = context.get_current_graph()
     if graph.ir is not here.ir:
-        raise ValueError(f"graph {graph.id!r} belongs to another Ir than graph {here.id!r}")
+        raise ValueError(
+            f"{what}: graph {graph.id!r} belongs to another Ir than graph {here.id!r}: create it "
+            "in this one"
+        )
     if graph in (here, here.ir.main_graph):
         raise ValueError(f"{what}: graph {graph.id!r} cannot be used inside itself")
 

@@ -6,12 +6,13 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from popxl._ir.opdef import OpDef, define
 from popxl.ops._args import axis_of
 from popxl.ops._emit import emit
-from popxl.ops._indices import as_int32
+from popxl.ops._indices import as_int32, check_known
 from popxl.ops.gathering import check_indices
 from popxl.ops.placement import init, update_apart
 from popxl.tensor import Tensor
@@ -59,6 +60,9 @@ def _emit(
             raise ValueError(
                 f"{op}: size {size} exceeds axis {axis} of {t.id!r} of shape {t.shape}"
             )
+    if index.nelms == len(given):
+        places = [t.shape[a] - n + 1 for a, n in zip(given, wanted, strict=True)]
+        check_known(op, index, np.reshape(places, index.shape))
     attrs = {"axes": given, "sizes": wanted, "no_overlap": bool(no_overlap)}
     return emit(defn, inputs, attrs, inplace=inplace)[0]
 
@@ -75,6 +79,7 @@ def dynamic_slice(
 
     Raises:
         ValueError: no such axis, or a size larger than the axis.
+        IndexError: a constant's start is one from which the part does not fit.
     """
     return _emit(_DYNAMIC_SLICE, [t, index], axes, sizes, no_overlap)
 
@@ -136,6 +141,7 @@ def dynamic_update(
 
     Raises:
         ValueError: no such axis, or a size larger than the axis.
+        IndexError: a constant's start is one from which the part does not fit.
     """
     return _emit(_DYNAMIC_UPDATE, [t, index, t_update], axes, sizes, no_overlap)
 

@@ -13,10 +13,10 @@ from popxl._ir.opdef import define
 from popxl.ops._args import axis_of, check_tensors, hint
 from popxl.ops._emit import emit
 from popxl.ops._folds import traced_for
-from popxl.ops._indices import dropped_outside, in_range, nearest
+from popxl.ops._indices import check_known, dropped_outside, in_range, nearest
 from popxl.ops._numerics import check_arithmetic, widen
 from popxl.ops._rows import add_rows, add_summed_rows
-from popxl.tensor import Tensor
+from popxl.tensor import Constant, Tensor
 
 
 # ---- gather -------------------------------------------------------------------------------------
@@ -92,10 +92,12 @@ def gather(
     Args:
         indices: integers of any shape; it replaces `axis` in the shape of the result.
         available_memory_proportion: a hint for other hardware; recorded, no effect.
-        zero_OOR: indices out of range give zeros; otherwise they count as the nearest in range.
+        zero_OOR: indices out of range give zeros; otherwise they count as the nearest in range,
+            those of constants excepted.
 
     Raises:
         ValueError: `t` has no such axis, or the indices are not integers.
+        IndexError: a constant has an index out of range, and `zero_OOR` is False.
     """
     return _emit_gather("gather", t, indices, axis, available_memory_proportion, zero_OOR)
 
@@ -115,7 +117,10 @@ def _emit_gather(
     op: str, t: Tensor, indices: Tensor, axis: int, proportion: float | None, zero_oor: bool
 ) -> Tensor:
     check_indices(op, indices)
-    attrs = {"axis": axis_of(op, t, axis), "zero_oor": bool(zero_oor), **hint(proportion)}
+    axis = axis_of(op, t, axis)
+    if not zero_oor:
+        check_known(op, indices, t.shape[axis])
+    attrs = {"axis": axis, "zero_oor": bool(zero_oor), **hint(proportion)}
     return emit(_GATHER, [t, indices], attrs, names=[f"{op}_out"])[0]
 
 
@@ -143,13 +148,17 @@ def groupedgather(
 
     Raises:
         ValueError: a first axis is not the number of groups, or no such axis.
+        IndexError: as for `gather`.
     """
     if group_size in (None, 1):
         return gather(t, indices, axis, available_memory_proportion, zero_OOR)
     check_indices("groupedgather", indices)
     check_groups("groupedgather", group_size, t, indices)
+    axis = axis_of("groupedgather", t, axis, extra=-1)
+    if not zero_OOR:
+        check_known("groupedgather", indices, t.shape[axis + 1])
     attrs: dict[str, Any] = {
-        "axis": axis_of("groupedgather", t, axis, extra=-1),
+        "axis": axis,
         "zero_oor": bool(zero_OOR),
         **hint(available_memory_proportion),
     }
@@ -211,9 +220,12 @@ def scatter(
 
     Raises:
         ValueError: `t` has no such axis, or the indices are not integers.
+        IndexError: a constant has an index out of range.
     """
     check_indices("scatter", indices)
-    attrs = {"axis": axis_of("scatter", t, axis), **hint(available_memory_proportion)}
+    axis = axis_of("scatter", t, axis)
+    check_known("scatter", indices, t.shape[axis])
+    attrs = {"axis": axis, **hint(available_memory_proportion)}
     return emit(_SCATTER, [t, indices, values], attrs)[0]
 
 
@@ -243,11 +255,11 @@ def onehot(t: Tensor, num_classes: Tensor, values: Tensor, axis: int) -> Tensor:
     Raises:
         ValueError: `num_classes` is no constant, or the result has no such axis.
     """
-    data = getattr(num_classes, "_data", None)
-    if data is None or data.size != 1:
+    if not isinstance(num_classes, Constant) or num_classes.nelms != 1:
         raise ValueError(f"onehot: num_classes {num_classes!r} must be a constant of one element")
     check_indices("onehot", t)
-    attrs = {"num_classes": int(data.reshape(())), "axis": axis_of("onehot", t, axis, extra=1)}
+    count = int(num_classes._data.reshape(()))
+    attrs = {"num_classes": count, "axis": axis_of("onehot", t, axis, extra=1)}
     return emit(_ONEHOT, [t, values], attrs)[0]
 
 

@@ -86,4 +86,6 @@ def _check(stream: Stream, kind: type[Stream], what: str) -> None:
             f"{what} at {context.get_source_location()} takes a {kind.__name__}, but got {stream!r}"
         )
     if stream._ir is not context.get_ir():
-        raise ValueError(f"stream {stream.tensor_id!r} belongs to another Ir")
+        raise ValueError(
+            f"{what}: stream {stream.tensor_id!r} belongs to another Ir: make one in this"
+        )

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from popxl import context
 from popxl._analysis.effects import Effects
+from popxl._ir.arguments import check_type, integer_of
 from popxl._ir.opdef import NoGrad, define
 from popxl.errors import SpecError
+from popxl.ops._args import check_tensors
 from popxl.ops._emit import emit
+from popxl.ops._indices import check_known
 from popxl.remote_buffer import RemoteBuffer
 from popxl.tensor import Tensor, TensorSpec
 
@@ -49,22 +52,28 @@ REMOTE_STORE = define(
 
 
 def _check(
-    remote_buffer: RemoteBuffer, offset: int | Tensor
+    op: str, remote_buffer: RemoteBuffer, offset: int | Tensor, *stored: Tensor
 ) -> tuple[list[Tensor], dict[str, Any]]:
+    check_tensors(op, *stored)
+    check_type(op, "remote_buffer", remote_buffer, RemoteBuffer)
     if remote_buffer._ir is not context.get_ir():
-        raise ValueError(f"{remote_buffer!r} belongs to another Ir than the current graph")
+        raise ValueError(f"{op}: {remote_buffer!r} belongs to another Ir than the current graph")
+    for t in stored:
+        remote_buffer.validate_tensor_matches_buffer(t)
     if isinstance(offset, Tensor):
         if offset.nelms != 1 or not offset.dtype.is_int:
             raise SpecError(
-                f"the offset into a remote buffer at {context.get_source_location()} must be one "
-                f"integer, but {offset.id!r} is {offset.dtype.name}{list(offset.shape)}"
+                f"{op} at {context.get_source_location()}: the offset must be one integer, but "
+                f"{offset.id!r} is {offset.dtype.name}{list(offset.shape)}"
             )
+        check_known(op, offset, remote_buffer.entries)
         return [offset], {"buffer": remote_buffer, "offset": None}
-    if not 0 <= offset < remote_buffer.entries:
+    at = integer_of(op, "offset", offset, 0)
+    if at >= remote_buffer.entries:
         raise ValueError(
-            f"offset {offset} is outside the remote buffer's {remote_buffer.entries} entries"
+            f"{op}: offset {at} is outside the remote buffer's {remote_buffer.entries} entries"
         )
-    return [], {"buffer": remote_buffer, "offset": int(offset)}
+    return [], {"buffer": remote_buffer, "offset": at}
 
 
 def remote_load(
@@ -81,16 +90,16 @@ def remote_load(
 
     Raises:
         ValueError: the offset is out of range.
+        IndexError: the offset is a constant tensor that is out of range.
     """
-    tensors, attrs = _check(remote_buffer, offset)
+    tensors, attrs = _check("remote_load", remote_buffer, offset)
     name = name or f"buffer_{remote_buffer.remote_buffer_id}"
     return emit(REMOTE_LOAD, tensors, attrs, names=[f"{name}_remote_loaded"])[0]
 
 
 def remote_load_(remote_buffer: RemoteBuffer, offset: int | Tensor, t: Tensor) -> Tensor:
     """Like `remote_load`, overwriting `t`, which must have the entries' shape and dtype."""
-    remote_buffer.validate_tensor_matches_buffer(t)
-    tensors, attrs = _check(remote_buffer, offset)
+    tensors, attrs = _check("remote_load_", remote_buffer, offset, t)
     return emit(REMOTE_LOAD, [t, *tensors], attrs, inplace=0)[0]
 
 
@@ -99,9 +108,9 @@ def remote_store(remote_buffer: RemoteBuffer, offset: int | Tensor, t: Tensor) -
 
     Raises:
         ValueError: the offset is out of range, or `t` does not match the entries.
+        IndexError: the offset is a constant tensor that is out of range.
     """
-    remote_buffer.validate_tensor_matches_buffer(t)
-    tensors, attrs = _check(remote_buffer, offset)
+    tensors, attrs = _check("remote_store", remote_buffer, offset, t)
     emit(REMOTE_STORE, [t, *tensors], attrs)
 
 

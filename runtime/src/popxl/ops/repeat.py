@@ -7,11 +7,11 @@ from typing import Any
 
 from popxl import context
 from popxl._analysis.text import spec_text
+from popxl._ir.arguments import integer_of
 from popxl._ir.op import Op
 from popxl._ir.opdef import define
 from popxl.errors import SpecError
 from popxl.graph import Graph
-from popxl.ops._args import integer_of
 from popxl.ops._emit import emit
 from popxl.ops.call import (
     CallSiteInfo,

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from popxl._ir.opdef import NoGrad, define
 from popxl.ops._args import axis_of
 from popxl.ops._emit import emit
-from popxl.ops._indices import dropped_outside
+from popxl.ops._indices import check_known, dropped_outside
 from popxl.ops._numerics import check_floating, check_number, check_same_dtype, widen
 from popxl.ops.gathering import check_groups, check_indices, element_index
 from popxl.tensor import Tensor
@@ -92,6 +92,9 @@ def grouped_scatter_reduce(
         data, indices, initial_values: with more than one group, their first axis is the group.
         axis: axis of a group's part of `data` (so the group axis does not count).
         group_size: number of groups.
+
+    Raises:
+        ValueError, IndexError: as for `scatter_reduce`.
     """
     op = "scatter_reduce"
     grouped = group_size != 1
@@ -109,12 +112,14 @@ def grouped_scatter_reduce(
     size = (data if initial_values is None else initial_values).shape[axis + grouped]
     if axis_size not in (None, size) and initial_values is not None:
         raise ValueError(f"{op}: axis_size={axis_size}, but the initial values have {size}")
+    size = int(axis_size or size)
+    check_known(op, indices, size)
     given = {"enable_index_broadcast": enable_index_broadcast,
              "available_memory_proportion": available_memory_proportion}  # fmt: skip
     attrs = {
         "reduction": reduction,
         "axis": axis,
-        "axis_size": int(axis_size or size),
+        "axis_size": size,
         "hints": tuple((k, v) for k, v in given.items() if v is not None),
     }
     return emit(_GROUPED_SCATTER_REDUCE if grouped else _SCATTER_REDUCE, tensors, attrs)[0]
@@ -146,6 +151,7 @@ def scatter_reduce(
 
     Raises:
         ValueError: an unknown reduction, no such axis, or indices that are not integers.
+        IndexError: a constant has an index out of range.
     """
     return grouped_scatter_reduce(data, indices, reduction, initial_values, axis, axis_size, 1,
                                   enable_index_broadcast, available_memory_proportion)  # fmt: skip

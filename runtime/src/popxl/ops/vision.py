@@ -15,7 +15,7 @@ from jax import lax
 
 from popxl._ir.opdef import define
 from popxl.ops._emit import emit
-from popxl.ops._indices import nearest
+from popxl.ops._indices import check_known, nearest
 from popxl.ops._numerics import floats, precision_of
 from popxl.ops.gathering import check_indices
 from popxl.tensor import Tensor
@@ -200,6 +200,7 @@ def roi_align(
 
     Raises:
         ValueError: shapes that do not fit, or a sampling ratio below 1.
+        IndexError: `batch_index` is a constant with an index out of range.
     """
     check_indices("roi_align", batch_index)
     if not t.shape[:1] or not t.shape[0]:
@@ -212,6 +213,7 @@ def roi_align(
             f"{batch_index.shape} must be (batch, channels, height, width), (regions, 4) and "
             "(regions,)"
         )
+    check_known("roi_align", batch_index, t.shape[0])
     if sampling_ratio < 1:
         raise ValueError(f"roi_align: sampling_ratio must be at least 1, not {sampling_ratio}")
     height, width = output_size

@@ -6,6 +6,7 @@ import numpy as np
 
 import popxl
 from popxl import DeviceToHostStream, HostToDeviceStream, ops
+from popxl._ir.arguments import check_type
 from popxl.tensor import HostTensor
 from popxl.utils import to_numpy
 
@@ -32,6 +33,7 @@ def host_load(
 
 def host_store(t: popxl.Tensor) -> DeviceToHostStream:
     """Create a stream that fits `t`, and store it there."""
+    check_type("host_store", "t", t, popxl.Tensor)
     stream = popxl.d2h_stream(t.shape, t.dtype, f"{t.name}_d2h")
     ops.host_store(stream, t)
     return stream

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 import jax.numpy as jnp
 
+from popxl._ir.arguments import check_type
 from popxl.context import get_ir
 from popxl.ops import _collective as collective
 from popxl.ops._numerics import widen
@@ -53,6 +54,7 @@ def group_or_all(group: ReplicaGrouping | None) -> ReplicaGrouping:
     ir = get_ir()
     if group is None:
         return ir.replica_grouping()
+    check_type("a collective", "group", group, ReplicaGrouping)
     if not group.is_const:
         raise NotImplementedError(
             f"collectives need replicas with a constant stride, which {group!r} has not: use its "
@@ -61,7 +63,7 @@ def group_or_all(group: ReplicaGrouping | None) -> ReplicaGrouping:
     if len(group.assignment) != ir.replication_factor:
         raise ValueError(
             f"the grouping is for {len(group.assignment)} replicas, but the Ir has "
-            f"{ir.replication_factor}"
+            f"{ir.replication_factor}: make it by `ir.replica_grouping` of this Ir"
         )
     return group
 

@@ -14,6 +14,7 @@ from popxl._ir.op import Op
 from popxl._ir.opdef import define
 from popxl._ir.sharding import MetaShape, shard_count, shard_elements
 from popxl.ops import _collective as collective
+from popxl.ops._args import axis_of, check_tensors
 from popxl.ops._emit import emit
 from popxl.ops._grads import divided
 from popxl.ops.collectives.collectives import (
@@ -160,6 +161,7 @@ def replicated_all_gather(
         ValueError: an unknown `output_shape`, or "meta_shape" for a tensor that has none, or whose
             shards the group does not hold.
     """
+    check_tensors("replicated_all_gather", t)
     if output_shape == "auto":
         output_shape = "meta_shape" if t.meta_shape else "concat"
     if output_shape not in ("new_axis", "concat", "meta_shape"):
@@ -168,15 +170,13 @@ def replicated_all_gather(
         raise ValueError(f"{t.id!r} is no shard: it has no meta_shape to gather to")
     if output_shape == "concat" and t.rank == 0:
         t, axis = t.reshape((1,)), 0
-    rank = t.rank + (output_shape == "new_axis")
-    if not -rank <= axis < rank:
-        raise ValueError(f"axis {axis} is out of range for {t.id!r} of shape {t.shape}")
+    axis = axis_of("replicated_all_gather", t, axis, extra=output_shape == "new_axis")
     group = group_or_all(group)
     if output_shape == "meta_shape":
         group = group._divided(shard_count(t.meta_shape, t.nelms, group.group_size))
     attrs = {
         "group": group,
-        "axis": axis % rank,
+        "axis": axis,
         "shape": output_shape,
         "meta_shape": tuple(t.meta_shape),
     }
@@ -313,6 +313,5 @@ def replicated_slice(t: Tensor, axis: int = 0, group: ReplicaGrouping | None = N
     Raises:
         ValueError: the axis is not divisible by the group size.
     """
-    if not -t.rank <= axis < t.rank:
-        raise ValueError(f"axis {axis} is out of range for {t.id!r} of shape {t.shape}")
-    return emit(SLICE, [t], {"axis": axis % t.rank, "group": group_or_all(group)})[0]
+    attrs = {"axis": axis_of("replicated_slice", t, axis), "group": group_or_all(group)}
+    return emit(SLICE, [t], attrs)[0]

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from popxl._ir.opdef import define
 from popxl.ops._args import axis_of
-from popxl.ops._indices import dropped_outside
+from popxl.ops._indices import check_known, dropped_outside
 from popxl.ops._rows import add_rows
 from popxl.ops._scalars import emit_with_scalars, with_scalars
 from popxl.ops.gathering import check_indices
@@ -184,7 +184,11 @@ def sparse_accumulate_(
 
     Raises:
         ValueError: `t` has no such axis, or the indices are not integers.
+        IndexError: a constant has an index out of range.
     """
-    check_indices("sparse_accumulate", indices)
-    attrs = {"axis": axis_of("sparse_accumulate", t, axis)}
-    return emit_with_scalars(_SPARSE_ACCUMULATE, [t, X, indices], {"f": f}, attrs, inplace=0)[0]
+    op = "sparse_accumulate"
+    check_indices(op, indices)
+    axis = axis_of(op, t, axis)
+    check_known(op, indices, t.shape[axis])
+    inputs, factor = [t, X, indices], {"f": f}
+    return emit_with_scalars(_SPARSE_ACCUMULATE, inputs, factor, {"axis": axis}, inplace=0)[0]
