@@ -252,12 +252,8 @@ class Group:
         """End this process because another is gone. The first that does so names it; one that the
         first has named, since it had been silent, says that."""
         text = f"{self._in_words(lost)} has {fate}, and the others end with it"
-        silent = (
-            f"the others have not heard of {self._in_words(self.index)} for {self._silence} s "
-            f"({SILENCE}), and have ended"
-        )
         if is_launched():  # the launcher says it
-            text = silent = ""
+            text = ""
         unanswered = threading.Timer(_ANSWER, end_saying, [text])
         unanswered.daemon = True
         unanswered.start()
@@ -265,7 +261,17 @@ class Group:
             named = self._board.name(lost)
         except Exception:  # better twice than never
             named = None
-        end_saying(text if named is None else silent if named == self.index else "")
+        self._end_if_given_up(named)
+        end_saying(text if named is None else "")
+
+    def _end_if_given_up(self, named: int | None) -> None:
+        """End this process if it is the one that the others have named, since it was silent."""
+        if named == self.index:
+            silent = (
+                f"the others have not heard of {self._in_words(self.index)} for {self._silence} s "
+                f"({SILENCE}), and have ended"
+            )
+            end_saying("" if is_launched() else silent)
 
     def _in_words(self, index: int) -> str:
         host, pid, _ = self.members[index]
@@ -304,6 +310,8 @@ class Group:
         """Part from the others, who may go on. Process 0 waits for them a while."""
         if self._leaving.is_set():
             return
+        with suppress(Exception):  # the service may be gone
+            self._end_if_given_up(self._board.lost())  # while it was stopped
         self._stop_listening(LEFT)
         with suppress(Exception):  # the service may be gone
             self._client.shutdown()

@@ -21,7 +21,8 @@ PAUSE = 5.0  # seconds between looks, at most, that count as silence of others
 _READERS = 64  # processes that read each second what all have told
 _LEAVING = 10.0  # seconds that a process waits for one that has left: one of them is wrong
 _MOMENT = 5_000  # milliseconds between the first who names a process and its name
-_STATUS, _NAMED, _LOST = "popdist/status", "popdist/named", "popdist/lost"
+_STATUS, _NAMED = "popdist/status", "popdist/named"
+_ASKED, _LOST = f"{_NAMED}/asked", f"{_NAMED}/lost"
 
 
 def gone(told: Mapping[int, str], unheard: Set[int]) -> set[int]:
@@ -63,10 +64,15 @@ class Board:
         Returns:
             None: no other has named one before; else the process that the first has named.
         """
-        if self._client.key_value_increment(_NAMED, 1) == 1:
+        if self._client.key_value_increment(_ASKED, 1) == 1:
             self._client.key_value_set(_LOST, str(lost))
             return None
         return int(self._client.blocking_key_value_get(_LOST, _MOMENT))
+
+    def lost(self) -> int | None:
+        """Return the process because of which others have ended."""
+        entries = dict(self._client.key_value_dir_get(_NAMED))
+        return int(entries[_LOST]) if _LOST in entries else None
 
 
 class Watcher:
