@@ -191,7 +191,8 @@ def test_processes_alone_notice_that_another_is_gone(how, victim):
     code = (
         MEET.replace("popdist.init()", "popdist.init(3, int(sys.argv[1]), sys.argv[2])")
         # One that is woken comes to its end before its other threads have run.
-        + f"sys.setswitchinterval(1000)\nos.kill(os.getpid(), signal.{how}) if index == {victim} else time.sleep(300)"
+        + "sys.setswitchinterval(1000)\n"
+        + f"os.kill(os.getpid(), signal.{how}) if index == {victim} else time.sleep(300)"
     )
     limits = [{"POPDIST_SILENCE": silence}, {}, {}]  # that of process 0 holds for all
     runs = [
