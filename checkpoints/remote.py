@@ -70,20 +70,22 @@ class RemoteRun:
         return [s for s in self._folders() if self._exists(s.path / FILE_NAME)]
 
     def put(self, step: Path, to_keep: int) -> None:
-        """Copy a step of a run from the disk, the run's records, and its best weights; then delete
-        all but so many steps."""
+        """Copy a step of a run from the disk, the run's records, its best weights and the steps of
+        other runs that it depends on; then delete all but so many steps."""
         run = RunFolder(step.parent)
         for file in run.records:
             with self._reached():
                 self._store.put_file(str(file), str(self._root / file.relative_to(run.path)))
-        best = RemoteRun(f"{self.address}/{run.best.name}")
+        self._below(run.base)._put_bases(run.base)
+        best = self._below(run.best)
         for _, _, path in step_folders(run.best)[:1]:
             if all(path.name != there.path.name for there in best.steps()):
                 best._put(path, 1)
         self._put(step, to_keep)
 
     def fetch(self, directory: Path, newer_than: int = -1) -> Path | None:
-        """Bring the newest good step into a directory, with the run's records and best weights.
+        """Bring the newest good step into a directory, with the run's records, its best weights and
+        the steps of other runs that it depends on.
 
         Args:
             newer_than: the number of a step that need not be brought, nor those before it.
@@ -93,8 +95,9 @@ class RemoteRun:
         """
         if all(step.number <= newer_than for step in self.steps()):
             return None
-        best = RunFolder(directory).best
-        RemoteRun(f"{self.address}/{best.name}")._fetch_newest(best)
+        run = RunFolder(directory)
+        self._below(run.best)._fetch_newest(run.best)
+        self._below(run.base)._fetch_bases(run.base)
         self._fetch_records(directory)
         return self._fetch_newest(directory, newer_than)  # last: what is brought half is not there
 
@@ -104,11 +107,10 @@ class RemoteRun:
         if step is None or not self._exists(self._root / FILE_NAME):
             return self.fetch(directory)
         run = RemoteRun(self.address.rpartition("/")[0])
+        base = RunFolder(directory).base
+        run._below(base)._fetch_bases(base)
         run._fetch_records(directory)
-        try:
-            return run._fetch_step(step, directory)
-        except _DamageError as error:
-            raise CheckpointError(f"{shown_path(self.address)} is damaged: {error}") from error
+        return run._fetch_good(step.path, directory)
 
     def has(self, step: Path) -> bool:
         """Whether a step of a run on the disk is there, whole and with the same bytes."""
@@ -135,14 +137,51 @@ class RemoteRun:
             self._store.rm_file(str(self._root / name))
 
     def remove(self) -> None:
-        """Delete the steps of the run, its best weights and its records."""
+        """Delete the steps of the run, its best weights, what it depends on and its records."""
         folder = RunFolder(self._root)
-        for run in (self, RemoteRun(f"{self.address}/{folder.best.name}")):
+        for run in (self, self._below(folder.best)):
             for step in run._folders():
                 run._remove(step.path)
+        bases = self._below(folder.base)
+        for path in bases._bases():
+            bases._remove(path)
         with self._reached():
             for file in self._records():
                 self._store.rm_file(str(file))
+
+    # ---- steps of other runs, each named by a digest ---------------------------------------------
+    def _below(self, folder: Path) -> RemoteRun:
+        """Return the runs in a folder of this one."""
+        return RemoteRun(f"{self.address}/{folder.name}")
+
+    def _bases(self) -> list[Path]:
+        with self._reached():
+            paths = self._store.ls(str(self._root), detail=False) if self._exists() else []
+        return [path for path in map(Path, paths) if is_file_name(path.name)]
+
+    def _put_bases(self, folder: Path) -> None:
+        """Copy those that are not there yet, and delete those that the folder has no more."""
+        steps = list(folder.iterdir()) if folder.is_dir() else []
+        steps = [step for step in steps if (step / FILE_NAME).is_file()]
+        for step in steps:
+            if not self.has(step):
+                self._put(step, 0)
+        names = {step.name for step in steps}
+        for there in self._bases():
+            if there.name not in names:
+                self._remove(there)
+
+    def _fetch_bases(self, folder: Path) -> None:
+        for there in self._bases():
+            if self._exists(there / FILE_NAME):
+                self._fetch_good(there, folder)
+
+    def _fetch_good(self, step: Path, directory: Path) -> Path:
+        try:
+            return self._fetch_step(step, directory)
+        except _DamageError as error:
+            place = shown_path(f"{self.address}/{step.name}")
+            raise CheckpointError(f"{place} is damaged: {error}") from error
 
     # ---- one step -------------------------------------------------------------------------------
     def _put(self, step: Path, to_keep: int) -> None:
@@ -167,18 +206,18 @@ class RemoteRun:
             if step.number <= newer_than:
                 break
             try:
-                return self._fetch_step(step, directory)
+                return self._fetch_step(step.path, directory)
             except _DamageError as error:
                 damaged = f"step {step.step} in {shown_path(self.address)} is damaged ({error})"
                 warnings.warn(f"{damaged}: using one before", CheckpointWarning, stacklevel=2)
         return None
 
-    def _fetch_step(self, step: StepFolder, directory: Path) -> Path:
+    def _fetch_step(self, step: Path, directory: Path) -> Path:
         """Copy a step to the disk, and compare it with its digests."""
         with self._reached():
-            manifest = self._store.cat_file(str(step.path / FILE_NAME))
-            paths = [Path(path) for path in self._store.ls(str(step.path), detail=False)]
-        target = directory / step.path.name
+            manifest = self._store.cat_file(str(step / FILE_NAME))
+            paths = [Path(path) for path in self._store.ls(str(step), detail=False)]
+        target = directory / step.name
         if target.is_dir():
             with suppress(OSError, _DamageError):
                 if (target / FILE_NAME).read_bytes() == manifest:
@@ -191,7 +230,7 @@ class RemoteRun:
             names = [p.name for p in paths if is_file_name(p.name) and p.name != FILE_NAME]
             with self._reached():
                 for name in names:
-                    self._store.get_file(str(step.path / name), str(draft / name))
+                    self._store.get_file(str(step / name), str(draft / name))
                     sync(draft / name)
             (draft / FILE_NAME).write_bytes(manifest)
             sync(draft / FILE_NAME)

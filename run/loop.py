@@ -37,6 +37,7 @@ from run.best import Best, say_best
 from run.card import RunRecord
 from run.evaluation.evaluator import Evaluator, wanted_metrics
 from run.export import export
+from run.frozen_base import Base
 from run.kept_base import keep_steps, remove_other_steps
 from run.mirror import Mirror, mirror_of
 from run.options import RunOptions
@@ -179,6 +180,7 @@ def _finetune(
         loader = Loader.of(config, reference.of(samples))
         _resume(data.config, options, loader, start)
     kept = _keep_steps(config, start, reference, of_run)
+    _say_mirror_lacks(config, start, reference)
     say_profile(config, options, start.step)
     model = compiled(lambda: FineTuning(config, family), "the training program")
     evaluates = config.evaluation.steps is not None
@@ -212,10 +214,25 @@ def _keep_steps(
     """Keep what the run's checkpoints will name of other runs; see `run.kept_base`."""
     if config.checkpoint.save is None:
         return set()
+    return keep_steps(folder, _bases(config, start, reference), start.checkpoint)
+
+
+def _bases(config: RunConfig, start: Start, reference: Reference | None) -> list[Base]:
+    """The models whose weights the run's checkpoints will not hold."""
     frozen = start.base if family_of(config).weights(config).frozen else None
     origin = None if reference is None else reference.origin
-    bases = [base for base in (frozen, origin) if base is not None]
-    return keep_steps(folder, bases, start.checkpoint)
+    return [base for base in (frozen, origin) if base is not None]
+
+
+def _say_mirror_lacks(config: RunConfig, start: Start, reference: Reference | None) -> None:
+    """Say which models neither the mirror has nor the hub, so that another machine needs them."""
+    if config.checkpoint.mirror is None:
+        return
+    for base in _bases(config, start, reference):
+        if base.step is None and os.path.isabs(base.name):
+            say(f"the mirror does not copy {shown_path(base.name)}, whose weights stay frozen: "
+                "another machine needs that folder, and --checkpoint.base DIR where it has another "
+                "place")  # fmt: skip
 
 
 def _say_new_rate(config: RunConfig, start: Start) -> None:

@@ -166,6 +166,8 @@ def _settings(below: Below, flags: Mapping[str, Any], origins: Origins | None) -
     settings, most = with_fitting_micro_batch(settings)
     settings, others = without_contradictions(with_length_and_batch(settings))
     if origins is not None:
+        folders = origins.placed(settings.config.checkpoint)
+        settings = settings.over(Layer("folders", nested(folders)))
         settings = _with_adapter(settings, below, flags, origins)
         if below.run is None:
             rows = origins.vocabulary(settings)
@@ -173,8 +175,6 @@ def _settings(below: Below, flags: Mapping[str, Any], origins: Origins | None) -
         settings, of_adapter = without_contradictions(settings)
         settings, of_dropout = without_dropout(settings)
         others += [*of_adapter, *of_dropout]
-        folders = origins.placed(settings.config.checkpoint)
-        settings = settings.over(Layer("folders", nested(folders)))
     for note in (*notes, *more, *most, *others):
         say(note)
     return settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from pathlib import Path
 
@@ -74,6 +75,38 @@ def test_older_steps_go(run, address):
     there.remove()
     assert there.steps() == there._folders() == there._records() == []
     assert there.fetch(run.path / "new") is None
+
+
+def kept_in(run: RunFolder, name: str, step: int) -> Path:
+    """A step of another run, as `run.kept_base` keeps it."""
+    save(run.path.parent / name, step)
+    (path,) = (run.path.parent / name).glob("0*")
+    return path.rename(run.base / name)
+
+
+def test_the_steps_that_a_run_depends_on(run, address, tmp_path):
+    run.base.mkdir()
+    old, both, new = (
+        kept_in(run, name * 16, step) for name, step in (("a", 1), ("b", 2), ("c", 3))
+    )
+    new = new.rename(tmp_path / new.name)
+    there = put(run, address)
+    shutil.rmtree(old)
+    new.rename(run.base / new.name)
+    put(run, address)
+    there.fetch(tmp_path / "new")
+    found = RunFolder(tmp_path / "new").base
+    assert {path.name for path in found.iterdir()} == {both.name, new.name}
+    check(found / both.name, 2)
+    check(found / new.name, 3)
+    one = RemoteRun(f"{address}/000002-step-30").fetch_step(tmp_path / "one")
+    assert one is not None
+    check(RunFolder.of_step(one).base / new.name, 3)
+    damage(there._below(run.base), run.base / new.name, "tensors-00001.safetensors")
+    with pytest.raises(CheckpointError, match=rf"base/{new.name} is damaged"):
+        there.fetch(tmp_path / "damaged")
+    there.remove()
+    assert there._below(run.base)._bases() == []
 
 
 class Breaking:

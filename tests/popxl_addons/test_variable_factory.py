@@ -69,7 +69,7 @@ def test_items_must_keep_their_shape(ir):
 
 
 def test_items_must_be_arrays(ir):
-    with pytest.raises(ValueError, match="'w' must be arrays"):
+    with pytest.raises(ValueError, match="'w' is .*, no array: give arrays"):
         VariableFactory(lambda: object(), name="w")
     with pytest.raises(ValueError, match="a callable, an iterable or an array"):
         VariableFactory(None)

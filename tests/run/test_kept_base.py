@@ -128,6 +128,23 @@ def test_a_run_that_starts_over_from_its_own_weights(first, tmp_path) -> None:
     assert not list((first / "base").iterdir())
 
 
+def test_a_mirror_has_it(first, tmp_path, address, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    run = tmp_path / "adapter"
+    command = ("--load", str(first), *NEW, *ADAPTER, "--checkpoint.mirror", address)
+    assert train(run, *command, "--steps", "1") == 0
+    shutil.rmtree(first)
+    shutil.rmtree(run)
+    assert run_generation.main(["--load", address, "a lamp"]) == 0
+
+
+def test_a_mirror_lacks_a_base_that_no_run_saved(first, tmp_path, address, capsys) -> None:
+    model, mirrored = tmp_path / "model", ("--checkpoint.mirror", address)
+    assert run_export.main(["--load", str(first), "--save-hf", str(model)]) == 0
+    assert train(tmp_path / "run", "--load", str(model), *ADAPTER, *mirrored, "--steps", "1") == 0
+    assert f"the mirror does not copy {model}, whose weights" in capsys.readouterr().err
+
+
 def test_a_run_that_trains_all_keeps_nothing(first, tmp_path) -> None:
     assert train(tmp_path / "all", "--load", str(first), *NEW, "--steps", "1") == 0
     assert not (tmp_path / "all/base").exists()
