@@ -57,7 +57,8 @@ def tasks(presets: Sequence[str], fp8: Sequence[str], generating: Sequence[str])
         ("bandwidths", ["bandwidth"]),
         ("matrix rate", ["matrix"]),
         *([("matrix rate, FP8", ["matrix", "--fp8"])] if fp8 else []),
-        *((f"{preset}, traced", ["trace", "--config", preset, "--set", "model.layers=4",
+        *((f"{preset}, traced", ["trace", "--config", preset, "--set",
+                                 "model.num_hidden_layers=4",
                                  "--set", "execution.placement=host"])
           for preset in presets[:1]),
         *trained,

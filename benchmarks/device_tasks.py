@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,6 +27,7 @@ import yaml
 import popxl
 from benchmarks.bandwidth import bandwidths
 from benchmarks.device_trace import streams
+from config.base import nested
 from config.errors import UserError
 from config.families import config_class_of
 from config.machines import Machine, machine
@@ -96,22 +97,23 @@ def _smaller_until_it_fits(
     while True:
         try:
             check_least(config)
-            return measure(config, given.runs) | {"layers": config.model.layers}
+            return measure(config, given.runs) | {"layers": config.model.num_hidden_layers}
         except NotEnoughMemoryError as error:
-            if config.model.layers == 1:
+            if config.model.num_hidden_layers == 1:
                 raise UserError(f"{given.config} {error}, with one layer") from error
-            half = config.model.layers // 2
-            config = replace(config, model=replace(config.model, layers=half))
+            half = config.model.num_hidden_layers // 2
+            config = config.changed({config.model.path("num_hidden_layers"): half})
 
 
 def _configured(given: argparse.Namespace, kind: str) -> RunConfig:
-    overrides: dict[str, Any] = {"execution": {"device": given.device_name}}
+    config_class = config_class_of(preset_data(kind, given.config), given.config)
+    values: dict[str, Any] = {"execution.device": given.device_name}
     for setting in given.set:
         name, _, value = setting.partition("=")
         section, _, field = name.partition(".")
-        overrides.setdefault(section, {})[field] = yaml.safe_load(value)
-    data = preset_data(kind, given.config)
-    return load_config(config_class_of(data, given.config), kind, given.config, overrides)
+        name = config_class().model.path(field) if section == "model" else name
+        values[name] = yaml.safe_load(value)
+    return load_config(config_class, kind, given.config, nested(values))
 
 
 def _prepared(config: RunConfig) -> tuple[FineTuning, Loader]:
@@ -177,7 +179,7 @@ def _generate(config: RunConfig, runs: int) -> Facts:
     model = Inference(config, family)
     samples, length = model.samples_per_run, model.program.words.shape[1]
     rng = np.random.default_rng(0)
-    words = rng.integers(2, config.model.embedding.vocab_size, (samples, length), np.int32)
+    words = rng.integers(2, config.model.vocab_size, (samples, length), np.int32)
     seconds = []
     with model:
         model.write(weights(family.weights(config)))

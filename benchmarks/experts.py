@@ -54,17 +54,23 @@ class Measurement:
 def config_of(given: Namespace, kind: str, micro_batches: int) -> LlamaConfig:
     """The configuration of a model."""
     samples, mixture = max(1, given.tokens // LENGTH), kind != DENSE
-    experts = {"count": given.experts, "chosen": given.chosen} if mixture else {}
-    heads = {"heads": given.hidden // HEAD, "key_value_heads": 2, "head_size": HEAD}
     model = {
-        "layers": given.layers,
+        "num_hidden_layers": given.layers,
         "hidden_size": given.hidden,
-        "inner_size": given.inner * (1 if mixture else given.chosen),
+        "intermediate_size": given.inner * given.chosen,
+        "num_attention_heads": given.hidden // HEAD,
+        "num_key_value_heads": 2,
+        "head_dim": HEAD,
         "sequence_length": LENGTH,
-        "max_length": LENGTH,
-        "attention": heads,
-        "experts": experts,
+        "max_position_embeddings": LENGTH,
     }
+    if mixture:
+        model |= {
+            "model_type": "qwen3_moe",
+            "moe_intermediate_size": given.inner,
+            "num_experts": given.experts,
+            "num_experts_per_tok": given.chosen,
+        }
     training = {"global_batch_size": samples * micro_batches}
     execution = {
         "micro_batch_size": samples,

@@ -73,23 +73,23 @@ ADAPTERS = {"adapter": {"rank": 16, "targets": "all-linear"}}
 IN_4_BITS = {**ADAPTERS, "model": {"quantisation": "int4"}}
 SHORT_IN_4_BITS = {**ADAPTERS, "model": {"quantisation": "int4", "sequence_length": 256}}
 OLMOE = {
-    "architecture": "olmoe",
-    "layers": 16,
+    "model_type": "olmoe",
+    "num_hidden_layers": 16,
     "hidden_size": 2048,
-    "inner_size": 1024,
-    "max_length": 4096,
-    "norm_epsilon": 1e-5,
-    "start_token": None,
-    "end_token": 50279,
-    "pad_token": 1,
-    "embedding": {"vocab_size": 50304},
-    "attention": {
-        "heads": 16,
-        "key_value_heads": 16,
-        "norms": "projections",
-        "rotary": {"theta": 10000},
-    },
-    "experts": {"count": 64, "chosen": 8, "normalised": False},
+    "intermediate_size": 1024,
+    "moe_intermediate_size": None,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "vocab_size": 50304,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_theta": 10000},
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": False,
+    "bos_token_id": None,
+    "eos_token_id": 50279,
+    "pad_token_id": 1,
 }
 """allenai/OLMoE-1B-7B-0924: 6.9 B parameters, 1.3 B of a token."""
 RUNS: Mapping[str, Run] = {

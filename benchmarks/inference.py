@@ -70,7 +70,7 @@ def measure(config: RunConfig, runs: int) -> Measurement:
     startup = time.perf_counter() - start
     samples, length = inference.samples_per_run, inference.program.words.shape[1]
     rng = np.random.default_rng(config.model.seed)
-    words = rng.integers(2, config.model.embedding.vocab_size, (samples, length), np.int32)
+    words = rng.integers(2, config.model.vocab_size, (samples, length), np.int32)
     mask = np.ones_like(words)
     seconds = []
     with inference:

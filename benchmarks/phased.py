@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import popxl
+from config.base import nested
 from config.families import config_class_of
 from config.presets import load_config, preset_data
 from config.sections import RunConfig
@@ -60,7 +61,8 @@ def measure_all(preset: str, layers: Sequence[int], rounds: int) -> list[Measure
     runs: dict[int, list[tuple[float, float, popxl.plan.MemoryUse]]] = {n: [] for n in layers}
     for _ in range(rounds):
         for n in layers:
-            config = load_config(config_class, "finetuning", preset, {"model": {"layers": n}})
+            depth = nested({config_class().model.path("num_hidden_layers"): n})
+            config = load_config(config_class, "finetuning", preset, depth)
             runs[n].append(measure(config))
     return [
         Measurement(

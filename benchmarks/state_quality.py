@@ -51,7 +51,8 @@ WAYS: Mapping[str, Sequence[str]] = {
 def chat_model(folder: Path) -> Sequence[str]:
     """Make the random model of the chat tutorial, once. Returns the flags that name it."""
     if not (folder / "config.json").exists():
-        made = "--config qwen3_tiny --load random --vocab_size 640 --model.max_length 256"
+        made = "--config qwen3_tiny --load random --model.vocab_size 640"
+        made += " --model.max_position_embeddings 256"
         tokenizer = ("--tokenizer", "data/sample/chat_tokenizer")
         run("run_export.py", *made.split(), *tokenizer, "--save-hf", str(folder))
     return ("--model", str(folder))

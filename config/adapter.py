@@ -71,7 +71,7 @@ class Adapter(Section):
 
     trainable_tokens: str | None = None
     """Tokens whose rows of the embedding and the head are trained beside the frozen others, such as
-    32000-32003,32010; new: those of model.embedding.new_rows. PEFT: trainable_token_indices."""
+    32000-32003,32010; new: those of new_rows. PEFT: trainable_token_indices."""
 
     trainable_tokens_head: bool = True
     """Train these rows of a head that is not the embedding, too."""

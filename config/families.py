@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, get_args
 
 from config.errors import ConfigError, nearest
 from config.gptj import GPTJConfig
-from config.llama import Architecture, LlamaConfig
+from config.llama import LlamaConfig, ModelType
 from config.sections import RunConfig
 from config.t5 import T5Config
 from files.shown import shown, shown_name
@@ -29,7 +29,7 @@ class Family(NamedTuple):
 FAMILIES: dict[str, Family] = {
     "t5": Family(T5Config, "modelling.t5.family", ("t5", "mt5")),
     "gptj": Family(GPTJConfig, "modelling.gptj.model"),
-    "llama": Family(LlamaConfig, "modelling.llama.model", get_args(Architecture)),
+    "llama": Family(LlamaConfig, "modelling.llama.model", get_args(ModelType)),
 }
 
 

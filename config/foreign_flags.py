@@ -144,7 +144,7 @@ MODEL = (
          "--model.add_tokens"),
     Flag("rope_scaling", says="the model's config.json says it"),
     Flag("eos_token pad_token special_tokens", says="the tokenizer's own count"),
-    Flag("router_aux_loss_coef", "--model.experts.balance"),
+    Flag("router_aux_loss_coef", "--model.router_aux_loss_coef"),
     Flag("bf16", "--precision", values={"true": "bfloat16", "auto": OMIT}),
     Flag("fp16 half", "--precision", values={"true": "float16"}),
     Flag("bf16_full_eval fp16_full_eval pure_bf16", says="`--precision bfloat16` is that of "

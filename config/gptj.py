@@ -59,10 +59,14 @@ class GPTJModel(Model):
     initializer_range: PositiveFloat = 0.02
     """Standard deviation of random initial weights."""
 
-    end_token: NonNegativeInt = 50256
-    pad_token: NonNegativeInt = 50257
+    eos_token_id: NonNegativeInt = 50256
+    pad_token_id: NonNegativeInt = 50257
     embedding: GPTJEmbedding = field(default_factory=GPTJEmbedding)
     attention: GPTJAttention = field(default_factory=GPTJAttention)
+
+    @property
+    def max_position_embeddings(self) -> int:
+        return self.max_length
 
     @property
     def head_size(self) -> int:

@@ -1,24 +1,27 @@
-"""The configuration of Llama-shaped decoders: what an architecture does, setting by setting.
+"""The configuration of Llama-shaped decoders: what their config.json says, under its names.
 
 Llama 2 and 3, Mistral, Ministral 3, Qwen 2 and 3, Phi-3 and 4, Gemma 2 and 3, SmolLM, OLMo 2 and 3,
-Granite, and the mixtures of experts Mixtral, Qwen 2 and 3, OLMoE and gpt-oss are this model with
-different settings, which their config.json says (`modelling/llama/config_json.py`).
+Granite, and the mixtures of experts Mixtral, Qwen 2 and 3, OLMoE and gpt-oss are this model. What
+one of them always does, their file says (`modelling/llama/model.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import cycle, islice
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from config.base import Section
 from config.errors import ConfigError, ContradictionError
 from config.gptj import GPTJTraining
-from config.model import Model, TiedEmbedding
+from config.model import AnyModel
 from config.sections import RunConfig
 from config.task import SegmentsData
 from config.values import (
+    Factors,
     LayerCount,
+    Names,
     NonNegativeFloat,
     NonNegativeInt,
     Number,
@@ -26,251 +29,161 @@ from config.values import (
     PositiveFloat,
     PositiveInt,
     Proportion,
+    factors,
+    listed,
+    several,
 )
 from files.shown import shown
 
-Architecture = Literal[
+ModelType = Literal[
     "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text", "smollm3", "olmo2",
     "granite", "ministral3", "olmo3", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe",
     "gpt_oss",
 ]  # fmt: skip
 
-WINDOW, FULL, UNROTATED, UNROTATED_WINDOW = "w", "f", "n", "u"
-"""Kinds of layers, as `attention.pattern` has them."""
+NEEDED: Mapping[str, tuple[str, ...]] = {
+    "gemma2": ("query_pre_attn_scalar",),
+    "gemma3_text": ("query_pre_attn_scalar",),
+    "granite": ("attention_multiplier",),
+    "mixtral": ("num_experts",),
+    "qwen2_moe": ("num_experts", "moe_intermediate_size", "shared_expert_intermediate_size"),
+    "qwen3_moe": ("num_experts", "moe_intermediate_size"),
+    "olmoe": ("num_experts",),
+    "gpt_oss": ("num_experts", "swiglu_limit"),
+}
+"""Settings that are null or 0 by default, which a model type needs."""
+
+MIXTURES = tuple(kind for kind, names in NEEDED.items() if "num_experts" in names)
+"""Model types whose feed-forward layers are experts."""
+
+_LLAMA3 = (
+    "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings",
+)  # fmt: skip
+_LONGROPE = ("short_factor", "long_factor", "original_max_position_embeddings")
+_YARN = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate")
+ROPE_TYPES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "default": ((), ()),
+    "linear": (("factor",), ()),
+    "dynamic": (("factor",), ()),
+    "llama3": (_LLAMA3, ()),
+    "longrope": (_LONGROPE, ("factor", "attention_factor")),
+    "yarn": (("factor", "original_max_position_embeddings"), _YARN),
+}
+"""Ways of scaling rotary positions: settings that each needs, and those that it may have."""
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+class LayerType(NamedTuple):
+    """What layers differ in: whether they see a window alone, and have rotary positions."""
+
+    is_sliding: bool
+    has_rope: bool
 
 
 @dataclass(frozen=True)
-class LlamaEmbedding(TiedEmbedding):
-    """The embedding layers."""
-
-    vocab_size: PositiveInt = 32000
-
-    scale: PositiveFloat = 1.0
-    """Factor on embeddings. HF: embedding_multiplier; Gemma: √hidden_size."""
-
-
-@dataclass(frozen=True)
-class LlamaRotary(Section):
+class LlamaRope(Section):
     """Positions: pairs of features of queries and keys, turned by angles (arXiv:2104.09864)."""
 
-    theta: PositiveFloat = 10000.0
-    """Base of the rotary angles. HF: rope_theta."""
+    rope_type: Literal["default", "linear", "dynamic", "llama3", "longrope", "yarn"] = "default"
+    """How angles are scaled for texts longer than those of pretraining."""
 
-    local_theta: PositiveFloat | None = None
-    """The base in layers with a window, unscaled. null: as in all layers."""
+    rope_theta: PositiveFloat = 10000.0
+    """Base of the angles."""
 
-    fraction: Proportion = 1.0
-    """Fraction of a head's features that is rotated. HF: partial_rotary_factor."""
+    partial_rotary_factor: Proportion = 1.0
+    """Fraction of a head's features that is turned."""
 
-    type: Literal["default", "linear", "dynamic", "llama3", "longrope", "yarn"] = "default"
-    """How angles are scaled for texts longer than those of pretraining. HF: rope_type."""
-
-    factor: PositiveFloat = 1.0
-    """How much longer texts get, but with longrope."""
-
-    low_frequency: PositiveFloat = 1.0
-    """llama3: wavelengths above original_length / this are scaled. HF: low_freq_factor."""
-
-    high_frequency: PositiveFloat = 4.0
-    """llama3: wavelengths below original_length / this are not. HF: high_freq_factor."""
-
-    original_length: PositiveInt | None = None
-    """llama3, longrope, yarn: tokens of texts in pretraining. HF:
+    factor: PositiveFloat | None = None
+    """How much longer texts get. null, with longrope: max_position_embeddings over
     original_max_position_embeddings."""
 
-    fast_turns: PositiveFloat = 32.0
-    """yarn: features that turn more often in original_length are not scaled. HF: beta_fast."""
+    original_max_position_embeddings: PositiveInt | None = None
+    """llama3, longrope, yarn: tokens of texts in pretraining."""
 
-    slow_turns: PositiveFloat = 1.0
-    """yarn: features that turn less often are scaled by the whole factor. HF: beta_slow."""
+    low_freq_factor: PositiveFloat = 1.0
+    """llama3: wavelengths above original_max_position_embeddings / this are scaled."""
+
+    high_freq_factor: PositiveFloat = 4.0
+    """llama3: wavelengths below original_max_position_embeddings / this are not."""
+
+    beta_fast: PositiveFloat = 32.0
+    """yarn: features that turn more often in a text of pretraining are not scaled."""
+
+    beta_slow: PositiveFloat = 1.0
+    """yarn: features that turn less often are scaled by the whole factor."""
 
     truncate: bool = True
-    """yarn: round fast_turns and slow_turns to whole pairs of features."""
+    """yarn: round the ends between them to whole pairs of features."""
 
-    short_factors: str | None = None
-    """longrope: divisors of the angles up to original_length, separated by commas, one for each
-    pair of features. HF: short_factor."""
+    mscale: NonNegativeFloat | None = None
+    """yarn: slope of the factor on turned features, over that of mscale_all_dim."""
 
-    long_factors: str | None = None
+    mscale_all_dim: NonNegativeFloat | None = None
+    """yarn: see mscale. null: the factor is of a slope of 0.1 alone."""
+
+    short_factor: Factors | None = None
+    """longrope: divisors of the angles of texts as in pretraining, one for each pair of features,
+    with commas."""
+
+    long_factor: Factors | None = None
     """longrope: the same for longer texts. model.sequence_length decides, with output_length in
-    generation. HF: long_factor."""
+    generation."""
 
     attention_factor: PositiveFloat | None = None
-    """longrope, yarn: factor on rotated features. null: computed."""
+    """longrope, yarn: factor on turned features. null: computed."""
 
-    query_growth: NonNegativeFloat = 0.0
-    """Queries are multiplied by 1 + this × log(1 + ⌊position / original_length⌋). HF:
-    llama_4_scaling_beta."""
-
-    def validate(self) -> None:
-        if self.type in ("llama3", "longrope", "yarn") and self.original_length is None:
-            raise ConfigError(f"rotary.type {self.type} needs rotary.original_length")
-        if self.query_growth and self.original_length is None:
-            raise ConfigError("rotary.query_growth needs rotary.original_length")
-        if self.type == "llama3" and self.low_frequency >= self.high_frequency:
-            raise ConfigError(
-                f"rotary.low_frequency {self.low_frequency} must be below rotary.high_frequency "
-                f"{self.high_frequency}"
-            )
-        if self.type == "yarn" and self.slow_turns > self.fast_turns:
-            raise ConfigError(
-                f"rotary.slow_turns {self.slow_turns} must be at most rotary.fast_turns "
-                f"{self.fast_turns}"
-            )
-        if self.type == "longrope" and not (self.short_factors and self.long_factors):
-            raise ConfigError("rotary.type longrope needs rotary.short_factors and long_factors")
-        for name in ("short_factors", "long_factors"):
-            numbers(getattr(self, name), f"rotary.{name}")
-
-
-def numbers(text: str | None, name: str) -> tuple[float, ...]:
-    """Positive numbers separated by commas; raises ConfigError, which names the field."""
-    try:
-        parsed = tuple(map(float, text.split(","))) if text else ()
-    except ValueError:
-        parsed = (0.0,)
-    if not all(0 < x < float("inf") for x in parsed):
-        raise ConfigError(f"{name} is {shown(text)}, but must be positive numbers, with commas")
-    return parsed
-
-
-@dataclass(frozen=True)
-class LlamaAttention(Section):
-    """Attention."""
-
-    heads: PositiveInt = 32
-    """Number of attention heads. HF: num_attention_heads."""
-
-    key_value_heads: PositiveInt = 32
-    """Heads of keys and values, each for equally many heads. HF: num_key_value_heads."""
-
-    head_size: PositiveInt = 128
-    """Features of a head. HF: head_dim."""
-
-    pattern: str = "f"
-    """Kind of each layer, repeated: f sees all positions before it, w a window; n and u the same
-    without rotary positions. HF: layer_types, no_rope_layers."""
-
-    window: PositiveInt | None = None
-    """Positions that a layer with a window sees, its own included. HF: sliding_window."""
-
-    scale: PositiveFloat | None = None
-    """Factor on the scores. null: head_size^-0.5. HF: attention_multiplier,
-    query_pre_attn_scalar^-0.5."""
-
-    cap: PositiveFloat | None = None
-    """Scores become cap × tanh(scores / cap). HF: attn_logit_softcapping."""
-
-    norms: Literal["heads", "projections"] | None = None
-    """RMS norms of queries and keys: of each head, or of all together. null: none."""
-
-    input_bias: bool = False
-    """Give queries, keys and values a bias."""
-
-    output_bias: bool = False
-    """Give the output projection a bias."""
-
-    sinks: bool = False
-    """Give each head a learned score beside those of the keys, of nothing."""
-
-    rotary: LlamaRotary = field(default_factory=LlamaRotary)
+    llama_4_scaling_beta: NonNegativeFloat | None = None
+    """Queries are multiplied by 1 + this × log(1 + ⌊position / original_max_position_embeddings⌋).
+    null: by 1."""
 
     def validate(self) -> None:
-        if self.heads % self.key_value_heads:
+        needed = dict.fromkeys(ROPE_TYPES[self.rope_type][0], f"rope_type {self.rope_type}")
+        if self.llama_4_scaling_beta:
+            needed |= {"original_max_position_embeddings": "llama_4_scaling_beta"}
+        for name, by in needed.items():
+            if getattr(self, name) is None:
+                raise ConfigError(f"rope_parameters.{by} needs rope_parameters.{name}")
+        if self.low_freq_factor >= self.high_freq_factor:
             raise ConfigError(
-                f"attention.heads {self.heads} must be divisible by {self.key_value_heads} "
-                "attention.key_value_heads"
+                f"rope_parameters.low_freq_factor {self.low_freq_factor} must be below "
+                f"high_freq_factor {self.high_freq_factor}"
             )
-        kinds = {WINDOW, FULL, UNROTATED, UNROTATED_WINDOW}
-        if not self.pattern or set(self.pattern) - kinds:
+        if self.beta_slow > self.beta_fast:
             raise ConfigError(
-                f"attention.pattern is {shown(self.pattern)}, but must be letters f, w, n and u"
-            )
-        if set(self.pattern) & {WINDOW, UNROTATED_WINDOW} and self.window is None:
-            raise ConfigError("attention.pattern has layers with a window: set attention.window")
-        rotated = self.rotated
-        if rotated < 2 or rotated % 2:
-            raise ConfigError(
-                f"attention.head_size {self.head_size} × rotary.fraction {self.rotary.fraction} "
-                f"must be an even number of features, but is {rotated}"
-            )
-        for name in ("short_factors", "long_factors"):
-            parsed = numbers(getattr(self.rotary, name), f"rotary.{name}")
-            if self.rotary.type == "longrope" and len(parsed) != rotated // 2:
-                raise ConfigError(
-                    f"rotary.{name} has {len(parsed)} numbers, but {rotated // 2} pairs of "
-                    "features are turned"
-                )
-
-    def window_of(self, kind: str) -> int | None:
-        """Positions that a layer of a kind sees, its own included; None: all before it."""
-        return self.window if kind in (WINDOW, UNROTATED_WINDOW) else None
-
-    @property
-    def rotated(self) -> int:
-        """Features of a head that are turned, the first ones."""
-        return int(self.head_size * self.rotary.fraction)
-
-
-@dataclass(frozen=True)
-class LlamaExperts(Section):
-    """Experts, of which each token works with a few, in place of feed-forward layers."""
-
-    count: NonNegativeInt = 0
-    """Experts of a layer, each of model.inner_size features. 0: none. HF: num_experts,
-    num_local_experts."""
-
-    chosen: PositiveInt = 1
-    """Experts that a token works with. HF: num_experts_per_tok."""
-
-    normalised: bool = True
-    """Divide the weights of a token's experts by their sum. HF: norm_topk_prob."""
-
-    shared_size: PositiveInt | None = None
-    """Features of an expert for all tokens, with a gate of its own. null: none. HF:
-    shared_expert_intermediate_size."""
-
-    biases: bool = False
-    """Give the router and the experts' maps biases."""
-
-    gate_limit: PositiveFloat | None = None
-    """Inner features are gate × sigmoid(gate_slope × gate) × (up + 1), with the gate at most this
-    and up within ± this. null: activation(gate) × up. HF: swiglu_limit."""
-
-    gate_slope: PositiveFloat = 1.702
-    """See gate_limit. HF: swiglu_alpha."""
-
-    balance: NonNegativeFloat = 0.0
-    """Factor on the loss that balances experts: their number × the sum of each one's share of the
-    tokens × its mean probability, over all layers and the tokens of a micro-batch, without padding.
-    The loss of an evaluation is without it. HF: router_aux_loss_coef, with output_router_logits."""
-
-    def validate(self) -> None:
-        if self.balance and not self.count:
-            raise ConfigError("experts.balance needs experts.count")
-        if self.count and self.chosen > self.count:
-            raise ConfigError(
-                f"experts.chosen {self.chosen} must be at most experts.count {self.count}"
+                f"rope_parameters.beta_slow {self.beta_slow} must be at most beta_fast "
+                f"{self.beta_fast}"
             )
 
 
 @dataclass(frozen=True)
-class LlamaModel(Model):
+class LlamaModel(AnyModel):
     """The model. The defaults are Llama 2 7B."""
 
-    architecture: Architecture = "llama"
-    """Class of the model on the hub. HF: model_type."""
+    model_type: ModelType = "llama"
+    """Class of the model on the hub."""
 
     part_of: PathText | None = None
     """Folder or hub name of a model of texts and images that this is the text part of; an export
     takes over its other weights. null: none."""
 
-    layers: LayerCount = 32
+    vocab_size: PositiveInt = 32000
+    """Rows of the embedding, at least the tokenizer's size."""
+
+    new_rows: str | None = None
+    """Rows that begin with the mean of the others, such as 32000-32003,32010, where the model that
+    is loaded has none, or untrained ones; model.add_tokens sets it. null: none."""
+
+    tie_word_embeddings: bool = False
+    """Use the embedding as the head's weight too."""
+
+    num_hidden_layers: LayerCount = 32
+    """Number of layers."""
+
     hidden_size: PositiveInt = 4096
 
-    inner_size: PositiveInt = 11008
-    """Features inside a feed-forward layer, or an expert. HF: intermediate_size,
-    moe_intermediate_size."""
+    intermediate_size: PositiveInt = 11008
+    """Features inside a feed-forward layer, or an expert."""
 
     sequence_length: PositiveInt = 4096
     """Tokens of a training sample; the most that a prompt has."""
@@ -278,82 +191,187 @@ class LlamaModel(Model):
     output_length: PositiveInt = 128
     """Most tokens to generate, the end token included."""
 
-    max_length: PositiveInt = 4096
-    """Tokens that the model was made for; dynamic and longrope angles depend on it. HF:
-    max_position_embeddings."""
+    max_position_embeddings: PositiveInt = 4096
+    """Tokens that the model was made for; dynamic and longrope angles depend on it."""
 
-    activation: Literal["silu", "gelu_tanh"] = "silu"
-    """Activation of the feed-forward's gate. HF: hidden_act."""
+    num_attention_heads: PositiveInt = 32
+    """Number of attention heads."""
 
-    feed_forward_bias: bool = False
-    """Give feed-forward layers biases. HF: mlp_bias."""
+    num_key_value_heads: PositiveInt = 32
+    """Heads of keys and values, each for equally many heads."""
 
-    norms: Literal["before", "after", "both"] = "before"
-    """RMS norms before attention and feed-forward, after them, or both."""
+    head_dim: PositiveInt = 128
+    """Features of a head."""
 
-    norms_from_one: bool = False
-    """Scale RMS norms by 1 + weight, as Gemma."""
+    attention_bias: bool = False
+    """Give queries, keys and values a bias, and the output too, but in qwen2_moe."""
 
-    norm_epsilon: PositiveFloat = 1e-5
-    """Added to the mean square in a norm. HF: rms_norm_eps."""
+    layer_types: Annotated[str, several(FULL, SLIDING)] | None = None
+    """full_attention or sliding_attention for each layer, repeated. null: sliding_attention if
+    there is a sliding_window."""
 
-    residual_scale: Number = 1.0
-    """Factor on what attention and feed-forward add. HF: residual_multiplier."""
+    sliding_window: PositiveInt | None = None
+    """Positions that a layer of sliding_attention sees, its own included."""
 
-    logits_divisor: PositiveFloat = 1.0
-    """Divisor of the logits. HF: logits_scaling."""
+    no_rope_layers: Annotated[str, several("0", "1")] | None = None
+    """smollm3: 1 for layers with rotary positions, 0 for others, repeated. null: all have them."""
 
-    logits_cap: PositiveFloat | None = None
-    """Logits become cap × tanh(logits / cap). HF: final_logit_softcapping."""
+    query_pre_attn_scalar: PositiveInt | None = None
+    """Gemma: scores are multiplied by this^-0.5. null: by head_dim^-0.5."""
+
+    attention_multiplier: PositiveFloat | None = None
+    """granite: scores are multiplied by this. null: by head_dim^-0.5."""
+
+    attn_logit_softcapping: PositiveFloat | None = None
+    """Scores become this × tanh(scores / this)."""
+
+    final_logit_softcapping: PositiveFloat | None = None
+    """Logits become this × tanh(logits / this)."""
+
+    hidden_act: Literal["silu", "gelu_pytorch_tanh"] = "silu"
+    """Activation of the feed-forward's gate."""
+
+    mlp_bias: bool = False
+    """Give feed-forward layers biases."""
+
+    rms_norm_eps: PositiveFloat = 1e-5
+    """Added to the mean square in a norm."""
+
+    embedding_multiplier: PositiveFloat = 1.0
+    """Factor on embeddings, but Gemma's, which is √hidden_size."""
+
+    residual_multiplier: Number = 1.0
+    """Factor on what attention and feed-forward add."""
+
+    logits_scaling: PositiveFloat = 1.0
+    """Divisor of the logits."""
+
+    num_experts: NonNegativeInt = 0
+    """Experts of a layer. 0: none. HF: also num_local_experts."""
+
+    num_experts_per_tok: PositiveInt = 1
+    """Experts that a token works with."""
+
+    moe_intermediate_size: PositiveInt | None = None
+    """Features of an expert. null: intermediate_size."""
+
+    norm_topk_prob: bool = True
+    """Divide the weights of a token's experts by their sum."""
+
+    shared_expert_intermediate_size: PositiveInt | None = None
+    """Features of an expert for all tokens, with a gate of its own. null: none."""
+
+    router_aux_loss_coef: NonNegativeFloat = 0.0
+    """Factor on the loss that balances experts: their number × the sum of each one's share of the
+    tokens × its mean probability, over all layers and the tokens of a micro-batch, without padding.
+    The loss of an evaluation is without it. A config.json's counts with output_router_logits."""
+
+    swiglu_limit: PositiveFloat | None = None
+    """gpt_oss: inner features are gate × sigmoid(swiglu_alpha × gate) × (up + 1), with the gate at
+    most this and up within ± this. null: hidden_act(gate) × up."""
+
+    swiglu_alpha: PositiveFloat = 1.702
+    """See swiglu_limit."""
 
     initializer_range: PositiveFloat = 0.02
     """Standard deviation of random initial weights."""
 
-    start_token: int | None = None
-    """Token that texts begin with, which the tokenizer adds. HF: bos_token_id."""
+    bos_token_id: int | None = None
+    """Token that texts begin with, which the tokenizer adds."""
 
-    end_token: NonNegativeInt = 2
+    eos_token_id: NonNegativeInt = 2
 
-    end_tokens: str | None = None
-    """All tokens that end an answer, separated by commas. null: end_token alone."""
+    eos_token_ids: Names | None = None
+    """All tokens that end an answer, with commas, where there are several. null: eos_token_id."""
 
-    pad_token: NonNegativeInt = 0
-    embedding: LlamaEmbedding = field(default_factory=LlamaEmbedding)
-    attention: LlamaAttention = field(default_factory=LlamaAttention)
-    experts: LlamaExperts = field(default_factory=LlamaExperts)
+    rope_local_base_freq: PositiveFloat | None = None
+    """rope_theta of layers of sliding_attention, unscaled. null: as in all layers."""
+
+    rope_parameters: LlamaRope = field(default_factory=LlamaRope)
 
     @property
-    def kinds(self) -> str:
-        """The kind of each layer."""
-        return "".join(islice(cycle(self.attention.pattern), self.layers))
+    def layers(self) -> tuple[LayerType, ...]:
+        """The type of each layer."""
+        types = listed(self.layer_types) or (SLIDING if self.sliding_window else FULL,)
+        ropes = listed(self.no_rope_layers) or ("1",)
+        pairs = zip(cycle(types), cycle(ropes), strict=False)
+        found = (LayerType(name == SLIDING, rope == "1") for name, rope in pairs)
+        return tuple(islice(found, self.num_hidden_layers))
+
+    @property
+    def rotated(self) -> int:
+        """Features of a head that are turned, the first ones."""
+        return int(self.head_dim * self.rope_parameters.partial_rotary_factor)
+
+    @property
+    def inner_size(self) -> int:
+        """Features inside a feed-forward layer or an expert."""
+        return self.moe_intermediate_size or self.intermediate_size
 
     @property
     def further_ends(self) -> tuple[int, ...]:
-        listed = self.end_tokens.split(",") if self.end_tokens else []
-        return tuple(sorted({int(token) for token in listed} - {self.end_token}))
+        ends = {int(token) for token in listed(self.eos_token_ids)}
+        return tuple(sorted(ends - {self.eos_token_id}))
 
     def validate(self) -> None:
         super().validate()
-        self._check_end_tokens()
-        if self.experts.count and self.feed_forward_bias:
+        heads, of_keys = self.num_attention_heads, self.num_key_value_heads
+        if heads % of_keys:
             raise ConfigError(
-                "model.feed_forward_bias is not for model.experts: set model.experts.biases"
+                f"model.num_attention_heads {heads} must be divisible by {of_keys} "
+                "model.num_key_value_heads"
             )
-        if len(self.attention.pattern) > self.layers:
-            raise ConfigError(
-                f"model.attention.pattern has {len(self.attention.pattern)} letters, but there are "
-                f"{self.layers} model.layers"
-            )
+        self._check_lists()
+        self._check_rotated()
+        self._check_experts()
+        for name in NEEDED.get(self.model_type, ()):
+            if not getattr(self, name):
+                raise ConfigError(f"model.model_type {self.model_type} needs model.{name}")
 
-    def _check_end_tokens(self) -> None:
-        try:
-            known = all(0 <= token < self.embedding.vocab_size for token in self.further_ends)
-        except ValueError:
-            known = False
-        if not known:
+    def _check_lists(self) -> None:
+        for token in listed(self.eos_token_ids):
+            if not (token.isdecimal() and int(token) < self.vocab_size):
+                raise ConfigError(
+                    f"model.eos_token_ids is {shown(self.eos_token_ids)}, but must be tokens below "
+                    f"model.vocab_size {self.vocab_size}, with commas"
+                )
+        for name in ("layer_types", "no_rope_layers"):
+            count = len(listed(getattr(self, name)))
+            if count > self.num_hidden_layers:
+                raise ConfigError(
+                    f"model.{name} names {count} layers, but there are "
+                    f"{self.num_hidden_layers} model.num_hidden_layers"
+                )
+        if any(layer.is_sliding for layer in self.layers) and self.sliding_window is None:
+            raise ConfigError(f"model.layer_types has {SLIDING}: set model.sliding_window")
+
+    def _check_rotated(self) -> None:
+        rope, rotated = self.rope_parameters, self.rotated
+        if rotated < 2 or rotated % 2:
             raise ConfigError(
-                f"model.end_tokens is {shown(self.end_tokens)}, but must be tokens below "
-                f"model.embedding.vocab_size {self.embedding.vocab_size}, with commas"
+                f"model.head_dim {self.head_dim} × rope_parameters.partial_rotary_factor "
+                f"{rope.partial_rotary_factor} must be an even number of features, but is {rotated}"
+            )
+        for name in ("short_factor", "long_factor"):
+            count = len(factors(getattr(rope, name)))
+            if rope.rope_type == "longrope" and count != rotated // 2:
+                raise ConfigError(
+                    f"rope_parameters.{name} has {count} numbers, but {rotated // 2} pairs of "
+                    "features are turned"
+                )
+
+    def _check_experts(self) -> None:
+        if self.num_experts and self.model_type not in MIXTURES:
+            raise ConfigError(
+                f"model.num_experts is for model.model_type {', '.join(MIXTURES)}, not "
+                f"{self.model_type}"
+            )
+        if self.router_aux_loss_coef and not self.num_experts:
+            raise ConfigError("model.router_aux_loss_coef needs model.num_experts")
+        if self.num_experts and self.num_experts_per_tok > self.num_experts:
+            raise ConfigError(
+                f"model.num_experts_per_tok {self.num_experts_per_tok} must be at most "
+                f"model.num_experts {self.num_experts}"
             )
 
 
@@ -372,21 +390,25 @@ class LlamaConfig(RunConfig):
 
     @property
     def experts(self) -> int:
-        return self.model.experts.count
+        return self.model.num_experts
 
     @property
     def adapter_targets(self) -> str:
-        return "qkv_proj" if self.model.architecture == "phi3" else super().adapter_targets
+        return "qkv_proj" if self.model.model_type == "phi3" else super().adapter_targets
 
     def validate(self) -> None:
         super().validate()
-        heads, parts = self.model.attention.key_value_heads, self.execution.tensor_parallel
+        heads, parts = self.model.num_key_value_heads, self.execution.tensor_parallel
         if max(heads, parts) % min(heads, parts):
             raise ConfigError(
-                f"model.attention.key_value_heads {heads} and execution.tensor_parallel {parts}: "
+                f"model.num_key_value_heads {heads} and execution.tensor_parallel {parts}: "
                 "one must be a multiple of the other"
             )
-        self._check_expert_groups()
+        if self.execution.expert_groups > 1 and not self.cuts_experts:
+            raise ConfigError(
+                "execution.expert_groups is for layers that only add what experts give: "
+                "model.dropout_prob 0 and residual_multiplier 1"
+            )
         optimizer = self.training.optimizer
         shares = self.execution.expert_parallel and parts > 1
         if shares and not optimizer.record.shared_parts:
@@ -398,7 +420,7 @@ class LlamaConfig(RunConfig):
         if parts > heads and not optimizer.record.shared_parts:
             raise ConfigError(
                 f"{optimizer.name} with execution.tensor_parallel {parts} above "
-                f"model.attention.key_value_heads {heads} is not supported: take adamw"
+                f"model.num_key_value_heads {heads} is not supported: take adamw"
             )
 
     def expert_weights(self) -> int:
@@ -406,42 +428,40 @@ class LlamaConfig(RunConfig):
 
     @property
     def cuts_experts(self) -> bool:
-        m = self.model
-        only_added = m.norms == "before" and not m.dropout_prob and m.residual_scale == 1
+        only_added = not self.model.dropout_prob and self.model.residual_multiplier == 1
         return super().cuts_experts and only_added
 
-    def _check_expert_groups(self) -> None:
-        if self.execution.expert_groups > 1 and not self.cuts_experts:
-            raise ConfigError(
-                "execution.expert_groups is for layers that only add what experts give: "
-                "model.norms before, dropout_prob 0 and residual_scale 1"
-            )
+    def _inner_sizes(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Features inside feed-forward layers and experts: those that tensor parallelism shards,
+        and those of whole experts."""
+        m, sharded, full = self.model, dict[str, int](), dict[str, int]()
+        name = "moe_intermediate_size" if m.moe_intermediate_size else "intermediate_size"
+        (full if self.execution.expert_parallel else sharded)[f"model.{name}"] = m.inner_size
+        if m.shared_expert_intermediate_size:
+            name = "model.shared_expert_intermediate_size"
+            sharded[name] = m.shared_expert_intermediate_size
+        return sharded, full
 
     def tensor_parallel_sizes(self) -> dict[str, int]:
-        sizes = {"model.attention.heads": self.model.attention.heads}
+        sizes = {"model.num_attention_heads": self.model.num_attention_heads}
         if self.execution.expert_parallel:
-            sizes["model.experts.count"] = self.model.experts.count
-        else:
-            sizes["model.inner_size"] = self.model.inner_size
-        if self.model.experts.shared_size:
-            sizes["model.experts.shared_size"] = self.model.experts.shared_size
-        return super().tensor_parallel_sizes() | sizes
+            sizes["model.num_experts"] = self.experts
+        return super().tensor_parallel_sizes() | sizes | self._inner_sizes()[0]
 
     def min_weights(self) -> int:
-        m, a = self.model, self.model.attention
-        a_layer = 2 * (a.heads + a.key_value_heads) * a.head_size + 3 * m.inner_size * (
-            m.experts.count or 1
-        )
-        tables = 1 if m.embedding.tied else 2
-        return m.hidden_size * (m.layers * a_layer + tables * m.embedding.vocab_size)
+        m = self.model
+        of_attention = 2 * (m.num_attention_heads + m.num_key_value_heads) * m.head_dim
+        a_layer = of_attention + 3 * m.inner_size * (m.num_experts or 1)
+        tables = 1 if m.tie_word_embeddings else 2
+        return m.hidden_size * (m.num_hidden_layers * a_layer + tables * m.vocab_size)
 
     def min_bytes(self) -> dict[str, int]:
-        m, lengths = self.model, self.model.sequence_length + self.model.output_length
-        a = m.attention
-        kept = max(min(a.window_of(kind) or lengths, lengths) for kind in m.kinds)
-        cached = 2 * a.key_value_heads * a.head_size
+        m, length = self.model, self.model.sequence_length + self.model.output_length
+        window = min(m.sliding_window or length, length)
+        kept = window if all(layer.is_sliding for layer in m.layers) else length
+        cached = 2 * m.num_key_value_heads * m.head_dim
         return super().min_bytes() | {
-            "the attention scores": self.score_bytes(a.heads),
+            "the attention scores": self.score_bytes(m.num_attention_heads),
             "the caches of generation": (
                 self._samples_at_once * kept * cached * 2 if m.eval else 0
             ),
@@ -449,14 +469,7 @@ class LlamaConfig(RunConfig):
 
     def linear_inputs(self) -> dict[str, int]:
         parts, m = self.execution.tensor_parallel, self.model
-        heads = m.attention.heads * m.attention.head_size
-        sizes = {"heads × head_size": heads}
-        whole = {}
-        if self.execution.expert_parallel:
-            whole["model.inner_size"] = m.inner_size
-        else:
-            sizes["model.inner_size"] = m.inner_size
-        if m.experts.shared_size:
-            sizes["model.experts.shared_size"] = m.experts.shared_size
-        cut = {f"{name} / execution.tensor_parallel": n // parts for name, n in sizes.items()}
-        return super().linear_inputs() | whole | cut
+        sharded, full = self._inner_sizes()
+        sharded = {"heads × head_dim": m.num_attention_heads * m.head_dim} | sharded
+        local = {f"{name} / execution.tensor_parallel": n // parts for name, n in sharded.items()}
+        return super().linear_inputs() | full | local

@@ -5,8 +5,9 @@ In the docstrings, HF is the name of the same setting in Hugging Face's model co
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from config.base import Section
 from config.errors import ConfigError
@@ -28,43 +29,14 @@ class FewBits(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Embedding(Section):
-    """The embedding layers."""
+class AnyModel(Section):
+    """What every model has; a family adds its own fields.
 
-    vocab_size: PositiveInt = 32128
-    """Rows of the embedding, at least the tokenizer's size."""
+    What programs ask of all models has Hugging Face's name; `path` says where a family has it.
+    """
 
-    new_rows: str | None = None
-    """Rows that begin with the mean of the others, such as 32000-32003,32010, where the model that
-    is loaded has none, or untrained ones; model.add_tokens sets it. null: none."""
-
-    def validate(self) -> None:
-        if any(row >= self.vocab_size for row in self.rows_to_begin()):
-            raise ConfigError(
-                f"embedding.new_rows is {shown(self.new_rows)}, but embedding.vocab_size is "
-                f"{self.vocab_size}: name rows below it"
-            )
-
-    def rows_to_begin(self) -> tuple[int, ...]:
-        """The rows that `new_rows` names."""
-        return numbered_rows(self.new_rows, "embedding.new_rows")
-
-
-@dataclass(frozen=True)
-class TiedEmbedding(Embedding):
-    """The embedding layers of families some of whose models have one table for both ends."""
-
-    tied: bool = False
-    """Use the embedding as the head's weight too. HF: tie_word_embeddings."""
-
-
-@dataclass(frozen=True)
-class Model(Section):
-    """What every model has; a family adds its own fields."""
-
-    layers: LayerCount = 8
-    """Number of layers, in each stack of an encoder-decoder. HF: num_layers, n_layer,
-    num_hidden_layers."""
+    paths: ClassVar[Mapping[str, str]] = {}
+    """Fields whose names are not Hugging Face's, by that."""
 
     hidden_size: PositiveInt = 512
     """Features of a token between layers. HF: d_model, n_embd."""
@@ -91,34 +63,63 @@ class Model(Section):
     seed: NonNegativeInt = 42
     """Seed of initial weights, dropout, stochastic rounding and generated data."""
 
-    end_token: NonNegativeInt = 1
-    """Token that ends a text; a run takes the tokenizer's. HF: eos_token_id."""
+    eos_token_id: NonNegativeInt = 1
+    """Token that ends a text; a run takes the tokenizer's."""
 
-    pad_token: NonNegativeInt = 0
+    pad_token_id: NonNegativeInt = 0
     """Token after the end of a text; a run takes the tokenizer's."""
 
     add_tokens: Names | None = None
     """Tokens that the tokenizer gets, separated by commas. Their rows in the embedding and the head
     begin with the mean of the others."""
 
-    embedding: Embedding = field(default_factory=Embedding)
+    @property
+    def num_hidden_layers(self) -> int:
+        """Layers, in each stack of an encoder-decoder."""
+        raise NotImplementedError
 
     @property
-    def made_for(self) -> int | None:
+    def vocab_size(self) -> int:
+        """Rows of the embedding."""
+        raise NotImplementedError
+
+    @property
+    def new_rows(self) -> str | None:
+        """Rows of the embedding that begin with the mean of the others."""
+        raise NotImplementedError
+
+    @property
+    def tie_word_embeddings(self) -> bool | None:
+        """True if the head's weight is the embedding's; None: the family has no such models."""
+        return None
+
+    @property
+    def max_position_embeddings(self) -> int | None:
         """Tokens that the model was made for; None: it knows no limit."""
-        return getattr(self, "max_length", None)
+        return None
+
+    @classmethod
+    def path(cls, name: str) -> str:
+        """Returns the dotted name, from the root, of a field that Hugging Face calls `name`."""
+        return f"model.{cls.paths.get(name, name)}"
 
     def validate(self) -> None:
-        for name in ("end_token", "pad_token"):
-            if getattr(self, name) >= self.embedding.vocab_size:
-                raise ConfigError(
-                    f"model.{name} {getattr(self, name)} must be below "
-                    f"model.embedding.vocab_size {self.embedding.vocab_size}"
-                )
+        rows = f"{self.path('vocab_size')} {self.vocab_size}"
+        for name in ("eos_token_id", "pad_token_id"):
+            if getattr(self, name) >= self.vocab_size:
+                raise ConfigError(f"model.{name} {getattr(self, name)} must be below {rows}")
+        if any(row >= self.vocab_size for row in self.rows_to_begin()):
+            raise ConfigError(
+                f"{self.path('new_rows')} is {shown(self.new_rows)}, but must be rows below {rows}"
+            )
+
+    def rows_to_begin(self) -> tuple[int, ...]:
+        """The rows that `new_rows` names."""
+        return numbered_rows(self.new_rows, self.path("new_rows"))
 
     @property
     def further_ends(self) -> tuple[int, ...]:
-        """Tokens that end what is generated besides `end_token`; a family may have some."""
+        """Tokens that end what is generated besides `eos_token_id`; a family may have some."""
         return ()
 
     @property
@@ -132,3 +133,57 @@ class Model(Section):
     def few_bits_in_layers(self) -> FewBits | None:
         """`few_bits`, if layers take packed weights; in training, they take whole ones."""
         return self.few_bits if self.eval else None
+
+
+@dataclass(frozen=True)
+class Embedding(Section):
+    """The embedding layers."""
+
+    vocab_size: PositiveInt = 32128
+    """Rows of the embedding, at least the tokenizer's size."""
+
+    new_rows: str | None = None
+    """Rows that begin with the mean of the others, such as 32000-32003,32010, where the model that
+    is loaded has none, or untrained ones; model.add_tokens sets it. null: none."""
+
+
+@dataclass(frozen=True)
+class TiedEmbedding(Embedding):
+    """The embedding layers of families some of whose models have one table for both ends."""
+
+    tied: bool = False
+    """Use the embedding as the head's weight too. HF: tie_word_embeddings."""
+
+
+@dataclass(frozen=True)
+class Model(AnyModel):
+    """A model whose fields are those of Graphcore's applications."""
+
+    paths: ClassVar[Mapping[str, str]] = {
+        "num_hidden_layers": "layers",
+        "num_attention_heads": "attention.heads",
+        "vocab_size": "embedding.vocab_size",
+        "new_rows": "embedding.new_rows",
+        "tie_word_embeddings": "embedding.tied",
+    }
+
+    layers: LayerCount = 8
+    """Number of layers, in each stack of an encoder-decoder. HF: num_layers, n_layer."""
+
+    embedding: Embedding = field(default_factory=Embedding)
+
+    @property
+    def num_hidden_layers(self) -> int:
+        return self.layers
+
+    @property
+    def vocab_size(self) -> int:
+        return self.embedding.vocab_size
+
+    @property
+    def new_rows(self) -> str | None:
+        return self.embedding.new_rows
+
+    @property
+    def tie_word_embeddings(self) -> bool | None:
+        return getattr(self.embedding, "tied", None)

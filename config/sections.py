@@ -10,8 +10,8 @@ from config.adapter import Adapter as Adapter
 from config.base import Section
 from config.errors import ConfigError, ContradictionError
 from config.least import ITEM_BYTES, check_any_memory
+from config.model import AnyModel, FewBits
 from config.model import Embedding as Embedding
-from config.model import FewBits
 from config.model import Model as Model
 from config.model import TiedEmbedding as TiedEmbedding
 from config.optimizer_state import MASTER, RESIDUALS, Slot
@@ -41,7 +41,7 @@ class RunConfig(Section):
     family: str = ""
     """The model family."""
 
-    model: Model = field(default_factory=Model)
+    model: AnyModel = field(default_factory=Model)
     training: Training = field(default_factory=Training)
     adapter: Adapter = field(default_factory=Adapter)
     execution: Execution = field(default_factory=Execution)
@@ -62,9 +62,9 @@ class RunConfig(Section):
     @property
     def trained_tokens(self) -> tuple[int, ...]:
         """Tokens whose rows are trained beside frozen ones; see `adapter.trainable_tokens`."""
-        asked, embedding = self.adapter.trainable_tokens, self.model.embedding
+        asked = self.adapter.trainable_tokens
         if asked == NEW:
-            return embedding.rows_to_begin()
+            return self.model.rows_to_begin()
         return numbered_rows(asked, "adapter.trainable_tokens")
 
     @property
@@ -134,8 +134,7 @@ class RunConfig(Section):
     @property
     def tied(self) -> bool:
         """Whether the head's weight is the embedding's."""
-        embedding = self.model.embedding
-        return isinstance(embedding, TiedEmbedding) and embedding.tied
+        return bool(self.model.tie_word_embeddings)
 
     @property
     def rounds_behind(self) -> bool:
@@ -168,7 +167,7 @@ class RunConfig(Section):
         item = ITEM_BYTES[m.precision]
         tokens = self._batch * m.sequence_length
         some = m.eval or self.some_frozen  # trained may be as little as a norm
-        kept = 1 if some else m.layers
+        kept = 1 if some else m.num_hidden_layers
         elements = self.min_weights()
         return {
             "the weights": elements * (m.few_bits.bits if m.few_bits else 8 * item) // 8,
@@ -186,7 +185,7 @@ class RunConfig(Section):
     def min_weights(self) -> int:
         """Weights of the model at the least; a family counts its own."""
         m = self.model
-        return m.hidden_size * (m.embedding.vocab_size + m.layers)
+        return m.hidden_size * (m.vocab_size + m.num_hidden_layers)
 
     def score_bytes(self, heads: int) -> int:
         """Bytes of the attention scores that exist at a time on all devices, in float32; none
@@ -250,7 +249,7 @@ class RunConfig(Section):
             )
 
     def _check_trained_tokens(self) -> None:
-        asked, rows = self.adapter.trainable_tokens, self.model.embedding.vocab_size
+        asked, rows = self.adapter.trainable_tokens, self.model.vocab_size
         if asked is None:
             return
         if not self.adapter.rank:
@@ -260,7 +259,7 @@ class RunConfig(Section):
         if max(self.trained_tokens, default=0) >= rows:
             raise ConfigError(
                 f"adapter.trainable_tokens is {shown(asked)}, but must be rows below "
-                f"model.embedding.vocab_size {rows}"
+                f"{self.model.path('vocab_size')} {rows}"
             )
 
     def _check_what_is_trained(self) -> None:
@@ -279,10 +278,11 @@ class RunConfig(Section):
                 *("training.trained", "training.frozen", "adapter.rank"),
             )
         if self.fp8.head and self.tied:
+            tied = self.model.path("tie_word_embeddings")
             raise ContradictionError(
-                "fp8.head is for heads with weights of their own, but model.embedding.tied is true",
+                f"fp8.head is for heads with weights of their own, but {tied} is true",
                 {"fp8.head": False},
-                "model.embedding.tied",
+                tied,
             )
         if self.adapter.rank and self.training.frozen and not self.training.trained:
             raise ContradictionError(
@@ -344,7 +344,7 @@ class RunConfig(Section):
         """Sizes that tensor parallelism splits, by dotted name; a family adds its own."""
         return {
             "model.hidden_size": self.model.hidden_size,
-            "model.embedding.vocab_size": self.model.embedding.vocab_size,
+            self.model.path("vocab_size"): self.model.vocab_size,
         }
 
     def linear_inputs(self) -> dict[str, int]:

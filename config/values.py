@@ -23,10 +23,18 @@ Scalar = bool | int | float | str | None
 
 @dataclass(frozen=True)
 class Rule:
-    """A condition on a value; `text` completes the sentence "must be …"."""
+    """A condition on a value; `text` completes the sentence "must be …"; `lists`: it is several
+    names or numbers, separated by commas."""
 
     text: str
     holds: Callable[[Any], bool]
+    lists: bool = False
+
+
+def several(*names: str) -> Rule:
+    """The rule for some of these names, separated by commas."""
+    text = f"{' or '.join(names)}, separated by commas"
+    return Rule(text, lambda value: value != "" and {*listed(value)} <= {*names}, lists=True)
 
 
 LARGEST_INT = 2**63 - 1
@@ -57,8 +65,12 @@ Probability = Annotated[
 ]
 
 Address = Annotated[str, Rule("an address such as s3://bucket/run", lambda v: is_address(v))]
-_NAMES = Rule("names, separated by commas", lambda value: value != "" and all(listed(value)))
-Names = Annotated[str, _NAMES]
+Names = Annotated[
+    str, Rule("names, separated by commas", lambda value: value != "" and all(listed(value)), True)
+]
+Factors = Annotated[
+    str, Rule("positive numbers, separated by commas", lambda value: _are_factors(value), True)
+]
 PathText = Annotated[str, Rule("text that can be a path or name", lambda value: _is_path(value))]
 
 _ADDRESS = re.compile("[a-z][a-z0-9+]*://.")
@@ -112,8 +124,8 @@ class ValueType:
 
     @property
     def lists(self) -> bool:
-        """Whether a value is several names."""
-        return self.rule is _NAMES
+        """Whether a value is several names or numbers."""
+        return self.rule is not None and self.rule.lists
 
     def describe(self) -> str:
         """What a value must be, to complete "must be …"."""
@@ -136,8 +148,8 @@ class ValueType:
 
         An int counts as a float, and so does text that spells a number, since YAML reads `5e-6`
         (no dot) as text; and it reads 0.1 as a number, which is text where a field may be a
-        fraction or a name. A list of names becomes one text, one of one number that number. A
-        choice may be spelled as others do.
+        fraction or a name. A list of names or numbers becomes one text where a field has several,
+        one of one number that number. A choice may be spelled as others do.
         Nothing else is converted; a bool is never a number.
 
         Raises:
@@ -149,8 +161,8 @@ class ValueType:
         converted = _as_float(value) if self.kind is float else value
         if self.kind is str and type(value) in (int, float):
             converted = repr(value)
-        if self.lists and isinstance(value, list) and all(isinstance(v, str) for v in value):
-            converted = ",".join(value)
+        if self.lists and isinstance(value, list) and {*map(type, value)} <= {str, int, float}:
+            converted = ",".join(map(str, value))
         if self.choices and isinstance(converted, str):
             converted = self._choice(converted)
         if isinstance(converted, Scalar) and self._admits(converted):
@@ -204,6 +216,18 @@ def _only(value: Any) -> Any:
 def listed(text: str | None) -> tuple[str, ...]:
     """The names that a text lists, separated by commas."""
     return tuple(name.strip() for name in text.split(",")) if text else ()
+
+
+def factors(text: str | None) -> tuple[float, ...]:
+    """The numbers that a text lists, separated by commas."""
+    return tuple(map(float, listed(text)))
+
+
+def _are_factors(text: str) -> bool:
+    try:
+        return text != "" and all(0 < x < math.inf for x in factors(text))
+    except ValueError:
+        return False
 
 
 def is_address(text: str) -> bool:

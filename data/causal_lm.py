@@ -230,7 +230,7 @@ class CausalLM(SampleFormat):
             limit = self.target_limit(config)
             tokens, cuts = fitted_texts(tokens, examples, limit, data.long_targets)
         elif not joins:
-            whole = Limit(length, "sequence_length", config.model.made_for)
+            whole = Limit(length, "sequence_length", config.model.max_position_embeddings)
             tokens, cuts = fitted_chats(tokens, examples, whole, data.long_targets)
         answers_only = evaluated or self.learned(config) != "all"
         stream = one_stream(tokens, answers_only, cuts)
@@ -273,7 +273,7 @@ class CausalLM(SampleFormat):
         """A target is as long as what is generated, if a sample holds that."""
         length, room = config.model.sequence_length, self.room(config)
         most = (length, "sequence_length") if room >= length else (room, self.output_field)
-        return Limit(*most, config.model.made_for)
+        return Limit(*most, config.model.max_position_embeddings)
 
     def prompts(
         self, config: RunConfig, texts: Sequence[str], tokenizer: Tokenizer
@@ -309,7 +309,7 @@ class CausalLM(SampleFormat):
         model = config.model
         rng = np.random.default_rng(model.seed)
         length = count * model.sequence_length + 1
-        stream = rng.integers(0, model.embedding.vocab_size, length, np.int32)
+        stream = rng.integers(0, model.vocab_size, length, np.int32)
         return PackedTokens(stream, model.sequence_length)
 
     def streams(self, batch: Batch) -> dict[str, np.ndarray]:

@@ -73,7 +73,7 @@ class Pipeline:
             UserError: it is unavailable, lacks what training needs, or has tokens that the model
                 does not.
         """
-        rows, (_, base) = self.given.model.embedding.vocab_size, self._loaded
+        rows, (_, base) = self.given.model.vocab_size, self._loaded
         chat = self._chat_template(base) if self.is_chat else None
         try:
             if chat is not None and self.shape.takes_chats:
@@ -84,8 +84,8 @@ class Pipeline:
             raise ConfigError(str(error)) from error
         if made.rows > rows and self.given.checkpoint.load in (None, RANDOM):
             raise ConfigError(
-                f"the tokenizer has {made.rows} tokens, but model.embedding.vocab_size is "
-                f"{rows}: set it to {made.rows} or more"
+                f"the tokenizer has {made.rows} tokens, but {self.given.model.path('vocab_size')} "
+                f"is {rows}: set it to {made.rows} or more"
             )
         return made
 
@@ -169,7 +169,7 @@ class Pipeline:
         where the tokenizer is, and the format of the data."""
         end, pad = self.tokenizer.end, self.tokenizer.pad
         data = replace(self._settled.data, tokenizer=self._loaded[0])
-        model = replace(self.given.model, end_token=end, pad_token=pad)
+        model = replace(self.given.model, eos_token_id=end, pad_token_id=pad)
         return replace(self.given, model=model, data=data)
 
     @cached_property
@@ -441,7 +441,7 @@ class Pipeline:
                 *dict.fromkeys(labels.with_name(text, name) for text in found for name in names)
             ]
         tokens = self.shape.answers(self._settled, texts, self.tokenizer)
-        limit = Limit(room, self.shape.output_field, self.given.model.made_for)
+        limit = Limit(room, self.shape.output_field, self.given.model.max_position_embeddings)
         # A reference too long to be written only lowers the score, if the user accepts that.
         try:
             fitted_targets(tokens, texts, limit, self.given.data.long_targets)

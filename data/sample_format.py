@@ -158,7 +158,8 @@ class SampleFormat(ABC):
 
     def target_limit(self, config: RunConfig) -> Limit:
         """Most tokens of a target in training."""
-        return Limit(self.output_length(config), self.output_field, config.model.made_for)
+        made_for = config.model.max_position_embeddings
+        return Limit(self.output_length(config), self.output_field, made_for)
 
     def with_output_length(self, config: RunConfig, length: int) -> RunConfig:
         """The configuration of a model that writes so many tokens at most."""

@@ -249,7 +249,7 @@ class Seq2Seq(SampleFormat):
         room = model.sequence_length if mean_tokens else model.sequence_length // most
         drawn = generated_examples(
             count * most,
-            model.embedding.vocab_size,
+            model.vocab_size,
             room,
             self.output_length(config),
             model.seed,

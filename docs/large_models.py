@@ -52,15 +52,20 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """By title: a preset, and what is changed in it."""
 
-_70B = {"layers": 80, "hidden_size": 8192, "inner_size": 28672, "attention": {"heads": 64}}
+_70B = {
+    "num_hidden_layers": 80,
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_attention_heads": 64,
+}
 _123B = {
-    "layers": 88,
+    "num_hidden_layers": 88,
     "hidden_size": 12288,
-    "inner_size": 28672,
-    "attention": {"heads": 96},
-    "embedding": {"vocab_size": 32768, "tied": False},
-    "end_token": 2,
-    "pad_token": 2,
+    "intermediate_size": 28672,
+    "num_attention_heads": 96,
+    "vocab_size": 32768,
+    "eos_token_id": 2,
+    "pad_token_id": 2,
 }
 _BASES: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3 32B": ("qwen3_32B", {}),
@@ -78,12 +83,14 @@ ADAPTED: dict[str, tuple[str, dict[str, Any]]] = {
 """Like `MODELS`: adapters of rank 16 on all linear maps."""
 
 _QWEN_7B = {
-    "architecture": "qwen2",
-    "layers": 28,
+    "model_type": "qwen2",
+    "num_hidden_layers": 28,
     "hidden_size": 3584,
-    "inner_size": 18944,
-    "embedding": {"vocab_size": 152064, "tied": False},
-    "attention": {"heads": 28, "key_value_heads": 4, "norms": None, "input_bias": True},
+    "intermediate_size": 18944,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+    "tie_word_embeddings": False,
 }
 COMPARED: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama 3.1 8B, 512 samples": ("llama3_1_8B", {"training": {"global_batch_size": 512}}),

@@ -116,7 +116,7 @@ def _preset_row(name: str) -> tuple[str, ...]:
     layout = (given.get(field, "plan") for field in ("data_parallel", "tensor_parallel"))
     return (
         f"`{name}`",
-        f"{model.layers}",
+        f"{model.num_hidden_layers}",
         f"{model.hidden_size}",
         model.precision,
         *map(str, layout),

@@ -304,7 +304,7 @@ def with_own_lengths(line: CommandLine) -> CommandLine:
 
 def _context(config: RunConfig) -> int:
     """Tokens that the model was made for, up to `MAX_CONTEXT`; `LONGEST` if it knows no limit."""
-    return min(MAX_CONTEXT, config.model.made_for or LONGEST)
+    return min(MAX_CONTEXT, config.model.max_position_embeddings or LONGEST)
 
 
 def _habits(config: RunConfig, shape: SampleFormat, is_plain: bool) -> dict[str, Any]:
@@ -459,9 +459,9 @@ def _bytes_of_sample(config: RunConfig, shape: SampleFormat) -> float:
     """About what a layer's backward pass, or the loss, takes for a sample, in float32."""
     m = config.model
     layer = m.sequence_length * m.hidden_size * 40
-    heads = config.tensor_parallel_sizes().get("model.attention.heads", 1)
+    heads = config.tensor_parallel_sizes().get(m.path("num_attention_heads"), 1)
     scores = 3 * heads * m.sequence_length**2 // config.execution.attention_slices
-    logits = 3 * shape.predicted(config) * m.embedding.vocab_size
+    logits = 3 * shape.predicted(config) * m.vocab_size
     return 4.0 * max(layer + scores, logits) / config.execution.tensor_parallel
 
 

@@ -17,14 +17,14 @@ from huggingface.hub import DataUnavailable, load_tokenizer
 from huggingface.models import RANDOM
 from terminal.screen import say
 
-ADDED, ROWS = "model.add_tokens", "model.embedding.vocab_size"
+ADDED = "model.add_tokens"
 
 
 def new_rows(settings: Settings, model_rows: int) -> dict[str, Any]:
     """The embedding's fields for new tokens, by dotted names; empty: there are none.
 
     They are those of `model.add_tokens`, and those of a tokenizer that is not the model's own.
-    Other rows that `--vocab_size` asks for are new too. Says which are.
+    Other rows that the vocabulary's size asks for are new too. Says which are.
 
     Args:
         model_rows: of the embedding that is loaded.
@@ -33,8 +33,9 @@ def new_rows(settings: Settings, model_rows: int) -> dict[str, Any]:
         UserError: the tokenizer cannot be had.
     """
     config = settings.config
-    is_asked = settings.by_flag(ROWS) or config.adapter.load is not None
-    asked = config.model.embedding.vocab_size if is_asked else model_rows
+    rows_field = config.model.path("vocab_size")
+    is_asked = settings.by_flag(rows_field) or config.adapter.load is not None
+    asked = config.model.vocab_size if is_asked else model_rows
     tokens = _new_tokens(config, model_rows)
     rows = max([model_rows, asked, *(number + 1 for number in tokens)])
     if rows > model_rows:
@@ -51,13 +52,14 @@ def new_rows(settings: Settings, model_rows: int) -> dict[str, Any]:
     names = f" for {shown_names(tokens.values())}" if tokens else ""
     many, begin = ("rows", "begin") if len(new) > 1 else ("row", "begins")
     say(f"{many} {named} of the embedding{grows}, {begin} with the mean of the others{names}")
-    return {ROWS: rows, "model.embedding.new_rows": named}
+    return {rows_field: rows, config.model.path("new_rows"): named}
 
 
 def asks_for_rows(settings: Settings) -> bool:
     """Decide whether settings may ask for other rows than the model has."""
     config = settings.config
-    return settings.by_flag(ROWS) or bool(config.model.add_tokens) or not _has_own(config)
+    asked = settings.by_flag(config.model.path("vocab_size"))
+    return asked or bool(config.model.add_tokens) or not _has_own(config)
 
 
 def is_model(settings: Settings) -> bool:

@@ -13,6 +13,7 @@ from checkpoints.manifest import FILE_NAME, Manifest
 from checkpoints.owner import restore_from_mirror
 from checkpoints.remote import fetched, local_save
 from checkpoints.step_folders import step_folders
+from config.base import flattened, nested
 from config.errors import ConfigError
 from config.families import kinds
 from config.layers import Settings
@@ -117,15 +118,16 @@ class SavedOrModel:
 
         adapted = {module for some in adapter_modules(folder) for module in some or ()}
         table = family_of(config).table(config)
-        embedding: dict[str, Any] = {}
+        model, values = config.model, dict[str, Any]()
         if unties_head(table, adapted, ties_weights(folder), folder):
-            embedding["tied"] = False
-        own = config.model.embedding.vocab_size
+            values[model.path("tie_word_embeddings")] = False
+        own = model.vocab_size
         tokens = numbered_rows(fields["adapter"]["trainable_tokens"], folder)
         rows = adapter_rows(folder, vocabulary_names(table)) or max(tokens, default=-1) + 1
         if rows > own:
-            embedding |= {"vocab_size": rows, "new_rows": f"{own}-{rows - 1}"}
-        fields |= {"model": {"embedding": embedding}} if embedding else {}
+            values[model.path("vocab_size")] = rows
+            values[model.path("new_rows")] = f"{own}-{rows - 1}"
+        fields |= nested(values)
         has_tokenizer = (Path(folder) / "tokenizer_config.json").is_file()
         return fields | ({"data": {"tokenizer": folder}} if rows and has_tokenizer else {})
 
@@ -134,7 +136,8 @@ class SavedOrModel:
         load = str(settings.config.checkpoint.load)
         if not (asks_for_rows(settings) and is_model(settings)):
             return {}
-        return new_rows(settings, self.described(load)["model"]["embedding"]["vocab_size"])
+        described = flattened({"model": self.described(load)["model"]})
+        return new_rows(settings, described[settings.config.model.path("vocab_size")])
 
     def described(self, name: str) -> Mapping[str, Any]:
         """The model's sizes, weights and tokenizer."""

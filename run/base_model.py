@@ -59,8 +59,8 @@ def with_other_parts(
         )
     say(f"the {len(whole) - len(files)} weights besides the text part are {shown_path(name)}'s")
     described = whole_description(hf_description(folder) or {}, description)
-    if config.model.embedding.new_rows is not None:
-        rows = {"vocab_size": config.model.embedding.vocab_size}
+    if config.model.new_rows is not None:
+        rows = {"vocab_size": config.model.vocab_size}
         described["text_config"] = {**described.get("text_config", {}), **rows}
     return whole, described, folder
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from checkpoints import CheckpointError
 from checkpoints.tensor_shards import Part, PartialReader
-from config.model import TiedEmbedding
 from config.sections import RunConfig
 from files.lazy import Lazy
 from files.shown import shown_name, shown_path
@@ -40,11 +39,11 @@ def check_head(config: RunConfig, table: WeightTable, tensors: Arrays, name: str
     head = "lm_head.weight"
     if head in tensors or all(weight.name != head for weight in table.weights):
         return
-    if not isinstance(config.model.embedding, TiedEmbedding):
+    if config.model.tie_word_embeddings is None:
         return  # the check of all weights says it
     raise CheckpointError(
         f"{shown_path(name)} has no {head}: if the model's head is its embedding, give "
-        "--model.embedding.tied true"
+        f"--{config.model.path('tie_word_embeddings')} true"
     )
 
 

@@ -102,8 +102,8 @@ def export(
         write_card(draft, name, shape, load, run, adapter_of if adapts else None)
 
     named = None if base is None else base.seen_from(folder)
-    grows = config.model.embedding.new_rows is not None
-    adapter_of = AdapterOf(named, config.model.embedding.vocab_size if grows else None)
+    grows = config.model.new_rows is not None
+    adapter_of = AdapterOf(named, config.model.vocab_size if grows else None)
     if adapts:
         own = {name: weights[name] for name in weights}
         settings = _adapter_settings(config, family, named)
@@ -119,7 +119,7 @@ def export(
 def _exported(config: RunConfig, table: WeightTable) -> WeightTable:
     """What an adapter's file has: all that is trained, and weights with new rows, which its base
     has not, unless these are trained."""
-    new = config.model.embedding.rows_to_begin()
+    new = config.model.rows_to_begin()
     lacking = {n for n in vocabulary_names(table) if new and not trains_rows(table, n, new)}
     return table.only(lambda row: row.trained or any(w.name in lacking for w in row.weights))
 

@@ -42,7 +42,7 @@ def length_note(config: RunConfig, written: int = 0) -> list[str]:
         written: tokens that follow those that are read.
     """
     shared = 2 if config.training.prefers and not isinstance(config.data, Seq2SeqData) else 1
-    most, read = config.model.made_for, config.model.sequence_length // shared
+    most, read = config.model.max_position_embeddings, config.model.sequence_length // shared
     if most is None or read + written <= most:
         return []
     answers = f", and up to {written} follow" if written else ""

@@ -54,7 +54,7 @@ def _module(row: WeightRow, weight: Weight) -> str:
 
 def _new_rows_note(config: RunConfig, table: WeightTable) -> list[str]:
     """Warn of new rows that stay what they begin with, as the weights are frozen."""
-    trained, new = {w.name for w in table.trained}, config.model.embedding.rows_to_begin()
+    trained, new = {w.name for w in table.trained}, config.model.rows_to_begin()
     frozen = [
         name
         for name in vocabulary_names(table)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from config.model import Embedding, TiedEmbedding
+from config.base import flattened
 from config.sections import RunConfig
 from files.json_files import Fields
 from modelling.spec import family_of
@@ -32,22 +31,21 @@ def as_loaded(
         tensors: its weights.
         name: of the model, for messages.
     """
-    family, embedding = family_of(config), config.model.embedding
+    family, model = family_of(config), config.model
     names = [n for n in embedding_names(family.table(config)) if n in tensors]
-    rows = tensors.spec(names[0]).shape[0] if names else embedding.vocab_size
-    if set(range(rows, embedding.vocab_size)) <= {*embedding.rows_to_begin()}:
-        embedding = _with_rows(embedding, min(rows, embedding.vocab_size))
+    rows = tensors.spec(names[0]).shape[0] if names else model.vocab_size
+    values: dict[str, Any] = {}
+    if set(range(rows, model.vocab_size)) <= {*model.rows_to_begin()}:
+        rows = min(rows, model.vocab_size)
+        values = {model.path("vocab_size"): rows, model.path("new_rows"): None}
+        for token in ("eos_token_id", "pad_token_id"):
+            values[f"model.{token}"] = min(getattr(model, token), rows - 1)
     may_untie = not family.head_in_files and HEAD not in tensors and description is not None
-    if may_untie and isinstance(embedding, TiedEmbedding) and not embedding.tied:
+    if may_untie and model.tie_word_embeddings is False:
         of_model = family.from_config_json(Fields(dict(description or {}), name))
-        embedding = replace(embedding, tied=of_model["embedding"].get("tied", False))
-    last, model = embedding.vocab_size - 1, config.model
-    end, pad = min(model.end_token, last), min(model.pad_token, last)
-    return replace(config, model=replace(model, embedding=embedding, end_token=end, pad_token=pad))
-
-
-def _with_rows(embedding: Embedding, rows: int) -> Embedding:
-    return replace(embedding, vocab_size=rows, new_rows=None)
+        tied = model.path("tie_word_embeddings")
+        values[tied] = flattened({"model": of_model}).get(tied, False)
+    return config.changed(values)
 
 
 def with_vocabulary(
@@ -61,7 +59,7 @@ def with_vocabulary(
         loaded: of the model that the weights are of.
     """
     (embedding, *_), own = embedding_names(loaded), {w.name for w in loaded.weights}
-    rows, new = config.model.embedding.vocab_size, config.model.embedding.rows_to_begin()
+    rows, new = config.model.vocab_size, config.model.rows_to_begin()
     makers = {}
     for name in vocabulary_names(table):
         source = name if name in own else embedding

@@ -9,11 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import run_export
 import run_finetuning
+from config.base import nested
+from config.sections import RunConfig
 from data.task import Task
 from run import card
 from run.records import record_files
@@ -37,11 +40,19 @@ GPTJ = (
 )
 """On four devices, which up to four processes share."""
 
+
+def vocabulary(config: type[RunConfig], rows: int) -> dict[str, Any]:
+    """The fields of a family's model that say how many rows its embedding has."""
+    return nested({config().model.path("vocab_size"): rows})["model"]
+
+
 # Few examples, so that runs start soon and pass the end of an epoch often.
 _FINETUNING = """
 import sys
 from itertools import islice
 import run_finetuning
+from config.base import nested
+from config.sections import RunConfig
 from data.task import Task
 
 examples = Task.examples

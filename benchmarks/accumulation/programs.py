@@ -61,8 +61,8 @@ def config_of(size: Size, devices: int) -> GPTJConfig:
         "hidden_size": size.hidden,
         "sequence_length": size.length,
         "initializer_range": 0.05,
-        "end_token": 0,
-        "pad_token": 1,
+        "eos_token_id": 0,
+        "pad_token_id": 1,
         "embedding": {"vocab_size": size.vocabulary},
         "attention": {"heads": size.heads, "rotary_dim": ROTARY},
     }

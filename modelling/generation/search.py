@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 import popxl
-from config.model import Model
+from config.model import AnyModel
 from modelling.generation.rules import NO_RULES, Rules
 from modelling.layers import Groups
 from popxl import Tensor, TensorSpec, ops
@@ -30,9 +30,9 @@ class SpecialTokens:
     others: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, model: Model) -> SpecialTokens:
+    def of(cls, model: AnyModel) -> SpecialTokens:
         """The special tokens of a configured model."""
-        return cls(model.end_token, model.pad_token, model.further_ends)
+        return cls(model.eos_token_id, model.pad_token_id, model.further_ends)
 
     def ends(self, tokens: Tensor) -> Tensor:
         """Which tokens end a sequence: bool, of their shape."""

@@ -32,4 +32,4 @@ def _stops(config: RunConfig, tokenizer: Tokenizer | None) -> Stops | None:
     texts = config.generation.stops()
     if not texts or tokenizer is None:
         return None
-    return Stops.of(texts, tokenizer.printed(config.model.embedding.vocab_size))
+    return Stops.of(texts, tokenizer.printed(config.model.vocab_size))

@@ -30,9 +30,9 @@ def to_config_json(config: GPTJConfig) -> dict[str, Any]:
         "initializer_range": model.initializer_range,
         "activation_function": "gelu_new",
         "tie_word_embeddings": False,
-        "bos_token_id": model.end_token,
-        "pad_token_id": model.pad_token,
-        "eos_token_id": model.end_token,
+        "bos_token_id": model.eos_token_id,
+        "pad_token_id": model.pad_token_id,
+        "eos_token_id": model.eos_token_id,
         **dropout,
     }
 
@@ -66,6 +66,6 @@ def from_config_json(description: Fields) -> dict[str, Any]:
         },
     }
     last = fields["embedding"]["vocab_size"] - 1
-    fields["end_token"] = token_id(description, "eos", min(50256, last))
-    fields["pad_token"] = token_id(description, "pad", min(50257, last))
+    fields["eos_token_id"] = token_id(description, "eos", min(50256, last))
+    fields["pad_token_id"] = token_id(description, "pad", min(50257, last))
     return fields

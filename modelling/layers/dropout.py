@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from config.sections import Model
+from config.model import AnyModel
 from popxl import Tensor, ops
 
 
@@ -21,7 +21,7 @@ class Dropout:
     probability: float = 0.0
 
     @classmethod
-    def of(cls, model: Model) -> Dropout:
+    def of(cls, model: AnyModel) -> Dropout:
         """The dropout of a model: none for evaluation."""
         return cls(0.0 if model.eval else model.dropout_prob)
 

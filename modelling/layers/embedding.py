@@ -31,7 +31,7 @@ class VocabularyEmbedding(Module):
         super().__init__(hf_name)
         model, self.is_shared = self.config.model, is_shared
         self.rows = TokenRows(self.config.trained_tokens) if self.config.trained_tokens else None
-        self.weight = parameter(model.embedding.vocab_size, model.hidden_size, std=std, shard=0)
+        self.weight = parameter(model.vocab_size, model.hidden_size, std=std, shard=0)
 
     def build(self, tokens: Tensor) -> Tensor:
         """tokens: int32 of any shape, in [0, vocabulary) -> (*shape, hidden)."""

@@ -36,7 +36,7 @@ class LMHead(Module):
         config, model = self.config, self.config.model
         rows = () if tied or not config.adapter.trainable_tokens_head else config.trained_tokens
         self.rows = TokenRows(rows) if rows else None
-        self.vocabulary = model.embedding.vocab_size
+        self.vocabulary = model.vocab_size
         self.has_bias, self.cap, self.product = bias, cap, matrix_product()
         if not tied:
             size = self.vocabulary, model.hidden_size

@@ -5,14 +5,18 @@ Grouped-query attention: Ainslie et al., arXiv:2305.13245; sliding windows: Belt
 arXiv:2004.05150; norms of queries and keys: Henry et al., arXiv:2010.04245; gated feed-forward:
 Shazeer, arXiv:2002.05202; experts: `modelling.layers.experts`.
 
+What config.json does not say, since a type of models always does it, is in the names below.
+
 Shapes: x is (batch, length, hidden), the same on all replicas of a tensor-parallel group; between
 `copy_to_tp` and a `Linear` with `shard="in"` each replica has its heads or inner features.
 """
 
 from __future__ import annotations
 
+import math
+
 import popxl
-from config.llama import LlamaConfig, LlamaModel
+from config.llama import LayerType, LlamaConfig, LlamaModel
 from modelling.decoder import Decoder
 from modelling.layers import (
     Context,
@@ -42,55 +46,58 @@ from modelling.llama.rotary import Rope
 from modelling.spec import decoder_family
 from popxl import Tensor, ops
 
+GEMMA, OLMO = ("gemma2", "gemma3_text"), ("olmo2", "olmo3")
+NORMS_OF_HEADS = ("qwen3", "qwen3_moe", "gemma3_text")
+"""Types with RMS norms of each head's queries and keys."""
+NORMS_OF_PROJECTIONS = (*OLMO, "olmoe")
+"""Types with RMS norms of all queries and all keys."""
+
 
 # ---- attention ----------------------------------------------------------------------------------
 class LlamaAttention(MultiHeadAttention):
     """Tensor parallelism shards heads; where there are fewer heads of keys than replicas, several
-    replicas hold the same ones. A layer of a sliding type sees `window` positions."""
+    replicas hold the same ones. A sliding layer sees `sliding_window` positions. gpt-oss has sinks:
+    a learned score of each head beside those of the keys, of nothing."""
 
-    def __init__(self, c: LlamaModel, layer_type: str) -> None:
-        a, window = c.attention, c.attention.window_of(layer_type)
-        scale = a.head_size**-0.5 if a.scale is None else a.scale
-        scores = Scores(scale, a.cap, causal=True, window=window, sinks=a.sinks)
-        super().__init__(a.heads, scores, a.key_value_heads, is_sliced=True)
-        hidden, std = c.hidden_size, c.initializer_range
-        queries, keys = a.heads * a.head_size, a.key_value_heads * a.head_size
-        self.norms, self.is_phi3 = a.norms, c.architecture == "phi3"
-        self.q_proj = Linear(hidden, queries, shard="out", std=std, bias=a.input_bias)
-        self.kv = Fused(
-            hidden,
-            keys,
-            {"k_proj": std, "v_proj": std},
-            bias=a.input_bias,
-            max_shards=a.key_value_heads,
-        )
-        self.o_proj = Linear(queries, hidden, shard="in", std=std, bias=a.output_bias)
-        self.has_sinks = a.sinks
-        if a.sinks:
-            self.sinks = parameter(a.heads, std=std, shard=0)
-        if a.norms == "heads":
-            self.q_norm = norm(c, a.head_size, in_sharded=True)
-            self.k_norm = norm(c, a.head_size, in_sharded=True)
-        elif a.norms == "projections":
-            self.q_norm = ShardedRMSNorm(queries, c.norm_epsilon, a.heads)
-            self.k_norm = ShardedRMSNorm(keys, c.norm_epsilon, a.key_value_heads)
-        self.rope = Rope(c, layer_type)
+    def __init__(self, c: LlamaModel, layer: LayerType) -> None:
+        hidden, std, kind = c.hidden_size, c.initializer_range, c.model_type
+        heads, kv_heads, size = c.num_attention_heads, c.num_key_value_heads, c.head_dim
+        scale = c.attention_multiplier or (c.query_pre_attn_scalar or size) ** -0.5
+        window = c.sliding_window if layer.is_sliding else None
+        has_sinks, cap = kind == "gpt_oss", c.attn_logit_softcapping
+        super().__init__(heads, Scores(scale, cap, True, window, has_sinks), kv_heads, True)
+        self.kind, self.has_sinks = kind, has_sinks
+        bias = c.attention_bias or kind == "qwen2"
+        out_bias = c.attention_bias and kind != "qwen2_moe"
+        kv = {"k_proj": std, "v_proj": std}
+        self.q_proj = Linear(hidden, heads * size, shard="out", std=std, bias=bias)
+        self.kv = Fused(hidden, kv_heads * size, kv, bias=bias, max_shards=kv_heads)
+        self.o_proj = Linear(heads * size, hidden, shard="in", std=std, bias=out_bias)
+        if has_sinks:
+            self.sinks = parameter(heads, std=std, shard=0)
+        if kind in NORMS_OF_HEADS:
+            self.q_norm = norm(c, size, in_sharded=True)
+            self.k_norm = norm(c, size, in_sharded=True)
+        elif kind in NORMS_OF_PROJECTIONS:
+            self.q_norm = ShardedRMSNorm(heads * size, c.rms_norm_eps, heads)
+            self.k_norm = ShardedRMSNorm(kv_heads * size, c.rms_norm_eps, kv_heads)
+        self.rope = Rope(c, layer)
 
     def build(self, x: Tensor, ctx: Context) -> Tensor:
         """x: (batch, length, hidden) -> the same shape."""
         x = self.groups.copy_to_tp(x)
         q, (k, v) = self.q_proj(x), self.kv(x)
-        if self.norms == "projections":
+        if self.kind in NORMS_OF_PROJECTIONS:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = self.split(q), self.split_kv(k), self.split_kv(v)
-        if self.norms == "heads":
+        if self.kind in NORMS_OF_HEADS:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = self.rope(q, k, ctx)
         return self.o_proj(self.attend(q, k, v, ctx, [self.sinks] if self.has_sinks else []))
 
     def file_names(self, hf_path: str) -> FileNames:
         """Phi-3's files have one tensor for queries, keys and values."""
-        if not self.is_phi3:
+        if self.kind != "phi3":
             return FileNames()
         parts = [f"{hf_path}.{name}_proj.weight" for name in "qkv"]
         return FileNames(fused={f"{hf_path}.qkv_proj.weight": parts})
@@ -102,8 +109,8 @@ class LlamaMLP(Module):
 
     def __init__(self, c: LlamaModel, intermediate_size: int, bias: bool = False) -> None:
         super().__init__()
-        hidden, std, self.is_phi3 = c.hidden_size, c.initializer_range, c.architecture == "phi3"
-        self.act = activation(c.activation)
+        hidden, std, self.kind = c.hidden_size, c.initializer_range, c.model_type
+        self.act = activation(c.hidden_act)
         both = {"gate_proj": std, "up_proj": std}
         self.gate_up = Fused(hidden, intermediate_size, both, bias=bias)
         self.down_proj = Linear(intermediate_size, hidden, shard="in", std=std, bias=bias)
@@ -115,7 +122,7 @@ class LlamaMLP(Module):
 
     def file_names(self, hf_path: str) -> FileNames:
         """Phi-3's files have one tensor for gate and up."""
-        if not self.is_phi3:
+        if self.kind != "phi3":
             return FileNames()
         parts = [f"{hf_path}.{name}_proj.weight" for name in ("gate", "up")]
         return FileNames(fused={f"{hf_path}.gate_up_proj.weight": parts})
@@ -123,18 +130,16 @@ class LlamaMLP(Module):
 
 def experts(c: LlamaModel, held: int | None = None) -> Experts:
     """The experts of a layer, or so many of them that are held."""
-    e, names = c.experts, ExpertNames()
-    if c.architecture == "mixtral":
+    has_bias, act, limit = c.model_type == "gpt_oss", activation(c.hidden_act), c.swiglu_limit
+    names = ExpertNames(interleaved=has_bias)
+    if c.model_type == "mixtral":
         names = ExpertNames("w1", "w3", "w2", stacked_in="mlp")
-    elif c.architecture == "gpt_oss":
-        names = ExpertNames(interleaved=True)
-    act, limit, slope = activation(c.activation), e.gate_limit, e.gate_slope
 
     def gated(gate: Tensor, up: Tensor) -> Tensor:
-        return act(gate) * up if limit is None else clamped_swiglu(gate, up, limit, slope)
+        return act(gate) * up if limit is None else clamped_swiglu(gate, up, limit, c.swiglu_alpha)
 
     std = c.initializer_range
-    return Experts(e.count, c.inner_size, gated, std, e.biases, names, held)
+    return Experts(c.num_experts, c.inner_size, gated, std, has_bias, names, held)
 
 
 def clamped_swiglu(gate: Tensor, up: Tensor, limit: float, slope: float) -> Tensor:
@@ -147,34 +152,30 @@ def clamped_swiglu(gate: Tensor, up: Tensor, limit: float, slope: float) -> Tens
 
 def mixture(c: LlamaModel) -> MoE:
     """The router and the experts of a layer, and one that all tokens use."""
-    e, std = c.experts, c.initializer_range
-    is_mixtral = c.architecture == "mixtral"
-    router_name = "router" if c.architecture == "gpt_oss" else None
-    router = Router(e.count, e.chosen, std, e.normalised, e.biases, router_name)
-    return MoE(
-        router,
-        experts(c),
-        None if e.shared_size is None else LlamaMLP(c, e.shared_size),
-        std,
-        hf_name=mlp_name(c),
-        router_alias="mlp.gate.weight" if is_mixtral else None,
-    )
+    std, is_gpt, shared = c.initializer_range, c.model_type == "gpt_oss", None
+    size, per_token = c.shared_expert_intermediate_size, c.num_experts_per_tok
+    router_name = "router" if is_gpt else None
+    router = Router(c.num_experts, per_token, std, c.norm_topk_prob, is_gpt, router_name)
+    if size is not None:
+        shared = LlamaMLP(c, size)
+    alias = "mlp.gate.weight" if c.model_type == "mixtral" else None
+    return MoE(router, experts(c), shared, std, hf_name=mlp_name(c), router_alias=alias)
 
 
 def mlp_name(c: LlamaModel) -> str | None:
     """Hugging Face's name of a block's `mlp`; None: this."""
-    return "block_sparse_moe" if c.architecture == "mixtral" else None
+    return "block_sparse_moe" if c.model_type == "mixtral" else None
 
 
 # ---- blocks -------------------------------------------------------------------------------------
 class LlamaBlock(Module):
     """A norm before each branch."""
 
-    def __init__(self, c: LlamaModel, layer_type: str) -> None:
+    def __init__(self, c: LlamaModel, layer: LayerType) -> None:
         super().__init__()
-        self.multiplier = c.residual_scale
-        self.self_attn = LlamaAttention(c, layer_type)
-        self.mlp = mixture(c) if c.experts.count else LlamaMLP(c, c.inner_size, c.feed_forward_bias)
+        self.multiplier = c.residual_multiplier
+        self.self_attn = LlamaAttention(c, layer)
+        self.mlp = mixture(c) if c.num_experts else LlamaMLP(c, c.inner_size, c.mlp_bias)
         self.norms(c)
 
     def norms(self, c: LlamaModel) -> None:
@@ -216,39 +217,40 @@ class GemmaBlock(LlamaBlock):
         return ctx.add(x, y, self.multiplier)
 
 
-BLOCKS = {"before": LlamaBlock, "after": OlmoBlock, "both": GemmaBlock}
+BLOCKS = dict.fromkeys(OLMO, OlmoBlock) | dict.fromkeys(GEMMA, GemmaBlock)
 
 
 def norm(c: LlamaModel, features: int | None = None, in_sharded: bool = False) -> RMSNorm:
-    """A norm of x, or of so many features."""
-    return RMSNorm(features or c.hidden_size, c.norm_epsilon, c.norms_from_one, in_sharded)
+    """A norm of x, or of so many features. Gemma scales by 1 + weight."""
+    return RMSNorm(features or c.hidden_size, c.rms_norm_eps, c.model_type in GEMMA, in_sharded)
 
 
 # ---- the model ----------------------------------------------------------------------------------
 def decoder(config: LlamaConfig) -> Decoder:
     """A configured model. A head that is tied to the embedding has no weight of its own."""
     c, std = config.model, config.model.initializer_range
-    groups, usage = config.execution.expert_groups, None
-    if c.experts.count and not c.eval:
-        usage = ExpertUsage(c.experts.count, c.experts.chosen, c.experts.balance)
+    groups, usage, is_gemma = config.execution.expert_groups, None, c.model_type in GEMMA
+    if c.num_experts and not c.eval:
+        usage = ExpertUsage(c.num_experts, c.num_experts_per_tok, c.router_aux_loss_coef)
 
     def embedding(is_shared: bool = False) -> VocabularyEmbedding:
         return VocabularyEmbedding(std, "model.embed_tokens", is_shared)
 
+    factor = math.sqrt(c.hidden_size) if is_gemma else c.embedding_multiplier
     return Decoder(
-        embeddings=lambda: Embeddings(embedding(), c.embedding.scale),
-        layer_types=c.kinds,
-        block=lambda layer_type: BLOCKS[c.norms](c, layer_type),
+        embeddings=lambda: Embeddings(embedding(), factor),
+        layer_types=c.layers,
+        block=lambda layer: BLOCKS.get(c.model_type, LlamaBlock)(c, layer),
         head=lambda: LMHeadLoss(
             norm(c),
             "model.norm",
             std,
-            embedding(is_shared=True) if c.embedding.tied else None,
-            scale=1 / c.logits_divisor,
-            cap=c.logits_cap,
+            embedding(is_shared=True) if c.tie_word_embeddings else None,
+            scale=1 / c.logits_scaling,
+            cap=c.final_logit_softcapping,
             usage=usage,
         ),
-        experts=(lambda: ExpertGroup(experts(c, c.experts.count // groups), mlp_name(c)))
+        experts=(lambda: ExpertGroup(experts(c, c.num_experts // groups), mlp_name(c)))
         if groups > 1
         else None,
         usage=usage,

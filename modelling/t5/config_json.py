@@ -54,9 +54,9 @@ def to_config_json(config: T5Config) -> dict[str, Any]:
         "feed_forward_proj": _feed_forward(model),
         "tie_word_embeddings": model.embedding.tied,
         **({"scale_decoder_outputs": model.scaled_head} if model.architecture == "t5" else {}),
-        "decoder_start_token_id": model.pad_token,
-        "pad_token_id": model.pad_token,
-        "eos_token_id": model.end_token,
+        "decoder_start_token_id": model.pad_token_id,
+        "pad_token_id": model.pad_token_id,
+        "eos_token_id": model.eos_token_id,
     }
 
 
@@ -100,8 +100,8 @@ def from_config_json(description: Fields) -> dict[str, Any]:
         "scaled_head": scaled,
         "layer_norm_epsilon": data.get("layer_norm_epsilon", 1e-6),
         "dropout_prob": data.get("dropout_rate", 0.1),
-        "end_token": end,
-        "pad_token": pad,
+        "eos_token_id": end,
+        "pad_token_id": pad,
         "embedding": {"vocab_size": description.count("vocab_size"), "tied": scaled},
         "attention": {
             "heads": description.count("num_heads"),

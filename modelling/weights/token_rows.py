@@ -61,7 +61,7 @@ def with_token_rows(table: WeightTable, config: RunConfig) -> WeightTable:
 
 def _check_new_rows(table: WeightTable, config: RunConfig) -> None:
     """Raise ConfigError for an adapter of a weight with new rows: PEFT's base has no such rows."""
-    if config.model.embedding.new_rows is None:
+    if config.model.new_rows is None:
         return
     for module in (a.module for row in table.rows if is_of_vocabulary(row) for a in row.adapters):
         raise ConfigError(

@@ -70,9 +70,9 @@ def test_jax_trains_what_its_step_is_written_for(preset, expected):
 
 def test_jax_trains_as_torch_does():
     changes = {
-        "model": {"layers": 2, "hidden_size": 32, "inner_size": 48, "sequence_length": 24,
-                  "embedding": {"vocab_size": 128}, "precision": "float32",
-                  "attention": {"heads": 4, "key_value_heads": 2, "head_size": 8}},
+        "model": {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48,
+                  "sequence_length": 24, "vocab_size": 128, "precision": "float32",
+                  "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8},
         "training": {"global_batch_size": 4},
         "execution": {"micro_batch_size": 4, "device": "cpu"},
         "data": {"examples_per_row": 1},

@@ -22,7 +22,7 @@ MEASURED = {
         *("model.seed", "model.initializer_range", "model.max_length", "adapter.load"),
         *("training.stochastic_rounding", "execution.placement", "execution.resident_layers"),
         *("execution.io_tiles", "execution.available_memory_proportion", "execution.disk"),
-        *("model.end_token", "model.pad_token", "model.quantisation_group_size"),
+        *("model.eos_token_id", "model.pad_token_id", "model.quantisation_group_size"),
     },
     "R": {
         *("model.seed", "model.initializer_range", "model.max_length", "adapter.load"),

@@ -20,10 +20,10 @@ def test_defaults_are_gpt_j_6b():
         "rotary_dim": model.attention.rotary_dim,
         "layer_norm_epsilon": model.layer_norm_epsilon,
         "initializer_range": model.initializer_range,
-        "eos_token_id": model.end_token,
+        "eos_token_id": model.eos_token_id,
     }
     assert ours == {name: getattr(theirs, name) for name in ours}
-    assert model.pad_token == model.end_token + 1  # <|extratoken_1|>
+    assert model.pad_token_id == model.eos_token_id + 1  # <|extratoken_1|>
 
 
 @pytest.mark.parametrize("name", ["gptj_6B_1024_pod16", "gptj_6B_1024_pod64", "gptj_6B_gpu"])
@@ -60,7 +60,7 @@ def test_replicas(name, replicas):
         ),
         (
             {"model": {"embedding": {"vocab_size": 50257}}},
-            "model.pad_token 50257 must be below model.embedding.vocab_size 50257",
+            "model.pad_token_id 50257 must be below model.embedding.vocab_size 50257",
         ),
         (
             {"execution": {"tensor_parallel": 32}, "training": {"global_batch_size": 1}},

@@ -19,6 +19,7 @@ from data.pipeline import Pipeline
 from data.seq2seq import SEQ2SEQ
 from tests.data.chat_templates import TEMPLATES, chat_tokenizer, plain
 from tests.data.corpora import sample_tokenizer
+from tests.small_runs import vocabulary
 
 MERGES = [("A", "n"), ("n", "a"), ("An", "na"), ("Ġ", "Anna"), ("Ċ", "Ċ"), (":", "Ċ"), ("Ġ", "Ġ")]
 
@@ -76,9 +77,9 @@ def run_of(
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = {"train": str(folder / "rows.jsonl"), "tokenizer": str(folder / "tokenizer")}
     training = given.pop("training", {})
-    model = {"embedding": {"vocab_size": 640}, "sequence_length": length, "pad_token": 0}
-    model |= {} if shape is SEQ2SEQ else {"end_token": 1}
     config_class = {SEQ2SEQ: T5Config}.get(shape, LlamaConfig if "format" in given else GPTJConfig)
+    model = vocabulary(config_class, 640) | {"sequence_length": length, "pad_token_id": 0}
+    model |= {} if shape is SEQ2SEQ else {"eos_token_id": 1}
     loss = {} if shape is SEQ2SEQ or training else {"loss": "answers"}
     return Pipeline(
         config_class.from_dict(

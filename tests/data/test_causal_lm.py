@@ -265,7 +265,7 @@ def test_gpt_js_padding_token_is_its_first_extra_one(
     data = Pipeline(load_config(GPTJConfig, "finetuning", "gptj_6B_1024_pod64"), CAUSAL_LM)
     assert (data.tokenizer.base.pad_token, data.tokenizer.pad) == ("<|extratoken_1|>", 50257)
     assert asked == ["EleutherAI/gpt-j-6b"]
-    assert (data.config.model.end_token, data.config.model.pad_token) == (50256, 50257)
+    assert (data.config.model.eos_token_id, data.config.model.pad_token_id) == (50256, 50257)
     told = replace(data.given, data=replace(data.given.data, separator=" target:"))
     assert told == data.config  # the preset says the same
 

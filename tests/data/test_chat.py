@@ -28,6 +28,7 @@ from data.tokens import Tokenizer
 from files.location import FileLocation
 from tests.data.chat_templates import DATED, ENDS, TEMPLATES, chat_tokenizer, marked, plain
 from tests.data.corpora import encode
+from tests.small_runs import vocabulary
 
 # ---- random conversations -----------------------------------------------------------------------
 WORDS = (
@@ -368,7 +369,7 @@ def run_of(tmp_path: Path, rows: list[Any], shape: Any = CAUSAL_LM, **data: Any)
     config_class, preset = (LlamaConfig, "qwen3_tiny") if shape is CAUSAL_LM else (T5Config, "tiny")
     given = {
         "data": {"dataset": "mnli", "train": str(file), "tokenizer": str(folder)} | data,
-        "model": {"embedding": {"vocab_size": 640}, "sequence_length": 64},
+        "model": vocabulary(config_class, 640) | {"sequence_length": 64},
     }
     return Pipeline(load_config(config_class, "finetuning", preset, given), shape)
 
@@ -400,7 +401,7 @@ def test_rows_of_every_form_are_the_same_conversation(tmp_path, form):
     whole = base.apply_chat_template(TURNS, tokenize=True)["input_ids"]
     np.testing.assert_array_equal(batch["input_ids"][0][: len(whole) - 1], whole[:-1])
     assert base.decode(batch["labels"][batch["labels"] >= 0]) == "Anna<|im_end|>"
-    assert (data.config.data.format, data.config.model.end_token) == ("chat", data.chat.end)
+    assert (data.config.data.format, data.config.model.eos_token_id) == ("chat", data.chat.end)
 
 
 def test_a_system_message_is_added_where_there_is_none(tmp_path):

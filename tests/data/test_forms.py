@@ -21,7 +21,7 @@ from tests.data.corpora import sample_tokenizer
 TOKENIZER = str(SAMPLE_FOLDER / "gptj_tokenizer")
 
 
-MODEL = {"end_token": 0, "pad_token": 1, "embedding": {"vocab_size": 1024}}
+MODEL = {"eos_token_id": 0, "pad_token_id": 1, "embedding": {"vocab_size": 1024}}
 
 
 def file_of(folder: Path, *rows: dict[str, Any]) -> str:

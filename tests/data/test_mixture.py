@@ -57,7 +57,7 @@ def folder_of(tmp_path: Path, mix: str = MIX) -> Path:
 
 
 def run_of(mix: Path, **data: Any) -> Pipeline:
-    model = {"end_token": 0, "pad_token": 1, "embedding": {"vocab_size": 640}}
+    model = {"eos_token_id": 0, "pad_token_id": 1, "embedding": {"vocab_size": 640}}
     own = {"train": str(mix), "tokenizer": TOKENIZER, "examples_per_row": 1, **data}
     given = {"model": model | {"sequence_length": 64}, "data": own}
     return Pipeline(GPTJConfig.from_dict(given), CAUSAL_LM)

@@ -38,6 +38,7 @@ from tests.data.published_templates import (
     message,
     published_tokenizer,
 )
+from tests.small_runs import vocabulary
 
 SHAPES = {"qwen3_tiny": (LlamaConfig, CAUSAL_LM), "gptj_tiny": (GPTJConfig, CAUSAL_LM),
           "tiny": (T5Config, SEQ2SEQ)}  # fmt: skip
@@ -54,7 +55,7 @@ def run_of(
         base.save_pretrained(tokenizer)
     given = {
         "data": {"dataset": "mnli", "train": str(file), "tokenizer": tokenizer} | data,
-        "model": {"embedding": {"vocab_size": 1024}, "sequence_length": 1024},
+        "model": vocabulary(SHAPES[preset][0], 1024) | {"sequence_length": 1024},
         "training": training or {},
     }
     if preset == "tiny":

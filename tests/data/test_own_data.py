@@ -13,7 +13,6 @@ from tokenizers import normalizers
 from config.errors import ConfigError, UserError
 from config.gptj import GPTJConfig
 from config.presets import load_config
-from config.sections import RunConfig
 from config.t5 import T5Config
 from data.batches import Loader
 from data.causal_lm import CAUSAL_LM
@@ -157,17 +156,17 @@ def test_a_run_continues_with_the_same_content_alone(tmp_path, preset):
 
 # ---- configurations -----------------------------------------------------------------------------
 def test_patience_watches_a_metric_that_is_computed():
-    config = RunConfig.from_dict({"evaluation": {"steps": 2, "patience": 1, "metrics": "bleu"}})
+    config = T5Config.from_dict({"evaluation": {"steps": 2, "patience": 1, "metrics": "bleu"}})
     assert config.watched == "loss"
-    assert RunConfig().watched is None
+    assert T5Config().watched is None
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
 def test_weights_of_16_bits_lose_no_small_updates_by_default(precision):
-    config = RunConfig.from_dict({"model": {"precision": precision}})
+    config = T5Config.from_dict({"model": {"precision": precision}})
     assert config.rounds_stochastically == (precision != "float32")
     off = {"model": {"precision": precision}, "training": {"stochastic_rounding": False}}
-    assert not RunConfig.from_dict(off).rounds_stochastically
+    assert not T5Config.from_dict(off).rounds_stochastically
 
 
 T5_JSON = {

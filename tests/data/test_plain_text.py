@@ -35,7 +35,7 @@ PROSE = "".join(
 
 
 def run_of(train: Path, length: int = 64, **data: Any) -> Pipeline:
-    model = {"end_token": 0, "pad_token": 1, "embedding": {"vocab_size": 640}}
+    model = {"eos_token_id": 0, "pad_token_id": 1, "embedding": {"vocab_size": 640}}
     given = {
         "model": model | {"sequence_length": length},
         "data": {"train": str(train), "tokenizer": TOKENIZER, **data},

@@ -22,6 +22,7 @@ from data.preferences import Preferences, Referred, Unit
 from data.rows import DataError
 from data.samples import IGNORE_INDEX
 from data.seq2seq import SEQ2SEQ
+from tests.small_runs import vocabulary
 
 KINDS: dict[str, tuple[Any, Any]] = {
     "tiny": (T5Config, SEQ2SEQ),
@@ -42,7 +43,7 @@ def data_of(tmp_path: Path, preset: str, rows: Rows, objective: str = "dpo",
     sections = {
         "data": data,
         "training": {"objective": objective},
-        "model": {"sequence_length": length, "embedding": {"vocab_size": 640}},
+        "model": vocabulary(config_class, 640) | {"sequence_length": length},
     }
     return Pipeline(load_config(config_class, "finetuning", preset, sections), shape)
 

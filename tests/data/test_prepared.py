@@ -29,6 +29,7 @@ from huggingface.hub import load_tokenizer
 from tests.children import WITHOUT_TORCH
 from tests.full_disk import full_disk
 from tests.slow import slow
+from tests.small_runs import vocabulary
 
 TALK = [{"role": "user", "content": "Who, ☃?"}, {"role": "assistant", "content": "Paul"}]
 ROWS: dict[str, list[dict[str, Any]]] = {
@@ -47,12 +48,12 @@ def run_of(
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     t5 = shape is SEQ2SEQ
     tokenizer = str(SAMPLE_FOLDER / ("t5_tokenizer" if t5 else "chat_tokenizer"))
+    config_class, preset = (T5Config, "tiny") if t5 else (LlamaConfig, "qwen3_tiny")
     given = {
         "data": {"dataset": "mnli", "train": str(file), "tokenizer": tokenizer, **data},
-        "model": {"embedding": {"vocab_size": 640}, "sequence_length": 128},
+        "model": vocabulary(config_class, 640) | {"sequence_length": 128},
         "checkpoint": {"save": str(folder / "run")},
     }
-    config_class, preset = (T5Config, "tiny") if t5 else (LlamaConfig, "qwen3_tiny")
     return Pipeline(load_config(config_class, "finetuning", preset, given), shape)
 
 

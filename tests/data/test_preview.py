@@ -79,7 +79,7 @@ def test_the_tutorial_shows_what_its_command_prints():
             "tokenizer": str(SAMPLE_FOLDER / "chat_tokenizer"),
             "examples_per_row": 4,
         },
-        "model": {"embedding": {"vocab_size": 640}, "sequence_length": 128},
+        "model": {"vocab_size": 640, "sequence_length": 128},
         "training": {"global_batch_size": 16},
         "execution": {"micro_batch_size": 16},
     }

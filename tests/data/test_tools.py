@@ -68,7 +68,7 @@ def texts(folder: Path, kind: str, rows: list[dict[str, Any]]) -> list[str]:
 def read(folder: Path, kind: str, rows: list[dict[str, Any]]) -> list[str]:
     """The texts of rows in a file, as a run reads them with the folder's tokenizer."""
     data = {"train": str(write(folder, kind, rows)), "tokenizer": str(folder / "tokenizer")}
-    given = {"data": data, "model": {"embedding": {"vocab_size": 640}, "sequence_length": 512}}
+    given = {"data": data, "model": {"vocab_size": 640, "sequence_length": 512}}
     run = Pipeline(load_config(LlamaConfig, "finetuning", "qwen3_tiny", given), CAUSAL_LM)
     examples = run.corpus("train").examples
     return ["".join(span.text for span in example.whole) for example in examples]

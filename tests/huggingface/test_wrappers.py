@@ -104,7 +104,7 @@ def test_an_export_is_the_whole_model_bit_for_bit(kind, in_memory, tmp_path, cap
 def test_new_tokens_give_the_text_part_of_an_export_more_rows(tmp_path):
     model = save("gemma3", tmp_path / "hub", False)
     rows = model.get_input_embeddings().weight.shape[0]
-    given = ["--model", str(tmp_path / "hub"), "--vocab_size", str(rows + 8)]
+    given = ["--model", str(tmp_path / "hub"), "--model.vocab_size", str(rows + 8)]
     assert run_export.main([*given, "--save-hf", str(tmp_path / "out")]) == 0
     again = loaded(model, tmp_path / "out")
     assert again.get_input_embeddings().weight.shape[0] == rows + 8

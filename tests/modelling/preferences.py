@@ -47,8 +47,8 @@ def batches_of(
 ) -> list[Batch]:
     """Global batches, with what a reference says of their texts."""
     tokenizer: Any = SimpleNamespace(
-        pad=config.model.pad_token,
-        end=config.model.end_token,
+        pad=config.model.pad_token_id,
+        end=config.model.eos_token_id,
         around=((), ()),
         base=SimpleNamespace(bos_token_id=None),
     )

@@ -345,7 +345,7 @@ QUANTISED = {"model.quantisation": "int4", "model.quantisation_group_size": 4}
             "some rows of model.embed_tokens.weight, which has an adapter: leave one",
         ),
         (
-            {"targets": "lm_head", "model.embedding.new_rows": "3"},
+            {"targets": "lm_head", "model.new_rows": "3"},
             "means lm_head, which has rows for new tokens: give --adapter.modules_to_save lm_head",
         ),
         (

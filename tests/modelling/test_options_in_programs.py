@@ -44,7 +44,7 @@ OPTIONS: Mapping[str, tuple[Mapping[str, Any], Cases]] = {
     "common": ({}, {
         "model.dropout_prob": (0.1, "T"),
         "model.precision": ("bfloat16", ALL),
-        "model.end_token": (3, WRITING),
+        "model.eos_token_id": (3, WRITING),
         "model.attention.rotary_positional_embeddings_base": (500, ALL),
         "training.objective": ("dpo", LOSS),
         "adapter.rank": (2, ALL),
@@ -76,7 +76,7 @@ OPTIONS: Mapping[str, tuple[Mapping[str, Any], Cases]] = {
         "execution.device_iterations": (2, "TR"),
         "generation.micro_batches": (3, "S"),
         "generation.no_repeat_ngram_size": (2, WRITING),
-        "model.pad_token": (3, WRITING),
+        "model.pad_token_id": (3, WRITING),
     }),
     "sizes": ({}, {
         "model.layers": (2, ALL),

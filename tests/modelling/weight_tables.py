@@ -26,8 +26,8 @@ T5_SIZES = {
 GPTJ_SIZES = {
     "hidden_size": 32,
     "layers": 2,
-    "end_token": 1,
-    "pad_token": 1,
+    "eos_token_id": 1,
+    "pad_token_id": 1,
     "attention": {"heads": 4, "rotary_dim": 4},
     "embedding": {"vocab_size": 50},
 }

@@ -361,7 +361,8 @@ def test_lengths_of_the_data_do_not_bind_what_a_run_writes(
     kinds = {"tiny": T5Config, "gptj_tiny": GPTJConfig, "qwen3_tiny": LlamaConfig}
     preset, _, length = preset.partition(":")
     if preset != "tiny":
-        short["model"]["max_length"] = int(length or 128)
+        name = "max_position_embeddings" if "qwen3" in preset else "max_length"
+        short["model"][name] = int(length or 128)
     config = load_config(kinds[preset], "finetuning", preset, short)
     with CheckpointStore(tmp_path) as store:
         texts = {"config.yml": yaml_text(config.to_dict())}

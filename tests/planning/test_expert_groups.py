@@ -19,7 +19,14 @@ MB = 1e6
 def mixture(groups: int = 1, **model: object) -> RunConfig:
     return preset(
         "qwen3_tiny",
-        model={"layers": 1, "inner_size": 1024, "experts": {"count": 12, "chosen": 2}, **model},
+        model={
+            "model_type": "qwen3_moe",
+            "num_hidden_layers": 1,
+            "moe_intermediate_size": 1024,
+            "num_experts": 12,
+            "num_experts_per_tok": 2,
+            **model,
+        },
         training={"global_batch_size": 4},
         execution={"micro_batch_size": 4, "expert_groups": groups},
     )

@@ -178,12 +178,12 @@ def test_a_long_text_of_a_large_vocabulary_plans_with_little_memory() -> None:
     """Its logits take 67 GB in float32, and their gradient as much."""
     config = preset(
         "llama3_1_8B",
-        model={"layers": 1, "sequence_length": 2**17},
+        model={"num_hidden_layers": 1, "sequence_length": 2**17},
         training={"global_batch_size": 1},
         execution={"micro_batch_size": 1},
     )
     plan = finetuning_needs(config, "gpu 9.0").plan
-    logits = 4 * 2**17 * config.model.embedding.vocab_size
+    logits = 4 * 2**17 * config.model.vocab_size
     of_scores = 2 * 2**34  # the gradient of one head's, in 16 bits, which cuDNN's kernel writes
     assert of_scores < plan.temporaries < of_scores + 0.5 * logits
     assert {part.name for part in plan.parts} >= {"head/backward"}

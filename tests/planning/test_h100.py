@@ -51,12 +51,13 @@ for each in (traced, replace(traced, temporaries=lambda segment: taken[segment.n
 MEMORY = SCRIPT.partition("config = ")[0] + MEMORY
 QWEN2_5_7B = {
     "model": {
-        "architecture": "qwen2",
-        "layers": 28,
+        "model_type": "qwen2",
+        "num_hidden_layers": 28,
         "hidden_size": 3584,
-        "inner_size": 18944,
-        "embedding": {"tied": False},
-        "attention": {"heads": 28, "key_value_heads": 4, "norms": None, "input_bias": True},
+        "intermediate_size": 18944,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": False,
     },
     "training": {
         "global_batch_size": 128,

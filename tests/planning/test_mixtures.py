@@ -25,7 +25,7 @@ def test_a_mixture_works_with_few_of_its_experts_and_keeps_them_all(name: str) -
         kind = transformers.CONFIG_MAPPING[description.pop("model_type")]
         theirs = transformers.AutoModelForCausalLM.from_config(kind(**description))
     sizes = {n: p.numel() for n, p in theirs.named_parameters()}
-    idle = 1 - config.model.experts.chosen / config.model.experts.count
+    idle = 1 - config.model.num_experts_per_tok / config.model.num_experts
     of_experts = sum(n for name, n in sizes.items() if ".experts." in name)
     total, active = sum(sizes.values()), sum(sizes.values()) - idle * of_experts
     assert (round(total / 1e9, 1), round(active / 1e9, 1)) == BILLIONS[name]
@@ -35,8 +35,8 @@ def test_a_mixture_works_with_few_of_its_experts_and_keeps_them_all(name: str) -
     assert needs.state == pytest.approx(14 * total, rel=1e-3)
     # Forwards, again, and twice backwards; but the head and the experts' last products, which
     # nothing reads again, three times; embeddings gather.
-    tables = config.model.embedding.vocab_size * config.model.hidden_size
-    attention = config.model.layers * _flops_of_attention(config.model)
+    tables = config.model.vocab_size * config.model.hidden_size
+    attention = config.model.num_hidden_layers * _flops_of_attention(config.model)
     last = (1 - idle) * of_experts / 3
     weights = 8 * (active - 2 * tables) - 2 * last + 6 * tables
     expected = config.model.sequence_length * (weights + 4 * attention)
@@ -45,4 +45,4 @@ def test_a_mixture_works_with_few_of_its_experts_and_keeps_them_all(name: str) -
 
 def _flops_of_attention(model: Any) -> int:
     """Of the two products of a token with all of its text."""
-    return 4 * model.attention.heads * model.attention.head_size * model.sequence_length
+    return 4 * model.num_attention_heads * model.head_dim * model.sequence_length

@@ -22,7 +22,7 @@ def generation() -> popxl.plan.Traced:
     config = preset(
         "qwen3_tiny",
         "inference",
-        model={"output_length": POSITIONS, "layers": 3},
+        model={"output_length": POSITIONS, "num_hidden_layers": 3},
         generation={"weights": "streamed"},
         execution={"micro_batch_size": 1, "device": "gpu"},
     )

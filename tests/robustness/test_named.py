@@ -539,8 +539,8 @@ def test_a_damaged_tokenizer(tmp_path):
 
 
 # ---- accepted in silence -------------------------------------------------------------------------
-SIZES = {"layers": 1, "hidden_size": 16, "embedding": {"vocab_size": 32}, "end_token": 1,
-         "pad_token": 0}  # fmt: skip
+SIZES = {"layers": 1, "hidden_size": 16, "embedding": {"vocab_size": 32}, "eos_token_id": 1,
+         "pad_token_id": 0}  # fmt: skip
 
 
 def gptj(heads: int, rotary_dim: int, **checkpoint: object) -> GPTJConfig:

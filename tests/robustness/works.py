@@ -38,6 +38,7 @@ from modelling.spec import family_of
 from run.records.metrics import MetricsFile, read_metrics
 from run.start import Start, load_weights, starting_point
 from terminal.entry_point import entry_point
+from tests.small_runs import vocabulary
 
 IMPORTED_LATE = [
     *("machine.shortage", "planning.needs", "planning.picture", "planning.text"),
@@ -170,7 +171,7 @@ def own(family: str, path: str) -> int:
         config_class, preset, tokenizer, shape = OWN[family]
         given = {
             "data": {"dataset": "mnli", "train": path, "tokenizer": str(SAMPLE_FOLDER / tokenizer)},
-            "model": {"embedding": {"vocab_size": 640}, "sequence_length": 128},
+            "model": vocabulary(config_class, 640) | {"sequence_length": 128},
         }
         data = Pipeline(load_config(config_class, "finetuning", preset, given), shape)
         print(len(training_samples(data)))

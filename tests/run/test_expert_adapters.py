@@ -26,17 +26,11 @@ pytestmark = [
 ]
 
 QWEN = (
-    *("--config", "qwen3_tiny", "--layers", "2", "--hidden_size", "32", "--model.inner_size", "16"),
-    *(
-        "--model.architecture",
-        "qwen3_moe",
-        "--heads",
-        "2",
-        "--model.attention.key_value_heads",
-        "2",
-    ),
-    *("--model.experts.count", "4", "--model.experts.chosen", "2", "--vocab_size", "640"),
-    *("--model.max_length", "256", "--tokenizer", "data/sample/chat_tokenizer"),
+    *("--config", "qwen3_tiny", "--num_hidden_layers", "2", "--hidden_size", "32"),
+    *("--model.model_type", "qwen3_moe", "--model.moe_intermediate_size", "16"),
+    *("--num_attention_heads", "2", "--model.num_key_value_heads", "2"),
+    *("--model.num_experts", "4", "--model.num_experts_per_tok", "2", "--model.vocab_size", "640"),
+    *("--model.max_position_embeddings", "256", "--tokenizer", "data/sample/chat_tokenizer"),
 )
 GATE_UP, DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
 

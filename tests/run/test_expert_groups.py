@@ -13,9 +13,9 @@ from checkpoints import CheckpointStore
 from tests.small_runs import BATCH, RATE, few_examples, train
 
 RUN = (
-    *("--config", "qwen3_tiny", "--layers", "1", "--hidden_size", "32", "--model.inner_size", "16"),
-    *("--model.architecture", "qwen3_moe"),
-    *("--model.experts.count", "4", "--model.experts.chosen", "2"),
+    *("--config", "qwen3_tiny", "--num_hidden_layers", "1", "--hidden_size", "32"),
+    *("--model.model_type", "qwen3_moe", "--model.moe_intermediate_size", "16"),
+    *("--model.num_experts", "4", "--model.num_experts_per_tok", "2"),
     *(*BATCH, *RATE, "--device", "cpu"),
 )
 

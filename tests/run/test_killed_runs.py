@@ -28,7 +28,8 @@ SEED = 20
 FLAGS = [*TRAINING, "--checkpoint.steps", "3"]
 WITHOUT_END = ["--steps", "300000", "--to_keep", "3"]
 FLAGS_OF_LLAMA = [
-    *("--config", "qwen3_tiny", "--layers", "2", "--hidden_size", "32", "--model.inner_size", "48"),
+    *("--config", "qwen3_tiny", "--num_hidden_layers", "2", "--hidden_size", "32"),
+    *("--model.intermediate_size", "48"),
     *("--device", "cpu", "--data_parallel", "2", "--tensor_parallel", "4"),
     *("--global_batch_size", "8", "--micro_batch_size", "2", "--precision", "bfloat16"),
     *("--checkpoint.steps", "3", *RATE),

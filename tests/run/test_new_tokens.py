@@ -24,11 +24,13 @@ from tests.small_runs import BATCH, RATE, random_model, train
 
 SMALL = ("--layers", "1", "--hidden_size", "32", "--heads", "2")
 QWEN = (
-    *("--config", "qwen3_tiny", *SMALL, "--vocab_size", "644", "--model.max_length", "256"),
-    *("--model.attention.key_value_heads", "2", "--tokenizer", "data/sample/chat_tokenizer"),
+    *("--config", "qwen3_tiny", "--num_hidden_layers", "1", "--hidden_size", "32"),
+    *("--num_attention_heads", "2", "--model.num_key_value_heads", "2"),
+    *("--model.vocab_size", "644", "--model.max_position_embeddings", "256"),
+    *("--tokenizer", "data/sample/chat_tokenizer"),
 )
 MODELS = {
-    "untied": (*QWEN, "--model.embedding.tied", "false"),
+    "untied": (*QWEN, "--model.tie_word_embeddings", "false"),
     "tied": QWEN,
     "gptj": ("--config", "gptj_tiny", "--layers", "1", "--hidden_size", "32", "--heads", "4"),
     "t5": ("--config", "tiny", *SMALL, "--d_ff", "32"),
@@ -102,9 +104,9 @@ def test_a_row_for_the_token_that_lacks_one(bases: dict[str, Path], tmp_path: Pa
 
 
 def test_a_model_that_begins_at_random_names_the_rows_it_needs(tmp_path: Path, capsys: Any) -> None:
-    few = (*MODELS["untied"], "--vocab_size", "200", *TRAINING, "--load", "random")
+    few = (*MODELS["untied"], "--model.vocab_size", "200", *TRAINING, "--load", "random")
     assert train(tmp_path / "run", *few, *data(tmp_path)) == 2
-    assert "model.embedding.vocab_size is 200: set it to" in capsys.readouterr().err
+    assert "model.vocab_size is 200: set it to" in capsys.readouterr().err
 
 
 # ---- new tokens ----------------------------------------------------------------------------------
@@ -193,7 +195,7 @@ def test_a_token_that_is_there_already_is_told(
 def test_rows_that_a_flag_asks_for_are_new(bases: dict[str, Path], tmp_path: Path) -> None:
     """Both ends of what was a circle: more rows for a tokenizer, and weights that do not fit."""
     given = ["--load", str(bases["tied"]), "--save-hf", str(tmp_path / "out")]
-    assert run_export.main([*given, "--vocab_size", "652"]) == 0
+    assert run_export.main([*given, "--model.vocab_size", "652"]) == 0
     weights = load_file(tmp_path / "out" / "model.safetensors")
     assert len(weights["model.embed_tokens.weight"]) == 652
 
@@ -209,10 +211,13 @@ def test_rows_are_padded_for_tensor_parallelism(bases: dict[str, Path], tmp_path
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--vocab_size", "600"), "a model with vocab_size 644, but the configuration has 600"),
-        (("--model.embedding.new_rows", "5-3"), "new_rows is '5-3', but must be rows such as"),
-        (("--model.embedding.new_rows", "1-2-3"), "new_rows is '1-2-3', but must be rows"),
-        (("--model.embedding.new_rows", "644"), "new_rows is '644', but embedding.vocab_size is"),
+        (
+            ("--model.vocab_size", "600"),
+            "a model with vocab_size 644, but the configuration has 600",
+        ),
+        (("--model.new_rows", "5-3"), "new_rows is '5-3', but must be rows such as"),
+        (("--model.new_rows", "1-2-3"), "new_rows is '1-2-3', but must be rows"),
+        (("--model.new_rows", "644"), "new_rows is '644', but must be rows below model.vocab_size"),
     ],
 )
 def test_rows_that_cannot_be(

@@ -57,11 +57,11 @@ def test_samples_that_will_not_do(samples: Any, batch: int, said: str | None) ->
 
 
 def test_more_tokens_than_the_model_was_made_for() -> None:
-    assert not length_note(config(sequence_length=256, max_length=256))
-    (note,) = length_note(config(sequence_length=257, max_length=256))
+    assert not length_note(config(sequence_length=256, max_position_embeddings=256))
+    (note,) = length_note(config(sequence_length=257, max_position_embeddings=256))
     assert "model.sequence_length is 257, but the model was made for 256 tokens" in note
-    assert not length_note(config(sequence_length=250, max_length=256), 6)
-    (note,) = length_note(config(sequence_length=250, max_length=256), 7)
+    assert not length_note(config(sequence_length=250, max_position_embeddings=256), 6)
+    (note,) = length_note(config(sequence_length=250, max_position_embeddings=256), 7)
     assert "is 250, and up to 7 follow, but the model was made for 256 tokens" in note
 
 

@@ -24,9 +24,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings")
 SMALL = ("--layers", "1", "--hidden_size", "32", "--heads", "2")
 MODELS = {
     "decoder": (
-        *("--config", "qwen3_tiny", *SMALL, "--vocab_size", "640", "--model.max_length", "256"),
-        *("--model.attention.key_value_heads", "2"),
-        *("--tokenizer", "data/sample/chat_tokenizer", "--model.embedding.tied", "true"),
+        *("--config", "qwen3_tiny", "--num_hidden_layers", "1", "--hidden_size", "32"),
+        *("--num_attention_heads", "2", "--model.num_key_value_heads", "2"),
+        *("--model.vocab_size", "640", "--model.max_position_embeddings", "256"),
+        *("--tokenizer", "data/sample/chat_tokenizer", "--model.tie_word_embeddings", "true"),
     ),
     "t5": ("--config", "tiny", *SMALL, "--d_ff", "32", "--model.embedding.tied", "true"),
 }
@@ -280,6 +281,6 @@ def test_a_flag_against_the_adapter_is_refused(
 ) -> None:
     adapter_of_peft("decoder", bases["decoder"], tmp_path / "a", modules_to_save=["lm_head"])
     given = ["--load", str(bases["decoder"]), "--adapter.load", str(tmp_path / "a")]
-    given += ["--model.embedding.tied", "true", "--save-hf", str(tmp_path / "out")]
+    given += ["--model.tie_word_embeddings", "true", "--save-hf", str(tmp_path / "out")]
     assert run_export.main(given) == 2
-    assert "model.embedding.tied is False in" in capsys.readouterr().err
+    assert "model.tie_word_embeddings is False in" in capsys.readouterr().err

@@ -121,7 +121,7 @@ def test_a_model_writes_with_the_rows_of_tokens(
     ("flags", "said"),
     [
         (("--adapter.trainable_tokens", "new"), "is new, but no rows are: give --model.add_tokens"),
-        (("--adapter.trainable_tokens", "700"), "be rows below model.embedding.vocab_size 644"),
+        (("--adapter.trainable_tokens", "700"), "be rows below model.vocab_size 644"),
         (("--adapter.trainable_tokens", "3,3"), "be rows such as 32000-32003,32010, each once"),
         (
             ("--adapter.trainable_tokens", "3", "--adapter.modules_to_save", "embed_tokens"),

@@ -55,7 +55,7 @@ def test_modules_that_are_trained_in_full_are_told() -> None:
 
 
 def test_rows_that_no_adapter_trains_are_told() -> None:
-    fields = {"adapter.rank": 2, "model.embedding.new_rows": "5"}
+    fields = {"adapter.rank": 2, "model.new_rows": "5"}
     _, note = notes("qwen3", **fields)
     assert "rows in model.embed_tokens.weight are not trained: --adapter.modules_to_save" in note
     assert len(notes("qwen3", **fields, **{"adapter.modules_to_save": "lm_head"})) == 1

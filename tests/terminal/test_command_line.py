@@ -121,9 +121,12 @@ def _other_value(leaf, config):
         default = getattr(default, name)
     kind = leaf.type.kind
     values = leaf.type.choices or {
-        bool: (True, False), int: (1, 2), float: (0.25, 0.5), str: ("s3://this", "s3://that")
+        bool: (True, False), int: (1, 2), float: (0.25, 0.5),
+        str: ("s3://this", "s3://that", "1", "full_attention"),
     }[kind]  # fmt: skip
-    return next((value for value in values if value != default), default)
+    rule = leaf.type.rule
+    possible = (x for x in values if rule is None or kind is not str or rule.holds(x))
+    return next((value for value in possible if value != default), default)
 
 
 def test_options_of_the_script():

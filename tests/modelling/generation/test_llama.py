@@ -157,8 +157,7 @@ def test_caches_of_layers_with_a_window_are_as_long_as_it() -> None:
 
     def bytes_of(window: int) -> int:
         config = config_of("gemma3_text", 1, "streamed")
-        attention = replace(config.model.attention, window=window)
-        config = replace(config, model=replace(config.model, attention=attention))
+        config = replace(config, model=replace(config.model, sliding_window=window))
         return storage_of(generation_program(config, family_of(config), Greedy()).ir).remote
 
     positions = LENGTH + POSITIONS

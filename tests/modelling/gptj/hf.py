@@ -17,7 +17,7 @@ def small_config(
 ) -> GPTJConfig:
     """A tiny GPT-J: global batch 16, everything sharded that can be."""
     small = {"layers": 3, "hidden_size": 32, "sequence_length": 12}
-    small |= {"end_token": END, "pad_token": PAD, "embedding": {"vocab_size": VOCABULARY}}
+    small |= {"eos_token_id": END, "pad_token_id": PAD, "embedding": {"vocab_size": VOCABULARY}}
     small |= {"attention": {"heads": 4, "rotary_dim": 4}}
     return load_config(
         GPTJConfig,
@@ -47,8 +47,8 @@ def hf_model(config: GPTJConfig, seed: int = 0) -> transformers.GPTJForCausalLM:
             resid_pdrop=0.0,
             embd_pdrop=0.0,
             attn_pdrop=0.0,
-            bos_token_id=model.end_token,
-            eos_token_id=model.end_token,
+            bos_token_id=model.eos_token_id,
+            eos_token_id=model.eos_token_id,
             tie_word_embeddings=False,
             attn_implementation="eager",
         )

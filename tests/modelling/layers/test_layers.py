@@ -55,7 +55,7 @@ def parameters(**arrays: np.ndarray) -> dict[str, torch.Tensor]:
 
 
 def config_of(tensor_parallel: int) -> GPTJConfig:
-    vocabulary = {"embedding": {"vocab_size": VOCABULARY}, "end_token": 1, "pad_token": 1}
+    vocabulary = {"embedding": {"vocab_size": VOCABULARY}, "eos_token_id": 1, "pad_token_id": 1}
     model = {"hidden_size": HIDDEN, "attention": {"heads": 4, "rotary_dim": 2}} | vocabulary
     config = GPTJConfig.from_dict({"family": "gptj", "model": model})
     execution = replace(config.execution, tensor_parallel=tensor_parallel)

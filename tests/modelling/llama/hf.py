@@ -153,7 +153,7 @@ def our_config(
 def hf_model(theirs: Any, seed: int = 0) -> Any:
     """The configured model in float32, with weights that all matter."""
     torch.manual_seed(seed)
-    model = getattr(transformers, ARCHITECTURES[theirs.model_type])(theirs).eval()
+    model = getattr(transformers, ARCHITECTURES[theirs.model_type].cls)(theirs).eval()
     with torch.no_grad():
         for parameter in model.parameters():  # norms are not 1, biases not 0
             parameter += 0.15 * torch.randn_like(parameter)

@@ -80,7 +80,7 @@ def test_training_with_balance_is_transformers(
 ) -> None:
     theirs, given = balanced(kind), batches(STEPS)
     config = our_config(theirs, dp, tp, micro_batch)
-    assert config.model.experts.balance == COEFFICIENT
+    assert config.model.router_aux_loss_coef == COEFFICIENT
     config = replace(config, execution=replace(config.execution, activations=activations))
     check_trained(config, *trained_balanced(theirs, given, micro_batch), given)
 
@@ -106,7 +106,7 @@ def test_padding_does_not_count_and_experts_are_told_of(kind: str, balance: floa
     # In float64 the sum of transformers' masks of padding and windows is -inf.
     theirs = (balanced if balance else hf_config)(kind, use_sliding_window=False)
     batch, config = padded_batch(), our_config(theirs, 2, 2, 2)
-    assert config.model.experts.balance == balance
+    assert config.model.router_aux_loss_coef == balance
     model = hf_model(theirs)
     table, ours = weight_table(config), fine_tuning(config, gradients=True)
     ours.write(table.renamed(weights_of(model)))
@@ -171,7 +171,7 @@ class Batches:
 
 def test_the_factor_is_read_where_transformers_uses_it() -> None:
     off = hf_config("olmoe", router_aux_loss_coef=COEFFICIENT)
-    assert our_config(off).model.experts.balance == 0
+    assert our_config(off).model.router_aux_loss_coef == 0
     assert not to_config_json(our_config(off))["output_router_logits"]
     written = to_config_json(our_config(balanced("olmoe")))
     assert (written["output_router_logits"], written["router_aux_loss_coef"]) == (True, COEFFICIENT)
@@ -184,7 +184,7 @@ def test_preferences_are_balanced_too() -> None:
     training = replace(config.training, objective="hinge", beta=1e-3, global_batch_size=4)
     config = replace(config, training=training)
     units = random_units(60, VOCABULARY, 3, kto=False)
-    tokenizer: Any = SimpleNamespace(pad=PAD, end=config.model.end_token)
+    tokenizer: Any = SimpleNamespace(pad=PAD, end=config.model.eos_token_id)
     samples = CAUSAL_LM.of_units(config, units, tokenizer)
     logps = np.zeros((*samples.places.shape, 2), np.float32)
     batch = Referred(samples, logps).take(np.arange(4))
@@ -193,5 +193,5 @@ def test_preferences_are_balanced_too() -> None:
     with ours:
         (step,) = ours.run([batch], [0.0], 0)
     share = (step.loss - 1 + step.told["rewards/margins"]) / COEFFICIENT
-    chosen, count = config.model.experts.chosen, config.model.experts.count
+    chosen, count = config.model.num_experts_per_tok, config.model.num_experts
     assert chosen * 0.99 < share < count

@@ -12,11 +12,11 @@ import transformers
 
 from config.adapter import Adapter
 from config.errors import ConfigError
+from config.llama import LlamaConfig
 from files.json_files import Fields
 from huggingface.folders import read_hf_directory, write_hf_directory
 from modelling.llama.config_json import (
     ARCHITECTURES,
-    TWO_ANGLES,
     from_config_json,
     normalise,
     to_config_json,
@@ -46,7 +46,7 @@ def test_export_is_loaded_by_transformers_bit_for_bit(kind: str, tmp_path: Path)
     weights, table = weights_of(model), weight_table(config)
     files = table.for_files(table.renamed(weights))
     write_hf_directory(tmp_path / "hf", files, to_config_json(config), shard_bytes=4000)
-    loaded = getattr(transformers, ARCHITECTURES[kind]).from_pretrained(tmp_path / "hf")
+    loaded = getattr(transformers, ARCHITECTURES[kind].cls).from_pretrained(tmp_path / "hf")
     found = {n: p.detach().numpy() for n, p in loaded.named_parameters()}
     assert weights.keys() <= found.keys()
     assert all(np.array_equal(found[n], x) for n, x in weights.items())
@@ -79,13 +79,14 @@ def test_yarn_is_transformers(how: str) -> None:
     theirs = hf_config("qwen3", rope_parameters=YARN | YARNS[how], max_position_embeddings=160)
     module = hf_model(theirs).model.rotary_emb
     config = our_config(theirs)
-    rotary, rotated = config.model.attention.rotary, config.model.attention.rotated
-    ours, scale = scaled_frequencies(rotary, rotated, config.model.max_length, LENGTH)
+    rope, rotated = config.model.rope_parameters, config.model.rotated
+    ours, scale = scaled_frequencies(config.model, LENGTH)
     np.testing.assert_allclose(ours, module.inv_freq.numpy(), rtol=1e-6)
     assert scale == pytest.approx(module.attention_scaling, rel=1e-12)
     again = our_config(transformers.Qwen3Config(**to_config_json(config)))
-    assert again.model.attention.rotary == rotary
-    plain = scaled_frequencies(replace(rotary, type="default"), rotated, 160, LENGTH)[0]
+    assert again.model.rope_parameters == rope
+    plain_model = replace(config.model, rope_parameters=replace(rope, rope_type="default"))
+    plain = scaled_frequencies(plain_model, LENGTH)[0]
     assert 1 < len(set(np.round(ours / plain, 5))) < rotated // 2 + 1
 
 
@@ -94,16 +95,14 @@ def test_frequencies_are_transformers(kind: str) -> None:
     """Of texts as long as those of training here."""
     theirs = hf_config(kind)
     module = hf_model(theirs).model.rotary_emb
-    if kind in TWO_ANGLES:
+    if ARCHITECTURES[kind].two_angles:
         expected = module.full_attention_inv_freq
     else:
         import torch
 
         module(torch.zeros(1), torch.arange(LENGTH)[None])  # which may scale by the length
         expected = module.inv_freq
-    model = our_config(theirs).model
-    rotary, rotated = model.attention.rotary, model.attention.rotated
-    ours, _ = scaled_frequencies(rotary, rotated, model.max_length, LENGTH)
+    ours, _ = scaled_frequencies(our_config(theirs).model, LENGTH)
     np.testing.assert_allclose(ours, expected.numpy(), rtol=1e-6)
 
 
@@ -116,7 +115,7 @@ def test_frequencies_are_transformers(kind: str) -> None:
             "qk_layernorm True, which is not known of the kind llama",
         ),
         ("qwen3", {"num_experts": 8}, "num_experts 8"),
-        ("llama", {"hidden_act": "relu2"}, "the activation 'relu2'"),
+        ("llama", {"hidden_act": "relu2"}, "model.hidden_act is 'relu2', but must be one of silu"),
         ("llama", {"sliding_window": 4}, "sliding_window 4"),
         ("llama", {"quantization_config": {"bits": 4}}, "quantization_config"),
         ("gpt_oss", {"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes"),
@@ -134,12 +133,14 @@ def test_frequencies_are_transformers(kind: str) -> None:
 )
 def test_what_is_not_known_is_refused_by_name(kind: str, given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        read(hf_config(kind).to_dict() | given)
+        LlamaConfig.from_dict({"model": read(hf_config(kind).to_dict() | given)})
     assert said in str(caught.value)
     assert len(str(caught.value)) < 300
 
 
 def test_what_the_architecture_cannot_do_is_refused() -> None:
-    config = our_config(hf_config("mistral"), logits_cap=3.0)
-    with pytest.raises(ConfigError, match=r"model.logits_cap 3.0, but a model of .* mistral"):
+    config = our_config(hf_config("mistral"), final_logit_softcapping=3.0)
+    with pytest.raises(
+        ConfigError, match=r"model.final_logit_softcapping 3.0, but a model of .* mistral"
+    ):
         to_config_json(config)

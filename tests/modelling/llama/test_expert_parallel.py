@@ -68,7 +68,13 @@ def test_plans_expect_balanced_experts() -> None:
     """The work of a device is its share, and so are the bytes."""
     config = preset(
         "qwen3_tiny",
-        model={"layers": 1, "experts": {"count": 8, "chosen": 2}},
+        model={
+            "model_type": "qwen3_moe",
+            "num_hidden_layers": 1,
+            "moe_intermediate_size": 256,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+        },
         execution={"tensor_parallel": 2},
     )
     cut, whole = (
@@ -81,7 +87,7 @@ def test_plans_expect_balanced_experts() -> None:
 
 def test_what_cannot_be_shared_is_refused() -> None:
     cases: list[tuple[LlamaConfig, dict[str, Any], str]] = [
-        (our_config(hf_config("mixtral"), 1, 2), {}, "model.experts.count 5 must be divisible"),
+        (our_config(hf_config("mixtral"), 1, 2), {}, "model.num_experts 5 must be divisible"),
         (our_config(hf_config("llama"), 1, 2), {}, "this one has none"),
         (
             our_config(mixture("qwen3_moe"), 1, 2),

@@ -185,11 +185,13 @@ def test_the_published_description_is_read() -> None:
         "swiglu_limit": 7.0, "vocab_size": 201088,
     }  # fmt: skip
     read = from_config_json(Fields(given, "config.json"))
-    attention, experts = read["attention"], read["experts"]
-    assert (attention["pattern"], attention["window"], attention["sinks"]) == ("wf", 128, True)
-    assert not attention["rotary"]["truncate"]
-    assert (experts["count"], experts["chosen"], experts["biases"]) == (32, 4, True)
-    assert (experts["gate_limit"], experts["gate_slope"], experts["balance"]) == (7.0, 1.702, 0)
+    expected = {
+        "layer_types": "sliding_attention,full_attention", "sliding_window": 128,
+        "num_experts": 32, "num_experts_per_tok": 4, "attention_bias": True, "swiglu_limit": 7.0,
+        "swiglu_alpha": 1.702, "router_aux_loss_coef": 0,
+    }  # fmt: skip
+    assert {name: read[name] for name in expected} == expected
+    assert not read["rope_parameters"]["truncate"]
 
 
 # ---- ties ---------------------------------------------------------------------------------------

@@ -56,7 +56,9 @@ def check_folder(drawn: Draw, weights: dict[str, np.ndarray], folder: Path) -> N
     config = our_config(drawn.theirs)
     table = weight_table(config)
     write_hf_directory(folder, table.for_files(table.renamed(weights)), to_config_json(config))
-    loaded = getattr(transformers, ARCHITECTURES[drawn.theirs.model_type]).from_pretrained(folder)
+    loaded = getattr(transformers, ARCHITECTURES[drawn.theirs.model_type].cls).from_pretrained(
+        folder
+    )
     found = weights_of(loaded)
     assert found.keys() == weights.keys()
     assert all(np.array_equal(found[n], x) for n, x in weights.items())

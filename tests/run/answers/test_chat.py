@@ -34,9 +34,10 @@ from tests.data.chat_templates import TEMPLATES, chat_tokenizer, plain
 
 TOKENS = 12
 SIZES = (
-    *("--layers", "1", "--hidden_size", "32", "--model.inner_size", "32", "--heads", "4"),
-    *("--model.attention.key_value_heads", "2", "--vocab_size", "640"),
-    *("--model.max_length", "128", "--model.initializer_range", "0.5"),
+    *("--num_hidden_layers", "1", "--hidden_size", "32", "--model.intermediate_size", "32"),
+    *("--num_attention_heads", "4", "--model.num_key_value_heads", "2"),
+    *("--model.max_position_embeddings", "128", "--model.initializer_range", "0.5"),
+    *("--model.vocab_size", "640"),
 )
 SYSTEM = {"role": "system", "content": "Answer in one word."}
 ASKED = {"role": "user", "content": "Who took the lamp ☃?"}
@@ -194,7 +195,7 @@ def test_a_run_keeps_the_template_of_a_file_that_is_gone(tmp_path):
             "tokenizer": str(tmp_path / "tokenizer"),
             "chat_template": str(tmp_path / "gone.jinja"),
         },
-        "model": {"embedding": {"vocab_size": 640}},
+        "model": {"vocab_size": 640},
     }
     config = load_config(LlamaConfig, "finetuning", "qwen3_tiny", over)
     tokenizer = Pipeline(config, CAUSAL_LM).tokenizer
@@ -207,4 +208,4 @@ def test_a_run_keeps_the_template_of_a_file_that_is_gone(tmp_path):
     found = LlamaConfig.from_dict(ORIGINS.saved(str(tmp_path / "run")) or {})
     again = Pipeline(found, CAUSAL_LM)
     assert again.chat.prompt(Conversation([ASKED])).startswith("<|endoftext|><start_of_turn>user")
-    assert again.config.model.end_token == tokenizer.end
+    assert again.config.model.eos_token_id == tokenizer.end

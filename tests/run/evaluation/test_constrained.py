@@ -38,7 +38,13 @@ from tests.slow import slow
 from tests.small_runs import random_model
 
 PRESETS = {"tiny": "t5", "gptj_tiny": "gptj", "qwen3_tiny": "gptj"}
-SMALL = ("--layers", "1", "--micro_batch_size", "4")
+
+
+def small(preset: str) -> tuple[str, str]:
+    """The flag that makes a model of one layer."""
+    return ("--num_hidden_layers" if preset == "qwen3_tiny" else "--layers"), "1"
+
+
 LABELS = {
     "three": "red lamp,hat,old green box",
     "beginnings": "a hat,a hat and a lamp,lamp,box",
@@ -85,9 +91,16 @@ def reference(model: Any, tokenizer: Any, prompt: str, answer: str, ends: bool) 
 )
 def test_scores_are_those_of_transformers(preset, labels, target, tmp_path):
     names = LABELS[labels].split(",")
-    model = random_model(tmp_path / "model", "--config", preset, "--layers", "1")
-    flags = ["--config", preset, *SMALL, "--load", str(model), "--data.labels", LABELS[labels]]
-    flags += ["--data.validation", rows_of(tmp_path, names), "--data.prompt", "say: {t} "]
+    model = random_model(tmp_path / "model", "--config", preset, *small(preset))
+    flags = ["--config", preset, *small(preset), "--micro_batch_size", "4", "--load", str(model)]
+    flags += [
+        "--data.labels",
+        LABELS[labels],
+        "--data.validation",
+        rows_of(tmp_path, names),
+        "--data.prompt",
+        "say: {t} ",
+    ]
     flags += ["--data.target", target, "--evaluation.constrained"]
     flags += [] if preset == "tiny" else ["--data.separator", ""]
     line = read_command_line("", "inference", "tiny", flags, origins=ORIGINS)
@@ -147,12 +160,11 @@ def test_a_run_chooses_among_labels(tmp_path, capsys):
 @pytest.mark.slow  # another layout
 @pytest.mark.parametrize("preset", ["tiny", "qwen3_tiny"])
 def test_scores_on_four_devices(preset, tmp_path):
-    model = random_model(tmp_path / "model", "--config", preset, "--layers", "1")
+    model = random_model(tmp_path / "model", "--config", preset, *small(preset))
     flags = [
         "--config",
         preset,
-        "--layers",
-        "1",
+        *small(preset),
         "--load",
         str(model),
         "--data.labels",
@@ -201,7 +213,7 @@ def test_labels_in_a_chat_template(template, labels, tmp_path):
             "format": "chat",
             "tokenizer": str(tmp_path / "tokenizer"),
         }
-        model = {"embedding": {"vocab_size": 640}, "sequence_length": 128}
+        model = {"vocab_size": 640, "sequence_length": 128}
         over = {"data": data, "model": model}
         config = load_config(LlamaConfig, "inference", "qwen3_tiny", over)
         pipeline = Pipeline(config, CAUSAL_LM, Loaded())
@@ -254,7 +266,8 @@ def test_what_cannot_be_chosen_from_is_said(flags, said, tmp_path, capsys):
     rows = rows_of(tmp_path, ["雪", "山"])
     model = random_model(tmp_path / "model", "--config", "tiny", "--layers", "1")
     given = ("--data.prompt", "{t}", "--data.target", "{l}", "--data.validation", rows)
-    load = ("--config", "tiny", *SMALL, "--load", str(model), "--evaluation.constrained")
+    load = ("--config", "tiny", *small("tiny"), "--load", str(model), "--evaluation.constrained")
+    load += ("--micro_batch_size", "4")
     metrics = ("--evaluation.metrics", "accuracy") if flags else ()
     out = ("--out", str(tmp_path / "out"))
     assert run_validation.main([*load, *given, *flags, *metrics, *out]) == 2

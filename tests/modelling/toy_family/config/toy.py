@@ -20,8 +20,8 @@ class ToyModel(Model):
     output_length: PositiveInt = 4
     """Most tokens that are generated, the end token included."""
 
-    end_token: NonNegativeInt = 0
-    pad_token: NonNegativeInt = 1
+    eos_token_id: NonNegativeInt = 0
+    pad_token_id: NonNegativeInt = 1
 
 
 @dataclass(frozen=True)
