@@ -140,6 +140,7 @@ class Trial:
     Attributes:
         variant: its `kept` names kinds of layers.
         fits: whether there is room in the memories of device and host.
+        is_filled: whether placing its entries again gains nothing.
     """
 
     variant: Variant
@@ -147,6 +148,7 @@ class Trial:
     traced: popxl.plan.Traced
     placement: popxl.plan.Placement
     fits: bool
+    is_filled: bool = False
 
     @property
     def seconds(self) -> float:

@@ -12,12 +12,18 @@ from popxl_addons.remote import NamedRemoteBuffers, create_remote_buffer
 from popxl_addons.variable_factory import NamedVariableFactories
 
 
+def wide(t: popxl.Tensor) -> popxl.Tensor:
+    """A tensor in float32."""
+    # A cast to the same type would be a segment of its own, and a copy.
+    return t if t.dtype == popxl.float32 else ops.cast(t, popxl.float32)
+
+
 @dataclass(frozen=True)
 class GradientSums:
     """Where a phase keeps its accumulators while other layers run, one entry for each layer.
 
-    Within a pass, accumulators are float32. An entry has the type of its buffer: values are rounded
-    once a pass where that is narrower.
+    Sums are float32. An entry has the type of its buffer: where that is narrower, a pass has a sum
+    of its own, which is added and rounded once.
 
     Attributes:
         facts: factories of the accumulators, by name.
@@ -50,17 +56,45 @@ class GradientSums:
                 buffers[name].kind = "gradients"
         return cls(facts, NamedRemoteBuffers.from_dict({**buffers, **at_hand}))
 
-    def load(self, row: popxl.Tensor) -> addons.NamedTensors:
-        """Accumulators of layer `row` as the pass before left them."""
-        loaded = {}
-        for name, buffer in self.buffers.to_dict().items():
-            entry, dtype = ops.remote_load(buffer, row, name=name), self.facts.get(name).dtype
-            # A cast to the same type would be a segment of its own, and a copy.
-            loaded[name] = entry if entry.dtype == dtype else ops.cast(entry, dtype)
-        return addons.NamedTensors.from_dict(loaded)
+    def begin(self, row: popxl.Tensor) -> addons.NamedTensors:
+        """Accumulators for a further pass over layer `row`, as the pass before left them, or zero
+        where the entry is narrower."""
+        exact = {
+            name: ops.remote_load(buffer, row, name=name)
+            for name, buffer in self.buffers.to_dict().items()
+            if not self._rounds(name)
+        }
+        zero = self.facts.filter_keys([n for n in self.buffers.keys_flat() if n not in exact])
+        return addons.NamedTensors.from_dict({**zero.init_zero().to_dict(), **exact})
 
-    def store(self, row: popxl.Tensor, accumulators: addons.NamedTensors) -> None:
-        """Keep the accumulators of layer `row` for the next pass."""
+    def total(self, row: popxl.Tensor, accumulators: addons.NamedTensors) -> addons.NamedTensors:
+        """Float32 sums for layer `row` after the last pass."""
+        sums = {
+            name: self._sum(name, row, accumulators)
+            if self._rounds(name)
+            else accumulators.get(name)
+            for name in self.buffers.keys_flat()
+        }
+        return addons.NamedTensors.from_dict(sums)
+
+    def store(
+        self, row: popxl.Tensor, accumulators: addons.NamedTensors, is_first: bool = False
+    ) -> None:
+        """Keep the sums of layer `row` after a pass for the next one.
+
+        A narrower entry is added here: a pass that began with it would read it, and add to it, once
+        more.
+        """
         for name, buffer in self.buffers.to_dict().items():
-            total = addons.rounded_by_hash(accumulators.get(name), buffer.tensor_dtype)
-            ops.remote_store(buffer, row, total)
+            adds = self._rounds(name) and not is_first
+            total = self._sum(name, row, accumulators) if adds else accumulators.get(name)
+            ops.remote_store(buffer, row, addons.rounded_by_hash(total, buffer.tensor_dtype))
+
+    def _rounds(self, name: str) -> bool:
+        """Whether the entries of an accumulator are rounded."""
+        return self.buffers.get(name).tensor_dtype != popxl.float32
+
+    def _sum(self, name: str, row: popxl.Tensor, accumulators: addons.NamedTensors) -> popxl.Tensor:
+        """What an entry holds and what the pass adds to it, in float32."""
+        before = ops.remote_load(self.buffers.get(name), row, name=name)
+        return wide(before) + wide(accumulators.get(name))

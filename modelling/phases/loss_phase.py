@@ -62,7 +62,8 @@ class LossPhase(Phase):
             forward.graph.outputs[:1],
             grads_required=with_grad,
             mean=False,
-            accumulator_dtype=popxl.float32,
+            accumulator_dtype=popxl.float32 if settings.adds_gradients else None,
+            adds=settings.adds_gradients,
         )
         self._grad_facts.insert(_LOSS_SUM, addons.VariableFactory(0.0, popxl.float32, by_ref=True))
         both = self._loss_and_grad(forward, grad, [p.spec for p in inputs.values()])

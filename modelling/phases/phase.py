@@ -173,7 +173,8 @@ class Phase:
                 grads_provided=[t for t, port in results.items() if port.grad is not None],
                 grads_required=with_grad,
                 mean=False,
-                accumulator_dtype=popxl.float32,
+                accumulator_dtype=popxl.float32 if settings.adds_gradients else None,
+                adds=settings.adds_gradients,
             )
         # So keeping activations and computing them again give the same bits.
         popxl.transforms.outline(forward.graph, _taken_from_inside(forward, grad))
@@ -271,9 +272,11 @@ class Phase:
             return
         settings = self._settings
         groups = {n: self._store_of(n).shard_groups[n] for n in self.trained}
-        accumulated = self._accumulators(self.bwd.args)
+        sums = self._accumulators(self.bwd.args).map(
+            lambda t: popxl.TensorSpec(t.shape, popxl.float32, t.meta_shape)
+        )
         self._reduce, self._reduced = reduce_replica_sharded_graph(
-            accumulated,
+            sums,
             "mean",
             shard_groups=NamedReplicaGrouping.from_dict(groups),
             replica_group=settings.groups.dp,
@@ -425,18 +428,18 @@ class Phase:
             return squares
         with self.part("backward"):
             self._load_code(self.bwd.graph)
-            accumulators = (
-                self._grad_facts.init_zero() if step.is_first else self._keeper._sums.load(row)
-            )
+            sums = None if step.is_first else self._keeper._sums
+            accumulators = self._grad_facts.init_zero() if sums is None else sums.begin(row)
             values = {**self._load_for_gradients(row, step).to_dict(), **accumulators.to_dict()}
             bound = self.bwd.bind(addons.NamedTensors.from_dict(values))
             # Where activations are kept, so are the masks of dropout: there is no seed to pass.
             takes_seed = self.bwd is self.fwd or _SEED in self.bwd.args
             bound.call(row, *(self._seed(row, step) if takes_seed else []))
-            if step.is_last:
-                return squares + self._finish_gradients(row, accumulators)
-            self._keeper._sums.store(row, accumulators)
-            return squares
+            if not step.is_last:
+                self._keeper._sums.store(row, accumulators, is_first=step.is_first)
+                return squares
+            total = accumulators if sums is None else sums.total(row, accumulators)
+            return squares + self._finish_gradients(row, total)
 
     @cached_property
     def _sums(self) -> GradientSums:

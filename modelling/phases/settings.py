@@ -82,6 +82,16 @@ class Settings:
         return popxl.dtype.from_name(self.config.training.gradients)
 
     @property
+    def adds_gradients(self) -> bool:
+        """Whether gradients add up within a pass.
+
+        Not those of one micro-batch, where sums of passes are narrower than float32 and added by
+        themselves: in float32 they would only be written and read back.
+        """
+        alone = self.passes > 1 and self.micro_batches_per_pass == 1
+        return not alone or self.gradient_dtype == popxl.float32
+
+    @property
     def activation_shards(self) -> popxl.ReplicaGrouping | None:
         """Replicas over which activations between phases are cut; None: not cut."""
         wanted = self.config.execution.shards_activations and self.groups.tensor_parallel > 1

@@ -144,10 +144,22 @@ def test_state_on_disk_is_there() -> None:
 
 
 @pytest.mark.usefixtures("cached")
-def test_gradients_in_bfloat16_are_rounded_once_a_pass() -> None:
-    config = MODELS["gptj"]().changed({"training.gradients": "bfloat16", "model.layers": 1})
-    family, module = GPTJ
+@pytest.mark.parametrize(
+    ("name", "precision", "split"),
+    [
+        ("gptj", "float32", {}),
+        ("t5", "bfloat16", {"micro_batch": 2, "dp": 2}),  # borrowed tables, parts of weights
+        pytest.param("mistral", "bfloat16", {"tp": 2}, marks=pytest.mark.slow),
+    ],
+)
+def test_gradients_in_bfloat16_are_rounded_once_a_pass(
+    name: str, precision: str, split: dict[str, int]
+) -> None:
+    fields = {"training.gradients": "bfloat16", "model.layers": 1, "model.precision": precision}
+    config = MODELS[name](**split).changed(fields | {"training.optimizer.state": "bfloat16"})
+    family, module = {"t5": T5, "gptj": GPTJ}.get(name, LLAMA)
     weights, batch = family.weights(config).initial(seed=0), module.batches(1)[0]
+    passes = config.gradient_accumulation
 
     def gradients(per_pass: int, dtype: str) -> dict[str, np.ndarray]:
         fields = {"execution.micro_batches_per_pass": per_pass, "training.gradients": dtype}
@@ -158,7 +170,7 @@ def test_gradients_in_bfloat16_are_rounded_once_a_pass() -> None:
             return model.gradients()
 
     exact = gradients(1, "float32")
-    for per_pass, roundings in ((4, 1), (1, 4)):
+    for per_pass, roundings in ((passes, 1), (1, passes)):
         for name, found in gradients(per_pass, "bfloat16").items():
             scale = np.abs(exact[name]).max()
             error = np.abs(found - exact[name]).max() / scale

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from machine.here import machine_here
 from planning import fit
 from planning.fitting import best_training, generation
 from planning.needs import finetuning_needs
-from planning.variants import Programs
+from planning.variants import Programs, Variant
 from popxl.plan import place
 from tests.planning.presets import preset
 
@@ -211,3 +212,37 @@ def test_micro_batches_pass_alone_where_that_is_clearly_faster() -> None:
     one_pass = config.changed({"execution.micro_batches_per_pass": 8})
     given = residence.choose(candidates, one_pass, replace(gpu, memory=1.6 * state)).best
     assert alone.seconds < 0.95 * given.seconds
+
+
+def test_what_a_first_placement_leaves_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With less on its way to the device there is room for more entries."""
+    placed = []
+    monkeypatch.setattr(popxl.plan, "place", lambda *given: placed.append(given) or place(*given))
+    config = preset(
+        "gptj_tiny",
+        model={"layers": 8, "hidden_size": 256},
+        training={"global_batch_size": 64},
+        execution={"micro_batch_size": 8},
+    )
+    gpu = replace(ONE, platform="gpu", host_link=1e8)
+    candidates = Programs().of(config, "gpu")
+    buffers = candidates.get()[1].ir.remote_buffers
+    memory = 0.8 * candidates.get()[1].storage().remote
+    search = residence._Search.on(replace(gpu, memory=memory), candidates, config)
+    first = search.trial(Variant(8))
+    count = len(placed)
+    best = search.filled(first)
+    assert len(placed) > count
+    count = len(placed)
+    assert best.fits
+    assert best.seconds < first.seconds
+    assert best.placement.nbytes > first.placement.nbytes
+    resident = sum(len(b.residents) * _nbytes(b) for b in buffers)
+    assert resident == best.placement.nbytes, "the one that was faster is set"
+    assert search.tried == [best]
+    assert search.filled(best) is best
+    assert len(placed) == count
+
+
+def _nbytes(buffer: popxl.RemoteBuffer) -> int:
+    return math.prod(buffer.tensor_shape) * buffer.tensor_dtype.itemsize

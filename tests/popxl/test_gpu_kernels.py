@@ -76,3 +76,17 @@ def test_where_jax_refuses_the_device_at_hand_a_loop_stands_in(monkeypatch):
     with tracing_for("gpu 9.0"):
         found = FORWARD(q, k, v, **ATTRS)
     np.testing.assert_array_equal(np.asarray(found, np.float32), np.asarray(expected, np.float32))
+
+
+def test_a_sum_with_zeros_is_the_other_term():
+    def run(x: Any, y: Any) -> Any:
+        zeros = jnp.zeros(x.shape, x.dtype)
+        return x @ y, zeros + x, jnp.zeros((2, *x.shape), x.dtype) + x
+
+    x = jax.ShapeDtypeStruct((8, 8), jnp.bfloat16)
+    flat = flatten(jax.make_jaxpr(run)(x, x).jaxpr)
+    assert [node.name for node in flat.nodes if node.name in ("dot_general", "add")] == [
+        "dot_general",
+        "add",  # of other shapes
+    ]
+    assert flat.results[1] is flat.inputs[0]

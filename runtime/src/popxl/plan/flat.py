@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from jax.extend.core import Literal
 
 from popxl._compile.machine import PART
@@ -16,9 +17,14 @@ _INLINED = frozenset("pjit jit closed_call core_call remat checkpoint custom_jvp
 
 @dataclass(eq=False)
 class Value:
-    """What a primitive computes, of JAX's type `aval`."""
+    """What a primitive computes, of JAX's type `aval`.
+
+    Attributes:
+        is_zeros: whether all its elements are known to be zero.
+    """
 
     aval: Any
+    is_zeros: bool = False
 
 
 @dataclass(eq=False)
@@ -145,8 +151,12 @@ def _append(jaxpr: Any, given: list[Any], part: str, nodes: list[Node]) -> list[
         if name in _INLINED and called not in KERNELS:
             inner = _function(eqn.params, "jaxpr", "call_jaxpr", "fun_jaxpr")
             results = _append(inner, [*_new(inner.constvars), *atoms], label, nodes)
+        elif name == "add" and (term := _only_term(atoms, eqn.outvars[0].aval)) is not None:
+            results = [term]
         else:
             results = _new(eqn.outvars)
+            if name == "broadcast_in_dim":
+                results[0].is_zeros = _is_zero(atoms[0])
             node = Node(called if called in KERNELS else name, atoms, results, eqn.params, label)
             node.branches = [flatten(_open(b), label) for b in eqn.params.get("branches", ())]
             if name in ("scan", "while"):
@@ -155,6 +165,19 @@ def _append(jaxpr: Any, given: list[Any], part: str, nodes: list[Node]) -> list[
             nodes.append(node)
         env.update(zip(eqn.outvars, results, strict=True))
     return read(jaxpr.outvars)
+
+
+def _only_term(atoms: list[Any], total: Any) -> Any:
+    """The other term of a sum with zeros, which XLA does not compute; None: it has two."""
+    terms = [atom for atom in atoms if not _is_zero(atom)]
+    return terms[0] if len(terms) == 1 and terms[0].aval.shape == total.shape else None
+
+
+def _is_zero(atom: Any) -> bool:
+    """Whether all elements of a value or literal are known to be zero."""
+    if isinstance(atom, Value):
+        return atom.is_zeros
+    return bool(np.ndim(atom.val) == 0 and atom.val == 0)
 
 
 def _function(params: dict[str, Any], *names: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -47,6 +47,7 @@ def autodiff_with_accumulation(
     replica_groupings: NamedReplicaGrouping | None = None,
     mean: bool = True,
     accumulator_dtype: popxl.dtype | None = None,
+    adds: bool = True,
 ) -> tuple[NamedVariableFactories, GraphWithNamedArgs]:
     """Create a gradient graph that adds the gradients of some tensors to accumulators.
 
@@ -67,6 +68,8 @@ def autodiff_with_accumulation(
             that of a table adds the rows that were looked up, where a mean changes all of them.
         accumulator_dtype: element type of the accumulators; default: that of the tensor. Sums of
             many gradients in half precision lose bits: float32 keeps them.
+        adds: whether sums are added to. False, for accumulators that are zero: they become the
+            gradients, of one call.
 
     Returns:
         Factories of the accumulators: zeros `accum.<name>` of the shape and type of the tensor
@@ -80,7 +83,12 @@ def autodiff_with_accumulation(
     factories = _accumulators(names, replica_groupings, accumulator_dtype)
     if mean:
         factories.insert(_COUNTER, VariableFactory(0.0, popxl.float32, _COUNTER, by_ref=True))
-    return factories, _accumulate(grad, names, factories)
+    update = ops.var_updates.accumulate_ if adds else _replace
+    return factories, _accumulate(grad, names, factories, update)
+
+
+def _replace(t: popxl.Tensor, x: popxl.Tensor) -> popxl.Tensor:
+    return ops.var_updates.copy_var_update_(t, x if x.dtype == t.dtype else ops.cast(x, t.dtype))
 
 
 def _names(
@@ -116,8 +124,10 @@ def _accumulate(
     grad: GraphWithNamedArgs,
     names: Mapping[popxl.Tensor, str],
     factories: NamedVariableFactories,
+    update: Callable[[popxl.Tensor, popxl.Tensor], popxl.Tensor],
 ) -> GraphWithNamedArgs:
-    """A graph that calls `grad`, and accumulates or returns each of its outputs."""
+    """A graph that calls `grad`, and accumulates or returns each of its outputs; `update` is for
+    sums."""
     info = grad.grad_graph_info
     with info.graph.ir._writing(suffix_graph_name(info.graph.name, "accumulate")) as graph:
         inputs = copy_inputs(info.graph)
@@ -136,7 +146,7 @@ def _accumulate(
             elif source in into and counter is not None:
                 ops.var_updates.accumulate_mean_(into[source], gradient, counter)
             elif source in into:
-                ops.var_updates.accumulate_(into[source], gradient)
+                update(into[source], gradient)
             else:
                 popxl.graph_output(gradient)
                 returned.append(connection)
