@@ -258,8 +258,9 @@ def _unknown(name: str, known: Mapping[str, str], fields: Sequence[str]) -> Conf
     inside = [f"--{flag_of(field)}" for field in fields if f".{name}." in f".{field}"]
     if inside:
         return ConfigError(f"--{name} is a section; set a field of it: {_one_of(inside)}")
-    ending = [f"--{flag_of(field)}" for field in fields if field.endswith(f".{name}")]
-    close = ending or [known[other] for other in close_names(name, known)]
+    ends = f".{name}", f"_{name}"
+    ending = next(filter(None, ([f for f in fields if f.endswith(end)] for end in ends)), [])
+    close = [known[field] for field in ending] or [known[n] for n in close_names(name, known)]
     hint = f"did you mean {_one_of(close)}?" if close else "--help-all lists all of them"
     return ConfigError(f"unknown option --{shown_name(name)}; {hint}")
 

@@ -7,6 +7,7 @@ rotary positions: `rope_parameters`, and `rope_theta` with `rope_scaling`, as be
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -119,7 +120,8 @@ def _as_transformers(kind: str, data: Mapping[str, Any]) -> Any:
     check_settings(data, kind, read, {name: (x, x) for name, x in ONLY.items() if name in data})
     try:
         asked = read | (usual.keys() - common)
-        return type_of(kind).from_dict({n: value for n, value in data.items() if n in asked})
+        given = deepcopy({n: value for n, value in data.items() if n in asked})  # it changes them
+        return type_of(kind).from_dict(given)
     except Exception as error:  # its checks raise many kinds
         reason = str(error).strip().splitlines()[-1].strip()
         raise ConfigError(f"the model's config.json is wrong: {shown_name(reason, 160)}") from None

@@ -37,6 +37,7 @@ def test_both_dialects_say_the_same(kind: str) -> None:
     former = {n: x for n, x in written.items() if n != "rope_parameters"}
     today = {n: x for n, x in written.items() if n not in ("rope_theta", "rope_scaling")}
     assert read(written) == read(former) == read(today)
+    assert "rope_theta" not in (written["rope_scaling"] or {}), "as before transformers 5"
 
 
 @pytest.mark.parametrize("kind", SETTINGS)
