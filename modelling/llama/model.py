@@ -5,10 +5,12 @@ Grouped-query attention: Ainslie et al., arXiv:2305.13245; sliding windows: Belt
 arXiv:2004.05150; norms of queries and keys: Henry et al., arXiv:2010.04245; gated feed-forward:
 Shazeer, arXiv:2002.05202; experts: `modelling.layers.experts`.
 
-What config.json does not say, since a type of models always does it, is in the names below.
+What config.json does not say, since models of a type always do it, is asked of `model_type`.
 
 Shapes: x is (batch, length, hidden), the same on all replicas of a tensor-parallel group; between
-`copy_to_tp` and a `Linear` with `shard="in"` each replica has its heads or inner features.
+`copy_to_tp` and a `Linear` with `shard="in"` each replica has its heads or inner features. For the
+backward pass a block's x is kept, and what its forward pass saved where `execution.activations`
+says so; the rest is computed again.
 """
 
 from __future__ import annotations
@@ -64,8 +66,9 @@ class LlamaAttention(MultiHeadAttention):
         heads, kv_heads, size = c.num_attention_heads, c.num_key_value_heads, c.head_dim
         scale = c.attention_multiplier or (c.query_pre_attn_scalar or size) ** -0.5
         window = c.sliding_window if layer.is_sliding else None
-        has_sinks, cap = kind == "gpt_oss", c.attn_logit_softcapping
-        super().__init__(heads, Scores(scale, cap, True, window, has_sinks), kv_heads, True)
+        cap, has_sinks = c.attn_logit_softcapping, kind == "gpt_oss"
+        scores = Scores(scale, cap, causal=True, window=window, sinks=has_sinks)
+        super().__init__(heads, scores, kv_heads, is_sliced=True)
         self.kind, self.has_sinks = kind, has_sinks
         bias = c.attention_bias or kind == "qwen2"
         out_bias = c.attention_bias and kind != "qwen2_moe"
@@ -130,15 +133,15 @@ class LlamaMLP(Module):
 
 def experts(c: LlamaModel, held: int | None = None) -> Experts:
     """The experts of a layer, or so many of them that are held."""
-    has_bias, act, limit = c.model_type == "gpt_oss", activation(c.hidden_act), c.swiglu_limit
-    names = ExpertNames(interleaved=has_bias)
+    is_gpt, act, limit = c.model_type == "gpt_oss", activation(c.hidden_act), c.swiglu_limit
+    names = ExpertNames(interleaved=is_gpt)
     if c.model_type == "mixtral":
         names = ExpertNames("w1", "w3", "w2", stacked_in="mlp")
 
     def gated(gate: Tensor, up: Tensor) -> Tensor:
         return act(gate) * up if limit is None else clamped_swiglu(gate, up, limit, c.swiglu_alpha)
 
-    std = c.initializer_range
+    std, has_bias = c.initializer_range, is_gpt
     return Experts(c.num_experts, c.inner_size, gated, std, has_bias, names, held)
 
 
@@ -152,12 +155,10 @@ def clamped_swiglu(gate: Tensor, up: Tensor, limit: float, slope: float) -> Tens
 
 def mixture(c: LlamaModel) -> MoE:
     """The router and the experts of a layer, and one that all tokens use."""
-    std, is_gpt, shared = c.initializer_range, c.model_type == "gpt_oss", None
-    size, per_token = c.shared_expert_intermediate_size, c.num_experts_per_tok
-    router_name = "router" if is_gpt else None
-    router = Router(c.num_experts, per_token, std, c.norm_topk_prob, is_gpt, router_name)
-    if size is not None:
-        shared = LlamaMLP(c, size)
+    std, is_gpt, per_token = c.initializer_range, c.model_type == "gpt_oss", c.num_experts_per_tok
+    size, name = c.shared_expert_intermediate_size, "router" if is_gpt else None
+    router = Router(c.num_experts, per_token, std, c.norm_topk_prob, bias=is_gpt, hf_name=name)
+    shared = None if size is None else LlamaMLP(c, size)
     alias = "mlp.gate.weight" if c.model_type == "mixtral" else None
     return MoE(router, experts(c), shared, std, hf_name=mlp_name(c), router_alias=alias)
 
