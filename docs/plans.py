@@ -14,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-from planning.larger_batches import with_larger_batch
+from planning.advice import advised
 from planning.simulated import HEAD, HEAD_OF_LAYOUTS, Case, best_layout, row, row_of_layout
 from planning.text import as_text
 from planning.variants import Programs
@@ -59,7 +59,7 @@ def with_tables(text: str) -> str:
 def _head(preset: str, devices: int, on: str) -> str:
     """The facts of the whole, without what was placed."""
     programs = Programs()
-    made = with_larger_batch(best_layout(preset, on, devices, programs), programs)
+    made = advised(best_layout(preset, on, devices, programs), programs)
     return as_text(made).partition("\nplacement ")[0]
 
 

@@ -25,7 +25,7 @@ from machine.shortage import explain_shortages
 from planning.options import add_devices_option
 from planning.origins import ORIGINS
 from planning.report import Report
-from planning.text import gigabytes, larger_batch
+from planning.text import gigabytes, larger_batch, other_state
 from terminal.command_line import CommandLine, read_command_line
 from terminal.entry_point import entry_point
 
@@ -35,9 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Plan and print."""
     line = _read(list(sys.argv[1:] if arguments is None else arguments))
     from machine.here import machine_here
+    from planning.advice import advised
     from planning.choices import with_choices
     from planning.fitting import best_training, generation
-    from planning.larger_batches import with_larger_batch
     from planning.variants import Programs
 
     config, options = line.config, line.options
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         line = with_choices(line, trains=True, machine=target, count=count, programs=programs)
         config = line.config
         made = best_training(line.preset, [config], target, programs)
-        made = with_larger_batch(made, programs, line.settings.is_layout_told)
+        made = advised(made, programs, line.settings.is_layout_told)
         written = generation(line.preset, config, target)
     print("\n".join(as_lines(made, options.tokens)))
     print("\n".join(generation_lines(written)))
@@ -138,8 +138,9 @@ def as_lines(made: Report, tokens: float) -> list[str]:
     ]
     if needs.placement is not None:
         lines.append(f"placement   on each device, all the time: {_kept(needs.placement)}")
+    state = [f"state       {text}" for text in [other_state(made)] if text]
     if not made.fits:
-        return lines
+        return [*lines, *state]
     batch = c.training.global_batch_size
     hours = tokens / made.tokens_per_second / 3600
     return [
@@ -148,6 +149,7 @@ def as_lines(made: Report, tokens: float) -> list[str]:
         f"{needs.tokens // needs.samples} tokens: {made.tokens_per_second:,.0f} tokens/s"
         f"{_waits(made)}",
         *(f"small batch {text}" for text in [larger_batch(made)] if text),
+        *state,
         f"training    {tokens:,.0f} tokens take {_duration(hours)}",
     ]
 

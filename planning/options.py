@@ -111,7 +111,7 @@ def planned(line: CommandLine, needs_of: NeedsOf, programs: Programs | None = No
     for what, path in _files(options).items():
         if path is not None:
             check_file(what, path)
-    from planning.larger_batches import with_larger_batch
+    from planning.advice import advised
     from planning.picture import draw_plan
     from planning.report import report
     from planning.text import as_text
@@ -119,7 +119,7 @@ def planned(line: CommandLine, needs_of: NeedsOf, programs: Programs | None = No
 
     target = machine(options.machine) if options.machine else default_machine(line.config)
     made = report(line.preset, needs_of(line.config, target.target), target)
-    made = with_larger_batch(made, programs or Programs(), line.settings.is_layout_told)
+    made = advised(made, programs or Programs(), line.settings.is_layout_told)
     if options.plan:
         print(as_text(made))
     if options.plan_json is not None:

@@ -44,6 +44,19 @@ class LargerBatch:
 
 
 @dataclass(frozen=True)
+class OtherState:
+    """What an optimizer keeps, with which a step is faster than the plan's own, or fits alone.
+
+    Attributes:
+        state: `training.optimizer.state`.
+        seconds: of a step, simulated.
+    """
+
+    state: str
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Report:
     """A plan on a machine.
 
@@ -54,6 +67,7 @@ class Report:
             on disk.
         instead: the program without given values that save memory alone.
         larger_batch: see `planning.larger_batches`.
+        other_state: see `planning.compact_state`.
     """
 
     preset: str
@@ -64,6 +78,7 @@ class Report:
     timeline: popxl.plan.Timeline | None = None
     instead: Trial | None = None
     larger_batch: LargerBatch | None = None
+    other_state: OtherState | None = None
 
     @property
     def plan(self) -> popxl.plan.Plan:
@@ -182,6 +197,7 @@ class Report:
             "utilisation": self.utilisation,
             "simulated": None if self.timeline is None else _simulated(self, self.timeline),
             "larger_batch": None if self.larger_batch is None else asdict(self.larger_batch),
+            "other_state": None if self.other_state is None else asdict(self.other_state),
             "execution": asdict(needs.config.execution),
             "placement": None if needs.placement is None else _placement(needs.placement),
             "activations": None if needs.chosen is None else _activations(needs.chosen),

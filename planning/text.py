@@ -85,7 +85,8 @@ def _facts(report: Report) -> list[str]:
         f"bound        {report.seconds:,.3f} s a run, {needs.samples / report.seconds:,.1f} "
         f"samples/s at best: matrix units busy {report.utilisation:.0%}",
     ]
-    tried = [*_larger_batch(report), *_activations(report), *_instead(report)]
+    advice = [*_larger_batch(report), *_other_state(report)]
+    tried = [*advice, *_activations(report), *_instead(report)]
     return [*lines, *_simulated(report), *tried, *_placement(report)]
 
 
@@ -155,6 +156,22 @@ def larger_batch(report: Report) -> str | None:
         f"{c.training.global_batch_size} samples a step are few for {c.replicas} devices: with "
         f"--global_batch_size {larger.samples} about {larger.gain:.1f} times the samples/s"
     )
+
+
+def _other_state(report: Report) -> list[str]:
+    """The optimizer state that is faster."""
+    text = other_state(report)
+    return [] if text is None else [f"state pays   {text}"]
+
+
+def other_state(report: Report) -> str | None:
+    """With which optimizer state a step is faster, or fits; None: there is none."""
+    other = report.other_state
+    if other is None:
+        return None
+    fits = "" if report.fits else "it fits, "
+    seconds = two_digits(other.seconds)
+    return f"with --training.optimizer.state {other.state}: {fits}{seconds} s a step"
 
 
 def _instead(report: Report) -> list[str]:
