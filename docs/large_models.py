@@ -1,7 +1,8 @@
 """What runs where: each published model on machines from a laptop to eight GPUs.
 
     python3 -m docs.large_models            # simulates all of it, which takes minutes
-    python3 -m docs.large_models --missing  # simulates what there are no numbers of
+    python3 -m docs.large_models --missing  # simulates what there are no numbers of: goes on
+    python3 -m docs.large_models "GPT-J 6B" # simulates these models, and what is missing
     python3 -m docs.large_models --tables   # simulates nothing: writes the document
 
 The numbers are in docs/large_models.json, and those of runs that were measured in
@@ -383,11 +384,16 @@ def compute(rows: Sequence[Row]) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compute the numbers, and write the document."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    every = list(dict.fromkeys(model for model, _ in EVERY))
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="compute these alone, anew")
     parser.add_argument("--missing", action="store_true", help="compute what there are none of")
     parser.add_argument("--tables", action="store_true", help="compute nothing")
     given = parser.parse_args(arguments)
+    if unknown := set(given.models) - set(every):
+        parser.error(f"there is no {', '.join(sorted(unknown))}: choose of {', '.join(every)}")
     if not given.tables:
-        compute(read() if given.missing else [])
+        known = read() if given.missing or given.models else []
+        compute([row for row in known if row.model not in given.models])
     text = DOCUMENT.read_text(encoding="utf-8")
     DOCUMENT.write_text(rewritten(text, read()), encoding="utf-8")
 

@@ -161,6 +161,22 @@ def test_the_tables_of_large_models_are_those_of_its_numbers() -> None:
     assert large.rewritten(text, large.read()) == text, "python3 -m docs.large_models --tables"
 
 
+def test_the_numbers_of_one_model_are_computed_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept: list[list[large.Row]] = []
+    monkeypatch.setattr(large, "compute", kept.append)
+    monkeypatch.setattr(large, "DOCUMENT", tmp_path / "large_models.md")
+    large.DOCUMENT.write_text("", encoding="utf-8")
+    for arguments in (["GPT-J 6B"], ["--missing"], []):
+        large.main(arguments)
+    of_others = [row for row in large.read() if row.model != "GPT-J 6B"]
+    assert kept == [of_others, large.read(), []]
+    with pytest.raises(SystemExit):
+        large.main(["GPT-K"])
+    assert "there is no GPT-K: choose of FLAN-T5 large, " in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_entries_are_placed_until_they_fit() -> None:
     """The less travels to the device, the more of it waits there: two placements are too large."""
