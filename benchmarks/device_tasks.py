@@ -27,6 +27,7 @@ import yaml
 import popxl
 from benchmarks.bandwidth import bandwidths
 from benchmarks.device_trace import streams
+from checkpoints.arrays import LazyArrays
 from config.base import nested
 from config.errors import UserError
 from config.families import config_class_of
@@ -39,7 +40,7 @@ from machine.here import as_tabled, machine_here
 from machine.matrix_rate import matrix_rate
 from machine.memory import NotEnoughMemoryError, check_least, host_memory
 from modelling.spec import family_of
-from modelling.weights import Computed, WeightTable
+from modelling.weights import WeightTable
 from planning.needs import Needs, finetuning_needs, inference_needs
 from planning.report import report
 from popxl import hardware
@@ -192,10 +193,10 @@ def _generate(config: RunConfig, runs: int) -> Facts:
     )
 
 
-def weights(table: WeightTable) -> Computed:
+def weights(table: WeightTable) -> LazyArrays:
     """Random weights that cost little to make: blocks of the same numbers."""
     block = np.random.default_rng(0).normal(0, 0.02, _BLOCK).astype(np.float32)
-    return Computed({w.name: partial(np.resize, block, w.shape) for w in table.weights})
+    return LazyArrays({w.name: partial(np.resize, block, w.shape) for w in table.weights})
 
 
 def _predicted(

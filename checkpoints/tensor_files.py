@@ -19,6 +19,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from checkpoints.arrays import LazyArrays
 from checkpoints.errors import CheckpointError, DamagedError
 from checkpoints.safetensors_files import (
     DTYPES,
@@ -33,7 +34,6 @@ from checkpoints.safetensors_files import (
 from checkpoints.tensor_shards import Part, StoredParts, chunks_needed
 from files.errors import FileError
 from files.json_files import Fields, parse_json
-from files.lazy import Lazy
 from files.shown import shown, shown_name, shown_path
 from files.text import MEBIBYTE, decoded, read_bytes
 from files.writing import write_synced
@@ -66,7 +66,7 @@ def fingerprint_of(files: Iterable[Path]) -> str:
     return sha256.hexdigest()
 
 
-class TensorFiles(Lazy[np.ndarray]):
+class TensorFiles(LazyArrays):
     """The tensors of some safetensors files by name; each access reads one from disk.
 
     The files are opened at once and stay open, so that deleting them (as a running training does
@@ -102,8 +102,8 @@ class TensorFiles(Lazy[np.ndarray]):
                         f"tensor {one.name} is in {stored[one.name].path} and also in {path.name}"
                     )
                 stored[one.name] = one
-        super().__init__(stored)
-        self._files, self._digests = stored, digests
+        self._names = self._files = stored
+        self._digests = digests
         self.absent: Mapping[str, str] = {}
 
     def __getitem__(self, name: str) -> np.ndarray:

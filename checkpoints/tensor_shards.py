@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations, groupby
@@ -75,14 +75,6 @@ class ShardSource(Protocol):
 
     def parts(self) -> Iterable[CutTensor]:
         """All tensors, in the same order on all processes."""
-
-
-@runtime_checkable
-class PartialReader(Protocol):
-    """Tensors of which some elements can be had without the others."""
-
-    def some(self, name: str, wanted: Sequence[Part]) -> np.ndarray:
-        """A tensor with the elements of the parts `wanted`; the others may be 0 instead."""
 
 
 def assembled(

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from checkpoints.arrays import LazyArrays
 from checkpoints.safetensors_files import TensorSpec, as_stored
 from checkpoints.tensor_files import fingerprint_of, is_file_name
-from checkpoints.tensor_shards import Part
 from config.errors import UserError
 from files.errors import FileError
 from files.json_files import read_object
-from files.lazy import Lazy
 from files.lfs import check_no_pointer
 from files.shown import shown_name, shown_path
 from files.text import check_regular
@@ -36,7 +35,7 @@ def has_torch() -> bool:
     return bool(is_torch_available())
 
 
-class BinTensors(Lazy[np.ndarray]):
+class BinTensors(LazyArrays):
     """The weights in a folder's bin files by name, as `TensorFiles` has those of safetensors.
 
     torch maps the files into memory; those of before torch 1.6 it reads whole.
@@ -63,17 +62,13 @@ class BinTensors(Lazy[np.ndarray]):
                     )
                 _check_tensor(value, name, path)
                 self._tensors[name] = value, path
-        super().__init__(self._tensors)
+        self._names = self._tensors
         self.absent = {name: file for name, file in index.items() if name not in self._tensors}
 
     def __getitem__(self, name: str) -> np.ndarray:
         """Read one tensor. Raises UserError if its name or type cannot be stored."""
         value, path = self._tensors[name]
         return _array(value, name, path)
-
-    def some(self, name: str, wanted: Sequence[Part]) -> np.ndarray:
-        """All of a tensor; see `TensorFiles`."""
-        return self[name]
 
     def spec(self, name: str) -> TensorSpec:
         """Dtype and shape of a tensor. Raises as reading it does."""

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from checkpoints.arrays import View
 from checkpoints.errors import CheckpointError
-from checkpoints.safetensors_files import TensorSpec, as_stored, write_shard
+from checkpoints.safetensors_files import as_stored, write_shard
 from checkpoints.tensor_files import TensorFiles
 from config.adapter import (
     ALL_LINEAR,
@@ -24,7 +25,6 @@ from config.adapter import (
 )
 from config.rows import rows_text
 from files.json_files import Fields, read_object
-from files.lazy import Lazy
 from files.shown import shown_path
 from files.writing import write_json
 
@@ -103,7 +103,7 @@ def adapter_modules(folder: str | Path) -> AdapterModules:
     path = Path(folder) / WEIGHTS
     if not path.is_file():
         return AdapterModules()
-    names = list(AdapterTensors(folder))
+    names = list(adapter_tensors(folder))
     low_rank = dict.fromkeys(_LOW_RANK.sub("", n) for n in names if _LOW_RANK.search(n))
     others = [n for n in names if not (_LOW_RANK.search(n) or _TOKENS.search(n))]
     return AdapterModules(list(low_rank), list(dict.fromkeys(n.rpartition(".")[0] for n in others)))
@@ -113,7 +113,7 @@ def adapter_rows(folder: str | Path, names: Collection[str]) -> int | None:
     """The rows of the first of some weights that an adapter's file has; None: it has none."""
     if not (Path(folder) / WEIGHTS).is_file():
         return None
-    tensors = AdapterTensors(folder)
+    tensors = adapter_tensors(folder)
     return next((tensors.spec(name).shape[0] for name in names if name in tensors), None)
 
 
@@ -129,7 +129,7 @@ def ties_weights(folder: str | Path) -> bool:
         return False
     if not (Path(folder) / WEIGHTS).is_file():
         return True
-    tensors = AdapterTensors(folder)
+    tensors = adapter_tensors(folder)
     ends = {".lora_embedding_A": "lora_B.weight", ".lora_embedding_B": "lora_A.weight"}
     pairs = [(n, f"{HEAD_MODULE}.{ends[end]}") for n in tensors for end in ends if n.endswith(end)]
     pairs = [(own, head) for own, head in pairs if head in tensors]
@@ -240,31 +240,18 @@ def _pattern(found: Fields, name: str, modules: Collection[str] | None) -> str |
     )
 
 
-class AdapterTensors(Lazy[np.ndarray]):
-    """The tensors of an adapter by the names of the base model's modules, read when asked for."""
+def adapter_tensors(folder: str | Path) -> View:
+    """The tensors of an adapter by the names of the base model's modules, read when asked for.
 
-    concurrent = True
-
-    def __init__(self, folder: str | Path) -> None:
-        """Raises CheckpointError if the file is missing or damaged."""
-        path = Path(folder) / WEIGHTS
-        if not path.is_file():
-            raise CheckpointError(f"no {WEIGHTS} in {shown_path(folder)}")
-        self._files = TensorFiles([path])
-        names = [n for n in self._files if _BASE not in n or _LOW_RANK.search(n)]
-        self._inside = {name.removeprefix(_PREFIX): name for name in names}
-        super().__init__(self._inside)
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self._files[self._inside[name]]
-
-    def spec(self, name: str) -> TensorSpec:
-        """See `TensorFiles`."""
-        return self._files.spec(self._inside[name])
-
-    def fingerprint(self) -> str:
-        """See `TensorFiles`."""
-        return self._files.fingerprint()
+    Raises:
+        CheckpointError: the file is missing or damaged.
+    """
+    path = Path(folder) / WEIGHTS
+    if not path.is_file():
+        raise CheckpointError(f"no {WEIGHTS} in {shown_path(folder)}")
+    files = TensorFiles([path])
+    names = [n for n in files if _BASE not in n or _LOW_RANK.search(n)]
+    return View(files, renamed={name.removeprefix(_PREFIX): name for name in names})
 
 
 def settings_of(

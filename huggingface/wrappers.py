@@ -4,15 +4,12 @@ and trained, and an export takes over all else as it is."""
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any
 
-import numpy as np
-
-from checkpoints.safetensors_files import TensorSpec
-from checkpoints.tensor_shards import Part
+from checkpoints.arrays import Arrays, LazyArrays, View
 from files.json_files import Fields
-from files.lazy import Lazy
 from huggingface.folders import ModelFiles
 
 WRAPPERS = {"gemma3": "gemma3_text", "mistral3": "mistral"}
@@ -55,49 +52,24 @@ def text_name(name: str) -> str | None:
     return match and (match[1] or f"model{match[2]}")
 
 
-class TextTensors(Lazy[np.ndarray]):
-    """The weights of the text part, as `TensorFiles` has those of a model.
-
-    Attributes:
-        others: the names of the files' other weights.
-    """
-
-    def __init__(self, files: ModelFiles) -> None:
-        self._files = files
-        self._inside = {text: name for name in files if (text := text_name(name)) is not None}
-        self.others = sorted(files.keys() - self._inside.values())
-        super().__init__(self._inside)
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self._files[self._inside[name]]
-
-    def some(self, name: str, wanted: Sequence[Part]) -> np.ndarray:
-        """See `TensorFiles`."""
-        return self._files.some(self._inside[name], wanted)
-
-    def spec(self, name: str) -> TensorSpec:
-        """See `TensorFiles`."""
-        return self._files.spec(self._inside[name])
-
-    def fingerprint(self) -> str:
-        """See `TensorFiles`."""
-        return self._files.fingerprint()
+def text_tensors(files: ModelFiles) -> View:
+    """The weights of the text part."""
+    return View(
+        files, renamed={text: name for name in files if (text := text_name(name)) is not None}
+    )
 
 
-class Whole(Lazy[np.ndarray]):
-    """All weights of such a model: the text part's anew, the others as the files have them.
-
-    Attributes:
-        text: the names of those that are anew.
-    """
-
-    def __init__(self, files: ModelFiles, text: Mapping[str, np.ndarray]) -> None:
-        self._files, self._new = files, text
-        self.text = {name for name in files if text_name(name) in text}
-        super().__init__([n for n in files if n in self.text or text_name(n) is None])
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self._new[text_name(name) or ""] if name in self.text else self._files[name]
+def whole_tensors(files: ModelFiles, text: Arrays) -> Arrays:
+    """All weights of such a model: those of the text part anew, the others as the files have
+    them."""
+    makers = {}
+    for name in files:
+        own = text_name(name)
+        if own is None:
+            makers[name] = partial(files.__getitem__, name)
+        elif own in text:
+            makers[name] = partial(text.__getitem__, own)
+    return LazyArrays(makers)
 
 
 def whole_description(base: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:

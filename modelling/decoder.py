@@ -11,8 +11,8 @@ from modelling.layers import Embeddings, ExpertGroup, ExpertUsage, LMHeadLoss, M
 from modelling.layers.module import FileNames, file_names_of, rows_of
 from modelling.layers.run_config import configured
 from modelling.weights import GROUP, WeightRow, WeightTable
+from modelling.weights.table import EMBEDDINGS as EMBEDDINGS
 
-EMBEDDINGS = "embeddings"
 HEAD = "head"
 
 
@@ -42,25 +42,30 @@ class Decoder:
     experts: Callable[[], ExpertGroup] | None = None
     usage: ExpertUsage | None = None
 
+    @property
+    def names(self) -> list[str]:
+        """Names of the layers in turn."""
+        return [layer_name(i) for i in range(len(self.layer_types))]
+
 
 def decoder_table(config: RunConfig, decoder: Decoder) -> WeightTable:
     """Derive the table of weights for the phases of `modelling.phases.decoder_only_layout`."""
     groups = config.execution.expert_groups
     with configured(config):
         embeddings, head = decoder.embeddings(), decoder.head()
-        blocks = {name: decoder.block(name) for name in dict.fromkeys(decoder.layer_types)}
+        blocks = {kind: decoder.block(kind) for kind in dict.fromkeys(decoder.layer_types)}
     words, names = rows_of(embeddings, ""), FileNames()
     if head.tied:  # some files hold a copy of the embedding
         names = FileNames(aliases={"lm_head.weight": words[0].weights[0].name})
     layers: dict[str, tuple[WeightRow, ...]] = {}
     of_experts: dict[str, tuple[WeightRow, ...]] = {}
-    for i, layer_type in enumerate(decoder.layer_types):
+    for i, (name, layer_type) in enumerate(zip(decoder.names, decoder.layer_types, strict=True)):
         block, hf_path = blocks[layer_type], f"{decoder.hf_layers}.{i}"
         rows, names = rows_of(block, hf_path), names | file_names_of(block, hf_path)
         if groups > 1:
-            rows, held = _without_experts(layer_name(i), rows, groups)
+            rows, held = _without_experts(name, rows, groups)
             of_experts |= held
-        layers[layer_name(i)] = tuple(rows)
+        layers[name] = tuple(rows)
     phases = {
         "embeddings": (EMBEDDINGS,),
         "layer": tuple(layers),

@@ -12,17 +12,16 @@ from config.sections import RunConfig
 from data.causal_lm import CAUSAL_LM
 from data.sample_format import SampleFormat
 from files.json_files import Fields
-from modelling.adapters import AdaptedDecoder, LayerAdapters
 from modelling.decoder import Decoder, decoder_table
 from modelling.generation.decoder_only import DecoderOnlyGenerator
 from modelling.generation.generator import GeneratorOf
+from modelling.layers import LayerAdapters
 from modelling.phases.decoder_only import decoder_only_layout
 from modelling.phases.layout import Layout
 from modelling.phases.settings import Settings
 from modelling.weights import WeightTable
-from modelling.weights.adapters import check_all_frozen, with_adapters
-from modelling.weights.token_rows import with_token_rows
-from modelling.weights.trained import cut_by_trained, with_trained
+from modelling.weights.lora import with_adapters, with_token_rows
+from modelling.weights.trained import check_all_frozen, cut_by_trained, with_trained
 
 
 @dataclass(frozen=True)
@@ -84,13 +83,13 @@ def decoder_family(
         return decoder_table(config, decoder_of(config))
 
     def layout(settings: Settings) -> Layout:
-        return decoder_only_layout(settings, adapted_decoder(settings.config))
+        return decoder_only_layout(settings, *described(settings.config))
 
     def generator(config: RunConfig, sequences: int) -> DecoderOnlyGenerator:
-        return DecoderOnlyGenerator(config, adapted_decoder(config), sequences)
+        return DecoderOnlyGenerator(config, *described(config), sequences)
 
-    def adapted_decoder(config: Any) -> AdaptedDecoder:
-        return AdaptedDecoder(decoder_of(config), LayerAdapters(config, table))
+    def described(config: Any) -> tuple[Decoder, LayerAdapters]:
+        return decoder_of(config), LayerAdapters(config, table)
 
     return ModelFamily(
         CAUSAL_LM, layout, generator, table, to_config_json, from_config_json, **others

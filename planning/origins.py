@@ -114,7 +114,7 @@ class SavedOrModel:
         trained one of them alone, and new rows with the tokenizer that they are for."""
         fields: dict[str, Any] = {"adapter": read_settings(folder)}
         from modelling.spec import family_of
-        from modelling.weights.vocabulary import unties_head, vocabulary_names
+        from modelling.weights.lora import unties_head
 
         adapted = {module for some in adapter_modules(folder) for module in some or ()}
         table = family_of(config).table(config)
@@ -123,7 +123,7 @@ class SavedOrModel:
             values[model.path("tie_word_embeddings")] = False
         own = model.vocab_size
         tokens = numbered_rows(fields["adapter"]["trainable_tokens"], folder)
-        rows = adapter_rows(folder, vocabulary_names(table)) or max(tokens, default=-1) + 1
+        rows = adapter_rows(folder, table.vocabulary_names) or max(tokens, default=-1) + 1
         if rows > own:
             values[model.path("vocab_size")] = rows
             values[model.path("new_rows")] = f"{own}-{rows - 1}"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from checkpoints.arrays import Arrays
 from checkpoints.errors import CheckpointError
 from config.errors import UserError
 from config.sections import RunConfig
@@ -14,8 +15,7 @@ from files.shown import shown_path
 from huggingface.folders import CONFIG, hf_description, read_hf_directory
 from huggingface.generation_config import GENERATION, generation_settings
 from huggingface.models import RANDOM, local_model
-from huggingface.wrappers import Whole, whole_description
-from modelling.weights import Arrays
+from huggingface.wrappers import text_name, whole_description, whole_tensors
 from terminal.screen import say
 
 PROCESSORS = "*processor_config.json"
@@ -51,12 +51,12 @@ def with_other_parts(
         say(f"warning: {shown_path(name)} is gone: the text part is written, as a model of its own")
         return files, description, None
     base = read_hf_directory(folder)
-    whole = Whole(base, files)
-    if len(whole.text) != len(files):
+    if sum(text_name(name) in files for name in base) != len(files):
         raise CheckpointError(
             f"{shown_path(name)}, which model.part_of names, has another text part than was "
             "trained: give the folder that training began with"
         )
+    whole = whole_tensors(base, files)
     say(f"the {len(whole) - len(files)} weights besides the text part are {shown_path(name)}'s")
     described = whole_description(hf_description(folder) or {}, description)
     if config.model.new_rows is not None:

@@ -10,13 +10,13 @@ from types import MappingProxyType
 from typing import Any
 
 from checkpoints import CheckpointError, CheckpointStore, has_checkpoint, load_checkpoint
+from checkpoints.arrays import Arrays
 from config.metrics import METRICS
 from config.sections import RunConfig
 from files.json_files import Fields
 from files.run_folder import CONFIG, RunFolder
 from files.shown import shown_number, shown_path
 from files.yaml_files import yaml_text
-from modelling.weights import Arrays
 from terminal.screen import say
 
 NO_BASE: Mapping[str, Any] = MappingProxyType({})

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Collection, Iterable
+from typing import Any
 
 import numpy as np
 
 from checkpoints import CheckpointError
-from checkpoints.tensor_shards import Part, PartialReader
+from checkpoints.arrays import Arrays, LazyArrays, View
 from config.sections import RunConfig
-from files.lazy import Lazy
 from files.shown import shown_name, shown_path
-from huggingface.folders import ModelFiles
-from huggingface.peft_files import AdapterTensors
-from huggingface.wrappers import TextTensors
 from modelling.spec import family_of
-from modelling.weights import Arrays, WeightTable
+from modelling.weights import WeightTable
 from modelling.weights.logical import OPTIMIZER
 from modelling.weights.mxfp4 import parts_of_blocks
 from modelling.weights.table import FP8
-
-ModelTensors = ModelFiles | TextTensors | AdapterTensors
 
 _PAST_FLOAT16 = 65520  # the least number that float16 rounds to infinity
 _FLOATS = ("float32", "float16", "bfloat16", "float64")
@@ -69,7 +63,7 @@ def check_model(config: RunConfig, theirs: Any, load: str) -> None:
 
 def check_fit(
     table: WeightTable,
-    files: ModelTensors,
+    files: LazyArrays,
     names: Iterable[str],
     load: str,
     elsewhere: Collection[str] = (),
@@ -91,44 +85,31 @@ def check_fit(
         raise CheckpointError(f"{load}: {error}") from error
 
 
-class Finite(Lazy[np.ndarray]):
+def finite(
+    config: RunConfig, tensors: Arrays, load: str, names: Iterable[str] | None = None
+) -> Arrays:
     """Some of the tensors in a place, which raise CheckpointError when one is read that has NaN or
-    infinity, or would have in the model's float16, unless that is allowed."""
+    infinity, or would have in the model's float16, unless that is allowed.
 
-    concurrent: ClassVar[bool] = True
-    """Several threads may read some at a time."""
+    Args:
+        names: of those that there are; None: all.
+    """
+    is_half = config.model.precision == "float16"
 
-    def __init__(
-        self, config: RunConfig, tensors: Arrays, load: str, names: Iterable[str] | None = None
-    ) -> None:
-        """Args: `names`: of those that there are; None: all."""
-        super().__init__(dict.fromkeys(tensors if names is None else names))
-        self._allowed, self._tensors, self._load = config.checkpoint.nonfinite, tensors, load
-        self._half = config.model.precision == "float16"
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        if name not in self._names:
-            raise KeyError(name)
-        return self._checked(name, self._tensors[name])
-
-    def some(self, name: str, wanted: Sequence[Part]) -> np.ndarray:
-        """Like `PartialReader`."""
-        if not isinstance(self._tensors, PartialReader):
-            return self[name]
-        return self._checked(name, self._tensors.some(name, wanted))
-
-    def _checked(self, name: str, array: np.ndarray) -> np.ndarray:
-        if self._allowed or not array.size:
+    def checked(name: str, array: np.ndarray) -> np.ndarray:
+        if config.checkpoint.nonfinite or not array.size:
             return array
         if not np.isfinite(array).all():
             raise CheckpointError(
-                f"{name} in {self._load} has NaN or infinity: take weights of an earlier step, or "
+                f"{name} in {load} has NaN or infinity: take weights of an earlier step, or "
                 "accept them by --checkpoint.nonfinite"
             )
         is_weight = not name.startswith((f"{OPTIMIZER}/", f"{FP8}/"))  # others are float32
-        if self._half and is_weight and max(array.max(), -array.min()) >= _PAST_FLOAT16:
+        if is_half and is_weight and max(array.max(), -array.min()) >= _PAST_FLOAT16:
             raise CheckpointError(
-                f"{name} in {self._load} has numbers past 65504, which float16 ends at: give "
+                f"{name} in {load} has numbers past 65504, which float16 ends at: give "
                 "--precision bfloat16 or float32"
             )
         return array
+
+    return View(tensors, names, checked)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import popxl
+from checkpoints.arrays import Arrays, View
 from checkpoints.collective_io import raise_on_all
 from config.adapter import Adapter, is_within
 from config.errors import ConfigError
@@ -33,18 +34,18 @@ from huggingface.models import RANDOM
 from huggingface.peft_files import settings_of, write_adapter
 from machine.memory import check_least
 from modelling.spec import ModelFamily, family_of
-from modelling.weights import Arrays, Computed, WeightTable
-from modelling.weights.adapters import (
+from modelling.weights import WeightTable
+from modelling.weights.lora import (
+    has_tied_head,
+    merge_adapters,
     module_of,
     modules_of,
+    parameters_of,
     saved_modules,
     tied_modules,
+    trains_rows,
     with_tied,
 )
-from modelling.weights.expert_adapters import parameters_of
-from modelling.weights.merging import merged
-from modelling.weights.token_rows import trains_rows
-from modelling.weights.vocabulary import has_tied_head, vocabulary_names
 from run.base_model import base_settings, copy_processors, with_other_parts
 from run.card import RunRecord, write_card
 from run.frozen_base import Base
@@ -83,7 +84,7 @@ def export(
     exported = _exported(config, table)
     if adapts:
         names = [weight.name for weight in exported.weights]
-        weights = Computed({name: partial(weights.__getitem__, name) for name in names})
+        weights = View(weights, names)
     if not is_first_process():  # but for its part in reading what is spread over all of them
         for name in weights:
             weights[name]
@@ -120,7 +121,7 @@ def _exported(config: RunConfig, table: WeightTable) -> WeightTable:
     """What an adapter's file has: all that is trained, and weights with new rows, which its base
     has not, unless these are trained."""
     new = config.model.rows_to_begin()
-    lacking = {n for n in vocabulary_names(table) if new and not trains_rows(table, n, new)}
+    lacking = {n for n in table.vocabulary_names if new and not trains_rows(table, n, new)}
     return table.only(lambda row: row.trained or any(w.name in lacking for w in row.weights))
 
 
@@ -133,12 +134,12 @@ def _write_model(
     precision: str | None,
 ) -> None:
     if config.some_frozen:  # the base's may be of another type than those that it trains
-        weights = _in_types(weights, config.model.precision)
+        weights = View(weights, change=partial(_in_type, config.model.precision))
     files = family.weights(config).for_files(weights)
     description = family.to_config_json(config) | {PARAMS: {TASK: task_fields(config)}}
     files, description, whole = with_other_parts(config, files, description)
     if precision is not None:
-        files = _in_types(files, precision)
+        files = View(files, change=partial(_in_type, precision))
 
     def completed(draft: Path) -> None:
         complete(draft)
@@ -178,13 +179,8 @@ def _dtype(config: RunConfig) -> np.dtype:
     return np.dtype(popxl.dtype.from_name(config.model.precision).as_numpy())
 
 
-def _in_types(weights: Arrays, precision: str) -> Computed:
-    return Computed({name: partial(_in_type, weights, name, precision) for name in weights})
-
-
-def _in_type(weights: Arrays, name: str, precision: str) -> np.ndarray:
+def _in_type(precision: str, name: str, weight: np.ndarray) -> np.ndarray:
     """A weight in another type; whole numbers stay."""
-    weight = weights[name]
     if np.issubdtype(weight.dtype, np.integer):
         return weight
     with np.errstate(over="ignore"):
@@ -224,7 +220,7 @@ def export_checkpoint(
         weights, of = start.tensors, config
         if merge:
             few_bits = config.model.few_bits if merge == "expanded" else None
-            weights = merged(table, weights, _dtype(config), few_bits)
+            weights = merge_adapters(table, weights, _dtype(config), few_bits)
             of = _whole_model(config)
             if start.base is not None:
                 left = "" if few_bits is None else f"what is left in {few_bits.bits} bits of "

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from checkpoints import CheckpointError, has_checkpoint
+from checkpoints.arrays import Arrays, LazyArrays, View
 from checkpoints.safetensors_files import digest
 from files.json_files import Fields
-from files.lazy import Lazy
 from files.run_folder import RunFolder
 from files.shown import shown_path
 from huggingface.models import RANDOM
-from modelling.weights import Arrays
 
 _BASE, _STEP = "base", "step"  # among a checkpoint's metadata, and in its base
 
@@ -81,38 +80,31 @@ class Base:
         return {_BASE: {"name": self.name, "sha256": dict(self.sha256 or {}), **step}}
 
 
-class Unavailable(Lazy[np.ndarray]):
+def unavailable(names: Iterable[str], error: CheckpointError) -> Arrays:
     """The weights of a base that cannot be read, for who may not need them."""
 
-    def __init__(self, names: Collection[str], error: CheckpointError) -> None:
-        super().__init__(names)
-        self._error = error
+    def fail() -> np.ndarray:
+        raise error
 
-    def __getitem__(self, name: str) -> np.ndarray:
-        raise self._error
+    return LazyArrays(dict.fromkeys(names, fail))
 
 
-class Verified(Lazy[np.ndarray]):
+def verified(base: Base, weights: Arrays, what: tuple[str, str]) -> Arrays:
     """The weights of a base, verified as they are read, each whole.
 
     Args:
         weights: those that are at the base's place.
         what: the checkpoint that has the others, and the base, for people.
     """
+    sha256 = base.sha256 or {}
 
-    concurrent: ClassVar[bool] = True
-    """Several threads may read some at a time."""
-
-    def __init__(self, base: Base, weights: Arrays, what: tuple[str, str]) -> None:
-        self._sha256, self._weights, self._what = base.sha256 or {}, weights, what
-        super().__init__(self._sha256)
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        array = self._weights[name]
-        if digest(array) != self._sha256[name]:
-            checkpoint, place = map(shown_path, self._what)
+    def checked(name: str, array: np.ndarray) -> np.ndarray:
+        if digest(array) != sha256[name]:
+            checkpoint, place = map(shown_path, what)
             raise CheckpointError(
                 f"{place} is not the model that the run in {checkpoint} began with: {name} is "
                 "another; --checkpoint.base names the folder of that model"
             )
         return array
+
+    return View(weights, sha256, checked, in_full=sha256)

@@ -13,6 +13,7 @@ from typing import Any
 
 import popdist
 import popxl
+from checkpoints.arrays import View
 from checkpoints.collective_io import check_shared
 from checkpoints.errors import CheckpointError
 from checkpoints.step_folders import remove_run
@@ -32,7 +33,7 @@ from huggingface.folders import check_is_free
 from machine.devices import announce_devices, described_devices
 from machine.memory import check_least
 from modelling.spec import ModelFamily, family_of
-from modelling.weights import Computed, without_optimizer
+from modelling.weights import without_optimizer
 from run.best import Best, say_best
 from run.card import RunRecord
 from run.evaluation.evaluator import Evaluator, wanted_metrics
@@ -435,7 +436,7 @@ def _say_done(
     )
     if options.save_hf is not None and is_first_process():
         names = [weight.name for weight in family.weights(config).weights]
-        weights = Computed({name: partial(start.tensors.__getitem__, name) for name in names})
+        weights = View(start.tensors, names)
         record = RunRecord(config.to_dict(), start.step, folder)
         export(config, family, weights, options.save_hf, record, loaded, start.base)
 

@@ -8,15 +8,14 @@ from pathlib import Path
 import numpy as np
 
 from checkpoints import CheckpointError, TensorFiles
+from checkpoints.arrays import Arrays, Overlay, View
 from checkpoints.safetensors_files import as_stored, digest, digest_of_bytes, write_shard
 from config.sections import RunConfig
 from files.errors import WriteError
 from files.run_folder import RunFolder
 from files.shown import shown_path
 from files.writing import write_file
-from modelling.weights import Arrays
 from run.digested import Digested
-from run.over import Over
 from run.start import Start
 from terminal.screen import say
 
@@ -38,7 +37,7 @@ def with_packed_base(config: RunConfig, start: Start) -> Arrays:
     return PackedBase(start.tensors, known, folder)
 
 
-class PackedBase(Over):
+class PackedBase(View):
     """Tensors, and a folder with what became of some of them when they were packed.
 
     A file is named after a digest of the tensors that it was made of: those of another base are
@@ -47,7 +46,7 @@ class PackedBase(Over):
 
     def __init__(self, tensors: Arrays, known: Mapping[str, str], folder: Path) -> None:
         """Args: `known`: digests of tensors, which are not read if their file is there."""
-        super().__init__(tensors, {})
+        super().__init__(tensors)
         self._known, self._folder = known, folder
         self._fails = False
 
@@ -63,7 +62,7 @@ class PackedBase(Over):
         kept = _kept(path)
         if kept is not None:
             return kept
-        arrays = make(Over(read, self))
+        arrays = make(Overlay(read, self))
         if not self._fails:
             self._keep(path, arrays)
         return arrays

@@ -31,7 +31,7 @@ from files.shown import shown_path
 from modelling.objectives import objective_of
 from modelling.spec import ModelFamily
 from modelling.weights import WeightTable
-from run.digested import Digested, digested
+from run.digested import Digested
 from run.frozen_base import Base
 from run.reference_files import (
     DRAFT,
@@ -212,7 +212,7 @@ def _weights_at_origin(
     places, reasons = [p for p in (origin, config.checkpoint.base) if p is not None], []
     for place in places:
         try:
-            weights = digested(_initial_weights(config, family.weights(config), place), place)
+            weights = Digested(_initial_weights(config, family.weights(config), place), place)
             if _digest_of_weights(config, family, weights) == sha256:
                 return weights
             reasons.append(f"{shown_path(place)} does not hold the model that the run began with")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from checkpoints import CheckpointError, CheckpointStore
+from checkpoints.arrays import Arrays
 from checkpoints.collective_io import on_first_process
 from checkpoints.store import SHARD_BYTES, Saved
 from config.sections import RunConfig
@@ -19,7 +20,7 @@ from files.run_folder import CONFIG, RunFolder
 from files.shown import shown_bytes
 from files.yaml_files import yaml_text
 from modelling.spec import ModelFamily
-from modelling.weights import Arrays, nbytes_of
+from modelling.weights import nbytes_of
 from run.base_model import base_settings
 from run.best import NO_BASE, Best
 from run.mirror import Mirror

@@ -17,17 +17,18 @@ from checkpoints import (
     has_checkpoint,
     load_checkpoint,
 )
+from checkpoints.arrays import Arrays
 from config.agreement import agree
 from config.base import flattened
 from config.sections import RunConfig
 from files.json_files import Fields
 from files.shown import shown_name, shown_path
 from huggingface.models import RANDOM
-from modelling.weights import FP8, OPTIMIZER, Arrays, WeightTable
+from modelling.weights import FP8, OPTIMIZER, WeightTable
 from modelling.weights.state_forms import in_form, kept_state
 from run.best import say_best
-from run.checks import Finite
-from run.digested import Digested, digested
+from run.checks import finite
+from run.digested import Digested
 from run.frozen_base import Base
 from run.weights import (
     adapted,
@@ -127,7 +128,7 @@ def _with_digests(table: WeightTable, start: Start) -> Start:
     """The start, with digests of the weights that the run does not train."""
     known = {} if start.base is None else start.base.sha256 or {}  # these are verified
     fixed = {*table.frozen} - known.keys()
-    return replace(start, tensors=digested(start.tensors, start.source, fixed))
+    return replace(start, tensors=Digested(start.tensors, start.source, fixed))
 
 
 def _starting_point(config: RunConfig, table: WeightTable, fresh: bool) -> Start:
@@ -191,7 +192,7 @@ def _continued(
             f"the run in {shown_path(folder)} trains other weights than training.trained and "
             f"frozen mean: continue it as it was; {anew}"
         )
-    tensors = Finite(config, checkpoint.tensors, folder)
+    tensors = finite(config, checkpoint.tensors, folder)
     state = _in_form(config, tensors, checkpoint.tensors, table, folder, anew)
     changed = ", its optimizer state in another form from now on" if state is not tensors else ""
     metadata = metadata_of(checkpoint)
@@ -330,7 +331,7 @@ def _with_scales(config: RunConfig, weights: Arrays, tensors: Arrays, load: str)
     names = [n for n in tensors if n.startswith(f"{FP8}/")]
     if not names:
         raise _no_scales(load)
-    return Finite(config, tensors, load, [*weights, *names])
+    return finite(config, tensors, load, [*weights, *names])
 
 
 def _no_scales(load: str) -> CheckpointError:

@@ -8,9 +8,7 @@ from collections import Counter
 from config.sections import RunConfig
 from files.shown import shown_names
 from modelling.weights import Weight, WeightRow, WeightTable
-from modelling.weights.adapters import module_of
-from modelling.weights.token_rows import trains_rows
-from modelling.weights.vocabulary import vocabulary_names
+from modelling.weights.lora import module_of, trains_rows
 
 LEAST = 0.005
 """The fraction of a model's weights below which a module is not told of."""
@@ -57,7 +55,7 @@ def _new_rows_note(config: RunConfig, table: WeightTable) -> list[str]:
     trained, new = {w.name for w in table.trained}, config.model.rows_to_begin()
     frozen = [
         name
-        for name in vocabulary_names(table)
+        for name in table.vocabulary_names
         if name not in trained and not trains_rows(table, name, new)
     ]
     if not new or not frozen:

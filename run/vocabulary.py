@@ -8,20 +8,18 @@ from typing import Any
 
 import numpy as np
 
+from checkpoints.arrays import Arrays, LazyArrays, Overlay
 from config.base import flattened
 from config.sections import RunConfig
 from files.json_files import Fields
 from modelling.spec import family_of
-from modelling.weights import Arrays, Computed, WeightTable
-from modelling.weights.vocabulary import embedding_names, vocabulary_names
-from run.checks import ModelTensors
-from run.over import Over
+from modelling.weights import WeightTable
 
 HEAD = "lm_head.weight"
 
 
 def as_loaded(
-    config: RunConfig, description: Mapping[str, Any] | None, tensors: ModelTensors, name: str
+    config: RunConfig, description: Mapping[str, Any] | None, tensors: LazyArrays, name: str
 ) -> RunConfig:
     """The configuration of the model that is loaded, where the configured one has another
     vocabulary: fewer rows, or a head that is the embedding.
@@ -32,7 +30,7 @@ def as_loaded(
         name: of the model, for messages.
     """
     family, model = family_of(config), config.model
-    names = [n for n in embedding_names(family.table(config)) if n in tensors]
+    names = [n for n in family.table(config).embedding_names if n in tensors]
     rows = tensors.spec(names[0]).shape[0] if names else model.vocab_size
     values: dict[str, Any] = {}
     if set(range(rows, model.vocab_size)) <= {*model.rows_to_begin()}:
@@ -58,16 +56,16 @@ def with_vocabulary(
         table: of the configured model.
         loaded: of the model that the weights are of.
     """
-    (embedding, *_), own = embedding_names(loaded), {w.name for w in loaded.weights}
+    (embedding, *_), own = loaded.embedding_names, {w.name for w in loaded.weights}
     rows, new = config.model.vocab_size, config.model.rows_to_begin()
     makers = {}
-    for name in vocabulary_names(table):
+    for name in table.vocabulary_names:
         source = name if name in own else embedding
         if new:
             makers[name] = partial(_with_new_rows, weights, source, rows, new)
         elif source != name:
             makers[name] = partial(weights.__getitem__, source)
-    return Over(Computed(makers), weights)
+    return Overlay(LazyArrays(makers), weights)
 
 
 def _with_new_rows(weights: Arrays, name: str, rows: int, new: Sequence[int]) -> np.ndarray:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from checkpoints import Checkpoint, CheckpointError, has_checkpoint, load_checkpoint
+from checkpoints.arrays import Arrays, LazyArrays, Overlay
 from config.errors import UserError
 from config.sections import RunConfig
 from files.json_files import Fields
 from files.shown import shown_name, shown_path
 from huggingface.folders import ModelFiles, hf_description, read_hf_directory
 from huggingface.models import RANDOM, local_model
-from huggingface.peft_files import AdapterTensors
-from huggingface.wrappers import TextTensors, text_part, wrapper_of
+from huggingface.peft_files import adapter_tensors
+from huggingface.wrappers import text_part, text_tensors, wrapper_of
 from modelling.spec import family_of
-from modelling.weights import FP8, OPTIMIZER, Arrays, WeightTable
-from modelling.weights.merging import begun
+from modelling.weights import FP8, OPTIMIZER, WeightTable
+from modelling.weights.lora import init_adapters
 from modelling.weights.row import is_of_adapter, is_trained
-from run.checks import Finite, ModelTensors, check_fit, check_head, check_model
-from run.frozen_base import Base, Unavailable, Verified
-from run.over import Over
+from run.checks import check_fit, check_head, check_model, finite
+from run.frozen_base import Base, unavailable, verified
 from run.vocabulary import as_loaded, with_vocabulary
 from terminal.screen import say
 
@@ -50,7 +48,7 @@ def whole_weights(
     base = Base.saved(metadata_of(checkpoint))
     frozen = {} if base is None else base.sha256 or {}
     check_fit(table, tensors, names, load, frozen)
-    own = Finite(config, tensors, load, names)
+    own = finite(config, tensors, load, names)
     return with_base(config, own, checkpoint, table, load, needs_base=needs_base)
 
 
@@ -58,9 +56,14 @@ def model_weights(config: RunConfig, table: WeightTable, name: str) -> tuple[Arr
     """The weights of a Hugging Face model, and its fingerprint."""
     folder = local_model(name)
     description, files = hf_description(folder), read_hf_directory(folder)
-    tensors = _language_model(files, description, name)
-    if isinstance(tensors, TextTensors):
+    tensors: LazyArrays = files
+    if description is not None and (kind := wrapper_of(description)) is not None:
+        tensors = text_tensors(files)
         description = text_part(Fields(description, name), tensors).data
+        say(
+            f"{shown_path(name)} is a {kind}: its text part is read, the other "
+            f"{len(files) - len(tensors)} weights stay as they are"
+        )
     loaded = as_loaded(config, description, tensors, name)
     own = family_of(loaded).table(loaded)
     check_model(loaded, description, name)
@@ -69,8 +72,8 @@ def model_weights(config: RunConfig, table: WeightTable, name: str) -> tuple[Arr
         check_fit(own, tensors, tensors, name)
     except CheckpointError as error:
         raise _of_absent(files, name) or error from error
-    weights = with_vocabulary(config, table.base, own, Finite(config, own.renamed(tensors), name))
-    return adapted(config, table, weights), tensors.fingerprint()
+    weights = with_vocabulary(config, table.base, own, finite(config, own.renamed(tensors), name))
+    return adapted(config, table, weights), files.fingerprint()
 
 
 def _of_absent(files: ModelFiles, name: str) -> CheckpointError | None:
@@ -83,21 +86,6 @@ def _of_absent(files: ModelFiles, name: str) -> CheckpointError | None:
     return None
 
 
-def _language_model(
-    files: ModelFiles, description: dict[str, Any] | None, name: str
-) -> ModelTensors:
-    """The weights in a model's files, or those of its text part."""
-    kind = wrapper_of(description or {})
-    if kind is None:
-        return files
-    tensors = TextTensors(files)
-    say(
-        f"{shown_path(name)} is a {kind}: its text part is read, the other {len(tensors.others)} "
-        "weights stay as they are"
-    )
-    return tensors
-
-
 def adapted(config: RunConfig, table: WeightTable, weights: Arrays) -> Arrays:
     """The weights of a base model with those of the table's adapters: `adapter.load` has them, or
     they begin."""
@@ -105,11 +93,11 @@ def adapted(config: RunConfig, table: WeightTable, weights: Arrays) -> Arrays:
     if not own.weights:
         return weights
     if folder is None:
-        return Over(begun(table, weights, config.model.seed), weights)
+        return Overlay(init_adapters(table, weights, config.model.seed), weights)
     alone = config.changed({"training.trained": None, "training.frozen": None})
-    own, files = family_of(config).weights(alone).only(is_trained), AdapterTensors(folder)
+    own, files = family_of(config).weights(alone).only(is_trained), adapter_tensors(folder)
     check_fit(own, files, files, folder)
-    return Over(Finite(config, own.renamed(files), folder), weights)
+    return Overlay(finite(config, own.renamed(files), folder), weights)
 
 
 def with_base(
@@ -141,8 +129,8 @@ def with_base(
         )
         if needs_base:
             raise failure from error
-        return Over(own, Unavailable(base.sha256 or {}, failure))
-    return Over(own, Verified(base, weights, (load, place)))
+        return Overlay(own, unavailable(base.sha256 or {}, failure))
+    return Overlay(own, verified(base, weights, (load, place)))
 
 
 def weights_at(config: RunConfig, table: WeightTable, place: str) -> Arrays:

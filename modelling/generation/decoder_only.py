@@ -11,7 +11,7 @@ from typing import Any
 
 import popxl
 from config.sections import RunConfig
-from modelling.adapters import AdaptedDecoder
+from modelling.decoder import Decoder
 from modelling.generation.contexts import Decode, Prefill
 from modelling.generation.generator import (
     Caches,
@@ -22,7 +22,7 @@ from modelling.generation.generator import (
 )
 from modelling.generation.prompts import last_words, repeated, what_was_read
 from modelling.generation.search import SpecialTokens
-from modelling.layers import LMHeadLoss
+from modelling.layers import Embeddings, LayerAdapters, LMHeadLoss
 from popxl import Tensor, TensorSpec
 
 EMBEDDINGS, LAYER = "embeddings", "layer"
@@ -33,13 +33,16 @@ class DecoderOnlyGenerator:
 
     prompts_per_sample = 1
 
-    def __init__(self, config: RunConfig, decoder: AdaptedDecoder, sequences: int) -> None:
+    def __init__(
+        self, config: RunConfig, decoder: Decoder, adapters: LayerAdapters, sequences: int
+    ) -> None:
         """
         Args:
             sequences: decoded for each prompt.
         """
         model: Any = config.model  # decoder-only models have an output_length and tokens
-        self._decoder, self._copies = decoder, sequences
+        self._decoder, self._adapters, self._copies = decoder, adapters, sequences
+        self._layers = adapters.layers(decoder.names, decoder.layer_types, decoder.block)
         self.prompt_length, self.output_length = model.sequence_length, model.output_length
         self.special = SpecialTokens.of(model)
         batch = config.execution.micro_batch_size
@@ -56,9 +59,9 @@ class DecoderOnlyGenerator:
         self, executor: Executor, words: Value, about: Sequence[Value]
     ) -> tuple[Caches, list[Tensor]]:
         """See `Generator`."""
-        x = executor.run(EMBEDDINGS, self._decoder.embeddings(), words)
+        x = executor.run(EMBEDDINGS, self._embeddings(), words)
         lengths = self.prompt_length, self.output_length
-        layers = self._decoder.layers.wrapped(lambda layer: Prefill(layer, *lengths, self._copies))
+        layers = self._layers.wrapped(lambda layer: Prefill(layer, *lengths, self._copies))
         _, caches = executor.run_layers(
             LAYER, layers, x, about=about, shared=lambda kind, last: [last]
         )
@@ -74,14 +77,17 @@ class DecoderOnlyGenerator:
         same: Sequence[Tensor],
     ) -> tuple[Value, Caches]:
         """See `Generator`."""
-        x = executor.run(EMBEDDINGS, self._decoder.embeddings(), words)
+        x = executor.run(EMBEDDINGS, self._embeddings(), words)
         lengths = self.prompt_length, self.output_length
-        layers = self._decoder.layers.wrapped(lambda layer: Decode(layer, *lengths))
+        layers = self._layers.wrapped(lambda layer: Decode(layer, *lengths))
         return executor.run_layers(LAYER, layers, x, caches, about, [position], self._at)
 
     def head(self) -> LMHeadLoss:
         """See `Generator`."""
-        return self._decoder.head()
+        return self._adapters.head(self._decoder.head())
+
+    def _embeddings(self) -> Embeddings:
+        return self._adapters.embeddings(self._decoder.embeddings())
 
     def _at(self, kind: int, last: Tensor, position: Tensor) -> LayerInputs:
         """See `Decode`."""

@@ -29,8 +29,8 @@ from modelling.layers.lm_head import LMHead as LMHead
 from modelling.layers.lm_head_loss import SUMS as SUMS
 from modelling.layers.lm_head_loss import USAGE as USAGE
 from modelling.layers.lm_head_loss import LMHeadLoss as LMHeadLoss
-from modelling.layers.low_rank import adapt as adapt
-from modelling.layers.low_rank import seed_adapters as seed_adapters
+from modelling.layers.lora import LayerAdapters as LayerAdapters
+from modelling.layers.lora import seed_adapters as seed_adapters
 from modelling.layers.masking import MASKED as MASKED
 from modelling.layers.masking import converted_mask as converted_mask
 from modelling.layers.masking import padding_bias as padding_bias

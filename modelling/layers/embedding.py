@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import popxl
 from modelling.layers.dropout import Dropout
-from modelling.layers.low_rank_vocabulary import VocabularyAdapter
+from modelling.layers.lora import TokenRows, VocabularyAdapter
 from modelling.layers.module import Module, cast, parameter
-from modelling.layers.token_rows import TokenRows
 from popxl import Tensor, ops
 
 
@@ -14,7 +13,7 @@ class VocabularyEmbedding(Module):
     """Rows of a table whose shards are on the replicas of a tensor-parallel group.
 
     Each replica looks up the tokens in its shard; the sum over the group is the embedding. Some
-    rows may be trained beside the others (`rows`), and it may be given an adapter (`adapt`).
+    rows may be trained beside the others (`rows`), and it may be given an adapter.
 
     Args:
         std: of the initial weights.
@@ -49,7 +48,7 @@ class VocabularyEmbedding(Module):
         """The weight, (vocabulary on a replica, hidden), with the rows trained beside it, and A and
         B of an adapter."""
         weight = self.weight if self.rows is None else self.rows(self.weight)
-        self.made = [weight, *(self.adapters.matrices(weight) if self.adapters else [])]
+        self.made = [weight, *(self.adapters() if self.adapters else [])]
         return self.made
 
 

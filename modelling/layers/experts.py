@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import popxl
 from modelling.layers.context import Context
-from modelling.layers.low_rank_experts import ExpertAdapter
+from modelling.layers.lora import ExpertAdapter
 from modelling.layers.module import FileNames, Module, cast, parameter, parameters
 from modelling.weights.row import Weight, WeightRow
 from modelling.weights.stacked import Stacked
@@ -155,7 +155,7 @@ class ExpertMaps(Module):
 
 
 class Experts(Module):
-    """The experts' matrices. It may be given adapters (`adapt`).
+    """The experts' matrices. It may be given adapters.
 
     The inner features of each expert are sharded over tensor parallelism, or whole experts are
     (`execution.expert_parallel`).

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from modelling.layers.low_rank import Adapters
+from modelling.layers.lora import LinearAdapters
 from modelling.layers.module import Module, parameter, parameters
 from modelling.weights.row import Weight, WeightRow
 from popxl import Tensor, ops
@@ -28,7 +28,7 @@ class Linear(Module):
             it for a part of the work each.
     """
 
-    adapters: Adapters | None = None
+    adapters: LinearAdapters | None = None
 
     def __init__(
         self,

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 import popxl
-from modelling.layers.low_rank_vocabulary import VocabularyAdapter
+from modelling.layers.lora import TokenRows, VocabularyAdapter
 from modelling.layers.masking import MASKED
 from modelling.layers.module import Module, cast, parameter
-from modelling.layers.token_rows import TokenRows
 from popxl import Tensor, ops
 from popxl_addons.fp8 import matrix_product
 
@@ -18,7 +17,7 @@ from popxl_addons.fp8 import matrix_product
 class LMHead(Module):
     """Logits of the next token.
 
-    Some rows may be trained beside the others, and it may be given an adapter (`adapt`).
+    Some rows may be trained beside the others, and it may be given an adapter.
 
     Args:
         std: of the initial weights.
@@ -60,7 +59,7 @@ class LMHead(Module):
         """The matrix, the bias if there is one, and A and B of an adapter; see `build`."""
         if table is None:
             weight = self.weight if self.rows is None else self.rows(self.weight, transposed=True)
-            low_rank = self.adapters.matrices(weight) if self.adapters else []
+            low_rank = [*self.adapters()] if self.adapters else []
         else:
             weight, *low_rank = (t.transpose() for t in table)
             low_rank.reverse()

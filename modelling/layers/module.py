@@ -82,10 +82,12 @@ def parameters(
     shard_replicas = 1
     if max_shards is not None:
         shard_replicas = max(run_config().execution.tensor_parallel // max_shards, 1)
-    declared = _Declared(
-        WeightRow("", tuple(weights), transposed, shard, holders=shard_replicas, **row)
-    )
-    return typed(Tensor, declared)  # `Module.__setattr__` keeps it; `build` sees the tensor
+    return declared(WeightRow("", tuple(weights), transposed, shard, holders=shard_replicas, **row))
+
+
+def declared(row: WeightRow) -> Tensor:
+    """Declare the variable of a row, whose path is the attribute's name from then on."""
+    return typed(Tensor, _Declared(row))  # `Module.__setattr__` keeps it; `build` sees the tensor
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,8 @@ class Module(addons.Module):
         grouping = groups.held_by(row.holders) if sharded else None
         few_bits = self.config.model.few_bits_in_layers if self.is_quantized(row) else None
         if few_bits is None:
-            return self.variable(row.path, shape, self.dtype, grouping)
+            dtype = popxl.float32 if row.of_adapter else self.dtype
+            return self.variable(row.path, shape, dtype, grouping)
         shapes = packed_shapes((shape[0], shape[1]), few_bits, row.input_axis)
         parts = [
             self.variable(f"{row.path}.{part}", s, d, grouping)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import popxl
 from data.preferences import SEGMENTS, texts_per_row
-from modelling.adapters import AdaptedDecoder
-from modelling.layers import Axes
+from modelling.decoder import Decoder
+from modelling.layers import Axes, LayerAdapters
+from modelling.layers.lora import first_group
 from modelling.phases.buffers import Chain, InputBuffers
 from modelling.phases.expert_groups import layers_and_experts
 from modelling.phases.layer_stack import layers_alone, named
@@ -19,14 +20,15 @@ from modelling.phases.samples import RoutedSamples, WholeSamples
 from modelling.phases.settings import Settings
 
 
-def decoder_only_layout(settings: Settings, decoder: AdaptedDecoder) -> Layout:
+def decoder_only_layout(settings: Settings, decoder: Decoder, adapters: LayerAdapters) -> Layout:
     """Embeddings, layers, and the head.
 
     Inputs: `words`, int32 (micro-batch, sequence_length), those of the head's objective, and where
     samples hold several texts, `starts`, see `data.causal_lm.starts_of`; where the usage of experts
     is counted, `segments`, which the head takes after x.
     """
-    config, head, layers = settings.config, decoder.head(), decoder.layers
+    config, head = settings.config, adapters.head(decoder.head())
+    layers = adapters.layers(decoder.names, decoder.layer_types, decoder.block)
     model, batch = config.model, config.execution.micro_batch_size
     words = popxl.TensorSpec((batch, model.sequence_length), popxl.int32)
     learned = head.objective.streams(words)
@@ -37,7 +39,8 @@ def decoder_only_layout(settings: Settings, decoder: AdaptedDecoder) -> Layout:
     hidden = popxl.TensorSpec(shape, settings.dtype)
     chain = Chain(hidden, settings, trained=settings.trains_any("embeddings"))
     read_words = inputs.ports(["words"])
-    first = Phase("embeddings", decoder.embeddings(), read_words, [chain.end], settings)
+    embeddings = adapters.embeddings(decoder.embeddings())
+    first = Phase("embeddings", embeddings, read_words, [chain.end], settings)
     usage = decoder.usage
     chains = [chain]
     if usage is not None:
@@ -50,10 +53,10 @@ def decoder_only_layout(settings: Settings, decoder: AdaptedDecoder) -> Layout:
     for name, count in settings.runs("layer", len(layers.order)).items():
         part = sampled.part(range(first_layer, first_layer + count))
         others = inputs.ports(read)
-        group = decoder.experts(first_layer)
-        if group is None:
+        if decoder.experts is None:
             stack += layers_alone(name, part, chains, others, settings, balances)
         else:
+            group = adapters.give(decoder.experts(), first_group(decoder.names[first_layer]))
             names = name, name.replace("layer", "experts", 1)
             stack += layers_and_experts(names, part, group, chains, others, settings, balances)
         first_layer += count

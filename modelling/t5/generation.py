@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 
 import popxl
 from config.t5 import T5Config, T5Model
-from modelling.adapters import LayerAdapters
 from modelling.generation import Caches, Executor, LayerInputs, Prompts, SpecialTokens, Value
-from modelling.layers import Layers, LMHeadLoss, Module
+from modelling.layers import LayerAdapters, Layers, LMHeadLoss, Module
 from modelling.layers.wrapped import Wrapped
 from modelling.t5.biases import Packing, RelativePosition
 from modelling.t5.contexts import DecoderTokenContext, EncoderContext

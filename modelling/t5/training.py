@@ -12,8 +12,7 @@ from dataclasses import replace
 import popxl
 from config.t5 import T5Config
 from data.preferences import answers_of
-from modelling.adapters import LayerAdapters
-from modelling.layers import Axes, Embeddings, Module, seed_adapters
+from modelling.layers import Axes, Embeddings, LayerAdapters, Module, seed_adapters
 from modelling.layers.wrapped import Wrapped
 from modelling.phases import (
     Chain,

@@ -1,7 +1,5 @@
 """A model's weights: one table, read in both directions."""
 
-from modelling.weights.computed import Arrays as Arrays
-from modelling.weights.computed import Computed as Computed
 from modelling.weights.logical import OPTIMIZER as OPTIMIZER
 from modelling.weights.logical import HeldParts as HeldParts
 from modelling.weights.logical import nbytes_of as nbytes_of

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from checkpoints.arrays import Arrays, LazyArrays
 from files.shown import shown_name
-from modelling.weights.computed import Arrays, Computed
 from modelling.weights.mxfp4 import shapes_without_blocks, without_blocks
 from modelling.weights.row import WeightsError, check_shape
 from modelling.weights.stacked import Stacked
@@ -47,7 +47,7 @@ class InFiles:
             if own is not None and sources[own] != name:
                 copy = partial(self._turned, tensors, name)
                 made[own] = partial(_same, made[own], sources[own], copy, name)
-        return Computed(made)
+        return LazyArrays(made)
 
     def for_files(self, weights: Arrays) -> Arrays:
         """The inverse of `renamed`: logical weights as files have them."""
@@ -61,7 +61,7 @@ class InFiles:
         for name, parts in stacked.items():
             if all(own in weights for own in parts.weights):
                 makers[name] = partial(parts.join, weights)
-        return Computed(makers)
+        return LazyArrays(makers)
 
     def _turned(self, tensors: Arrays, name: str) -> np.ndarray:
         """A tensor of a file as its logical weight is."""

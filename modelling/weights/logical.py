@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from checkpoints.arrays import Arrays, LazyArrays, View
 from checkpoints.tensor_shards import CutTensor, Layout
-from files.lazy import Lazy
-from modelling.weights.computed import Arrays, Computed
 from modelling.weights.row import Weight, WeightRow
 from modelling.weights.row_parts import RowPart, parts_in_row
 from popxl import Variable
@@ -45,11 +44,13 @@ class HeldParts(NamedTuple):
     read: Callable[[Variable, VariablePart], np.ndarray]
 
 
-class LogicalTensors(Lazy[np.ndarray]):
+class LogicalTensors(LazyArrays):
     """Logical tensors, made from a variable's data on demand. They come in the order of the
     variables: tensors of one variable follow each other, and are kept until each was asked for
     once.
     """
+
+    concurrent = False
 
     def __init__(
         self,
@@ -60,7 +61,7 @@ class LogicalTensors(Lazy[np.ndarray]):
     ) -> None:
         self._all, self._held = places, held
         self._places = {p.prefix + w.name: p for p in places for w in p.row.weights}
-        super().__init__(self._places)
+        self._names = self._places
         self._read, self._tensor_parallel = read, tensor_parallel
         self._made: dict[str, np.ndarray] = {}
 
@@ -165,7 +166,7 @@ def without_optimizer(tensors: Arrays) -> Arrays:
     if isinstance(tensors, LogicalTensors):
         return tensors.without(f"{OPTIMIZER}/")
     names = [name for name in tensors if not name.startswith(f"{OPTIMIZER}/")]
-    return Computed({name: partial(tensors.__getitem__, name) for name in names})
+    return View(tensors, names)
 
 
 def nbytes_of(tensors: Arrays) -> int:

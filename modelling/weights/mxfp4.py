@@ -14,7 +14,7 @@ from functools import partial
 import ml_dtypes
 import numpy as np
 
-from modelling.weights.computed import Arrays, Computed
+from checkpoints.arrays import Arrays, LazyArrays, Overlay, View
 from modelling.weights.row import WeightsError
 
 BLOCKS, SCALES = "_blocks", "_scales"
@@ -49,8 +49,8 @@ def without_blocks(tensors: Arrays) -> Arrays:
     parts = parts_of_blocks(tensors)
     if not parts:
         return tensors
-    makers = {n: partial(tensors.__getitem__, n) for n in tensors if n not in parts}
-    return Computed(makers | {name: partial(_whole, tensors, name) for name in _packed(tensors)})
+    expanded = LazyArrays({name: partial(_whole, tensors, name) for name in _packed(tensors)})
+    return Overlay(expanded, View(tensors, [n for n in tensors if n not in parts]))
 
 
 def shapes_without_blocks(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:

@@ -8,8 +8,8 @@ from typing import Literal
 
 import numpy as np
 
+from checkpoints.arrays import Arrays
 from config.errors import UserError
-from modelling.weights.computed import Arrays
 from popxl_addons.array_munging import pad_axis, shard
 from popxl_addons.optimizers.adafactor import Whole
 from popxl_addons.optimizers.packed import scales_shape

@@ -8,7 +8,7 @@ from itertools import chain
 
 import numpy as np
 
-from modelling.weights.computed import Arrays
+from checkpoints.arrays import Arrays
 
 
 @dataclass(frozen=True)

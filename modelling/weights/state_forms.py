@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from checkpoints.arrays import Arrays, LazyArrays, Overlay, View
 from config.optimizer_state import MASTER, RESIDUAL, RESIDUALS, SLOTS, Slot
 from config.sections import RunConfig
-from modelling.weights.computed import Arrays, Computed
 from modelling.weights.logical import OPTIMIZER
 from modelling.weights.table import WeightTable
 from popxl.dtypes import dtype
@@ -98,10 +98,9 @@ def in_form(
             return name
         made[name] = maker
     others = [n for n in specs if n not in made]
-    made |= {name: partial(tensors.__getitem__, name) for name in others}
     if config.model.precision == "float32":
         made |= {n: partial(forms.weight, n) for n in forms.split_weights(others)}
-    return Computed(made)
+    return Overlay(LazyArrays(made), View(tensors, others))
 
 
 def whole_weight(tensors: Arrays, name: str) -> np.ndarray:

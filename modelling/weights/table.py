@@ -14,10 +14,9 @@ from functools import partial
 
 import numpy as np
 
-from checkpoints.tensor_shards import PartialReader
+from checkpoints.arrays import Arrays, LazyArrays
 from config.optimizer_state import MASTER, RESIDUAL, SLOTS
 from modelling.quantisation import PARTS, KeepsPacked, QuantisedParts, quantised
-from modelling.weights.computed import Arrays, Computed
 from modelling.weights.in_files import InFiles
 from modelling.weights.logical import (
     OPTIMIZER,
@@ -27,7 +26,7 @@ from modelling.weights.logical import (
     VariableRow,
     cuts_of,
 )
-from modelling.weights.row import Weight, WeightRow, WeightsError, check_presence
+from modelling.weights.row import EMBEDDING, HEAD, Weight, WeightRow, WeightsError, check_presence
 from modelling.weights.stacked import Stacked
 from popxl import Variable
 from popxl.session import OnDemand, VariablePart
@@ -37,6 +36,9 @@ from popxl_addons.optimizers.packed import split
 Variables = Mapping[str, NamedTensors | Sequence[NamedTensors]]
 """A program's variables: by layer, or by phase for each of its layers, the trees `fwd` (variables),
 `optim` (their optimizer state, by variable) and `grad` (their gradients), as far as there are."""
+
+EMBEDDINGS = "embeddings"
+"""The layer of the embedding, in every family's table."""
 
 FP8 = "fp8"
 """First part of the names of the FP8 state of linear layers: `fp8/scale/<weight>`."""
@@ -118,6 +120,19 @@ class WeightTable:
         trained = {w.name for w in self.trained}
         return [w.name for w in self.weights if w.name not in trained]
 
+    @property
+    def vocabulary_names(self) -> list[str]:
+        """The weights of the embedding and the head, which have a row for each token."""
+        paths = (EMBEDDING, HEAD, HEAD.replace("weight", "bias"))
+        return [w.name for row in self.rows if row.path in paths for w in row.weights]
+
+    @property
+    def embedding_names(self) -> list[str]:
+        """The embedding's names in files: its own, then those of weights that are tied to it."""
+        (row,) = (row for row in self.layers[EMBEDDINGS] if row.path == EMBEDDING)
+        own = row.weights[0].name
+        return [own, *(alias for alias, name in self.aliases.items() if name == own)]
+
     def only(self, wanted: Callable[[WeightRow], bool]) -> WeightTable:
         """The table of some rows alone."""
         layers = {name: tuple(filter(wanted, rows)) for name, rows in self.layers.items()}
@@ -135,7 +150,7 @@ class WeightTable:
     # ---- logical weights ------------------------------------------------------------------------
     def initial(self, seed: int) -> Arrays:
         """Initial weights by name, float32, made when asked for. No layout changes them."""
-        return Computed({w.name: partial(w.initial, seed) for w in self.weights})
+        return LazyArrays({w.name: partial(w.initial, seed) for w in self.weights})
 
     def renamed(self, tensors: Arrays) -> Arrays:
         """The weights of a file under their logical names; see `InFiles`."""
@@ -171,7 +186,7 @@ class WeightTable:
         """Functions that make the host data of a program's variables from logical tensors.
 
         They read the tensors they need, and raise WeightsError if one has the wrong shape. Of
-        tensors in ranges (`PartialReader`) a process reads the elements that its devices hold.
+        tensors in a `LazyArrays` a process reads the elements that its devices hold.
 
         Args:
             tensors: weights by name; if there is optimizer state among them (see `OPTIMIZER`), or
@@ -200,7 +215,7 @@ class WeightTable:
     def _source(self, place: VariableRow, tensors: Arrays) -> Callable[[], np.ndarray]:
         """What makes the data of a variable; of what some elements can be had, a part of it."""
         whole = partial(self._typed_data, place, tensors)
-        if not isinstance(tensors, PartialReader):
+        if not isinstance(tensors, LazyArrays):
             return whole
         row, variable, prefix, common, _ = place
 
@@ -209,7 +224,7 @@ class WeightTable:
             cuts = zip(row.weights, cuts_of(layout, held), strict=True)
             wanted = {prefix + w.name: partial(tensors.some, prefix + w.name, cut.layout)
                       for w, cut in cuts}  # fmt: skip
-            return self._typed_data(place, Computed(wanted))
+            return self._typed_data(place, LazyArrays(wanted))
 
         return OnDemand(whole, some)
 

@@ -13,7 +13,7 @@ from config.errors import ConfigError, nearest
 from config.run import Training
 from config.values import listed
 from files.shown import shown_name
-from modelling.weights.row import WeightRow
+from modelling.weights.row import WeightRow, is_linear
 from modelling.weights.table import WeightTable, whole_layer
 
 
@@ -88,6 +88,16 @@ def _marked(layer: str, row: WeightRow, changed: Collection[str]) -> WeightRow:
             "them, such as by adapter.targets"
         )
     return replace(row, trained=bool(trained))
+
+
+def check_all_frozen(table: WeightTable) -> None:
+    """Raise ConfigError if a linear map of a layer is trained whole, which 4 bits do not allow."""
+    for row in table.rows:
+        if is_linear(row) and row.trained:
+            raise ConfigError(
+                f"{row.weights[0].name} is trained whole, but model.quantisation holds it in few "
+                "bits: leave one of the two out"
+            )
 
 
 def cut_by_trained(table: WeightTable) -> WeightTable:

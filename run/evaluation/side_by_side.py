@@ -17,7 +17,7 @@ from huggingface.torch_model import NEEDS_TORCH, generate, has_torch, model_of
 from machine.memory import check_least
 from modelling.generation import Greedy
 from modelling.spec import family_of
-from modelling.weights.merging import merged
+from modelling.weights.lora import merge_adapters
 from run.start import Start, load_weights
 from sessions.generating import Inference
 from sessions.running import compiled
@@ -101,7 +101,7 @@ def side_by_side(config: RunConfig, loaded: Loaded | None = None) -> SideBySide:
     others: Sequence[Written | None] = [None] * len(own)
     if has_torch():
         description = family.to_config_json(fitted)
-        whole = table.base.for_files(merged(table, start.tensors, np.dtype(np.float32)))
+        whole = table.base.for_files(merge_adapters(table, start.tensors, np.dtype(np.float32)))
         theirs = model_of(description, fitted.model.precision, whole)
         tokens = _hugging_face(theirs, prompts, ours.shape[1], data.tokenizer.pad)
         others = _answers(tokens, data.tokenizer)

@@ -12,6 +12,7 @@ import pytest
 
 import popdist
 from checkpoints import CheckpointStore, load_checkpoint, safetensors_files
+from checkpoints.arrays import View
 from checkpoints.manifest import Manifest
 from checkpoints.safetensors_files import Stored, chunk_bytes
 from checkpoints.sharded_files import ShardAssigner, Shares, stored_name
@@ -182,7 +183,7 @@ def save_as(processes: int, tensors, folder: Path, monkeypatch) -> None:
     Manifest(1, {}, tables=tables, cut=shares.cut).write(folder)
 
 
-class Ranges(dict):
+class Ranges(View):
     """Tensors of which only the wanted elements are there; the others are NaN."""
 
     taken = 0

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from checkpoints import CheckpointError
 from config.adapter import Adapter
 from files.errors import FileError
-from huggingface.peft_files import AdapterTensors, read_settings, settings_of
+from huggingface.peft_files import adapter_tensors, read_settings, settings_of
 
 
 def written(folder: Path, **settings: Any) -> Path:
@@ -110,7 +110,7 @@ def test_what_is_no_adapter_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=f"no adapter in {tmp_path}: give a folder"):
         read_settings(tmp_path)
     with pytest.raises(CheckpointError, match="no adapter_model.safetensors in"):
-        AdapterTensors(tmp_path)
+        adapter_tensors(tmp_path)
     peft.IA3Config(target_modules=["k"], feedforward_modules=[]).save_pretrained(tmp_path)
     with pytest.raises(FileError, match="peft_type is 'IA3', but must be LORA"):
         read_settings(tmp_path)

@@ -16,7 +16,7 @@ from config.errors import ConfigError
 from config.sections import RunConfig
 from modelling.spec import family_of
 from modelling.weights import WeightTable
-from modelling.weights.merging import begun, merged
+from modelling.weights.lora import init_adapters, merge_adapters
 from modelling.weights.row import is_trained
 from tests.modelling.gptj import hf as gptj_hf
 from tests.modelling.gptj import training as gptj_training
@@ -417,7 +417,7 @@ def test_merged_weights_are_those_of_peft(kind: str, dora: bool) -> None:
     config = of.config().changed({f"adapter.{name}": value for name, value in ours.items()})
     table = family_of(config).weights(config)
     found = table.base.for_files(
-        merged(table, table.renamed(named(logical(model))), np.dtype("float32"))
+        merge_adapters(table, table.renamed(named(logical(model))), np.dtype("float32"))
     )
     expected = logical(model.merge_and_unload())
     assert found.keys() == expected.keys()
@@ -432,8 +432,8 @@ def test_adapters_are_merged_into_what_few_bits_left() -> None:
     quantised = {n for n, w in weights.items() if "lora_" not in n and is_quantised(n, w)}
     kept = {n: in_few_bits(w, 4, 4) if n in quantised else w for n, w in weights.items()}
     float32 = np.dtype("float32")
-    expected, plain = merged(table, kept, float32), merged(table, weights, float32)
-    found = merged(table, weights, float32, config.model.few_bits)
+    expected, plain = merge_adapters(table, kept, float32), merge_adapters(table, weights, float32)
+    found = merge_adapters(table, weights, float32, config.model.few_bits)
     for name in table.base.initial(0):
         np.testing.assert_array_equal(found[name], expected[name])
         assert (found[name] != plain[name]).any() == (name in quantised), name
@@ -453,7 +453,7 @@ def test_new_adapters_begin_as_those_of_peft(ours: dict[str, Any], theirs: dict[
     config = of.config().changed({"adapter.rank": 200, **ours})
     table = family_of(config).weights(config)
     theirs = table.renamed(named(logical(model)))
-    found = begun(table, theirs, seed=3)
+    found = init_adapters(table, theirs, seed=3)
     assert found.keys() == theirs.keys() - {w.name for w in table.base.weights}
     for name, array in found.items():
         if name.endswith("lora_A.weight"):
