@@ -8,9 +8,10 @@ from typing import Any
 
 from config.sections import RunConfig
 from modelling.layers import Embeddings, ExpertGroup, ExpertUsage, LMHeadLoss, Module
-from modelling.layers.module import FileNames, file_names_of, rows_of
+from modelling.layers.module import file_names_of, rows_of
 from modelling.layers.run_config import configured
 from modelling.weights import GROUP, WeightRow, WeightTable
+from modelling.weights.hf_files import FileNames
 from modelling.weights.table import EMBEDDINGS as EMBEDDINGS
 
 HEAD = "head"
@@ -76,9 +77,7 @@ def decoder_table(config: RunConfig, decoder: Decoder) -> WeightTable:
         {EMBEDDINGS: tuple(words), **layers, **of_experts, HEAD: tuple(rows_of(head, ""))},
         phases,
         config.execution.tensor_parallel,
-        aliases=names.aliases,
-        fused=names.fused,
-        stacked=names.stacked,
+        names,
     )
 
 

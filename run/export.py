@@ -165,7 +165,7 @@ def _adapter_settings(config: RunConfig, family: ModelFamily, named: str | None)
     experts = parameters_of(table)
     settings = settings_of(adapter, modules, whole, tokens, named, task, tied, experts)
     return settings | {
-        "ensure_weight_tying": has_tied_head(table, _exported(config, table).aliases.values())
+        "ensure_weight_tying": has_tied_head(table, _exported(config, table).files.aliases.values())
     }
 
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import popxl
 from modelling.layers.context import Context
 from modelling.layers.lora import ExpertAdapter
-from modelling.layers.module import FileNames, Module, cast, parameter, parameters
+from modelling.layers.module import Module, cast, parameter, parameters
+from modelling.weights.hf_files import FileNames, Joined
 from modelling.weights.row import Weight, WeightRow
-from modelling.weights.stacked import Stacked
 from popxl import Tensor, TensorSpec, ops
 from popxl_addons.ops.routing import (
     rows_by_expert,
@@ -212,7 +212,7 @@ class Experts(Module):
         of, parent = self.names, hf_path.rpartition(".")[0]
         if of.stacked_in is not None:
             parent = f"{parent.rpartition('.')[0]}.{of.stacked_in}"
-        stacked: dict[str, Stacked] = {}
+        joined: dict[str, Joined] = {}
         for kind in ("weight", "bias")[: 1 + self.has_bias]:
             end = "_bias" if kind == "bias" else ""
             for title, maps in (("gate_up_proj", self._into), ("down_proj", self._out)):
@@ -220,13 +220,14 @@ class Experts(Module):
                     tuple(f"{hf_path}.{name}.{kind}" for name in names)
                     for names in maps(self.count)
                 )
-                stacked[f"{parent}.experts.{title}{end}"] = Stacked(
+                joined[f"{parent}.experts.{title}{end}"] = Joined(
                     groups,
+                    stack=0,
                     alternating=of.interleaved and title == "gate_up_proj",
                     transposed=of.interleaved and kind == "weight",
                     written=of.interleaved,
                 )
-        return FileNames(stacked=stacked)
+        return FileNames(joined=joined)
 
     # ---- arithmetic -----------------------------------------------------------------------------
     def build(

@@ -6,8 +6,8 @@ derived from its modules (`rows_of`), whose attributes have Hugging Face's names
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from typing import cast as typed
 
@@ -19,31 +19,9 @@ from modelling.layers.axes import Axes
 from modelling.layers.parallel import Groups
 from modelling.layers.run_config import run_config
 from modelling.quantisation import PART_DTYPES, PARTS, packed_shapes, unpacked
+from modelling.weights.hf_files import FileNames
 from modelling.weights.row import Weight, WeightRow
-from modelling.weights.stacked import Stacked
 from popxl import ReplicaGrouping, Tensor, ops
-
-
-@dataclass(frozen=True)
-class FileNames:
-    """Names that files have for parameters besides their own; see `WeightTable`.
-
-    Attributes:
-        aliases: other name -> name.
-        fused: one tensor of files -> the parameters joined in it.
-        stacked: one tensor of files -> the experts' parameters stacked in it.
-    """
-
-    aliases: Mapping[str, str] = field(default_factory=dict)
-    fused: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    stacked: Mapping[str, Stacked] = field(default_factory=dict)
-
-    def __or__(self, other: FileNames) -> FileNames:
-        return FileNames(
-            {**self.aliases, **other.aliases},
-            {**self.fused, **other.fused},
-            {**self.stacked, **other.stacked},
-        )
 
 
 def parameter(

@@ -42,10 +42,10 @@ from modelling.layers import (
     cast,
     parameter,
 )
-from modelling.layers.module import FileNames
 from modelling.llama.config_json import from_config_json, normalise, to_config_json
 from modelling.llama.rotary import Rope
 from modelling.spec import decoder_family
+from modelling.weights.hf_files import FileNames, Joined
 from popxl import Tensor, ops
 
 GEMMA, OLMO = ("gemma2", "gemma3_text"), ("olmo2", "olmo3")
@@ -103,7 +103,7 @@ class LlamaAttention(MultiHeadAttention):
         if self.kind != "phi3":
             return FileNames()
         parts = [f"{hf_path}.{name}_proj.weight" for name in "qkv"]
-        return FileNames(fused={f"{hf_path}.qkv_proj.weight": parts})
+        return FileNames(joined={f"{hf_path}.qkv_proj.weight": Joined.fused(parts)})
 
 
 # ---- feed-forward -------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ class LlamaMLP(Module):
         if self.kind != "phi3":
             return FileNames()
         parts = [f"{hf_path}.{name}_proj.weight" for name in ("gate", "up")]
-        return FileNames(fused={f"{hf_path}.gate_up_proj.weight": parts})
+        return FileNames(joined={f"{hf_path}.gate_up_proj.weight": Joined.fused(parts)})
 
 
 def experts(c: LlamaModel, held: int | None = None) -> Experts:

@@ -14,6 +14,7 @@ from modelling.t5.model import (
     head,
 )
 from modelling.weights import WeightTable
+from modelling.weights.hf_files import FileNames
 
 EMBEDDINGS = "embeddings"
 ENCODER_HEAD = "encoder_head"
@@ -63,4 +64,4 @@ def weight_table(config: T5Config) -> WeightTable:
     }
     layers = {name: tuple(rows_of(module, path)) for name, (module, path) in parts.items()}
     aliases = ALIASES | ({LOGITS: WORDS} if config.tied else {})
-    return WeightTable(layers, phases, config.execution.tensor_parallel, aliases)
+    return WeightTable(layers, phases, config.execution.tensor_parallel, FileNames(aliases))

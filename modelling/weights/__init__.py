@@ -8,7 +8,6 @@ from modelling.weights.row import LowRank as LowRank
 from modelling.weights.row import Weight as Weight
 from modelling.weights.row import WeightRow as WeightRow
 from modelling.weights.row import WeightsError as WeightsError
-from modelling.weights.stacked import Stacked as Stacked
 from modelling.weights.table import FP8 as FP8
 from modelling.weights.table import GROUP as GROUP
 from modelling.weights.table import Variables as Variables

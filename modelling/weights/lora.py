@@ -26,6 +26,7 @@ from config.sections import RunConfig
 from config.values import listed
 from files.shown import shown_name, shown_names, shown_path
 from modelling.quantisation import expanded
+from modelling.weights.hf_files import FileNames, Joined
 from modelling.weights.row import (
     EMBEDDING,
     HEAD,
@@ -39,7 +40,6 @@ from modelling.weights.row import (
     is_trained,
     takes_adapter,
 )
-from modelling.weights.stacked import Stacked
 from modelling.weights.table import TokenRowsOf, WeightTable
 
 A, B, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
@@ -64,14 +64,7 @@ def with_adapters(table: WeightTable, adapter: Adapter, targets: str) -> WeightT
         return table
     adapters = _Adapters(table, adapter, targets)
     layers = {name: adapters.with_rows(rows) for name, rows in table.layers.items()}
-    adapted = replace(
-        table,
-        layers=layers,
-        fused={**table.fused, **adapters.fused},
-        stacked={**table.stacked, **adapters.stacked},
-        aliases={**table.aliases, **adapters.aliases},
-        turned=frozenset(adapters.turned),
-    )
+    adapted = replace(table, layers=layers, files=table.files | adapters.file_names)
     adapters.check(adapted)
     return adapted
 
@@ -107,8 +100,9 @@ def parameters_of(table: WeightTable) -> list[str]:
 
 def with_tied(table: WeightTable, tensors: Arrays) -> Arrays:
     """Tensors of files, and those of tied modules: PEFT has a tensor for each module."""
-    tied = {alias: name for alias, name in table.aliases.items() if name in tensors}
-    copies = View(tensors, renamed=tied, change=lambda a, t: t.T if a in table.turned else t)
+    tied = {alias: name for alias, name in table.files.aliases.items() if name in tensors}
+    turned = table.files.turned
+    copies = View(tensors, renamed=tied, change=lambda a, t: t.T if a in turned else t)
     return Overlay(copies, tensors)
 
 
@@ -155,9 +149,10 @@ def _modules(table: WeightTable) -> list[str]:
 
 def _modules_in_files(table: WeightTable) -> Callable[[Weight], list[str]]:
     """Return a function from a weight to its modules in files: its own, then those tied to it."""
-    fused = {own: name for name, owns in table.fused.items() for own in owns}
+    joined = table.files.joined.items()
+    fused = {own: name for name, x in joined if x.stack is None for own in x.weights}
     tied = defaultdict[str, list[str]](list)
-    for alias, name in table.aliases.items():
+    for alias, name in table.files.aliases.items():
         tied[name].append(alias)
     return lambda weight: [
         module_of(name) for name in (fused.get(weight.name, weight.name), *tied[weight.name])
@@ -169,11 +164,6 @@ class _Adapters:
     """Finds the adapters of linear maps, as files have these: a row may have several, or a part of
     one. Those of experts are of the parameters that stack their maps.
 
-    Attributes:
-        fused: the matrices B that are parts of one in files, and A of experts.
-        stacked: the matrices B of experts.
-        aliases: other names of the matrices of an embedding, of modules that are tied to it.
-        turned: those that are of a head, the transposes.
     """
 
     def __init__(self, table: WeightTable, adapter: Adapter, targets: str) -> None:
@@ -182,22 +172,29 @@ class _Adapters:
         self._asked = adapter.targets or self._targets
         self._modules = _modules_in_files(table)
         maps = {w.name for row in table.rows if row.experts for w in row.weights}
-        parameters = {n: x for n, x in table.stacked.items() if maps.issuperset(x.weights)}
+        parameters = {n: x for n, x in table.files.joined.items() if maps.issuperset(x.weights)}
         ends = listed(adapter.target_parameters)
         adapted = {n: x for n, x in parameters.items() if any(ends_with(n, end) for end in ends)}
         self._parameters, self._has_experts = list(parameters), bool(adapted)
         self._matrices = {
             group[0]: (name, group) for name, x in adapted.items() for group in x.groups
         }
-        self.fused: dict[str, list[str]] = {}
-        self.stacked: dict[str, Stacked] = {}
-        self.aliases: dict[str, str] = {}
-        self.turned: list[str] = []
+        self._fused = defaultdict[str, list[str]](list)
+        self._stacked: dict[str, Joined] = {}
+        self._aliases: dict[str, str] = {}
+        self._turned: list[str] = []
         for name, x in adapted.items():
             module = file_module(name, adapted)
-            self.fused[f"{module}.{A}"] = [f"{module_of(group[0])}.{A}" for group in x.groups]
+            self._fused[f"{module}.{A}"] = [f"{module_of(group[0])}.{A}" for group in x.groups]
             groups = tuple(tuple(f"{module_of(n)}.{B}" for n in group) for group in x.groups)
-            self.stacked[f"{module}.{B}"] = Stacked(groups, x.alternating, False, True, behind=True)
+            self._stacked[f"{module}.{B}"] = Joined(groups, -1, x.alternating)
+
+    @property
+    def file_names(self) -> FileNames:
+        """In files some of the matrices B are parts of one, and those of experts; modules that are
+        tied to an embedding have its matrices, a head their transposes."""
+        fused = {name: Joined.fused(parts) for name, parts in self._fused.items()}
+        return FileNames(self._aliases, fused | self._stacked, frozenset(self._turned))
 
     def with_rows(self, rows: Sequence[WeightRow]) -> tuple[WeightRow, ...]:
         """The rows of a layer, and those of its adapters."""
@@ -296,7 +293,7 @@ class _Adapters:
         """The row of what an adapter has for each of its weights, joined where files join them."""
         names, whole = [w.name for w in weights], f"{adapter.module}.{end}"
         if names != [whole] and not adapter.parameter:
-            self.fused.setdefault(whole, []).extend(names)
+            self._fused[whole] += names
         return replace(row, path=path, weights=tuple(weights), of_adapter=True)
 
     def _rows_of_embedding(self, weight: Weight, adapter: LowRank) -> Iterator[WeightRow]:
@@ -310,8 +307,8 @@ class _Adapters:
             is_head = module == module_of(HEAD)
             ends = (B, A) if is_head else (EMBEDDING_A, EMBEDDING_B)
             copies = [f"{module}.{end}" for end in ends]
-            self.aliases |= dict(zip(copies, names, strict=True))
-            self.turned += copies if is_head else []
+            self._aliases |= dict(zip(copies, names, strict=True))
+            self._turned += copies if is_head else []
 
     # ---- what settings may say ------------------------------------------------------------------
     def check(self, adapted: WeightTable) -> None:

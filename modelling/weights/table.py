@@ -17,7 +17,7 @@ import numpy as np
 from checkpoints.arrays import Arrays, LazyArrays
 from config.optimizer_state import MASTER, RESIDUAL, SLOTS
 from modelling.quantisation import PARTS, KeepsPacked, QuantisedParts, quantised
-from modelling.weights.in_files import InFiles
+from modelling.weights.hf_files import FileNames
 from modelling.weights.logical import (
     OPTIMIZER,
     HeldParts,
@@ -27,7 +27,6 @@ from modelling.weights.logical import (
     cuts_of,
 )
 from modelling.weights.row import EMBEDDING, HEAD, Weight, WeightRow, WeightsError, check_presence
-from modelling.weights.stacked import Stacked
 from popxl import Variable
 from popxl.session import OnDemand, VariablePart
 from popxl_addons import NamedTensors
@@ -77,21 +76,15 @@ class WeightTable:
         runs: the phases that a family's phase was cut into, by its name, where not all of its
             layers are trained alike.
         tensor_parallel: number of parts that sharded variables are cut into.
-        aliases: other names of logical weights that files may have, by alias.
-        turned: those of them that are of the transpose.
-        fused: logical weights that files have as one, joined along the first axis, by its name.
-        stacked: experts' weights that some files have as one, by its name.
+        files: what files may have in place of logical weights.
         token_rows: rows that are trained beside a frozen weight, by its name.
     """
 
     layers: Mapping[str, tuple[WeightRow, ...]]
     phases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     tensor_parallel: int = 1
-    aliases: Mapping[str, str] = field(default_factory=dict)
-    turned: frozenset[str] = frozenset()
-    fused: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    files: FileNames = field(default_factory=FileNames)
     runs: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    stacked: Mapping[str, Stacked] = field(default_factory=dict)
     token_rows: Mapping[str, TokenRowsOf] = field(default_factory=dict)
 
     @property
@@ -103,6 +96,11 @@ class WeightTable:
     def weights(self) -> tuple[Weight, ...]:
         """Every logical weight once."""
         return tuple(w for row in self.rows for w in row.weights)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of all logical weights, by name."""
+        return {w.name: w.shape for w in self.weights}
 
     @property
     def trained(self) -> tuple[Weight, ...]:
@@ -131,16 +129,13 @@ class WeightTable:
         """The embedding's names in files: its own, then those of weights that are tied to it."""
         (row,) = (row for row in self.layers[EMBEDDINGS] if row.path == EMBEDDING)
         own = row.weights[0].name
-        return [own, *(alias for alias, name in self.aliases.items() if name == own)]
+        return [own, *(alias for alias, name in self.files.aliases.items() if name == own)]
 
     def only(self, wanted: Callable[[WeightRow], bool]) -> WeightTable:
         """The table of some rows alone."""
         layers = {name: tuple(filter(wanted, rows)) for name, rows in self.layers.items()}
         names = {w.name for rows in layers.values() for row in rows for w in row.weights}
-        aliases = {alias: name for alias, name in self.aliases.items() if name in names}
-        fused = {name: owns for name, owns in self.fused.items() if names.issuperset(owns)}
-        stacked = {n: x for n, x in self.stacked.items() if names.issuperset(x.weights)}
-        return replace(self, layers=layers, aliases=aliases, fused=fused, stacked=stacked)
+        return replace(self, layers=layers, files=self.files.only(names))
 
     @property
     def base(self) -> WeightTable:
@@ -153,16 +148,16 @@ class WeightTable:
         return LazyArrays({w.name: partial(w.initial, seed) for w in self.weights})
 
     def renamed(self, tensors: Arrays) -> Arrays:
-        """The weights of a file under their logical names; see `InFiles`."""
-        return InFiles(self).renamed(tensors)
+        """The weights of a file under their logical names; see `FileNames`."""
+        return self.files.renamed(tensors, self.shapes)
 
     def for_files(self, weights: Arrays) -> Arrays:
         """The inverse of `renamed`: logical weights as files have them."""
-        return InFiles(self).for_files(weights)
+        return self.files.for_files(weights)
 
     def check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Check that a file has the weights of this model; see `InFiles`."""
-        InFiles(self).check_shapes(shapes)
+        """Check that a file has the weights of this model; see `FileNames`."""
+        self.files.check_shapes(shapes, self.shapes)
 
     # ---- variables ------------------------------------------------------------------------------
     def check_complete(self, variables: Variables) -> None:

@@ -50,9 +50,8 @@ def with_trained(table: WeightTable, training: Training) -> WeightTable:
 def _names(table: WeightTable) -> dict[str, list[str]]:
     """Each name that there is for weights, and those that it means."""
     names = {w.name: [w.name] for w in table.weights}
-    names |= {alias: [name] for alias, name in table.aliases.items()}
-    names |= {fused: list(parts) for fused, parts in table.fused.items()}
-    names |= {stacked: parts.weights for stacked, parts in table.stacked.items()}
+    names |= {alias: [name] for alias, name in table.files.aliases.items()}
+    names |= {name: joined.weights for name, joined in table.files.joined.items()}
     for layer, rows in table.layers.items():
         for row in rows:
             own = names.setdefault(f"{whole_layer(layer)}.{row.path}", [])

@@ -74,15 +74,17 @@ def _built(cls: Any, sizes: dict[str, Any], tp: int) -> RunConfig:
 
 def summary(table: WeightTable) -> dict[str, Any]:
     """All that a table says but the paths of variables."""
+    joined = sorted(table.files.joined.items())
     return {
         "layers": {name: sorted(map(_row, rows)) for name, rows in table.layers.items()},
         "phases": {name: list(layers) for name, layers in table.phases.items()},
         "tensor_parallel": table.tensor_parallel,
-        "aliases": dict(sorted(table.aliases.items())),
-        "fused": {name: list(parts) for name, parts in sorted(table.fused.items())},
+        "aliases": dict(sorted(table.files.aliases.items())),
+        "fused": {name: x.weights for name, x in joined if x.stack is None},
         "stacked": {
             name: [x.groups, x.alternating, x.transposed, x.written]
-            for name, x in sorted(table.stacked.items())
+            for name, x in joined
+            if x.stack is not None
         },
     }
 

@@ -170,9 +170,9 @@ def weights_of(model: Any) -> dict[str, np.ndarray]:
 def as_parameters(table: WeightTable, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Weights as transformers' modules have them, which stack those of experts."""
     found = dict(table.for_files(weights))
-    for name, stacked in table.stacked.items():
-        if name not in found:
+    for name, stacked in table.files.joined.items():
+        if name not in found and stacked.stack == 0:
             groups = [[found.pop(n) for n in names] for names in stacked.groups]
             found[name] = np.stack([np.concatenate(parts) for parts in groups])
-    routers = {own: alias for alias, own in table.aliases.items() if "gate" in alias}
+    routers = {own: alias for alias, own in table.files.aliases.items() if "gate" in alias}
     return {routers.get(name, name): x for name, x in found.items()}

@@ -132,7 +132,7 @@ def test_experts_in_mxfp4_are_what_transformers_expands_bit_for_bit(tmp_path: Pa
     table, files = weight_table(config), read_hf_directory(tmp_path / "hf")
     table.check_shapes({n: x.shape for n, x in weights.items()})
     logical = table.renamed(files)
-    assert logical[table.stacked[EXPERTS].weights[0]].dtype == ml_dtypes.bfloat16
+    assert logical[table.files.joined[EXPERTS].weights[0]].dtype == ml_dtypes.bfloat16
     written, expected = table.for_files(logical), expanded_by_transformers(weights)
     assert written.keys() == expected.keys()
     assert all(np.array_equal(written[n].astype(np.float32), x) for n, x in expected.items())
