@@ -6,11 +6,11 @@ Between `Groups.copy_to_tp` and `Groups.reduce_from_tp` each replica has its par
 
 from modelling.layers.activations import activation as activation
 from modelling.layers.attention import Attention as Attention
+from modelling.layers.attention import Scores as Scores
 from modelling.layers.attention import heads_first as heads_first
 from modelling.layers.attention import merge_heads as merge_heads
 from modelling.layers.attention import places_in_texts as places_in_texts
 from modelling.layers.attention import split_heads as split_heads
-from modelling.layers.attention_step import Scores as Scores
 from modelling.layers.axes import Axes as Axes
 from modelling.layers.context import Context as Context
 from modelling.layers.dropout import Dropout as Dropout

@@ -7,15 +7,40 @@ features of a head.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 import popxl
 import popxl_addons as addons
-from modelling.layers.attention_step import PLAIN, AttentionStep, Scores
 from modelling.layers.dropout import Dropout
-from modelling.layers.sliced_attention import SlicedAttention
+from modelling.layers.slices import Sliced
 from popxl import Tensor, ops
+
+QUERIES = 2
+"""Axis of the queries in q (b, h, q, d) and in scores (b, h, q, k)."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How scores are made and which of them count.
+
+    Attributes:
+        scale: of the products of queries and keys.
+        cap: scores become cap * tanh(scores / cap); None: they stay.
+        causal: whether queries see only keys of positions up to their own.
+        window: of causal attention, how many positions they see, their own included; None: all.
+        sinks: whether the last of the biases are sinks (h,), see `popxl.ops.attention`.
+    """
+
+    scale: float = 1.0
+    cap: float | None = None
+    causal: bool = False
+    window: int | None = None
+    sinks: bool = False
+
+
+PLAIN = Scores()
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -51,12 +76,15 @@ def places_in_texts(starts: Tensor) -> list[Tensor]:
 
 
 class Attention(addons.Module):
-    """Attention of all queries at once, or of one slice of them after the other.
+    """softmax(scores + biases) v, of all queries at once, or of one slice of them after the other.
+
+    Scores and softmax are in float32, whatever the dtype of q, k and v: scores that are not
+    scaled, as T5's, need it.
 
     Args:
         dropout: of the probabilities.
         scores: how they are made.
-        slices: number of slices, see `SlicedAttention`; 1: all at once.
+        slices: number of slices of the queries, see `Sliced`; 1: all at once.
         fused: see `popxl.ops.attention`.
         differentiable: whether a gradient will be wanted.
     """
@@ -70,12 +98,8 @@ class Attention(addons.Module):
         fused: bool | None = None,
     ) -> None:
         super().__init__()
-        self.slices = slices
-        self.differentiable = differentiable
-        self.fused = fused
-        self.step = AttentionStep(dropout, scores, fused, in_order=True)
-        self.few = AttentionStep(dropout, scores, fused=False)
-        self.sliced = SlicedAttention(self.few, slices)
+        self.dropout, self.scores, self.slices = dropout, scores, slices
+        self.differentiable, self.fused = differentiable, fused
 
     def build(
         self,
@@ -103,17 +127,67 @@ class Attention(addons.Module):
         Returns:
             (b, h, q, d).
         """
-        biases, places = tuple(biases), tuple(places)
         if self.differentiable:
             q, k, v = map(self._in_memory, (q, k, v))
-        if q.shape[2] == 1:  # in generation
-            return self.few(q, k, v, biases, places, seed, lengths)
+        floats, queries = [q, k, v, *biases], q.shape[QUERIES]
+        if queries == 1:  # in generation
+            return self._attend(floats, places, seed, lengths, fused=False)
         if self.slices == 1:
-            return self.step(q, k, v, biases, places, seed, lengths)
-        if self.step.scores.causal and not places:
-            places = tuple(places_in_order(q.shape[2], k.shape[2]))
-        call = self.call_module(self.sliced, autodiff="auto" if self.differentiable else "none")
-        return call(q, k, v, biases, places, seed)[0]
+            return self._attend(floats, places, seed, lengths, self.fused, in_order=True)
+        if queries % self.slices:
+            raise ValueError(f"{queries} queries cannot be cut into {self.slices} equal slices")
+        if self.scores.causal and not places:
+            places = places_in_order(queries, k.shape[2])
+
+        def of_slice(inputs: Sequence[Tensor], seed: Tensor | None) -> Tensor:
+            own, places = inputs[: len(floats)], inputs[len(floats) :]
+            return self._attend(own, places, seed, fused=False)
+
+        cut = [b.rank > QUERIES and b.shape[QUERIES] == queries for b in biases]
+        of_places = (None if number % 2 else 1 for number in range(len(places)))
+        axes = [QUERIES, None, None, *(QUERIES if it else None for it in cut), *of_places]
+        sliced = Sliced(of_slice, self.slices, axes, len(floats), QUERIES)
+        call = self.call_module(sliced, autodiff="auto" if self.differentiable else "none")
+        return call([*floats, *places], seed)[0]
+
+    def _attend(
+        self,
+        floats: Sequence[Tensor],
+        places: Sequence[Tensor],
+        seed: Tensor | None,
+        lengths: Tensor | None = None,
+        fused: bool | None = None,
+        in_order: bool = False,
+    ) -> Tensor:
+        """From some queries to all keys.
+
+        Args:
+            floats: q, k, v and the biases.
+            in_order: whether places with segments are 0, 1, ...: kernels know without being told.
+        """
+        (q, k, v, *biases), scores = floats, self.scores
+        pairs = [(places[i], places[i + 1]) for i in range(0, len(places), 2)]
+        positions = pairs.pop(0) if pairs and scores.causal else None
+        segments = pairs.pop() if pairs else None
+        sinks = biases.pop() if scores.sinks else None
+        seed, probability = self.dropout.arguments(seed)
+        return ops.attention(
+            q,
+            k,
+            v,
+            biases,
+            scores.scale,
+            seed,
+            probability,
+            causal=scores.causal,
+            window=scores.window,
+            cap=scores.cap,
+            positions=None if segments is not None and in_order else positions,
+            segments=segments,
+            lengths=lengths,
+            sinks=sinks,
+            fused=fused,
+        )
 
     def _in_memory(self, x: Tensor) -> Tensor:
         """What the gradient reads again, in the order that reads it fastest: cuDNN's kernel takes

@@ -10,7 +10,7 @@ from modelling.layers.embedding import VocabularyEmbedding
 from modelling.layers.experts import ExpertUsage
 from modelling.layers.lm_head import LMHead
 from modelling.layers.module import Module
-from modelling.layers.sliced_loss import SlicedLoss
+from modelling.layers.slices import Sliced
 from modelling.objectives import WEIGHT, objective_of
 from popxl import Tensor
 
@@ -95,14 +95,16 @@ class LMHeadLoss(Module):
         slices = self._slices(x)
         if slices == 1:
             return self._sums_of(self.lm_head(x, self._table()), tokens)
-        head, axis = self.lm_head, 0 if self.axes.transposed else 1
+        floats = [self.groups.copy_to_tp(x), *self.lm_head.weights(self._table())]
 
-        def of_slice(x: Tensor, weights: Sequence[Tensor], tokens: Sequence[Tensor]) -> Tensor:
-            return self._sums_of(head.of(x, *weights), tokens)
+        def of_slice(inputs: Sequence[Tensor], seed: Tensor | None) -> Tensor:
+            logits = self.lm_head.of(*inputs[: len(floats)])
+            return self._sums_of(logits, inputs[len(floats) :])
 
-        sliced = SlicedLoss(of_slice, slices, axis)
+        axes = [0 if self.axes.transposed else 1, *[None] * (len(floats) - 1), *[1] * len(tokens)]
+        sliced = Sliced(of_slice, slices, axes, len(floats), out_axis=None)
         call = self.call_module(sliced, "sliced", autodiff="none" if self.is_evaluated else "auto")
-        return call(self.groups.copy_to_tp(x), head.weights(self._table()), tokens)[0]
+        return call([*floats, *tokens])[0]
 
     def _sums_of(self, logits: Tensor, tokens: Sequence[Tensor]) -> Tensor:
         named = dict(zip(self.objective.of_tokens, tokens, strict=True))

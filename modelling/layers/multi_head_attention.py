@@ -6,8 +6,13 @@ from collections.abc import Sequence
 
 from config.sections import RunConfig
 from machine.devices import platform
-from modelling.layers.attention import Attention, heads_first, merge_heads, split_heads
-from modelling.layers.attention_step import Scores
+from modelling.layers.attention import (
+    Attention,
+    Scores,
+    heads_first,
+    merge_heads,
+    split_heads,
+)
 from modelling.layers.context import Context
 from modelling.layers.dropout import Dropout
 from modelling.layers.module import Module
