@@ -24,7 +24,7 @@ from data.batches import Loader
 from data.pipeline import Pipeline
 from modelling.spec import family_of
 from modelling.weights import OPTIMIZER
-from modelling.weights.state_forms import whole_weight
+from modelling.weights.optimizer_state import whole_weight
 from sessions.running import compiled
 from sessions.training import FineTuning
 from terminal.entry_point import entry_point

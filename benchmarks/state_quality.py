@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.own_commands import metric, run
 from checkpoints import load_checkpoint
 from modelling.weights import OPTIMIZER
-from modelling.weights.state_forms import whole_weight
+from modelling.weights.optimizer_state import whole_weight
 from terminal.entry_point import entry_point
 from terminal.parser import Parser, count_option
 

@@ -13,9 +13,9 @@ from config.sections import RunConfig
 from files.shown import shown_name, shown_path
 from modelling.spec import family_of
 from modelling.weights import WeightTable
-from modelling.weights.logical import OPTIMIZER
 from modelling.weights.mxfp4 import parts_of_blocks
 from modelling.weights.table import FP8
+from modelling.weights.variables import OPTIMIZER
 
 _PAST_FLOAT16 = 65520  # the least number that float16 rounds to infinity
 _FLOATS = ("float32", "float16", "bfloat16", "float64")

@@ -25,7 +25,7 @@ from files.json_files import Fields
 from files.shown import shown_name, shown_path
 from huggingface.models import RANDOM
 from modelling.weights import FP8, OPTIMIZER, WeightTable
-from modelling.weights.state_forms import in_form, kept_state
+from modelling.weights.optimizer_state import in_form, kept_state
 from run.best import say_best
 from run.checks import finite
 from run.digested import Digested

@@ -1,9 +1,5 @@
 """A model's weights: one table, read in both directions."""
 
-from modelling.weights.logical import OPTIMIZER as OPTIMIZER
-from modelling.weights.logical import HeldParts as HeldParts
-from modelling.weights.logical import nbytes_of as nbytes_of
-from modelling.weights.logical import without_optimizer as without_optimizer
 from modelling.weights.row import LowRank as LowRank
 from modelling.weights.row import Weight as Weight
 from modelling.weights.row import WeightRow as WeightRow
@@ -12,3 +8,7 @@ from modelling.weights.table import FP8 as FP8
 from modelling.weights.table import GROUP as GROUP
 from modelling.weights.table import Variables as Variables
 from modelling.weights.table import WeightTable as WeightTable
+from modelling.weights.variables import OPTIMIZER as OPTIMIZER
+from modelling.weights.variables import HeldParts as HeldParts
+from modelling.weights.variables import nbytes_of as nbytes_of
+from modelling.weights.variables import without_optimizer as without_optimizer

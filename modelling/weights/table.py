@@ -18,15 +18,8 @@ from checkpoints.arrays import Arrays, LazyArrays
 from config.optimizer_state import MASTER, RESIDUAL, SLOTS
 from modelling.quantisation import PARTS, KeepsPacked, QuantisedParts, quantised
 from modelling.weights.hf_files import FileNames
-from modelling.weights.logical import (
-    OPTIMIZER,
-    HeldParts,
-    LogicalTensors,
-    VariableLayout,
-    VariableRow,
-    cuts_of,
-)
 from modelling.weights.row import EMBEDDING, HEAD, Weight, WeightRow, WeightsError, check_presence
+from modelling.weights.variables import OPTIMIZER, HeldParts, LogicalTensors, VariableRow
 from popxl import Variable
 from popxl.session import OnDemand, VariablePart
 from popxl_addons import NamedTensors
@@ -196,10 +189,10 @@ class WeightTable:
         rows = self._rows(variables)
         places = self._places(variables, with_state, fp8=False)
         places += [] if with_state else _kept_places(rows)
-        places += [p for p in self._fp8_places(rows) if p.prefix + p.row.weights[0].name in tensors]
+        places += [p for p in self._fp8_places(rows) if p.names[0] in tensors]
         for place in places:
-            for weight in place.row.weights:
-                check_presence(place.prefix + weight.name, tensors)
+            for name in place.names:
+                check_presence(name, tensors)
             if isinstance(place.variable, NamedTensors):
                 parts = QuantisedParts(partial(self._packed, place, tensors), place.variable)
                 out.update({v: partial(parts.of, v) for v in parts.variables})
@@ -212,13 +205,10 @@ class WeightTable:
         whole = partial(self._typed_data, place, tensors)
         if not isinstance(tensors, LazyArrays):
             return whole
-        row, variable, prefix, common, _ = place
 
         def some(held: tuple[VariablePart, ...]) -> np.ndarray:
-            layout = VariableLayout.of(row, variable, common)
-            cuts = zip(row.weights, cuts_of(layout, held), strict=True)
-            wanted = {prefix + w.name: partial(tensors.some, prefix + w.name, cut.layout)
-                      for w, cut in cuts}  # fmt: skip
+            cuts = zip(place.names, place.cuts(held), strict=True)
+            wanted = {name: partial(tensors.some, name, cut.layout) for name, cut in cuts}
             return self._typed_data(place, LazyArrays(wanted))
 
         return OnDemand(whole, some)
@@ -232,11 +222,10 @@ class WeightTable:
 
         if not isinstance(tensors, KeepsPacked):
             return make(tensors)
-        names = [place.prefix + w.name for w in row.weights]
         shapes = [w.shape for w in row.weights]
         cut: tuple[object, ...] = row.axis, row.cut_into(self.tensor_parallel), row.transpose
         cut += ("shared out",) if row.shared_out else ()  # which folders need not say of others
-        return tensors.packed(names, f"{shapes} {cut} {parts.packed.shape}", make)
+        return tensors.packed(place.names, f"{shapes} {cut} {parts.packed.shape}", make)
 
     def _typed_data(self, place: VariableRow, tensors: Arrays) -> np.ndarray:
         data, own = self._host_data(place, tensors), place.variable.dtype.as_numpy()
@@ -247,10 +236,9 @@ class WeightTable:
         return data.astype(own, copy=False)
 
     def _host_data(self, place: VariableRow, tensors: Arrays) -> np.ndarray:
-        row, variable, prefix, common, _ = place
-        if common:
-            return _fitted(np.asarray(tensors[prefix + row.weights[0].name]), variable.shape)
-        return row.to_host(tensors, self.tensor_parallel, prefix)
+        if place.common:
+            return _fitted(np.asarray(tensors[place.names[0]]), place.variable.shape)
+        return place.row.to_host(tensors, self.tensor_parallel, place.prefix)
 
     def variables(self, variables: Variables, optimizer: bool = True) -> list[Variable]:
         """The variables that `to_logical` reads, in its order."""

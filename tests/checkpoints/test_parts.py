@@ -10,7 +10,7 @@ import pytest
 
 from checkpoints.tensor_shards import assembled, check_whole
 from modelling.weights import Weight, WeightRow
-from modelling.weights.row_parts import parts_in_row
+from modelling.weights.variables import VariableLayout
 
 JOINED = [(axis, cut, count) for axis in (0, 1) for cut in (True, False) for count in (1, 3)]
 SHARED_OUT = 6  # whole weights, of which each part has as many
@@ -35,11 +35,12 @@ def test_any_cut_of_any_row_is_put_together(axis, cut, count, transpose):
         assert all(np.array_equal(back[name], whole) for name, whole in logical.items())
         parts: dict[str, dict] = {w.name: {} for w in weights}
         for group, value in enumerate(host if host.ndim == 3 else host[None]):
+            layout = VariableLayout.of(row, value.shape)
             flat, each = value.reshape(-1), -(-value.size // shards)
             for start in range(0, flat.size, each):
                 piece = flat[start : start + each]
-                for found in parts_in_row(row, value.shape, group, start, piece.size):
-                    parts[row.weights[found.weight].name][found.part] = partial(found.taken, piece)
+                for found in layout.parts(group, start, piece.size):
+                    parts[row.weights[found.weight].name][found.part] = partial(found.select, piece)
         for name, whole in logical.items():
             check_whole(parts[name])
             assert np.array_equal(assembled(shape, whole.dtype, parts[name]), whole)

@@ -19,7 +19,7 @@ from config.errors import ConfigError
 from config.sections import RunConfig
 from modelling.spec import family_of
 from modelling.weights import without_optimizer
-from modelling.weights.state_forms import in_form, kept_state
+from modelling.weights.optimizer_state import in_form, kept_state
 from planning.needs import finetuning_needs
 from popxl_addons.optimizers import packed
 from run.start import starting_point

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -12,8 +12,8 @@ import numpy as np
 from checkpoints.arrays import Arrays, LazyArrays, Overlay, View
 from config.optimizer_state import MASTER, RESIDUAL, RESIDUALS, SLOTS, Slot
 from config.sections import RunConfig
-from modelling.weights.logical import OPTIMIZER
 from modelling.weights.table import WeightTable
+from modelling.weights.variables import OPTIMIZER
 from popxl.dtypes import dtype
 from popxl_addons.optimizers import packed
 
@@ -90,16 +90,16 @@ def in_form(
     missing = [n for n, state in kept.items() if n not in specs or not state.is_like(specs[n])]
     if not missing:
         return tensors
-    forms = _Forms(tensors, specs, config.model.precision)
-    made = {}
+    made: dict[str, Callable[[], np.ndarray]] = {}
     for name in missing:
-        maker = forms.maker(kept[name])
+        maker = _maker(kept[name], tensors, specs, config.model.precision)
         if maker is None:
             return name
         made[name] = maker
     others = [n for n in specs if n not in made]
     if config.model.precision == "float32":
-        made |= {n: partial(forms.weight, n) for n in forms.split_weights(others)}
+        split = [n for n in others if any(_name(slot, n) in specs for slot in _WHOLE)]
+        made |= {n: partial(whole_weight, tensors, n) for n in split}
     return Overlay(LazyArrays(made), View(tensors, others))
 
 
@@ -114,69 +114,57 @@ def whole_weight(tensors: Arrays, name: str) -> np.ndarray:
     return whole
 
 
-class _Forms:
-    """Makes state of what a checkpoint has, one tensor at a time."""
+def _maker(
+    state: KeptState, tensors: Arrays, specs: Mapping[str, Spec], precision: str
+) -> Callable[[], np.ndarray] | None:
+    """What makes state of what a checkpoint has; None if there is nothing to make it of."""
+    name, weight = state.slot.name, state.weight
 
-    def __init__(self, tensors: Arrays, specs: Mapping[str, Spec], precision: str) -> None:
-        self._tensors, self._specs, self._precision = tensors, specs, precision
+    def is_kept(slot: str) -> bool:
+        return _name(slot, weight) in specs
 
-    def maker(self, state: KeptState) -> Callable[[], np.ndarray] | None:
-        """What makes a tensor; None if there is nothing to make it of."""
-        if state.slot.name in _WHOLE:
-            if not all(self._fits(name, state) for name in _WHOLE if self._is_kept(name, state)):
-                return None
-            if state.slot == MASTER:
-                return partial(self.weight, state.weight)
-            return partial(self._residual, state.weight, 8 * state.slot.itemsize)
-        moment, _, part = state.slot.name.rpartition("_")
-        if part in _PACKED and self._has(moment, state):
-            return partial(self._packed, moment, _PACKED.index(part), state)
-        if state.slot.name in _MOMENTS and self._has(state.slot.name, state):
-            return partial(self._moment, state.slot.name, state.weight, state.axis)
-        return None
-
-    def split_weights(self, names: Sequence[str]) -> list[str]:
-        """Weights of which more is kept than their 16 bits."""
-        return [n for n in names if any(_name(slot, n) in self._specs for slot in _WHOLE)]
-
-    def weight(self, name: str) -> np.ndarray:
-        """A whole weight, float32."""
-        return whole_weight(self._tensors, name)
-
-    def _residual(self, weight: str, bits: int) -> np.ndarray:
-        low = self._tensors[weight].astype(dtype.from_name(self._precision).as_numpy())
-        residual: np.ndarray = packed.residual(self.weight(weight), low, bits)
-        return residual
-
-    def _has(self, moment: str, state: KeptState) -> bool:
-        """Whether a checkpoint has a moment of a weight, in any form."""
-        forms = [moment], [f"{moment}_{part}" for part in _PACKED]
-        return any(
-            all(self._is_kept(name, state) and self._fits(name, state) for name in form)
-            for form in forms
-        )
-
-    def _is_kept(self, slot: str, state: KeptState) -> bool:
-        """Whether a checkpoint keeps something of that name for the weight."""
-        return _name(slot, state.weight) in self._specs
-
-    def _fits(self, slot: str, state: KeptState) -> bool:
-        """Whether what it keeps fits the weight."""
-        spec = self._specs[_name(slot, state.weight)]
+    def fits(slot: str) -> bool:
         kinds = RESIDUALS.values() if slot == RESIDUAL else (SLOTS[slot],)
+        spec = specs[_name(slot, weight)]
         return any(replace(state, slot=kind).is_like(spec) for kind in kinds)
 
-    def _moment(self, moment: str, weight: str, axis: int) -> np.ndarray:
-        if _name(moment, weight) in self._specs:
-            return self._tensors[_name(moment, weight)].astype(np.float32, copy=False)
-        codes, scales = (self._tensors[_name(f"{moment}_{part}", weight)] for part in _PACKED)
-        values: np.ndarray = _MOMENTS[moment][1](codes, scales.reshape(-1), _groups(codes, axis))
-        return values
+    if name in _WHOLE:
+        if not all(fits(slot) for slot in _WHOLE if is_kept(slot)):
+            return None
+        if state.slot == MASTER:
+            return partial(whole_weight, tensors, weight)
+        return partial(_residual, tensors, weight, precision, 8 * state.slot.itemsize)
+    moment, _, part = name.rpartition("_")
+    if part not in _PACKED:
+        moment, part = name, ""
+    forms = [moment], [f"{moment}_{part}" for part in _PACKED]
+    if moment not in _MOMENTS or not any(
+        all(is_kept(slot) and fits(slot) for slot in form) for form in forms
+    ):
+        return None
+    values = partial(_moment, tensors, moment, weight, state.axis)
+    return partial(_packed, values, moment, part, state) if part else values
 
-    def _packed(self, moment: str, part: int, state: KeptState) -> np.ndarray:
-        values = self._moment(moment, state.weight, state.axis)
-        made = _MOMENTS[moment][0](values, _groups(values, state.axis))[part]
-        return np.reshape(made, state.shape)
+
+def _residual(tensors: Arrays, weight: str, precision: str, bits: int) -> np.ndarray:
+    low = tensors[weight].astype(dtype.from_name(precision).as_numpy())
+    residual: np.ndarray = packed.residual(whole_weight(tensors, weight), low, bits)
+    return residual
+
+
+def _moment(tensors: Arrays, moment: str, weight: str, axis: int) -> np.ndarray:
+    """A moment in float32, of whichever form there is."""
+    if _name(moment, weight) in tensors:
+        return tensors[_name(moment, weight)].astype(np.float32, copy=False)
+    codes, scales = (tensors[_name(f"{moment}_{part}", weight)] for part in _PACKED)
+    values: np.ndarray = _MOMENTS[moment][1](codes, scales.reshape(-1), _groups(codes, axis))
+    return values
+
+
+def _packed(read: Callable[[], np.ndarray], moment: str, part: str, state: KeptState) -> np.ndarray:
+    values = read()
+    made = _MOMENTS[moment][0](values, _groups(values, state.axis))[_PACKED.index(part)]
+    return np.reshape(made, state.shape)
 
 
 def _groups(values: np.ndarray, axis: int) -> packed.Groups:

@@ -1,0 +1,252 @@
+"""Logical tensors read from a program's variables, in full or in the parts that replicas hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from checkpoints.arrays import Arrays, LazyArrays, View
+from checkpoints.tensor_shards import CutTensor, Layout, Part
+from modelling.weights.row import WeightRow
+from popxl import Variable
+from popxl.session import VariablePart
+
+OPTIMIZER = "optimizer"
+"""First part of the names of optimizer state: `optimizer/first_order/<weight>`."""
+
+Held = tuple[VariablePart, ...]
+
+
+class VariableRow(NamedTuple):
+    """A variable, and the row that says which logical tensors make it up."""
+
+    row: WeightRow
+    variable: Any
+    """For a weight in few bits, which is written only, the tree of its parts."""
+
+    prefix: str
+    """Prefix of the tensors' names, before the names of the weights."""
+
+    common: bool = False
+    """Whether all weights of the row share the data, as they share a step counter."""
+
+    rest_of: np.dtype | None = None
+    """The data are what rounding to this type takes from the weights."""
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the tensors."""
+        return [self.prefix + weight.name for weight in self.row.weights]
+
+    def cuts(self, held: Held) -> tuple[Cut, ...]:
+        """How each tensor is cut, where the variable is held in parts."""
+        row, shape = self.row, self.variable.shape
+        if self.common:
+            return cuts_of(VariableLayout((shape,), shape), held) * len(row.weights)
+        return cuts_of(VariableLayout.of(row, shape), held)
+
+
+@dataclass(frozen=True)
+class VariableLayout:
+    """Where the elements of a row's weights are in its variable; see `WeightRow`.
+
+    Attributes:
+        shapes: of the weights.
+        variable: its shape on a replica.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    variable: tuple[int, ...]
+    transpose: bool = False
+    axis: int | None = None
+    shared_out: bool = False
+
+    @classmethod
+    def of(cls, row: WeightRow, variable: tuple[int, ...]) -> VariableLayout:
+        """The layout of a row's variable of some shape."""
+        shapes = tuple(w.shape for w in row.weights)
+        return cls(shapes, variable, row.transpose, row.axis, row.shared_out)
+
+    def parts(self, group: int, start: int, size: int) -> Iterator[WeightPart]:
+        """Yield the elements of weights among consecutive elements of the variable.
+
+        Args:
+            group: which of the tensor-parallel parts the variable is.
+            start, size: which of its elements, in C order.
+        """
+        if not self.variable:
+            scalar = Part((), (), (), (), 0, 1)
+            yield from (WeightPart(i, scalar, 0, (0, 1, 1, 1)) for i in range(len(self.shapes)))
+            return
+        axis, count, first_weight = self.axis or 0, len(self.shapes), 0
+        length, inner = self.variable[axis], math.prod(self.variable[axis + 1 :])
+        if self.shared_out:
+            own = self.shapes[0][-1 - axis if self.transpose else axis]
+            count = length // own
+            first_weight, group = group * count, 0
+        for number in range(first_weight, first_weight + count):
+            shape = self.shapes[number]
+            box = list(reversed(shape) if self.transpose else shape)
+            corner = [0] * len(box)
+            corner[axis] = group * (length // count)
+            box[axis] = max(min(length // count, box[axis] - corner[axis]), 0)  # without padding
+            low = (number - first_weight) * (length // count)
+            high = low + box[axis]
+
+            def before(element: int, low: int = low, high: int = high) -> int:
+                """How many elements of the weight come before one of the variable."""
+                rows, rest = divmod(element, length * inner)
+                inside = rest % inner if low <= rest // inner < high else 0
+                columns = rows * (high - low) + min(max(rest // inner - low, 0), high - low)
+                return columns * inner + inside
+
+            first, end = before(start), before(start + size)
+            if end > first:
+                axes = range(len(box))
+                order = tuple(reversed(axes) if self.transpose else axes)
+                part = Part(shape, order, tuple(corner), tuple(box), first, end - first)
+                yield WeightPart(number, part, start, (low, high, length, inner))
+
+
+@dataclass(frozen=True)
+class WeightPart:
+    """The elements of one weight among consecutive elements of a row's variable.
+
+    Attributes:
+        weight: which of the row's weights.
+        part: where they are in it.
+    """
+
+    weight: int
+    part: Part
+    _start: int
+    _middle: tuple[int, int, int, int]
+    """First and last index on the axis along which weights are joined; length, elements inside."""
+
+    def select(self, values: np.ndarray) -> np.ndarray:
+        """Return this weight's elements of all those elements."""
+        low, high, length, inner = self._middle
+        if high - low == length:
+            return values
+        first, offset = divmod(self._start, length * inner)
+        rows = -(-(offset + values.size) // (length * inner))
+        filled = np.zeros(rows * length * inner, values.dtype)
+        filled[offset : offset + values.size] = values
+        chosen = filled.reshape(rows, length, inner)[:, low:high].reshape(-1)
+        begin = self.part.start - first * (high - low) * inner
+        return chosen[begin : begin + self.part.size]
+
+
+class Cut(NamedTuple):
+    """How one weight of a row is cut, where its variable is held in parts."""
+
+    layout: Layout
+    holders: tuple[tuple[int, ...], ...]
+    sources: tuple[tuple[VariablePart, WeightPart], ...]
+
+    @classmethod
+    def of(cls, sources: Sequence[tuple[VariablePart, WeightPart]]) -> Cut:
+        """From the parts of the variable, and what each has of the weight."""
+        layout = tuple(of_weight.part for _, of_weight in sources)
+        return cls(layout, tuple(part.processes for part, _ in sources), tuple(sources))
+
+    def read(
+        self, variable: Variable, read: Callable[[Variable, VariablePart], np.ndarray], number: int
+    ) -> np.ndarray:
+        """The elements of a part of the weight."""
+        part, of_weight = self.sources[number]
+        return of_weight.select(read(variable, part))
+
+
+@cache
+def cuts_of(layout: VariableLayout, held: Held) -> tuple[Cut, ...]:
+    """How each weight of a row is cut. Equal layers share what this returns."""
+    sources: list[list[tuple[VariablePart, WeightPart]]] = [[] for _ in layout.shapes]
+    for part in held:
+        for of_weight in layout.parts(part.group, part.start, part.size):
+            sources[of_weight.weight].append((part, of_weight))
+    return tuple(map(Cut.of, sources))
+
+
+class HeldParts(NamedTuple):
+    """Access to the parts of variables that the replicas hold; see `popxl.Session`."""
+
+    of: Callable[[Variable], tuple[VariablePart, ...]]
+    read: Callable[[Variable, VariablePart], np.ndarray]
+
+
+class LogicalTensors(LazyArrays):
+    """Logical tensors, made from a variable's data on demand. They come in the order of the
+    variables: tensors of one variable follow each other, and are kept until each was asked for
+    once.
+    """
+
+    concurrent = False
+
+    def __init__(
+        self,
+        places: Sequence[VariableRow],
+        read: Callable[[Variable], np.ndarray],
+        tensor_parallel: int,
+        held: HeldParts | None,
+    ) -> None:
+        self._all, self._held = places, held
+        self._places = {name: place for place in places for name in place.names}
+        self._names = self._places
+        self._read, self._tensor_parallel = read, tensor_parallel
+        self._made: dict[str, np.ndarray] = {}
+
+    def parts(self) -> Iterator[CutTensor]:
+        """Like `ShardSource`: what the variables' parts hold of each tensor."""
+        assert self._held is not None
+        for place in self._all:
+            variable, dtype = place.variable, place.variable.dtype.as_numpy()
+            cuts = place.cuts(self._held.of(variable))
+            for name, cut in zip(place.names, cuts, strict=True):
+                read = partial(cut.read, variable, self._held.read)
+                yield CutTensor(name, dtype, cut.layout, cut.holders, read)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(
+            math.prod(place.variable.shape if place.common else weight.shape)
+            * place.variable.dtype.as_numpy().itemsize
+            for place in self._all
+            for weight in place.row.weights
+        )
+
+    def without(self, prefix: str) -> LogicalTensors:
+        """All tensors but those whose names begin with `prefix`."""
+        places = [p for p in self._all if not p.prefix.startswith(prefix)]
+        return LogicalTensors(places, self._read, self._tensor_parallel, self._held)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._made:
+            place = self._places[name]
+            data = self._read(place.variable)
+            if place.common:
+                self._made = dict.fromkeys(place.names, data)
+            else:
+                self._made = place.row.to_logical(data, self._tensor_parallel, place.prefix)
+        return self._made.pop(name)
+
+
+def without_optimizer(tensors: Arrays) -> Arrays:
+    """All but the optimizer's state, on demand."""
+    if isinstance(tensors, LogicalTensors):
+        return tensors.without(f"{OPTIMIZER}/")
+    names = [name for name in tensors if not name.startswith(f"{OPTIMIZER}/")]
+    return View(tensors, names)
+
+
+def nbytes_of(tensors: Arrays) -> int:
+    """Bytes of tensors, without reading those of a program."""
+    if isinstance(tensors, LogicalTensors):
+        return tensors.nbytes
+    return sum(array.nbytes for array in tensors.values())
