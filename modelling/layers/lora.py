@@ -8,6 +8,7 @@ other is the same on all replicas, each of which uses it for a part of the work.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,7 +18,7 @@ from config.sections import RunConfig
 from modelling.layers.dropout import NO_DROPOUT, Dropout
 from modelling.layers.kinds import Layers
 from modelling.layers.module import Module, cast, declared
-from modelling.weights import GROUP, LowRank, WeightRow, WeightTable
+from modelling.weights import LowRank, WeightRow, WeightTable
 from modelling.weights.lora import with_adapters
 from modelling.weights.row import is_of_vocabulary
 from modelling.weights.table import EMBEDDINGS
@@ -246,8 +247,10 @@ class LayerAdapters:
 
     def __init__(self, config: RunConfig, table_of: Callable[[Any], WeightTable]) -> None:
         self._layers: Mapping[str, Sequence[WeightRow]] = {}
+        self._groups = config.execution.expert_groups
         if config.adapter.rank:
-            table = with_adapters(table_of(config), config.adapter, config.adapter_targets)
+            full = replace(config, execution=replace(config.execution, expert_groups=1))
+            table = with_adapters(table_of(full), config.adapter, config.adapter_targets)
             self._layers = table.layers
         self._dropout = NO_DROPOUT if config.model.eval else Dropout(config.adapter.dropout)
 
@@ -258,9 +261,17 @@ class LayerAdapters:
         Args:
             layers: its name, and those of others that it has maps of.
         """
-        rows = {row.path: row for layer in layers for row in self._layers.get(layer, ())}
+        return self._with(module, [row for layer in layers for row in self._layers.get(layer, ())])
+
+    def experts(self, group: ModuleT, layer: str) -> ModuleT:
+        """A group of a layer's experts with theirs; all groups have equal ones."""
+        rows = [row for row in self._layers.get(layer, ()) if ".experts." in row.path]
+        return self._with(group, [row.of_experts(0, self._groups) for row in rows])
+
+    def _with(self, module: ModuleT, layer: Sequence[WeightRow]) -> ModuleT:
+        rows = {row.path: row for row in layer}
         owners: dict[str, LoRA] = {}
-        for row in (row for row in rows.values() if row.adapters):
+        for row in (row for row in layer if row.adapters):
             *path, name, _ = row.path.split(".")
             around = _at(module, path)
             of_map = _at(around, [name])
@@ -291,13 +302,10 @@ class LayerAdapters:
             types: of each layer in turn, without adapters.
             make: a new module of a type.
         """
-        full = [(name, first_group(name)) for name in names]
-        forms = [
-            tuple(a.form for n in parts for row in self._layers.get(n, ()) for a in row.adapters)
-            for parts in full
-        ]
+        rows = [self._layers.get(name, ()) for name in names]
+        forms = [tuple(a.form for row in layer for a in row.adapters) for layer in rows]
         kinds = list(zip(types, forms, strict=True))
-        return Layers.of(kinds, lambda kind: self.give(make(kind[0]), *full[kinds.index(kind)]))
+        return Layers.of(kinds, lambda kind: self.give(make(kind[0]), names[kinds.index(kind)]))
 
 
 def seed_adapters(layer: Module, seed: Tensor | None) -> None:
@@ -308,11 +316,6 @@ def seed_adapters(layer: Module, seed: Tensor | None) -> None:
         seeds = ops.split_random_seed(own, len(layer.inside))
         for adapter, of_adapter in zip(layer.inside, seeds, strict=True):
             adapter.seed = of_adapter
-
-
-def first_group(layer: str) -> str:
-    """Return the name of the first group of a layer's experts; all have equal adapters."""
-    return f"{layer}{GROUP}0"
 
 
 def _at(module: Any, path: Sequence[str]) -> Any:

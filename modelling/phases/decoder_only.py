@@ -9,7 +9,6 @@ import popxl
 from data.preferences import SEGMENTS, texts_per_row
 from modelling.decoder import Decoder
 from modelling.layers import Axes, LayerAdapters
-from modelling.layers.lora import first_group
 from modelling.phases.buffers import Chain, InputBuffers
 from modelling.phases.expert_groups import layers_and_experts
 from modelling.phases.layer_stack import layers_alone, named
@@ -56,7 +55,7 @@ def decoder_only_layout(settings: Settings, decoder: Decoder, adapters: LayerAda
         if decoder.experts is None:
             stack += layers_alone(name, part, chains, others, settings, balances)
         else:
-            group = adapters.give(decoder.experts(), first_group(decoder.names[first_layer]))
+            group = adapters.experts(decoder.experts(), decoder.names[first_layer])
             names = name, name.replace("layer", "experts", 1)
             stack += layers_and_experts(names, part, group, chains, others, settings, balances)
         first_layer += count
