@@ -1,4 +1,9 @@
-"""A model's weights: one table, read in both directions."""
+"""A model's weights: one table, read in both directions.
+
+`row` says how a variable is made of weights, `table` has all rows of a model; `variables` finds the
+weights in a program's variables, `hf_files` and `mxfp4` in Hugging Face's files; `optimizer_state`
+converts what a checkpoint has of them; `trained` and `lora` say what is trained.
+"""
 
 from modelling.weights.row import LowRank as LowRank
 from modelling.weights.row import Weight as Weight
