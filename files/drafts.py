@@ -7,8 +7,6 @@ depend on process numbers, which containers and hosts that share a disk use more
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import re
 import secrets
@@ -17,10 +15,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from files.flock import open_lock, take
+
 _NAME = re.compile(r"\.[0-9a-f]{16}\.draft")
 _LOCK = "lock"
-UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
-"""What `flock` fails with on a file system without locks."""
 
 
 @contextmanager
@@ -82,39 +80,18 @@ def _new(parent: Path) -> tuple[Path, int]:
         folder = parent / f".{secrets.token_hex(8)}.draft"
         folder.mkdir()
         try:
-            lock = _open(folder)
+            lock = open_lock(folder / _LOCK)
         except FileNotFoundError:  # another process found it unlocked, and deleted it
             continue
-        if _take(lock) and os.fstat(lock).st_nlink:
+        if take(lock) is not False and os.fstat(lock).st_nlink:
             return folder, lock
         os.close(lock)
 
 
 def _remove_unlocked(draft: Path) -> None:
-    lock = _open(draft)
+    lock = open_lock(draft / _LOCK)
     try:
-        if _take(lock, unsupported=False):
+        if take(lock):
             shutil.rmtree(draft)
     finally:
         os.close(lock)
-
-
-def _open(folder: Path) -> int:
-    return os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-
-
-def _take(lock: int, unsupported: bool = True) -> bool:
-    """Lock a file; returns false if another process has the lock.
-
-    Args:
-        unsupported: the result on a file system without locks.
-    """
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno in UNSUPPORTED:
-            return unsupported
-        raise
-    return True

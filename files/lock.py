@@ -1,12 +1,10 @@
 """One writer for a folder.
 
-The lock is the kernel's (flock) on a file in the folder, so it ends with its process, however that
-dies. The file stays and says who had it last.
+The lock is on a file in the folder. The file stays and says who had it last.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import socket
@@ -15,8 +13,9 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
-from files.drafts import UNSUPPORTED, remove_drafts
+from files.drafts import remove_drafts
 from files.errors import FileError, InUseError
+from files.flock import open_lock, take
 from files.json_files import Fields, parse_json
 from files.shown import shown_name, shown_path
 from files.writing import writing
@@ -38,10 +37,7 @@ def locked(folder: Path, wait: bool = False) -> Iterator[None]:
     """
     with writing("the folder", folder):
         folder.mkdir(parents=True, exist_ok=True)
-        # Not inherited by programs that are started meanwhile: they would go on holding it. Not
-        # through a link: what it leads to would be overwritten.
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        descriptor = os.open(folder / FILE_NAME, flags, 0o666)
+        descriptor = open_lock(folder / FILE_NAME)
     try:
         _take(descriptor, folder, wait)
         _remove_all_drafts(folder)
@@ -60,19 +56,16 @@ def _remove_all_drafts(folder: Path) -> None:
 
 
 def _take(descriptor: int, folder: Path, wait: bool) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
+    with writing("the lock of", folder):
+        is_locked = take(descriptor, wait)
+    if is_locked is None:
+        return
+    if not is_locked:
         holder = _holder(os.pread(descriptor, 4096, 0), folder / FILE_NAME)
         raise InUseError(
             f"{shown_path(folder)} is in use: {holder} writes into it; "
             "end that one first, or give another folder"
-        ) from None
-    except OSError as error:
-        if error.errno in UNSUPPORTED:
-            return
-        with writing("the lock of", folder):
-            raise
+        )
     since = datetime.now().astimezone().isoformat(" ", "seconds")
     note = {"process": os.getpid(), "host": socket.gethostname(), "since": since}
     with writing("the lock of", folder):

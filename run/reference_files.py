@@ -7,7 +7,6 @@ part that is used, and so does one that was cut short: SIGKILL loses one batch.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import struct
@@ -20,8 +19,8 @@ import numpy as np
 
 from checkpoints import TensorFiles
 from checkpoints.safetensors_files import digest, write_shard
-from files.drafts import UNSUPPORTED
 from files.errors import FileError, WriteError
+from files.flock import open_lock, take
 from files.shown import shown_path
 from files.text import check_regular
 from files.writing import write_file, writing
@@ -227,17 +226,16 @@ def _opened(path: Path) -> int | None:
         check_regular(path)  # a pipe would be waited for
     with writing("the reference", path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        file = open_lock(path)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in UNSUPPORTED:
-                return file
+            is_free = take(file) is not False
+        except OSError:
             os.close(file)
-            if isinstance(error, BlockingIOError):
-                return None
             raise
-    return file
+    if is_free:
+        return file
+    os.close(file)
+    return None
 
 
 def _write_at(file: int, start: int, content: bytes) -> None:

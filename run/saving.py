@@ -17,7 +17,7 @@ from config.sections import RunConfig
 from data.batches import Loader
 from data.tokens import Tokenizer, keep_tokenizer
 from files.run_folder import CONFIG, RunFolder
-from files.shown import shown_bytes
+from files.shown import shown_bytes, shown_name
 from files.yaml_files import yaml_text
 from modelling.spec import ModelFamily
 from modelling.weights import nbytes_of
@@ -62,7 +62,7 @@ class Checkpoints:
         """
         self._config, self._family, self._model = config, family, model
         self._loader, self._skipped, self._best = loader, skipped, best
-        self._tokenizer, self._base = tokenizer, base
+        self._tokenizer, self._base, self._has_warned = tokenizer, base, False
         settings = config.checkpoint
         on_disk = config.execution.disk is not None
         size = SHARD_OF_DISK if on_disk else SHARD_BYTES
@@ -230,11 +230,26 @@ class Checkpoints:
             assert self._store is not None
             folder = RunFolder(Path(self._config.checkpoint.save or ""))
             folder.path.mkdir(parents=True, exist_ok=True)
-            if self._tokenizer is not None:
-                keep_tokenizer(self._tokenizer, folder, base_settings(self._config))
+            self._keep_tokenizer(folder)
             self._store.check_space(step, nbytes_of(tensors))
 
         on_first_process(prepare)
+
+    def _keep_tokenizer(self, folder: RunFolder) -> None:
+        """Copy the tokenizer to the run's folder. Without the copy, who loads the run needs the
+        original: a convenience, whose failure is told once and ends nothing."""
+        if self._tokenizer is None:
+            return
+        try:
+            keep_tokenizer(self._tokenizer, folder, base_settings(self._config))
+        except Exception as error:  # libraries raise plain exceptions
+            if not self._has_warned:
+                name = shown_name(str(self._config.data.tokenizer))
+                say(
+                    f"warning: the tokenizer is not copied to the run's folder, the run goes on: "
+                    f"{error}; what loads the run needs {name}, or another by --tokenizer"
+                )
+            self._has_warned = True
 
     def begin(self) -> None:
         """Before the first step: say when the run is saved, and check that the disk has room.

@@ -378,15 +378,15 @@ def test_the_draft_of_a_living_process_stays(tmp_path):
 
 
 def test_a_draft_that_is_taken_before_it_is_locked_is_made_again(tmp_path, monkeypatch):
-    opened, taken = drafts._open, []
+    opened, taken = drafts.open_lock, []
 
-    def slow(folder: Path) -> int:
+    def slow(path: Path) -> int:
         if not taken:
-            taken.append(folder)
+            taken.append(path)
             drafts.remove_drafts(tmp_path)
-        return opened(folder)
+        return opened(path)
 
-    monkeypatch.setattr(drafts, "_open", slow)
+    monkeypatch.setattr(drafts, "open_lock", slow)
     write_text("one", tmp_path / "one", "whole")
     assert [path.name for path in tmp_path.iterdir()] == ["one"]
 

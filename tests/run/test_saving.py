@@ -133,6 +133,28 @@ def test_a_folder_that_was_deleted_is_made_again(tmp_path, monkeypatch):
     assert CheckpointStore(tmp_path / "run").steps() == [2]
 
 
+class Broken:
+    """A tokenizer that no library writes."""
+
+    def save_pretrained(self, folder: object) -> None:
+        raise Exception("no vocabulary to save")
+
+
+def test_a_tokenizer_that_cannot_be_copied_ends_nothing(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "run"
+    found = checkpoints(tmp_path, monkeypatch, [0.0], save=str(folder))
+    found._tokenizer = SimpleNamespace(base=Broken())
+    with found:
+        found.begin()
+        found.save(1)
+        found.finish(2)
+    assert CheckpointStore(folder).steps() == [1, 2]
+    assert not (folder / "tokenizer").exists()
+    said = capsys.readouterr().err
+    assert said.count("warning: the tokenizer is not copied to the run's folder") == 1
+    assert "no vocabulary to save; what loads the run needs" in said
+
+
 def test_a_run_that_is_not_saved_says_so(tmp_path, monkeypatch, capsys):
     found = checkpoints(tmp_path, monkeypatch, [0.0], save=None)
     found.begin()
