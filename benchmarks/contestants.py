@@ -92,7 +92,7 @@ def training_contestant(
         samples = PackedExamples.of(samples, _examples_per_row(config))
     execution = replace(config.execution, activations=name, micro_batch_size=len(samples))
     training = replace(config.training, global_batch_size=len(samples))
-    ours = FineTuning(replace(config, execution=execution, training=training), family_of(config))
+    ours = FineTuning(replace(config, execution=execution, training=training))
     ours.write(weights)
     ours.__enter__()  # for as long as the process lives
     batch = samples.take(range(len(samples)))
@@ -109,7 +109,7 @@ def generation_contestant(
     words, mask = _prompts(config, count, mean_tokens)
     pad = family_of(config).to_config_json(config)["pad_token_id"]
     if name == "ours":
-        ours = Inference(config, family_of(config))
+        ours = Inference(config)
         ours.write(weights)
         ours.__enter__()  # for as long as the process lives
         return _tried(lambda: [row[row != pad].tolist() for row in ours.generate(words, mask)])

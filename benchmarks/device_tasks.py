@@ -120,7 +120,7 @@ def _configured(given: argparse.Namespace, kind: str) -> RunConfig:
 def _prepared(config: RunConfig) -> tuple[FineTuning, Loader]:
     """A model with random weights, and generated samples."""
     family, samples = family_of(config), 4 * config.training.global_batch_size
-    model = FineTuning(config, family)
+    model = FineTuning(config)
     model.write(weights(family.weights(config)))
     return model, Loader.of(config, family.sample_format.generated(config, samples, None))
 
@@ -177,7 +177,7 @@ def _step(model: FineTuning, loader: Loader, step: int) -> float:
 
 def _generate(config: RunConfig, runs: int) -> Facts:
     family, on = family_of(config), _machine(config)
-    model = Inference(config, family)
+    model = Inference(config)
     samples, length = model.samples_per_run, model.program.words.shape[1]
     rng = np.random.default_rng(0)
     words = rng.integers(2, config.model.vocab_size, (samples, length), np.int32)

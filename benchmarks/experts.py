@@ -89,7 +89,7 @@ class Trained:
         family = family_of(config)
         samples = 4 * config.training.global_batch_size
         self.loader = Loader.of(config, family.sample_format.generated(config, samples, None))
-        self.model, self.steps = FineTuning(config, family), 0
+        self.model, self.steps = FineTuning(config), 0
         self.model.write(family.weights(config).initial(config.model.seed))
 
     def seconds(self) -> float:

@@ -86,7 +86,7 @@ def measure(config: RunConfig, runs: int) -> Measurement:
         )
     family = family_of(config)
     start = time.perf_counter()
-    model = FineTuning(config, family)
+    model = FineTuning(config)
     startup = time.perf_counter() - start
     samples, iterations = config.training.global_batch_size, config.execution.device_iterations
     loader = Loader.of(config, family.sample_format.generated(config, 4 * samples, None))

@@ -146,10 +146,10 @@ def evaluated(config: RunConfig, kind: str, runs: int) -> dict[str, Any]:
     model: RunningModel
     samples = family.sample_format.generated(config, config.training.global_batch_size, None)
     if kind == "validation":
-        losses = model = Losses(config, family)
+        losses = model = Losses(config)
         do: Callable[[], object] = lambda: losses.of(samples)  # noqa: E731
     else:
-        inference = model = Inference(config, family)
+        inference = model = Inference(config)
         shape = inference.samples_per_run, inference.program.words.shape[1]
         words = np.random.default_rng(0).integers(2, 1000, shape, np.int32)
         do = lambda: inference.generate(words, np.ones_like(words))  # noqa: E731

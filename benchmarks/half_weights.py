@@ -91,7 +91,7 @@ def train(config: RunConfig, steps: int, rate: float) -> Result:
     family = family_of(config)
     data = Pipeline(config, family.sample_format)
     loader = Loader.of(config, data.training_samples())
-    model = compiled(lambda: FineTuning(data.config, family), "the training program")
+    model = compiled(lambda: FineTuning(data.config), "the training program")
     model.write(family.weights(config).initial(config.model.seed))
     with model:
         start = _weights(model)

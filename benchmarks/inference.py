@@ -66,7 +66,7 @@ class Measurement:
 def measure(config: RunConfig, runs: int) -> Measurement:
     """Build the program of a configuration and run it, once unmeasured and then `runs` times."""
     family, start = family_of(config), time.perf_counter()
-    inference = Inference(config, family)
+    inference = Inference(config)
     startup = time.perf_counter() - start
     samples, length = inference.samples_per_run, inference.program.words.shape[1]
     rng = np.random.default_rng(config.model.seed)

@@ -79,7 +79,7 @@ class Folders:
 def train(config: RunConfig, folders: Folders) -> None:
     """Train two steps, save both."""
     family = family_of(config)
-    model, batches = FineTuning(config, family), _batches(config)
+    model, batches = FineTuning(config), _batches(config)
     store = CheckpointStore(folders.run, shard_bytes=SHARD_OF_DISK)
     model.write(family.weights(config).initial(config.model.seed))
     with model:
@@ -93,7 +93,7 @@ def train(config: RunConfig, folders: Folders) -> None:
 def resume(config: RunConfig, folders: Folders) -> None:
     """Train the second step from the first one's checkpoint."""
     family, batches = family_of(config), _batches(config)
-    model = FineTuning(config, family)
+    model = FineTuning(config)
     start = starting_point(config, family.weights(config))
     _say(loaded=start.step)
     model.write(start.tensors)

@@ -70,7 +70,7 @@ def be_one(depth: int) -> None:
 
     config = _config(depth)
     family = family_of(config)
-    model = FineTuning(config, family)
+    model = FineTuning(config)
     model.write(family.weights(config).initial(0))
     with model:
         batch = Loader.of(

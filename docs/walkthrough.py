@@ -73,7 +73,7 @@ print(data.tokenizer.texts(batch["input_ids"][:1])[0])
 # asks the devices to run a segment of the layer's graph, and stores what comes out.
 
 # %%
-model = FineTuning(config, family)
+model = FineTuning(config)
 print("\n".join(str(model.session.schedule).splitlines()[:8]))
 
 # %% [markdown]
@@ -112,7 +112,7 @@ for label, part in slowest:
 # would also compile a program that generates, as the next cell does.
 
 # %%
-metrics = Evaluator(config, family).evaluate(weights, quiet=True).metrics
+metrics = Evaluator(config).evaluate(weights, quiet=True).metrics
 print({name: round(value, 3) for name, value in metrics.items()})
 
 # %% [markdown]
@@ -123,7 +123,7 @@ print({name: round(value, 3) for name, value in metrics.items()})
 # %%
 prompt = "mnli hypothesis: Nina slept. premise: Nina slept in the kitchen."
 fitted, encoded = data.prompts([prompt])
-writer = Inference(fitted, family)
+writer = Inference(fitted)
 writer.write(weights)
 with writer:
     tokens = writer.generate(encoded.words, encoded.mask)

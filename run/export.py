@@ -33,7 +33,7 @@ from huggingface.model_card import AdapterOf
 from huggingface.models import RANDOM
 from huggingface.peft_files import settings_of, write_adapter
 from machine.memory import check_least
-from modelling.spec import ModelFamily, family_of
+from modelling.spec import family_of
 from modelling.weights import WeightTable
 from modelling.weights.lora import (
     has_tied_head,
@@ -46,21 +46,20 @@ from modelling.weights.lora import (
     trains_rows,
     with_tied,
 )
-from run.base_model import base_settings, copy_processors, with_other_parts
+from run.base_model_ref import BaseModelRef
 from run.card import RunRecord, write_card
-from run.frozen_base import Base
+from run.export_extras import base_settings, copy_processors, with_other_parts
 from run.start import Start, load_weights
 from terminal.screen import is_first_process, say
 
 
 def export(
     config: RunConfig,
-    family: ModelFamily,
     weights: Arrays,
     folder: str | Path,
     run: RunRecord | None = None,
     loaded: Loaded | None = None,
-    base: Base | None = None,
+    base: BaseModelRef | None = None,
     precision: str | None = None,
 ) -> None:
     """Write weights, configuration, tokenizer and model card to a folder that transformers loads;
@@ -80,8 +79,8 @@ def export(
         ConfigError: a weight does not fit that type.
         CheckpointError: the folder is there and not empty, or cannot be written.
     """
-    table, adapts = family.weights(config), config.adapter.rank > 0
-    exported = _exported(config, table)
+    family, adapts = family_of(config), config.adapter.rank > 0
+    exported = _exported(config, family.weights(config))
     if adapts:
         names = [weight.name for weight in exported.weights]
         weights = View(weights, names)
@@ -107,12 +106,12 @@ def export(
     adapter_of = AdapterOf(named, config.model.vocab_size if grows else None)
     if adapts:
         own = {name: weights[name] for name in weights}
-        settings = _adapter_settings(config, family, named)
+        settings = _adapter_settings(config, named)
         with new_folder(folder) as draft:
             write_adapter(draft, with_tied(exported, exported.for_files(own)), settings)
             complete(draft)
     else:
-        _write_model(config, family, weights, folder, complete, precision)
+        _write_model(config, weights, folder, complete, precision)
     of = "" if run is None else f" of step {run.step}"
     say(f"wrote {'an adapter' if adapts else 'a model'}{of} for Hugging Face to {folder}")
 
@@ -127,7 +126,6 @@ def _exported(config: RunConfig, table: WeightTable) -> WeightTable:
 
 def _write_model(
     config: RunConfig,
-    family: ModelFamily,
     weights: Arrays,
     folder: str | Path,
     complete: Callable[[Path], None],
@@ -135,6 +133,7 @@ def _write_model(
 ) -> None:
     if config.some_frozen:  # the base's may be of another type than those that it trains
         weights = View(weights, change=partial(_in_type, config.model.precision))
+    family = family_of(config)
     files = family.weights(config).for_files(weights)
     description = family.to_config_json(config) | {PARAMS: {TASK: task_fields(config)}}
     files, description, whole = with_other_parts(config, files, description)
@@ -150,13 +149,14 @@ def _write_model(
     write_hf_directory(folder, files, description, complete=completed, generation=settings)
 
 
-def _adapter_settings(config: RunConfig, family: ModelFamily, named: str | None) -> dict[str, Any]:
+def _adapter_settings(config: RunConfig, named: str | None) -> dict[str, Any]:
     """The content of an adapter_config.json.
 
     Args:
         named: the base's name.
     """
-    table, adapter = family.weights(config), config.adapter
+    family, adapter = family_of(config), config.adapter
+    table = family.weights(config)
     task = "SEQ_2_SEQ_LM" if family.sample_format.name == "pairs" else "CAUSAL_LM"
     saved = list(listed(adapter.modules_to_save)) if config.training.trained is None else []
     more = [m for m in saved_modules(table) if not any(is_within(m, name) for name in saved)]
@@ -210,10 +210,9 @@ def export_checkpoint(
     """
     check_is_free(folder)
     check_least(config)
-    family = family_of(config)
-    table = family.weights(config)
+    table = family_of(config).weights(config)
     if config.checkpoint.load == RANDOM:
-        export(config, family, table.initial(config.model.seed), folder, precision=precision)
+        export(config, table.initial(config.model.seed), folder, precision=precision)
         return
 
     def written(start: Start) -> None:
@@ -229,7 +228,7 @@ def export_checkpoint(
         with raise_on_all():
             if is_first_process():
                 record, base = _record(config, start), start.base
-                export(of, family, weights, folder, record, base=base, precision=precision)
+                export(of, weights, folder, record, base=base, precision=precision)
 
     adapts = config.adapter.rank > 0 and not merge
     load_weights(config, table, needs_base=not adapts).load_with_fallback(written)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Collection, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +23,6 @@ from data.batches import Loader
 from data.loaded import Loaded
 from data.pipeline import Pipeline
 from data.preview import preview
-from data.tokens import Tokenizer
 from files.lock import locked
 from files.run_folder import RunFolder
 from files.shown import shown_path
@@ -32,33 +30,29 @@ from files.writing import check_folder
 from huggingface.folders import check_is_free
 from machine.devices import announce_devices, described_devices
 from machine.memory import check_least
-from modelling.spec import ModelFamily, family_of
+from modelling.spec import family_of
 from modelling.weights import without_optimizer
+from run.base_model_ref import BaseModelRef, keep_steps, remove_other_steps
 from run.best import Best, say_best
 from run.card import RunRecord
 from run.evaluation.evaluator import Evaluator, wanted_metrics
 from run.export import export
-from run.frozen_base import Base
-from run.kept_base import keep_steps, remove_other_steps
 from run.mirror import Mirror, mirror_of
+from run.notes import length_note, sample_notes, trained_notes
 from run.options import RunOptions
-from run.packed_base import with_packed_base
 from run.profile import Profile, profiled_runs, say_profile, with_profile_alone
 from run.records.metrics import SAMPLES
+from run.records.pace import utilisation_of
 from run.records.progress import VALIDATION
 from run.records.prometheus_page import PrometheusPage
-from run.records.record_files import check_records
-from run.records.recorder import Recorder, Silence
+from run.records.recorder import Recorder, check_records
 from run.reference import Reference
-from run.sample_notes import length_note, sample_notes
 from run.saving import Checkpoints
 from run.schedule import Schedule, changed_rate, check_iterations, with_steps
 from run.signals import StopSignal
 from run.skipped_steps import SkippedSteps
 from run.stalls import Stalls
 from run.start import Start, saved_base, starting_point
-from run.trained_notes import trained_notes
-from run.utilisation import utilisation_of
 from sessions.running import compiled
 from sessions.training import FineTuning
 from terminal.interrupts import Interrupted
@@ -102,16 +96,11 @@ def _finetune_alone(config: RunConfig, options: RunOptions, loaded: Loaded) -> I
         if mirror is not None:
             stack.enter_context(mirror)
         stopped = _finetune(config, options, folder, loaded, mirror)
-    return stopped if mirror is None else _with_problem(mirror.problem, stopped)
-
-
-def _with_problem(problem: str | None, stopped: Interrupted | None) -> Interrupted | None:
-    """Raise CheckpointError for a mirror that lacks the last step, or add it to how a run ended."""
-    if problem is None:
+    if mirror is None or mirror.problem is None:
         return stopped
     if stopped is None:
-        raise CheckpointError(problem)
-    return Interrupted(stopped.number, f"{stopped}; {problem}")
+        raise CheckpointError(mirror.problem)
+    return Interrupted(stopped.number, f"{stopped}; {mirror.problem}")
 
 
 def _check(config: RunConfig, options: RunOptions, folder: RunFolder) -> None:
@@ -160,10 +149,8 @@ def _finetune(
     if options.preview:
         first = loader.first(options.preview).tolist()
         say("\n".join(preview(samples, first, family.sample_format, data.tokenizer, is_coloured())))
-    for note in (*length_note(data.config), *sample_notes(data.config, samples)):
-        say(note)
-    table = family.weights(data.config)
-    for note in trained_notes(data.config, table):
+    table, notes = family.weights(data.config), sample_notes(data.config, samples)
+    for note in (*length_note(data.config), *notes, *trained_notes(data.config, table)):
         say(note)
     start = starting_point(data.config, table, options.fresh)
     config = _resume(data.config, options, loader, start)
@@ -173,20 +160,24 @@ def _finetune(
         start, _ = start.load_with_fallback(_verify)
         config = _resume(data.config, options, loader, start)
         if start.step >= config.training.steps:
-            _say_done(config, family, start, options, folder, loaded)
+            _say_done(config, start)
+            if options.save_hf is not None and is_first_process():
+                weights = View(start.tensors, [w.name for w in family.weights(config).weights])
+                record = RunRecord(config.to_dict(), start.step, folder)
+                export(config, weights, options.save_hf, record, loaded, start.base)
             return None
     of_run = RunFolder(Path(config.checkpoint.save or folder.path))
-    reference = Reference.of_run(config, family, start, of_run)
+    reference = Reference.of_run(config, start, of_run)
     if reference is not None:
         loader = Loader.of(config, reference.of(samples))
         _resume(data.config, options, loader, start)
     kept = _keep_steps(config, start, reference, of_run)
     _say_mirror_lacks(config, start, reference)
     say_profile(config, options, start.step)
-    model = compiled(lambda: FineTuning(config, family), "the training program")
+    model = compiled(lambda: FineTuning(config), "the training program")
     evaluates = config.evaluation.steps is not None
     refer = None if reference is None else reference.of
-    evaluator = Evaluator(config, family, model, loaded, refer) if evaluates else None
+    evaluator = Evaluator(config, model, loaded, refer) if evaluates else None
     if reference is not None:
         reference.remove_drafts()
     loaded.forget("validation")
@@ -201,24 +192,35 @@ def _finetune(
         base = saved_base(start, family.weights(config)) if save else {}
         base |= {} if reference is None else reference.record()
         best = Best(config, start.best, base)
+        skipped = SkippedSteps(config.training.max_skipped_steps, start.skipped_steps)
+        checkpoints = Checkpoints(
+            config, model, loader, skipped, best, start.step, data.tokenizer, base, mirror
+        )
+        if options.fresh and save and is_first_process():
+            remove_run(of_run)
+            remove_other_steps(of_run, kept)
+            if mirror is not None:
+                mirror.remove()
         run = _Run(
-            config, family, options, loader, start, model, evaluator, best, base,
-            SkippedSteps(config.training.max_skipped_steps, start.skipped_steps), folder, loaded,
-            mirror, kept,
+            config, options, loader, start, model, evaluator, best, skipped, checkpoints, folder,
+            loaded,
         )  # fmt: skip
-        return run.train(data.tokenizer)
+        stopped = run.train()
+        if mirror is not None:
+            mirror.signalled = stopped is not None
+        return stopped
 
 
 def _keep_steps(
     config: RunConfig, start: Start, reference: Reference | None, folder: RunFolder
 ) -> set[Path]:
-    """Keep what the run's checkpoints will name of other runs; see `run.kept_base`."""
+    """Keep what the run's checkpoints will name of other runs; see `run.base_model_ref`."""
     if config.checkpoint.save is None:
         return set()
     return keep_steps(folder, _bases(config, start, reference), start.checkpoint)
 
 
-def _bases(config: RunConfig, start: Start, reference: Reference | None) -> list[Base]:
+def _bases(config: RunConfig, start: Start, reference: Reference | None) -> list[BaseModelRef]:
     """The models whose weights the run's checkpoints will not hold."""
     frozen = start.base if family_of(config).weights(config).frozen else None
     origin = None if reference is None else reference.origin
@@ -253,7 +255,7 @@ def _verify(start: Start) -> None:
 
 
 def _enter(stack: ExitStack, model: FineTuning, start: Start) -> None:
-    model.write(with_packed_base(model.config, start))
+    model.write(start.tensors)
     stack.enter_context(model)
 
 
@@ -262,105 +264,73 @@ class _Run:
     """A run that is ready to train, with its state on the devices."""
 
     config: RunConfig
-    family: ModelFamily
     options: RunOptions
     loader: Loader
     start: Start
     model: FineTuning
     evaluator: Evaluator | None
     best: Best
-    base: Mapping[str, Any]
     skipped: SkippedSteps
+    checkpoints: Checkpoints
     folder: RunFolder
     loaded: Loaded
-    mirror: Mirror | None
-    kept: Collection[Path]
 
-    def train(self, tokenizer: Tokenizer) -> Interrupted | None:
+    def train(self) -> Interrupted | None:
         """Train, and leave records, checkpoints and, if wanted, a model for Hugging Face.
-
-        Args:
-            tokenizer: of the data; kept next to the checkpoints.
 
         Returns:
             The signal that ended it early, if one did, with the last sentence for people.
         """
-        config, options = self.config, self.options
-        if options.fresh and config.checkpoint.save is not None and is_first_process():
-            remove_run(RunFolder(Path(config.checkpoint.save)))
-            remove_other_steps(RunFolder(Path(config.checkpoint.save)), self.kept)
-            if self.mirror is not None:
-                self.mirror.remove()
+        config, options, save = self.config, self.options, self.config.checkpoint.save
         with ExitStack() as stack:
             stop = stack.enter_context(StopSignal())
-            records = self._records()
-            stack.enter_context(records)
-            checkpoints = stack.enter_context(
-                Checkpoints(
-                    config,
-                    self.family,
-                    self.model,
-                    self.loader,
-                    self.skipped,
-                    self.best,
-                    self.start.step,
-                    tokenizer,
-                    self.base,
-                    self.mirror,
-                )
-            )
-            checkpoints.begin()
-            runs = profiled_runs(options.profile, config, self.start.step)
+            records = self._recorder()
+            if records is not None:
+                stack.enter_context(records)
+            stack.enter_context(self.checkpoints)
+            self.checkpoints.begin()
+            runs = profiled_runs(config, options, self.start.step)
             profile = stack.enter_context(Profile(runs, self.model, options.name, self.folder))
             disk = self.model.session.disk_silence()
             with Stalls(options.stall, disk, lambda: stop.received) as stalls:
                 try:
-                    last = self._loop(records, checkpoints, profile, stop, stalls)
+                    last = self._loop(records, profile, stop, stalls)
                 except popxl.errors.DeviceMemoryError as error:
-                    error.add_note(checkpoints.resumable)
+                    error.add_note(self.checkpoints.resumable)
                     raise
-            if options.save_hf is not None and not stop.requested:
+            if options.save_hf is not None and stop.name is None:
                 weights, base = self.model.tensors(optimizer=False), self.start.base
                 record = RunRecord(config.to_dict(), last, self.folder)
-                export(config, self.family, weights, options.save_hf, record, self.loaded, base)
-        if config.checkpoint.keep_best is not None and config.checkpoint.save is not None:
-            say_best(config.checkpoint.save)
+                export(config, weights, options.save_hf, record, self.loaded, base)
+        if config.checkpoint.keep_best is not None and save is not None:
+            say_best(save)
         say(f"records of the run are in {self.folder.path}")
         if stop.name is None:
             return None
-        if self.mirror is not None:
-            self.mirror.signalled = True
         if options.save_hf is not None:
             say(f"nothing is in {options.save_hf}: run_export.py writes a model of the checkpoint")
         text = f"stopped by {stop.name} after step {last}"
-        if config.checkpoint.save is not None:
-            text += ": the same command continues it"
-        return Interrupted(signal.Signals[stop.name], text)
+        resumes = "" if save is None else ": the same command continues it"
+        return Interrupted(signal.Signals[stop.name], text + resumes)
 
-    def _records(self) -> Recorder | Silence:
-        """What records steps; that of process 0 does."""
+    def _recorder(self) -> Recorder | None:
+        """What records steps, on process 0."""
         if not is_first_process():
-            return Silence()
-        config, options = self.config, self.options
-        use, hardware = utilisation_of(config), described_devices(config)
-        return Recorder(config, self.folder, options, self.start.step, use, hardware)
+            return None
+        use, hardware = utilisation_of(self.config), described_devices(self.config)
+        return Recorder(self.config, self.folder, self.options, self.start.step, use, hardware)
 
     def _loop(
-        self,
-        records: Recorder | Silence,
-        checkpoints: Checkpoints,
-        profile: Profile,
-        stop: StopSignal,
-        stalls: Stalls,
+        self, records: Recorder | None, profile: Profile, stop: StopSignal, stalls: Stalls
     ) -> int:
         """The loop over optimizer steps, `device_iterations` at a time; returns the last one."""
-        config = self.config
+        config, checkpoints = self.config, self.checkpoints
         rate, iterations = Schedule.of(config.training), config.execution.device_iterations
         step = self.start.step
         while step < config.training.steps:
             stalls.at("meeting", f"the meeting of all before step {step + 1}")
             stop.poll(self.best.is_over, checkpoints.is_due(step))
-            if stop.requested or stop.finished:
+            if stop.name is not None or stop.finished:
                 break
             if stop.save:
                 stalls.at("save", f"the save of step {step}", is_storage=True)
@@ -380,6 +350,8 @@ class _Run:
             for s, learning_rate, result in zip(steps, rates, results, strict=True):
                 seen = before + (s + 1 - steps.start) * config.training.global_batch_size
                 self.skipped.count(result)
+                if records is None:
+                    continue
                 records.step(
                     s + 1,
                     loss=result.loss,
@@ -395,7 +367,7 @@ class _Run:
             stalls.at("save", f"the save of step {step}", is_storage=True)
             checkpoints.after(step)
         stalls.at("save", f"the last save, of step {step}", is_storage=True)
-        if checkpoints.finish(step):
+        if checkpoints.finish(step) and records is not None:
             records.saved(step, checkpoints.facts())
         if self.skipped.too_many:
             raise self.skipped.error(checkpoints.kept)
@@ -421,24 +393,12 @@ class _Run:
         return {**values, SAMPLES: [answer.to_dict() for answer in logged]}
 
 
-def _say_done(
-    config: RunConfig,
-    family: ModelFamily,
-    start: Start,
-    options: RunOptions,
-    folder: RunFolder,
-    loaded: Loaded,
-) -> None:
+def _say_done(config: RunConfig, start: Start) -> None:
     steps = "--steps" if config.training.epochs is None else "--epochs"
     say(
         f"nothing to train: {start.source} is complete, with training.steps "
         f"{config.training.steps}: raise {steps} to resume it; {start.anew}"
     )
-    if options.save_hf is not None and is_first_process():
-        names = [weight.name for weight in family.weights(config).weights]
-        weights = View(start.tensors, names)
-        record = RunRecord(config.to_dict(), start.step, folder)
-        export(config, family, weights, options.save_hf, record, loaded, start.base)
 
 
 def _resume(config: RunConfig, options: RunOptions, loader: Loader, start: Start) -> RunConfig:

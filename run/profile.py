@@ -96,51 +96,43 @@ class Profile:
             self._stage.close()
 
 
-def profiled_runs(steps: int | None, config: RunConfig, first_step: int) -> int:
+def profiled_runs(config: RunConfig, options: RunOptions, first_step: int) -> int:
     """Runs of the program for each measurement; 0 if none is wanted.
 
     Raises:
         ConfigError: the run has too few steps left.
     """
-    if steps is None:
+    if options.profile is None:
         return 0
-    left, needed = config.training.steps - first_step, _needed(steps, config)
+    left, needed = config.training.steps - first_step, _needed(options.profile, config)
     if left < needed:
         raise ConfigError(
-            f"--profile {steps} takes {needed} steps of training, but {max(left, 0)} are left: "
-            "raise --steps, or profile fewer"
+            f"--profile {options.profile} takes {needed} steps of training, but {max(left, 0)} are "
+            "left: raise --steps, or profile fewer"
         )
-    return _runs(steps, config)
+    return _runs(options.profile, config)
 
 
 def say_profile(config: RunConfig, options: RunOptions, first_step: int) -> None:
     """Say that a run ends with its profile; raises as `profiled_runs`."""
-    profiled_runs(options.profile, config, first_step)
-    if _profiles_alone(config, options):
-        steps = config.training.steps - first_step
+    if profiled_runs(config, options, first_step) and _saves_nothing(config, options):
         say(
-            f"--profile {options.profile} trains {steps} steps, and nothing is saved: --save DIR "
-            "trains all of the run"
+            f"--profile {options.profile} trains {config.training.steps - first_step} steps, and "
+            "nothing is saved: --save DIR trains all of the run"
         )
-
-
-def _profiles_alone(config: RunConfig, options: RunOptions) -> bool:
-    saves = config.checkpoint.save is not None or options.save_hf is not None
-    return options.profile is not None and not saves
 
 
 def with_profile_alone(config: RunConfig, options: RunOptions, first_step: int) -> RunConfig:
     """End a run that nothing saves after the steps that --profile measures, without evaluation."""
-    if options.profile is None or not _profiles_alone(config, options):
+    if options.profile is None or not _saves_nothing(config, options):
         return config
-    needed = _needed(options.profile, config)
-    changed = {
-        "training.steps": first_step + needed,
-        "training.epochs": None,
-        **{f"evaluation.{name}": None for name in ("steps", "patience")},
-        "checkpoint.keep_best": None,
-    }
-    return config.changed(changed)
+    off = ("training.epochs", "evaluation.steps", "evaluation.patience", "checkpoint.keep_best")
+    steps = first_step + _needed(options.profile, config)
+    return config.changed({"training.steps": steps, **dict.fromkeys(off)})
+
+
+def _saves_nothing(config: RunConfig, options: RunOptions) -> bool:
+    return config.checkpoint.save is None and options.save_hf is None
 
 
 def _needed(steps: int, config: RunConfig) -> int:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 import popdist
 from checkpoints import Checkpoint, has_checkpoint, load_checkpoint
@@ -29,10 +28,9 @@ from files.errors import WriteError
 from files.run_folder import RunFolder
 from files.shown import shown_path
 from modelling.objectives import objective_of
-from modelling.spec import ModelFamily
-from modelling.weights import WeightTable
-from run.digested import Digested
-from run.frozen_base import Base
+from modelling.spec import family_of
+from run.base_model_ref import BaseModelRef, metadata_of
+from run.model_weights import has_adapters, read_weights
 from run.reference_files import (
     DRAFT,
     LogpsDraft,
@@ -42,10 +40,10 @@ from run.reference_files import (
     write_logps,
 )
 from run.start import Start
-from run.weights import has_adapters, metadata_of, weights_at
+from run.weight_checks import Digested, digested
 from sessions.losses import Losses
 from sessions.running import compiled
-from terminal.screen import is_first_process, say
+from terminal.screen import is_first_process, progress_bar, say
 
 REFERENCE, ORIGIN, ORIGIN_STEP = "reference", "reference_origin", "reference_step"
 """Keys of a checkpoint's metadata: digest of the reference's weights, where they were read, and the
@@ -66,32 +64,27 @@ class Reference:
     """
 
     config: RunConfig
-    family: ModelFamily
     folder: Path
     sha256: str
-    origin: Base | None
+    origin: BaseModelRef | None
     weights: Callable[[], Mapping[str, np.ndarray]]
     before: Path | None = None
 
     @classmethod
-    def of_run(
-        cls, config: RunConfig, family: ModelFamily, start: Start, folder: RunFolder
-    ) -> Reference | None:
+    def of_run(cls, config: RunConfig, start: Start, folder: RunFolder) -> Reference | None:
         """The reference of a run that begins, or goes on, in a folder; None: it needs none."""
         objective = objective_of(config)
         if REFERENCE not in objective.of_texts:
             return None
         place = Path(config.training.reference or folder.reference)
         if start.step and start.checkpoint is not None and REFERENCE in start.checkpoint.metadata:
-            saved = cls._saved(config, family, start.checkpoint, place)
+            saved = cls._saved(config, start.checkpoint, place)
             return replace(saved, before=RunFolder.of_step(start.checkpoint.path).reference)
-        sha256 = _digest_of_weights(config, family, start.tensors)
-        return cls(config, family, place, sha256, _origin(start), lambda: start.tensors)
+        sha256 = _digest_of_weights(config, start.digested)
+        return cls(config, place, sha256, _origin(start), lambda: start.tensors)
 
     @classmethod
-    def of_checkpoint(
-        cls, config: RunConfig, family: ModelFamily, start: Start
-    ) -> Reference | None:
+    def of_checkpoint(cls, config: RunConfig, start: Start) -> Reference | None:
         """The reference of a run of which `checkpoint.load` names a state; None: it needs none.
 
         Raises:
@@ -106,20 +99,18 @@ class Reference:
                 "run_finetuning.py has: --load its folder"
             )
         folder = config.training.reference or RunFolder.of_step(checkpoint.path).reference
-        return cls._saved(config, family, checkpoint, Path(folder))
+        return cls._saved(config, checkpoint, Path(folder))
 
     @classmethod
-    def _saved(
-        cls, config: RunConfig, family: ModelFamily, checkpoint: Checkpoint, folder: Path
-    ) -> Reference:
+    def _saved(cls, config: RunConfig, checkpoint: Checkpoint, folder: Path) -> Reference:
         metadata = metadata_of(checkpoint)
         sha256 = metadata.text(REFERENCE)
         step = metadata.text(ORIGIN_STEP) if ORIGIN_STEP in metadata else None
-        origin = Base(metadata.text(ORIGIN), step=step) if ORIGIN in metadata else None
+        origin = BaseModelRef(metadata.text(ORIGIN), step=step) if ORIGIN in metadata else None
         place = None if origin is None else origin.place(checkpoint.path)
         return cls(
-            config, family, folder, sha256, origin,
-            lambda: _weights_at_origin(config, family, sha256, place, folder),
+            config, folder, sha256, origin,
+            lambda: _weights_at_origin(config, sha256, place, folder),
         )  # fmt: skip
 
     def record(self) -> dict[str, Any]:
@@ -167,12 +158,11 @@ class Reference:
             logps = draft.begin(first)
             if first < len(samples):
                 say(f"the reference: {len(samples) - first} of {len(samples)} samples to compute")
-                model = compiled(
-                    lambda: Losses(config, self.family), "the program of the reference"
-                )
+                model = compiled(lambda: Losses(config), "the program of the reference")
                 model.write(weights)
                 unknown = Referred(samples, np.zeros(logps.shape, np.float32))
-                with model, _bar(len(samples), first) as bar:
+                bar = progress_bar("reference", len(samples), "sample", first)
+                with model, bar:
                     for part, found in model.texts(unknown, first):
                         logps[part] = found
                         draft.add(logps[part])
@@ -186,23 +176,21 @@ class Reference:
         return logps
 
 
-def _digest_of_weights(
-    config: RunConfig, family: ModelFamily, tensors: Mapping[str, np.ndarray]
-) -> str:
-    names = [weight.name for weight in family.weights(_base(config)).weights]
-    assert isinstance(tensors, Digested), "what has a digest stays as it is"
+def _digest_of_weights(config: RunConfig, tensors: Digested | None) -> str:
+    names = [weight.name for weight in family_of(config).weights(_base(config)).weights]
+    assert tensors is not None, "what has a digest stays as it is"
     return _digest(dict(tensors.digests(names)))
 
 
-def _origin(start: Start) -> Base | None:
+def _origin(start: Start) -> BaseModelRef | None:
     """Where a run that begins found its weights."""
     if start.checkpoint is not None:
-        return Base.at(start.checkpoint.path, start.checkpoint.sha256)
+        return BaseModelRef.at(start.checkpoint.path, start.checkpoint.sha256)
     return start.base
 
 
 def _weights_at_origin(
-    config: RunConfig, family: ModelFamily, sha256: str, origin: str | None, folder: Path
+    config: RunConfig, sha256: str, origin: str | None, folder: Path
 ) -> Mapping[str, np.ndarray]:
     """Read the weights that a run began with, from their origin or `checkpoint.base`.
 
@@ -212,8 +200,8 @@ def _weights_at_origin(
     places, reasons = [p for p in (origin, config.checkpoint.base) if p is not None], []
     for place in places:
         try:
-            weights = Digested(_initial_weights(config, family.weights(config), place), place)
-            if _digest_of_weights(config, family, weights) == sha256:
+            weights = digested(_initial_weights(config, place), place)
+            if _digest_of_weights(config, weights) == sha256:
                 return weights
             reasons.append(f"{shown_path(place)} does not hold the model that the run began with")
         except UserError as error:
@@ -227,11 +215,12 @@ def _weights_at_origin(
     )
 
 
-def _initial_weights(config: RunConfig, table: WeightTable, place: str) -> Mapping[str, np.ndarray]:
+def _initial_weights(config: RunConfig, place: str) -> Mapping[str, np.ndarray]:
     """The weights at a place; adapters only where a checkpoint has some, since the reference has
     none."""
+    table = family_of(config).weights(config)
     trained = has_checkpoint(place) and has_adapters(table, load_checkpoint(place, verify=False))
-    return weights_at(config, table if trained else table.base, place)
+    return read_weights(config, table if trained else table.base, place)[0]
 
 
 def _base(config: RunConfig) -> RunConfig:
@@ -255,10 +244,3 @@ def _keep(path: Path, logps: np.ndarray) -> bool:
             say(f"warning: {error}; the next start computes the reference again")
             return False
     return True
-
-
-def _bar(total: int, first: int) -> tqdm:
-    return tqdm(
-        desc="reference", total=total, initial=first, unit="sample", leave=False,
-        disable=not is_first_process() or None, dynamic_ncols=True,
-    )  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Self
@@ -64,20 +64,12 @@ def read_logps(path: Path, shape: Shape) -> np.ndarray | None:
     return logps
 
 
-class _Record(NamedTuple):
-    """A valid record.
-
-    Attributes:
-        samples: up to its last one, from the first of the file.
-        end: its last byte in the file.
-        sha256: of it and all before it.
-        logps: its values.
-    """
+class _End(NamedTuple):
+    """Where a valid record ends: samples and bytes up to there, and the record's digest."""
 
     samples: int
-    end: int
+    byte: int
     sha256: bytes
-    logps: np.ndarray
 
 
 class LogpsDraft:
@@ -93,43 +85,39 @@ class LogpsDraft:
         Args:
             writes: this process adds to it; one at a time can, others do without.
         """
-        self._path, self._shape, self._file = path, shape, None
+        self._path, self._file = path, None
+        self._logps = np.empty(shape, np.float32)
         # A draft that has another name is of other values.
-        self._first = _Record(0, 0, hashlib.sha256(path.name.encode()).digest(), np.empty(0))
-        self._records: list[_Record] = []
+        self._ends = [_End(0, 0, hashlib.sha256(path.name.encode()).digest())]
         try:
             self._file = _opened(path) if writes else None
-            self._records = list(self._read())
+            self._read()
         except FileError as error:
             self._give_up(error)
 
     @property
     def known(self) -> int:
         """Number of samples, from the first one, whose values it has."""
-        return self._last.samples
+        return self._ends[-1].samples
 
     def begin(self, samples: int) -> np.ndarray:
         """Drop all but the values of the first `samples`, at the end of a record.
 
         Returns:
-            An array for all values, of which only these are set.
+            The array of all values, of which only these are set.
         """
-        self._records = [one for one in self._records if one.samples <= samples]
-        logps = np.empty(self._shape, np.float32)
-        for one in self._records:
-            logps[one.samples - len(one.logps) : one.samples] = one.logps
-        self._write(lambda file: os.ftruncate(file, self._last.end))
-        return logps
+        while self.known > samples:
+            self._ends.pop()
+        self._write(lambda file: os.ftruncate(file, self._ends[-1].byte))
+        return self._logps
 
     def add(self, logps: np.ndarray) -> None:
         """Add the values of the next samples."""
         content = np.asarray(logps, "<f4", order="C").tobytes()
-        head, last = _COUNT.pack(len(logps)), self._last
+        head, last = _COUNT.pack(len(logps)), self._ends[-1]
         sha256 = _chained(last.sha256, head, content)
-        record = head + sha256 + content
-        self._write(lambda file: _write_at(file, last.end, record))
-        end = last.end + len(record)
-        self._records.append(_Record(last.samples + len(logps), end, sha256, logps))
+        self._write(lambda file: _write_at(file, last.byte, head + sha256 + content))
+        self._know(logps, sha256)
 
     def remove(self) -> None:
         """Delete the file, if this process adds to it."""
@@ -142,48 +130,44 @@ class LogpsDraft:
     def __exit__(self, *exc: object) -> None:
         self._close()
 
-    @property
-    def _last(self) -> _Record:
-        return self._records[-1] if self._records else self._first
+    def _know(self, logps: np.ndarray, sha256: bytes) -> None:
+        samples, byte, _ = self._ends[-1]
+        end = samples + len(logps)
+        self._logps[samples:end] = logps
+        record = _COUNT.size + _DIGEST_BYTES + 4 * logps.size
+        self._ends.append(_End(end, byte + record, sha256))
 
-    def _read(self) -> Iterator[_Record]:
-        """The valid records, one after the other."""
+    def _read(self) -> None:
+        """Read the valid records, one after the other."""
         if not self._path.exists():
             return
         check_regular(self._path)
         try:
             with self._path.open("rb") as file:
-                last = self._first
-                while (record := self._next(file, last)) is not None:
-                    yield record
-                    last = record
+                while self._read_record(file):
+                    pass
         except OSError as error:
             reason = error.strerror or error
             raise FileError(f"cannot read {shown_path(self._path)}: {reason}") from error
 
-    def _next(self, file: BinaryIO, last: _Record) -> _Record | None:
-        """The record after `last`; None: there is none that can be used."""
+    def _read_record(self, file: BinaryIO) -> bool:
+        """Read the next record; returns false if there is none that can be used."""
         head, sha256 = file.read(_COUNT.size), file.read(_DIGEST_BYTES)
         if len(sha256) < _DIGEST_BYTES:
-            return None
-        (count,), (total, places, two) = _COUNT.unpack(head), self._shape
-        if not 0 < count <= total - last.samples:
-            self._say_damaged(last)
-            return None
-        content = file.read(4 * count * places * two)
-        if len(content) < 4 * count * places * two:
-            return None
-        if sha256 != _chained(last.sha256, head, content):
-            self._say_damaged(last)
-            return None
-        logps = np.frombuffer(content, "<f4").reshape(count, places, two)
-        return _Record(last.samples + count, file.tell(), sha256, logps)
-
-    def _say_damaged(self, last: _Record) -> None:
+            return False
+        (count,), values = _COUNT.unpack(head), self._logps[self.known :]
+        if 0 < count <= len(values):
+            content = file.read(values[:count].nbytes)
+            if len(content) < values[:count].nbytes:
+                return False
+            if sha256 == _chained(self._ends[-1].sha256, head, content):
+                self._know(np.frombuffer(content, "<f4").reshape(values[:count].shape), sha256)
+                return True
         say(
             f"warning: {shown_path(self._path)} is damaged: the samples after the first "
-            f"{last.samples} are computed again"
+            f"{self.known} are computed again"
         )
+        return False
 
     def _write(self, action: Callable[[int], object]) -> None:
         """Change the file, if this process adds to it and nothing has failed."""

@@ -19,13 +19,13 @@ from data.tokens import Tokenizer, keep_tokenizer
 from files.run_folder import CONFIG, RunFolder
 from files.shown import shown_bytes, shown_name
 from files.yaml_files import yaml_text
-from modelling.spec import ModelFamily
+from modelling.spec import family_of
 from modelling.weights import nbytes_of
-from run.base_model import base_settings
 from run.best import NO_BASE, Best
+from run.export_extras import base_settings
 from run.mirror import Mirror
+from run.model_weights import MODEL
 from run.skipped_steps import SkippedSteps
-from run.weights import MODEL
 from sessions.training import FineTuning
 from terminal.screen import is_first_process, say
 
@@ -43,7 +43,6 @@ class Checkpoints:
     def __init__(
         self,
         config: RunConfig,
-        family: ModelFamily,
         model: FineTuning,
         loader: Loader,
         skipped: SkippedSteps,
@@ -60,7 +59,7 @@ class Checkpoints:
             mirror: what copies the steps, on process 0.
             tokenizer: of the data; kept next to the steps.
         """
-        self._config, self._family, self._model = config, family, model
+        self._config, self._model = config, model
         self._loader, self._skipped, self._best = loader, skipped, best
         self._tokenizer, self._base, self._has_warned = tokenizer, base, False
         settings = config.checkpoint
@@ -213,7 +212,7 @@ class Checkpoints:
             "skipped_steps": self._skipped.total,
             "best": self._best.state(),
             "config": self._config.to_dict(),
-            MODEL: self._family.to_config_json(self._config),
+            MODEL: family_of(self._config).to_config_json(self._config),
             "versions": {name: metadata.version(name) for name in ("jax", "numpy", "popxl-xla")},
             **self._base,
         }

@@ -28,12 +28,18 @@ class StopSignal:
     A second signal ends the program at once, unless it is the same signal again within `TWICE`
     seconds, as launchers send it. Outside the main thread, where Python delivers no signals, the
     flag stays down.
+
+    Attributes:
+        received: the signal that this process got, such as "SIGTERM", of which the others may not
+            know yet.
+        name: the signal that any process had got when all looked last.
+        finished, save: whether any process found then that training is over, or time to save.
     """
 
     def __init__(self) -> None:
-        self._received: str | None = None
+        self.received: str | None = None
+        self.name: str | None = None
         self._since = 0.0  # seconds
-        self._agreed: str | None = None
         self.finished = self.save = False
         self._previous: dict[signal.Signals, Any] = {}
 
@@ -41,31 +47,14 @@ class StopSignal:
         """Whether a signal asked any process for the end. All of them look at the same time.
 
         Args:
-            finished: this process finds that the training is over; `self.finished` then says
-                whether any does.
-            save: this process finds that it is time to save; so `self.save`.
+            finished, save: what this process finds.
         """
-        received, ends, saves = zip(*popdist.gather([self._received, finished, save]), strict=True)
+        received, ends, saves = zip(*popdist.gather([self.received, finished, save]), strict=True)
         # Signals that only this process has received since do not count: the others do not know of
         # them.
-        self._agreed = next((name for name in received if name is not None), None)
+        self.name = next((name for name in received if name is not None), None)
         self.finished, self.save = any(ends), any(saves)
-        return self._agreed is not None
-
-    @property
-    def received(self) -> str | None:
-        """The signal that this process got, of which the others may not know yet."""
-        return self._received
-
-    @property
-    def requested(self) -> bool:
-        """Whether a signal asked for the end when all looked last."""
-        return self._agreed is not None
-
-    @property
-    def name(self) -> str | None:
-        """The signal that did, such as "SIGTERM"."""
-        return self._agreed
+        return self.name is not None
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -81,9 +70,9 @@ class StopSignal:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         name, now = signal.Signals(number).name, time.monotonic()
-        if self._received is None:
-            self._received, self._since = name, now
-        elif name != self._received or now - self._since >= TWICE:
+        if self.received is None:
+            self.received, self._since = name, now
+        elif name != self.received or now - self._since >= TWICE:
             self._restore()
             os.kill(os.getpid(), number)
 

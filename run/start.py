@@ -13,32 +13,26 @@ from checkpoints import (
     Checkpoint,
     CheckpointError,
     DamagedError,
-    TensorFiles,
     has_checkpoint,
     load_checkpoint,
 )
-from checkpoints.arrays import Arrays
+from checkpoints.arrays import Arrays, Overlay
 from config.agreement import agree
 from config.base import flattened
 from config.sections import RunConfig
 from files.json_files import Fields
 from files.shown import shown_name, shown_path
 from huggingface.models import RANDOM
+from machine.devices import announce_devices
+from machine.memory import check_least
+from modelling.spec import family_of
 from modelling.weights import FP8, OPTIMIZER, WeightTable
 from modelling.weights.optimizer_state import in_form, kept_state
+from run.base_model_ref import BaseModelRef, metadata_of, weight_names
 from run.best import say_best
-from run.checks import finite
-from run.digested import Digested
-from run.frozen_base import Base
-from run.weights import (
-    adapted,
-    has_adapters,
-    metadata_of,
-    model_weights,
-    weight_names,
-    whole_weights,
-    with_base,
-)
+from run.model_weights import check_checkpoint, has_adapters, read_weights, with_base
+from run.quantized_cache import with_quantized_cache
+from run.weight_checks import Digested, digested, finite
 from terminal.screen import is_first_process, say
 
 Used = TypeVar("Used")
@@ -53,6 +47,7 @@ class Start:
 
     Attributes:
         tensors: weights and, when a run is continued, optimizer state, by logical name.
+        digested: those of them that must stay as they are, where a run starts to train.
         step: number of optimizer steps done.
         data: state of the data loader; None: from the beginning.
         source: where it comes from, for people.
@@ -66,6 +61,7 @@ class Start:
     """
 
     tensors: Arrays
+    digested: Digested | None = None
     step: int = 0
     data: dict[str, Any] | None = None
     source: str = "random weights"
@@ -73,7 +69,7 @@ class Start:
     best: dict[str, Any] | None = None
     sha256: str = ""
     checkpoint: Checkpoint | None = None
-    base: Base | None = None
+    base: BaseModelRef | None = None
     reload: Callable[[], Start] | None = None
     anew: str = ""
 
@@ -121,51 +117,67 @@ def starting_point(config: RunConfig, table: WeightTable, fresh: bool = False) -
         UserError: nothing usable is there, the weights do not fit the configured model, or the run
             in `checkpoint.save` is one of another model or other data.
     """
-    return _reloadable(lambda: _with_digests(table, _starting_point(config, table, fresh)))
 
+    def found() -> Start:
+        start = _starting_point(config, table, fresh)
+        known = {} if start.base is None else start.base.sha256  # these are verified
+        tensors = digested(start.tensors, start.source, {*table.frozen} - known.keys())
+        cached = with_quantized_cache(config, tensors, known or tensors.sha256)
+        return replace(start, tensors=cached, digested=tensors)
 
-def _with_digests(table: WeightTable, start: Start) -> Start:
-    """The start, with digests of the weights that the run does not train."""
-    known = {} if start.base is None else start.base.sha256 or {}  # these are verified
-    fixed = {*table.frozen} - known.keys()
-    return replace(start, tensors=Digested(start.tensors, start.source, fixed))
+    return _reloadable(found)
 
 
 def _starting_point(config: RunConfig, table: WeightTable, fresh: bool) -> Start:
     load, save = config.checkpoint.load, config.checkpoint.save
-    places = {"--save": save, "--load": load}
-    agree(
-        {
-            f"steps in {n}": place is not None and has_checkpoint(place)
-            for n, place in places.items()
-        }
-    )
+    agree({f"steps in {n}": _has_steps(at) for n, at in {"--save": save, "--load": load}.items()})
     if save is not None and not fresh and has_checkpoint(save):
         checkpoint = load_checkpoint(save, verify=False)
         saved = flattened(_mapping(metadata_of(checkpoint), "config") or {})
         if not _is_within(load, save) or saved.get("checkpoint.load") == load:
             _check_same_run(saved, config, save)
-            model = load if load != RANDOM and load and not has_checkpoint(load) else None
+            model = None if load == RANDOM or _has_steps(load) else load
             return _continued(config, checkpoint, table, save, "--fresh starts over", model)
-    if load is None or load == RANDOM:
-        random = table.base.initial(config.model.seed)
-        return Start(adapted(config, table, random), base=Base(RANDOM))
-    if not has_checkpoint(load):
-        return _of_model(config, table, load)
+    if load is not None and config.checkpoint.load_optimizer and _has_steps(load):
+        checkpoint = _open(config, table, load)
+        other = ", with another --save" if save is not None and _is_within(load, save) else ""
+        anew = f"--checkpoint.load_optimizer false{other} starts a new run from its weights"
+        return _continued(config, checkpoint, table, load, anew)
+    start = _of_weights(config, table, load or RANDOM)
+    text = f"the weights of {start.source}" if start.checkpoint is not None else start.source
+    return replace(start, source=text)
+
+
+def _has_steps(place: str | None) -> bool:
+    return place is not None and place != RANDOM and has_checkpoint(place)
+
+
+def _open(config: RunConfig, table: WeightTable, load: str) -> Checkpoint:
+    """The checkpoint at a place. Raises CheckpointError if there would be two of its adapters."""
     checkpoint = load_checkpoint(load, verify=False)
-    _check_adapter(config, table, checkpoint, load)
-    if not config.checkpoint.load_optimizer:
-        weights = whole_weights(config, checkpoint, table, load)
-        source = f"the weights of step {checkpoint.step} in {load}"
-        return _of_checkpoint(checkpoint, table, weights, source)
-    other = ", with another --save" if save is not None and _is_within(load, save) else ""
-    anew = f"--checkpoint.load_optimizer false{other} starts a new run from its weights"
-    return _continued(config, checkpoint, table, load, anew)
+    if config.adapter.load is not None and has_adapters(table, checkpoint):
+        raise CheckpointError(
+            f"the run in {shown_path(load)} has adapters of its own: leave out --adapter.load, or "
+            "--load the model that they are for"
+        )
+    return checkpoint
 
 
-def _of_model(config: RunConfig, table: WeightTable, name: str) -> Start:
-    weights, fingerprint = model_weights(config, table, name)
-    return Start(weights, source=name, sha256=fingerprint, base=Base.at(name))
+def _of_weights(config: RunConfig, table: WeightTable, load: str, needs_base: bool = True) -> Start:
+    """A start from weights alone. The base of a checkpoint's is the checkpoint's own if that has
+    all weights that are not trained, else the checkpoint."""
+    checkpoint = _open(config, table, load) if _has_steps(load) else None
+    weights, sha256 = read_weights(config, table, load, checkpoint, needs_base)
+    if checkpoint is None:
+        is_random = load == RANDOM
+        base = BaseModelRef(RANDOM) if is_random else BaseModelRef.at(load)
+        source = "random weights" if is_random else load
+        return Start(weights, source=source, sha256=sha256, base=base)
+    own = BaseModelRef.of_checkpoint(checkpoint)
+    if own is None or not own.sha256.keys() >= {*table.frozen}:
+        own = BaseModelRef.at(checkpoint.path, checkpoint.sha256)
+    source = f"step {checkpoint.step} in {load}"
+    return Start(weights, source=source, sha256=sha256, checkpoint=checkpoint, base=own)
 
 
 def _continued(
@@ -182,7 +194,7 @@ def _continued(
         anew: how a new run begins instead.
         model: where its base is said to be.
     """
-    whole_weights(config, checkpoint, table, folder)  # which checks that they fit
+    check_checkpoint(config, table, checkpoint, folder)
     if not any(name.startswith(f"{OPTIMIZER}/") for name in checkpoint.tensors):
         raise CheckpointError(
             f"the checkpoint in {folder} has no optimizer state to continue with: {anew}"
@@ -193,44 +205,27 @@ def _continued(
             f"frozen mean: continue it as it was; {anew}"
         )
     tensors = finite(config, checkpoint.tensors, folder)
-    state = _in_form(config, tensors, checkpoint.tensors, table, folder, anew)
+    kept, specs = kept_state(config, table), {n: checkpoint.tensors.spec(n) for n in tensors}
+    state = in_form(tensors, specs, kept, config)
+    if isinstance(state, str):
+        raise CheckpointError(
+            f"the checkpoint in {shown_path(folder)} has no {state} of shape {kept[state].shape}, "
+            f"which {config.training.optimizer.name} as configured needs: continue with that run's "
+            f"optimizer; {anew}"
+        )
     changed = ", its optimizer state in another form from now on" if state is not tensors else ""
     metadata = metadata_of(checkpoint)
     return Start(
         with_base(config, state, checkpoint, table, folder, model),
-        checkpoint.step,
-        _mapping(metadata, "data"),
-        f"step {checkpoint.step} in {folder}{changed}",
-        metadata.count("skipped_steps") if "skipped_steps" in metadata else 0,
-        _mapping(metadata, "best"),
-        checkpoint.sha256,
-        checkpoint,
-        Base.saved(metadata),
+        step=checkpoint.step,
+        data=_mapping(metadata, "data"),
+        source=f"step {checkpoint.step} in {folder}{changed}",
+        skipped_steps=metadata.count("skipped_steps") if "skipped_steps" in metadata else 0,
+        best=_mapping(metadata, "best"),
+        sha256=checkpoint.sha256,
+        checkpoint=checkpoint,
+        base=BaseModelRef.of_checkpoint(checkpoint),
         anew=anew,
-    )
-
-
-def _in_form(
-    config: RunConfig,
-    tensors: Arrays,
-    files: TensorFiles,
-    table: WeightTable,
-    folder: str,
-    anew: str,
-) -> Arrays:
-    """The tensors of a checkpoint with optimizer state as the run keeps it.
-
-    Raises:
-        CheckpointError: it is the state of another optimizer.
-    """
-    kept = kept_state(config, table)
-    state = in_form(tensors, {name: files.spec(name) for name in files}, kept, config)
-    if not isinstance(state, str):
-        return state
-    raise CheckpointError(
-        f"the checkpoint in {shown_path(folder)} has no {state} of shape {kept[state].shape}, "
-        f"which {config.training.optimizer.name} as configured needs: continue with that run's "
-        f"optimizer; {anew}"
     )
 
 
@@ -253,17 +248,17 @@ def saved_base(start: Start, table: WeightTable) -> dict[str, Any]:
     """
     if not table.frozen:
         return {}
-    base, tensors = start.base, start.tensors
+    base, tensors = start.base, start.digested
     assert base is not None, "who starts to train knows where its weights are"
-    if base.sha256 is not None:
-        return base.of(base.sha256, table.frozen).record()
-    assert isinstance(tensors, Digested), "see `starting_point`"
+    assert tensors is not None, "see `starting_point`"
+    if base.sha256:
+        return base.record({name: base.sha256[name] for name in table.frozen})
     own = tensors.digests(table.frozen) if is_first_process() else None
     first: Mapping[str, str] = popdist.gather(own)[0]
     for name, sha256 in tensors.sha256.items():
         if first.get(name, sha256) != sha256:
             raise tensors.changed(name)
-    return base.of(first, table.frozen).record() if is_first_process() else {}
+    return base.record(first) if is_first_process() else {}
 
 
 def _check_same_run(saved: Mapping[str, Any], config: RunConfig, folder: str) -> None:
@@ -290,73 +285,47 @@ def load_weights(config: RunConfig, table: WeightTable, needs_base: bool = True)
     Of a run they are those of its newest step, and it is said which step that is.
 
     Args:
-        needs_base: see `run.weights.with_base`.
+        needs_base: see `run.model_weights.with_base`.
 
     Raises:
         UserError: as for `starting_point`, or if it names nothing.
     """
-
-    def loaded() -> Start:
-        start = _load_weights(config, table, needs_base)
-        if start.checkpoint is not None:
-            say(f"the weights are those of {start.source}")
-            say_best(str(config.checkpoint.load))
-        return start
-
-    return _reloadable(loaded)
-
-
-def _load_weights(config: RunConfig, table: WeightTable, needs_base: bool) -> Start:
     load = config.checkpoint.load
     if load is None or load == RANDOM:
         raise CheckpointError(
             "there are no weights: give --load DIR, a folder that run_finetuning.py --save wrote, "
             "or a Hugging Face model"
         )
+    return _reloadable(lambda: _load_weights(config, table, load, needs_base))
+
+
+def _load_weights(config: RunConfig, table: WeightTable, load: str, needs_base: bool) -> Start:
     needs_scales = config.fp8.enabled and config.fp8.recipe == "delayed"
-    if not has_checkpoint(load):
-        if needs_scales:
-            raise _no_scales(load)
-        return _of_model(config, table, load)
-    checkpoint = load_checkpoint(load, verify=False)
-    _check_adapter(config, table, checkpoint, load)
-    weights = whole_weights(config, checkpoint, table, load, needs_base)
-    if needs_scales:
-        weights = _with_scales(config, weights, checkpoint.tensors, load)
-    start = _of_checkpoint(checkpoint, table, weights, f"step {checkpoint.step} in {load}")
-    return replace(start, step=checkpoint.step)
-
-
-def _with_scales(config: RunConfig, weights: Arrays, tensors: Arrays, load: str) -> Arrays:
-    names = [n for n in tensors if n.startswith(f"{FP8}/")]
-    if not names:
-        raise _no_scales(load)
-    return finite(config, tensors, load, [*weights, *names])
-
-
-def _no_scales(load: str) -> CheckpointError:
-    return CheckpointError(
+    no_scales = CheckpointError(
         f"{load} has no FP8 scales: train with --fp8.enabled, or give "
         "--fp8.recipe current, whose scales follow from the operands"
     )
+    if needs_scales and not has_checkpoint(load):
+        raise no_scales
+    start = _of_weights(config, table, load, needs_base)
+    if start.checkpoint is None:
+        return start
+    tensors, files = start.tensors, start.checkpoint.tensors
+    if needs_scales:
+        names = [n for n in files if n.startswith(f"{FP8}/")]
+        if not names:
+            raise no_scales
+        tensors = Overlay(finite(config, files, load, names), tensors)
+    say(f"the weights are those of {start.source}")
+    say_best(load)
+    return replace(start, tensors=tensors, step=start.checkpoint.step)
 
 
-def _check_adapter(
-    config: RunConfig, table: WeightTable, checkpoint: Checkpoint, load: str
-) -> None:
-    if config.adapter.load is not None and has_adapters(table, checkpoint):
-        raise CheckpointError(
-            f"the run in {shown_path(load)} has adapters of its own: leave out --adapter.load, or "
-            "--load the model that they are for"
-        )
-
-
-def _of_checkpoint(
-    checkpoint: Checkpoint, table: WeightTable, weights: Arrays, source: str
-) -> Start:
-    """A start from the weights of a checkpoint alone. The base is the checkpoint's own if that has
-    all weights that are not trained, else the checkpoint."""
-    base = Base.saved(metadata_of(checkpoint))
-    if base is None or base.sha256 is None or not base.sha256.keys() >= {*table.frozen}:
-        base = Base.at(checkpoint.path, checkpoint.sha256)
-    return Start(weights, source=source, sha256=checkpoint.sha256, checkpoint=checkpoint, base=base)
+def load_ready(config: RunConfig) -> Start:
+    """The configured model's weights, for a machine that has room for them, the same on all
+    processes. Raises as `load_weights`."""
+    check_least(config)
+    announce_devices(config)
+    start = load_weights(config, family_of(config).weights(config))
+    agree({"step of the weights": start.step, "digest of the weights": start.sha256})
+    return start

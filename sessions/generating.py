@@ -14,7 +14,7 @@ from data.samples import EMPTY, concatenate, pack
 from modelling.generation import Strategy
 from modelling.generation.choice import generation_program
 from modelling.generation.strategies import strategy_of
-from modelling.spec import ModelFamily, family_of
+from modelling.spec import family_of
 from modelling.weights import Variables
 from popxl_addons import NamedTensors
 from sessions.running import RunningModel
@@ -31,7 +31,6 @@ class Inference(RunningModel):
     def __init__(
         self,
         config: RunConfig,
-        family: ModelFamily | None = None,
         strategy: Strategy | None = None,
         lender: RunningModel | None = None,
         piecewise: bool = False,
@@ -40,13 +39,12 @@ class Inference(RunningModel):
 
         Args:
             config: one for training serves as well.
-            family: that of the configuration, where it is at hand; None: it is looked up.
             strategy: how tokens are chosen; None: as `generation` of the configuration says, but
                 without stop texts.
             lender: see `RunningModel`. Weights that are on the device are a copy.
             piecewise: for `written`, which gives tokens as they come where weights are resident.
         """
-        family = family or family_of(config)
+        family = family_of(config)
         config = replace(config, model=replace(config.model, eval=True))
         self._strategy = strategy_of(config) if strategy is None else strategy
         lender_bytes = None if lender is None else lender.stored

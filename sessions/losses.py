@@ -15,9 +15,9 @@ from data.batches import BatchSharding
 from data.samples import Batch, Samples
 from modelling.objectives import WEIGHT, objective_of
 from modelling.phases.evaluation import build_loss
-from modelling.spec import ModelFamily
+from modelling.spec import family_of
+from sessions.aux_metrics import tally_of
 from sessions.running import RunningModel
-from sessions.telling import tally_of
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,7 @@ class Loss:
 class Losses(RunningModel):
     """Computes losses. Use it as a context; weights must be written before."""
 
-    def __init__(
-        self, config: RunConfig, family: ModelFamily, lender: RunningModel | None = None
-    ) -> None:
+    def __init__(self, config: RunConfig, lender: RunningModel | None = None) -> None:
         """Build and compile the program. A configuration for training serves as well.
 
         Args:
@@ -65,10 +63,10 @@ class Losses(RunningModel):
             training=replace(config.training, global_batch_size=batch),
         )
         self._sharding = BatchSharding.of(config)
-        self._family, self.objective = family, objective_of(config)
-        self.program = build_loss(config, family.layout, family.weights(config))
-        variables = self.program.variables
-        super().__init__(config, self.program.ir, family.weights(config), variables, lender)
+        self._family, self.objective = family_of(config), objective_of(config)
+        table = self._family.weights(config)
+        self.program = build_loss(config, self._family.layout, table)
+        super().__init__(config, self.program.ir, table, self.program.variables, lender)
 
     def of(self, samples: Samples, on_progress: Callable[[int], object] | None = None) -> Loss:
         """The loss of all samples.

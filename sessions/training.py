@@ -20,13 +20,13 @@ from data.samples import Batch
 from modelling.layers import SUMS, USAGE
 from modelling.objectives import WEIGHT, objective_of
 from modelling.phases.training import TrainingProgram, build_training
-from modelling.spec import ModelFamily, family_of
+from modelling.spec import family_of
 from modelling.weights import HeldParts, Variables
 from planning.residence import program_here
 from planning.variants import Variant
 from popxl.random_seed import counter_seeds, two_uint32_to_uint64
+from sessions.aux_metrics import tally_of, told_of_experts
 from sessions.running import RunningModel
-from sessions.telling import tally_of, told_of_experts
 
 
 @dataclass(frozen=True)
@@ -56,16 +56,13 @@ class StepResult:
 class FineTuning(RunningModel):
     """Trains a model. Use it as a context; weights must be written before the first step."""
 
-    def __init__(
-        self, config: RunConfig, family: ModelFamily | None = None, gradients: bool = False
-    ) -> None:
+    def __init__(self, config: RunConfig, gradients: bool = False) -> None:
         """Build and compile the program.
 
         Args:
-            family: that of the configuration, where it is at hand; None: it is looked up.
             gradients: make the gradients of the last step readable.
         """
-        self._family = family = family or family_of(config)
+        self._family = family = family_of(config)
         self._pending: int | None = None  # the step whose update waits for the next one
         self._sharding, self._objective = BatchSharding.of(config), objective_of(config)
         table = family.weights(config)

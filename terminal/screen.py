@@ -7,9 +7,12 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import popdist
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 
 def is_first_process() -> bool:
@@ -33,6 +36,21 @@ def say(text: str) -> None:
         sys.stderr.flush()
     else:
         print(text, file=sys.stderr, flush=True)
+
+
+def progress_bar(what: str, total: int, unit: str, first: int = 0, quiet: bool = False) -> tqdm:
+    """A bar on a terminal: in a log its states would be clutter.
+
+    Args:
+        what: is done; "": it goes without saying.
+        first: units that are done.
+    """
+    from tqdm import tqdm  # on demand: `say` need not load it
+
+    return tqdm(
+        desc=what or None, total=total, initial=first, unit=unit, leave=False, dynamic_ncols=True,
+        disable=quiet or not is_first_process() or None,
+    )  # fmt: skip
 
 
 def without_advice(record: logging.LogRecord) -> bool:

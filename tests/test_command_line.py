@@ -36,7 +36,7 @@ from benchmarks import machine_use
 from checkpoints import CheckpointWarning, load_checkpoint
 from data.task import SAMPLE_FOLDER
 from machine.matrix_rate import matrix_rate
-from run.records import record_files
+from run.records import recorder
 from run.records.loss_curve import draw_loss_curve
 from run.records.metrics import read_metrics
 from tests.children import PYTHON_PATH
@@ -56,14 +56,14 @@ def what_is_shared(executables, tmp_path_factory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("POPXL_CACHE_DIR", str(executables))
         few_rows(patch, tmp_path_factory.mktemp("sample"), **ROWS)
-        patch.setattr(record_files, "draw_loss_curve", lambda *_: None)
+        patch.setattr(recorder, "draw_loss_curve", lambda *_: None)
         yield
 
 
 @pytest.fixture
 def curves(monkeypatch) -> None:
     """Draw the loss curves of runs."""
-    monkeypatch.setattr(record_files, "draw_loss_curve", draw_loss_curve)
+    monkeypatch.setattr(recorder, "draw_loss_curve", draw_loss_curve)
 
 
 @pytest.fixture(scope="module")

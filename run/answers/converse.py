@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Self
@@ -24,9 +24,8 @@ from data.turns import Refused
 from files.shown import shown
 from modelling.generation.strategies import strategy_of
 from modelling.spec import family_of
-from run.answers.generate import ready
-from run.answers.streaming import pieces
-from run.start import Start
+from run.answers.generate import next_line
+from run.start import Start, load_ready
 from sessions.generating import Inference
 from sessions.running import compiled
 from terminal.screen import is_first_process, say
@@ -44,6 +43,12 @@ SETTINGS = (
 )  # fmt: skip
 """Fields of `generation` that a conversation may change."""
 
+HALF = "\N{REPLACEMENT CHARACTER}"
+"""What the bytes of half a character are decoded to."""
+
+_WITHOUT_SPACES = 0x2E80
+"""The first character of scripts, such as Chinese, that put no spaces between words."""
+
 COMMAND = re.compile(r"/([a-z_]+)(?: +(\S.*))?")
 
 
@@ -56,12 +61,11 @@ def converse(config: RunConfig, read: Callable[[], str | None] | None = None) ->
     Raises:
         UserError: for anything a person can mend.
     """
+    read = read or (lambda: next_line("> " if sys.stdin.isatty() else ""))
     with Partner(config) as partner:
         if sys.stdin.isatty():
             say(f"{ANEW} begins a new conversation, {HELP} lists commands, Ctrl-D ends it")
-        while (
-            line := popdist.gather((read or next_line)() if is_first_process() else None)[0]
-        ) is not None:
+        while (line := popdist.gather(read() if is_first_process() else None)[0]) is not None:
             if command := COMMAND.fullmatch(line.strip()):
                 say(_obeyed(partner, line.strip(), command[1], command[2]))
             elif line.strip():
@@ -91,22 +95,6 @@ def _obeyed(partner: Partner, line: str, name: str, value: str | None) -> str:
     return f"{name} is {value} from now on"
 
 
-def next_line() -> str | None:
-    """A line of standard input, after a prompt at a terminal; None at its end.
-
-    Raises:
-        DataError: it is not UTF-8.
-    """
-    try:
-        line = input("> " if sys.stdin.isatty() else "")
-        line.encode()  # Python may hand on bytes that are no text
-    except EOFError:
-        return None
-    except UnicodeError as error:
-        raise DataError("standard input is not UTF-8 text: convert it with iconv") from error
-    return line
-
-
 class Partner:
     """A model that remembers what was said. A context: the model stays on the devices within it.
 
@@ -117,7 +105,7 @@ class Partner:
     def __init__(self, config: RunConfig) -> None:
         execution = replace(config.execution, micro_batch_size=1, device_iterations=1)
         self._config = replace(config, execution=execution)
-        self._family, self._start = family_of(self._config), ready(self._config)
+        self._family, self._start = family_of(self._config), load_ready(self._config)
         self._data = Pipeline(self._config, self._family.sample_format)
         self._model: Inference | None = None
         self._entered = ExitStack()
@@ -187,7 +175,7 @@ class Partner:
             strategy = strategy_of(fitted, self._data.tokenizer)
             piecewise = strategy.sequences == 1  # beams change their mind
             model = compiled(
-                lambda: Inference(fitted, self._family, strategy, piecewise=piecewise),
+                lambda: Inference(fitted, strategy, piecewise=piecewise),
                 "the program that generates",
             )
 
@@ -222,3 +210,28 @@ class Partner:
             return self._chat.prompt(Conversation(self._said).with_system(self._config.data.system))
         except Refused as error:
             raise DataError(str(error)) from None
+
+
+def pieces(texts: Iterable[str]) -> Iterator[str]:
+    """What can be printed each time that a text has grown: whole words and characters, no space
+    around it as a whole.
+
+    Args:
+        texts: what there is of it, each time more.
+    """
+    printed = text = ""
+    for grown in texts:
+        text = grown.lstrip()
+        whole = text[: _end(text)]
+        if len(whole) > len(printed) and whole.startswith(printed):
+            yield whole[len(printed) :]
+            printed = whole
+    yield text.rstrip()[len(printed) :]
+
+
+def _end(text: str) -> int:
+    """Where the last word ends that nothing can be added to."""
+    whole = text.rstrip(HALF)
+    if whole and whole == text and ord(whole[-1]) >= _WITHOUT_SPACES:
+        return len(whole)
+    return len(whole[: max(0, *(whole.rfind(space) for space in " \n\t"))].rstrip())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 import popdist
 from checkpoints import has_checkpoint
@@ -29,16 +27,14 @@ from files.location import FileLocation
 from files.shown import shown_path
 from files.writing import write_text
 from huggingface.models import published
-from machine.devices import announce_devices
-from machine.memory import check_least
 from modelling.generation.strategies import strategy_of
 from modelling.spec import family_of
 from planning.origins import exported_task
-from run.sample_notes import length_note
-from run.start import Start, load_weights
+from run.notes import length_note
+from run.start import Start, load_ready
 from sessions.generating import Inference
 from sessions.running import compiled
-from terminal.screen import is_first_process, say
+from terminal.screen import is_first_process, progress_bar, say
 
 GENERATED = "generated"
 """The column of answers."""
@@ -77,13 +73,10 @@ def answer(config: RunConfig, prompts: Sequence[Asked], loaded: Loaded) -> Itera
         )
     for note in length_note(fitted, family.sample_format.output_length(fitted)):
         say(note)
-    start = ready(fitted)
+    start = load_ready(fitted)
     strategy = strategy_of(fitted, data.tokenizer)
-    model = compiled(lambda: Inference(fitted, family, strategy), "the program that generates")
-    bar = tqdm(
-        total=len(prompts), unit="prompt", disable=not is_first_process() or None, leave=False,
-        dynamic_ncols=True,
-    )  # fmt: skip
+    model = compiled(lambda: Inference(fitted, strategy), "the program that generates")
+    bar = progress_bar("", len(prompts), "prompt")
 
     def generated(start: Start) -> np.ndarray:
         model.write(start.tensors)
@@ -93,19 +86,6 @@ def answer(config: RunConfig, prompts: Sequence[Asked], loaded: Loaded) -> Itera
     tokens = start.load_with_fallback(generated)[1]
     warn_truncated(tokens, data.tokenizer, config.generation.stops())
     yield from (text.strip() for text in data.tokenizer.texts(tokens))
-
-
-def ready(config: RunConfig) -> Start:
-    """The configured model's weights.
-
-    Raises:
-        UserError: for anything a person can mend.
-    """
-    check_least(config)
-    announce_devices(config)
-    start = load_weights(config, family_of(config).weights(config))
-    agree({"step of the weights": start.step, "digest of the weights": start.sha256})
-    return start
 
 
 def with_format(config: RunConfig, file: str | None, chat: bool, raw: bool) -> RunConfig:
@@ -201,12 +181,24 @@ def lines_of_standard_input() -> list[str]:
     Raises:
         DataError: it is not UTF-8.
     """
+    lines = list(iter(next_line, None)) if is_first_process() else []
+    return list(popdist.gather(lines)[0])
+
+
+def next_line(prompt: str = "") -> str | None:
+    """A line of standard input; None at its end.
+
+    Raises:
+        DataError: it is not UTF-8.
+    """
     try:
-        lines = [line.rstrip("\n") for line in sys.stdin] if is_first_process() else []
-        "".join(lines).encode()  # Python may hand on bytes that are no text
+        line = input(prompt)
+        line.encode()  # Python may hand on bytes that are no text
+    except EOFError:
+        return None
     except UnicodeError as error:
         raise DataError("standard input is not UTF-8 text: convert it with iconv") from error
-    return list(popdist.gather(lines)[0])
+    return line
 
 
 def json_lines(prompts: Sequence[Asked], answers: Sequence[str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 import numpy as np
 
@@ -13,7 +12,6 @@ from data.pipeline import Pipeline
 from data.texts import Corpus
 from data.tokens import warn_truncated
 from modelling.generation.strategies import strategy_of
-from modelling.spec import ModelFamily
 from sessions.generating import Inference
 from sessions.losses import Losses
 from sessions.running import RunningModel, compiled
@@ -22,38 +20,20 @@ OnProgress = Callable[[int], object] | None
 """Called with the number of samples that are done."""
 
 
-class Answering(Protocol):
-    """A compiled program that answers the prompts of a corpus.
+class Writing:
+    """Answers that the model writes.
 
     Attributes:
         cut: prompts that lost a part.
     """
 
-    cut: int
-
-    def __len__(self) -> int:
-        """Samples that `answers` counts."""
-        ...
-
-    def answers(
-        self, weights: Mapping[str, np.ndarray], on_progress: OnProgress = None
-    ) -> list[str]:
-        """The answer to each prompt; `weights`: whole tensors by logical name."""
-        ...
-
-
-class Writing:
-    """Answers that the model writes."""
-
-    def __init__(
-        self, data: Pipeline, family: ModelFamily, corpus: Corpus, lender: RunningModel | None
-    ) -> None:
+    def __init__(self, data: Pipeline, corpus: Corpus, lender: RunningModel | None) -> None:
         """Raises as `Pipeline.answering`; `lender`: see `RunningModel`."""
         fitted, self._prompts = data.answering(corpus)
         self.cut, self._tokenizer = self._prompts.truncated, data.tokenizer
         self._stops = data.config.generation.stops()
         self._inference = compiled(
-            lambda: Inference(fitted, family, strategy_of(fitted, data.tokenizer), lender),
+            lambda: Inference(fitted, strategy_of(fitted, data.tokenizer), lender),
             "the program that generates",
         )
 
@@ -63,6 +43,7 @@ class Writing:
     def answers(
         self, weights: Mapping[str, np.ndarray], on_progress: OnProgress = None
     ) -> list[str]:
+        """The answer to each prompt; `weights`: whole tensors by logical name."""
         self._inference.write(weights)
         with self._inference:
             tokens = self._inference.generate(self._prompts.words, self._prompts.mask, on_progress)
@@ -71,17 +52,13 @@ class Writing:
 
 
 class Choosing:
-    """Answers among labels, by `scores`."""
+    """Answers among labels, by `scores`; otherwise like `Writing`."""
 
-    def __init__(
-        self, candidates: Candidates, family: ModelFamily, lender: RunningModel | None = None
-    ) -> None:
+    def __init__(self, candidates: Candidates, lender: RunningModel | None = None) -> None:
         """`lender`: see `RunningModel`."""
         self._candidates, self.cut = candidates, candidates.cut
         config: RunConfig = candidates.config
-        self._losses = compiled(
-            lambda: Losses(config, family, lender), "the program that compares labels"
-        )
+        self._losses = compiled(lambda: Losses(config, lender), "the program that compares labels")
 
     def __len__(self) -> int:
         return len(self._candidates.samples)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from tqdm import tqdm
 
 from config.errors import ConfigError
 from config.sections import RunConfig
@@ -17,13 +16,13 @@ from data.samples import Samples
 from data.task import Task, task_of
 from data.texts import Corpus
 from modelling.objectives import objective_of
-from modelling.spec import ModelFamily
-from run.evaluation.answers import Answering, Choosing, Writing
+from modelling.spec import family_of
+from run.evaluation.answers import Choosing, Writing
 from run.evaluation.metrics import NO_LABEL, TEXT_METRICS
 from run.evaluation.outcome import Answer, Outcome
 from sessions.losses import Losses
 from sessions.running import RunningModel, compiled
-from terminal.screen import is_first_process, say
+from terminal.screen import progress_bar, say
 
 
 class Evaluator:
@@ -34,7 +33,6 @@ class Evaluator:
     def __init__(
         self,
         config: RunConfig,
-        family: ModelFamily,
         lender: RunningModel | None = None,
         loaded: Loaded | None = None,
         refer: Callable[[Samples], Samples] | None = None,
@@ -52,7 +50,7 @@ class Evaluator:
         """
         task = task_of(config.data, config.training.prefers)
         self.metrics = wanted_metrics(config, task)
-        data = Pipeline(config, family.sample_format, loaded or Loaded())
+        data = Pipeline(config, family_of(config).sample_format, loaded or Loaded())
         corpus = data.corpus("validation")  # first: its advice helps offline
         config = data.config
         rows = config.evaluation.samples
@@ -67,15 +65,13 @@ class Evaluator:
             samples = data.samples(corpus, evaluated=True)
             self._samples = samples if refer is None else refer(samples)
             self._count_cut(self._samples.cuts.prompts)
-            self._losses = compiled(
-                lambda: Losses(config, family, lender), "the program of the loss"
-            )
-        self._answering: Answering | None = None
+            self._losses = compiled(lambda: Losses(config, lender), "the program of the loss")
+        self._answering: Writing | Choosing | None = None
         answers = any(name in TEXT_METRICS for name in self.metrics)
         if config.evaluation.constrained and not answers:
             say("evaluation.constrained is not used: evaluation.metrics has none of answers")
         if answers:
-            self._answering = _answering(config, data, family, corpus, lender)
+            self._answering = _answering(config, data, corpus, lender)
             self._count_cut(self._answering.cut)
 
     def _count_cut(self, prompts: int) -> None:
@@ -94,13 +90,14 @@ class Evaluator:
         values: dict[str, float] = {}
         if self._losses is not None:
             self._losses.write(weights)
-            with self._losses, _bar("loss", len(self._samples), quiet) as bar:
+            bar = progress_bar("loss", len(self._samples), "sample", quiet=quiet)
+            with self._losses, bar:
                 loss = self._losses.of(self._samples, bar.update)
             metrics_of = self._losses.objective.metrics.items()
             values |= {name: metric(loss.tally) for name, metric in metrics_of}
         answers: list[Answer] = []
         if self._answering is not None:
-            with _bar("answers", len(self._answering), quiet) as bar:
+            with progress_bar("answers", len(self._answering), "sample", quiet=quiet) as bar:
                 texts = self._answering.answers(weights, bar.update)
             answers = [*map(self._answer, self._prompts, texts, self._targets)]
             values |= self._judged(answers)
@@ -126,16 +123,12 @@ class Evaluator:
 
 
 def _answering(
-    config: RunConfig,
-    data: Pipeline,
-    family: ModelFamily,
-    corpus: Corpus,
-    lender: RunningModel | None,
-) -> Answering:
+    config: RunConfig, data: Pipeline, corpus: Corpus, lender: RunningModel | None
+) -> Writing | Choosing:
     """The program that answers the prompts of a corpus."""
     if config.evaluation.constrained:
-        return Choosing(Candidates.of(data, corpus, data.task.labels or ()), family, lender)
-    return Writing(data, family, corpus, lender)
+        return Choosing(Candidates.of(data, corpus, data.task.labels or ()), lender)
+    return Writing(data, corpus, lender)
 
 
 def wanted_metrics(config: RunConfig, task: Task) -> tuple[str, ...]:
@@ -159,12 +152,3 @@ def wanted_metrics(config: RunConfig, task: Task) -> tuple[str, ...]:
                 f"{', '.join(suitable)}"
             )
     return tuple(dict.fromkeys([*names, *([] if watched is None else [watched])]))
-
-
-def _bar(what: str, total: int, quiet: bool) -> tqdm:
-    """There is no bar without a terminal: its states would only clutter a log."""
-    return tqdm(
-        desc=what, total=total, unit="sample", disable=quiet or not is_first_process() or None,
-        leave=False,
-        dynamic_ncols=True,
-    )  # fmt: skip

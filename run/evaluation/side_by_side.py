@@ -89,7 +89,7 @@ def side_by_side(config: RunConfig, loaded: Loaded | None = None) -> SideBySide:
     data = Pipeline(config, family.sample_format, loaded or Loaded())
     corpus = data.corpus("validation").first(e.micro_batch_size)
     fitted, prompts = data.answering(corpus)
-    model = compiled(lambda: Inference(fitted, family, Greedy()), "the program that generates")
+    model = compiled(lambda: Inference(fitted, Greedy()), "the program that generates")
 
     def generated(start: Start) -> np.ndarray:
         model.write(start.tensors)

@@ -8,19 +8,16 @@ from pathlib import Path
 
 import popdist
 from checkpoints import CheckpointStore, has_checkpoint
-from config.agreement import agree, agree_on_run
+from config.agreement import agree_on_run
 from config.sections import RunConfig
 from data.loaded import Loaded
 from files.run_folder import RunFolder
 from files.writing import check_folder
-from machine.devices import announce_devices
-from machine.memory import check_least
-from modelling.spec import family_of
 from run.evaluation.evaluator import Evaluator
 from run.evaluation.outcome import Outcome
+from run.notes import length_note
 from run.reference import Reference
-from run.sample_notes import length_note
-from run.start import load_weights
+from run.start import load_ready
 from terminal.screen import is_first_process, say
 
 
@@ -40,16 +37,12 @@ def validate(
     agree_on_run(config)
     folder = RunFolder(Path(popdist.gather(str(_folder(config, name, out).path))[0]))
     check_folder("the report to", folder.path)
-    check_least(config)
-    announce_devices(config)
-    family = family_of(config)
     for note in length_note(config):
         say(note)
-    start = load_weights(config, family.weights(config))
-    agree({"step of the weights": start.step, "digest of the weights": start.sha256})
-    reference = Reference.of_checkpoint(config, family, start)
+    start = load_ready(config)
+    reference = Reference.of_checkpoint(config, start)
     refer = None if reference is None else reference.of
-    evaluator = Evaluator(config, family, None, loaded, refer)
+    evaluator = Evaluator(config, None, loaded, refer)
     begin = time.perf_counter()
     start, outcome = start.load_with_fallback(lambda one: evaluator.evaluate(one.tensors))
     seconds = time.perf_counter() - begin

@@ -6,7 +6,14 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import popdist
+from config.machines import machine_of_kind
+from config.sections import RunConfig
+from machine.devices import device_desc
+from planning.needs import finetuning_needs
+from popxl import hardware
 
 
 class Throughput:
@@ -65,6 +72,27 @@ class Utilisation:
     flops_per_step: float | None = None
     peak_flops: float | None = None
     device_bytes: Callable[[], int | None] = lambda: None
+
+
+def utilisation_of(config: RunConfig) -> Utilisation:
+    """The devices' peak and the work of a step, where the hardware table knows the devices.
+
+    The operations of a step are those of the plan with nothing computed twice.
+    """
+    desc, replicas = device_desc(config), config.replicas
+    instances = popdist.getNumInstances()
+
+    def peak() -> int | None:
+        return hardware.peak_device_bytes(desc, replicas, instances)
+
+    machine = machine_of_kind(hardware.device_kinds(desc, replicas, instances)[0])
+    rate = machine.flops.get(config.model.precision) if machine else None
+    if rate is None:
+        return Utilisation(device_bytes=peak)
+    execution = replace(config.execution, activations="keep", attention_serialisation=1)
+    needs = finetuning_needs(replace(config, execution=execution))
+    flops = needs.flops_per_sample * config.training.global_batch_size
+    return Utilisation(flops, rate * replicas, peak)
 
 
 def pace(throughput: Throughput, tokens: float | None, use: Utilisation) -> dict[str, float]:

@@ -11,13 +11,16 @@ from config.metrics import OBJECTIVES
 from config.sections import RunConfig
 from files.run_folder import RunFolder
 from files.shown import shown_name
+from files.text import check_regular
+from files.writing import check_folder, write_text, writing
+from files.yaml_files import yaml_text
 from run.options import RunOptions
-from run.records.metrics import Row, Sample
+from run.records.loss_curve import DRAWN, draw_loss_curve
+from run.records.metrics import MetricsFile, Row, Sample, read_metrics
 from run.records.pace import Throughput, Utilisation, pace
 from run.records.progress import Progress
 from run.records.prometheus_page import PrometheusPage
-from run.records.record_files import RecordFiles
-from run.records.run_json import Session
+from run.records.run_json import Session, add_session
 from run.records.tensorboard_log import TensorBoardLog
 from run.records.wandb_log import WandbLog
 from terminal.screen import say
@@ -53,22 +56,6 @@ class Log(Protocol):
         ...
 
 
-class Silence:
-    """A recorder that writes nothing: that of all but the first of several processes."""
-
-    def step(self, step: int, **values: object) -> None:
-        """Record nothing."""
-
-    def saved(self, step: int, facts: Row) -> None:
-        """Record nothing."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        pass
-
-
 class Recorder:
     """Use it as a context, and call `step` after every optimizer step:
 
@@ -87,13 +74,16 @@ class Recorder:
     ) -> None:
         """Open the files in the run's folder, and the other logs that the options ask for.
 
+        A folder that an earlier run left is continued: metrics after its first step are dropped.
+
         Raises:
             UserError: if the directory cannot be written, or one of the other logs cannot be used.
         """
         self._lenient = Lenient()
         self._title = f"{options.name}: {config.training.global_batch_size} samples a step"
-        session = Session(first_step, options.command, hardware)
-        self._folder, self._files = folder, RecordFiles(folder, config, session)
+        self._session = Session(first_step, options.command, hardware)
+        self._folder, self._config = folder, config
+        self._metrics = self._begin()
         self._logs: dict[str, Log] = {}
         if options.wandb:
             self._logs["Weights & Biases"] = WandbLog(
@@ -149,10 +139,22 @@ class Recorder:
 
     def _log(self, row: Row, samples: Sequence[Sample] = ()) -> None:
         with self._lenient.best_effort(self._folder.metrics.name):
-            self._files.log(row, samples)
+            if not self._folder.path.is_dir():  # somebody has deleted it
+                self._metrics = self._begin()
+            self._metrics.append(row, samples)
         for name, log in self._logs.items():
             with self._lenient.best_effort(name):
                 log.log(row, samples)
+
+    def _begin(self) -> MetricsFile:
+        """Make the folder, with config.yml and run.json."""
+        folder = self._folder
+        with writing("the run directory", folder.path):
+            folder.path.mkdir(parents=True, exist_ok=True)
+            metrics = MetricsFile(folder.metrics, self._session.first_step)
+            write_text("the configuration", folder.config, yaml_text(self._config.to_dict()))
+            add_session(folder, self._session)
+        return metrics
 
     def __enter__(self) -> Self:
         return self
@@ -161,7 +163,19 @@ class Recorder:
         """Close everything; the loss curve is drawn after a failure too."""
         self._progress.close()
         with self._lenient.best_effort("the loss curve"):
-            self._files.draw(self._title)
+            rows = read_metrics(self._folder.metrics, DRAWN)
+            if rows:
+                draw_loss_curve(rows, self._folder.loss_curve, self._title)
         for name, log in self._logs.items():
             with self._lenient.best_effort(name):
                 log.close(failed=kind is not None)
+
+
+def check_records(folder: RunFolder) -> None:
+    """Raise UserError unless a run's records can be written into the folder.
+
+    A metrics file that is a pipe or a device would be read forever.
+    """
+    check_folder("the run directory", folder.path)
+    if folder.metrics.exists():
+        check_regular(folder.metrics)

@@ -18,7 +18,7 @@ from data.tokens import Tokenizer, keep_tokenizer
 from files.run_folder import RunFolder
 from huggingface.folders import is_hf_directory, read_hf_directory
 from huggingface.folders import write_hf_directory as write
-from run.base_model import base_settings
+from run.export_extras import base_settings
 from tests.data.corpora import sample_tokenizer
 
 DTYPES = {

@@ -19,7 +19,7 @@ from config.sections import RunConfig
 from huggingface.wrappers import text_name
 from modelling.spec import family_of
 from planning.origins import ORIGINS
-from run.weights import model_weights
+from run.model_weights import read_weights
 from sessions.losses import Losses
 from tests.huggingface.published import (
     OTHERS,
@@ -44,7 +44,7 @@ def ours(folder: Path) -> dict[str, np.ndarray]:
     """The weights in a folder as we read them, float32, by the names that an export gives them."""
     config = described(folder)
     table = family_of(config).weights(config)
-    weights, _ = model_weights(config, table, str(folder))
+    weights, _ = read_weights(config, table, str(folder))
     files = table.for_files(weights)
     return {name: files[name].astype(np.float32) for name in files}
 
@@ -136,8 +136,8 @@ def test_the_loss_of_a_published_model_is_transformers(name: str, tmp_path: Path
     config = replace(config, model=replace(config.model, **lengths))
     family = family_of(config)
     samples = family.sample_format.generated(config, 3, None)
-    with Losses(config, family) as model:
-        model.write(model_weights(config, family.weights(config), str(tmp_path))[0])
+    with Losses(config) as model:
+        model.write(read_weights(config, family.weights(config), str(tmp_path))[0])
         found = model.of(samples).mean
     theirs = class_of(tmp_path).from_pretrained(
         tmp_path, dtype=torch.float32, attn_implementation="eager"

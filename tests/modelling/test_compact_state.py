@@ -172,12 +172,12 @@ def test_evaluation_reads_the_training_state() -> None:
     samples = family_of(config).sample_format.generated(config, 16, None)
     with model:
         train(model, 0, 1)
-        losses = Losses(config, family_of(config), lender=model)
+        losses = Losses(config, lender=model)
         losses.write(model.tensors())
         with losses:
             borrowed = losses.of(samples).mean
         weights = {n: a.copy() for n, a in without_optimizer(model.tensors()).items()}
-    own = Losses(config, family_of(config))
+    own = Losses(config)
     own.write(weights)
     with own:
         assert own.of(samples).mean == borrowed

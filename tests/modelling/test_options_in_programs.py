@@ -290,7 +290,7 @@ def results_of(config: RunConfig, samples: Samples) -> dict[str, np.ndarray]:
 
     batch = samples.take(np.arange(config.training.global_batch_size))
     found["T"] = run(FineTuning(config), lambda model: model.run([batch], [1e-3])[0].loss)
-    found["E"] = run(Losses(config, family), lambda model: model.of(samples).mean)
+    found["E"] = run(Losses(config), lambda model: model.of(samples).mean)
     for kind, placed in (("R", "resident"), ("S", "streamed")):
         writing = config.changed({"generation.weights": placed})
         found[kind] = run(Inference(writing), lambda m: m.generate(words, np.ones_like(words)))

@@ -174,6 +174,6 @@ def test_a_program_that_takes_more_than_planned_has_more_of_its_state_on_disk(
     config = config.changed({"execution.host_memory": limit / 1e9})
     low = replace(plan, temporaries=int(plan.temporaries * estimated))
     monkeypatch.setattr(popxl.plan, "plan_of", lambda ir: low)
-    use = FineTuning(config, family_of(config)).session.memory_use()
+    use = FineTuning(config).session.memory_use()
     assert 0 < use.disk < plan.remote
     assert machine.placement.planned_bytes(use, 1) <= limit

@@ -300,6 +300,6 @@ def test_an_exported_model_keeps_its_template_and_separator(preset, tmp_path):
     config = read_command_line("", "finetuning", preset, [*flags, "--layers", "1"]).config
     family = family_of(config)
     weights = dict(family.weights(config).initial(1))
-    export(config, family, weights, tmp_path / "out")
+    export(config, weights, tmp_path / "out")
     found = ORIGINS.described(str(tmp_path / "out"))["data"]
     assert {name: found[name] for name in small["data"]} == small["data"]

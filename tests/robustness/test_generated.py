@@ -29,7 +29,7 @@ from data.task import SAMPLE_FOLDER
 from files.yaml_files import yaml_text
 from huggingface.folders import write_hf_directory
 from modelling.spec import family_of
-from run.weights import MODEL
+from run.model_weights import MODEL
 from tests.robustness.damage import (
     damaged,
     environments,

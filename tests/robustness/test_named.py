@@ -43,11 +43,11 @@ from huggingface.folders import write_hf_directory
 from huggingface.hub import DataUnavailable, load_tokenizer
 from modelling.spec import family_of
 from run.answers.generate import lines_of_standard_input
+from run.model_weights import MODEL
 from run.options import RunOptions
 from run.records.metrics import MetricsFile, read_metrics
 from run.records.recorder import Recorder
 from run.start import load_weights, starting_point
-from run.weights import MODEL
 from tests.children import child
 from tests.data.corpora import sample_tokenizer
 from tests.full_disk import full_disk
@@ -818,7 +818,7 @@ def test_help_that_cannot_be_written_is_said(name, monkeypatch, capsys):
 
 
 def test_validation_checks_its_place_first(refused, monkeypatch):
-    monkeypatch.setattr("run.evaluation.validate.load_weights", lambda *_: pytest.fail("too late"))
+    monkeypatch.setattr("run.evaluation.validate.load_ready", lambda *_: pytest.fail("too late"))
     assert "cannot write the report to" in refused(run_validation.main, "--out", "/proc/x")
 
 

@@ -60,7 +60,7 @@ def train(case: str, folder: Path) -> dict[str, object]:
     family = family_of(config)
     samples = family.sample_format.generated(config, 16, None)
     loader = Loader.of(config, samples)
-    model = FineTuning(config, family)
+    model = FineTuning(config)
     model.write(family.weights(config).initial(0))
     with model, CheckpointStore(folder / case) as store:
         results = [model.run([loader.next_batch()], [RATE], i)[0] for i in range(STEPS)]
@@ -73,7 +73,7 @@ def train(case: str, folder: Path) -> dict[str, object]:
         "digests": {name: digest(array) for name, array in weights.items()},
     }
     if case.endswith("2-2"):
-        losses = Losses(config, family)
+        losses = Losses(config)
         losses.write(load_checkpoint(folder / case).tensors)
         with losses:
             found["evaluated"] = losses.of(samples).mean
@@ -84,7 +84,7 @@ def train(case: str, folder: Path) -> dict[str, object]:
 
 def generated(config: RunConfig, weights: Mapping[str, np.ndarray]) -> list[list[int]]:
     """Greedy answers to five prompts, which do not fill the last run of the program."""
-    model = Inference(config, family_of(config))
+    model = Inference(config)
     words = np.random.default_rng(0).integers(1, 32, (5, config.model.sequence_length))
     model.write(weights)
     with model:

@@ -15,8 +15,8 @@ from data.causal_lm import CAUSAL_LM
 from data.seq2seq import SEQ2SEQ
 from files.run_folder import RunFolder
 from huggingface.model_card import AdapterOf
+from run.base_model_ref import BaseModelRef
 from run.card import RunRecord, write_card
-from run.frozen_base import Base
 from run.options import RunOptions
 from run.records.recorder import Recorder
 
@@ -130,7 +130,7 @@ def test_a_base_has_the_name_that_it_was_given(tmp_path, name, seen):
     (tmp_path / "base").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "base")
     up = "/".join([".."] * len((tmp_path / "adapter").resolve().parts[1:]))
-    found = Base.at(name.format(tmp_path)).seen_from(tmp_path / "adapter")
+    found = BaseModelRef.at(name.format(tmp_path)).seen_from(tmp_path / "adapter")
     assert found == (None if seen is None else seen.format(up))
 
 

@@ -14,8 +14,8 @@ from safetensors.numpy import load_file
 import run.loop
 from checkpoints import CheckpointError, TensorFiles, load_checkpoint
 from checkpoints.safetensors_files import digest
-from run.digested import Digested
 from run.reference import Reference
+from run.weight_checks import digested
 from tests import small_runs
 from tests.run.test_frozen_base import MODEL, NORMS, TRAINING, WEIGHTS
 from tests.run.test_reference import DPO
@@ -80,7 +80,7 @@ def test_a_reference_of_weights_that_are_rewritten(base, tmp_path, monkeypatch, 
 
 def test_a_tensor_is_what_it_was_at_first() -> None:
     tensors = {name: np.arange(n, n + 4) for n, name in enumerate("abc")}
-    watched = Digested(tensors, "here", ["a"])
+    watched = digested(tensors, "here", ["a"])
     assert watched["b"] is tensors["b"]
     assert watched["a"] is tensors["a"]
     assert watched.sha256 == {"a": digest(tensors["a"])}
@@ -102,7 +102,7 @@ def test_a_tensor_with_a_digest_is_read_whole(base: Path) -> None:
             return super().some(name, wanted)
 
     first, second, *_ = files = Files([base / WEIGHTS])
-    watched = Digested(files, "here", [first])
+    watched = digested(files, "here", [first])
     for name in (first, second):
         np.testing.assert_array_equal(watched.some(name, ())[:0], files[name][:0])
     assert read == [second]

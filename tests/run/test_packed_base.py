@@ -12,8 +12,8 @@ from checkpoints.safetensors_files import digest, digest_of_bytes
 from config.model import FewBits
 from modelling.quantisation import PARTS, packed_shapes, quantised
 from popxl_addons import NamedTensors
-from run import packed_base
-from run.packed_base import PackedBase
+from run import quantized_cache
+from run.quantized_cache import QuantizedCache
 from tests.full_disk import full_disk
 
 WEIGHTS = {name: np.arange(n, n + 6, dtype=np.float32) for n, name in enumerate("abc")}
@@ -42,7 +42,7 @@ def made(tmp_path: Path, making: Making) -> Callable[..., Sequence[np.ndarray]]:
         known: Mapping[str, str] | None = None,
         form: str = "4",
     ) -> Sequence[np.ndarray]:
-        return PackedBase(weights, known or {}, tmp_path / "packed").packed("ab", form, making)
+        return QuantizedCache(weights, known or {}, tmp_path / "packed").packed("ab", form, making)
 
     return of
 
@@ -78,7 +78,7 @@ def test_those_of_another_base_or_form_are_others(made, making) -> None:
 
 
 def test_those_of_another_format_are_made_again(made, making, monkeypatch) -> None:
-    monkeypatch.setattr(packed_base, "_FORMAT", "1")
+    monkeypatch.setattr(quantized_cache, "_FORMAT", "1")
     check(made())
     monkeypatch.undo()
     check(made())
@@ -91,7 +91,7 @@ def test_the_format_is_that_of_these_bits() -> None:
     shapes = zip(PARTS, packed_shapes((16, 4), FewBits(4, 8)), strict=True)
     parts = NamedTensors.from_dict({n: np.empty(s) for n, s in shapes})
     bits = b"".join(part.tobytes() for part in quantised(weight, parts))
-    assert (packed_base._FORMAT, digest_of_bytes(bits)[:8]) == ("2", "0e6749ee")
+    assert (quantized_cache._FORMAT, digest_of_bytes(bits)[:8]) == ("2", "0e6749ee")
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "empty"])
@@ -114,7 +114,7 @@ def test_a_folder_that_cannot_be_written_ends_nothing(made, tmp_path, capsys) ->
 
 
 def test_a_full_disk_is_said_once_and_ends_nothing(tmp_path, making, capsys) -> None:
-    packed = PackedBase(WEIGHTS, {}, tmp_path / "packed")
+    packed = QuantizedCache(WEIGHTS, {}, tmp_path / "packed")
     with full_disk(100):
         for form in ("4", "8"):
             check(packed.packed("ab", form, making))

@@ -12,7 +12,7 @@ import run_validation
 from config.errors import UserError
 from config.llama import LlamaConfig
 from data.samples import IGNORE_INDEX
-from run.sample_notes import length_note, sample_notes
+from run.notes import length_note, sample_notes
 
 
 class Made:
@@ -68,8 +68,8 @@ def test_more_tokens_than_the_model_was_made_for() -> None:
 def test_it_is_said_where_a_model_answers_and_is_evaluated(monkeypatch, capsys):
     """Before any weights are read."""
     few = ["--config", "gptj_tiny", "--model.max_length", "8", "--device", "cpu"]
-    monkeypatch.setattr("run.answers.generate.load_weights", stop)
-    monkeypatch.setattr("run.evaluation.validate.load_weights", stop)
+    monkeypatch.setattr("run.answers.generate.load_ready", stop)
+    monkeypatch.setattr("run.evaluation.validate.load_ready", stop)
     for main, given in ((run_generation.main, ["--raw", "a b c d"]), (run_validation.main, [])):
         assert main([*few, *given]) == 2
         assert "but the model was made for 8 tokens" in capsys.readouterr().err

@@ -31,7 +31,7 @@ def checkpoints(tmp_path, monkeypatch, clock, **checkpoint) -> Checkpoints:
         state=dict,
         total=0,
     )
-    return Checkpoints(config, stub, stub, stub, stub, stub, 0)
+    return Checkpoints(config, stub, stub, stub, stub, 0)
 
 
 def test_a_run_is_saved_every_ten_minutes(tmp_path, monkeypatch, capsys):

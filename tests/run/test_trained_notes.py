@@ -9,7 +9,7 @@ import peft
 import pytest
 
 from modelling.spec import family_of
-from run.trained_notes import trained_notes
+from run.notes import trained_notes
 from tests.modelling.llama import hf
 
 

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("cached")  # lent and copied weights have t
 def trained(config: RunConfig) -> Iterator[FineTuning]:
     """A model after a step."""
     family = family_of(config)
-    model = FineTuning(config, family)
+    model = FineTuning(config)
     model.write(family.weights(config).initial(1))
     loader = Loader.of(config, family.sample_format.generated(config, 32, None))
     with model:
@@ -65,9 +65,9 @@ def test_what_is_borrowed_is_what_would_be_copied(config):
     results = []
     with trained(config) as model:
         for lender in (None, model):
-            with entered(Losses(config, family, lender), model) as losses:
+            with entered(Losses(config, lender), model) as losses:
                 size, loss = losses.session.remote_bytes(), losses.of(samples).total
-            with entered(Inference(writing, family, Greedy(), lender), model) as writer:
+            with entered(Inference(writing, Greedy(), lender), model) as writer:
                 size += writer.session.remote_bytes()
                 results.append((loss, writer.generate(words, np.ones_like(words)), size))
         model.run([Loader.of(config, samples).next_batch()], [1e-2], 1)  # its state is its own
@@ -92,7 +92,7 @@ def test_the_state_may_be_on_disk(tmp_path, monkeypatch):
         monkeypatch.setattr("machine.placement.check_memory", lambda *args: None)
         with trained(given) as model:
             model.run([Loader.of(given, samples).next_batch()], [1e-2], 1)
-            with entered(Losses(given, family, model), model) as losses:
+            with entered(Losses(given, model), model) as losses:
                 found.append((losses.of(samples).total, model.read()))
             traffic = model.session.disk_traffic
     assert traffic.read > traffic.written > 0

@@ -11,7 +11,6 @@ import torch
 from data.causal_lm import PackedTexts, TokenStream
 from data.seq2seq import EncodedExamples, shift_right
 from modelling.objectives import CrossEntropy
-from modelling.spec import family_of
 from sessions.losses import Losses
 from tests.modelling.gptj import hf as gptj
 from tests.modelling.harness import small_config
@@ -75,7 +74,7 @@ def gptj_case(dp: int, tp: int):
 def test_the_loss_is_hugging_faces(case, dp, tp):
     config, weights, samples, total, tokens = case(dp, tp)
     done: list[int] = []
-    with Losses(config, family_of(config)) as model:
+    with Losses(config) as model:
         model.write(weights)
         loss = model.of(samples, done.append)
     assert (loss.tokens, sum(done)) == (tokens, SAMPLES)

@@ -50,7 +50,7 @@ def test_beams_are_hugging_faces(tp, beams, penalty):
         for prompt, n in zip(words, mask.sum(1), strict=True)
     ])  # fmt: skip
     config = transposed(config_of(1, tp, 12), tp == 2)
-    with Inference(config, family_of(config), Beam(beams, penalty)) as model:
+    with Inference(config, Beam(beams, penalty)) as model:
         model.write(expected.weights)
         ours = model.generate(words, mask)
     np.testing.assert_array_equal(ours, theirs)

@@ -72,7 +72,7 @@ def ours(
     """Args: `given`: weights; default: those of the reference."""
     _, weights, words, mask = reference(kind)
     config = config_of(kind, tp, where, **model)
-    with Inference(config, family_of(config), strategy) as made:
+    with Inference(config, strategy) as made:
         made.write(weight_table(config).renamed(given or weights))
         return made.generate(words, mask)
 

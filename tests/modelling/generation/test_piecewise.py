@@ -9,7 +9,6 @@ import pytest
 
 from modelling.generation import Sampling, Strategy
 from modelling.generation.greedy import Greedy
-from modelling.spec import family_of
 from sessions.generating import Inference
 from tests.modelling.generation.harness import hf_greedy
 from tests.modelling.generation.test_llama import POSITIONS, config_of, ours, reference
@@ -21,7 +20,7 @@ def one_by_one(strategy: Strategy, tp: int, where: str) -> list[list[np.ndarray]
     _, weights, words, mask = reference("gemma3_text")
     config = config_of("gemma3_text", tp, where)
     config = replace(config, execution=replace(config.execution, micro_batch_size=1))
-    with Inference(config, family_of(config), strategy, piecewise=True) as model:
+    with Inference(config, strategy, piecewise=True) as model:
         model.write(weight_table(config).renamed(weights))
         with pytest.raises(ValueError, match="mask has shape"):
             next(model.written(words[:1], mask[:1, :-1]))

@@ -18,7 +18,6 @@ from transformers import PreTrainedTokenizerFast
 from config.sections import RunConfig
 from data.tokens import Tokenizer
 from modelling.generation import Beam, Greedy, Rules, Sampling, Stops, Strategy
-from modelling.spec import family_of
 from sessions.generating import Inference
 from tests.modelling.generation import gptj, t5
 from tests.modelling.torch_training import logical
@@ -117,7 +116,7 @@ def ours(
     stops = Stops.of(TEXTS, case.tokenizer.printed(config.model.embedding.vocab_size))
     strategy = replace(strategy, rules=Rules(PENALTY, SIZE, stops))
     config = replace(config, generation=generation)
-    with Inference(config, family_of(config), strategy) as model:
+    with Inference(config, strategy) as model:
         model.write(case.weights)
         return model.generate(case.words, case.mask)
 

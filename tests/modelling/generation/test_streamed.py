@@ -48,7 +48,7 @@ def tokens_of(
     reference = family.reference()
     generation = replace(config.generation, weights=weights, micro_batches=4)
     config = replace(config, generation=generation)
-    with Inference(config, family_of(config), strategy) as model:
+    with Inference(config, strategy) as model:
         model.write(own or reference.weights)
         return model.generate(reference.words, reference.mask)
 

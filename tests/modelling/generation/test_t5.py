@@ -14,7 +14,6 @@ from config.t5 import T5Config
 from modelling.generation import Beam, Sampling
 from modelling.layers import LMHeadLoss
 from modelling.layers.wrapped import Wrapped
-from modelling.spec import family_of
 from modelling.t5 import model as t5
 from modelling.t5.generation import T5Generator
 from popxl import Tensor
@@ -122,7 +121,7 @@ def test_beams_are_hugging_faces(tp, beams, penalty, places):
     config = config_of(1, tp, 12).to_dict()
     config["data"]["examples_per_row"] = places
     config = transposed(T5Config.from_dict(config), places > 1)
-    with Inference(config, family_of(config), Beam(beams, penalty)) as model:
+    with Inference(config, Beam(beams, penalty)) as model:
         model.write(expected.weights)
         ours = model.generate(expected.words[:SEARCHED], expected.mask[:SEARCHED])
     np.testing.assert_array_equal(ours, theirs)
@@ -138,7 +137,7 @@ def test_a_seed_gives_the_same_text_however_prompts_are_shared_out():
         config = config_of(1, tp, micro_batch).to_dict()
         config["data"]["examples_per_row"] = places
         config = T5Config.from_dict(config)
-        with Inference(config, family_of(config), replace(strategy, seed=seed)) as model:
+        with Inference(config, replace(strategy, seed=seed)) as model:
             model.write(expected.weights)
             found.append(model.generate(expected.words, expected.mask))
     one, packed, other = found

@@ -15,7 +15,6 @@ from data.causal_lm import CAUSAL_LM
 from data.preferences import Referred
 from data.samples import IGNORE_INDEX
 from modelling.llama.config_json import to_config_json
-from modelling.spec import family_of
 from sessions.losses import Losses
 from tests.modelling.llama.hf import (
     LENGTH,
@@ -145,7 +144,7 @@ def test_the_validation_loss_is_without_balance() -> None:
     """It is the cross-entropy, as models without experts report it; nothing is added up."""
     config, batch = our_config(balanced("olmoe"), 1, 1, 4), padded_batch()
     model = hf_model(balanced("olmoe"))
-    losses = Losses(config, family_of(config))
+    losses = Losses(config)
     losses.write(weight_table(config).renamed(weights_of(model)))
     with losses:
         found = losses.of(Batches(batch))

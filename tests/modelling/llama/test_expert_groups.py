@@ -182,7 +182,7 @@ def test_evaluation_and_generation_read_what_is_trained() -> None:
         model = FineTuning(config)
         model.write(weight_table(config).renamed(start))
         with model:
-            for borrower in (Losses(config, family, model), Inference(config, family, None, model)):
+            for borrower in (Losses(config, model), Inference(config, None, model)):
                 borrower.write(model.tensors(optimizer=False))
                 with borrower:
                     assert borrower.session.remote_bytes() == 0

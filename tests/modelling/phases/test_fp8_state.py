@@ -232,7 +232,7 @@ def test_the_loss_of_evaluation_is_that_of_training(family, lends):
     one = trained(family, 1, 1, 4)
     one.model.write(one.before)
     with one.model as model:
-        losses = Losses(model.config, family_of(model.config), model if lends else None)
+        losses = Losses(model.config, model if lends else None)
         losses.write(one.before)
         with losses:
             found = losses.of(Samples(batches(family)[-1])).mean

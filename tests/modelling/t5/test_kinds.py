@@ -20,7 +20,6 @@ from config.t5 import T5Config
 from files.json_files import Fields
 from huggingface.folders import read_hf_directory, write_hf_directory
 from modelling.generation import Beam, Greedy, Strategy
-from modelling.spec import family_of
 from modelling.t5.config_json import from_config_json, to_config_json
 from modelling.weights import WeightsError
 from run.start import starting_point
@@ -167,7 +166,7 @@ def ours(kind: str, strategy: Strategy, dp: int, tp: int, weights: str) -> np.nd
     config = config_of(kind, dp, tp, 4, eval=True, decoder_sequence_length=POSITIONS)
     generation = replace(config.generation, weights=weights, micro_batches=2)
     config = replace(config, generation=generation)
-    with Inference(config, family_of(config), strategy) as model:
+    with Inference(config, strategy) as model:
         model.write(weights_of(their_model(kind, writing=True)))
         return model.generate(*prompts())
 

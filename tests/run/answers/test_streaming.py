@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from run.answers.streaming import pieces
+from run.answers.converse import pieces
 
 HALF = "\ufffd"
 

@@ -109,7 +109,7 @@ def test_scores_are_those_of_transformers(preset, labels, target, tmp_path):
     corpus = data.corpus("validation")
     candidates = Candidates.of(data, corpus, data.task.labels)
     weights = load_weights(config, family.weights(config)).tensors
-    found = Choosing(candidates, family).scores(weights)
+    found = Choosing(candidates).scores(weights)
     assert found.shape == (11, len(names))
     kind = AutoModelForSeq2SeqLM if preset == "tiny" else AutoModelForCausalLM
     theirs, base = kind.from_pretrained(model).eval(), sample_tokenizer(PRESETS[preset])
@@ -179,7 +179,7 @@ def test_scores_on_four_devices(preset, tmp_path):
         data = Pipeline(config, family.sample_format, Loaded())
         candidates = Candidates.of(data, data.corpus("validation"), data.task.labels)
         weights = load_weights(config, family.weights(config)).tensors
-        return Choosing(candidates, family).scores(weights)
+        return Choosing(candidates).scores(weights)
 
     found = scores("--data_parallel", "2", "--tensor_parallel", "2", "--examples_per_row", "3")
     np.testing.assert_allclose(found, scores(), atol=2e-4)

@@ -20,9 +20,7 @@ from config.families import config_class_of
 from config.presets import preset_data
 from files.run_folder import RunFolder
 from run.options import RunOptions
-from run.records import page_server
-from run.records.page_server import MAX_CONNECTIONS
-from run.records.prometheus_page import PrometheusPage
+from run.records.prometheus_page import MAX_CONNECTIONS, Handler, PrometheusPage
 from run.records.recorder import Recorder
 from tests.children import free_port
 
@@ -102,7 +100,7 @@ def test_idle_connections_cost_few_files_and_threads(page, says):
 
 
 def test_a_connection_that_says_nothing_is_closed_after_a_while(page, monkeypatch, capsys):
-    monkeypatch.setattr(page_server.Handler, "timeout", 0.2)
+    monkeypatch.setattr(Handler, "timeout", 0.2)
     with ExitStack() as stack:
         (line,) = idle(page, 1, stack, b"GET /metrics")
         assert line.recv(1) == b""

@@ -1,4 +1,4 @@
-"""What the head of a model tells of a batch besides its loss, counted once over all processes."""
+"""Metrics of a batch besides its loss, counted once over all processes."""
 
 from __future__ import annotations
 

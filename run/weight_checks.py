@@ -1,14 +1,17 @@
-"""Whether weights that are read are those of the configured model."""
+"""Checks of weights: that they are those of the configured model before they are read, and as they
+are read that they are finite and what they were before."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from checkpoints import CheckpointError
 from checkpoints.arrays import Arrays, LazyArrays, View
+from checkpoints.safetensors_files import digest
+from checkpoints.tensor_files import readers
 from config.sections import RunConfig
 from files.shown import shown_name, shown_path
 from modelling.spec import family_of
@@ -17,6 +20,7 @@ from modelling.weights.mxfp4 import parts_of_blocks
 from modelling.weights.table import FP8
 from modelling.weights.variables import OPTIMIZER
 
+HEAD = "lm_head.weight"
 _PAST_FLOAT16 = 65520  # the least number that float16 rounds to infinity
 _FLOATS = ("float32", "float16", "bfloat16", "float64")
 _IGNORED = {
@@ -30,13 +34,12 @@ _IGNORED = {
 def check_head(config: RunConfig, table: WeightTable, tensors: Arrays, name: str) -> None:
     """Raise CheckpointError if the head of a Hugging Face model is its embedding, against the
     configuration: the config.json of a T5 does not say it."""
-    head = "lm_head.weight"
-    if head in tensors or all(weight.name != head for weight in table.weights):
+    if HEAD in tensors or all(weight.name != HEAD for weight in table.weights):
         return
     if config.model.tie_word_embeddings is None:
         return  # the check of all weights says it
     raise CheckpointError(
-        f"{shown_path(name)} has no {head}: if the model's head is its embedding, give "
+        f"{shown_path(name)} has no {HEAD}: if the model's head is its embedding, give "
         f"--{config.model.path('tie_word_embeddings')} true"
     )
 
@@ -113,3 +116,62 @@ def finite(
         return array
 
     return View(tensors, names, checked)
+
+
+class Digested(View):
+    """Tensors of which some must be what they were when they were first read, each in full, since
+    files can be rewritten while they are used.
+
+    Attributes:
+        sha256: digests of those that were read, by name.
+        changed: gives the error for one that is another on the next reading, or another process.
+    """
+
+    def __init__(
+        self,
+        tensors: Arrays,
+        fixed: Collection[str],
+        changed: Callable[[str], CheckpointError],
+        sha256: Mapping[str, str] | None = None,
+    ) -> None:
+        """
+        Args:
+            fixed: names of those that must stay.
+            sha256: digests that are known before.
+        """
+        self._fixed, self.changed = set(fixed), changed
+        self.sha256 = dict(sha256 or {})
+        super().__init__(tensors, None, self._checked, in_full=self._fixed)
+
+    def _checked(self, name: str, array: np.ndarray) -> np.ndarray:
+        if name in self._fixed:
+            sha256 = digest(array)
+            if self.sha256.setdefault(name, sha256) != sha256:
+                raise self.changed(name)
+        return array
+
+    def digests(self, names: Iterable[str]) -> Mapping[str, str]:
+        """The digests of tensors, which must stay from now on. Those without one are read."""
+        wanted = list(names)
+        self._fixed.update(wanted)
+        with readers() as pool:
+            for _ in pool.map(self.__getitem__, [n for n in wanted if n not in self.sha256]):
+                pass
+        return {name: self.sha256[name] for name in wanted}
+
+
+def digested(tensors: Arrays, source: str, fixed: Collection[str] = ()) -> Digested:
+    """Tensors that must not change while a run starts.
+
+    Args:
+        source: of the tensors, for people.
+        fixed: see `Digested`.
+    """
+
+    def changed(name: str) -> CheckpointError:
+        return CheckpointError(
+            f"{shown_name(name)} of {source} has changed while the run started: start again "
+            "when nobody writes to these files, which must be the same on all hosts"
+        )
+
+    return Digested(tensors, fixed, changed)

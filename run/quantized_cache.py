@@ -1,4 +1,4 @@
-"""A cache of frozen weights in few bits, beside a run or shared: they are quantised once."""
+"""A cache of quantized frozen weights, beside a run or shared: they are quantized once."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from files.errors import WriteError
 from files.run_folder import RunFolder
 from files.shown import shown_path
 from files.writing import write_file
-from run.digested import Digested
-from run.start import Start
 from terminal.screen import say
 
 _FORMAT = "2"
@@ -25,19 +23,20 @@ _FORMAT = "2"
 _DIGEST = "sha256"  # a tensor of a file: of the others
 
 
-def with_packed_base(config: RunConfig, start: Start) -> Arrays:
-    """The tensors that a run starts from, of which those in few bits come from its cache."""
+def with_quantized_cache(config: RunConfig, tensors: Arrays, known: Mapping[str, str]) -> Arrays:
+    """Tensors, of which those in few bits come from the cache that a configuration names.
+
+    Args:
+        known: digests of tensors, which need not be read; it may grow as they are.
+    """
     save, shared = config.checkpoint.save, config.execution.packed
     if config.model.few_bits is None or not (save or shared):
-        return start.tensors
-    known: Mapping[str, str] = {} if start.base is None else start.base.sha256 or {}
-    if not known and isinstance(start.tensors, Digested):
-        known = start.tensors.sha256  # which grows as they are read
+        return tensors
     folder = Path(shared) if shared else RunFolder(Path(save or "")).packed
-    return PackedBase(start.tensors, known, folder)
+    return QuantizedCache(tensors, known, folder)
 
 
-class PackedBase(View):
+class QuantizedCache(View):
     """Tensors, and a folder with what became of some of them when they were packed.
 
     A file is named after a digest of the tensors that it was made of: those of another base are

@@ -1,17 +1,63 @@
-"""Notes before a run trains: which weights adapters change, and which new rows stay frozen."""
+"""Notes before a run trains: samples that teach little, are mostly padding, too long or too few;
+which weights adapters change, and which new rows stay frozen."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 
+import numpy as np
+
 from config.sections import RunConfig
+from config.task import Seq2SeqData
+from data.samples import Samples, labelled_tokens, segments_of
 from files.shown import shown_names
 from modelling.weights import Weight, WeightRow, WeightTable
 from modelling.weights.lora import module_of, trains_rows
 
-LEAST = 0.005
+LOOKED_AT = 256
+"""Samples, evenly spread."""
+
+MOST_PADDING = 0.9
+LEAST_LEARNED = 1.0
+"""Tokens of a text: its end alone, which answers nothing."""
+LEAST_SHARE = 0.005
 """The fraction of a model's weights below which a module is not told of."""
+
+
+def sample_notes(config: RunConfig, samples: Samples) -> list[str]:
+    """What a person should know of the samples that a run will train on."""
+    chosen = samples.take(np.unique(np.linspace(0, len(samples) - 1, LOOKED_AT).astype(int)))
+    segments = segments_of(chosen)
+    padding = float(np.mean(segments == 0))
+    texts = max(int(segments.max(axis=1).sum()), 1)
+    learned, batch = labelled_tokens(chosen) / texts, config.training.global_batch_size
+    notes = {
+        f"a text has {learned:.1f} tokens to learn on average, its end included: --data.preview 3 "
+        "shows which": learned <= LEAST_LEARNED,
+        f"{padding:.0%} of the tokens are padding: lower --sequence_length, or raise "
+        "--examples_per_row": padding > MOST_PADDING,
+        f"a batch of {batch} takes each of the {len(samples)} samples {batch / len(samples):.1f} "
+        "times: lower --global_batch_size": batch > len(samples),
+    }
+    return [f"warning: {text}" for text, holds in notes.items() if holds]
+
+
+def length_note(config: RunConfig, written: int = 0) -> list[str]:
+    """Whether texts have more tokens than the model was made for.
+
+    Args:
+        written: tokens that follow those that are read.
+    """
+    shared = 2 if config.training.prefers and not isinstance(config.data, Seq2SeqData) else 1
+    most, read = config.model.max_position_embeddings, config.model.sequence_length // shared
+    if most is None or read + written <= most:
+        return []
+    answers = f", and up to {written} follow" if written else ""
+    return [
+        f"warning: model.sequence_length is {read}{answers}, but the model was made for {most} "
+        "tokens: it may not make sense of positions that it has never seen"
+    ]
 
 
 def trained_notes(config: RunConfig, table: WeightTable) -> list[str]:
@@ -42,7 +88,7 @@ def _adapted_note(table: WeightTable) -> list[str]:
 def _shares(sizes: Counter[str], total: int) -> str:
     """Modules and their shares of all weights, the largest first."""
     shares = [(name, size / total) for name, size in sizes.most_common()]
-    return ", ".join(f"{name} {share:.1%}" for name, share in shares if share >= LEAST)
+    return ", ".join(f"{name} {share:.1%}" for name, share in shares if share >= LEAST_SHARE)
 
 
 def _module(row: WeightRow, weight: Weight) -> str:

@@ -1,0 +1,174 @@
+"""The base model, whose weights a run does not train: checkpoints name it, and do not hold them.
+
+Where it is a step of another run, which that run may delete, the run keeps it in its own folder: as
+hard links to the step's files or, on another disk, as a copy of its weights. It is found by the
+digest of its manifest, so a run's folder can be moved.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import popdist
+from checkpoints import Checkpoint, has_checkpoint, load_checkpoint
+from checkpoints.manifest import Manifest
+from checkpoints.safetensors_files import digest_of_bytes
+from checkpoints.store import SHARD_BYTES, write_tensors
+from files.json_files import Fields
+from files.run_folder import CONFIG, RunFolder
+from files.shown import shown_path
+from files.writing import write_folder, write_synced
+from files.yaml_files import yaml_text
+from huggingface.models import RANDOM
+from modelling.weights import FP8, OPTIMIZER
+from terminal.screen import is_first_process
+
+_BASE, _STEP = "base", "step"  # among a checkpoint's metadata, and in its base
+
+
+@dataclass(frozen=True)
+class BaseModelRef:
+    """Names a base model.
+
+    Attributes:
+        name: a folder, a name of the hub, or "random".
+        sha256: digests of the weights that it has, by logical name, as far as they are known.
+        step: digest of its manifest, if it is a step of a run, which that run may delete.
+    """
+
+    name: str
+    sha256: Mapping[str, str] = field(default_factory=dict)
+    step: str | None = None
+
+    @classmethod
+    def at(cls, place: str | Path, step: str | None = None) -> BaseModelRef:
+        """What is to be found again from any folder."""
+        return cls(str(Path(place).resolve()) if Path(place).exists() else str(place), step=step)
+
+    @classmethod
+    def of_checkpoint(cls, checkpoint: Checkpoint) -> BaseModelRef | None:
+        """That of a checkpoint; None: it holds all weights."""
+        metadata = metadata_of(checkpoint)
+        if _BASE not in metadata:
+            return None
+        saved = metadata.object(_BASE)
+        step = saved.text(_STEP) if _STEP in saved else None
+        return cls(saved.text("name"), saved.texts("sha256"), step)
+
+    def kept_in(self, folder: Path) -> Path:
+        """The folder in a run's `base` in which a step is kept."""
+        return folder / (self.step or "")[:16]
+
+    def place(self, near: Path | None, said: str | None = None) -> str:
+        """Where the model is: kept beside the step at `near` that names it, else where it is said
+        to be, else at its name."""
+        if near is not None and self.step is not None:
+            for folder in (RunFolder.of_step(near).base, near.parent):
+                if has_checkpoint(self.kept_in(folder)):
+                    return str(self.kept_in(folder))
+        return said or self.name
+
+    def seen_from(self, folder: str | Path) -> str | None:
+        """The base's name in an adapter's folder: that of the hub, or a path from the folder, which
+        says nothing of this machine; None: random weights, which no folder has."""
+        if self.name == RANDOM:
+            return None
+        if not (os.path.isabs(self.name) or Path(self.name).exists()):
+            return self.name
+        return os.path.relpath(os.path.realpath(self.name), os.path.realpath(folder))
+
+    def record(self, sha256: Mapping[str, str]) -> dict[str, Any]:
+        """What a checkpoint's metadata have of it.
+
+        Args:
+            sha256: digests of the weights that the checkpoint does not hold.
+        """
+        step = {} if self.step is None else {_STEP: self.step}
+        return {_BASE: {"name": self.name, "sha256": dict(sha256), **step}}
+
+
+def keep_steps(
+    run: RunFolder, bases: Iterable[BaseModelRef], start: Checkpoint | None
+) -> set[Path]:
+    """Keep the steps that some models are, and those that they depend on in turn. All processes
+    call it together.
+
+    Args:
+        bases: those that are no saved steps, or cannot be found, are passed over.
+        start: the step that the run starts from; its files are open.
+
+    Returns:
+        The folders in `run.base` that the run depends on.
+
+    Raises:
+        WriteError: there is no room for a copy.
+    """
+    kept: set[Path] = set()
+    for base in bases:
+        one: BaseModelRef | None = base
+        near = start
+        while one is not None and one.step is not None:
+            near = _found(one, near)
+            if near is None:
+                break
+            folder = one.kept_in(run.base)
+            if is_first_process() and not has_checkpoint(folder):
+                _keep(near, folder)
+            kept.add(folder)
+            one = BaseModelRef.of_checkpoint(near)
+    return kept
+
+
+def remove_other_steps(run: RunFolder, kept: Collection[Path]) -> None:
+    """Delete the kept steps that a run does not depend on."""
+    for path in run.base.iterdir() if run.base.is_dir() else ():
+        if path not in kept:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _found(base: BaseModelRef, near: Checkpoint | None) -> Checkpoint | None:
+    """The step that a base is, which the step `near` names, or is."""
+    if near is not None and near.sha256 == base.step:
+        return near
+    place = base.place(None if near is None else near.path)
+    if not all(popdist.gather(has_checkpoint(place))):
+        return None
+    return load_checkpoint(place, verify=False)
+
+
+def _keep(step: Checkpoint, folder: Path) -> None:
+    def fill(draft: Path) -> None:
+        try:
+            for file in step.path.iterdir():
+                os.link(file, draft / file.name)
+        except OSError:  # another disk, one without links, or the owner has just deleted it
+            for file in draft.iterdir():
+                file.unlink()
+            _copy(step, draft)
+
+    write_folder("the model that the run begins with", folder, fill)
+
+
+def _copy(step: Checkpoint, to: Path) -> None:
+    """Write the weights of a step, as a step."""
+    tensors = ((name, step.tensors[name]) for name in weight_names(step))
+    records = write_tensors(to, "tensors-", tensors, SHARD_BYTES)
+    config = yaml_text(metadata_of(step).mapping("config"))
+    write_synced(to / CONFIG, config)
+    texts = {CONFIG: digest_of_bytes(config.encode())}
+    Manifest(step.step, step.metadata, records, texts).write(to)
+
+
+def weight_names(checkpoint: Checkpoint) -> list[str]:
+    """The tensors of a checkpoint that are weights."""
+    return [n for n in checkpoint.tensors if not n.startswith((f"{OPTIMIZER}/", f"{FP8}/"))]
+
+
+def metadata_of(checkpoint: Checkpoint) -> Fields:
+    """The metadata of a checkpoint, to be read field by field."""
+    return Fields(checkpoint.metadata, f"the manifest of {shown_path(checkpoint.path)}")

@@ -1,0 +1,243 @@
+"""Where weights come from: a Hugging Face model, a checkpoint over its base model, or the seed.
+
+`read_weights` tells all of the way: the tensors of files, in the configured vocabulary, checked as
+they are read (`run.weight_checks`), and the adapters over them. Nothing is read before it is asked
+for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from checkpoints import Checkpoint, CheckpointError, has_checkpoint, load_checkpoint
+from checkpoints.arrays import Arrays, LazyArrays, Overlay, View
+from config.base import flattened
+from config.errors import UserError
+from config.sections import RunConfig
+from files.json_files import Fields
+from files.shown import shown_name, shown_path
+from huggingface.folders import ModelFiles, hf_description, read_hf_directory
+from huggingface.models import RANDOM, local_model
+from huggingface.peft_files import adapter_tensors
+from huggingface.wrappers import text_part, text_tensors, wrapper_of
+from modelling.spec import family_of
+from modelling.weights import WeightTable
+from modelling.weights.lora import init_adapters
+from modelling.weights.row import is_of_adapter, is_trained
+from run.base_model_ref import BaseModelRef, weight_names
+from run.weight_checks import HEAD, Digested, check_fit, check_head, check_model, finite
+from terminal.screen import say
+
+MODEL = "model"
+"""Name under which a checkpoint's metadata have Hugging Face's description of its model."""
+
+
+def read_weights(
+    config: RunConfig,
+    table: WeightTable,
+    place: str,
+    checkpoint: Checkpoint | None = None,
+    needs_base: bool = True,
+) -> tuple[Arrays, str]:
+    """All weights of a model, each read and checked when it is asked for, and a digest of what was
+    read, as far as there is one.
+
+    Args:
+        table: with adapters, if the model shall have some: the place has them, or `adapter.load`,
+            or they begin.
+        place: "random", a checkpoint, or a Hugging Face model: its folder or name.
+        checkpoint: that at the place, if it is known to be one.
+        needs_base: see `with_base`.
+
+    Raises:
+        UserError: they are not there, or do not fit the configuration.
+    """
+    if checkpoint is None and place != RANDOM and has_checkpoint(place):
+        checkpoint = load_checkpoint(place, verify=False)
+    if checkpoint is not None:
+        check_checkpoint(config, table, checkpoint, place)
+        has_own = has_adapters(table, checkpoint)
+        own = finite(config, checkpoint.tensors, place, weight_names(checkpoint))
+        weights = with_base(config, own, checkpoint, table, place, needs_base=needs_base)
+        return weights if has_own else _with_adapters(config, table, weights), checkpoint.sha256
+    if place == RANDOM:
+        weights, sha256 = table.base.initial(config.model.seed), ""
+    else:
+        weights, sha256 = _hf_weights(config, table.base, place)
+    return _with_adapters(config, table, weights), sha256
+
+
+# ---- checkpoints --------------------------------------------------------------------------------
+def has_adapters(table: WeightTable, checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint has some of the table's adapters; else it has what they are for."""
+    return any(w.name in checkpoint.tensors for w in table.only(is_of_adapter).weights)
+
+
+def check_checkpoint(
+    config: RunConfig, table: WeightTable, checkpoint: Checkpoint, load: str
+) -> None:
+    """Raise CheckpointError unless a checkpoint and its base have the weights of the model."""
+    check_model(config, checkpoint.metadata.get(MODEL), load)
+    base = BaseModelRef.of_checkpoint(checkpoint)
+    own = table if has_adapters(table, checkpoint) else table.base
+    frozen = {} if base is None else base.sha256
+    check_fit(own, checkpoint.tensors, weight_names(checkpoint), load, frozen)
+
+
+def with_base(
+    config: RunConfig,
+    own: Arrays,
+    checkpoint: Checkpoint,
+    table: WeightTable,
+    load: str,
+    model: str | None = None,
+    needs_base: bool = True,
+) -> Arrays:
+    """What a checkpoint holds, with the weights that it does not.
+
+    Args:
+        model: where the base is said to be.
+        needs_base: raise CheckpointError at once if the base cannot be read, and not only when one
+            of its weights is asked for.
+    """
+    base = BaseModelRef.of_checkpoint(checkpoint)
+    if base is None:
+        return own
+    place = config.checkpoint.base or base.place(checkpoint.path, model)
+    try:
+        weights, _ = read_weights(config, table.base, place)
+    except UserError as error:
+        failure = CheckpointError(
+            f"the run in {shown_path(load)} holds what it trained, and {shown_path(place)} the "
+            f"other weights, which cannot be had: {error}; --checkpoint.base says where they are"
+        )
+        if needs_base:
+            raise failure from error
+        return Overlay(own, LazyArrays({name: partial(_fail, failure) for name in base.sha256}))
+
+    def changed(name: str) -> CheckpointError:
+        return CheckpointError(
+            f"{shown_path(place)} is not the model that the run in {shown_path(load)} began with: "
+            f"{name} is another; --checkpoint.base names the folder of that model"
+        )
+
+    return Overlay(own, Digested(View(weights, base.sha256), base.sha256, changed, base.sha256))
+
+
+def _fail(error: CheckpointError) -> np.ndarray:
+    raise error
+
+
+# ---- models of Hugging Face ---------------------------------------------------------------------
+def _hf_weights(config: RunConfig, table: WeightTable, name: str) -> tuple[Arrays, str]:
+    """The weights of a Hugging Face model, with the configured vocabulary, and its fingerprint."""
+    folder = local_model(name)
+    description, files = hf_description(folder), read_hf_directory(folder)
+    tensors: LazyArrays = files
+    if description is not None and (kind := wrapper_of(description)) is not None:
+        tensors = text_tensors(files)
+        description = text_part(Fields(description, name), tensors).data
+        say(
+            f"{shown_path(name)} is a {kind}: its text part is read, the other "
+            f"{len(files) - len(tensors)} weights stay as they are"
+        )
+    loaded = _as_loaded(config, description, tensors, name)
+    own = family_of(loaded).table(loaded)
+    check_model(loaded, description, name)
+    check_head(loaded, own, tensors, name)
+    try:
+        check_fit(own, tensors, tensors, name)
+    except CheckpointError as error:
+        raise _of_absent(files, name) or error from error
+    weights = _with_vocabulary(config, table, own, finite(config, own.renamed(tensors), name))
+    return weights, files.fingerprint()
+
+
+def _of_absent(files: ModelFiles, name: str) -> CheckpointError | None:
+    """The error for weights that the index of the files names and no file has, if there are any."""
+    for weight, file in files.absent.items():
+        return CheckpointError(
+            f"the index of {shown_path(name)} names {shown_name(weight)} in {shown_name(file)}, "
+            "which does not have it: download that file again"
+        )
+    return None
+
+
+def _with_adapters(config: RunConfig, table: WeightTable, weights: Arrays) -> Arrays:
+    """The weights of a base model with those of the table's adapters: `adapter.load` has them, or
+    they begin."""
+    own, folder = table.only(is_of_adapter), config.adapter.load
+    if not own.weights:
+        return weights
+    if folder is None:
+        return Overlay(init_adapters(table, weights, config.model.seed), weights)
+    alone = config.changed({"training.trained": None, "training.frozen": None})
+    own, files = family_of(config).weights(alone).only(is_trained), adapter_tensors(folder)
+    check_fit(own, files, files, folder)
+    return Overlay(finite(config, own.renamed(files), folder), weights)
+
+
+# ---- vocabulary ---------------------------------------------------------------------------------
+def _as_loaded(
+    config: RunConfig, description: Mapping[str, Any] | None, tensors: LazyArrays, name: str
+) -> RunConfig:
+    """The configuration of the model that is loaded, where the configured one has another
+    vocabulary: fewer rows, or a head that is the embedding.
+
+    Args:
+        description: the model's config.json.
+        tensors: its weights.
+        name: of the model, for messages.
+    """
+    family, model = family_of(config), config.model
+    names = [n for n in family.table(config).embedding_names if n in tensors]
+    rows = tensors.spec(names[0]).shape[0] if names else model.vocab_size
+    values: dict[str, Any] = {}
+    if set(range(rows, model.vocab_size)) <= {*model.rows_to_begin()}:
+        rows = min(rows, model.vocab_size)
+        values = {model.path("vocab_size"): rows, model.path("new_rows"): None}
+        for token in ("eos_token_id", "pad_token_id"):
+            values[f"model.{token}"] = min(getattr(model, token), rows - 1)
+    may_untie = not family.head_in_files and HEAD not in tensors and description is not None
+    if may_untie and model.tie_word_embeddings is False:
+        of_model = family.from_config_json(Fields(dict(description or {}), name))
+        tied = model.path("tie_word_embeddings")
+        values[tied] = flattened({"model": of_model}).get(tied, False)
+    return config.changed(values)
+
+
+def _with_vocabulary(
+    config: RunConfig, table: WeightTable, loaded: WeightTable, weights: Arrays
+) -> Arrays:
+    """Weights with the configured vocabulary. New rows are the mean of the others; a head that is
+    tied in the loaded model begins as a copy of the embedding.
+
+    Args:
+        table: of the configured model.
+        loaded: of the model that the weights are of.
+    """
+    (embedding, *_), own = loaded.embedding_names, {w.name for w in loaded.weights}
+    rows, new = config.model.vocab_size, config.model.rows_to_begin()
+    makers = {}
+    for name in table.vocabulary_names:
+        source = name if name in own else embedding
+        if new:
+            makers[name] = partial(_with_new_rows, weights, source, rows, new)
+        elif source != name:
+            makers[name] = partial(weights.__getitem__, source)
+    return Overlay(LazyArrays(makers), weights)
+
+
+def _with_new_rows(weights: Arrays, name: str, rows: int, new: Sequence[int]) -> np.ndarray:
+    """A weight with so many rows, of which those that are new are the mean of the others."""
+    old = weights[name]
+    others = np.ones(len(old), bool)
+    others[[row for row in new if row < len(old)]] = False
+    whole = np.empty((rows, *old.shape[1:]), old.dtype)
+    whole[: len(old)] = old
+    whole[list(new)] = old[others].mean(axis=0, dtype=np.float64).astype(old.dtype)
+    return whole
