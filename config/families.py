@@ -27,7 +27,7 @@ class Family(NamedTuple):
 
 
 FAMILIES: dict[str, Family] = {
-    "t5": Family(T5Config, "modelling.t5.family", ("t5", "mt5")),
+    "t5": Family(T5Config, "modelling.t5.model", ("t5", "mt5")),
     "gptj": Family(GPTJConfig, "modelling.gptj.model"),
     "llama": Family(LlamaConfig, "modelling.llama.model", get_args(ModelType)),
 }

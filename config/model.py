@@ -123,6 +123,22 @@ class AnyModel(Section):
         return ()
 
     @property
+    def drops(self) -> bool:
+        """True if training has dropout."""
+        return self.dropout_prob > 0
+
+    @property
+    def forced_tokens(self) -> tuple[int | None, int | None]:
+        """The first token of every answer, and the last of one that its length ends, as far as the
+        family has them."""
+        return None, None
+
+    @property
+    def start_token(self) -> int | None:
+        """What an encoder-decoder reads before it writes; None: padding. A family may have one."""
+        return None
+
+    @property
     def few_bits(self) -> FewBits | None:
         """How frozen weights of linear layers are held; None: in `precision`."""
         if self.quantisation is None:

@@ -11,12 +11,16 @@ from config.families import FAMILIES
 from config.sections import RunConfig
 from data.causal_lm import CAUSAL_LM
 from data.sample_format import SampleFormat
+from data.seq2seq import SEQ2SEQ
 from files.json_files import Fields
 from modelling.decoder import Decoder, decoder_table
+from modelling.encoder_decoder import EncoderDecoder, encoder_decoder_table
 from modelling.generation.decoder_only import DecoderOnlyGenerator
+from modelling.generation.encoder_decoder import EncoderDecoderGenerator
 from modelling.generation.generator import GeneratorOf
 from modelling.layers import LayerAdapters
 from modelling.phases.decoder_only import decoder_only_layout
+from modelling.phases.encoder_decoder import encoder_decoder_layout
 from modelling.phases.layout import Layout
 from modelling.phases.settings import Settings
 from modelling.weights import WeightTable
@@ -93,6 +97,31 @@ def decoder_family(
 
     return ModelFamily(
         CAUSAL_LM, layout, generator, table, to_config_json, from_config_json, **others
+    )
+
+
+def encoder_decoder_family(
+    model_of: Callable[[Any], EncoderDecoder],
+    to_config_json: Callable[[Any], dict[str, Any]],
+    from_config_json: Callable[[Fields], dict[str, Any]],
+    **others: Any,
+) -> ModelFamily:
+    """Return the record of a family of encoder-decoders; arguments as for `decoder_family`."""
+
+    def table(config: Any) -> WeightTable:
+        return encoder_decoder_table(config, model_of(config))
+
+    def layout(settings: Settings) -> Layout:
+        return encoder_decoder_layout(settings, *modules(settings.config))
+
+    def generator(config: RunConfig, sequences: int) -> EncoderDecoderGenerator:
+        return EncoderDecoderGenerator(config, *modules(config), sequences)
+
+    def modules(config: Any) -> tuple[EncoderDecoder, LayerAdapters]:
+        return model_of(config), LayerAdapters(config, table)
+
+    return ModelFamily(
+        SEQ2SEQ, layout, generator, table, to_config_json, from_config_json, **others
     )
 
 

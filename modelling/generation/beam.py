@@ -146,10 +146,9 @@ class BeamSearch:
         self, logits: Tensor, position: Tensor, running: Tensor, stays: list[Tensor]
     ) -> Tensor:
         """Log probabilities, as the rules leave them: like `logits`."""
-        rules, context = self.context.rules, self.context
-        written = running.reshape((logits.shape[0], context.length))
+        written = running.reshape((logits.shape[0], self.context.length))
         log_probabilities = logits - self._log_total(logits)
-        return rules.scores(log_probabilities, position, written, stays, context.groups)
+        return self.context.scores(log_probabilities, position, written, stays)
 
     def _candidates(self, log_probabilities: Tensor, scores: Tensor) -> Candidates:
         groups, beams = self.context.groups, self.strategy.beams

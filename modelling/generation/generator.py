@@ -39,8 +39,15 @@ def nothing_shared(kind: int, *given: Tensor) -> LayerInputs:
 class Executor(Protocol):
     """Runs a model's parts, by the names of their layers in the weight table."""
 
-    def run(self, name: str, module: Module, x: Value) -> Value:
-        """A part that is there once; `build(x)` returns one tensor."""
+    def run(
+        self,
+        name: str,
+        module: Module,
+        x: Value,
+        about: Sequence[Value] = (),
+        same: Sequence[Tensor] = (),
+    ) -> Value:
+        """A part that is there once; `build(x, *about, *same)` returns one tensor."""
         ...
 
     def run_layers(

@@ -36,7 +36,7 @@ class OneByOne:
         rules, special = self.context.rules, self.context.special
         tokens, finished, *rest = state
         stops, stays, inputs = rules.parts(rest)
-        logits = rules.scores(logits, position, tokens, stays, self.context.groups)
+        logits = self.context.scores(logits, position, tokens, stays)
         pad = popxl.constant(special.pad, popxl.int32, "pad")
         chosen = ops.where(finished, pad, self.choose(logits, position, inputs))
         finished = ops.logical_or(finished, special.ends(chosen))

@@ -29,7 +29,7 @@ from popxl_addons.variable_factory import NamedVariableFactories, VariableFactor
 
 Ports = Port | Sequence[Port]
 TOKENS = "tokens."
-"""Begins the names of the embedding's variables, in its phase and that of a head tied to it."""
+"""Begins the names of the embedding's variables, in its phase and in those that borrow them."""
 
 
 def _one_row(spec: popxl.TensorSpec, settings: Settings) -> Port:
@@ -105,7 +105,7 @@ class PhaseWeights:
     Args:
         name: of the phase.
         entries: number of its layers.
-        lender: the phase that owns the table of a tied head.
+        lender: the phase that owns the table of tokens, if it is another.
 
     Attributes:
         experts: those of its layers' experts, where these are a phase in training.
@@ -242,7 +242,7 @@ class ModelWeights:
                 self._add_experts(phase, layers, settings)
             elif layers:
                 stack = layers[0].split(".")[0]
-                lender = self._phases["embeddings"][0] if phase == "head" else None
+                lender = next(iter(self._phases.get("embeddings", ())), None)
                 weights = PhaseWeights(phase, len(layers), settings, lender)
                 self._phases.setdefault(stack, []).append(weights)
                 self._first[layers[0]] = weights

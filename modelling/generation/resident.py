@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import popxl
+from modelling.decoder import EMBEDDINGS
+from modelling.encoder_decoder import TOKENS
 from modelling.generation.condition import call_if, is_any
 from modelling.generation.generator import (
     KEYS_AND_VALUES,
@@ -17,6 +19,7 @@ from modelling.generation.generator import (
 )
 from modelling.generation.loop import Prefilled
 from modelling.layers import Groups, Layers, LMHeadLoss
+from modelling.layers.wrapped import unwrapped
 from popxl import Tensor, TensorSpec
 from popxl_addons import BoundGraph, GraphWithNamedArgs, Module, NamedTensors
 from popxl_addons.variable_factory import NamedVariableFactories
@@ -38,11 +41,21 @@ class ResidentExecutor:
     def __init__(self, module: Module, moment: str, wanted: Tensor | None = None) -> None:
         self._module, self._moment, self._wanted = module, moment, wanted
 
-    def run(self, name: str, module: Module, x: Tensor) -> Tensor:
-        """See `Executor`."""
-        setattr(self._module, name, module)
+    def run(
+        self,
+        name: str,
+        module: Module,
+        x: Tensor,
+        about: Sequence[Tensor] = (),
+        same: Sequence[Tensor] = (),
+    ) -> Tensor:
+        """See `Executor`. A table of tokens has the names that it has in the embeddings."""
+        own: Any = unwrapped(module)
+        setattr(self._module, name, own)
+        if name != EMBEDDINGS and TOKENS in own.named_children():
+            self._module.embeddings = own.lend(TOKENS)
         with popxl.plan.part(f"{name}/{self._moment}"):
-            y: Tensor = module(x)
+            y: Tensor = module(x, *about, *same)
         return y
 
     def run_head(self, head: LMHeadLoss, x: Tensor) -> Tensor:

@@ -23,16 +23,27 @@ class SpecialTokens:
         end: the last token of a sequence.
         pad: fills a sequence after its end.
         others: further tokens that end a sequence.
+        start: what an encoder-decoder reads before it writes; None: `pad`.
+        forced: the first token of every sequence, and the last of one that its length ends; None:
+            any.
     """
 
     end: int
     pad: int
     others: tuple[int, ...] = ()
+    start: int | None = None
+    forced: tuple[int | None, int | None] = (None, None)
 
     @classmethod
     def of(cls, model: AnyModel) -> SpecialTokens:
         """The special tokens of a configured model."""
-        return cls(model.eos_token_id, model.pad_token_id, model.further_ends)
+        others = model.further_ends, model.start_token, model.forced_tokens
+        return cls(model.eos_token_id, model.pad_token_id, *others)
+
+    @property
+    def first(self) -> int:
+        """What an encoder-decoder reads first."""
+        return self.pad if self.start is None else self.start
 
     def ends(self, tokens: Tensor) -> Tensor:
         """Which tokens end a sequence: bool, of their shape."""
@@ -59,6 +70,26 @@ class SearchContext:
     special: SpecialTokens
     length: int
     rules: Rules = NO_RULES
+
+    def scores(
+        self, scores: Tensor, position: Tensor, written: Tensor, stays: list[Tensor]
+    ) -> Tensor:
+        """The scores of tokens as the rules leave them; where a token is forced, those of others
+        are -inf and its own 0, as transformers has them. Arguments as for `Rules.scores`."""
+        scores = self.rules.scores(scores, position, written, stays, self.groups)
+        for place, token in zip((0, self.length - 1), self.special.forced, strict=True):
+            if token is not None:
+                here = ops.equal(position, popxl.constant(place, popxl.int32))
+                scores = ops.where(here, self._only(token, scores.shape[1]), scores)
+        return scores
+
+    def _only(self, token: int, part: int) -> Tensor:
+        """Scores that leave one token: float32 (1, part of the vocabulary)."""
+        columns: Tensor = popxl.constant(np.arange(part)[None], popxl.int32, "columns")
+        if self.groups.tensor_parallel > 1:
+            columns = columns + self.groups.rank() * part
+        zero, never = (popxl.constant(x, popxl.float32) for x in (0.0, -np.inf))
+        return ops.where(ops.equal(columns, popxl.constant(token, popxl.int32)), zero, never)
 
 
 class Advance(NamedTuple):

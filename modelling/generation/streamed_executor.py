@@ -60,11 +60,19 @@ class StreamedExecutor:
         self._weights, self._settings = weights, settings
         self._moment, self._parents = moment, parents
 
-    def run(self, name: str, module: Module, x: Port) -> Port:
+    def run(
+        self,
+        name: str,
+        module: Module,
+        x: Port,
+        about: Sequence[Port] = (),
+        same: Sequence[Tensor] = (),
+    ) -> Port:
         """See `Executor`."""
-        visit = Pass(module, [x], self._settings, stores=[x])
+        specs = [t.spec for t in same]
+        visit = Pass(module, [x, *about], self._settings, same=specs, stores=[x])
         with popxl.plan.part(f"{name}/{self._moment}"):
-            self._weights.run(name, [visit], ONCE)
+            self._weights.run(name, [visit], ONCE, *same)
         return visit.outputs[0]
 
     def run_layers(

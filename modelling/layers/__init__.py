@@ -16,6 +16,10 @@ from modelling.layers.context import Context as Context
 from modelling.layers.dropout import Dropout as Dropout
 from modelling.layers.embedding import Embeddings as Embeddings
 from modelling.layers.embedding import VocabularyEmbedding as VocabularyEmbedding
+from modelling.layers.encoder_decoder import CrossAttention as CrossAttention
+from modelling.layers.encoder_decoder import DecoderContext as DecoderContext
+from modelling.layers.encoder_decoder import PositionBias as PositionBias
+from modelling.layers.encoder_decoder import StackContext as StackContext
 from modelling.layers.experts import ExpertGroup as ExpertGroup
 from modelling.layers.experts import ExpertNames as ExpertNames
 from modelling.layers.experts import Experts as Experts

@@ -58,7 +58,13 @@ class Embeddings(Module):
     Args:
         tokens: their embedding.
         scale: the factor, rounded to the embedding's type.
+
+    Attributes:
+        has_positions: whether `build` of a subclass takes `positions` besides the words, int32
+            (batch or 1, length), in their texts; None: 0, 1, ...
     """
+
+    has_positions = False
 
     def __init__(self, tokens: VocabularyEmbedding, scale: float = 1.0) -> None:
         super().__init__()

@@ -134,6 +134,13 @@ class Module(addons.Module):
         """
         return FileNames()
 
+    def lend(self, name: str) -> Module:
+        """Return a module with a part of this one, which uses it as before: its variables are then
+        counted among those of the other alone."""
+        lent = Module()
+        setattr(lent, name, self._submodules.pop(name))
+        return lent
+
     # ---- variables ------------------------------------------------------------------------------
     def is_quantized(self, row: WeightRow) -> bool:
         """Decide whether a parameter may be held in few bits."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import popxl_addons as addons
 from popxl import Tensor
 from popxl_addons import GraphWithNamedArgs, Module, NamedTensors
 from popxl_addons.variable_factory import NamedVariableFactories
@@ -67,6 +68,11 @@ class ByName(Wrapped):
         return self.layer(**dict(zip(self._names, inputs, strict=True)), **seeded)
 
 
-def kind_of(module: Module) -> str:
+def unwrapped(module: addons.Module) -> addons.Module:
+    """Return the layer inside, or the module itself."""
+    return unwrapped(module.layer) if isinstance(module, Wrapped) else module
+
+
+def kind_of(module: addons.Module) -> str:
     """Return the name of a module's class, or of that of the layer inside."""
-    return kind_of(module.layer) if isinstance(module, Wrapped) else type(module).__name__
+    return type(unwrapped(module)).__name__

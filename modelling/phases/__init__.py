@@ -11,6 +11,7 @@ from modelling.phases.buffers import InputBuffers as InputBuffers
 from modelling.phases.buffers import Port as Port
 from modelling.phases.buffers import over_layers as over_layers
 from modelling.phases.decoder_only import decoder_only_layout as decoder_only_layout
+from modelling.phases.encoder_decoder import encoder_decoder_layout as encoder_decoder_layout
 from modelling.phases.layout import Layout as Layout
 from modelling.phases.layout import Stage as Stage
 from modelling.phases.loss_phase import LossPhase as LossPhase

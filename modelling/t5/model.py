@@ -9,8 +9,11 @@ values are Hugging Face's (with initializer_factor 1), which are those of Mesh T
 from __future__ import annotations
 
 from config.t5 import T5Config, T5Model
+from modelling.encoder_decoder import EncoderDecoder, Stack
 from modelling.layers import (
     Context,
+    CrossAttention,
+    DecoderContext,
     Dropout,
     Embeddings,
     Fused,
@@ -20,12 +23,13 @@ from modelling.layers import (
     MultiHeadAttention,
     RMSNorm,
     Scores,
+    StackContext,
     VocabularyEmbedding,
     activation,
-    heads_first,
 )
+from modelling.spec import encoder_decoder_family
 from modelling.t5.biases import RelativePosition
-from modelling.t5.contexts import DecoderContext, T5Context
+from modelling.t5.config_json import from_config_json, normalise, to_config_json
 from popxl import Tensor
 
 
@@ -47,7 +51,7 @@ class T5SelfAttention(MultiHeadAttention):
         self.o = Linear(inner, hidden, shard="in", std=inner**-0.5)
         self.relative_attention_bias = RelativePosition(causal, is_shared=not is_first)
 
-    def build(self, x: Tensor, ctx: T5Context) -> Tensor:
+    def build(self, x: Tensor, ctx: StackContext) -> Tensor:
         """x: (batch, length, hidden) -> the same shape."""
         q, k, v = (self.split(t) for t in self.qkv(self.groups.copy_to_tp(x)))
         position_bias = ctx.position_bias(self.relative_attention_bias, q.shape[1])
@@ -55,9 +59,8 @@ class T5SelfAttention(MultiHeadAttention):
         return self.o(self.attend(q, k, v, ctx, [position_bias, *masks], lengths))
 
 
-class T5CrossAttention(MultiHeadAttention):
-    """Attention to the encoder's output, without position biases. The few queries of a decoder are
-    never cut into slices."""
+class T5CrossAttention(CrossAttention):
+    """Attention to the encoder's output, without position biases."""
 
     def __init__(self, c: T5Model) -> None:
         super().__init__(c.attention.heads, Scores())
@@ -68,18 +71,8 @@ class T5CrossAttention(MultiHeadAttention):
 
     def build(self, x: Tensor, ctx: DecoderContext) -> Tensor:
         """x: (batch * sequences of a sample, length, hidden) -> the same shape."""
-        masks, lengths = ctx.encoder_padding(bool(self.fused), self.axes.length(x))
-        x = ctx.packing.together(x)
-        q = heads_first(self.split(self.q(self.groups.copy_to_tp(x))))
-        k, v = ctx.encoder_keys(self)
-        y = self.attend_to(q, k, v, ctx, masks, lengths=lengths)
-        return ctx.packing.apart(self.o(y))
-
-    def project_kv(self, encoded: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of the encoder's output: (batch, length, hidden) -> (batch, heads,
-        length, d_kv) each."""
-        k, v = (self.split(t) for t in self.kv(self.groups.copy_to_tp(encoded)))
-        return heads_first(k), heads_first(v)
+        q = self.q(self.groups.copy_to_tp(ctx.packing.together(x)))
+        return ctx.packing.apart(self.o(self.attend_encoded(q, ctx)))
 
 
 class T5MLP(Module):
@@ -116,7 +109,7 @@ class T5LayerSelfAttention(Module):
         self.SelfAttention = T5SelfAttention(c, causal, is_first)
         self.layer_norm = RMSNorm(c.hidden_size, c.layer_norm_epsilon)
 
-    def build(self, x: Tensor, ctx: T5Context) -> Tensor:
+    def build(self, x: Tensor, ctx: StackContext) -> Tensor:
         return ctx.add(x, self.SelfAttention(self.layer_norm(x), ctx))
 
 
@@ -151,7 +144,7 @@ class T5EncoderBlock(Module):
         super().__init__()
         self.layer = Module.from_list([T5LayerSelfAttention(c, False, is_first), T5LayerFF(c)])
 
-    def build(self, x: Tensor, ctx: T5Context) -> Tensor:
+    def build(self, x: Tensor, ctx: StackContext) -> Tensor:
         """x: (batch, length, hidden) -> the same shape."""
         for part in self.layer:
             x = part(x, ctx)
@@ -177,12 +170,7 @@ class T5DecoderBlock(Module):
         return x
 
 
-# ---- the ends of stacks -------------------------------------------------------------------------
-def embeddings() -> Embeddings:
-    """The embeddings of both stacks."""
-    return Embeddings(VocabularyEmbedding(1.0, "shared"))
-
-
+# ---- the model ----------------------------------------------------------------------------------
 class EncoderFinalNorm(Module):
     """The end of the encoder: norm and dropout."""
 
@@ -197,14 +185,28 @@ class EncoderFinalNorm(Module):
         return self.dropout(self.norm(x), seed)
 
 
-def head(config: T5Config) -> LMHeadLoss:
-    """The end of the decoder, the logits and the loss."""
+def encoder_decoder(config: T5Config) -> EncoderDecoder:
+    """A configured model. Of each stack the first block alone has relative positions."""
     c = config.model
-    return LMHeadLoss(
-        RMSNorm(c.hidden_size, c.layer_norm_epsilon),
-        "decoder.final_layer_norm",
-        1.0,
-        VocabularyEmbedding(1.0, "shared", is_shared=True) if c.embedding.tied else None,
-        Dropout.of(c),
-        scale=c.hidden_size**-0.5 if c.scaled_head else 1.0,
+    return EncoderDecoder(
+        embeddings=lambda: Embeddings(VocabularyEmbedding(1.0, "shared")),
+        encoder=Stack(c.layers, lambda is_first: T5EncoderBlock(c, is_first), "encoder.block"),
+        encoder_head=lambda: EncoderFinalNorm(c),
+        decoder=Stack(
+            c.decoder_depth, lambda is_first: T5DecoderBlock(c, is_first), "decoder.block"
+        ),
+        head=lambda: LMHeadLoss(
+            RMSNorm(c.hidden_size, c.layer_norm_epsilon),
+            "decoder.final_layer_norm",
+            1.0,
+            VocabularyEmbedding(1.0, "shared", is_shared=True) if c.embedding.tied else None,
+            Dropout.of(c),
+            scale=c.hidden_size**-0.5 if c.scaled_head else 1.0,
+        ),
+        hf_tables=[f"{stack}.embed_tokens.weight" for stack in ("encoder", "decoder")],
     )
+
+
+FAMILY = encoder_decoder_family(
+    encoder_decoder, to_config_json, from_config_json, head_in_files=True, normalise=normalise
+)

@@ -21,7 +21,7 @@ from modelling.layers import Groups
 from modelling.phases import LossPhase, Phase
 from modelling.phases.optimizer import OptimizerStore
 from modelling.phases.training import build_training
-from modelling.t5.training import t5_layout
+from modelling.t5.model import FAMILY
 from tests.modelling.harness import small_config
 
 ROOT = Path(__file__).parents[2]
@@ -162,7 +162,7 @@ def program() -> dict[str, list]:
             if method in vars(kind):
                 record(patch, kind, method, lambda phase, m=method: found[m].append(phase.name))
         record(patch, OptimizerStore, "update", lambda store: found["update"].append(store.facts))
-        built = build_training(config, t5_layout)
+        built = build_training(config, FAMILY.layout)
     owners = [name for name, entries in built.variables.items() if entries]
     between = [b for b in built.ir.remote_buffers if (b.kind or "").endswith("between layers")]
     return {**found, "owners": owners, "rows": [b.entries // steps for b in between]}

@@ -11,9 +11,9 @@ from config.t5 import T5Config
 from modelling.gptj import model as gptj
 from modelling.layers import configured
 from modelling.layers.wrapped import ByName, Wrapped
+from modelling.phases.encoder_decoder import StackSamples
 from modelling.phases.samples import WholeSamples
 from modelling.t5 import model as t5
-from modelling.t5.training import DecoderSamples, EncoderSamples
 from popxl_addons import Module
 
 
@@ -39,15 +39,19 @@ class Made(Wrapped):
 
 
 def t5_embeddings(config: T5Config) -> Made:
-    return Made(config, t5.embeddings)
+    return Made(config, t5.encoder_decoder(config).embeddings)
 
 
 def encoder_block(config: T5Config) -> Made:
-    return Made(config, lambda: EncoderSamples(t5.T5EncoderBlock(config.model, True)))
+    return Made(config, lambda: StackSamples(t5.T5EncoderBlock(config.model, True)))
 
 
 def decoder_block(config: T5Config) -> Made:
-    return Made(config, lambda: DecoderSamples(t5.T5DecoderBlock(config.model, True)))
+    return Made(
+        config,
+        lambda: StackSamples(t5.T5DecoderBlock(config.model, True)),
+        ("x", "encoded", "mask"),
+    )
 
 
 def encoder_end(config: T5Config) -> Made:
@@ -56,7 +60,7 @@ def encoder_end(config: T5Config) -> Made:
 
 def t5_head(config: T5Config) -> Made:
     """x, labels and weight -> the loss."""
-    return Made(config, lambda: t5.head(config), ("x", "labels", "weight"))
+    return Made(config, t5.encoder_decoder(config).head, ("x", "labels", "weight"))
 
 
 def gptj_block(config: GPTJConfig) -> Made:

@@ -15,7 +15,7 @@ import pytest
 
 import modelling.gptj.model
 import modelling.llama.model
-import modelling.t5.family
+import modelling.t5.model
 import popxl
 import tests.modelling.gptj.training as gptj
 import tests.modelling.llama.training as llama
@@ -35,7 +35,7 @@ from tests.slow import slow
 STEPS = 3
 PART = 0.6  # of the buffers has room in device memory, for some entries and not for all
 
-T5 = modelling.t5.family.FAMILY, t5
+T5 = modelling.t5.model.FAMILY, t5
 GPTJ = modelling.gptj.model.FAMILY, gptj
 LLAMA = modelling.llama.model.FAMILY, llama
 

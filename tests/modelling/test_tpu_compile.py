@@ -23,7 +23,7 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh
 from modelling.phases.training import build_training
-from modelling.t5.family import FAMILY
+from modelling.t5.model import FAMILY
 from popxl._run.program import Program
 from popxl._schedule.segment import donated
 from tests.modelling.t5.training import our_config

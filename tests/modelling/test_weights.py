@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import popxl
-from modelling.t5.table import HEAD, encoder_layer
+from modelling.decoder import HEAD
 from modelling.weights import Weight, WeightRow
 from popxl_addons import NamedTensors
 from tests.modelling.harness import TENSOR_PARALLEL, small_config
@@ -149,7 +149,7 @@ def test_a_programs_variables_and_optimizer_state(theirs, tensor_parallel):
     """Phases with lists of layers, as a phased program has, and layers by name."""
     config = small_config(tensor_parallel)
     whole = weight_table(config)
-    names = (encoder_layer(0), encoder_layer(1), HEAD)
+    names = ("encoder.0", "encoder.1", HEAD)
     table = type(whole)({n: whole.layers[n] for n in names}, whole.phases, tensor_parallel)
     ir = popxl.Ir(replication=tensor_parallel)
     with ir.main_graph:
@@ -198,5 +198,5 @@ def test_the_modules_have_the_rows_variables():
         head, _ = t5_head(CONFIG).create_graph(x, labels, weight)
     table = weight_table(CONFIG)
     position = {"layer.0.SelfAttention.relative_attention_bias.weight"}
-    assert {r.path for r in table.layers[encoder_layer(1)]} == set(facts.keys_flat()) - position
+    assert {r.path for r in table.layers["encoder.1"]} == set(facts.keys_flat()) - position
     assert {r.path for r in table.layers[HEAD]} == set(head.keys_flat())

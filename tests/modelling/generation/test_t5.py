@@ -15,7 +15,6 @@ from modelling.generation import Beam, Sampling
 from modelling.layers import LMHeadLoss
 from modelling.layers.wrapped import Wrapped
 from modelling.t5 import model as t5
-from modelling.t5.generation import T5Generator
 from popxl import Tensor
 from popxl_addons import NamedTensors
 from sessions.generating import Inference
@@ -186,7 +185,7 @@ def uncached_logits(
         def build(self, x: Tensor) -> Tensor:
             return self.layer.logits(x)
 
-    return run(Made(config, lambda: AllLogits(t5.head(config))), weights.head, x)
+    return run(Made(config, lambda: AllLogits(t5.encoder_decoder(config).head())), weights.head, x)
 
 
 @pytest.mark.parametrize("tp", [slow(1), 2])
@@ -200,7 +199,9 @@ def test_cached_logits_are_those_of_the_whole_decoder(tp):
         return uncached_logits(config, weights, words, mask, popxl.variable(read.astype(np.int32)))
 
     table = weight_table(config)
-    cached, uncached = forced_logits(config, T5Generator, table, reference(), forced, whole)
+    cached, uncached = forced_logits(
+        config, family_of(config).generator, table, reference(), forced, whole
+    )
     parts = uncached.reshape(POSITIONS, tp, batch, POSITIONS, -1)[0]
     assert error_of(cached, np.concatenate(list(parts), -1)) < 1e-5
 

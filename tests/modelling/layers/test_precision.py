@@ -7,9 +7,9 @@ import pytest
 
 import popxl
 import popxl_addons as addons
+from modelling.decoder import HEAD
 from modelling.layers import add_residual
 from modelling.layers.residual import FLOAT16_LIMIT
-from modelling.t5.table import HEAD, decoder_layer, encoder_layer
 from tests.modelling.harness import small_config
 from tests.modelling.layers.whole import feed_forward
 from tests.modelling.made import decoder_block, encoder_block, t5_head
@@ -53,8 +53,8 @@ def blocks(precision: str) -> list[np.ndarray]:
 
         x, y = (popxl.variable(rng.standard_normal((2, n, 16)), dtype) for n in (12, 4))
         mask = popxl.variable(np.ones((2, 12), np.int32))
-        encoded = call(encoder_block(config), encoder_layer(0), x, mask)
-        decoded = call(decoder_block(config), decoder_layer(0), y, encoded, mask)
+        encoded = call(encoder_block(config), "encoder.0", x, mask)
+        decoded = call(decoder_block(config), "decoder.0", y, encoded, mask)
         weight = popxl.variable(np.float32(0.1))
         loss = call(t5_head(config), HEAD, decoded, popxl.variable(labels), weight)
         assert loss.dtype == popxl.float32

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from modelling.t5.table import EMBEDDINGS, ENCODER_HEAD, HEAD, decoder_layer, encoder_layer
+from modelling.decoder import EMBEDDINGS, HEAD
+from modelling.encoder_decoder import ENCODER_HEAD
 from tests.modelling.harness import (
     Case,
     check_cases,
@@ -75,9 +76,9 @@ def t5_cases() -> dict[str, Case]:
     labels = rng.integers(0, MODEL.embedding.vocab_size, (BATCH, DECODER), np.int32)
     labels[0, 2:] = labels[1] = -100
     wide, narrow = (BATCH, ENCODER, MODEL.hidden_size), (BATCH, DECODER, MODEL.hidden_size)
-    encoder = encoder_layer(0), encode, [rand(*wide), MASK], rand(*wide)
+    encoder = "encoder.0", encode, [rand(*wide), MASK], rand(*wide)
     pair = [rand(*narrow), rand(*wide), MASK]
-    decoder = decoder_layer(0), decode, pair, rand(*narrow)
+    decoder = "decoder.0", decode, pair, rand(*narrow)
     return {
         "embeddings": case(at(t5_embeddings), EMBEDDINGS, hf.shared, [words], rand(*wide)),
         "encoder": case(at(encoder_block), *encoder),

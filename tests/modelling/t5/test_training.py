@@ -15,7 +15,7 @@ from config.t5 import T5Config
 from data.samples import EMPTY
 from data.seq2seq import EncodedExamples, PackedExamples
 from modelling.phases.training import build_training
-from modelling.t5.family import FAMILY
+from modelling.t5.model import FAMILY
 from tests.modelling.sessions import fine_tuning, transposed
 from tests.modelling.t5.training import (
     ENC,

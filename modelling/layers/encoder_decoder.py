@@ -1,0 +1,148 @@
+"""What the blocks of an encoder-decoder have in common: their contexts over whole samples,
+attention to the encoder's output, and biases of positions that a stack's blocks share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from data.preferences import answers_of
+from modelling.layers.attention import heads_first
+from modelling.layers.context import Context
+from modelling.layers.embedding import Embeddings
+from modelling.layers.linear import Fused
+from modelling.layers.module import Module
+from modelling.layers.multi_head_attention import MultiHeadAttention
+from modelling.layers.packing import Packing
+from modelling.layers.run_config import run_config
+from modelling.layers.wrapped import Wrapped
+from popxl import Tensor
+
+Padding = tuple[Sequence[Tensor], Tensor | None]
+"""What hides padding: biases of the scores, or a number of keys for each sample."""
+
+
+class PositionBias(Module):
+    """Biases of attention scores by positions: `build(queries, keys)` for numbers of them returns
+    float32, broadcasts to (batch, heads, queries, keys). Where it is shared, the first block of the
+    stack has the variables."""
+
+
+class StackContext(Context):
+    """The context of a stack's block.
+
+    Args:
+        seed: see `Context`.
+        bias: of positions, where it is at hand.
+    """
+
+    def __init__(self, seed: Tensor | None = None, bias: Tensor | None = None) -> None:
+        super().__init__(seed=seed)
+        self._bias = bias
+
+    def position_bias(self, module: PositionBias, length: int) -> Tensor:
+        """What a module gives for so many queries and keys."""
+        bias: Tensor = module(length, length) if self._bias is None else self._bias
+        return bias
+
+    def padding(self, takes_lengths: bool) -> Padding:
+        """What hides the padding of x: that of a decoder is at its end, where causality hides it.
+
+        Args:
+            takes_lengths: whether attention takes numbers of keys: a kernel adds one bias, not two.
+        """
+        return [], None
+
+
+class EncoderContext(StackContext):
+    """The context of the encoder's blocks.
+
+    Args:
+        mask: int32 (batch, length), see `Packing`.
+    """
+
+    def __init__(
+        self, mask: Tensor, seed: Tensor | None = None, bias: Tensor | None = None
+    ) -> None:
+        super().__init__(seed, bias)
+        self._mask, self._packing = mask, packing()
+
+    def padding(self, takes_lengths: bool) -> Padding:
+        if takes_lengths and self._packing.examples == 1 and self._bias is None:
+            return [], self._packing.lengths(self._mask)
+        return [self._packing.encoder_bias(self._mask)], None
+
+
+class DecoderContext(StackContext):
+    """The context of the decoder's blocks.
+
+    Args:
+        encoded: the encoder's output, (batch, encoder length, hidden).
+        mask: int32 (batch, encoder length), see `Packing`.
+
+    Attributes:
+        packing: of the sequences.
+    """
+
+    def __init__(self, encoded: Tensor, mask: Tensor, seed: Tensor | None = None) -> None:
+        super().__init__(seed)
+        self._encoded, self._mask, self.packing = encoded, mask, packing()
+
+    def encoder_padding(self, takes_lengths: bool, length: int) -> Padding:
+        """What hides the encoder's padding, and other examples of the sample; see `padding`.
+
+        Args:
+            length: queries of a sequence.
+        """
+        if takes_lengths and self.packing.examples == 1:
+            return [], self.packing.lengths(self._mask)
+        return [self.packing.cross_bias(self._mask, length)], None
+
+    def encoder_keys(self, attention: CrossAttention) -> tuple[Tensor, Tensor]:
+        """Keys and values of the encoder's output, (batch, heads, encoder length, head_dim)."""
+        return attention.project_kv(self._encoded)
+
+
+class CrossAttention(MultiHeadAttention):
+    """Attention to the encoder's output, between the projections, of which subclasses declare that
+    of keys and values as `kv`. The few queries of a decoder are never cut into slices."""
+
+    kv: Fused
+
+    def attend_encoded(self, q: Tensor, ctx: DecoderContext) -> Tensor:
+        """q: (batch, sequences of a sample * length, h * d), see `Packing.together` -> the same
+        shape."""
+        length = self.axes.length(q) // ctx.packing.count
+        masks, lengths = ctx.encoder_padding(bool(self.fused), length)
+        k, v = ctx.encoder_keys(self)
+        return self.attend_to(heads_first(self.split(q)), k, v, ctx, masks, lengths=lengths)
+
+    def project_kv(self, encoded: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of the encoder's output: (batch, length, hidden) -> (batch, heads,
+        length, head_dim) each."""
+        k, v = (self.split(t) for t in self.kv(self.groups.copy_to_tp(encoded)))
+        return heads_first(k), heads_first(v)
+
+
+class EncoderWords(Wrapped):
+    """The beginning of an encoder whose learned positions are those in each example."""
+
+    def build(self, words: Tensor, mask: Tensor, seed: Tensor | None = None) -> Tensor:
+        """words: int32 (batch, length) -> (batch, length, hidden).
+
+        Args:
+            mask: see `Packing`.
+        """
+        x: Tensor = self.layer(words, seed, packing().positions(mask))
+        return x
+
+
+def over_samples(embeddings: Embeddings) -> Embeddings | EncoderWords:
+    """The beginning of an encoder, which takes the mask as well if its positions depend on it."""
+    depends = embeddings.has_positions and packing().examples > 1
+    return EncoderWords(embeddings) if depends else embeddings
+
+
+def packing() -> Packing:
+    """The packing of the samples of the run that modules are made for."""
+    config = run_config()
+    return Packing.of(config, answers_of(config))
