@@ -1,4 +1,4 @@
-"""Fine-tune a T5, GPT-J or Llama-shaped model: on your own data, on MNLI, or on the sample corpus.
+"""Fine-tune a T5, BART, GPT-J or Llama-shaped model: on your own data, MNLI or the sample corpus.
 
 python3 run_finetuning.py --model FOLDER --data.train rows.jsonl --save runs/mine
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, get_args
 
+from config.bart import BartConfig
 from config.errors import ConfigError, nearest
 from config.gptj import GPTJConfig
 from config.llama import LlamaConfig, ModelType
@@ -28,6 +29,7 @@ class Family(NamedTuple):
 
 FAMILIES: dict[str, Family] = {
     "t5": Family(T5Config, "modelling.t5.model", ("t5", "mt5")),
+    "bart": Family(BartConfig, "modelling.bart.model"),
     "gptj": Family(GPTJConfig, "modelling.gptj.model"),
     "llama": Family(LlamaConfig, "modelling.llama.model", get_args(ModelType)),
 }

@@ -24,7 +24,10 @@ COPIES, EPOCHS = "execution.data_parallel", "training.epochs"
 GROUPS = "execution.expert_groups"
 LAYOUT = COPIES, "execution.tensor_parallel"
 """What says how many devices there are: where nobody gives either, all devices of a machine."""
-DROPOUTS = ("model.dropout_prob", "adapter.dropout")
+DROPOUTS = (
+    *(f"model.{name}" for name in ("dropout_prob", "attention_dropout", "activation_dropout")),
+    "adapter.dropout",
+)
 CROSS_ENTROPY = "cross_entropy"
 PLAN = "the plan"
 """The layer of what it says of devices."""

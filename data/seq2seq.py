@@ -57,7 +57,8 @@ class EncodedExamples:
         targets: int32 [n, decoder_sequence_length], padded with `IGNORE_INDEX`; of preferences
             [n, 2, decoder_sequence_length], for `PackedExamples` alone.
         sequence_length: length that prompts are padded to.
-        pad: id of the padding token, which also starts decoding.
+        pad: id of the padding token.
+        start: id of the token that the decoder reads first; None: `pad`.
         cuts: what was cut or dropped; prompts lose their end, `</s>` kept.
     """
 
@@ -67,6 +68,7 @@ class EncodedExamples:
     sequence_length: int
     pad: int
     cuts: Cuts = NOTHING_CUT
+    start: int | None = None
 
     @property
     def digest(self) -> str:
@@ -93,7 +95,7 @@ class EncodedExamples:
         return {
             "input_ids": input_ids,
             "segments": segments,
-            "decoder_input_ids": shift_right(labels, self.pad),
+            "decoder_input_ids": shift_right(labels, self.pad, self.start),
             "labels": labels,
         }
 
@@ -146,7 +148,7 @@ class PackedExamples:
         return {
             "input_ids": words,
             "segments": segments,
-            "decoder_input_ids": shift_right(labels, encoded.pad),
+            "decoder_input_ids": shift_right(labels, encoded.pad, encoded.start),
             "labels": labels.astype(np.int32),
         }
 
@@ -181,6 +183,7 @@ class Seq2Seq(SampleFormat):
             self.output_length(config),
             config.data.long_targets,
             keeps_end=config.data.format == "chat",
+            start=config.model.start_token,
         )
         return encoded if most == 1 else PackedExamples.of(encoded, most)
 
@@ -206,7 +209,10 @@ class Seq2Seq(SampleFormat):
         prompts = [each.prompt(2 * i) for i in range(len(kept))]
         cuts = Cuts(each.cuts.prompts // 2, each.cuts.targets, len(units) - len(kept))
         targets = each.targets.reshape(-1, 2, limit)
-        both = EncodedExamples(*_joined(prompts), targets, each.sequence_length, each.pad, cuts)
+        start = config.model.start_token
+        both = EncodedExamples(
+            *_joined(prompts), targets, each.sequence_length, each.pad, cuts, start
+        )
         packed = PackedExamples.of(both, examples_per_sample(config))
         counts = np.count_nonzero(targets != IGNORE_INDEX, axis=2).astype(np.float32)
         return Preferences(packed, packed.samples, counts, signs_of(kept))
@@ -255,6 +261,7 @@ class Seq2Seq(SampleFormat):
             model.seed,
             mean_tokens,
         )
+        drawn = replace(drawn, start=model.start_token)
         if most == 1:
             return drawn
         packed = PackedExamples.of(replace(drawn, sequence_length=model.sequence_length), most)
@@ -313,6 +320,7 @@ def fitted_pairs(
     decoder_sequence_length: int,
     long_targets: LongTargets = "refuse",
     keeps_end: bool = False,
+    start: int | None = None,
 ) -> EncodedExamples:
     """Prompts and targets that samples hold. Prompts longer than `sequence_length` are cut and
     counted.
@@ -321,6 +329,7 @@ def fitted_pairs(
         tokens: of the examples, see `encoded_pairs`.
         long_targets: what becomes of targets longer than `decoder_sequence_length`.
         keeps_end: a prompt that is cut loses its beginning, not its end.
+        start: see `EncodedExamples`.
 
     Raises:
         TooLong: a target does not fit, and `long_targets` is "refuse"; a target that was cut
@@ -339,7 +348,7 @@ def fitted_pairs(
     fitting = [pairs[i][0] for i in kept]
     prompts, cut = _prompts(fitting, tokenizer, sequence_length, keeps_end)
     return EncodedExamples(
-        *_joined(prompts), labels, sequence_length, tokenizer.pad, cuts + Cuts(prompts=cut)
+        *_joined(prompts), labels, sequence_length, tokenizer.pad, cuts + Cuts(prompts=cut), start
     )
 
 
@@ -386,12 +395,12 @@ def generated_examples(
     return EncodedExamples(tokens, starts, targets, source, PAD)
 
 
-def shift_right(labels: np.ndarray, pad: int) -> np.ndarray:
+def shift_right(labels: np.ndarray, pad: int, start: int | None = None) -> np.ndarray:
     """What the decoder reads to predict `labels` [n, length]: each position's predecessor.
 
-    The first is `pad`, as in T5; ignored positions become `pad` too.
+    The first is `start`; None: `pad`, as in T5. Ignored positions become `pad`.
     """
-    shifted = np.full_like(labels, pad)
+    shifted = np.full_like(labels, pad if start is None else start)
     shifted[:, 1:] = labels[:, :-1]
     return np.where(shifted == IGNORE_INDEX, pad, shifted)
 

@@ -10,7 +10,9 @@ from files.errors import FileError
 from files.json_files import read_object
 
 GENERATION = "generation_config.json"
-TOKENS = ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id")
+OF_DECODER = ("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id")
+"""What the decoder of an encoder-decoder reads first, and tokens that it has to write."""
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", *OF_DECODER)
 
 
 def generation_settings(folder: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from checkpoints.errors import CheckpointError
 from config.errors import UserError
@@ -19,7 +20,12 @@ from huggingface.folders import (
     weight_files,
 )
 from huggingface.folders import WEIGHTS as ONE_FILE
-from huggingface.generation_config import GENERATION, end_tokens, generation_settings
+from huggingface.generation_config import (
+    GENERATION,
+    OF_DECODER,
+    end_tokens,
+    generation_settings,
+)
 from huggingface.hub import is_reachable
 from huggingface.refusals import check_not_cache, refusal_of
 from huggingface.wrappers import HEADS, text_part, wrapper_of
@@ -37,7 +43,7 @@ class Published:
 
     Attributes:
         description: its config.json, or that of its text part; of the tokens that end a text, all
-            that generation_config.json names.
+            that generation_config.json names, and of a decoder's what it says.
         has_head: whether the head has a weight of its own; None: the weights are not here.
         wrapper: the kind of the model that it is the text part of, if it is one.
     """
@@ -84,11 +90,13 @@ def published(name: str) -> Published:
     except UserError:  # of damaged ones, which reading them will tell
         names = None
     description = text_part(whole, names)
-    ends = end_tokens(generation_settings(folder))
+    settings = generation_settings(folder)
+    ends = end_tokens(settings)
+    tokens: dict[str, Any] = {n: settings[n] for n in OF_DECODER if n in settings}
     if ends:
-        description = description.replaced(
-            {**description.data, "eos_token_id": ends if len(ends) > 1 else ends[0]}
-        )
+        tokens["eos_token_id"] = ends if len(ends) > 1 else ends[0]
+    if tokens:
+        description = description.replaced({**description.data, **tokens})
     has_head = None if names is None else not HEADS.isdisjoint(names)
     return Published(description, has_head, wrapper_of(whole.data))
 

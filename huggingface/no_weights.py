@@ -10,6 +10,7 @@ _NO_WEIGHT = re.compile(
     | (.*\.)?rotary_emb(_local)?\.(.*_)?inv_freq            # frequencies of positions
     | (.*\.)?rotary_emb\.(cos|sin)_cached
     | decoder\.block\.\d+\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight  # T5 of 2019
+    | (model\.)?(encoder|decoder)\.version                  # BART's, from fairseq
     """,
     re.VERBOSE,
 )

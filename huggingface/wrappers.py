@@ -14,6 +14,8 @@ from huggingface.folders import ModelFiles
 
 WRAPPERS = {"gemma3": "gemma3_text", "mistral3": "mistral"}
 """Kinds of such models, and the kind of the text part where it is not said."""
+BASES = {"bart": "model."}
+"""Kinds that are published without a head too, and what begins the names of others' weights."""
 HEADS = {"lm_head.weight", "language_model.lm_head.weight"}
 
 _OF_THE_WHOLE = ("bos_token_id", "eos_token_id", "pad_token_id", "task_specific_params")
@@ -27,6 +29,14 @@ def wrapper_of(description: Mapping[str, Any]) -> str | None:
     """The kind of the model that a config.json describes, if it is such a model."""
     kind = description.get("model_type")
     return kind if isinstance(kind, str) and kind in WRAPPERS else None
+
+
+def base_prefix(description: Mapping[str, Any], names: Collection[str]) -> str:
+    """What the names of weights lack where the files are of a model without its head, as in
+    transformers' `base_model_prefix`; "" where they lack nothing."""
+    kind = description.get("model_type")
+    prefix = BASES.get(kind, "") if isinstance(kind, str) else ""
+    return "" if any(name.startswith(prefix) for name in names) else prefix
 
 
 def text_part(description: Fields, names: Collection[str] | None) -> Fields:

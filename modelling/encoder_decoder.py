@@ -102,7 +102,10 @@ def encoder_decoder_table(config: RunConfig, model: EncoderDecoder) -> WeightTab
     words = layers[EMBEDDINGS][0].weights[0].name
     copies = [*model.hf_tables, *(["lm_head.weight"] if is_tied else [])]
     parts = config.execution.tensor_parallel
-    return WeightTable(layers, phases, parts, FileNames(dict.fromkeys(copies, words)))
+    rows = [row for of_layer in layers.values() for row in of_layer]
+    buffers = frozenset(row.weights[0].name for row in rows if row.is_buffer)
+    names = FileNames(dict.fromkeys(copies, words), buffers=buffers)
+    return WeightTable(layers, phases, parts, names)
 
 
 def layer_name(stack: str, index: int) -> str:

@@ -96,7 +96,7 @@ def finetuning_needs(
     candidates = (programs or Programs()).of(config, target)
     _, traced = candidates.get()
     count, shapes = _parameters(table), [weight.shape for weight in table.trained]
-    rows = [row for row in table.rows if row.trained]
+    rows = [row for row in table.rows if row.updated]
     kept = [
         (slot, weight.shape)
         for row in rows

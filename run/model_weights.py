@@ -23,7 +23,7 @@ from files.shown import shown_name, shown_path
 from huggingface.folders import ModelFiles, hf_description, read_hf_directory
 from huggingface.models import RANDOM, local_model
 from huggingface.peft_files import adapter_tensors
-from huggingface.wrappers import text_part, text_tensors, wrapper_of
+from huggingface.wrappers import base_prefix, text_part, text_tensors, wrapper_of
 from modelling.spec import family_of
 from modelling.weights import WeightTable
 from modelling.weights.lora import init_adapters
@@ -145,6 +145,8 @@ def _hf_weights(config: RunConfig, table: WeightTable, name: str) -> tuple[Array
             f"{shown_path(name)} is a {kind}: its text part is read, the other "
             f"{len(files) - len(tensors)} weights stay as they are"
         )
+    elif prefix := base_prefix(description or {}, files):
+        tensors = View(files, renamed={f"{prefix}{weight}": weight for weight in files})
     loaded = _as_loaded(config, description, tensors, name)
     own = family_of(loaded).table(loaded)
     check_model(loaded, description, name)
@@ -234,10 +236,12 @@ def _with_vocabulary(
 
 def _with_new_rows(weights: Arrays, name: str, rows: int, new: Sequence[int]) -> np.ndarray:
     """A weight with so many rows, of which those that are new are the mean of the others."""
-    old = weights[name]
+    old, is_row = weights[name], False
+    if old.shape[0] == 1:  # a buffer of logits, with a column for each token
+        old, is_row = old.T, True
     others = np.ones(len(old), bool)
     others[[row for row in new if row < len(old)]] = False
     whole = np.empty((rows, *old.shape[1:]), old.dtype)
     whole[: len(old)] = old
     whole[list(new)] = old[others].mean(axis=0, dtype=np.float64).astype(old.dtype)
-    return whole
+    return whole.T if is_row else whole

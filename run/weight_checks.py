@@ -24,9 +24,10 @@ HEAD = "lm_head.weight"
 _PAST_FLOAT16 = 65520  # the least number that float16 rounds to infinity
 _FLOATS = ("float32", "float16", "bfloat16", "float64")
 _IGNORED = {
-    "architectures", "attn_pdrop", "bos_token_id", "decoder_start_token_id", "dropout_rate",
-    "embd_pdrop", "eos_token_id", "initializer_range", "n_positions", "pad_token_id",
-    "resid_pdrop", "tie_word_embeddings",
+    "activation_dropout", "architectures", "attention_dropout", "attn_pdrop", "bos_token_id",
+    "decoder_start_token_id", "dropout", "dropout_rate", "embd_pdrop", "eos_token_id",
+    "forced_bos_token_id", "forced_eos_token_id", "init_std", "initializer_range", "n_positions",
+    "pad_token_id", "resid_pdrop", "tie_word_embeddings",
 }  # fmt: skip
 """Entries of a description that do not affect what the weights compute."""
 

@@ -109,7 +109,7 @@ def decoder(config: GPTJConfig) -> Decoder:
         layer_types=["full_attention"] * c.layers,
         block=lambda layer_type: GPTJBlock(c),
         head=lambda: LMHeadLoss(
-            LayerNorm(c.hidden_size, c.layer_norm_epsilon), "transformer.ln_f", std, bias=True
+            LayerNorm(c.hidden_size, c.layer_norm_epsilon), "transformer.ln_f", std, bias="trained"
         ),
         hf_layers="transformer.h",
     )

@@ -44,6 +44,7 @@ class Context:
     ) -> None:
         config = run_config()
         self._axes, self._dropout = Axes.of(config), Dropout.of(config.model)
+        self._drops = config.model.drops and not config.model.eval
         self._starts, self._seed, self._seeds_drawn = starts, seed, 0
         self._segments, self.usage = segments, usage
         self.routes_only, self.handed_on = routes_only, dict[str, Tensor]()
@@ -52,7 +53,7 @@ class Context:
     # ---- dropout and residuals ------------------------------------------------------------------
     def next_seed(self) -> Tensor | None:
         """A new seed made from the block's; None: nothing is random."""
-        if not self._dropout.active or self._seed is None:
+        if not self._drops or self._seed is None:
             return None
         self._seeds_drawn += 1
         return ops.create_random_seed(self._seed, popxl.constant(self._seeds_drawn, popxl.uint32))

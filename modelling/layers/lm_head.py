@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
 import popxl
 from modelling.layers.lora import TokenRows, VocabularyAdapter
 from modelling.layers.masking import MASKED
-from modelling.layers.module import Module, cast, parameter
+from modelling.layers.module import Module, cast, parameters
+from modelling.weights.row import Weight
 from popxl import Tensor, ops
 from popxl_addons.fp8 import matrix_product
+
+Bias = Literal["trained", "buffer"]
 
 
 class LMHead(Module):
@@ -22,26 +26,29 @@ class LMHead(Module):
     Args:
         std: of the initial weights.
         tied: whether its weight is the embedding's, which `build` is then given.
-        bias: whether the logits have one.
+        bias: a trained one of the logits, or a buffer; None: there is none.
         cap: logits become cap * tanh(logits / cap); None: they stay.
     """
 
     adapters: VocabularyAdapter | None = None
 
     def __init__(
-        self, std: float, tied: bool = False, bias: bool = False, cap: float | None = None
+        self, std: float, tied: bool = False, bias: Bias | None = None, cap: float | None = None
     ) -> None:
-        super().__init__()
+        super().__init__("")
         config, model = self.config, self.config.model
         rows = () if tied or not config.adapter.trainable_tokens_head else config.trained_tokens
         self.rows = TokenRows(rows) if rows else None
         self.vocabulary = model.vocab_size
-        self.has_bias, self.cap, self.product = bias, cap, matrix_product()
+        self.has_bias, self.cap, self.product = bias is not None, cap, matrix_product()
         if not tied:
-            size = self.vocabulary, model.hidden_size
-            self.weight = parameter(*size, std=std, shard=1, transposed=True)
-        if bias:
-            self.bias = parameter(self.vocabulary, std=0.0, shard=0)
+            weight = Weight("lm_head.weight", (self.vocabulary, model.hidden_size), std)
+            self.weight = parameters([weight], 1, transposed=True)
+        if bias == "trained":
+            self.bias = parameters([Weight("lm_head.bias", (self.vocabulary,), 0.0)], 0)
+        elif bias == "buffer":
+            buffer = Weight("final_logits_bias", (1, self.vocabulary), 0.0)
+            self.bias = parameters([buffer], 1, is_buffer=True)
 
     def build(self, x: Tensor, table: Sequence[Tensor] | None = None) -> Tensor:
         """x: (..., hidden) -> float32 logits (..., ceil(vocabulary / tensor_parallel)).
@@ -63,7 +70,7 @@ class LMHead(Module):
         else:
             weight, *low_rank = (t.transpose() for t in table)
             low_rank.reverse()
-        bias = [self.bias] if self.has_bias else []
+        bias = [self.bias.reshape((-1,))] if self.has_bias else []
         return [weight, *bias, *low_rank]
 
     def of(self, x: Tensor, weight: Tensor, *others: Tensor) -> Tensor:

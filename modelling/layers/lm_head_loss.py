@@ -8,7 +8,7 @@ from modelling.fp8 import linear_head
 from modelling.layers.dropout import NO_DROPOUT, Dropout
 from modelling.layers.embedding import VocabularyEmbedding
 from modelling.layers.experts import ExpertUsage
-from modelling.layers.lm_head import LMHead
+from modelling.layers.lm_head import Bias, LMHead
 from modelling.layers.module import Module
 from modelling.layers.slices import Sliced
 from modelling.objectives import WEIGHT, objective_of
@@ -28,7 +28,7 @@ class LMHeadLoss(Module):
         told: names of what `build` returns after the loss.
 
     Args:
-        norm: the stack's final norm; `norm_name`: Hugging Face's path of it.
+        norm: the stack's final norm, if it has one; `norm_name`: Hugging Face's path of it.
         std, bias, cap: see `LMHead`.
         tokens: the embedding, if its weight is the head's too.
         dropout: of the norm's output.
@@ -38,13 +38,13 @@ class LMHeadLoss(Module):
 
     def __init__(
         self,
-        norm: Module,
+        norm: Module | None,
         norm_name: str,
         std: float,
         tokens: VocabularyEmbedding | None = None,
         dropout: Dropout = NO_DROPOUT,
         scale: float = 1.0,
-        bias: bool = False,
+        bias: Bias | None = None,
         cap: float | None = None,
         usage: ExpertUsage | None = None,
     ) -> None:
@@ -55,8 +55,9 @@ class LMHeadLoss(Module):
         self.told = tuple(name for name, is_told in told.items() if is_told)
         self.is_fp8 = config.fp8.enabled and config.fp8.head
         self.is_evaluated = config.model.eval
-        norm.hf_name = norm_name
         self.norm, self.dropout, self.scale = norm, dropout, scale
+        if norm is not None:
+            norm.hf_name = norm_name
         self.tied = tokens is not None
         if tokens is not None:
             self.tokens = tokens
@@ -124,7 +125,7 @@ class LMHeadLoss(Module):
 
     def features(self, x: Tensor, seed: Tensor | None = None) -> Tensor:
         """What the logits are a product of; see `logits`."""
-        x = self.dropout(self.norm(x), seed)
+        x = self.dropout(x if self.norm is None else self.norm(x), seed)
         # The features are scaled, not the logits: they are fewer.
         return x if self.scale == 1 else x * self.scale
 

@@ -39,6 +39,7 @@ class MultiHeadAttention(Module):
         scores: how scores are made.
         kv_heads: heads of keys and values, each for equally many of queries; None: as `heads`.
         is_sliced: whether `execution.attention_serialisation` is for it.
+        dropout: of the probabilities; None: the model's.
 
     Attributes:
         heads, kv_heads: h and g.
@@ -46,7 +47,12 @@ class MultiHeadAttention(Module):
     """
 
     def __init__(
-        self, heads: int, scores: Scores, kv_heads: int | None = None, is_sliced: bool = False
+        self,
+        heads: int,
+        scores: Scores,
+        kv_heads: int | None = None,
+        is_sliced: bool = False,
+        dropout: Dropout | None = None,
     ) -> None:
         super().__init__()
         config, kv_heads = self.config, kv_heads or heads
@@ -56,7 +62,7 @@ class MultiHeadAttention(Module):
         self.fused = fused_attention(config) if slices == 1 else False
         self.window = scores.window
         self.attention = Attention(
-            Dropout.of(config.model),
+            Dropout.of(config.model) if dropout is None else dropout,
             scores,
             slices,
             differentiable=not config.model.eval,

@@ -101,7 +101,7 @@ class Settings:
     def seed_spec(self) -> popxl.TensorSpec | None:
         """Spec of the seed of a phase; None if nothing is random."""
         model, adapter = self.config.model, self.config.adapter
-        drops = model.dropout_prob > 0 or (adapter.rank > 0 and adapter.dropout > 0)
+        drops = model.drops or (adapter.rank > 0 and adapter.dropout > 0)
         random = drops and not model.eval
         return popxl.TensorSpec((2,), popxl.uint32) if random else None
 
@@ -116,11 +116,11 @@ class Settings:
         """Whether anything that a phase owns is trained."""
         if self.table is None or not self.training:
             return self.training
-        return any(row.trained for row in self.table.layers[self.table.phases[phase][0]])
+        return any(row.updated for row in self.table.layers[self.table.phases[phase][0]])
 
     def trains(self, phase: str, variable: str) -> bool:
         """Whether a variable of the layers of a phase is trained."""
-        return self.table is None or self.row(phase, variable).trained
+        return self.table is None or self.row(phase, variable).updated
 
     def row(self, phase: str, variable: str) -> WeightRow:
         """The table's row for a variable of the layers of a phase."""

@@ -98,24 +98,27 @@ class FileNames:
         aliases: other names of weights, with their logical ones.
         turned: those of them that are of the transpose.
         joined: tensors that several weights are joined in, by name.
+        buffers: weights that files may lack, which are then zeros.
     """
 
     aliases: Mapping[str, str] = field(default_factory=dict)
     joined: Mapping[str, Joined] = field(default_factory=dict)
     turned: frozenset[str] = frozenset()
+    buffers: frozenset[str] = frozenset()
 
     def __or__(self, other: FileNames) -> FileNames:
         return FileNames(
             {**self.aliases, **other.aliases},
             {**self.joined, **other.joined},
             self.turned | other.turned,
+            self.buffers | other.buffers,
         )
 
     def only(self, names: Collection[str]) -> FileNames:
         """Those of some weights alone."""
         aliases = {alias: name for alias, name in self.aliases.items() if name in names}
         joined = {n: x for n, x in self.joined.items() if all(own in names for own in x.weights)}
-        return FileNames(aliases, joined, self.turned)
+        return FileNames(aliases, joined, self.turned, self.buffers & {*names})
 
     def renamed(self, tensors: Arrays, shapes: Shapes) -> Arrays:
         """The weights of a file under their logical names; each is read when asked for.
@@ -134,6 +137,8 @@ class FileNames:
         makers: dict[str, Callable[[], np.ndarray]] = {
             own: partial(self._turned, tensors, name) for own, name in sources.items()
         }
+        lacking = self.buffers - sources.keys()
+        makers |= {name: partial(np.zeros, shapes[name], np.float32) for name in lacking}
         for name, joined in self.joined.items():
             if name in tensors:
                 makers |= joined.split(partial(read, name), shapes)
@@ -170,7 +175,7 @@ class FileNames:
             if name in found:
                 check_shape(name, found[name], joined.shape(shapes))
         for own, shape in shapes.items():
-            if sources[own] in found:
+            if sources.get(own) in found:
                 own_shape = shape[::-1] if sources[own] in self.turned else shape
                 check_shape(sources[own], found[sources[own]], own_shape)
 
@@ -194,6 +199,7 @@ class FileNames:
             if own not in sources or name == own:
                 sources[own] = name
         missing, unknown = shapes.keys() - sources.keys(), sources.keys() - shapes.keys()
+        missing -= self.buffers
         if missing or unknown:
             raise WeightsError(
                 "the weights belong to a model of another kind or size than the configuration's: "

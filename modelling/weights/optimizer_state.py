@@ -64,7 +64,7 @@ class KeptState:
 def kept_state(config: RunConfig, table: WeightTable) -> dict[str, KeptState]:
     """All optimizer state of a run but the numbers of steps, by the names in checkpoints."""
     kept = {}
-    for row in (row for row in table.rows if row.trained):
+    for row in (row for row in table.rows if row.updated):
         for weight in row.weights:
             axis = 1 - row.uncut_axis if row.transpose else row.uncut_axis
             for slot in config.optimizer_slots(len(weight.shape), row.of_adapter):

@@ -106,6 +106,8 @@ class WeightRow:
         holders: neighbours of a tensor-parallel group that have the same part, see `Groups`.
         trained: whether training changes it. If not, it is frozen: it is loaded, and never written
             back, and has no gradient and no optimizer state.
+        is_buffer: whether it is a buffer of Hugging Face's model, which files may lack: it is then
+            what it is initially. No step changes it, but where others are trained it is saved.
         of_adapter: whether it is an adapter's, float32 whatever the model's precision.
         adapters: of its weights, in their order.
         experts: how many matrices it is, which a layer's experts have; 0: it is no such row.
@@ -120,6 +122,7 @@ class WeightRow:
     cut: bool = True
     holders: int = 1
     trained: bool = True
+    is_buffer: bool = False
     of_adapter: bool = False
     adapters: tuple[LowRank, ...] = ()
     experts: int = 0
@@ -210,6 +213,11 @@ class WeightRow:
         return replace(self, weights=own, experts=self.experts // groups)
 
     @property
+    def updated(self) -> bool:
+        """True if steps change it."""
+        return self.trained and not self.is_buffer
+
+    @property
     def uncut_axis(self) -> int:
         """An axis of this row's matrix that is not cut, nor are weights joined along it."""
         return Whole(len(self.weights), self.axis).uncut_axis
@@ -225,8 +233,7 @@ class WeightRow:
 
 def is_linear(row: WeightRow) -> bool:
     """Whether a row is a linear map inside a layer, which the head is not."""
-    inside = row.transpose and "." in row.path.removesuffix(".weight")
-    return inside and not row.of_adapter and not row.experts
+    return row.transpose and row.path != HEAD and not row.of_adapter and not row.experts
 
 
 def takes_adapter(row: WeightRow) -> bool:

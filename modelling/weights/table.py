@@ -268,7 +268,7 @@ class WeightTable:
 
     def gradients(self, read: Callable[[Variable], np.ndarray], variables: Variables) -> Arrays:
         """Gradients by the weight's name, from the variables in the `grad` trees."""
-        trained = [(row, tree) for row, tree in self._rows(variables) if row.trained]
+        trained = [(row, tree) for row, tree in self._rows(variables) if row.updated]
         places = [VariableRow(row, tree.grad.get(row.path), "") for row, tree in trained]
         return LogicalTensors(places, read, self.tensor_parallel, None)
 
@@ -337,7 +337,7 @@ def _path_of(name: str, rows: Collection[str]) -> str | None:
 
 def _optimizer_state(row: WeightRow, tree: NamedTensors) -> Mapping[str, Variable]:
     """What an optimizer keeps for a row, as far as the program has it."""
-    there = row.trained and "optim" in tree
+    there = row.updated and "optim" in tree
     return tree.optim.get(row.path).to_dict() if there else {}
 
 

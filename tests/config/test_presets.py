@@ -165,7 +165,7 @@ def test_code_in_yaml_is_refused(presets):
 
 
 def test_a_family_is_needed():
-    with pytest.raises(ConfigError, match="preset 'x' has the family None; there are: t5, gptj"):
+    with pytest.raises(ConfigError, match="preset 'x' has the family None; there are: t5, bart"):
         config_class_of({}, "x")
 
 

@@ -30,10 +30,12 @@ SIZES = {
     "shared_expert_intermediate_size": 24, "num_attention_heads": 2, "n_head": 2, "num_heads": 2,
     "num_hidden_layers": LAYERS, "n_layer": LAYERS, "rotary_dim": 4, "n_positions": 32,
     "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "experts_per_token": 2,
+    "encoder_layers": LAYERS, "decoder_layers": LAYERS, "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24,
     "image_size": 28, "patch_size": 14,
 }  # fmt: skip
-CLASSES = {"LLaMAForCausalLM": "LlamaForCausalLM"}
-"""Classes of files older than transformers' own."""
+CLASSES = {"LLaMAForCausalLM": "LlamaForCausalLM", "BartModel": "BartForConditionalGeneration"}
+"""Classes that read files older than transformers' own, and files without a head."""
 
 
 @cache
@@ -107,7 +109,8 @@ def random_tensors(
         dtype = "bfloat16"
     generator = torch.Generator().manual_seed(seed)
     tied = getattr(config.get_text_config(), "tie_word_embeddings", False)
-    left_out = {n for n in shapes if "embed_tokens" in n} if "shared.weight" in shapes else set()
+    is_shared = any(n.endswith("shared.weight") for n in shapes)
+    left_out = {n for n in shapes if "embed_tokens" in n} if is_shared else set()
     if tied and description.get("tie_word_embeddings", True):
         left_out |= {n for n in shapes if n.endswith("lm_head.weight")}
     tensors = {}
@@ -115,6 +118,9 @@ def random_tensors(
         if name not in left_out:
             values = torch.randn(like.shape, generator=generator) * 0.3
             tensors[name] = values.to(getattr(torch, dtype))
+    if description["architectures"] == ["BartModel"]:
+        own = {n: x for n, x in tensors.items() if n.startswith("model.")}
+        return {n.removeprefix("model."): x for n, x in own.items()}
     return _packed(tensors, generator) if description["model_type"] == "gpt_oss" else tensors
 
 

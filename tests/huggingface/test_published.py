@@ -59,7 +59,8 @@ def theirs(folder: Path) -> dict[str, np.ndarray]:
     return {n: x for n, x in found.items() if not n.startswith(("vision_tower", "multi_modal"))}
 
 
-COPIES = {"lm_head.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}
+TABLES = {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}
+COPIES = {"lm_head.weight", *TABLES, *(f"model.{name}" for name in TABLES)}
 """Names that transformers has besides for a tied embedding."""
 
 

@@ -18,6 +18,7 @@ from modelling.spec import family_of
 from modelling.weights import WeightTable
 from modelling.weights.lora import init_adapters, merge_adapters
 from modelling.weights.row import is_trained
+from tests.modelling.bart import hf as bart_hf
 from tests.modelling.gptj import hf as gptj_hf
 from tests.modelling.gptj import training as gptj_training
 from tests.modelling.llama import hf as llama_hf
@@ -65,6 +66,10 @@ def case(kind: str) -> Case:
         of = partial(t5_training.our_config, layers=1)
         given, loss = t5_training.batches(STEPS), lambda m, b: m(**named_by_hf(b)).loss
         return Case(of, lambda: t5_training.their_model(1), given, loss)
+    if kind == "bart":
+        given, loss = bart_hf.batches(STEPS), lambda m, b: m(**named_by_hf(b)).loss
+        of = partial(bart_hf.our_config, "as published")
+        return Case(of, bart_hf.without_bias, given, loss)
     if kind == "gptj":
         of = gptj_hf.small_config
         given = gptj_training.batches(STEPS)
@@ -112,8 +117,10 @@ def check(kind: str, split: Sequence[int], ours: dict[str, Any], theirs: dict[st
 
 
 def of_files(table: WeightTable, ours: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Under the names that files have, of T5's embedding those of the first module that uses it."""
+    """Under the names that files have, of T5's embedding those of the first module that uses it;
+    without BART's buffer, which is no parameter."""
     named = dict(table.for_files(ours))
+    named.pop("final_logits_bias", None)
     return {n.replace("shared.lora", "encoder.embed_tokens.lora"): named[n] for n in named}
 
 
@@ -128,6 +135,7 @@ ALL_LINEAR = {"adapter.rank": 4, "adapter.alpha": 6.0, "adapter.targets": "all-l
         *(
             slow(kind, split)
             for kind, split in (
+                *(("bart", (1, 1, 4)), ("bart", (2, 2, 2))),
                 *(("t5", (2, 2, 2)), ("t5", (1, 2, 4)), ("gptj", (2, 1, 4)), ("gptj", (2, 2, 2))),
                 *(("qwen3", (1, 2, 2)), ("llama", (1, 4, 2))),
                 *(("phi3", (1, 1, 4)), ("gemma3_text", (1, 1, 4)), ("gemma3_text", (2, 2, 2))),

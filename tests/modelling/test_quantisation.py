@@ -9,6 +9,7 @@ import pytest
 from ml_dtypes import bfloat16
 
 import popxl
+from config.bart import BartConfig
 from config.errors import ConfigError
 from config.gptj import GPTJConfig
 from config.model import FewBits
@@ -134,9 +135,10 @@ def test_one_weight_at_a_time_is_decompressed():
 
 # ---- configuration ------------------------------------------------------------------------------
 INT4 = {"quantisation": "int4"}
+FAMILIES = [(T5Config, "tiny"), (GPTJConfig, "gptj_tiny"), (BartConfig, "bart_tiny")]
 
 
-@pytest.mark.parametrize(("family", "preset"), [(T5Config, "tiny"), (GPTJConfig, "gptj_tiny")])
+@pytest.mark.parametrize(("family", "preset"), FAMILIES)
 def test_a_group_must_divide_each_layers_features(family, preset):
     odd = {"model": INT4 | {"quantisation_group_size": 24}}
     with pytest.raises(ConfigError, match=r"quantisation_group_size 24 must be .* divides"):

@@ -14,6 +14,7 @@ from config.t5 import T5Config
 from modelling.generation import Beam, Sampling
 from modelling.layers import LMHeadLoss
 from modelling.layers.wrapped import Wrapped
+from modelling.spec import family_of
 from modelling.t5 import model as t5
 from popxl import Tensor
 from popxl_addons import NamedTensors

@@ -1,0 +1,168 @@
+"""The configuration of BART (Lewis et al., arXiv:1910.13461), under Hugging Face's names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from config.errors import ConfigError
+from config.model import AnyModel
+from config.sections import RunConfig
+from config.task import Seq2SeqData
+from config.values import LayerCount, NonNegativeInt, PositiveFloat, PositiveInt, Probability
+
+
+@dataclass(frozen=True)
+class BartModel(AnyModel):
+    """The model. The defaults are BART base."""
+
+    paths: ClassVar[Mapping[str, str]] = {
+        "num_hidden_layers": "encoder_layers",
+        "num_attention_heads": "encoder_attention_heads",
+    }
+
+    hidden_size: PositiveInt = 768
+    vocab_size: PositiveInt = 50265
+    """Rows of the embedding, at least the tokenizer's size."""
+
+    new_rows: str | None = None
+    """Rows that begin with the mean of the others, such as 50265-50268,50270, where the model that
+    is loaded has none, or untrained ones; model.add_tokens sets it. null: none."""
+
+    eos_token_id: NonNegativeInt = 2
+    pad_token_id: NonNegativeInt = 1
+
+    encoder_layers: LayerCount = 6
+    """Layers of the encoder."""
+
+    decoder_layers: LayerCount = 6
+    """Layers of the decoder."""
+
+    encoder_attention_heads: PositiveInt = 12
+    """Heads of the encoder's attention layers."""
+
+    decoder_attention_heads: PositiveInt = 12
+    """Heads of the decoder's attention layers."""
+
+    encoder_ffn_dim: PositiveInt = 3072
+    """Features inside a feed-forward layer of the encoder."""
+
+    decoder_ffn_dim: PositiveInt = 3072
+    """Features inside a feed-forward layer of the decoder."""
+
+    activation_function: Literal["gelu", "gelu_new", "relu", "silu"] = "gelu"
+    """Activation of the inner features; gelu is exact, gelu_new its approximation by tanh."""
+
+    attention_dropout: Probability = 0.0
+    """Probability that dropout zeroes a weight of attention."""
+
+    activation_dropout: Probability = 0.0
+    """Probability that dropout zeroes an inner feature of a feed-forward layer."""
+
+    max_position_embeddings: PositiveInt = 1024
+    """Rows of the tables of positions: most tokens of an input, or of a target or answer."""
+
+    init_std: PositiveFloat = 0.02
+    """Standard deviation of initial weights."""
+
+    scale_embedding: bool = False
+    """Multiply embeddings of tokens by the root of hidden_size."""
+
+    decoder_sequence_length: PositiveInt = 62
+    """Most tokens of a target or answer, `<s>` and `</s>` included."""
+
+    bos_token_id: NonNegativeInt = 0
+    """Token that begins a text."""
+
+    decoder_start_token_id: NonNegativeInt = 2
+    """Token that the decoder reads before it writes."""
+
+    forced_bos_token_id: NonNegativeInt | None = None
+    """First token of every answer. null: any."""
+
+    forced_eos_token_id: NonNegativeInt | None = 2
+    """Last token of an answer that ends for its length alone. null: any."""
+
+    @property
+    def num_hidden_layers(self) -> int:
+        return self.encoder_layers
+
+    @property
+    def tie_word_embeddings(self) -> bool:
+        return True
+
+    @property
+    def start_token(self) -> int:
+        return self.decoder_start_token_id
+
+    @property
+    def forced_tokens(self) -> tuple[int | None, int | None]:
+        return self.forced_bos_token_id, self.forced_eos_token_id
+
+    @property
+    def drops(self) -> bool:
+        return max(self.dropout_prob, self.attention_dropout, self.activation_dropout) > 0
+
+    def validate(self) -> None:
+        super().validate()
+        for name in ("bos", "decoder_start", "forced_bos", "forced_eos"):
+            token = getattr(self, f"{name}_token_id")
+            if token is not None and token >= self.vocab_size:
+                raise ConfigError(
+                    f"model.{name}_token_id {token} must be below model.vocab_size "
+                    f"{self.vocab_size}"
+                )
+        for stack in ("encoder", "decoder"):
+            heads = getattr(self, f"{stack}_attention_heads")
+            if self.hidden_size % heads:
+                raise ConfigError(
+                    f"model.hidden_size {self.hidden_size} must be divisible by {heads} "
+                    f"model.{stack}_attention_heads"
+                )
+        for name in ("sequence_length", "decoder_sequence_length"):
+            if getattr(self, name) > self.max_position_embeddings:
+                raise ConfigError(
+                    f"model.{name} {getattr(self, name)} must be at most "
+                    f"model.max_position_embeddings {self.max_position_embeddings}"
+                )
+
+
+@dataclass(frozen=True)
+class BartConfig(RunConfig):
+    """A run of a BART."""
+
+    family: Literal["bart"] = "bart"
+    """The model family."""
+
+    published_tokenizer: ClassVar[str] = "facebook/bart-base"  # that of all sizes
+
+    model: BartModel = field(default_factory=BartModel)
+    data: Seq2SeqData = field(default_factory=Seq2SeqData)
+
+    def tensor_parallel_sizes(self) -> dict[str, int]:
+        m = self.model
+        names = [f"{stack}_{part}" for stack in ("encoder", "decoder")
+                 for part in ("attention_heads", "ffn_dim")]  # fmt: skip
+        return super().tensor_parallel_sizes() | {f"model.{n}": getattr(m, n) for n in names}
+
+    def min_weights(self) -> int:
+        m = self.model
+        encoder = m.encoder_layers * (4 * m.hidden_size + 2 * m.encoder_ffn_dim)
+        decoder = m.decoder_layers * (8 * m.hidden_size + 2 * m.decoder_ffn_dim)
+        tables = m.vocab_size + 2 * m.max_position_embeddings
+        return m.hidden_size * (encoder + decoder + tables)
+
+    def min_bytes(self) -> dict[str, int]:
+        m = self.model
+        answers = self._batch * self.execution.device_iterations * self.data.examples_per_row
+        return super().min_bytes() | {
+            "the attention scores": self.score_bytes(m.encoder_attention_heads),
+            "the answers of a run": answers * m.decoder_sequence_length * 4,
+        }
+
+    def linear_inputs(self) -> dict[str, int]:
+        m, parts = self.model, self.execution.tensor_parallel
+        sizes = {n: getattr(m, n) for n in ("hidden_size", "encoder_ffn_dim", "decoder_ffn_dim")}
+        shards = {f"model.{n} / execution.tensor_parallel": x // parts for n, x in sizes.items()}
+        return super().linear_inputs() | shards

@@ -1,0 +1,1 @@
+"""BART: an encoder-decoder whose norms follow the residuals, with learned positions."""

@@ -1,0 +1,95 @@
+"""The config.json of BART, in both directions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from config.bart import BartConfig
+from config.errors import ConfigError
+from files.json_files import Fields
+from files.shown import shown
+from modelling.config_json import check_settings, defaults, is_token, token_id
+
+SAME = (
+    "vocab_size", "encoder_layers", "decoder_layers", "encoder_attention_heads",
+    "decoder_attention_heads", "encoder_ffn_dim", "decoder_ffn_dim", "activation_function",
+    "attention_dropout", "activation_dropout", "max_position_embeddings", "init_std",
+    "scale_embedding", "bos_token_id",
+    "pad_token_id", "eos_token_id", "decoder_start_token_id", "forced_bos_token_id",
+    "forced_eos_token_id",
+)  # fmt: skip
+"""Settings that have the same names and values in our configuration."""
+OURS = {"d_model": "hidden_size", "dropout": "dropout_prob"}
+"""Our names of others."""
+
+FORCED = ("forced_bos_token_id", "forced_eos_token_id")
+ACTIVATIONS = ("gelu", "gelu_new", "relu", "silu")
+ALIKE = {"swish": "silu", "gelu_fast": "gelu_new", "gelu_pytorch_tanh": "gelu_new"}
+"""Other names of transformers for these activations."""
+
+
+def to_config_json(config: BartConfig) -> dict[str, Any]:
+    """Hugging Face's configuration of the model."""
+    model = config.model
+    return {
+        "model_type": "bart",
+        "architectures": ["BartForConditionalGeneration"],
+        "is_encoder_decoder": True,
+        "tie_word_embeddings": True,
+        **{name: getattr(model, name) for name in SAME},
+        **{name: getattr(model, ours) for name, ours in OURS.items()},
+    }
+
+
+def from_config_json(description: Fields) -> dict[str, Any]:
+    """Fields of the model section for a config.json of BART. Raises as `check_settings`."""
+    data, (usual, _) = description.data, defaults("bart")
+    needed = {
+        "is_encoder_decoder": (True, True),
+        "is_decoder": (False, False),
+        "tie_word_embeddings": (True, True),
+        "normalize_before": (False, False),
+        "add_final_layer_norm": (False, False),
+        "normalize_embedding": (True, True),
+        "add_bias_logits": (False, False),
+        "static_position_embeddings": (False, False),
+        "encoder_layerdrop": (0.0, 0.0),
+        "decoder_layerdrop": (0.0, 0.0),
+    }
+    # `num_hidden_layers` is what transformers calls `encoder_layers` too.
+    read = {*SAME, *OURS, "num_hidden_layers"}
+    check_settings(data, "bart", read, needed)
+    ends = ("layers", "heads", "dim", "model", "size")
+    counts = [name for name in (*SAME, *OURS) if name.endswith(ends)]
+    values = {name: data.get(name, usual.get(name)) for name in (*SAME, *OURS)}
+    values |= {name: description.count(name) for name in counts if data.get(name) is not None}
+    for name in ("pad", "eos"):
+        values[f"{name}_token_id"] = token_id(description, name, usual[f"{name}_token_id"])
+    values |= {name: _forced(description, name) for name in FORCED}
+    act = values["activation_function"] = _activation(values["activation_function"])
+    if act not in ACTIVATIONS:
+        raise ConfigError(
+            f"the model's config.json has activation_function {shown(act)}, but must have one of: "
+            f"{', '.join(ACTIVATIONS)}"
+        )
+    return {OURS.get(name, name): value for name, value in values.items()}
+
+
+def normalise(config: BartConfig, description: dict[str, Any]) -> dict[str, Any]:
+    """A description with our name of the activation."""
+    name = "activation_function"
+    return description | ({name: _activation(description[name])} if name in description else {})
+
+
+def _activation(name: Any) -> Any:
+    return ALIKE.get(name, name) if isinstance(name, str) else name
+
+
+def _forced(description: Fields, name: str) -> int | None:
+    """A token that answers begin or end with; of several the first."""
+    given: Any = description.data.get(name, 2 if name == "forced_eos_token_id" else None)
+    if isinstance(given, list) and given:
+        given = given[0]
+    if given is not None and not is_token(given, description.count("vocab_size")):
+        raise description.error(name, "a token's number or null")
+    return given

@@ -1,0 +1,196 @@
+"""BART (Lewis et al., arXiv:1910.13461): the encoder-decoder of Vaswani et al. (arXiv:1706.03762),
+whose norms follow the residuals, with learned positions and GELU.
+
+x is (batch, length, hidden), the same on all replicas of a tensor-parallel group; between
+`copy_to_tp` and a `Linear` with `shard="in"` each replica has its heads or inner features.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+import popxl
+from config.bart import BartConfig, BartModel
+from modelling.bart.config_json import from_config_json, normalise, to_config_json
+from modelling.encoder_decoder import EncoderDecoder, Stack
+from modelling.layers import (
+    CrossAttention,
+    DecoderContext,
+    Dropout,
+    Embeddings,
+    Fused,
+    LayerNorm,
+    Linear,
+    LMHeadLoss,
+    Module,
+    MultiHeadAttention,
+    Scores,
+    StackContext,
+    VocabularyEmbedding,
+    activation,
+    parameter,
+)
+from modelling.spec import encoder_decoder_family
+from popxl import Tensor, ops
+
+EPSILON = 1e-5
+"""Added to the variance in a layer norm, by transformers' BART whatever its config.json says."""
+
+FIRST_POSITION = 2
+"""The row of the first position: fairseq's tables have two rows before it, which nothing reads."""
+
+
+# ---- the beginning of a stack -------------------------------------------------------------------
+class BartPositions(Module):
+    """Learned embeddings of positions."""
+
+    def __init__(self, c: BartModel, hf_name: str) -> None:
+        super().__init__(hf_name)
+        rows = c.max_position_embeddings + FIRST_POSITION
+        self.weight = parameter(rows, c.hidden_size, std=c.init_std)
+
+    def build(self, positions: Tensor) -> Tensor:
+        """positions: int32 (batch or 1, length) -> (batch or 1, length, hidden)."""
+        return ops.gather(self.weight, positions + FIRST_POSITION)
+
+
+class BartEmbeddings(Embeddings):
+    """layernorm_embedding(tokens * scale + positions), and dropout."""
+
+    has_positions = True
+
+    def __init__(self, c: BartModel, stack: str) -> None:
+        tokens = VocabularyEmbedding(c.init_std, "model.shared", is_shared=stack == "decoder")
+        super().__init__(tokens, c.hidden_size**0.5 if c.scale_embedding else 1.0)
+        self.embed_positions = BartPositions(c, f"model.{stack}.embed_positions")
+        self.layernorm_embedding = LayerNorm(c.hidden_size, EPSILON)
+        self.layernorm_embedding.hf_name = f"model.{stack}.layernorm_embedding"
+
+    def build(
+        self, words: Tensor, seed: Tensor | None = None, positions: Tensor | None = None
+    ) -> Tensor:
+        """words: int32 (batch, length) -> (batch, length, hidden).
+
+        Args:
+            seed: uint32 (2,) for dropout, the same on the replicas of a tensor-parallel group.
+            positions: see `Embeddings`.
+        """
+        if positions is None:
+            index = np.arange(words.shape[1])[None]
+            positions = popxl.constant(index, popxl.int32, "positions")
+        x = self.tokens(self.axes.swap(words))
+        x = x if self.scale == 1 else x * self.scale
+        x = x + self.axes.swap(self.embed_positions(positions))
+        return self.dropout(self.layernorm_embedding(x), seed)
+
+
+# ---- attention ----------------------------------------------------------------------------------
+class BartAttention(MultiHeadAttention):
+    """Self-attention; `causal`: positions see only themselves and those before."""
+
+    def __init__(self, c: BartModel, heads: int, causal: bool) -> None:
+        hidden, std = c.hidden_size, c.init_std
+        scores = Scores((hidden // heads) ** -0.5, causal=causal)
+        dropout = Dropout.of(c, c.attention_dropout)
+        super().__init__(heads, scores, is_sliced=not causal, dropout=dropout)
+        self.qkv = Fused(hidden, hidden, {f"{n}_proj": std for n in "qkv"}, bias=True)
+        self.out_proj = Linear(hidden, hidden, shard="in", std=std, bias=True)
+
+    def build(self, x: Tensor, ctx: StackContext) -> Tensor:
+        """x: (batch, length, hidden) -> the same shape."""
+        q, k, v = (self.split(t) for t in self.qkv(self.groups.copy_to_tp(x)))
+        masks, lengths = ctx.padding(bool(self.fused))
+        return self.out_proj(self.attend(q, k, v, ctx, masks, lengths))
+
+
+class BartCrossAttention(CrossAttention):
+    """Attention to the encoder's output."""
+
+    def __init__(self, c: BartModel, heads: int) -> None:
+        hidden, std = c.hidden_size, c.init_std
+        dropout = Dropout.of(c, c.attention_dropout)
+        super().__init__(heads, Scores((hidden // heads) ** -0.5), dropout=dropout)
+        self.q_proj = Linear(hidden, hidden, shard="out", std=std, bias=True)
+        self.kv = Fused(hidden, hidden, {f"{n}_proj": std for n in "kv"}, bias=True)
+        self.out_proj = Linear(hidden, hidden, shard="in", std=std, bias=True)
+
+    def build(self, x: Tensor, ctx: DecoderContext) -> Tensor:
+        """x: (batch * sequences of a sample, length, hidden) -> the same shape."""
+        q = self.q_proj(self.groups.copy_to_tp(ctx.packing.together(x)))
+        return ctx.packing.apart(self.out_proj(self.attend_encoded(q, ctx)))
+
+
+# ---- layers -------------------------------------------------------------------------------------
+class BartLayer(Module):
+    """What the layers of both stacks have.
+
+    Args:
+        heads, inner: of attention, and inside the feed-forward.
+        causal: see `BartAttention`.
+    """
+
+    def __init__(self, c: BartModel, heads: int, inner: int, causal: bool) -> None:
+        super().__init__()
+        hidden, std = c.hidden_size, c.init_std
+        self.self_attn = BartAttention(c, heads, causal)
+        self.self_attn_layer_norm = LayerNorm(hidden, EPSILON)
+        self.act, self.drop = activation(c.activation_function), Dropout.of(c, c.activation_dropout)
+        self.fc1 = Linear(hidden, inner, shard="out", std=std, bias=True)
+        self.fc2 = Linear(inner, hidden, shard="in", std=std, bias=True)
+        self.final_layer_norm = LayerNorm(hidden, EPSILON)
+
+    def feed_forward(self, x: Tensor, ctx: StackContext) -> Tensor:
+        """fc2(dropout(act(fc1 x))): (batch, length, hidden) -> the same shape."""
+        inner = self.act(self.fc1(self.groups.copy_to_tp(x)))
+        return self.fc2(self.drop(inner, self.groups.own_seed(ctx.next_seed())))
+
+
+class BartEncoderLayer(BartLayer):
+    """Self-attention and feed-forward."""
+
+    def __init__(self, c: BartModel) -> None:
+        super().__init__(c, c.encoder_attention_heads, c.encoder_ffn_dim, causal=False)
+
+    def build(self, x: Tensor, ctx: StackContext) -> Tensor:
+        """x: (batch, length, hidden) -> the same shape."""
+        x = self.self_attn_layer_norm(ctx.add(x, self.self_attn(x, ctx)))
+        return self.final_layer_norm(ctx.add(x, self.feed_forward(x, ctx)))
+
+
+class BartDecoderLayer(BartLayer):
+    """Causal self-attention, attention to the encoder's output, and feed-forward."""
+
+    def __init__(self, c: BartModel) -> None:
+        super().__init__(c, c.decoder_attention_heads, c.decoder_ffn_dim, causal=True)
+        self.encoder_attn = BartCrossAttention(c, c.decoder_attention_heads)
+        self.encoder_attn_layer_norm = LayerNorm(c.hidden_size, EPSILON)
+
+    def build(self, x: Tensor, ctx: DecoderContext) -> Tensor:
+        """x: (batch * sequences of a sample, length, hidden) -> the same shape."""
+        x = self.self_attn_layer_norm(ctx.add(x, self.self_attn(x, ctx)))
+        x = self.encoder_attn_layer_norm(ctx.add(x, self.encoder_attn(x, ctx)))
+        return self.final_layer_norm(ctx.add(x, self.feed_forward(x, ctx)))
+
+
+# ---- the model ----------------------------------------------------------------------------------
+def encoder_decoder(config: BartConfig) -> EncoderDecoder:
+    """A configured model: neither stack has a norm at its end."""
+    c = config.model
+
+    def head() -> LMHeadLoss:
+        tokens = VocabularyEmbedding(c.init_std, "model.shared", is_shared=True)
+        return LMHeadLoss(None, "", c.init_std, tokens, bias="buffer")
+
+    return EncoderDecoder(
+        embeddings=lambda: BartEmbeddings(c, "encoder"),
+        encoder=Stack(c.encoder_layers, lambda _: BartEncoderLayer(c), "model.encoder.layers"),
+        decoder_embeddings=lambda: BartEmbeddings(c, "decoder"),
+        decoder=Stack(c.decoder_layers, lambda _: BartDecoderLayer(c), "model.decoder.layers"),
+        head=head,
+        hf_tables=[f"model.{stack}.embed_tokens.weight" for stack in ("encoder", "decoder")],
+    )
+
+
+FAMILY = encoder_decoder_family(
+    encoder_decoder, to_config_json, from_config_json, normalise=normalise
+)

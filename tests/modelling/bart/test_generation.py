@@ -1,0 +1,103 @@
+"""BART against Hugging Face's: greedy tokens and beams, with tokens that are forced."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from modelling.generation import Beam, Greedy, Strategy
+from sessions.generating import Inference
+from tests.modelling.bart.hf import (
+    BOS,
+    ENC,
+    END,
+    KINDS,
+    PAD,
+    SIZES,
+    VOCABULARY,
+    hf_model,
+    our_config,
+    weights_of,
+)
+from tests.modelling.generation.harness import hf_beams
+
+PROMPTS, POSITIONS = 12, 7
+END_BIAS = 1.0
+
+
+@cache
+def prompts() -> tuple[np.ndarray, np.ndarray]:
+    """Words and mask, of many lengths."""
+    rng = np.random.default_rng(3)
+    mask = (np.arange(ENC) < rng.integers(1, ENC + 1, (PROMPTS, 1))).astype(np.int32)
+    return np.where(mask, rng.integers(3, VOCABULARY, mask.shape), PAD).astype(np.int32), mask
+
+
+@cache
+def model_of(kind: str) -> Any:
+    """The reference, which ends some of its answers."""
+    model = hf_model(kind, writing=True)
+    with torch.no_grad():
+        model.final_logits_bias[0, END] += END_BIAS
+    settings = SIZES | KINDS[kind]
+    model.generation_config.forced_bos_token_id = settings["forced_bos_token_id"]
+    model.generation_config.forced_eos_token_id = settings.get("forced_eos_token_id", END)
+    return model
+
+
+@cache
+def theirs(kind: str, strategy: Strategy) -> np.ndarray:
+    """What transformers generates."""
+    words, mask = prompts()
+    beams = strategy if isinstance(strategy, Beam) else Beam(1)
+    rows = [
+        hf_beams(model_of(kind), row[:n], POSITIONS, beams.beams, beams.length_penalty, END, PAD)
+        for row, n in zip(words, mask.sum(1), strict=True)
+    ]
+    return np.stack(rows)
+
+
+def check_tokens(
+    kind: str, strategy: Strategy, dp: int, tp: int, weights: str, places: int
+) -> None:
+    expected = theirs(kind, strategy)
+    assert len({tuple(row) for row in expected}) >= 4
+    config = our_config(kind, dp, tp, 4, eval=True, decoder_sequence_length=POSITIONS)
+    generation = replace(config.generation, weights=weights, micro_batches=2)
+    data = replace(config.data, examples_per_row=places)
+    config = replace(config, generation=generation, data=data)
+    with Inference(config, strategy) as model:
+        model.write(weights_of(model_of(kind)))
+        np.testing.assert_array_equal(model.generate(*prompts()), expected)
+
+
+def test_forced_tokens_begin_and_end_answers() -> None:
+    expected = theirs("as published", Greedy())
+    assert (expected[:, 0] == BOS).all()
+    assert ((expected == END).sum(1) == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "tp", "weights", "places"),
+    [(Greedy(), 2, "resident", 3), (Beam(3), 1, "streamed", 1)],
+)
+def test_bart_writes_as_hugging_faces(
+    strategy: Strategy, tp: int, weights: str, places: int
+) -> None:
+    check_tokens("as published", strategy, 1, tp, weights, places)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("strategy", [Greedy(), Beam(3, 0.7)])
+@pytest.mark.parametrize("weights", ["resident", "streamed"])
+@pytest.mark.parametrize(("dp", "tp", "places"), [(1, 1, 1), (2, 2, 1), (1, 2, 4)])
+def test_every_kind_writes_as_hugging_faces(
+    kind: str, strategy: Strategy, weights: str, dp: int, tp: int, places: int
+) -> None:
+    check_tokens(kind, strategy, dp, tp, weights, places)

@@ -1,0 +1,71 @@
+"""BART against Hugging Face's in torch, float32: training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from config.bart import BartConfig
+from data.samples import EMPTY
+from data.seq2seq import EncodedExamples, PackedExamples
+from tests.modelling.bart.hf import (
+    ENC,
+    KINDS,
+    PAD,
+    RATE,
+    SAMPLES,
+    START,
+    batches,
+    hf_model,
+    our_config,
+    reference,
+    weights_of,
+    without_keys_biases,
+)
+from tests.modelling.sessions import fine_tuning, transposed
+from tests.modelling.torch_training import check_training
+from tests.slow import slow
+
+ROWS, PLACES = 12, 3
+
+
+def in_rows(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The examples of a batch, at most `PLACES` in a row, and empty rows up to `ROWS`."""
+    lengths = batch["segments"].sum(axis=1)
+    tokens = np.concatenate([w[:n] for w, n in zip(batch["input_ids"], lengths, strict=True)])
+    starts = np.cumsum([0, *lengths])
+    examples = EncodedExamples(tokens, starts, batch["labels"], ENC, PAD, start=START)
+    packed = PackedExamples.of(examples, PLACES)
+    assert SAMPLES > ROWS > len(packed)
+    missing = np.full((ROWS - len(packed), PLACES), EMPTY)
+    return replace(packed, samples=np.concatenate([packed.samples, missing])).take(range(ROWS))
+
+
+@pytest.mark.parametrize(
+    ("dp", "tp", "micro_batch", "activations"),
+    [(1, 2, 6, "recompute"), slow(1, 1, 6, "keep"), slow(2, 2, 3, "keep"), slow(2, 1, 2, "auto")],
+)
+def test_examples_that_share_rows_train_as_each_by_itself(
+    dp: int, tp: int, micro_batch: int, activations: str
+) -> None:
+    """Loss, every gradient and steps of AdamW. Torch's examples have a row each: positions begin
+    anew at each text, and nothing leaks from one to another."""
+    config = our_config("as published", dp, tp).to_dict()
+    config["training"]["global_batch_size"] = ROWS
+    config["execution"] |= {"micro_batch_size": micro_batch, "activations": activations}
+    config["data"]["examples_per_row"] = PLACES
+    model = fine_tuning(transposed(BartConfig.from_dict(config), tp > 1), gradients=True)
+    model.write(weights_of(hf_model()))
+    rows = [in_rows(batch) for batch in batches()]
+    check_training(model, rows, reference(), RATE, without_keys_biases)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("dp", "tp"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_every_kind_trains_as_hugging_faces(kind: str, dp: int, tp: int) -> None:
+    model = fine_tuning(our_config(kind, dp, tp), gradients=True)
+    model.write(weights_of(hf_model(kind)))
+    check_training(model, batches(), reference(kind), RATE, without_keys_biases)
