@@ -30,7 +30,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -178,8 +178,8 @@ class Soak:
             code = run.wait()
         if code:
             raise Difference(f"the run that nobody disturbs ended with code {code}")
-        rows = {row["step"]: row for row in read_metrics(whole / "metrics.jsonl")}
-        for row in self.rows:
+        rows = {row["step"]: row for row in _steps(read_metrics(whole / "metrics.jsonl"))}
+        for row in _steps(self.rows):
             for name in COMPARED:
                 if row["step"] <= self.newest and row[name] != rows[row["step"]][name]:
                     raise Difference(f"{name} of step {row['step']} differs")
@@ -190,6 +190,11 @@ class Soak:
             if digest_of(one) != wanted:
                 raise Difference(f"the last step in {one} differs")
         return len(self.rows)
+
+
+def _steps(rows: Iterable[Row]) -> list[Row]:
+    """Rows of training steps: that of a last save stands alone and has no loss."""
+    return [row for row in rows if "loss" in row]
 
 
 def digest_of(run: Path) -> str:

@@ -47,4 +47,4 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = close_names(name, names)
     if close:
         return "; did you mean " + " or ".join(close) + "?"
-    return "; there are: " + shown_names(names)
+    return "; there are: " + shown_names(names, 160)

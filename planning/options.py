@@ -57,7 +57,7 @@ def add_devices_option(parser: argparse.ArgumentParser) -> None:
         "--devices",
         type=count_option,
         metavar="N",
-        help="devices to use: the plan chooses data_parallel and tensor_parallel (default: all)",
+        help="devices to use, in the fastest layout (default: all)",
     )
 
 

@@ -119,9 +119,8 @@ def add_config_options(
             "--model",
             metavar="NAME",
             type=path_option,
-            help="a T5, BART, GPT-J or Llama-shaped model of Hugging Face, a folder or the hub's: "
-            "its sizes, weights and "
-            "tokenizer; --config then says how to run it, else the program chooses",
+            help="a T5, BART, GPT-J or Llama-shaped model of Hugging Face: a folder, or a name on "
+            "the hub; --config then says how to run it, else the program chooses",
         )
 
 

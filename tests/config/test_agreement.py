@@ -30,6 +30,7 @@ from config.presets import merge, preset_data
 from data.loaded import Loaded
 from data.pipeline import Pipeline
 from data.texts import Corpus, Example
+from run import start
 from run.answers import generate
 
 index, folder = popdist.getInstanceIndex(), Path(sys.argv[1])
@@ -67,9 +68,9 @@ def prompts(count, text="where?"):
     list(generate.answer(config, [generate.Asked({}, text)] * count, Loaded()))
 
 def weights():
-    generate.check_least = generate.announce_devices = lambda config: None
-    generate.load_weights = lambda *_: SimpleNamespace(step=5, sha256=str(index))
-    generate.ready(config)
+    start.check_least = start.announce_devices = lambda config: None
+    start.load_weights = lambda *_: SimpleNamespace(step=5, sha256=str(index))
+    start.load_ready(config)
 
 cases = {
     "alike": lambda: run({"checkpoint": {"save": "/mnt/a"}, "data": {"train": "other.jsonl"}}),

@@ -108,7 +108,7 @@ def check_outcome(
 @dear
 def test_every_flag(family, cases, forks, tmp_path):
     names = [leaf.dotted for leaf in leaves(FAMILIES[family].config)]
-    presets = {"t5": "tiny", "gptj": "gptj_tiny", "llama": "qwen3_tiny"}
+    presets = {"t5": "tiny", "bart": "bart_tiny", "gptj": "gptj_tiny", "llama": "qwen3_tiny"}
     places = {
         "run_finetuning": ["--run-dir", str(tmp_path / "run")],
         "run_validation": ["--out", str(tmp_path / "out")],

@@ -178,6 +178,9 @@ def pretrained() -> list[str]:
 
 
 HUB = {
+    "bart_base": "facebook/bart-base",
+    "bart_large_cnn": "facebook/bart-large-cnn",
+    "bart_large": "facebook/bart-large",
     "gpt_oss_20b": "openai/gpt-oss-20b",
     "gptj_6B": "EleutherAI/gpt-j-6b",
     "llama3_1_8B": "meta-llama/Llama-3.1-8B",
