@@ -69,7 +69,7 @@ class Section:
         for name, value in data.items():
             dotted, there = join(path, shown_name(name)), place_of(data, name)
             if name not in annotations:
-                close = nearest(shown_name(name), annotations)
+                close = nearest(shown_name(name), annotations, 100)
                 raise ConfigError(f"{there}unknown field {dotted}{close}")
             annotation = annotations[name]
             if is_section(annotation):

@@ -41,10 +41,11 @@ def close_names(name: str, known: Iterable[str]) -> list[str]:
     return get_close_matches(name, list(known), n=3, cutoff=0.6)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence about the unknown `name`: the nearest known names, or all of them."""
+def nearest(name: str, known: Iterable[str], longest: int = 200) -> str:
+    """The end of a sentence about the unknown `name`: the nearest known names, or all of them in
+    at most `longest` characters."""
     names = list(known)
     close = close_names(name, names)
     if close:
         return "; did you mean " + " or ".join(close) + "?"
-    return "; there are: " + shown_names(names, 160)
+    return "; there are: " + shown_names(names, longest)
