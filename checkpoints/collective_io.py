@@ -44,7 +44,7 @@ class ProcessError(Exception):
 
 
 def on_all_processes(work: Callable[[], Any], channel: str) -> list[Any]:
-    """What each process's work returned, in the order of the processes, which all call this.
+    """Results of each process's work, in the order of the processes, which all call this.
 
     Args:
         work: returns something small that JSON can hold.
@@ -72,7 +72,7 @@ def on_all_processes(work: Callable[[], Any], channel: str) -> list[Any]:
 
 
 def on_first_process(work: Callable[[], Made]) -> Made | None:
-    """What process 0's work returned, on process 0; None on the others. All call this.
+    """Result of process 0's work, on process 0; None on the others. All call this.
 
     Raises:
         CheckpointError: on all processes, if a file or the disk fails there.
@@ -89,7 +89,7 @@ def on_first_process(work: Callable[[], Made]) -> Made | None:
 
 
 def is_transient(error: Exception) -> bool:
-    """Whether a disk may do no more what it did, when it is asked again."""
+    """True if a disk may refuse a second time what it did at first."""
     if isinstance(error, ProcessError):
         return not error.is_final
     if isinstance(error, OSError):
@@ -116,7 +116,7 @@ def raise_on_all() -> Iterator[None]:
 
 
 def reason_of(error: Exception) -> str:
-    """What went wrong, without the file."""
+    """The reason of an error, without the file."""
     return str(getattr(error, "strerror", None) or error)
 
 
@@ -174,7 +174,7 @@ def check_shared(directory: Path) -> None:
 
 
 def appears(path: Path, content: str | None = None) -> bool:
-    """Whether something is there; network file systems show it after a while.
+    """True if a path exists; network file systems show it after a while.
 
     Args:
         content: of the file that should be there.

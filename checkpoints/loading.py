@@ -36,7 +36,7 @@ class Checkpoint:
     """Logical tensors by name; each access reads one from disk and verifies it."""
 
     metadata: dict[str, Any]
-    """What was saved with them, as JSON gives it back: tuples have become lists."""
+    """Metadata saved with the tensors, as JSON gives it back: tuples have become lists."""
 
     path: Path
     """Its folder."""
@@ -65,7 +65,7 @@ def known_as_damaged() -> set[Path]:
 
 
 def has_checkpoint(path: str | Path) -> bool:
-    """Whether `load_checkpoint` would find anything there, good or damaged."""
+    """True if `load_checkpoint` would find anything there, good or damaged."""
     return (Path(path) / FILE_NAME).is_file() or bool(step_folders(Path(path)))
 
 

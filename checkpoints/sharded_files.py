@@ -209,7 +209,7 @@ class Shares:
     _tensors: Mapping[str, CutTensor]
 
     def arrays(self) -> Iterator[tuple[str, np.ndarray]]:
-        """What this process stores, under the names in the files; the arrays are the caller's."""
+        """Tensors that this process stores, by name in the files; the arrays are the caller's."""
         for name, parts in self.held.items():
             read = self._tensors[name].read
             values = [read(part) for part in parts]
@@ -241,7 +241,7 @@ class ShardAssigner:
 
 
 def _form(tensor: CutTensor) -> tuple[str, int, int, int]:
-    """What decides who stores a tensor's parts. Tensors that are cut alike share their layout."""
+    """The key by which tensors with the same sharding share a layout: who stores which shard."""
     return tensor.name, tensor.dtype.itemsize, id(tensor.layout), id(tensor.holders)
 
 

@@ -315,5 +315,5 @@ def write_checked(path: Path, text: str) -> str:
 
 
 def is_file_name(name: str) -> bool:
-    """Whether it names a file in its folder, and nothing outside."""
+    """True if a name is that of a file in its folder, and of nothing outside."""
     return name not in ("", ".", "..") and "/" not in name and "\0" not in name

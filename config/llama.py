@@ -75,7 +75,7 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 class LayerType(NamedTuple):
-    """What layers differ in: whether they see a window alone, and have rotary positions."""
+    """The type of a layer: full or sliding attention, with or without rotary positions."""
 
     is_sliding: bool
     has_rope: bool

@@ -30,7 +30,7 @@ class FewBits(NamedTuple):
 
 @dataclass(frozen=True)
 class AnyModel(Section):
-    """What every model has; a family adds its own fields.
+    """Fields of every model; a family adds its own.
 
     What programs ask of all models has Hugging Face's name; `path` says where a family has it.
     """
@@ -135,7 +135,7 @@ class AnyModel(Section):
 
     @property
     def start_token(self) -> int | None:
-        """What an encoder-decoder reads before it writes; None: padding. A family may have one."""
+        """The decoder's start token; None: padding. A family may have one."""
         return None
 
     @property

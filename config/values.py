@@ -124,7 +124,7 @@ class ValueType:
 
     @property
     def lists(self) -> bool:
-        """Whether a value is several names or numbers."""
+        """True if a value is several names or numbers."""
         return self.rule is not None and self.rule.lists
 
     def describe(self) -> str:

@@ -11,7 +11,7 @@ from files.json_files import read_object
 
 GENERATION = "generation_config.json"
 OF_DECODER = ("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id")
-"""What the decoder of an encoder-decoder reads first, and tokens that it has to write."""
+"""The decoder's start token and forced tokens of an encoder-decoder."""
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", *OF_DECODER)
 
 

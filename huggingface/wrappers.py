@@ -32,7 +32,7 @@ def wrapper_of(description: Mapping[str, Any]) -> str | None:
 
 
 def base_prefix(description: Mapping[str, Any], names: Collection[str]) -> str:
-    """What the names of weights lack where the files are of a model without its head, as in
+    """Prefix that names of weights lack where the files are of a model without its head, as in
     transformers' `base_model_prefix`; "" where they lack nothing."""
     kind = description.get("model_type")
     prefix = BASES.get(kind, "") if isinstance(kind, str) else ""

@@ -24,7 +24,7 @@ def layer_name(index: int) -> str:
 
 @dataclass(frozen=True)
 class Decoder:
-    """What a family says of a model; modules are made anew at each call, inside `configured`.
+    """A family's model; modules are made anew at each call, inside `configured`.
 
     Attributes:
         embeddings, head: its beginning and end.

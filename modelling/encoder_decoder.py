@@ -44,7 +44,7 @@ class Stack:
 
 @dataclass(frozen=True)
 class EncoderDecoder:
-    """What a family says of a model; modules are made anew at each call, inside `configured`.
+    """A family's model; modules are made anew at each call, inside `configured`.
 
     Attributes:
         embeddings: the beginning of the encoder, whose `tokens` have the table.

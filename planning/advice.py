@@ -1,4 +1,4 @@
-"""What a plan says besides what was asked: settings that pay."""
+"""Advice of a plan beyond the question: settings that pay."""
 
 from __future__ import annotations
 

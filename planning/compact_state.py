@@ -1,4 +1,4 @@
-"""Whether a plan would be faster, or fit, with AdamW's state in fewer bits."""
+"""Plans with compact AdamW state, where that is faster or fits."""
 
 from __future__ import annotations
 

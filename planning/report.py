@@ -45,7 +45,7 @@ class LargerBatch:
 
 @dataclass(frozen=True)
 class OtherState:
-    """What an optimizer keeps, with which a step is faster than the plan's own, or fits alone.
+    """Optimizer state with which a step is faster than the plan's own, or which alone fits.
 
     Attributes:
         state: `training.optimizer.state`.

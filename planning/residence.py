@@ -248,7 +248,7 @@ class _Search:
         return best
 
     def _may_gain(self, trial: Trial) -> bool:
-        """Whether memory might make a trial the fastest so far."""
+        """True if more memory might make a trial the fastest so far."""
         if not trial.fits:
             return True
         if trial.waits <= HIDDEN * trial.seconds:

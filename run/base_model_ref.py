@@ -47,7 +47,7 @@ class BaseModelRef:
 
     @classmethod
     def at(cls, place: str | Path, step: str | None = None) -> BaseModelRef:
-        """What is to be found again from any folder."""
+        """A reference that finds the base from any folder."""
         return cls(str(Path(place).resolve()) if Path(place).exists() else str(place), step=step)
 
     @classmethod
@@ -83,7 +83,7 @@ class BaseModelRef:
         return os.path.relpath(os.path.realpath(self.name), os.path.realpath(folder))
 
     def record(self, sha256: Mapping[str, str]) -> dict[str, Any]:
-        """What a checkpoint's metadata have of it.
+        """The reference as a checkpoint's metadata hold it.
 
         Args:
             sha256: digests of the weights that the checkpoint does not hold.

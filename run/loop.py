@@ -314,7 +314,7 @@ class _Run:
         return Interrupted(signal.Signals[stop.name], text + resumes)
 
     def _recorder(self) -> Recorder | None:
-        """What records steps, on process 0."""
+        """The recorder of steps, on process 0."""
         if not is_first_process():
             return None
         use, hardware = utilisation_of(self.config), described_devices(self.config)

@@ -73,7 +73,7 @@ def read_weights(
 
 # ---- checkpoints --------------------------------------------------------------------------------
 def has_adapters(table: WeightTable, checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint has some of the table's adapters; else it has what they are for."""
+    """True if a checkpoint has some of the table's adapters; else it has their base."""
     return any(w.name in checkpoint.tensors for w in table.only(is_of_adapter).weights)
 
 
@@ -97,7 +97,7 @@ def with_base(
     model: str | None = None,
     needs_base: bool = True,
 ) -> Arrays:
-    """What a checkpoint holds, with the weights that it does not.
+    """Tensors of a checkpoint, over the base's weights that it does not hold.
 
     Args:
         model: where the base is said to be.

@@ -26,7 +26,7 @@ LEAST_SHARE = 0.005
 
 
 def sample_notes(config: RunConfig, samples: Samples) -> list[str]:
-    """What a person should know of the samples that a run will train on."""
+    """Notes for a person on the samples that a run will train on."""
     chosen = samples.take(np.unique(np.linspace(0, len(samples) - 1, LOOKED_AT).astype(int)))
     segments = segments_of(chosen)
     padding = float(np.mean(segments == 0))
@@ -44,7 +44,7 @@ def sample_notes(config: RunConfig, samples: Samples) -> list[str]:
 
 
 def length_note(config: RunConfig, written: int = 0) -> list[str]:
-    """Whether texts have more tokens than the model was made for.
+    """A note if texts have more tokens than the model was made for.
 
     Args:
         written: tokens that follow those that are read.

@@ -122,7 +122,7 @@ class BartCrossAttention(CrossAttention):
 
 # ---- layers -------------------------------------------------------------------------------------
 class BartLayer(Module):
-    """What the layers of both stacks have.
+    """Modules of the layers of both stacks.
 
     Args:
         heads, inner: of attention, and inside the feed-forward.

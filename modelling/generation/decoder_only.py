@@ -90,5 +90,5 @@ class DecoderOnlyGenerator:
         return self._adapters.embeddings(self._decoder.embeddings())
 
     def _at(self, kind: int, last: Tensor, position: Tensor) -> LayerInputs:
-        """See `Decode`."""
+        """The inputs that `Decode` names."""
         return [repeated(last, self._copies), position]

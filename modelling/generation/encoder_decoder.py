@@ -150,7 +150,7 @@ class DecodingBlock(Wrapped):
 
 # ---- the model ----------------------------------------------------------------------------------
 class EncoderDecoderGenerator:
-    """See `modelling.generation.Generator`."""
+    """An encoder-decoder as a `modelling.generation.Generator`."""
 
     def __init__(
         self, config: RunConfig, model: EncoderDecoder, adapters: LayerAdapters, sequences: int
@@ -170,7 +170,7 @@ class EncoderDecoderGenerator:
         self.about: Sequence[TensorSpec] = [TensorSpec((batch, self.prompt_length), popxl.int32)]
 
     def begin(self, words: Tensor, mask: Tensor) -> Prompts:
-        """See `Generator`; layers need to know the mask."""
+        """Prompts as `Generator.begin` makes them; layers also need the mask."""
         start = [self.special.first]
         first = popxl.constant([start] * self.sequences, popxl.int32, "start_tokens")
         prompted = self._packing.is_there(mask)
@@ -180,7 +180,7 @@ class EncoderDecoderGenerator:
     def prefill(
         self, executor: Executor, words: Value, about: Sequence[Value]
     ) -> tuple[Caches, list[Tensor]]:
-        """See `Generator`. The same are biases of positions, if there are any, which broadcast to
+        """Implements `Generator`. The same are biases of positions, if any, which broadcast to
         (1, heads, positions, positions), for each query and key."""
         start = over_samples(self._adapters.embeddings(self._model.embeddings()))
         x = executor.run(EMBEDDINGS, start, words, about if isinstance(start, EncoderWords) else ())
@@ -203,7 +203,7 @@ class EncoderDecoderGenerator:
         about: Sequence[Value],
         same: Sequence[Tensor],
     ) -> tuple[Value, Caches]:
-        """See `Generator`."""
+        """Implements `Generator`."""
         own = self._model.decoder_embeddings
         start = self._adapters.embeddings((own or self._model.embeddings)())
         name = EMBEDDINGS if own is None else DECODER_EMBEDDINGS
@@ -217,7 +217,7 @@ class EncoderDecoderGenerator:
         return executor.run_layers("decoder", layers, x, caches, about, same, self._decoder_inputs)
 
     def head(self) -> LMHeadLoss:
-        """See `Generator`."""
+        """Implements `Generator`."""
         return self._adapters.head(self._model.head())
 
     def _layers(self, name: str) -> Layers:

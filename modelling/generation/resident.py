@@ -49,7 +49,7 @@ class ResidentExecutor:
         about: Sequence[Tensor] = (),
         same: Sequence[Tensor] = (),
     ) -> Tensor:
-        """See `Executor`. A table of tokens has the names that it has in the embeddings."""
+        """Implements `Executor`. A table of tokens has the names that it has in the embeddings."""
         own: Any = unwrapped(module)
         setattr(self._module, name, own)
         if name != EMBEDDINGS and TOKENS in own.named_children():

@@ -42,7 +42,7 @@ class SpecialTokens:
 
     @property
     def first(self) -> int:
-        """What an encoder-decoder reads first."""
+        """The start token of an encoder-decoder."""
         return self.pad if self.start is None else self.start
 
     def ends(self, tokens: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a block needs to know of the tokens at hand besides x: whole samples, in training.
+"""Inputs of a block besides x, for whole samples in training.
 
 Generation has contexts of its own (`modelling.generation.contexts`), for prompts and for a token.
 """

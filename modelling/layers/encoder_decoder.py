@@ -1,4 +1,4 @@
-"""What the blocks of an encoder-decoder have in common: their contexts over whole samples,
+"""Layers and contexts that all encoder-decoders share: contexts over whole samples,
 attention to the encoder's output, and biases of positions that a stack's blocks share."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from modelling.layers.wrapped import Wrapped
 from popxl import Tensor
 
 Padding = tuple[Sequence[Tensor], Tensor | None]
-"""What hides padding: biases of the scores, or a number of keys for each sample."""
+"""Masks of padding: biases of the scores, or a number of keys for each sample."""
 
 
 class PositionBias(Module):
@@ -40,12 +40,12 @@ class StackContext(Context):
         self._bias = bias
 
     def position_bias(self, module: PositionBias, length: int) -> Tensor:
-        """What a module gives for so many queries and keys."""
+        """Biases of a module for this many queries and keys."""
         bias: Tensor = module(length, length) if self._bias is None else self._bias
         return bias
 
     def padding(self, takes_lengths: bool) -> Padding:
-        """What hides the padding of x: that of a decoder is at its end, where causality hides it.
+        """Masks of the padding of x: that of a decoder is at its end, where causality hides it.
 
         Args:
             takes_lengths: whether attention takes numbers of keys: a kernel adds one bias, not two.
@@ -88,7 +88,7 @@ class DecoderContext(StackContext):
         self._encoded, self._mask, self.packing = encoded, mask, packing()
 
     def encoder_padding(self, takes_lengths: bool, length: int) -> Padding:
-        """What hides the encoder's padding, and other examples of the sample; see `padding`.
+        """Masks of the encoder's padding and of other examples of the sample, like `padding`.
 
         Args:
             length: queries of a sequence.

@@ -246,7 +246,7 @@ class Experts(Module):
         return y + self._biases(weights, chosen, tokens) if self.has_bias else y
 
     def routes(self, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What `rows_by_expert` says of this replica's experts."""
+        """The part of `rows_by_expert` that concerns this replica's experts."""
         order, places, sizes = rows_by_expert(self._own_first(chosen), experts=self.count)
         return order, places, sizes[: self.own] if self.shares_experts else sizes
 
@@ -387,7 +387,7 @@ class ExpertGroup(Module):
         number: Tensor,
         seed: Tensor | None = None,
     ) -> Tensor:
-        """What these experts add to x, of its shape.
+        """The output of these experts, to be added to x, of its shape.
 
         Args:
             normed, weights, chosen: see `Context.hand_on`.

@@ -72,7 +72,7 @@ class Packing:
         return segment_bias(popxl.constant(numbers[None], popxl.int32, "examples"), mask)
 
     def is_there(self, mask: Tensor) -> Tensor:
-        """Whether each example has any token: bool (batch * examples,)."""
+        """True for each example that has a token: bool (batch * examples,)."""
         if self.examples == 1:
             return ops.cast(ops.max(mask, 1), popxl.bool)
         batch, length = mask.shape

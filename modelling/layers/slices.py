@@ -1,4 +1,4 @@
-"""What is computed of one slice of tokens after the other.
+"""Computation of one slice of tokens after the other.
 
 The scores of all queries, (b, h, q, k), and the logits of all tokens, (tokens, vocabulary), are the
 largest tensors of a model. A loop over slices keeps those of one slice, forwards and backwards: its

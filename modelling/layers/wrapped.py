@@ -63,7 +63,7 @@ class ByName(Wrapped):
         self._names = names
 
     def build(self, *inputs: Tensor, seed: Tensor | None = None) -> Any:
-        """What the layer returns."""
+        """The layer's result."""
         seeded = {} if seed is None else {"seed": seed}
         return self.layer(**dict(zip(self._names, inputs, strict=True)), **seeded)
 

@@ -25,7 +25,7 @@ _FORMER = frozenset(("rope_local_base_freq", "sliding_window_pattern"))
 
 
 class Architecture(NamedTuple):
-    """What is peculiar to the config.json of a model type.
+    """Peculiarities of the config.json of a model type.
 
     Attributes:
         cls: of transformers.

@@ -91,10 +91,10 @@ class GradientSums:
             ops.remote_store(buffer, row, addons.rounded_by_hash(total, buffer.tensor_dtype))
 
     def _rounds(self, name: str) -> bool:
-        """Whether the entries of an accumulator are rounded."""
+        """True if the entries of an accumulator are rounded."""
         return self.buffers.get(name).tensor_dtype != popxl.float32
 
     def _sum(self, name: str, row: popxl.Tensor, accumulators: addons.NamedTensors) -> popxl.Tensor:
-        """What an entry holds and what the pass adds to it, in float32."""
+        """The sum of an entry and of the pass's gradient, in float32."""
         before = ops.remote_load(self.buffers.get(name), row, name=name)
         return wide(before) + wide(accumulators.get(name))

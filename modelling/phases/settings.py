@@ -83,7 +83,7 @@ class Settings:
 
     @property
     def adds_gradients(self) -> bool:
-        """Whether gradients add up within a pass.
+        """True if gradients add up within a pass.
 
         Not those of one micro-batch, where sums of passes are narrower than float32 and added by
         themselves: in float32 they would only be written and read back.

@@ -92,7 +92,7 @@ class Joined:
 
 @dataclass(frozen=True)
 class FileNames:
-    """What files may have in place of weights under their logical names.
+    """Tensors that files may have in place of weights under their logical names.
 
     Attributes:
         aliases: other names of weights, with their logical ones.
@@ -211,7 +211,7 @@ class FileNames:
 def _same(
     read: Callable[[], np.ndarray], name: str, read_copy: Callable[[], np.ndarray], copy: str
 ) -> np.ndarray:
-    """What `read` gives of `name`, if `copy` has the same."""
+    """The tensor `name` of `read`, if `copy` has the same."""
     value = read()
     if not np.array_equal(value, read_copy()):
         raise WeightsError(

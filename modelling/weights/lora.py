@@ -43,7 +43,7 @@ from modelling.weights.row import (
 from modelling.weights.table import TokenRowsOf, WeightTable
 
 A, B, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
-"""What PEFT's names end with, after the module's; the last one is of DoRA's norms."""
+"""Ends of PEFT's names, after the module's; the last one is of DoRA's norms."""
 EMBEDDING_A, EMBEDDING_B = "lora_embedding_A", "lora_embedding_B"
 """The same of an embedding: its A is (rank, tokens), its B (features, rank)."""
 DELTA = "token_adapter.trainable_tokens_delta"

@@ -117,7 +117,7 @@ def whole_weight(tensors: Arrays, name: str) -> np.ndarray:
 def _maker(
     state: KeptState, tensors: Arrays, specs: Mapping[str, Spec], precision: str
 ) -> Callable[[], np.ndarray] | None:
-    """What makes state of what a checkpoint has; None if there is nothing to make it of."""
+    """The function that makes state of a checkpoint's tensors; None if they do not suffice."""
     name, weight = state.slot.name, state.weight
 
     def is_kept(slot: str) -> bool:

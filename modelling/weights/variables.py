@@ -33,7 +33,7 @@ class VariableRow(NamedTuple):
     """Prefix of the tensors' names, before the names of the weights."""
 
     common: bool = False
-    """Whether all weights of the row share the data, as they share a step counter."""
+    """True if all weights of the row share the data, as they share a step counter."""
 
     rest_of: np.dtype | None = None
     """The data are what rounding to this type takes from the weights."""

@@ -44,7 +44,7 @@ SETTINGS = (
 """Fields of `generation` that a conversation may change."""
 
 HALF = "\N{REPLACEMENT CHARACTER}"
-"""What the bytes of half a character are decoded to."""
+"""The character that the bytes of half a character are decoded to."""
 
 _WITHOUT_SPACES = 0x2E80
 """The first character of scripts, such as Chinese, that put no spaces between words."""
@@ -213,7 +213,7 @@ class Partner:
 
 
 def pieces(texts: Iterable[str]) -> Iterator[str]:
-    """What can be printed each time that a text has grown: whole words and characters, no space
+    """Text that can be printed each time it has grown: whole words and characters, no space
     around it as a whole.
 
     Args:

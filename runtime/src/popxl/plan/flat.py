@@ -17,7 +17,7 @@ _INLINED = frozenset("pjit jit closed_call core_call remat checkpoint custom_jvp
 
 @dataclass(eq=False)
 class Value:
-    """What a primitive computes, of JAX's type `aval`.
+    """The flattened result of a primitive, of JAX's type `aval`.
 
     Attributes:
         is_zeros: whether all its elements are known to be zero.
@@ -174,7 +174,7 @@ def _only_term(atoms: list[Any], total: Any) -> Any:
 
 
 def _is_zero(atom: Any) -> bool:
-    """Whether all elements of a value or literal are known to be zero."""
+    """True if all elements of a value or literal are known to be zero."""
     if isinstance(atom, Value):
         return atom.is_zeros
     return bool(np.ndim(atom.val) == 0 and atom.val == 0)

@@ -78,7 +78,7 @@ class Placement:
     traced: Traced
 
     def set(self) -> None:
-        """Let the program's entries live there, and its loads run as far ahead."""
+        """Place the program's entries, and set how far its loads run ahead."""
         _set(self.traced, self.resident, self.after.window)
 
     def within(self, window: int, rates: Rates) -> Placement:
