@@ -30,7 +30,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -167,7 +167,7 @@ class Soak:
         checkpoint = load_checkpoint(self.run)
         if checkpoint.step < before or checkpoint.step != self.newest:
             raise Difference(f"step {before} was saved, but step {checkpoint.step} is the newest")
-        self.rows += read_metrics(self.run / "metrics.jsonl")
+        self.rows += _steps(self.run)
         self._start = self.newest
 
     # ---- the run that nobody disturbs -----------------------------------------------------------
@@ -178,8 +178,8 @@ class Soak:
             code = run.wait()
         if code:
             raise Difference(f"the run that nobody disturbs ended with code {code}")
-        rows = {row["step"]: row for row in _steps(read_metrics(whole / "metrics.jsonl"))}
-        for row in _steps(self.rows):
+        rows = {row["step"]: row for row in _steps(whole)}
+        for row in self.rows:
             for name in COMPARED:
                 if row["step"] <= self.newest and row[name] != rows[row["step"]][name]:
                     raise Difference(f"{name} of step {row['step']} differs")
@@ -192,9 +192,9 @@ class Soak:
         return len(self.rows)
 
 
-def _steps(rows: Iterable[Row]) -> list[Row]:
-    """Rows of training steps: that of a last save stands alone and has no loss."""
-    return [row for row in rows if "loss" in row]
+def _steps(run: Path) -> list[Row]:
+    """Metrics of a run's training steps: the row of a last save stands alone and has no loss."""
+    return [row for row in read_metrics(run / "metrics.jsonl") if "loss" in row]
 
 
 def digest_of(run: Path) -> str:

@@ -30,7 +30,8 @@ def make_run(folder: Path, *steps: int, value: float = 1.0, rows: list[Any] = RO
     with CheckpointStore(folder) as store:
         for step in steps:
             store.save(step, {"a": np.full(9, value * step, np.float32)}, {}, wait=True)
-    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    save = {"step": steps[-1], "saved_step": steps[-1]}
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(r)}\n" for r in [*rows, save]))
 
 
 def disturbed(tmp_path: Path) -> Soak:
