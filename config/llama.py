@@ -271,7 +271,7 @@ class LlamaModel(AnyModel):
     most this and up within ± this. null: hidden_act(gate) × up."""
 
     swiglu_alpha: PositiveFloat = 1.702
-    """See swiglu_limit."""
+    """gpt-oss: factor on the gate inside the sigmoid."""
 
     initializer_range: PositiveFloat = 0.02
     """Standard deviation of random initial weights."""
