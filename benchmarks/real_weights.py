@@ -24,7 +24,7 @@ from benchmarks.own_commands import metric, run
 from benchmarks.real_models import MODELS, model_folder
 from config.errors import UserError
 from data.task import SAMPLE_FOLDER
-from files.shown import shown_path
+from files.formatting import format_path
 from huggingface.torch_model import need_torch
 from terminal.entry_point import entry_point
 from terminal.parser import Parser, count_option
@@ -165,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for way in (WAYS if given.way is None else [given.way])
     ]
     print(text(results))
-    print(f"everything is in {shown_path(folder)}; license: {MODELS[given.model].license}")
+    print(f"everything is in {format_path(folder)}; license: {MODELS[given.model].license}")
     facts = {"benchmark": "real_weights", "model": given.model, "samples": given.samples}
     print(json.dumps(facts | {"results": [asdict(result) for result in results]}))
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import popdist
 from checkpoints.errors import CheckpointError, CheckpointWarning, DamagedError
 from files.errors import FileError
-from files.shown import shown_path
+from files.formatting import format_path
 from files.writing import write_synced, writing
 
 PAUSES = (1.0, 4.0, 10.0)
@@ -161,7 +161,7 @@ def check_shared(directory: Path) -> None:
         with writing("the folder", directory):
             directory.mkdir(parents=True, exist_ok=True)
             write_synced(directory / name, nonce)
-    name, nonce, shown = popdist.gather([name, nonce, shown_path(directory)])[0]
+    name, nonce, shown = popdist.gather([name, nonce, format_path(directory)])[0]
     views = popdist.gather([socket.gethostname(), appears(directory / name, nonce)])
     if popdist.getInstanceIndex() == 0:
         (directory / name).unlink(missing_ok=True)

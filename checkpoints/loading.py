@@ -18,7 +18,7 @@ from checkpoints.errors import (
 from checkpoints.manifest import FILE_NAME, Manifest
 from checkpoints.step_folders import StepFolder, step_folders
 from checkpoints.tensor_files import TensorFiles
-from files.shown import shown_path
+from files.formatting import format_path
 
 _damaged: dict[Path, str] = {}
 """Folders of steps that were found to be damaged as they were read, and how: this process loads
@@ -140,7 +140,7 @@ def _everyones_folders(directory: Path) -> list[StepFolder]:
         blind = [i for i, sees in enumerate(popdist.gather(appears(newest))) if not sees]
         if not blind:
             return folders
-        still_there, path = popdist.gather([newest.is_dir(), shown_path(newest)])[0]
+        still_there, path = popdist.gather([newest.is_dir(), format_path(newest)])[0]
         if still_there:  # and not deleted by a run that saves meanwhile
             raise DifferentCopiesError(
                 f"process {blind[0]} does not see {path}, the "
@@ -182,7 +182,7 @@ def _read(folder: Path, verify: bool) -> Checkpoint:
     for process, (_, sha256) in enumerate(outcomes):
         if sha256 != outcomes[0][1]:
             raise DifferentCopiesError(
-                f"process {process} reads another {shown_path(folder)} than process 0: give a "
+                f"process {process} reads another {format_path(folder)} than process 0: give a "
                 "folder that all hosts share, or the same copy on each"
             )
     if verify:

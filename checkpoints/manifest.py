@@ -26,8 +26,8 @@ from checkpoints.tensor_files import (
 )
 from checkpoints.tensor_shards import Layout, Part, check_whole, with_starts
 from files.errors import FileError
+from files.formatting import format_name, format_path, format_value
 from files.json_files import Fields, read_object
-from files.shown import shown, shown_name, shown_path
 from files.text import MEBIBYTE, read_bytes
 
 FILE_NAME = "manifest.json"
@@ -99,12 +99,12 @@ class Manifest:
         """
         path = folder / FILE_NAME
         if not path.exists():
-            raise CheckpointError(f"{shown_path(path)} is missing")
+            raise CheckpointError(f"{format_path(path)} is missing")
         try:
             whole = read_object(path, MAX_RECORDS)
             sha256 = whole.text("sha256")
             if sha256 != _digest(whole.mapping("content")):
-                raise CheckpointError(f"{shown_path(path)} is not what was saved")
+                raise CheckpointError(f"{format_path(path)} is not what was saved")
             return cls._of(whole.object("content"), path, sha256)
         except CheckpointError:
             raise
@@ -117,12 +117,12 @@ class Manifest:
         if written != FORMAT:
             age = "newer" if written > FORMAT else "older"
             raise OtherFormatError(
-                f"{shown_path(path)} has format {written}, {age} than the {FORMAT} that this "
+                f"{format_path(path)} has format {written}, {age} than the {FORMAT} that this "
                 "version reads: use the version that wrote it"
             )
         texts, tables = content.texts("texts"), content.texts("tables")
         if not all(map(is_file_name, (*texts, *tables))):
-            raise FileError(f"{shown_path(path)} names files that are not of the checkpoint")
+            raise FileError(f"{format_path(path)} names files that are not of the checkpoint")
         return cls(
             content.count("step"), content.mapping("metadata"), records_in(content), texts, tables,
             _read_sharded(content, len(tables)), sha256,
@@ -136,7 +136,7 @@ class Manifest:
             except FileError as error:
                 raise CheckpointError(str(error)) from error
             if digest != saved:
-                raise CheckpointError(f"{shown_path(folder / name)} is not what was saved")
+                raise CheckpointError(f"{format_path(folder / name)} is not what was saved")
 
     def open(self, folder: Path, at_once: bool = True) -> TensorFiles:
         """The tensors in a step's folder, after a check of everything but their values.
@@ -169,7 +169,7 @@ def _read_sharded(content: Fields, processes: int) -> dict[str, ShardedTensor]:
     for name, row in content.objects("cut").items():
         layout, owner, dtype = row.count("layout"), row.count("owners"), row.text("dtype")
         if layout >= len(layouts) or owner >= len(owners) or dtype not in NAMED_DTYPES:
-            raise FileError(f"tensor {shown_name(name)} has no layout, no owners or no type")
+            raise FileError(f"tensor {format_name(name)} has no layout, no owners or no type")
         one = ShardedTensor(NAMED_DTYPES[dtype], layouts[layout], owners[owner])
         if len(one.owners) != len(one.layout) or max(one.owners) >= processes:
             raise FileError("not all parts of a tensor are there, each once")
@@ -207,7 +207,7 @@ def _read_layout(fields: Fields) -> Layout:
 def _read_box(fields: Fields, shape: tuple[int, ...]) -> list[Part]:
     axes, corner, box = (tuple(fields.counts(what)) for what in ("axes", "corner", "box"))
     if sorted(axes) != list(range(len(shape))) or not len(corner) == len(box) == len(shape):
-        raise FileError(f"{shown(box)} is no box of a tensor of shape {shape}")
+        raise FileError(f"{format_value(box)} is no box of a tensor of shape {shape}")
     sizes = fields.counts("sizes")
     starts = accumulate(sizes, initial=0)
     return [

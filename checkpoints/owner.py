@@ -19,10 +19,10 @@ from checkpoints.errors import CheckpointError
 from checkpoints.remote import RemoteRun
 from checkpoints.step_folders import step_folders
 from files.errors import FileError
+from files.formatting import format_name, format_path
 from files.json_files import Fields, parse_json, read_object
 from files.lock import locked
 from files.run_folder import RunFolder
-from files.shown import shown_name, shown_path
 from files.writing import write_text
 from terminal.screen import say
 
@@ -57,7 +57,7 @@ class Note:
     @property
     def place(self) -> str:
         """The folder, in words."""
-        return f"{shown_path(self.folder)} on {shown_name(self.host)}"
+        return f"{format_path(self.folder)} on {format_name(self.host)}"
 
 
 class Owner:
@@ -87,7 +87,7 @@ class Owner:
         found = _read(self._remote)
         if found is None or (found.run, found.writer) != (self._note.run, self._note.writer):
             who = "somebody has" if found is None else f"the run in {found.place} has"
-            raise TakenError(f"{who} taken {shown_path(self._remote.address)} over")
+            raise TakenError(f"{who} taken {format_path(self._remote.address)} over")
 
 
 def claim(folder: Path, remote: RemoteRun, fresh: bool = False) -> Owner:
@@ -107,7 +107,7 @@ def claim(folder: Path, remote: RemoteRun, fresh: bool = False) -> Owner:
     if found is not None and found.writer != own.writer:
         if found.run != own.run and step_folders(folder):
             raise CheckpointError(
-                f"{shown_path(remote.address)} has another run, that of {found.place}: give "
+                f"{format_path(remote.address)} has another run, that of {found.place}: give "
                 "another --checkpoint.mirror"
             )
         _await_end(remote, found)
@@ -132,7 +132,7 @@ def _own(folder: Path) -> Note:
 
 def _await_end(remote: RemoteRun, found: Note) -> None:
     """Return when the writer of a note has ended, or is silent. Raises CheckpointError."""
-    place = shown_path(remote.address)
+    place = format_path(remote.address)
     if found.beat:
         say(f"waiting {SILENCE:.0f} s, to see whether the run in {found.place} lives, whose mirror "
             f"is {place}")  # fmt: skip

@@ -28,9 +28,9 @@ from checkpoints.step_folders import (
 from checkpoints.tensor_files import is_file_name
 from config.values import is_address
 from files.drafts import sync
+from files.formatting import format_name, format_path
 from files.lock import locked
 from files.run_folder import RunFolder
-from files.shown import shown_name, shown_path
 
 _PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}
 _BLOCK = 2**24  # bytes
@@ -58,7 +58,7 @@ class RemoteRun:
         except ImportError as error:
             package = _PACKAGES.get(kind)
             advice = f"the package {package}: pip install {package}" if package else str(error)
-            raise CheckpointError(f"{shown_path(address)} needs {advice}") from error
+            raise CheckpointError(f"{format_path(address)} needs {advice}") from error
         except Exception as error:
             raise self._unreachable(error) from error
         self._root = Path(root)
@@ -180,7 +180,7 @@ class RemoteRun:
         try:
             return self._fetch_step(step, directory)
         except _DamageError as error:
-            place = shown_path(f"{self.address}/{step.name}")
+            place = format_path(f"{self.address}/{step.name}")
             raise CheckpointError(f"{place} is damaged: {error}") from error
 
     # ---- one step -------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ class RemoteRun:
             try:
                 return self._fetch_step(step.path, directory)
             except _DamageError as error:
-                damaged = f"step {step.step} in {shown_path(self.address)} is damaged ({error})"
+                damaged = f"step {step.step} in {format_path(self.address)} is damaged ({error})"
                 warnings.warn(f"{damaged}: using one before", CheckpointWarning, stacklevel=2)
         return None
 
@@ -279,8 +279,8 @@ class RemoteRun:
             raise self._unreachable(error) from error
 
     def _unreachable(self, error: Exception) -> CheckpointError:
-        reason = shown_name(" ".join(reason_of(error).split()) or type(error).__name__, 120)
-        return CheckpointError(f"cannot copy to or from {shown_path(self.address)}: {reason}")
+        reason = format_name(" ".join(reason_of(error).split()) or type(error).__name__, 120)
+        return CheckpointError(f"cannot copy to or from {format_path(self.address)}: {reason}")
 
 
 class _DamageError(Exception):
@@ -315,7 +315,7 @@ def fetched(load: str) -> str:
                 shutil.rmtree(path)  # which a reader has open
     if newest is None:
         raise CheckpointError(
-            f"no checkpoint in {shown_path(load)}: give an address that a run was saved to"
+            f"no checkpoint in {format_path(load)}: give an address that a run was saved to"
         )
     return str(newest)
 

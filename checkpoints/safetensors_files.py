@@ -20,8 +20,8 @@ from safetensors.numpy import save_file
 
 from checkpoints.errors import CheckpointError, DamagedError
 from files.drafts import sync
+from files.formatting import format_name
 from files.lfs import check_no_pointer
-from files.shown import shown_name
 from files.text import MEBIBYTE
 from files.writing import os_errors
 
@@ -158,7 +158,7 @@ def as_stored(name: str, tensor: np.ndarray) -> np.ndarray:
         supported = ", ".join(dtype.name for dtype in DTYPES.values())
         raise TypeError(f"tensor {name} is {array.dtype}, but can only be one of {supported}")
     if name == RESERVED_NAME or name.encode(errors="ignore").decode() != name:
-        raise ValueError(f"no tensor can be named {shown_name(name)} in a safetensors file")
+        raise ValueError(f"no tensor can be named {format_name(name)} in a safetensors file")
     return array
 
 

@@ -30,7 +30,7 @@ from checkpoints.tensor_shards import (
     chunks_needed,
     with_starts,
 )
-from files.shown import shown_name
+from files.formatting import format_name
 
 SMALL = 4096
 """A part that several processes hold is small if it is less than this fraction of a process's share
@@ -172,12 +172,12 @@ class ShardedTensorFiles(TensorFiles):
         names = {stored_name(n, process) for n in self._cut if process in self._by(n)}
         different = names ^ files.keys()
         if different:
-            name = shown_name(min(different))
+            name = format_name(min(different))
             raise CheckpointError(f"{file} lacks, or should lack, tensor {name}")
         for name in names:
             if files.spec(name) != self._stored_spec(name):
                 raise CheckpointError(
-                    f"tensor {shown_name(name)} cannot be put together: its parts are of another "
+                    f"tensor {format_name(name)} cannot be put together: its parts are of another "
                     "type, or not of their sizes"
                 )
         return files

@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 from checkpoints.errors import CheckpointError, CheckpointWarning
 from files.drafts import sync
+from files.formatting import format_path
 from files.run_folder import RunFolder
-from files.shown import shown_path
 
 _NAME = re.compile(r"(\d{6,})-step-(\d+)")
 _DELETED = re.compile(r"\.deleted-" + _NAME.pattern)
@@ -48,7 +48,7 @@ def step_folders(directory: Path) -> list[StepFolder]:
         steps = [step_folder(path) for path in directory.iterdir() if path.is_dir()]
     except OSError as error:
         reason = error.strerror
-        raise CheckpointError(f"cannot read {shown_path(directory)}: {reason}") from error
+        raise CheckpointError(f"cannot read {format_path(directory)}: {reason}") from error
     return sorted(filter(None, steps), reverse=True)
 
 
@@ -116,7 +116,7 @@ def _told(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         warnings.warn(
-            f"cannot delete {shown_path(path)} ({error.strerror or error}): it is tried again at "
+            f"cannot delete {format_path(path)} ({error.strerror or error}): it is tried again at "
             "the next save",
             CheckpointWarning,
             stacklevel=2,

@@ -37,7 +37,7 @@ from checkpoints.step_folders import (
 )
 from checkpoints.tensor_files import Records, TensorRecord, readers, write_records
 from checkpoints.tensor_shards import ShardSource
-from files.shown import shown_bytes, shown_path
+from files.formatting import format_bytes, format_path
 from files.writing import write_synced
 
 SHARD_BYTES = 2**30
@@ -158,14 +158,14 @@ class CheckpointStore:
         what = "a step" if step is None else f"step {step}"
         if free < needed:
             raise CheckpointError(
-                f"cannot save {what} in {shown_path(folder)}: it needs {shown_bytes(needed)}, and "
-                f"{shown_bytes(free)} are free: make room, or save elsewhere"
+                f"cannot save {what} in {format_path(folder)}: it needs {format_bytes(needed)}, "
+                f"and {format_bytes(free)} are free: make room, or save elsewhere"
             )
         own = sum(f.stat().st_size for old in step_folders(folder) for f in old.path.iterdir())
         if step is None and self._to_keep and free + own < (self._to_keep + 1) * needed:
             warnings.warn(
-                f"{shown_path(folder)} has room for {(free + own) // needed} steps of "
-                f"{shown_bytes(needed)}, but {self._to_keep} are kept while one is written: lower "
+                f"{format_path(folder)} has room for {(free + own) // needed} steps of "
+                f"{format_bytes(needed)}, but {self._to_keep} are kept while one is written: lower "
                 "--checkpoint.to_keep, or make room",
                 CheckpointWarning,
                 stacklevel=2,
@@ -228,7 +228,7 @@ class CheckpointStore:
             tensors: gives what this process stores.
             begun: when the save began, by the monotonic clock.
         """
-        what = f"cannot save step {manifest.step} in {shown_path(self._directory)}"
+        what = f"cannot save step {manifest.step} in {format_path(self._directory)}"
         save_with_retries(lambda: self._write_once(manifest, tensors()), what)
         seconds = time.monotonic() - begun
         self.saved = Saved(manifest.step, self._written, seconds, time.time())
@@ -240,7 +240,7 @@ class CheckpointStore:
         try:
             remove_older(self._directory, to_keep, self._damaged | known_as_damaged())
         except (OSError, CheckpointError) as error:
-            what = f"cannot look for older steps in {shown_path(self._directory)}"
+            what = f"cannot look for older steps in {format_path(self._directory)}"
             warnings.warn(f"{what}: {reason_of(error)}", CheckpointWarning, stacklevel=2)
 
     def _write_once(self, manifest: Manifest, tensors: Iterable[tuple[str, np.ndarray]]) -> None:

@@ -33,8 +33,8 @@ from checkpoints.safetensors_files import (
 )
 from checkpoints.tensor_shards import Part, StoredParts, chunks_needed
 from files.errors import FileError
+from files.formatting import format_name, format_path, format_value
 from files.json_files import Fields, parse_json
-from files.shown import shown, shown_name, shown_path
 from files.text import MEBIBYTE, decoded, read_bytes
 from files.writing import write_synced
 
@@ -223,11 +223,11 @@ class TensorRecord:
     def check(self, name: str) -> None:
         """Raise CheckpointError unless there is a digest for each chunk of the tensor `name`."""
         if self.dtype not in NAMED_DTYPES:
-            raise CheckpointError(f"tensor {shown_name(name)} is of no type that can be stored")
+            raise CheckpointError(f"tensor {format_name(name)} is of no type that can be stored")
         nbytes = TensorSpec(NAMED_DTYPES[self.dtype], tuple(self.shape)).nbytes
         if len(self.sha256) != chunk_count(nbytes):
             raise CheckpointError(
-                f"tensor {shown_name(name)} has not as many digests as it has chunks"
+                f"tensor {format_name(name)} has not as many digests as it has chunks"
             )
 
     @classmethod
@@ -235,7 +235,7 @@ class TensorRecord:
         """The record in a file. Raises FileError if it is none."""
         file = fields.text("file")
         if not is_file_name(file):
-            raise FileError(f"{shown(file)} is no name of a file in a checkpoint")
+            raise FileError(f"{format_value(file)} is no name of a file in a checkpoint")
         digests = fields.text_list("sha256")
         return cls(file, fields.text("dtype"), fields.counts("shape"), digests)
 
@@ -290,12 +290,12 @@ def read_records(path: Path, sha256: str) -> Records:
     try:
         content = read_bytes(path, MAX_RECORDS)
         if digest_of_bytes(content) != sha256:
-            raise CheckpointError(f"{shown_path(path)} is not what was saved")
-        return records_in(Fields(parse_json(decoded(content, path), path), shown_path(path)))
+            raise CheckpointError(f"{format_path(path)} is not what was saved")
+        return records_in(Fields(parse_json(decoded(content, path), path), format_path(path)))
     except CheckpointError:
         raise
     except FileError as error:
-        raise CheckpointError(f"{shown_path(path)} is damaged: {error}") from error
+        raise CheckpointError(f"{format_path(path)} is damaged: {error}") from error
 
 
 def write_checked(path: Path, text: str) -> str:
@@ -307,7 +307,7 @@ def write_checked(path: Path, text: str) -> str:
     content = text.encode()
     if len(content) > MAX_RECORDS:
         raise CheckpointError(
-            f"{shown_path(path)} would have {len(content):,} bytes, more than the {MAX_RECORDS:,} "
+            f"{format_path(path)} would have {len(content):,} bytes, more than the {MAX_RECORDS:,} "
             "that can be read: save with more processes"
         )
     write_synced(path, text)

@@ -15,7 +15,7 @@ from config.base import Section
 from config.errors import ConfigError
 from config.expressions import matches_whole
 from config.values import Names, NonNegativeInt, PathText, PositiveFloat, Probability, listed
-from files.shown import shown
+from files.formatting import format_value
 
 ALL_LINEAR = "all-linear"
 HEAD = "lm_head"
@@ -84,13 +84,13 @@ class Adapter(Section):
             regex.compile(self.targets or "")
         except regex.error as error:
             raise ConfigError(
-                f"adapter.targets is {shown(self.targets)}, which is no regular expression "
+                f"adapter.targets is {format_value(self.targets)}, which is no regular expression "
                 f"({error}): give names such as q_proj,v_proj, or {ALL_LINEAR}"
             ) from error
         self.patterns("alpha_pattern")
         if any(rank % 1 for rank in self.patterns("rank_pattern").values()):
             raise ConfigError(
-                f"adapter.rank_pattern is {shown(self.rank_pattern)}, but ranks are integers"
+                f"adapter.rank_pattern is {format_value(self.rank_pattern)}, but ranks are integers"
             )
 
     def is_target(self, module: str, default: str) -> bool:
@@ -139,8 +139,8 @@ class Adapter(Section):
         except (ValueError, regex.error):
             pass
         raise ConfigError(
-            f"adapter.{field} is {shown(text)}, but must be ends of names with positive numbers, "
-            "such as k_proj=4,o_proj=16"
+            f"adapter.{field} is {format_value(text)}, but must be ends of names with positive "
+            "numbers, such as k_proj=4,o_proj=16"
         )
 
 

@@ -21,7 +21,7 @@ import popdist
 from config.base import flattened
 from config.errors import ConfigError
 from config.sections import RunConfig
-from files.shown import shown
+from files.formatting import format_value
 
 _ROOT = Path(__file__).parents[1]
 _PACKAGES = ("jax", "jaxlib", "numpy", "ml_dtypes", "safetensors", "tokenizers", "transformers")
@@ -49,7 +49,7 @@ def agree(facts: Mapping[str, Any]) -> None:
     first = popdist.gather({name: digest_of([text]) for name, text in own.items()})
     names = dict.fromkeys(name for one in first for name in one)
     name = next(n for n in names if len({one.get(n) for one in first}) > 1)
-    everyones = popdist.gather([socket.gethostname(), shown(facts.get(name))])
+    everyones = popdist.gather([socket.gethostname(), format_value(facts.get(name))])
     process = next(i for i, one in enumerate(first) if one.get(name) != first[0].get(name))
     (_, expected), (host, theirs) = everyones[0], everyones[process]
     raise ConfigError(

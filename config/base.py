@@ -23,7 +23,7 @@ from typing import Any, Self, get_type_hints
 
 from config.errors import ConfigError, nearest
 from config.values import ValueType
-from files.shown import shown, shown_name, shown_names
+from files.formatting import format_name, format_names, format_value
 from files.yaml_files import place_of
 
 
@@ -39,7 +39,7 @@ class Section:
                 object.__setattr__(self, name, value)
             elif not isinstance(value, annotation):
                 raise ConfigError(
-                    f"{type(self).__name__}.{name} is {shown(value)}, "
+                    f"{type(self).__name__}.{name} is {format_value(value)}, "
                     f"but must be a {annotation.__name__} section"
                 )
         self.validate()
@@ -61,15 +61,16 @@ class Section:
         """
         annotations = field_annotations(cls)
         if not isinstance(data, Mapping):
-            names = shown_names(annotations, 80)
+            names = format_names(annotations, 80)
             raise ConfigError(
-                f"{place}{path} is {shown(data)}, but must be a section with the fields {names}"
+                f"{place}{path} is {format_value(data)}, but must be a section with the fields "
+                f"{names}"
             )
         values = {}
         for name, value in data.items():
-            dotted, there = join(path, shown_name(name)), place_of(data, name)
+            dotted, there = join(path, format_name(name)), place_of(data, name)
             if name not in annotations:
-                close = nearest(shown_name(name), annotations, 100)
+                close = nearest(format_name(name), annotations, 100)
                 raise ConfigError(f"{there}unknown field {dotted}{close}")
             annotation = annotations[name]
             if is_section(annotation):

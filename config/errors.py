@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from files.errors import UserError as UserError
-from files.shown import LONGEST, shown_names
+from files.formatting import MAX_LENGTH, format_names
 
 
 class ConfigError(UserError, ValueError):
@@ -36,7 +36,7 @@ class Notice(UserWarning):
 
 def close_names(name: str, known: Iterable[str]) -> list[str]:
     """The known names that `name` may be a misspelling of, the likeliest first."""
-    if len(name) > LONGEST:
+    if len(name) > MAX_LENGTH:
         return []
     return get_close_matches(name, list(known), n=3, cutoff=0.6)
 
@@ -48,4 +48,4 @@ def nearest(name: str, known: Iterable[str], longest: int = 200) -> str:
     close = close_names(name, names)
     if close:
         return "; did you mean " + " or ".join(close) + "?"
-    return "; there are: " + shown_names(names, longest)
+    return "; there are: " + format_names(names, longest)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import regex
 
 from config.errors import ConfigError
-from files.shown import shown_name
+from files.formatting import format_name
 
 SECONDS = 1.0
 """That a match may take."""
@@ -21,6 +21,6 @@ def matches_whole(expression: str, text: str) -> bool:
         return regex.fullmatch(expression, text, timeout=SECONDS) is not None
     except TimeoutError:
         raise ConfigError(
-            f"the expression {shown_name(expression, 60)} takes more than {SECONDS:g} s for "
-            f"{shown_name(text, 60)}: give names, or one without repetitions inside repetitions"
+            f"the expression {format_name(expression, 60)} takes more than {SECONDS:g} s for "
+            f"{format_name(text, 60)}: give names, or one without repetitions inside repetitions"
         ) from None

@@ -11,7 +11,7 @@ from config.gptj import GPTJConfig
 from config.llama import LlamaConfig, ModelType
 from config.sections import RunConfig
 from config.t5 import T5Config
-from files.shown import shown, shown_name
+from files.formatting import format_name, format_value
 from files.yaml_files import place_of
 
 
@@ -49,7 +49,7 @@ def config_class_of(data: Mapping[str, Any], preset: str) -> type[RunConfig]:
     family = data.get("family")
     if not isinstance(family, str) or family not in FAMILIES:
         raise ConfigError(
-            f"{place_of(data, 'family')}preset '{shown_name(preset, 40)}' has the family "
-            f"{shown(family)}{nearest(shown(family), FAMILIES)}"
+            f"{place_of(data, 'family')}preset '{format_name(preset, 40)}' has the family "
+            f"{format_value(family)}{nearest(format_value(family), FAMILIES)}"
         )
     return FAMILIES[family].config

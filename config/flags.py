@@ -16,7 +16,7 @@ from typing import Any
 from config.base import Leaf, Section, leaves
 from config.errors import ConfigError, close_names
 from config.run import SEARCH_FIELDS
-from files.shown import shown_name
+from files.formatting import format_name
 
 ALIASES = {
     "load": "checkpoint.load",
@@ -262,7 +262,7 @@ def _unknown(name: str, known: Mapping[str, str], fields: Sequence[str]) -> Conf
     ending = next(filter(None, ([f for f in fields if f.endswith(end)] for end in ends)), [])
     close = [known[field] for field in ending] or [known[n] for n in close_names(name, known)]
     hint = f"did you mean {_one_of(close)}?" if close else "--help-all lists all of them"
-    return ConfigError(f"unknown option --{shown_name(name)}; {hint}")
+    return ConfigError(f"unknown option --{format_name(name)}; {hint}")
 
 
 def _one_of(flags: Iterable[str]) -> str:

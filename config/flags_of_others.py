@@ -7,7 +7,7 @@ from itertools import takewhile
 
 from config.errors import ConfigError
 from config.foreign_flags import FLAGS, OMIT, Flag
-from files.shown import shown_name
+from files.formatting import format_name
 
 _BY_NAME = {name: flag for flag in FLAGS for name in flag.names.split()}
 _WORDS = {"": "true", "1": "true", "yes": "true", "0": "false", "no": "false"}
@@ -41,7 +41,7 @@ def answer(flag: Flag, typed: str, given: str) -> str:
         typed: the flag as it was typed.
         given: its value; "": it has none.
     """
-    shown = f" {shown_name(given, 60)}".rstrip()
+    shown = f" {format_name(given, 60)}".rstrip()
     if not flag.ours and not flag.values:
         return f"there is no {typed}: {flag.says}"
     ours = _translated(flag, given.lower())

@@ -17,7 +17,7 @@ from config.errors import ContradictionError
 from config.own_yaml import is_own
 from config.presets import merge
 from config.sections import RunConfig
-from files.shown import shown_name
+from files.formatting import format_name
 
 BATCH, MICRO = "training.global_batch_size", "execution.micro_batch_size"
 COPIES, EPOCHS = "execution.data_parallel", "training.epochs"
@@ -142,7 +142,7 @@ def with_one_length(settings: Settings) -> tuple[Settings, list[str]]:
         training = layer.values.get("training")
         both = isinstance(training, Mapping) and (training.get("steps"), training.get("epochs"))
         if both and None not in both and not layer.is_whole:
-            steps, epochs = map(shown_name, both)
+            steps, epochs = map(format_name, both)
             lines.append(f"{layer.name}: training.steps {steps} decides, not epochs {epochs}")
             one = merge(layer.values, {"training": {"epochs": None}})
             layer = replace(layer, values=one)
@@ -208,9 +208,9 @@ def _give_way(settings: Settings, error: ContradictionError) -> tuple[Settings, 
     top = settings.level(winner)
     changed = {n: v for n, v in error.remedies.items() if settings.level(n) < top}
     before = flattened(settings.given)
-    reason = f"which {winner} {shown_name(before.get(winner))} excludes"
+    reason = f"which {winner} {format_name(before.get(winner))} excludes"
     lines = [
-        f"{name}: {shown_name(before.get(name, 'its default'))} -> {shown_name(value)}, {reason}"
+        f"{name}: {format_name(before.get(name, 'its default'))} -> {format_name(value)}, {reason}"
         for name, value in changed.items()
     ]
     layer = Layer(f"{winner} of {settings.layers[top].name}", nested(changed))

@@ -33,7 +33,7 @@ from config.values import (
     listed,
     several,
 )
-from files.shown import shown
+from files.formatting import format_value
 
 ModelType = Literal[
     "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text", "smollm3", "olmo2",
@@ -332,8 +332,8 @@ class LlamaModel(AnyModel):
         for token in listed(self.eos_token_ids):
             if not (token.isdecimal() and int(token) < self.vocab_size):
                 raise ConfigError(
-                    f"model.eos_token_ids is {shown(self.eos_token_ids)}, but must be tokens below "
-                    f"model.vocab_size {self.vocab_size}, with commas"
+                    f"model.eos_token_ids is {format_value(self.eos_token_ids)}, but must be "
+                    f"tokens below model.vocab_size {self.vocab_size}, with commas"
                 )
         for name in ("layer_types", "no_rope_layers"):
             count = len(listed(getattr(self, name)))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from config.errors import UserError, nearest
-from files.shown import shown, shown_name
+from files.formatting import format_name, format_value
 
 if TYPE_CHECKING:  # it takes seconds to import, and the names of machines are read first
     from popxl.plan import Rates
@@ -211,8 +211,8 @@ def machine(name: str) -> Machine:
     known = machines()
     if name not in known:
         raise UserError(
-            f"--machine {shown(name)} is not in the hardware table{nearest(name, known)}; a YAML "
-            "file can describe another (config/machines.yml shows how)"
+            f"--machine {format_value(name)} is not in the hardware table{nearest(name, known)}; "
+            "a YAML file can describe another (config/machines.yml shows how)"
         )
     return known[name]
 
@@ -238,7 +238,7 @@ def _described(path: Path) -> Machine:
     for name in facts:
         if name not in known:
             raise UserError(
-                f"--machine: {shown_name(path)} has no field {shown(name)}"
+                f"--machine: {format_name(path)} has no field {format_value(name)}"
                 f"{nearest(str(name), known)}"
             )
     needed = {f.name for f in fields(Machine) if f.default is MISSING is f.default_factory}

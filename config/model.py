@@ -13,7 +13,7 @@ from config.base import Section
 from config.errors import ConfigError
 from config.rows import numbered_rows
 from config.values import LayerCount, Names, NonNegativeInt, PositiveInt, Probability
-from files.shown import shown
+from files.formatting import format_value
 
 
 class FewBits(NamedTuple):
@@ -110,7 +110,8 @@ class AnyModel(Section):
                 raise ConfigError(f"model.{name} {getattr(self, name)} must be below {rows}")
         if any(row >= self.vocab_size for row in self.rows_to_begin()):
             raise ConfigError(
-                f"{self.path('new_rows')} is {shown(self.new_rows)}, but must be rows below {rows}"
+                f"{self.path('new_rows')} is {format_value(self.new_rows)}, but must be rows "
+                f"below {rows}"
             )
 
     def rows_to_begin(self) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from typing import Any
 from config.errors import ConfigError
 from config.flags import ALIASES, GROUPS
 from config.flags_of_others import check_flags
-from files.shown import shown, shown_name
+from files.formatting import format_name, format_value
 from files.yaml_files import Located, place_of
 
 NAMED = "--model"
@@ -65,7 +65,7 @@ def _check_no_presets(data: Located) -> None:
     for key, value in data.items():
         if key not in GROUPS and isinstance(value, Located) and value.keys() & GROUPS.keys():
             raise ConfigError(
-                f"{place_of(data, key)}{shown_name(key)} is a preset: copy what is in it into a "
+                f"{place_of(data, key)}{format_name(key)} is a preset: copy what is in it into a "
                 "file of its own, which begins with family: t5, gptj or llama"
             )
 
@@ -73,7 +73,7 @@ def _check_no_presets(data: Located) -> None:
 def _check_name(data: Located, key: str) -> None:
     """Raise ConfigError, which names ours, for the name of another trainer's flag."""
     try:
-        check_flags([f"--{key}={shown_name(data[key], 60)}"])
+        check_flags([f"--{key}={format_name(data[key], 60)}"])
     except ConfigError as error:
         raise ConfigError(f"{place_of(data, key)}{error}") from None
 
@@ -88,7 +88,7 @@ def _move(whole: Located, name: str, taken: Located) -> None:
         return
     for key in [key for key in here if key.replace("-", "_") == last]:
         if name in taken:
-            raise ConfigError(f"{place_of(here, key)}{shown_name(name)} stands twice")
+            raise ConfigError(f"{place_of(here, key)}{format_name(name)} stands twice")
         taken[name], taken.places[name] = here.pop(key), here.places[key]
         if sections and not here:
             del whole[sections[0]]
@@ -103,8 +103,8 @@ def _put(whole: Located, dotted: str, data: Located, key: str) -> None:
         here = here[section]
         if not isinstance(here, Located):
             raise ConfigError(
-                f"{place_of(data, key)}{section} is {shown(here)}, but {key} is in it"
+                f"{place_of(data, key)}{section} is {format_value(here)}, but {key} is in it"
             )
     if name in here:
-        raise ConfigError(f"{place_of(data, key)}{shown_name(dotted)} stands twice")
+        raise ConfigError(f"{place_of(data, key)}{format_name(dotted)} stands twice")
     here[name], here.places[name] = data[key], data.places[key]

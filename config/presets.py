@@ -18,7 +18,7 @@ from config.base import Section
 from config.errors import ConfigError, nearest
 from config.own_yaml import is_own, unfolded
 from files.errors import FileError
-from files.shown import shown, shown_name
+from files.formatting import format_name, format_value
 from files.yaml_files import Located, place_of, read_yaml
 
 DIRECTORY = Path(__file__).parent
@@ -106,28 +106,29 @@ def _whole(given: str) -> str:
 
 def _resolve(path: Path, preset: str, seen: tuple[tuple[Path, str], ...]) -> Located:
     if (path, preset) in seen:
-        cycle = " -> ".join([*(shown_name(name) for _, name in seen), shown_name(preset)])
+        cycle = " -> ".join([*(format_name(name) for _, name in seen), format_name(preset)])
         raise ConfigError(f"the presets of {path.name} inherit in a circle: {cycle}")
     if len(seen) == LONGEST_LINE_OF_BASES:
         raise ConfigError(
-            f"preset {shown(seen[0][1])} of {path.name} has more than {len(seen)} bases, one on "
-            "top of the other"
+            f"preset {format_value(seen[0][1])} of {path.name} has more than {len(seen)} bases, "
+            "one on top of the other"
         )
     presets = _presets_of(path)
     if preset not in presets:
         raise ConfigError(
-            f"unknown preset {shown(preset)} in {path.name}{nearest(preset, presets)}"
+            f"unknown preset {format_value(preset)} in {path.name}{nearest(preset, presets)}"
         )
     data, place = presets[preset], place_of(presets, preset)
     if not isinstance(data, Located):
         raise ConfigError(
-            f"{place}preset {shown(preset)} of {path.name} is {shown(data)}, but must be a mapping"
+            f"{place}preset {format_value(preset)} of {path.name} is {format_value(data)}, but "
+            "must be a mapping"
         )
     if "base" not in data:
         return data
     base = data.pop("base")
     if not isinstance(base, str):
-        raise ConfigError(f"{place_of(data, 'base')}base is {shown(base)}, but must be text")
+        raise ConfigError(f"{place_of(data, 'base')}base is {format_value(base)}, but must be text")
     file, _, name = base.rpartition("/")
     base_path = path.parent / f"{file}.yml" if file else path
     return merge(_resolve(base_path, name, (*seen, (path, preset))), data)

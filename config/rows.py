@@ -7,7 +7,7 @@ from itertools import count, groupby
 
 from config.errors import ConfigError
 from config.values import listed
-from files.shown import shown
+from files.formatting import format_value
 
 MAX_ROWS = 2**22
 """Rows of a range: more than any vocabulary has."""
@@ -30,7 +30,8 @@ def numbered_rows(text: str | None, field: str) -> tuple[int, ...]:
         rows += range(first, last + 1) if last < first + MAX_ROWS else ()
         if not first <= last < first + MAX_ROWS or len(set(rows)) < len(rows):
             raise ConfigError(
-                f"{field} is {shown(text)}, but must be rows such as 32000-32003,32010, each once"
+                f"{field} is {format_value(text)}, but must be rows such as 32000-32003,32010, "
+                "each once"
             )
     return tuple(rows)
 

@@ -27,7 +27,7 @@ from config.run import Optimizer as Optimizer
 from config.run import Training as Training
 from config.task import CausalLMData
 from config.task import Data as Data
-from files.shown import shown
+from files.formatting import format_value
 
 MAX_REPLICAS = 2**14
 FUSED_FROM = 2**20
@@ -258,7 +258,7 @@ class RunConfig(Section):
             )
         if max(self.trained_tokens, default=0) >= rows:
             raise ConfigError(
-                f"adapter.trainable_tokens is {shown(asked)}, but must be rows below "
+                f"adapter.trainable_tokens is {format_value(asked)}, but must be rows below "
                 f"{self.model.path('vocab_size')} {rows}"
             )
 

@@ -16,7 +16,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from files.shown import shown
+from files.formatting import format_value
 
 Scalar = bool | int | float | str | None
 
@@ -167,7 +167,7 @@ class ValueType:
             converted = self._choice(converted)
         if isinstance(converted, Scalar) and self._admits(converted):
             return converted
-        raise ValueError(f"{name} is {shown(value)}, but must be {self._wanted(converted)}")
+        raise ValueError(f"{name} is {format_value(value)}, but must be {self._wanted(converted)}")
 
     def parse(self, text: str, name: str) -> Scalar:
         """Read a command-line argument; raises as `check` does."""

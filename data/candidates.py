@@ -20,7 +20,7 @@ from data.preferences import Preferences, Unit
 from data.samples import EMPTY
 from data.texts import Corpus, Example, TextSpan
 from data.tokens import Tokens
-from files.shown import shown_name
+from files.formatting import format_name
 
 OBJECTIVE = "cpo"
 """Its program gives log-probabilities of whole answers, two in a unit, without a reference."""
@@ -90,7 +90,7 @@ def _check_tokens(data: Pipeline, labels: Labels) -> None:
         other = known.setdefault(tuple(ids.tolist()), name)
         if other != name:
             raise ConfigError(
-                f"the tokenizer gives the labels {shown_name(other)} and {shown_name(name)} the "
+                f"the tokenizer gives the labels {format_name(other)} and {format_name(name)} the "
                 "same tokens: name them with letters that it knows"
             )
 
@@ -113,8 +113,8 @@ def _spans(example: Example, labels: Labels, name: str) -> tuple[TextSpan, ...]:
     last = max(there, default=-1)
     if last < 0:
         raise ConfigError(
-            f"the chat template does not write the answer {shown_name(target)} as it is: leave out "
-            "--evaluation.constrained"
+            f"the chat template does not write the answer {format_name(target)} as it is: leave "
+            "out --evaluation.constrained"
         )
     before, _, after = spans[last].text.partition(target)
     thought, _, space = labels.split(target)

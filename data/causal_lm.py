@@ -39,7 +39,7 @@ from data.samples import (
 from data.task import task_of
 from data.texts import Example
 from data.tokens import Tokenizer, Tokens
-from files.shown import shown_name
+from files.formatting import format_name
 
 
 @dataclass(frozen=True)
@@ -389,7 +389,7 @@ def fitted_chats(
         raise TooLong(
             longest,
             f"{len(long)} of {len(texts)} conversations are too long: the longest, which ends "
-            f"{shown_name(prompt[-60:])!r}, has {tokens} tokens, but {limit.field} is "
+            f"{format_name(prompt[-60:])!r}, has {tokens} tokens, but {limit.field} is "
             f"{limit.tokens}: {limit.mend(tokens - 1)}",
         )
     gone = set(long) if long_targets == "drop" else set[int]()

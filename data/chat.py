@@ -31,8 +31,8 @@ from data.special import any_of, special_tokens
 from data.texts import MAX_CHARACTERS, Example, TextSpan
 from data.turns import Range, Refused, Stops, Turns
 from data.unwritten import unwritten
+from files.formatting import format_name, format_value
 from files.location import FileLocation
-from files.shown import shown, shown_name
 from files.text import read_text
 from huggingface.tokenizer_limits import panics_told
 
@@ -96,7 +96,7 @@ class ChatTemplate:
         except TemplateSyntaxError as error:
             raise ConfigError(
                 f"the chat template is not one that Jinja can read: line {error.lineno}: "
-                f"{shown_name(error.message or '')}"
+                f"{format_name(error.message or '')}"
             ) from None
         except ConfigError:
             raise
@@ -181,7 +181,7 @@ class ChatTemplate:
         if conversation.tools is not None and self._tools(conversation) is None:
             add(NO_TOOLS, "those of the rows are left out", place, conversation.tools[0])
         for name, value in conversation.unread.items():
-            add(FIELDS, shown_name(name), place, value)
+            add(FIELDS, format_name(name), place, value)
 
     def _note_unlearned(self, conversation: Conversation, asks: str, place: object) -> None:
         """Note weights of messages that nobody uses, and what asks for an answer but is not there.
@@ -196,7 +196,7 @@ class ChatTemplate:
                 self.noted.add(UNUSED, what, place, message.get("content"))
         if asks:
             answer = conversation.messages[-1].get("content")
-            self.noted.add(ASKS, shown(asks), place, answer)
+            self.noted.add(ASKS, format_value(asks), place, answer)
 
     def _ignored(
         self, conversation: Conversation, text: str, asks: bool
@@ -280,7 +280,7 @@ class ChatTemplate:
             raise
         except Exception as error:  # a template may raise anything
             raise Refused(
-                f"the chat template refuses it: {shown_name(_reason(error), 150)}"
+                f"the chat template refuses it: {format_name(_reason(error), 150)}"
             ) from None
         if len(text) > MAX_CHARACTERS:
             most = f"{MAX_CHARACTERS:,}"
@@ -354,7 +354,9 @@ class ChatTemplate:
         if marked != [answer.rstrip() for answer in expected]:
             pairs = zip([*marked, ""], [*expected, ""], strict=False)
             one, other = next(((a, b) for a, b in pairs if a != b.rstrip()), ("", ""))
-            self.noted.doubted.append(f"{place}: {shown(one)} marked, {shown(other)} added")
+            self.noted.doubted.append(
+                f"{place}: {format_value(one)} marked, {format_value(other)} added"
+            )
         return list(blocks)
 
     def _visible(self, answer: str) -> str:
@@ -393,7 +395,8 @@ def chat_template_of(
             given = None
         if not isinstance(given, dict):
             raise ConfigError(
-                f"data.chat_variables is {shown(variables)}, but must be a JSON object, such as "
+                f"data.chat_variables is {format_value(variables)}, but must be a JSON object, "
+                "such as "
                 '{"enable_thinking": false}'
             )
     return ChatTemplate(base, given, loss, frozen)

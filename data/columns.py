@@ -15,9 +15,9 @@ from safetensors import SafetensorError, safe_open
 from checkpoints.safetensors_files import write_shard
 from data.texts import Corpus, Example, Tokens
 from files.errors import FileError
+from files.formatting import format_path
 from files.json_files import Fields, parse_json
 from files.location import FileLocation
-from files.shown import shown_path
 from files.writing import write_file
 
 T = TypeVar("T")
@@ -102,10 +102,10 @@ def read(path: Path) -> tuple[Corpus, Fields]:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             metadata = file.metadata() or {}
     except (OSError, SafetensorError) as error:
-        raise FileError(f"{shown_path(path)} cannot be read: {error}") from error
+        raise FileError(f"{format_path(path)} cannot be read: {error}") from error
     if metadata.get("sha256") != _digest(arrays, metadata.get("facts", "")):
-        raise FileError(f"{shown_path(path)} is damaged")
-    facts = Fields(parse_json(metadata["facts"], path), shown_path(path))
+        raise FileError(f"{format_path(path)} is damaged")
+    facts = Fields(parse_json(metadata["facts"], path), format_path(path))
     texts, places = arrays["texts"].tobytes(), arrays["places"]
     text_starts, starts = arrays["text_starts"].tolist(), arrays["starts"].tolist()
     ids, learned, files = arrays["ids"], arrays["learned"], facts.data["files"]

@@ -14,7 +14,7 @@ from typing import Any
 
 from data.rows import Row
 from data.template import ColumnError, NullError
-from files.shown import shown
+from files.formatting import format_value
 
 Message = Mapping[str, Any]
 
@@ -124,9 +124,9 @@ def conversation_of(row: Row, column: str | None = None, empty: bool = False) ->
     column = _column(row) if column is None else column
     if column is None or column not in row:
         there = ", ".join(map(str, row))
-        raise ColumnError(f"there is no column {shown(column or COLUMNS[0])}, but: {there}")
+        raise ColumnError(f"there is no column {format_value(column or COLUMNS[0])}, but: {there}")
     if row[column] is None and not empty:
-        raise NullError(f"column {shown(column)} holds null, but must hold messages")
+        raise NullError(f"column {format_value(column)} holds null, but must hold messages")
     listed = _list_in(row, column) if row[column] or not empty else []
     if column == "prompt" and "completion" in row:
         answer = row["completion"]
@@ -167,11 +167,11 @@ def _of_row(row: Row, talk: Conversation) -> Conversation:
         variables = _parsed(variables)
     if not isinstance(variables, Mapping):
         raise ColumnError(
-            f"column {VARIABLES} holds {shown(row[VARIABLES])}, but must hold an object"
+            f"column {VARIABLES} holds {format_value(row[VARIABLES])}, but must hold an object"
         )
     taken = next((name for name in variables if name in _RESERVED), None)
     if taken is not None:
-        raise ColumnError(f"column {VARIABLES} must not say {shown(taken)}: leave it out")
+        raise ColumnError(f"column {VARIABLES} must not say {format_value(taken)}: leave it out")
     talk = replace(talk, variables=dict(variables))
     return talk.with_system(system if isinstance(system, str) and system else None)
 
@@ -191,7 +191,7 @@ def question_and_answer(row: Row, question: str, answer: str | None) -> Conversa
 def _message(given: object, number: int, empty: bool = False) -> Message:
     """A message of any of the forms, as templates read it; `number`: for messages to people."""
     if not isinstance(given, Mapping):
-        raise ColumnError(f"message {number} is {shown(given)}, but must be an object")
+        raise ColumnError(f"message {number} is {format_value(given)}, but must be an object")
     role, content = given.get("role", given.get("from")), given.get("content", given.get("value"))
     if not isinstance(role, str):
         raise ColumnError(f"message {number} must have a role, or from, that is text")
@@ -218,7 +218,8 @@ def _flag(value: object, name: str, number: int) -> int:
     """Whether a message is learned, 0 or 1."""
     if not isinstance(value, int | float) or value not in (0, 1):
         raise ColumnError(
-            f"message {number} has {name} {shown(value)}, but it must be 0 or 1, or false or true"
+            f"message {number} has {name} {format_value(value)}, but it must be 0 or 1, or false "
+            "or true"
         )
     return int(value)
 
@@ -230,7 +231,7 @@ def _text(content: object, number: int) -> str | None:
     parts = content if isinstance(content, list) else [content]
     texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
     if not all(isinstance(text, str) for text in texts):
-        raise ColumnError(f"message {number} holds {shown(content)}, but must hold text")
+        raise ColumnError(f"message {number} holds {format_value(content)}, but must hold text")
     return "".join(map(str, texts))
 
 
@@ -247,7 +248,9 @@ def _calls(given: Message, value: object, number: int) -> list[dict[str, Any]] |
     if not calls:
         return None
     if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
-        raise ColumnError(f"message {number} has tool_calls {shown(calls)}, but must have objects")
+        raise ColumnError(
+            f"message {number} has tool_calls {format_value(calls)}, but must have objects"
+        )
     return [_call(call, number) for call in calls]
 
 
@@ -255,7 +258,7 @@ def _call(given: Message, number: int) -> dict[str, Any]:
     """A tool call as templates read it: arguments are an object, not the JSON text of one."""
     function = given.get("function", given)
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise ColumnError(f"message {number} calls a tool without a name: {shown(given)}")
+        raise ColumnError(f"message {number} calls a tool without a name: {format_value(given)}")
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
         parsed = _parsed(arguments)
@@ -284,6 +287,8 @@ def _list_in(row: Row, column: str) -> list[Any]:
     if isinstance(value, str):
         value = _parsed(value)
     if not isinstance(value, list):
-        raise ColumnError(f"column {shown(column)} holds {shown(row.get(column))}, but must hold a "
-                          "list")  # fmt: skip
+        raise ColumnError(
+            f"column {format_value(column)} holds {format_value(row.get(column))}, but must hold a "
+            "list"
+        )
     return value

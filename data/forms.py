@@ -10,8 +10,8 @@ from data.documents import DocumentPart
 from data.labels import Labels
 from data.readers import DataError, Row
 from data.template import Instruction, Template
+from files.formatting import format_name
 from files.location import FileLocation
-from files.shown import shown_name
 
 Format = Literal["text", "chat", "plain"]
 """See `Data.format`."""
@@ -106,7 +106,7 @@ def pair_of(
             own = prompt is not None or target is not None
             between = "" if own else pair.between
             return Pair(prompt or pair.prompt, target or pair.target, between)
-    columns = shown_name(", ".join(map(str, row)) or "none", 100)
+    columns = format_name(", ".join(map(str, row)) or "none", 100)
     plain = ", or --data.format plain to learn the column text" if "text" in row else ""
     raise DataError(
         f"{place}: the columns are {columns}, which have no usual meaning: say what the model "
@@ -120,7 +120,7 @@ def _templates(row: Row) -> str:
     names = [name for name in plain if isinstance(row[name], str)] or plain
     if len(names) < 2:
         return "--data.prompt 'summarize: {text}' --data.target '{summary}'"
-    read, written = (shown_name(name, 30) for name in (names[0], names[-1]))
+    read, written = (format_name(name, 30) for name in (names[0], names[-1]))
     return f"--data.prompt '{{{read}}}' --data.target '{{{written}}}'"
 
 

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from data.readers import DataError
 from data.template import ColumnError
-from files.shown import shown, shown_name
+from files.formatting import format_name, format_value
 
 UNLABELLED = -1
 """Number of no label, in data sets that number labels."""
@@ -53,8 +53,8 @@ class Labels:
         names = tuple(label.strip() for label in text.split(","))
         if len(names) < 2 or len(set(names)) < len(names) or not all(names):
             raise DataError(
-                f"data.labels is {shown(text)}, but must name two or more, each once, separated by "
-                "commas"
+                f"data.labels is {format_value(text)}, but must name two or more, each once, "
+                "separated by commas"
             )
         return cls(names)
 
@@ -128,12 +128,12 @@ class Labels:
 
     def _error(self, value: str, why: str = "") -> ColumnError:
         return ColumnError(
-            f"the label {shown(value)} is none of {self._shown}{f': {why}' if why else ''}"
+            f"the label {format_value(value)} is none of {self._shown}{f': {why}' if why else ''}"
         )
 
     @property
     def _shown(self) -> str:
-        return shown_name(", ".join(self.names), 150)
+        return format_name(", ".join(self.names), 150)
 
     @cached_property
     def _by_number(self) -> dict[float, str]:
@@ -170,8 +170,8 @@ def of_column(names: Sequence[str], wanted: Sequence[str], given: bool, place: s
     if given and len(names) == len(wanted):
         return Labels(tuple(wanted), indexed=True)
     raise DataError(
-        f"{place} has the labels {shown_name(', '.join(names), 150)}, not "
-        f"{shown_name(', '.join(wanted), 150)}: give --data.labels with as many, in its order"
+        f"{place} has the labels {format_name(', '.join(names), 150)}, not "
+        f"{format_name(', '.join(wanted), 150)}: give --data.labels with as many, in its order"
     )
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from config.sections import Data
 from data.readers import DataError
 from data.samples import Cuts, Samples, digest_of, order
-from files.shown import shown, shown_name, shown_path
+from files.formatting import format_name, format_path, format_value
 from files.yaml_files import Located, place_of, read_yaml
 
 SUFFIXES = (".yml", ".yaml")
@@ -69,27 +69,28 @@ def ingredients(data: Data) -> list[Ingredient]:
     found = [_ingredient(data, path, name, said) for name, said in read_yaml(path).items()]
     unweighted = [one.name for one in found if one.weight is None]
     if not found or 0 < len(unweighted) < len(found):
-        lacks = f"{shown_name(unweighted[0])} has no weight" if unweighted else "it has no source"
+        lacks = f"{format_name(unweighted[0])} has no weight" if unweighted else "it has no source"
         raise DataError(
-            f"{shown_path(path)}: {lacks}: give each source a weight, or none to read each once"
+            f"{format_path(path)}: {lacks}: give each source a weight, or none to read each once"
         )
     return found
 
 
 def _ingredient(data: Data, path: Path, name: str, said: Any) -> Ingredient:
-    where = f"{shown_path(path)}: {shown_name(name)}"
+    where = f"{format_path(path)}: {format_name(name)}"
     if not isinstance(said, Located) or not isinstance(said.get("train"), str):
         raise DataError(f"{where} must be a section that says train: FILE")
     unknown = next((field for field in said if field not in FIELDS), None)
     if unknown is not None:
         raise DataError(
-            f"{place_of(said, unknown)}a source of a mixture has no field {shown_name(unknown)}: "
+            f"{place_of(said, unknown)}a source of a mixture has no field {format_name(unknown)}: "
             f"it has {', '.join(FIELDS)}"
         )
     weight: Any = said.get(WEIGHT)
     if WEIGHT in said and (type(weight) not in (int, float) or not 0 < float(weight) < inf):
         raise DataError(
-            f"{place_of(said, WEIGHT)}the weight is {shown(weight)}, but must be a positive number"
+            f"{place_of(said, WEIGHT)}the weight is {format_value(weight)}, but must be a "
+            "positive number"
         )
     train = _from(path.parent, said["train"])
     if Path(train).suffix.lower() in SUFFIXES:

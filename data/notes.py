@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from data.special import any_of
-from files.shown import shown, shown_name
+from files.formatting import format_name, format_value
 
 UNWRITTEN = (
     "warning: the chat template does not write (--data.chat_template FILE gives another one):"
@@ -60,7 +60,7 @@ class Notes:
         known = self.held.get((sentence, name))
         if known is None:
             where = "" if place is None else f"{place}: "
-            self.held[sentence, name] = Count(1, f"{where}{shown(value)}", place)
+            self.held[sentence, name] = Count(1, f"{where}{format_value(value)}", place)
         elif place is None or place != known.last:
             self.held[sentence, name] = Count(known.rows + 1, known.example, place)
 
@@ -69,10 +69,10 @@ class Notes:
         for column, value in row.items():
             if column not in read:
                 if value is not None and value != "" and value != []:
-                    self.add(UNREAD, shown_name(column), place, value)
+                    self.add(UNREAD, format_name(column), place, value)
             elif self.control:
                 for token, around in self._control_tokens(value).items():
-                    self.add(CONTROL, shown(token), place, around)
+                    self.add(CONTROL, format_value(token), place, around)
 
     def _control_tokens(self, value: object) -> dict[str, str]:
         """The control tokens in a value's texts, with a text around each."""

@@ -29,9 +29,9 @@ from data.special import special_tokens
 from data.task import SAMPLE_FOLDER, Split, Task, task_of
 from data.texts import Corpus, Example, Tokens
 from data.tokens import RUN, NoRow, Tokenizer, add_tokens, kept_tokenizer
+from files.formatting import format_name, format_value
 from files.location import FileLocation
 from files.run_folder import RunFolder
-from files.shown import shown, shown_name
 from huggingface import hub
 from huggingface.models import RANDOM
 from terminal.screen import say
@@ -348,7 +348,7 @@ class Pipeline:
             )
         )
         if self.task.labels is not None and self.task.given_labels is None:
-            say(f"the data name the labels: {shown_name(', '.join(self.task.labels), 150)}")
+            say(f"the data name the labels: {format_name(', '.join(self.task.labels), 150)}")
         self._say_lost(corpus)
         for hint in self._hints(corpus.examples):
             say(hint)
@@ -357,12 +357,12 @@ class Pipeline:
 
     def _mixed_samples(self) -> Samples:
         self._check_targets(Corpus([]))
-        made = [part.training_samples(shown_name(one.name)) for one, part in self.parts.items()]
+        made = [part.training_samples(format_name(one.name)) for one, part in self.parts.items()]
         mixed = Mixed.of(made, [one.weight for one in self.parts])
         say(
             f"a mixture of {len(mixed)} samples: "
             + ", ".join(
-                f"{shown_name(one.name)} {count} ({count / len(samples):.3g} times each)"
+                f"{format_name(one.name)} {count} ({count / len(samples):.3g} times each)"
                 for one, samples, count in zip(self.parts, made, mixed.counts, strict=True)
             )
         )
@@ -467,7 +467,7 @@ class Pipeline:
             and begins
             and not (ends.isspace() or begins.isspace())
         ):
-            example = shown(f"{first.prompt[-20:]}{first.target[:20]}")
+            example = format_value(f"{first.prompt[-20:]}{first.target[:20]}")
             yield (
                 f"prompts and targets are joined as they are, such as {example}: "
                 "--data.separator ' ' puts a space between them"

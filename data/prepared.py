@@ -28,9 +28,9 @@ from data.task import Split
 from data.texts import Corpus
 from files.drafts import hidden_folder, sync
 from files.errors import FileError, WriteError
+from files.formatting import format_path
 from files.json_files import Fields
 from files.run_folder import RunFolder
-from files.shown import shown_path
 from files.writing import writing
 from terminal.screen import is_first_process, say
 
@@ -106,8 +106,8 @@ def _made(
         _make(data, split, folder)
         if (source := data.task.source(split)).state() != state:
             raise DataError(
-                f"{shown_path(source.name)} has changed while it was read: start again when nobody "
-                "writes to it"
+                f"{format_path(source.name)} has changed while it was read: start again when "
+                "nobody writes to it"
             )
         found = {one: read(folder / f"{one}.safetensors") for one in wanted}
         if kept is not None and is_first_process():

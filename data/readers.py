@@ -15,10 +15,10 @@ from typing import Any, BinaryIO, cast
 from config.errors import UserError
 from data.documents import LENGTH, DocumentPart, parts
 from files.errors import FileError
+from files.formatting import format_name, format_path, format_value
 from files.json_files import LONGEST_LINE, json_lines, parse_json
 from files.lfs import check_no_pointer
 from files.location import FileLocation
-from files.shown import shown, shown_name, shown_path
 from files.text import check_regular, decoded
 
 Row = Mapping[str, Any]
@@ -72,7 +72,7 @@ def read_rows(path: Path) -> Iterator[tuple[FileLocation, Row]]:
     Raises:
         UserError: it is no file of rows, cannot be read, or is damaged.
     """
-    name = shown_path(path)
+    name = format_path(path)
     if not is_file_of_rows(path):
         raise DataError(
             f"{name} is not a kind of file that is known: give one of {', '.join(READERS)}, "
@@ -105,7 +105,7 @@ def _json_array(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]
     content = file.read(MAX_JSON + 1)
     if len(content) > MAX_JSON:
         raise DataError(
-            f"{shown_path(path)} has more than {MAX_JSON:,} bytes: write it as JSON Lines, which "
+            f"{format_path(path)} has more than {MAX_JSON:,} bytes: write it as JSON Lines, which "
             "is read row by row"
         )
     text = decoded(content, path)
@@ -119,14 +119,16 @@ def _json_array(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]
     if isinstance(rows, dict):  # one row alone
         rows = [rows]
     if not isinstance(rows, list):
-        raise DataError(f"{shown_path(path)} is {shown(rows)}, but must be an array of objects")
+        raise DataError(
+            f"{format_path(path)} is {format_value(rows)}, but must be an array of objects"
+        )
     for number, row in enumerate(rows):
         yield _object(row, FileLocation(path, number, "row"))
 
 
 def _object(row: Any, place: FileLocation) -> tuple[FileLocation, Row]:
     if not isinstance(row, dict):
-        raise DataError(f"{place} is {shown(row)}, but must be an object")
+        raise DataError(f"{place} is {format_value(row)}, but must be an object")
     return place, row
 
 
@@ -169,7 +171,7 @@ def _lines(path: Path, text: io.TextIOWrapper) -> Iterator[str]:
 def _check_header(path: Path, columns: Sequence[str]) -> None:
     twice = next((name for name in columns if columns.count(name) > 1), None)
     if twice is not None:
-        raise DataError(f"{FileLocation(path, 1)}: the column {shown(twice)} stands twice")
+        raise DataError(f"{FileLocation(path, 1)}: the column {format_value(twice)} stands twice")
 
 
 def _text(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]:
@@ -194,7 +196,7 @@ def _parquet(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]:
                     yield FileLocation(path, number, "row"), arrow_row(row)
     except pyarrow.ArrowException as error:
         raise DataError(
-            f"{shown_path(path)} is not a Parquet file: {shown_name(str(error))}"
+            f"{format_path(path)} is not a Parquet file: {format_name(str(error))}"
         ) from None
 
 

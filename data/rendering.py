@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from config.errors import ConfigError
-from files.shown import shown_bytes
+from files.formatting import format_bytes
 
 SECONDS = 10.0
 """Of computing, for a conversation."""
@@ -78,7 +78,7 @@ def render(
     if "raised" in reply:
         raise TemplateError(reply["raised"])
     if "memory" in reply:
-        raise _too_much(f"{shown_bytes(MEMORY)} of memory")
+        raise _too_much(f"{format_bytes(MEMORY)} of memory")
     return reply["text"], [(first, last) for first, last in reply["blocks"]]
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 from data.readers import GZIP, READERS, arrow_row, class_names, is_file_of_rows, kind_of, read_rows
 from data.readers import DataError as DataError
 from data.readers import Row as Row
+from files.formatting import format_name, format_path
 from files.location import FileLocation
-from files.shown import shown_name, shown_path
 from files.text import check_regular
 from huggingface import hub
 
@@ -104,8 +104,8 @@ class Files:
         names = next(iter(found.values()))
         if (other := next((name for name in found if found[name] != names), None)) is not None:
             raise DataError(
-                f"{shown_path(other)} has other labels in {shown_name(column)} than "
-                f"{shown_path(self.files[0].name)}: give files with the same ones"
+                f"{format_path(other)} has other labels in {format_name(column)} than "
+                f"{format_path(self.files[0].name)}: give files with the same ones"
             )
         return names
 
@@ -214,7 +214,7 @@ def _state(path: Path) -> object:
     try:
         status = path.stat()
     except OSError as error:
-        raise DataError(f"cannot read {shown_path(path)}: {error.strerror or error}") from error
+        raise DataError(f"cannot read {format_path(path)}: {error.strerror or error}") from error
     return str(path), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
@@ -223,7 +223,7 @@ def _digest(path: Path) -> bytes:
         with path.open("rb") as file:
             return path.name.encode() + hashlib.file_digest(file, "sha256").digest()
     except OSError as error:
-        raise DataError(f"cannot read {shown_path(path)}: {error.strerror or error}") from error
+        raise DataError(f"cannot read {format_path(path)}: {error.strerror or error}") from error
 
 
 def source_of(given: str, split: str) -> Source:
@@ -250,7 +250,7 @@ def source_of(given: str, split: str) -> Source:
         return files[0] if len(files) == 1 else Files(given, files)
     if not is_of_hub:
         raise DataError(
-            f"{shown_path(given)} is no file here, and cannot be a data set of the hub: give one "
+            f"{format_path(given)} is no file here, and cannot be a data set of the hub: give one "
             f"of {', '.join(READERS)}, or NAME[:SUBSET][@SPLIT]"
         )
     return HubDataset(path, subset or None, named or split)
@@ -265,13 +265,13 @@ def _folder(name: str, split: str) -> Source:
     kinds = sorted({kind_of(path) for path in found})
     if not kinds:
         raise DataError(
-            f"folder {shown_path(name)} holds no data: it must have files of one of the kinds "
+            f"folder {format_path(name)} holds no data: it must have files of one of the kinds "
             f"{', '.join(READERS)}, or be one that save_to_disk of datasets wrote"
         )
     if len(kinds) > 1:
         raise DataError(
-            f"folder {shown_path(name)} has files of the kinds {', '.join(kinds)}: name those that "
-            f"are meant, such as '{shown_path(name)}/**/*{kinds[0]}'"
+            f"folder {format_path(name)} has files of the kinds {', '.join(kinds)}: name those "
+            f"that are meant, such as '{format_path(name)}/**/*{kinds[0]}'"
         )
     return Files(name, [File(str(path)) for path in found])
 
@@ -290,5 +290,5 @@ def _matching(part: str) -> list[str]:
         return [part]
     matching = sorted(name for name in glob(part, recursive=True) if Path(name).is_file())
     if not matching:
-        raise DataError(f"no file fits the pattern {shown_path(part)}: check the path")
+        raise DataError(f"no file fits the pattern {format_path(part)}: check the path")
     return matching

@@ -31,8 +31,8 @@ from data.preference_rows import answers_of_row, columns_of_answers, form_of_ans
 from data.rows import DataError, File, HubDataset, Row, Source, source_of
 from data.template import ColumnError, NullError, Template
 from data.texts import MAX_CHARACTERS, Corpus, Example
+from files.formatting import format_path
 from files.location import FileLocation
-from files.shown import shown_path
 from terminal.screen import is_first_process
 
 Split = Literal["train", "validation"]
@@ -380,12 +380,12 @@ class Task:
         name = self.source(split).name
         if unlabelled:
             raise DataError(
-                f"{unlabelled} rows of {shown_path(name)} are without a label ({UNLABELLED}), and "
+                f"{unlabelled} rows of {format_path(name)} are without a label ({UNLABELLED}), and "
                 f"none is left for {split}: give a split that has labels"
             )
         if nulls:
             raise DataError(
-                f"all {nulls} rows of {shown_path(name)} have null where text is needed, and none "
+                f"all {nulls} rows of {format_path(name)} have null where text is needed, and none "
                 f"is left for {split}: give data that has some"
             )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from files.shown import shown, shown_name
+from files.formatting import format_name, format_value
 
 _PART = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|([{}])")
 
@@ -84,15 +84,17 @@ class Instruction:
 def text_in(row: Mapping[str, Any], column: str) -> str:
     """The text, number or truth value in a column, as text: those of JSON as JSON writes them."""
     if column not in row:
-        there = shown_name(", ".join(map(str, row)) or "none")
-        raise ColumnError(f"there is no column {shown(column)}, but: {there}")
+        there = format_name(", ".join(map(str, row)) or "none")
+        raise ColumnError(f"there is no column {format_value(column)}, but: {there}")
     value = row[column]
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
         return str(value).lower()
     if value is None or (isinstance(value, float) and math.isnan(value)):
-        raise NullError(f"column {shown(column)} holds null, but must hold text")
+        raise NullError(f"column {format_value(column)} holds null, but must hold text")
     if isinstance(value, int | float) and abs(value) < math.inf:
         return str(value)
-    raise ColumnError(f"column {shown(column)} holds {shown(value)}, but must hold text")
+    raise ColumnError(
+        f"column {format_value(column)} holds {format_value(value)}, but must hold text"
+    )

@@ -18,8 +18,8 @@ from config.errors import UserError
 from data.documents import Part
 from data.texts import TextSpan
 from data.texts import Tokens as Tokens
+from files.formatting import format_name, format_value
 from files.run_folder import RunFolder
-from files.shown import shown, shown_name
 from files.writing import write_folder, write_json
 from huggingface.generation_config import GENERATION
 from huggingface.tokenizer_limits import panics_told
@@ -51,11 +51,11 @@ class NoRow(UserError, ValueError):
     def __init__(self, text: str, token: str, rows: int) -> None:
         self.token = token
         start = max(text.find(token) - 20, 0)
-        part = shown(text[start : start + 40 + len(token)])
+        part = format_value(text[start : start + 40 + len(token)])
         super().__init__(
-            f"{part} has the token {shown(token)}, but none of the {rows} rows of the model's "
-            "embedding is for it: leave such rows of data out, or give "
-            f"--model.add_tokens {shown_name(token)}, which trains a new one"
+            f"{part} has the token {format_value(token)}, but none of the {rows} rows of the "
+            "model's embedding is for it: leave such rows of data out, or give "
+            f"--model.add_tokens {format_name(token)}, which trains a new one"
         )
 
 
@@ -100,7 +100,7 @@ class Tokenizer:
         self._lacks_rows = self.rows > limit
         if self.end >= limit:
             raise ValueError(
-                f"the end token {shown(base.convert_ids_to_tokens(self.end))} is number "
+                f"the end token {format_value(base.convert_ids_to_tokens(self.end))} is number "
                 f"{self.end}, but the model's embedding has {vocab_size} rows: give the model's "
                 "own --tokenizer, or --model.add_tokens with that token"
             )
@@ -412,12 +412,14 @@ def _give_padding(base: PreTrainedTokenizerFast, vocab_size: int) -> None:
     """Give a tokenizer a padding token that has a row: one of its own, or the end token."""
     lacks = "the tokenizer has no padding token"
     if base.pad_token_id is not None:
-        lacks = f"the model's embedding has no row for the padding token {shown(base.pad_token)}"
+        lacks = (
+            f"the model's embedding has no row for the padding token {format_value(base.pad_token)}"
+        )
     known = base.get_vocab().get(PADDING)
     there = _rows(base) < vocab_size if known is None else known < (vocab_size or NO_LIMIT)
     base.add_special_tokens({"pad_token": PADDING if there else base.eos_token})
     own = "a token of its own" if there else "the end token"
-    say(f"{lacks}: {shown(base.pad_token)}, {own}, becomes it")
+    say(f"{lacks}: {format_value(base.pad_token)}, {own}, becomes it")
 
 
 def _rows(base: PreTrainedTokenizerFast) -> int:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from files.errors import FileError
+from files.formatting import format_name, format_path, format_value
 from files.lfs import check_no_pointer
 from files.location import FileLocation
-from files.shown import shown, shown_name, shown_path
 from files.text import MEBIBYTE, decoded, read_text
 
 LONGEST_LINE = 16 * MEBIBYTE
@@ -33,7 +33,7 @@ def read_json(path: Path, most: int = 64 * MEBIBYTE) -> Any:
 
 def read_object(path: Path, most: int = 64 * MEBIBYTE) -> Fields:
     """The object in a JSON file, to be read field by field. Raises as `read_json`."""
-    return Fields(read_json(path, most), shown_path(path))
+    return Fields(read_json(path, most), format_path(path))
 
 
 def json_lines(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
@@ -81,8 +81,8 @@ def parse_json(text: str, path: Path, first_line: int = 1) -> Any:
         raise FileError(f"{place} is nested too deep") from None
     except ValueError as error:  # also a number of more digits than Python reads
         reason = str(error).partition(";")[0]
-        where = shown_path(path) if "\n" in text.strip() else place
-        raise FileError(f"{where} is not JSON: {shown_name(reason)}") from None
+        where = format_path(path) if "\n" in text.strip() else place
+        raise FileError(f"{where} is not JSON: {format_name(reason)}") from None
     return data
 
 
@@ -91,14 +91,14 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(content) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in content if names.count(name) > 1)
-        raise ValueError(f"the name {shown(twice)} stands twice")
+        raise ValueError(f"the name {format_value(twice)} stands twice")
     return content
 
 
 def _finite(text: str) -> float:
     number = float(text)
     if math.isinf(number):
-        raise ValueError(f"the number {shown_name(text)} is too large")
+        raise ValueError(f"the number {format_name(text)} is too large")
     return number
 
 
@@ -116,7 +116,7 @@ class Fields:
     def __init__(self, data: Any, where: str) -> None:
         """Args: `where`: the file, or the file and the object's dotted name in it."""
         if not isinstance(data, dict):
-            raise FileError(f"{where} is {shown(data)}, but must be an object")
+            raise FileError(f"{where} is {format_value(data)}, but must be an object")
         self.data: dict[str, Any] = data
         self._where = where
 
@@ -165,7 +165,7 @@ class Fields:
 
     def object(self, name: str) -> Fields:
         """An object."""
-        return Fields(self._value(name), f"{self._where}: {shown_name(name)}")
+        return Fields(self._value(name), f"{self._where}: {format_name(name)}")
 
     def mapping(self, name: str) -> dict[str, Any]:
         """An object as it is."""
@@ -179,12 +179,12 @@ class Fields:
     def rows(self, name: str) -> list[Fields]:
         """A list of objects."""
         values = self._of(name, list, "a list of objects")
-        return [Fields(v, f"{self._where}: {shown_name(name)}[{i}]") for i, v in enumerate(values)]
+        return [Fields(v, f"{self._where}: {format_name(name)}[{i}]") for i, v in enumerate(values)]
 
     def lists(self, name: str) -> list[list[int]]:
         """A list of lists of integers, 0 or more."""
         values = self._of(name, list, "a list of lists")
-        where = Fields(dict(enumerate(values)), f"{self._where}: {shown_name(name)}")
+        where = Fields(dict(enumerate(values)), f"{self._where}: {format_name(name)}")
         return [where.counts(i) for i in where.data]
 
     def texts(self, name: str) -> dict[str, str]:
@@ -203,10 +203,10 @@ class Fields:
 
     def _value(self, name: str) -> Any:
         if name not in self.data:
-            raise FileError(f"{self._where}: {shown_name(name)} is missing")
+            raise FileError(f"{self._where}: {format_name(name)} is missing")
         return self.data[name]
 
     def error(self, name: str, noun: str) -> FileError:
         """The error for a field of the wrong type; `noun` completes "must be"."""
-        value = shown(self.data[name])
-        return FileError(f"{self._where}: {shown_name(name)} is {value}, but must be {noun}")
+        value = format_value(self.data[name])
+        return FileError(f"{self._where}: {format_name(name)} is {value}, but must be {noun}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from files.errors import FileError
-from files.shown import shown_path
+from files.formatting import format_path
 
 _START = b"version https://git-lfs.github.com/spec/"
 
@@ -24,6 +24,6 @@ def check_no_pointer(path: Path, start: bytes | None = None) -> None:
             return
     if start.startswith(_START):
         raise FileError(
-            f"{shown_path(path)} is a pointer of git-lfs, not the file itself: run `git lfs pull` "
+            f"{format_path(path)} is a pointer of git-lfs, not the file itself: run `git lfs pull` "
             "in its folder, or download the file"
         )

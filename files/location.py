@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from files.shown import shown_path
+from files.formatting import format_path
 
 
 class FileLocation(NamedTuple):
@@ -17,4 +17,4 @@ class FileLocation(NamedTuple):
     unit: str = "line"
 
     def __str__(self) -> str:
-        return f"{shown_path(self.path)}, {self.unit} {self.number}"
+        return f"{format_path(self.path)}, {self.unit} {self.number}"

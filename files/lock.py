@@ -16,8 +16,8 @@ from pathlib import Path
 from files.drafts import remove_drafts
 from files.errors import FileError, InUseError
 from files.flock import open_lock, take
+from files.formatting import format_name, format_path
 from files.json_files import Fields, parse_json
-from files.shown import shown_name, shown_path
 from files.writing import writing
 
 FILE_NAME = "writer.lock"
@@ -63,7 +63,7 @@ def _take(descriptor: int, folder: Path, wait: bool) -> None:
     if not is_locked:
         holder = _holder(os.pread(descriptor, 4096, 0), folder / FILE_NAME)
         raise InUseError(
-            f"{shown_path(folder)} is in use: {holder} writes into it; "
+            f"{format_path(folder)} is in use: {holder} writes into it; "
             "end that one first, or give another folder"
         )
     since = datetime.now().astimezone().isoformat(" ", "seconds")
@@ -80,4 +80,4 @@ def _holder(note: bytes, path: Path) -> str:
         process, host, since = owner.count("process"), owner.text("host"), owner.text("since")
     except FileError:
         return "another process"
-    return f"process {process} on {shown_name(host)}, since {shown_name(since)},"
+    return f"process {process} on {format_name(host)}, since {format_name(since)},"

@@ -7,8 +7,8 @@ import stat
 from pathlib import Path
 
 from files.errors import FileError
+from files.formatting import format_path
 from files.location import FileLocation
-from files.shown import shown_path
 
 MEBIBYTE = 2**20
 
@@ -22,7 +22,7 @@ def read_bytes(path: Path, most: int) -> bytes:
     Raises:
         FileError: it is not there, cannot be read, is no regular file, or is too large.
     """
-    name, size = shown_path(path), check_regular(path)
+    name, size = format_path(path), check_regular(path)
     if size > most:
         raise FileError(
             f"cannot read {name}: it has {size:,} bytes, more than the {most:,} that such a file "
@@ -40,7 +40,7 @@ def check_regular(path: Path) -> int:
     Raises:
         FileError: it is not there or no regular file.
     """
-    name = shown_path(path)
+    name = format_path(path)
     try:
         status = os.stat(path)
     except OSError as error:

@@ -15,7 +15,7 @@ from typing import Any
 
 from files.drafts import draft_of, sync
 from files.errors import UserError, WriteError
-from files.shown import shown_path
+from files.formatting import format_path
 
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _LONGEST_NAME, _LONGEST_PATH = 255, 4095  # bytes, of Linux and of most of its file systems
@@ -54,11 +54,11 @@ def writing(what: str, path: str | Path) -> Iterator[None]:
             yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise WriteError(f"cannot write {what} {shown_path(path)}: {reason}") from error
+        raise WriteError(f"cannot write {what} {format_path(path)}: {reason}") from error
     except ValueError as error:
         if "null" not in str(error):  # "embedded null byte", which no path can have
             raise
-        raise WriteError(f"cannot write {what} {shown_path(path)}: {error}") from error
+        raise WriteError(f"cannot write {what} {format_path(path)}: {error}") from error
 
 
 def write_text(what: str, path: Path, text: str) -> None:
@@ -142,7 +142,7 @@ def _check_place(folder: Path) -> None:
         raise FileNotFoundError(errno.ENOENT, "it is a link to nothing")
     there = next(place for place in (absolute, *absolute.parents) if _mode(place) is not None)
     if not stat.S_ISDIR(_mode(there) or 0):
-        raise NotADirectoryError(errno.ENOTDIR, f"{shown_path(there)} is not a folder")
+        raise NotADirectoryError(errno.ENOTDIR, f"{format_path(there)} is not a folder")
     with tempfile.TemporaryFile(dir=there) as probe:
         probe.write(b"\0" * 4096)
         probe.flush()

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import yaml
 
 from files.errors import FileError
+from files.formatting import format_name, format_path, format_value
 from files.location import FileLocation
-from files.shown import shown, shown_name, shown_path
 from files.text import read_text
 
 MAX_BYTES = 2**18
@@ -63,14 +63,14 @@ def read_yaml(path: Path) -> Located:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark  # at the end of the text, libyaml counts a line that is not there
         line = min(mark.line, text.rstrip().count("\n")) + 1 if mark else 1
-        problem = shown_name(error.problem or "is not YAML")
+        problem = format_name(error.problem or "is not YAML")
         raise FileError(f"{FileLocation(path, line)}: {problem}") from None
     except (yaml.YAMLError, RecursionError) as error:
-        reason = shown_name(str(error).partition("\n")[0])
-        raise FileError(f"{shown_path(path)} is not YAML: {reason}") from None
+        reason = format_name(str(error).partition("\n")[0])
+        raise FileError(f"{format_path(path)} is not YAML: {reason}") from None
     if not isinstance(data, Located):
         kind = "nothing" if data is None else type(data).__name__
-        raise FileError(f"{shown_path(path)} must hold a mapping, not {kind}")
+        raise FileError(f"{format_path(path)} must hold a mapping, not {kind}")
     return data
 
 
@@ -95,10 +95,10 @@ def _document(events: Iterator[yaml.Event], path: Path) -> Any:
             case yaml.DocumentStartEvent() if result:
                 raise _error(path, event.start_mark, "a second document begins, but one is read")
             case yaml.AliasEvent():
-                raise _error(path, event.start_mark, f"*{shown_name(event.anchor)} is an alias: "
+                raise _error(path, event.start_mark, f"*{format_name(event.anchor)} is an alias: "
                              "write the value out")  # fmt: skip
             case yaml.NodeEvent(anchor=str(name)):
-                raise _error(path, event.start_mark, f"&{shown_name(name)} is an anchor: "
+                raise _error(path, event.start_mark, f"&{format_name(name)} is an anchor: "
                              "write the value out where it is used")  # fmt: skip
             case yaml.ScalarEvent():
                 _add(stack[-1], event, path, None)
@@ -127,7 +127,7 @@ def _add(parent: _Open, event: Any, path: Path, container: list[Any] | Located |
     else:
         key = event.value
         if key in parent.into.places:
-            raise _error(path, event.start_mark, f"the key {shown(key)} stands twice")
+            raise _error(path, event.start_mark, f"the key {format_value(key)} stands twice")
         parent.into.places[key] = FileLocation(path, event.start_mark.line + 1)
         parent.keys.append(key)
 
@@ -158,7 +158,7 @@ def _scalar(event: Any, path: Path) -> Any:
 
 def _check_tag(event: Any, kinds: tuple[str, ...], path: Path) -> None:
     if event.tag not in (None, "!", *(_PREFIX + kind for kind in kinds)):
-        tag = shown_name(event.tag)
+        tag = format_name(event.tag)
         raise _error(path, event.start_mark, f"the tag {tag} is not read: write a plain value")
 
 

@@ -14,9 +14,9 @@ from checkpoints.safetensors_files import TensorSpec, as_stored
 from checkpoints.tensor_files import fingerprint_of, is_file_name
 from config.errors import UserError
 from files.errors import FileError
+from files.formatting import format_name, format_path
 from files.json_files import read_object
 from files.lfs import check_no_pointer
-from files.shown import shown_name, shown_path
 from files.text import check_regular
 from huggingface.no_weights import is_no_weight
 
@@ -58,7 +58,7 @@ class BinTensors(LazyArrays):
                     continue
                 if name in self._tensors:
                     raise UserError(
-                        f"{shown_path(path)} has {shown_name(name)}, as another file has"
+                        f"{format_path(path)} has {format_name(name)}, as another file has"
                     )
                 _check_tensor(value, name, path)
                 self._tensors[name] = value, path
@@ -87,13 +87,13 @@ def _bin_files(folder: Path) -> tuple[list[Path], Mapping[str, str]]:
         return [folder / ONE_BIN], {}
     if not (folder / BIN_INDEX).exists():  # then nobody knows whether some are missing
         raise UserError(
-            f"neither {ONE_BIN} nor {BIN_INDEX} found in {shown_path(folder)}: give the folder of "
+            f"neither {ONE_BIN} nor {BIN_INDEX} found in {format_path(folder)}: give the folder of "
             "a model in that form"
         )
     index = read_object(folder / BIN_INDEX).texts("weight_map")
     if not all(map(is_file_name, index.values())):
         raise UserError(
-            f"{shown_path(folder / BIN_INDEX)} is damaged: it names files of other folders"
+            f"{format_path(folder / BIN_INDEX)} is damaged: it names files of other folders"
         )
     return [folder / name for name in sorted(set(index.values()))], {
         name: file for name, file in index.items() if not is_no_weight(name)
@@ -110,21 +110,21 @@ def _unpickled(path: Path) -> dict[str, Any]:
         mapped = zipfile.is_zipfile(path)
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except OSError as error:
-        raise FileError(f"cannot read {shown_path(path)}: {error.strerror or error}") from error
+        raise FileError(f"cannot read {format_path(path)}: {error.strerror or error}") from error
     except Exception as error:  # torch raises many kinds for a damaged file
         raise FileError(
-            f"cannot read {shown_path(path)}: it is damaged, no file of torch.save, or holds more "
+            f"cannot read {format_path(path)}: it is damaged, no file of torch.save, or holds more "
             "than tensors"
         ) from error
     if not isinstance(state, dict) or not state or not all(isinstance(n, str) for n in state):
-        raise FileError(f"{shown_path(path)} holds no tensors by name: give a model's state_dict")
+        raise FileError(f"{format_path(path)} holds no tensors by name: give a model's state_dict")
     return state
 
 
 def _check_tensor(value: Any, name: str, path: Path) -> None:
     import torch
 
-    where = f"{shown_name(name)} of {shown_path(path)}"
+    where = f"{format_name(name)} of {format_path(path)}"
     if not isinstance(value, torch.Tensor):
         raise UserError(f"{where} is no tensor: give the file of a model alone")
     if value.layout != torch.strided:
@@ -141,7 +141,7 @@ def _array(value: Any, name: str, path: Path) -> np.ndarray:
         array: np.ndarray = (tensor.view(torch.int16) if is_bfloat16 else tensor).numpy()
         return as_stored(name, array.view(ml_dtypes.bfloat16) if is_bfloat16 else array)
     except TypeError as error:  # such as float8 or complex numbers
-        where = f"{shown_name(name)} of {shown_path(path)}"
+        where = f"{format_name(name)} of {format_path(path)}"
         raise UserError(f"{where} is {tensor.dtype}, which cannot be converted") from error
     except ValueError as error:
-        raise UserError(f"{shown_path(path)}: {error}") from error
+        raise UserError(f"{format_path(path)}: {error}") from error

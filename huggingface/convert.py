@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from files.formatting import format_names
 from files.json_files import read_object
-from files.shown import shown_names
 from huggingface.bin_files import BinTensors
 from huggingface.folders import check_is_free, write_hf_directory
 from huggingface.generation_config import generation_settings
@@ -34,7 +34,7 @@ def convert(folder: Path, new: Path) -> None:
     check_is_free(new)
     tensors = BinTensors(folder)
     if tensors.absent:
-        say(f"left out, as no file has what the index names: {shown_names(tensors.absent)}")
+        say(f"left out, as no file has what the index names: {format_names(tensors.absent)}")
     description = read_object(folder / "config.json").data
 
     def copy_others(draft: Path) -> None:

@@ -17,8 +17,8 @@ from checkpoints.safetensors_files import as_stored, shards_of, write_shard
 from checkpoints.tensor_files import TensorFiles, is_file_name
 from files.drafts import draft_of
 from files.errors import FileError, UserError, WriteError
+from files.formatting import format_names
 from files.json_files import read_object
-from files.shown import shown_names
 from files.writing import check_folder, write_json, writing
 from huggingface.bin_files import BIN_INDEX, ONE_BIN, BinTensors, has_bin_files, has_torch
 from huggingface.generation_config import GENERATION, exported_settings
@@ -209,7 +209,7 @@ def _weight_files(path: Path) -> tuple[list[Path], Mapping[str, str]]:
         index = _index(path / INDEX)
         return [path / file for file in sorted(set(index.values()))], index
     there = sorted({file.name for pattern in LARGE for file in path.glob(pattern)})
-    others = f" (there is {shown_names(there)}, which is not read)" if there else ""
+    others = f" (there is {format_names(there)}, which is not read)" if there else ""
     raise CheckpointError(f"neither {WEIGHTS} nor {INDEX} found in {path}{others}")
 
 

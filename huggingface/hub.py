@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from config.errors import UserError
+from files.formatting import format_name, format_names, format_path, format_value
 from files.json_files import read_object
 from files.lfs import check_no_pointer
-from files.shown import shown, shown_name, shown_names, shown_path
 from huggingface.refusals import check_not_cache, refusal_of
 from huggingface.tokenizer_limits import FILE, check_growth, panics_told
 from huggingface.vocabulary import added_specials, check_vocabulary
@@ -81,17 +81,17 @@ def saved_split(folder: str, split: str) -> Dataset:
     try:
         found = datasets.load_from_disk(folder)
     except Exception as error:  # its library raises exceptions of many kinds
-        reason = shown_name(str(error).partition(chr(10))[0], 60)
+        reason = format_name(str(error).partition(chr(10))[0], 60)
         raise DataUnavailable(
-            f"folder {shown_path(folder)} holds no data set that datasets can load ({reason}): "
+            f"folder {format_path(folder)} holds no data set that datasets can load ({reason}): "
             "save it again with save_to_disk"
         ) from error
     if not isinstance(found, datasets.DatasetDict):
         return found
     if split not in found:
         raise DataUnavailable(
-            f"folder {shown_path(folder)} has no split {split}, but {shown_names(found)}: name "
-            f"one, such as {shown_path(folder)}/{next(iter(found), split)}"
+            f"folder {format_path(folder)} has no split {split}, but {format_names(found)}: name "
+            f"one, such as {format_path(folder)}/{next(iter(found), split)}"
         )
     return found[split]
 
@@ -131,8 +131,8 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
         if local:
             _check_no_code(Path(name))
             raise DataUnavailable(
-                f"folder {shown_path(name)} holds no tokenizer that transformers can load "
-                f"({shown_name(str(error).partition(chr(10))[0], 60)}): "
+                f"folder {format_path(name)} holds no tokenizer that transformers can load "
+                f"({format_name(str(error).partition(chr(10))[0], 60)}): "
                 "give one with tokenizer.json and tokenizer_config.json"
             ) from error
         why = refusal_of(name, error, reachable)
@@ -169,8 +169,8 @@ def _check_tokenizer_files(folder: Path) -> None:
         kind = given.data.get("tokenizer_class")
         if not isinstance(kind, str | None):
             raise DataUnavailable(
-                f"{shown_path(folder / name)} has the tokenizer_class {shown(kind)}, but it must "
-                "be the name of a class of transformers, or left out"
+                f"{format_path(folder / name)} has the tokenizer_class {format_value(kind)}, but "
+                "it must be the name of a class of transformers, or left out"
             )
 
 
@@ -179,7 +179,7 @@ def _check_no_code(folder: Path) -> None:
     for name in TOKENIZER_FILES:
         if (folder / name).exists() and read_object(folder / name).data.get("auto_map"):
             raise DataUnavailable(
-                f"{shown_path(folder / name)} asks to run code of its own (auto_map), which is "
+                f"{format_path(folder / name)} asks to run code of its own (auto_map), which is "
                 "never done: give a tokenizer of a class that transformers has"
             )
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from checkpoints.errors import CheckpointError
 from config.errors import UserError
+from files.formatting import format_path
 from files.json_files import Fields, read_object
-from files.shown import shown_path
 from files.writing import os_errors
 from huggingface.folders import (
     CONFIG,
@@ -65,14 +65,14 @@ def local_model(name: str, files: Sequence[str] | None = None) -> Path:
     folder = Path(name) if Path(name).exists() else _from_hub(name, files)
     if (folder / ADAPTER).exists() and not (folder / CONFIG).exists():
         raise CheckpointError(
-            f"{shown_path(name)} is an adapter, not a model: give --adapter.load with it, and "
+            f"{format_path(name)} is an adapter, not a model: give --adapter.load with it, and "
             "--load with its model"
         )
     check_not_cache(folder)
     if not is_hf_directory(folder):
         raise CheckpointError(
-            f"there is neither a checkpoint nor a Hugging Face model in {shown_path(name)}: give a "
-            "folder that --save wrote, or one with model.safetensors"
+            f"there is neither a checkpoint nor a Hugging Face model in {format_path(name)}: give "
+            "a folder that --save wrote, or one with model.safetensors"
         )
     return folder
 
@@ -129,12 +129,12 @@ def _downloaded(name: str, files: Sequence[str]) -> Path:
             )
     except HFValidationError as error:
         raise UserError(
-            f"model {shown_path(name)}: no such folder here, and no name of a model of the Hugging "
-            "Face hub: check the path"
+            f"model {format_path(name)}: no such folder here, and no name of a model of the "
+            "Hugging Face hub: check the path"
         ) from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         why = refusal_of(name, error, reachable)
         raise UserError(
-            f"model {shown_path(name)}: no such folder here, and the Hugging Face hub does not "
+            f"model {format_path(name)}: no such folder here, and the Hugging Face hub does not "
             f"give it ({why.reason}): {why.advice}"
         ) from error

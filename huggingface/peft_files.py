@@ -24,8 +24,8 @@ from config.adapter import (
     matches_end,
 )
 from config.rows import rows_text
+from files.formatting import format_path
 from files.json_files import Fields, read_object
-from files.shown import shown_path
 from files.writing import write_json
 
 SETTINGS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -60,7 +60,7 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
     file = Path(folder) / SETTINGS
     if not file.is_file():
         raise CheckpointError(
-            f"no adapter in {shown_path(folder)}: give a folder with {SETTINGS} and {WEIGHTS}"
+            f"no adapter in {format_path(folder)}: give a folder with {SETTINGS} and {WEIGHTS}"
         )
     found = read_object(file)
     _check(found)
@@ -248,7 +248,7 @@ def adapter_tensors(folder: str | Path) -> View:
     """
     path = Path(folder) / WEIGHTS
     if not path.is_file():
-        raise CheckpointError(f"no {WEIGHTS} in {shown_path(folder)}")
+        raise CheckpointError(f"no {WEIGHTS} in {format_path(folder)}")
     files = TensorFiles([path])
     names = [n for n in files if _BASE not in n or _LOW_RANK.search(n)]
     return View(files, renamed={name.removeprefix(_PREFIX): name for name in names})

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from files.errors import UserError
-from files.shown import shown_name, shown_path
+from files.formatting import format_name, format_path
 
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
 """Environment variables that keep Hugging Face's libraries from the network."""
@@ -45,13 +45,13 @@ def refusal_of(
     failed = next((one for one in _causes(error) if _is_of_files(one)), None)
     if isinstance(failed, OSError):
         return Refusal(
-            f"the cache {shown_path(_cache())} cannot be used ({failed.strerror})",
+            f"the cache {format_path(_cache())} cannot be used ({failed.strerror})",
             "set HF_HOME to a folder that can be written",
         )
     variable = _offline_variable(repo)
     if variable is not None or not reachable:
         return _of_network(variable)
-    return Refusal(shown_name(str(error).partition("\n")[0], 120), "check the name")
+    return Refusal(format_name(str(error).partition("\n")[0], 120), "check the name")
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -100,7 +100,7 @@ def _of_network(variable: str | None) -> Refusal:
     """Nobody answers, and the cache does not have all that is needed."""
     from huggingface_hub import constants
 
-    missing = f"and the cache {shown_path(_cache())} does not have all of it"
+    missing = f"and the cache {format_path(_cache())} does not have all of it"
     if variable is not None:
         advice = f"connect to the network and unset {variable}"
         return Refusal(f"{variable} is set, {missing}", advice)
@@ -111,7 +111,7 @@ def _of_response(name: str, response: Any, repo: str) -> Refusal:
     """The hub answers with an error."""
     from huggingface_hub import constants, get_token
 
-    page = f"{constants.ENDPOINT}/{'datasets/' if repo == 'dataset' else ''}{shown_name(name)}"
+    page = f"{constants.ENDPOINT}/{'datasets/' if repo == 'dataset' else ''}{format_name(name)}"
     tokens = f"{constants.ENDPOINT}/settings/tokens"
     status, code = response.status_code, response.headers.get("X-Error-Code")
     message = response.headers.get("X-Error-Message")
@@ -139,7 +139,7 @@ def _of_response(name: str, response: Any, repo: str) -> Refusal:
         )
     if status in (401, 403):
         whose = "with your token" if has_token else "without a token"
-        reason = f"the hub forbids it {whose}{f' ({shown_name(message, 80)})' if message else ''}"
+        reason = f"the hub forbids it {whose}{f' ({format_name(message, 80)})' if message else ''}"
         return Refusal(
             reason,
             f"check access at {page}, and the token's rights at {tokens}; give it by {_LOGIN}",
@@ -155,8 +155,8 @@ def check_not_cache(folder: Path) -> None:
     if not (folder / "snapshots").is_dir():
         return
     kind, _, name = folder.resolve().name.partition("--")  # models--OWNER--NAME
-    named = f" {shown_name(name.replace('--', '/'))}" if kind == "models" and name else ""
+    named = f" {format_name(name.replace('--', '/'))}" if kind == "models" and name else ""
     raise UserError(
-        f"{shown_path(folder)} is a folder of the hub's cache: give the model's name{named}, or "
+        f"{format_path(folder)} is a folder of the hub's cache: give the model's name{named}, or "
         "one of the folders in its snapshots"
     )

@@ -10,8 +10,8 @@ from typing import Any
 import regex
 
 from files.errors import UserError
+from files.formatting import format_name, format_path
 from files.json_files import read_object
-from files.shown import shown_name, shown_path
 
 GROWTH = 1000
 """Times that the replacements of a tokenizer may lengthen a text."""
@@ -27,7 +27,7 @@ def panics_told() -> Iterator[None]:
         if type(error).__name__ != "PanicException":
             raise
         raise UserError(
-            f"the tokenizer fails on a text ({shown_name(str(error).strip(), 80)}): its "
+            f"the tokenizer fails on a text ({format_name(str(error).strip(), 80)}): its "
             f"{FILE} is damaged, or made to; give another --tokenizer"
         ) from None
 
@@ -41,7 +41,7 @@ def check_growth(file: Path) -> None:
     for part in ("normalizer", "decoder"):
         if growth_of(found.get(part)) > GROWTH:
             raise UserError(
-                f"{shown_path(file)}: the replacements of its {part} lengthen a text more than "
+                f"{format_path(file)}: the replacements of its {part} lengthen a text more than "
                 f"{GROWTH:,} times: give another --tokenizer"
             )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from config.errors import UserError
-from files.shown import shown_path
+from files.formatting import format_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -31,7 +31,7 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerFast, name: str) -> None:
     if len(ordinary) >= LEAST or not tokenizer.vocab_files_names:  # such as ByT5's, of all bytes
         return
     raise NoVocabulary(
-        f"the tokenizer in {shown_path(name)} has no vocabulary, so all text would be unknown to "
+        f"the tokenizer in {format_path(name)} has no vocabulary, so all text would be unknown to "
         f"it: copy the model's {' or '.join(files)} there, or give another with --tokenizer"
     )
 

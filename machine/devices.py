@@ -6,7 +6,7 @@ from collections import Counter
 
 import popdist
 from config.sections import RunConfig
-from files.shown import shown_path
+from files.formatting import format_path
 from machine.file_systems import is_in_memory
 from popxl import hardware
 from popxl.session import DeviceDesc
@@ -37,8 +37,8 @@ def announce_devices(config: RunConfig) -> None:
     folder = config.execution.disk
     if folder is not None and is_in_memory(folder):
         say(
-            f"warning: --execution.disk {shown_path(folder)} is in memory (tmpfs), which the state "
-            "then takes: name a folder of a disk"
+            f"warning: --execution.disk {format_path(folder)} is in memory (tmpfs), which the "
+            "state then takes: name a folder of a disk"
         )
 
 

@@ -10,7 +10,7 @@ import popdist
 import popxl
 from config.errors import UserError
 from config.sections import RunConfig
-from files.shown import shown, shown_name
+from files.formatting import format_name, format_value
 from machine.memory import NotEnoughMemoryError
 
 
@@ -21,7 +21,7 @@ def explain_shortages(preset: str, config: RunConfig) -> Iterator[None]:
     Raises:
         UserError: with what is needed and found, and what to do.
     """
-    name = f"'{shown_name(preset, 40)}'"  # or the path of a file
+    name = f"'{format_name(preset, 40)}'"  # or the path of a file
     try:
         yield
     except popxl.errors.DeviceError as error:
@@ -87,7 +87,7 @@ def _less(config: RunConfig) -> str:
 def _way_out(error: popxl.errors.DeviceError) -> str:
     lower = "lower --data_parallel or --tensor_parallel, or "
     if error.platform == "cpu" and not error.found:
-        given = shown(os.environ.get("JAX_PLATFORMS", ""))
+        given = format_value(os.environ.get("JAX_PLATFORMS", ""))
         return f"the environment variable JAX_PLATFORMS is {given}: unset it, or set it to cpu"
     if error.platform == "cpu":  # only a limit that was set can be too low
         return lower + "take xla_force_host_platform_device_count out of XLA_FLAGS"

@@ -8,8 +8,8 @@ from functools import cache
 from typing import Any
 
 from config.errors import ConfigError
+from files.formatting import format_name, format_value
 from files.json_files import Fields
-from files.shown import shown, shown_name
 
 NO_EFFECT = re.compile(
     r"""
@@ -85,7 +85,7 @@ def check_settings(
     for name, value in data.items():
         checked = name in read or name in needed
         if not checked and not _has_no_effect(name, value, kind, data):
-            unknown.append(f"{shown_name(name, LONGEST)} {_short(value)}")
+            unknown.append(f"{format_name(name, LONGEST)} {_short(value)}")
     if other or unknown:
         raise ConfigError(_refusal(kind, other, unknown))
 
@@ -109,7 +109,7 @@ def _listed(settings: Sequence[str]) -> str:
 
 
 def _short(value: object) -> str:
-    return shown_name(shown(value), LONGEST)
+    return format_name(format_value(value), LONGEST)
 
 
 def _has_no_effect(name: str, value: Any, kind: str, data: Mapping[str, Any]) -> bool:

@@ -20,7 +20,7 @@ import popxl
 from config.errors import ConfigError
 from config.machines import Machine, machine, machines
 from config.presets import preset_data, preset_names
-from files.shown import shown_path
+from files.formatting import format_path
 from machine.shortage import explain_shortages
 from planning.options import add_devices_option
 from planning.origins import ORIGINS
@@ -78,7 +78,7 @@ def _named(model: str) -> list[str]:
         return ["--config", model]
     if path.suffix == ".json":
         if path.name != "config.json":
-            raise ConfigError(f"{shown_path(model)} must be called config.json")
+            raise ConfigError(f"{format_path(model)} must be called config.json")
         return ["--model", str(path.parent)]
     preset = None if path.exists() else _published(model)
     return ["--config", preset] if preset else ["--model", model]

@@ -12,7 +12,7 @@ from config.rows import rows_text
 from config.sections import RunConfig
 from config.values import listed
 from data.tokens import add_tokens
-from files.shown import shown_names, shown_path
+from files.formatting import format_names, format_path
 from huggingface.hub import DataUnavailable, load_tokenizer
 from huggingface.models import RANDOM
 from terminal.screen import say
@@ -43,13 +43,13 @@ def new_rows(settings: Settings, model_rows: int) -> dict[str, Any]:
         rows = -(-rows // parts) * parts
     known = [name for name in listed(config.model.add_tokens) if name not in tokens.values()]
     if known:
-        say(f"{ADDED}: the tokenizer has {shown_names(known)} already")
+        say(f"{ADDED}: the tokenizer has {format_names(known)} already")
     new = sorted({*tokens, *range(model_rows, rows)})
     if not new:
         return {}
     named = rows_text(new)
     grows = f", which grows from {model_rows} to {rows} rows" if rows > model_rows else ""
-    names = f" for {shown_names(tokens.values())}" if tokens else ""
+    names = f" for {format_names(tokens.values())}" if tokens else ""
     many, begin = ("rows", "begin") if len(new) > 1 else ("row", "begins")
     say(f"{many} {named} of the embedding{grows}, {begin} with the mean of the others{names}")
     return {rows_field: rows, config.model.path("new_rows"): named}
@@ -75,7 +75,7 @@ def is_model(settings: Settings) -> bool:
         return True
     if settings.by_flag(ADDED):
         raise ConfigError(
-            f"{ADDED} is for Hugging Face models, but {shown_path(load)} is a run: write it with "
+            f"{ADDED} is for Hugging Face models, but {format_path(load)} is a run: write it with "
             "run_export.py --save-hf FOLDER, and give --model FOLDER"
         )
     return False

@@ -24,9 +24,9 @@ from config.run import Checkpoint
 from config.sections import RunConfig
 from config.values import is_address
 from data.tokens import kept_tokenizer
+from files.formatting import format_name, format_value
 from files.json_files import Fields
 from files.run_folder import CONFIG, RunFolder
-from files.shown import shown, shown_name
 from huggingface.folders import CONFIG as MODEL_CONFIG
 from huggingface.folders import PARAMS, TASK, TASK_FIELDS
 from huggingface.models import RANDOM, local_model, published
@@ -145,8 +145,8 @@ class SavedOrModel:
         kind, known = found.description.text("model_type"), kinds()
         if kind not in known:
             raise ConfigError(
-                f"{shown_name(name)} is of the kind {shown(kind)}, {_missing(kind)}; there are: "
-                f"{', '.join([*known, *WRAPPERS])}"
+                f"{format_name(name)} is of the kind {format_value(kind)}, {_missing(kind)}; "
+                f"there are: {', '.join([*known, *WRAPPERS])}"
             )
         # It imports JAX, which takes seconds: mistakes in the command line come first.
         from modelling.spec import family_named

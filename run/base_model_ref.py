@@ -19,9 +19,9 @@ from checkpoints import Checkpoint, has_checkpoint, load_checkpoint
 from checkpoints.manifest import Manifest
 from checkpoints.safetensors_files import digest_of_bytes
 from checkpoints.store import SHARD_BYTES, write_tensors
+from files.formatting import format_path
 from files.json_files import Fields
 from files.run_folder import CONFIG, RunFolder
-from files.shown import shown_path
 from files.writing import write_folder, write_synced
 from files.yaml_files import yaml_text
 from huggingface.models import RANDOM
@@ -171,4 +171,4 @@ def weight_names(checkpoint: Checkpoint) -> list[str]:
 
 def metadata_of(checkpoint: Checkpoint) -> Fields:
     """The metadata of a checkpoint, to be read field by field."""
-    return Fields(checkpoint.metadata, f"the manifest of {shown_path(checkpoint.path)}")
+    return Fields(checkpoint.metadata, f"the manifest of {format_path(checkpoint.path)}")

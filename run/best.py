@@ -13,9 +13,9 @@ from checkpoints import CheckpointError, CheckpointStore, has_checkpoint, load_c
 from checkpoints.arrays import Arrays
 from config.metrics import METRICS
 from config.sections import RunConfig
+from files.formatting import format_number, format_path
 from files.json_files import Fields
 from files.run_folder import CONFIG, RunFolder
-from files.shown import shown_number, shown_path
 from files.yaml_files import yaml_text
 from terminal.screen import say
 
@@ -95,7 +95,7 @@ class Best:
     def say_over(self) -> None:
         """Say why training ends."""
         best = (
-            "none" if self._value is None else f"{shown_number(self._value)} at step {self._step}"
+            "none" if self._value is None else f"{format_number(self._value)} at step {self._step}"
         )
         say(
             f"{self._since} evaluations in a row had no better {self._metric} (the best: {best}): "
@@ -118,4 +118,4 @@ def say_best(run: str) -> None:
     with suppress(CheckpointError, LookupError, TypeError):  # who loads it says what is wrong
         best = load_checkpoint(folder, verify=False)
         metric = best.metadata["config"]["checkpoint"]["keep_best"]
-        say(f"step {best.step} was the best by {metric}: --load {shown_path(folder)} takes it")
+        say(f"step {best.step} was the best by {metric}: --load {format_path(folder)} takes it")

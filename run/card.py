@@ -15,9 +15,9 @@ from config.metrics import METRICS as METRIC_NAMES
 from data.readers import READERS
 from data.sample_format import SampleFormat
 from files.errors import FileError
+from files.formatting import format_number
 from files.json_files import read_object
 from files.run_folder import RunFolder
-from files.shown import shown_number
 from files.yaml_files import yaml_text
 from huggingface.model_card import CURVE, FILE_NAME, AdapterOf, Facts, ModelCard
 from huggingface.models import RANDOM
@@ -204,7 +204,7 @@ def _training(flat: Mapping[str, Any], run: RunRecord) -> Facts:
         shown["16-bit weights"] = _rounding(flat)
     rows = run.rows
     if rows:
-        shown["training loss, last step"] = shown_number(rows[-1].get("loss", float("nan")))
+        shown["training loss, last step"] = format_number(rows[-1].get("loss", float("nan")))
     return shown
 
 

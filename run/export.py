@@ -19,7 +19,7 @@ from config.sections import RunConfig
 from config.values import listed
 from data.loaded import Loaded
 from data.pipeline import Pipeline
-from files.shown import shown_name, shown_path
+from files.formatting import format_name, format_path
 from huggingface.folders import (
     PARAMS,
     TASK,
@@ -187,7 +187,7 @@ def _in_type(precision: str, name: str, weight: np.ndarray) -> np.ndarray:
         new: np.ndarray = weight.astype(popxl.dtype.from_name(precision).as_numpy(), copy=False)
     if not np.isfinite(new).all():
         raise ConfigError(
-            f"{shown_name(name)} has values beyond the range of {precision}: give --precision "
+            f"{format_name(name)} has values beyond the range of {precision}: give --precision "
             "bfloat16 or float32"
         )
     return new
@@ -224,7 +224,7 @@ def export_checkpoint(
             if start.base is not None:
                 left = "" if few_bits is None else f"what is left in {few_bits.bits} bits of "
                 say(f"the adapters are merged into {left}the weights of "
-                    f"{shown_path(start.base.name)}")  # fmt: skip
+                    f"{format_path(start.base.name)}")  # fmt: skip
         with raise_on_all():
             if is_first_process():
                 record, base = _record(config, start), start.base

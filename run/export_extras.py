@@ -11,7 +11,7 @@ from checkpoints.arrays import Arrays
 from checkpoints.errors import CheckpointError
 from config.errors import UserError
 from config.sections import RunConfig
-from files.shown import shown_path
+from files.formatting import format_path
 from huggingface.folders import CONFIG, hf_description, read_hf_directory
 from huggingface.generation_config import GENERATION, generation_settings
 from huggingface.models import RANDOM, local_model
@@ -48,16 +48,18 @@ def with_other_parts(
     if name is None:
         return files, description, None
     if folder is None:
-        say(f"warning: {shown_path(name)} is gone: the text part is written, as a model of its own")
+        say(
+            f"warning: {format_path(name)} is gone: the text part is written, as a model of its own"
+        )
         return files, description, None
     base = read_hf_directory(folder)
     if sum(text_name(name) in files for name in base) != len(files):
         raise CheckpointError(
-            f"{shown_path(name)}, which model.part_of names, has another text part than was "
+            f"{format_path(name)}, which model.part_of names, has another text part than was "
             "trained: give the folder that training began with"
         )
     whole = whole_tensors(base, files)
-    say(f"the {len(whole) - len(files)} weights besides the text part are {shown_path(name)}'s")
+    say(f"the {len(whole) - len(files)} weights besides the text part are {format_path(name)}'s")
     described = whole_description(hf_description(folder) or {}, description)
     if config.model.new_rows is not None:
         rows = {"vocab_size": config.model.vocab_size}

@@ -23,9 +23,9 @@ from data.batches import Loader
 from data.loaded import Loaded
 from data.pipeline import Pipeline
 from data.preview import preview
+from files.formatting import format_path
 from files.lock import locked
 from files.run_folder import RunFolder
-from files.shown import shown_path
 from files.writing import check_folder
 from huggingface.folders import check_is_free
 from machine.devices import announce_devices, described_devices
@@ -127,7 +127,7 @@ def _check_export(folder: str, path: Path, save: str | None) -> None:
     check_is_free(folder)
     if os.path.realpath(folder) in {os.path.realpath(used) for used in (path, save) if used}:
         raise ConfigError(
-            f"--save-hf {shown_path(folder)} is the folder of the run, which will not be empty: "
+            f"--save-hf {format_path(folder)} is the folder of the run, which will not be empty: "
             "give another one"
         )
 
@@ -233,7 +233,7 @@ def _say_mirror_lacks(config: RunConfig, start: Start, reference: Reference | No
         return
     for base in _bases(config, start, reference):
         if base.step is None and os.path.isabs(base.name):
-            say(f"the mirror does not copy {shown_path(base.name)}, whose weights stay frozen: "
+            say(f"the mirror does not copy {format_path(base.name)}, whose weights stay frozen: "
                 "another machine needs that folder, and --checkpoint.base DIR where it has another "
                 "place")  # fmt: skip
 

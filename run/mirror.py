@@ -13,7 +13,7 @@ from checkpoints.errors import CheckpointError
 from checkpoints.owner import BEAT, Owner, TakenError, claim
 from checkpoints.remote import RemoteRun
 from checkpoints.step_folders import step_folders
-from files.shown import shown_path
+from files.formatting import format_path
 from terminal.interrupts import Interrupted
 from terminal.screen import say
 
@@ -91,8 +91,8 @@ class Mirror:
             return None
         last = "none" if self.step is None else f"step {self.step}"
         return (
-            f"step {self._wanted} is not in {shown_path(self._run.address)} ({self._failure}), "
-            f"the last that this run copied there is {last}; it is in {shown_path(self._folder)}: "
+            f"step {self._wanted} is not in {format_path(self._run.address)} ({self._failure}), "
+            f"the last that this run copied there is {last}; it is in {format_path(self._folder)}: "
             "the same command copies it"
         )
 

@@ -18,8 +18,8 @@ from checkpoints.arrays import Arrays, LazyArrays, Overlay, View
 from config.base import flattened
 from config.errors import UserError
 from config.sections import RunConfig
+from files.formatting import format_name, format_path
 from files.json_files import Fields
-from files.shown import shown_name, shown_path
 from huggingface.folders import ModelFiles, hf_description, read_hf_directory
 from huggingface.models import RANDOM, local_model
 from huggingface.peft_files import adapter_tensors
@@ -112,7 +112,7 @@ def with_base(
         weights, _ = read_weights(config, table.base, place)
     except UserError as error:
         failure = CheckpointError(
-            f"the run in {shown_path(load)} holds what it trained, and {shown_path(place)} the "
+            f"the run in {format_path(load)} holds what it trained, and {format_path(place)} the "
             f"other weights, which cannot be had: {error}; --checkpoint.base says where they are"
         )
         if needs_base:
@@ -121,8 +121,8 @@ def with_base(
 
     def changed(name: str) -> CheckpointError:
         return CheckpointError(
-            f"{shown_path(place)} is not the model that the run in {shown_path(load)} began with: "
-            f"{name} is another; --checkpoint.base names the folder of that model"
+            f"{format_path(place)} is not the model that the run in {format_path(load)} began "
+            f"with: {name} is another; --checkpoint.base names the folder of that model"
         )
 
     return Overlay(own, Digested(View(weights, base.sha256), base.sha256, changed, base.sha256))
@@ -142,7 +142,7 @@ def _hf_weights(config: RunConfig, table: WeightTable, name: str) -> tuple[Array
         tensors = text_tensors(files)
         description = text_part(Fields(description, name), tensors).data
         say(
-            f"{shown_path(name)} is a {kind}: its text part is read, the other "
+            f"{format_path(name)} is a {kind}: its text part is read, the other "
             f"{len(files) - len(tensors)} weights stay as they are"
         )
     elif prefix := base_prefix(description or {}, files):
@@ -163,7 +163,7 @@ def _of_absent(files: ModelFiles, name: str) -> CheckpointError | None:
     """The error for weights that the index of the files names and no file has, if there are any."""
     for weight, file in files.absent.items():
         return CheckpointError(
-            f"the index of {shown_path(name)} names {shown_name(weight)} in {shown_name(file)}, "
+            f"the index of {format_path(name)} names {format_name(weight)} in {format_name(file)}, "
             "which does not have it: download that file again"
         )
     return None

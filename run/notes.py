@@ -11,7 +11,7 @@ import numpy as np
 from config.sections import RunConfig
 from config.task import Seq2SeqData
 from data.samples import Samples, labelled_tokens, segments_of
-from files.shown import shown_names
+from files.formatting import format_names
 from modelling.weights import Weight, WeightRow, WeightTable
 from modelling.weights.lora import module_of, trains_rows
 
@@ -109,6 +109,6 @@ def _new_rows_note(config: RunConfig, table: WeightTable) -> list[str]:
     modules = ",".join(dict.fromkeys(map(module_of, frozen)))
     field = "--adapter.modules_to_save" if config.adapter.rank else "--training.trained"
     return [
-        f"warning: the new tokens' rows in {shown_names(frozen)} are not trained: "
+        f"warning: the new tokens' rows in {format_names(frozen)} are not trained: "
         f"{field} {modules} trains them"
     ]

@@ -12,8 +12,8 @@ from checkpoints.arrays import Arrays, Overlay, View
 from checkpoints.safetensors_files import as_stored, digest, digest_of_bytes, write_shard
 from config.sections import RunConfig
 from files.errors import WriteError
+from files.formatting import format_path
 from files.run_folder import RunFolder
-from files.shown import shown_path
 from files.writing import write_file
 from terminal.screen import say
 
@@ -96,5 +96,5 @@ def _kept(path: Path) -> Sequence[np.ndarray] | None:
             return arrays
     except (CheckpointError, KeyError, OSError):
         pass
-    say(f"warning: {shown_path(path)} is damaged: it is made again")
+    say(f"warning: {format_path(path)} is damaged: it is made again")
     return None

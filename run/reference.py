@@ -25,8 +25,8 @@ from config.sections import RunConfig
 from data.preferences import COUNTS, Referred
 from data.samples import Samples
 from files.errors import WriteError
+from files.formatting import format_path
 from files.run_folder import RunFolder
-from files.shown import shown_path
 from modelling.objectives import objective_of
 from modelling.spec import family_of
 from run.base_model_ref import BaseModelRef, metadata_of
@@ -203,13 +203,13 @@ def _weights_at_origin(
             weights = digested(_initial_weights(config, place), place)
             if _digest_of_weights(config, weights) == sha256:
                 return weights
-            reasons.append(f"{shown_path(place)} does not hold the model that the run began with")
+            reasons.append(f"{format_path(place)} does not hold the model that the run began with")
         except UserError as error:
             reasons.append(
-                f"{shown_path(place)} does not hold the model that the run began with: {error}"
+                f"{format_path(place)} does not hold the model that the run began with: {error}"
             )
     raise UserError(
-        f"the reference is not in {shown_path(folder)}, and must be computed again, but "
+        f"the reference is not in {format_path(folder)}, and must be computed again, but "
         f"{'; '.join(reasons) or 'nothing says which model the run began with'}: give the folder "
         "of that model by --checkpoint.base, or that of the reference by --training.reference"
     )

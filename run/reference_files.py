@@ -21,7 +21,7 @@ from checkpoints import TensorFiles
 from checkpoints.safetensors_files import digest, write_shard
 from files.errors import FileError, WriteError
 from files.flock import open_lock, take
-from files.shown import shown_path
+from files.formatting import format_path
 from files.text import check_regular
 from files.writing import write_file, writing
 from terminal.screen import say
@@ -59,7 +59,7 @@ def read_logps(path: Path, shape: Shape) -> np.ndarray | None:
         if logps.shape != shape or logps.dtype != np.float32:
             raise FileError("it is of other samples")
     except (OSError, KeyError, FileError) as error:
-        say(f"warning: {shown_path(path)} cannot be used: {error}")
+        say(f"warning: {format_path(path)} cannot be used: {error}")
         return None
     return logps
 
@@ -148,7 +148,7 @@ class LogpsDraft:
                     pass
         except OSError as error:
             reason = error.strerror or error
-            raise FileError(f"cannot read {shown_path(self._path)}: {reason}") from error
+            raise FileError(f"cannot read {format_path(self._path)}: {reason}") from error
 
     def _read_record(self, file: BinaryIO) -> bool:
         """Read the next record; returns false if there is none that can be used."""
@@ -164,7 +164,7 @@ class LogpsDraft:
                 self._know(np.frombuffer(content, "<f4").reshape(values[:count].shape), sha256)
                 return True
         say(
-            f"warning: {shown_path(self._path)} is damaged: the samples after the first "
+            f"warning: {format_path(self._path)} is damaged: the samples after the first "
             f"{self.known} are computed again"
         )
         return False

@@ -16,8 +16,8 @@ from checkpoints.store import SHARD_BYTES, Saved
 from config.sections import RunConfig
 from data.batches import Loader
 from data.tokens import Tokenizer, keep_tokenizer
+from files.formatting import format_bytes, format_name
 from files.run_folder import CONFIG, RunFolder
-from files.shown import shown_bytes, shown_name
 from files.yaml_files import yaml_text
 from modelling.spec import family_of
 from modelling.weights import nbytes_of
@@ -243,7 +243,7 @@ class Checkpoints:
             keep_tokenizer(self._tokenizer, folder, base_settings(self._config))
         except Exception as error:  # libraries raise plain exceptions
             if not self._has_warned:
-                name = shown_name(str(self._config.data.tokenizer))
+                name = format_name(str(self._config.data.tokenizer))
                 say(
                     f"warning: the tokenizer is not copied to the run's folder, the run goes on: "
                     f"{error}; what loads the run needs {name}, or another by --tokenizer"
@@ -266,7 +266,7 @@ class Checkpoints:
         every += [f"{settings.minutes:g} minutes"] if settings.minutes is not None else []
         when = f"every {' and every '.join(every)}, and " if every else ""
         to = f"{settings.save}, copied to {settings.mirror}" if settings.mirror else settings.save
-        say(f"saving {when}at the end in {to}: {shown_bytes(nbytes_of(tensors))} each")
+        say(f"saving {when}at the end in {to}: {format_bytes(nbytes_of(tensors))} each")
 
     def __enter__(self) -> Self:
         return self

@@ -20,8 +20,8 @@ from checkpoints.arrays import Arrays, Overlay
 from config.agreement import agree
 from config.base import flattened
 from config.sections import RunConfig
+from files.formatting import format_name, format_path
 from files.json_files import Fields
-from files.shown import shown_name, shown_path
 from huggingface.models import RANDOM
 from machine.devices import announce_devices
 from machine.memory import check_least
@@ -157,7 +157,7 @@ def _open(config: RunConfig, table: WeightTable, load: str) -> Checkpoint:
     checkpoint = load_checkpoint(load, verify=False)
     if config.adapter.load is not None and has_adapters(table, checkpoint):
         raise CheckpointError(
-            f"the run in {shown_path(load)} has adapters of its own: leave out --adapter.load, or "
+            f"the run in {format_path(load)} has adapters of its own: leave out --adapter.load, or "
             "--load the model that they are for"
         )
     return checkpoint
@@ -201,7 +201,7 @@ def _continued(
         )
     if set(weight_names(checkpoint)) != {weight.name for weight in table.trained}:
         raise CheckpointError(
-            f"the run in {shown_path(folder)} trains other weights than training.trained and "
+            f"the run in {format_path(folder)} trains other weights than training.trained and "
             f"frozen mean: continue it as it was; {anew}"
         )
     tensors = finite(config, checkpoint.tensors, folder)
@@ -209,7 +209,7 @@ def _continued(
     state = in_form(tensors, specs, kept, config)
     if isinstance(state, str):
         raise CheckpointError(
-            f"the checkpoint in {shown_path(folder)} has no {state} of shape {kept[state].shape}, "
+            f"the checkpoint in {format_path(folder)} has no {state} of shape {kept[state].shape}, "
             f"which {config.training.optimizer.name} as configured needs: continue with that run's "
             f"optimizer; {anew}"
         )
@@ -273,8 +273,8 @@ def _check_same_run(saved: Mapping[str, Any], config: RunConfig, folder: str) ->
             continue
         if saved[name] != now[name]:
             raise CheckpointError(
-                f"{shown_path(folder)} has a run with {name} {shown_name(saved[name], 35)}, but "
-                f"this one has {shown_name(now[name], 35)}: continue that run as it was, give "
+                f"{format_path(folder)} has a run with {name} {format_name(saved[name], 35)}, but "
+                f"this one has {format_name(now[name], 35)}: continue that run as it was, give "
                 "another --save, or --fresh to delete it and start over"
             )
 

@@ -13,7 +13,7 @@ from checkpoints.arrays import Arrays, LazyArrays, View
 from checkpoints.safetensors_files import digest
 from checkpoints.tensor_files import readers
 from config.sections import RunConfig
-from files.shown import shown_name, shown_path
+from files.formatting import format_name, format_path
 from modelling.spec import family_of
 from modelling.weights import WeightTable
 from modelling.weights.mxfp4 import parts_of_blocks
@@ -40,7 +40,7 @@ def check_head(config: RunConfig, table: WeightTable, tensors: Arrays, name: str
     if config.model.tie_word_embeddings is None:
         return  # the check of all weights says it
     raise CheckpointError(
-        f"{shown_path(name)} has no {HEAD}: if the model's head is its embedding, give "
+        f"{format_path(name)} has no {HEAD}: if the model's head is its embedding, give "
         f"--{config.model.path('tie_word_embeddings')} true"
     )
 
@@ -59,9 +59,9 @@ def check_model(config: RunConfig, theirs: Any, load: str) -> None:
     for name in sorted(ours.keys() & theirs.keys() - _IGNORED):
         if theirs[name] is not None and theirs[name] != ours[name]:
             raise CheckpointError(
-                f"the weights in {shown_path(load)} belong to a model with {name} "
-                f"{shown_name(theirs[name], 35)}, but the configuration has "
-                f"{shown_name(ours[name], 35)}: use the configuration they were made with"
+                f"the weights in {format_path(load)} belong to a model with {name} "
+                f"{format_name(theirs[name], 35)}, but the configuration has "
+                f"{format_name(ours[name], 35)}: use the configuration they were made with"
             )
 
 
@@ -171,7 +171,7 @@ def digested(tensors: Arrays, source: str, fixed: Collection[str] = ()) -> Diges
 
     def changed(name: str) -> CheckpointError:
         return CheckpointError(
-            f"{shown_name(name)} of {source} has changed while the run started: start again "
+            f"{format_name(name)} of {source} has changed while the run started: start again "
             "when nobody writes to these files, which must be the same on all hosts"
         )
 

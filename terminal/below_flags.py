@@ -16,7 +16,7 @@ from config.presets import merge, preset_data
 from config.run import Checkpoint
 from config.sections import RunConfig
 from config.values import ValueType
-from files.shown import shown_name, shown_path
+from files.formatting import format_name, format_path
 from terminal.first_reading import FirstReading
 
 RANDOM = "random"
@@ -99,14 +99,14 @@ class Below:
         named, given = flattened(self.settings.layers[0].values), flattened(flags)
         inside = os.path.abspath(self.of_run)
         outside = [
-            f"{name} {shown_path(named[name])}"
+            f"{name} {format_path(named[name])}"
             for name in _PLACES
             if isinstance(named.get(name), str)
             and name not in given
             and not os.path.abspath(named[name]).startswith(f"{inside}{os.sep}")
         ]
         found = ", ".join(outside)
-        return [f"as the run in {shown_path(self.of_run)} says: {found}"] if found else []
+        return [f"as the run in {format_path(self.of_run)} says: {found}"] if found else []
 
     def differences(self, flags: Mapping[str, Any]) -> list[str]:
         """A line for each field that flags, nested, change in the run that is continued, and for
@@ -126,11 +126,11 @@ class Below:
             if old == new:
                 continue
             if name in by_flags:
-                lines.append(f"{name}: {shown_name(old)} -> {shown_name(new)}")
+                lines.append(f"{name}: {format_name(old)} -> {format_name(new)}")
             else:
                 lines.append(
-                    f"{name}: {shown_name(old)} of the run in {shown_path(self.run)}, not "
-                    f"{shown_name(new)} of {shown_path(self.name)}"
+                    f"{name}: {format_name(old)} of the run in {format_path(self.run)}, not "
+                    f"{format_name(new)} of {format_path(self.name)}"
                 )
         return lines
 
@@ -217,9 +217,9 @@ def _is_same(model: str, run: Mapping[str, Any]) -> bool:
 def _check_family(folder: str, run: Mapping[str, Any], name: str, said: Mapping[str, Any]) -> None:
     if said.get("family", run["family"]) != run["family"]:
         raise ConfigError(
-            f"{shown_path(folder)} has a run of the family {run['family']}, but "
-            f"{shown_name(name)} is of {shown_name(said['family'])}: continue that run without it, "
-            "give another --save, or --fresh to delete it and start over"
+            f"{format_path(folder)} has a run of the family {run['family']}, but "
+            f"{format_name(name)} is of {format_name(said['family'])}: continue that run without "
+            "it, give another --save, or --fresh to delete it and start over"
         )
 
 

@@ -39,7 +39,7 @@ from config.layers import (
 )
 from config.presets import merge, placed, preset_names
 from config.sections import RunConfig
-from files.shown import shown_name, shown_path
+from files.formatting import format_name, format_path
 from terminal.below_flags import Below, Origins, below_flags
 from terminal.file_options import AddOptions
 from terminal.first_reading import FirstReading, add_config_options
@@ -196,8 +196,8 @@ def _with_adapter(
         asked = flattened(settings.config.to_dict())[name]
         if asked != fields[name]:
             raise ConfigError(
-                f"{name} is {shown_name(fields[name])} in {shown_path(folder)}, not "
-                f"{shown_name(asked)}: leave it out"
+                f"{name} is {format_name(fields[name])} in {format_path(folder)}, not "
+                f"{format_name(asked)}: leave it out"
             )
     return settings.over(Layer(folder, nested(fields)))
 

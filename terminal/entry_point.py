@@ -26,7 +26,7 @@ from typing import Protocol, TextIO
 
 import popdist
 from config.errors import ConfigError, Notice, UserError
-from files.shown import shown_path, shown_sentence
+from files.formatting import format_path, format_sentence
 from terminal.environment import check_environment
 from terminal.executable_cache import use_default_cache
 from terminal.huge_pages import restart_with_huge_pages
@@ -98,7 +98,7 @@ def entry_point(
                         _meet(sys.argv[1:] if arguments is None else arguments)
                     _run(main, arguments)
             except expected as error:
-                return _say(f"error: {shown_sentence(str(error), LONGEST)}", USER_ERROR)
+                return _say(f"error: {format_sentence(str(error), LONGEST)}", USER_ERROR)
             except BrokenPipeError:  # such as `| head`
                 _drop_output()
                 if popdist.getNumInstances() > 1:  # the others must not wait for this one
@@ -167,7 +167,7 @@ def _failure(error: OSError) -> str:
     if error.filename is None and error.errno in _FULL and _is_full(sys.stdout):
         _drop_output()
         return f"standard output: {reason}"
-    return f"{shown_path(error.filename)}: {reason}" if error.filename else reason
+    return f"{format_path(error.filename)}: {reason}" if error.filename else reason
 
 
 @contextmanager

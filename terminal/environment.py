@@ -15,7 +15,7 @@ from importlib.metadata import entry_points
 
 from config.errors import ConfigError
 from config.values import NonNegativeFloat, ValueType
-from files.shown import shown, shown_name
+from files.formatting import format_name, format_value
 
 _XLA = "from jaxlib import xla_client; xla_client.CompileOptions()"
 _JAX = "import jax"
@@ -43,8 +43,8 @@ def check_environment() -> None:
     _check_gigabytes("POPXL_CACHE_GB")
     if os.environ.get(_CHECK, "0") not in ("", "0", "nan", "inf"):
         raise ConfigError(
-            f"the environment variable {_CHECK} is {shown(os.environ[_CHECK])}, but must be nan or "
-            "inf: correct or unset it"
+            f"the environment variable {_CHECK} is {format_value(os.environ[_CHECK])}, but must "
+            "be nan or inf: correct or unset it"
         )
     _check_platforms(os.environ.get("JAX_PLATFORMS", ""))
     flags = os.environ.get("XLA_FLAGS", "")
@@ -77,8 +77,8 @@ def _check_platforms(given: str) -> None:
     for name in given.split(","):
         if name.strip() and name.strip() not in known:
             raise ConfigError(
-                f"the environment variable JAX_PLATFORMS names {shown(name.strip())}, but the "
-                f"platforms are {', '.join(_PLATFORMS)}: set it to one of them, or unset it"
+                f"the environment variable JAX_PLATFORMS names {format_value(name.strip())}, but "
+                f"the platforms are {', '.join(_PLATFORMS)}: set it to one of them, or unset it"
             )
 
 
@@ -87,8 +87,9 @@ def _try(name: str, value: str, program: str, others: Mapping[str, str] | None =
     reason = _failure(program, {**(os.environ if others is None else others), name: value})
     if reason is not None:
         raise ConfigError(
-            f"the environment variable {shown_name(name, 40)} is {shown(value)}, with which "
-            f"{'XLA' if program == _XLA else 'JAX'} does not start ({reason}): correct or unset it"
+            f"the environment variable {format_name(name, 40)} is {format_value(value)}, with "
+            f"which {'XLA' if program == _XLA else 'JAX'} does not start ({reason}): correct or "
+            "unset it"
         )
 
 
@@ -106,4 +107,4 @@ def _failure(program: str, environment: Mapping[str, str]) -> str | None:
     lines = [line for line in done.stderr.splitlines() if line.strip()] or ["it gives no reason"]
     # XLA gives its reason first, and then lists all its flags; Python's is the last line.
     logged = [match[1] for line in lines if (match := _LOGGED.match(line))]
-    return shown_name((logged or lines[-1:])[0].strip(), 80)
+    return format_name((logged or lines[-1:])[0].strip(), 80)

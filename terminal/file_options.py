@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from config.errors import ConfigError
-from files.shown import shown
+from files.formatting import format_value
 from files.yaml_files import place_of
 from terminal.parser import Parser
 
@@ -35,10 +35,12 @@ def as_arguments(given: Mapping[str, Any], options: Mapping[str, argparse.Action
         if value is None or value is False:
             continue
         if action.nargs == 0 and value is not True:
-            raise ConfigError(f"{place}{name} is {shown(value)}, but must be true or false")
+            raise ConfigError(f"{place}{name} is {format_value(value)}, but must be true or false")
         if value is True and action.nargs not in (0, "?"):
             raise ConfigError(f"{place}{name} is true, but must be a value, as --{name} takes")
         if not isinstance(value, bool | int | float | str):
-            raise ConfigError(f"{place}{name} is {shown(value)}, but must be a text or a number")
+            raise ConfigError(
+                f"{place}{name} is {format_value(value)}, but must be a text or a number"
+            )
         arguments.append(flag if value is True else f"{flag}={value}")
     return arguments

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from config.errors import ConfigError
 from config.values import PathText, ValueType
-from files.shown import shown_name
+from files.formatting import format_name
 
 LAST_PORT = 2**16 - 1
 
@@ -62,7 +62,7 @@ class Parser(argparse.ArgumentParser):
         print(self.format_help(), end="", file=file, flush=True)
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{shown_name(message, 200)}; see --help")
+        raise ConfigError(f"{format_name(message, 200)}; see --help")
 
 
 def path_option(text: str) -> str:
@@ -77,7 +77,7 @@ def count_option(text: str) -> int:
     """The type of an option that counts something."""
     number = int(text) if text.isdecimal() and len(text) < 10 else 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"must be 1 or more, not {shown_name(text)}")
+        raise argparse.ArgumentTypeError(f"must be 1 or more, not {format_name(text)}")
     return number
 
 

@@ -8,7 +8,7 @@ import os
 from importlib.util import find_spec
 
 from config.errors import UserError
-from files.shown import shown
+from files.formatting import format_value
 
 MODES = ("online", "offline", "disabled", "shared", "dryrun", "run")
 _WITHOUT_KEY = ("offline", "disabled", "dryrun")
@@ -24,7 +24,7 @@ def check_wandb() -> None:
     mode = os.environ.get("WANDB_MODE", "")
     if mode and mode not in MODES:
         raise UserError(
-            f"the environment variable WANDB_MODE is {shown(mode)}, but must be one of "
+            f"the environment variable WANDB_MODE is {format_value(mode)}, but must be one of "
             f"{', '.join(MODES[:3])}: set it, or leave out --wandb"
         )
     if find_spec("wandb") is None:

@@ -6,8 +6,8 @@ from typing import Any
 
 from config.bart import BartConfig
 from config.errors import ConfigError
+from files.formatting import format_value
 from files.json_files import Fields
-from files.shown import shown
 from modelling.config_json import check_settings, defaults, is_token, token_id
 
 SAME = (
@@ -69,8 +69,8 @@ def from_config_json(description: Fields) -> dict[str, Any]:
     act = values["activation_function"] = _activation(values["activation_function"])
     if act not in ACTIVATIONS:
         raise ConfigError(
-            f"the model's config.json has activation_function {shown(act)}, but must have one of: "
-            f"{', '.join(ACTIVATIONS)}"
+            f"the model's config.json has activation_function {format_value(act)}, but must have "
+            f"one of: {', '.join(ACTIVATIONS)}"
         )
     return {OURS.get(name, name): value for name, value in values.items()}
 

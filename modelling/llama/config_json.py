@@ -15,8 +15,8 @@ from config.base import flattened
 from config.errors import ConfigError
 from config.llama import FULL, MIXTURES, ROPE_TYPES, SLIDING, LlamaConfig, LlamaModel, LlamaRope
 from config.values import factors
+from files.formatting import format_name, format_names, format_value
 from files.json_files import Fields
-from files.shown import shown, shown_name, shown_names
 from modelling.config_json import check_settings, defaults, is_token, type_of
 
 _ACT = {"hidden_act": "hidden_activation"}
@@ -124,7 +124,7 @@ def _as_transformers(kind: str, data: Mapping[str, Any]) -> Any:
         return type_of(kind).from_dict(given)
     except Exception as error:  # its checks raise many kinds
         reason = str(error).strip().splitlines()[-1].strip()
-        raise ConfigError(f"the model's config.json is wrong: {shown_name(reason, 160)}") from None
+        raise ConfigError(f"the model's config.json is wrong: {format_name(reason, 160)}") from None
 
 
 def _today(kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -191,14 +191,14 @@ def _rope(kind: str, theirs: Any) -> dict[str, Any]:
         if near.get("rope_type", "default") != "default":
             raise ConfigError(
                 "the model's config.json scales the positions of layers with a window "
-                f"({shown(near)}), which is not known"
+                f"({format_value(near)}), which is not known"
             )
         given, local = dict(given[FULL]), near["rope_theta"]
         given.pop("truncate", None)  # transformers asks it only where all angles are alike
     name = given.setdefault("rope_type", "default")
     if name not in ROPE_TYPES:
         raise ConfigError(
-            f"the model's config.json has the rope_type {shown(name)}, but there are: "
+            f"the model's config.json has the rope_type {format_value(name)}, but there are: "
             f"{', '.join(ROPE_TYPES)}"
         )
     read = {"rope_type", "rope_theta", "partial_rotary_factor", *sum(ROPE_TYPES[name], ())}
@@ -208,7 +208,7 @@ def _rope(kind: str, theirs: Any) -> dict[str, Any]:
     unknown = [n for n in given if n not in read | passed and not n.startswith("_")]
     if unknown:
         raise ConfigError(
-            f"the model's config.json has {shown_names(unknown)} among the settings of the "
+            f"the model's config.json has {format_names(unknown)} among the settings of the "
             f"rope_type {name}, which is not known there"
         )
     found = {n: value for n, value in given.items() if n in read and value is not None}
@@ -297,8 +297,8 @@ def _check_same(model: LlamaModel, description: Mapping[str, Any]) -> None:
     if name is not None:
         own, expected = (flattened(each.to_dict())[name] for each in (model, said))
         raise ConfigError(
-            f"the configuration has model.{name} {shown(own)}, but a model of "
-            f"model.model_type {model.model_type} has {shown(expected)}"
+            f"the configuration has model.{name} {format_value(own)}, but a model of "
+            f"model.model_type {model.model_type} has {format_value(expected)}"
         )
 
 

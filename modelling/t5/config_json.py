@@ -7,8 +7,8 @@ from typing import Any
 
 from config.errors import ConfigError
 from config.t5 import T5Config, T5Model
+from files.formatting import format_value
 from files.json_files import Fields
-from files.shown import shown
 from modelling.config_json import check_settings, token_id
 
 CLASSES = {"t5": "T5ForConditionalGeneration", "mt5": "MT5ForConditionalGeneration"}
@@ -118,8 +118,8 @@ def _maps(kind: str, data: Mapping[str, Any]) -> tuple[bool, str]:
     name = {"t5": "relu", "mt5": "gated-gelu"}[kind] if name is None else name
     if not isinstance(name, str) or name not in FEED_FORWARDS:
         raise ConfigError(
-            f"the model's config.json has feed_forward_proj {shown(name)}, but must have one of: "
-            f"{', '.join(FEED_FORWARDS)}"
+            f"the model's config.json has feed_forward_proj {format_value(name)}, but must have "
+            f"one of: {', '.join(FEED_FORWARDS)}"
         )
     usual = {"gated-gelu": "gelu_new"}.get(name, name.removeprefix("gated-"))
     needed = {"dense_act_fn": (usual, usual)}
@@ -132,8 +132,8 @@ def _scaled(data: Mapping[str, Any]) -> bool:
     said = data.get("scale_decoder_outputs")
     if said not in (None, False, True):
         raise ConfigError(
-            f"the model's config.json has scale_decoder_outputs {shown(said)}, but must have true "
-            "or false"
+            f"the model's config.json has scale_decoder_outputs {format_value(said)}, but must "
+            "have true or false"
         )
     return data.get("tie_word_embeddings") is not False if said is None else bool(said)
 

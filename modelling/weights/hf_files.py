@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from checkpoints.arrays import Arrays, LazyArrays, Overlay, View
-from files.shown import shown_name
+from files.formatting import format_name
 from modelling.weights.mxfp4 import shapes_without_blocks, without_blocks
 from modelling.weights.row import WeightsError, check_shape
 
@@ -222,5 +222,5 @@ def _same(
 
 def _some(names: Iterable[str]) -> str:
     first, *rest = sorted(names) or ["none"]
-    first = shown_name(first, 48)  # two of them, and a path, are in one sentence
+    first = format_name(first, 48)  # two of them, and a path, are in one sentence
     return f"{first} and {len(rest)} more" if rest else first

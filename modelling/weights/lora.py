@@ -24,7 +24,7 @@ from config.errors import ConfigError, nearest
 from config.model import FewBits
 from config.sections import RunConfig
 from config.values import listed
-from files.shown import shown_name, shown_names, shown_path
+from files.formatting import format_name, format_names, format_path
 from modelling.quantisation import expanded
 from modelling.weights.hf_files import FileNames, Joined
 from modelling.weights.row import (
@@ -134,8 +134,8 @@ def unties_head(table: WeightTable, adapted: Collection[str], is_tied: bool, fol
     missing = [module for module in tied[1:] if module not in adapted]  # the first one is not used
     if missing:
         raise ConfigError(
-            f"the adapter in {shown_path(folder)} trains {shown_names(there)} apart from "
-            f"{shown_names(missing)}, which are one weight in this model: train it with "
+            f"the adapter in {format_path(folder)} trains {format_names(there)} apart from "
+            f"{format_names(missing)}, which are one weight in this model: train it with "
             f"modules_to_save {','.join(tied)}"
         )
     return False
@@ -332,7 +332,7 @@ class _Adapters:
             what = f"{wrong[0]}, which is" if wrong else "what is"
             more = f"; adapter.target_parameters means experts: {experts[0]}" if experts else ""
             raise ConfigError(
-                f"adapter.targets {shown_name(self._asked)} means {what} no linear map and no "
+                f"adapter.targets {format_name(self._asked)} means {what} no linear map and no "
                 f"embedding: these are {', '.join(_ends_of(able))}{more}"
             )
         self._check_layers_alone(adapted)
@@ -377,7 +377,7 @@ def _check_each(
     for name in names:
         if not any(means(module, name) for module in modules):
             close = nearest(name, _ends_of(modules))
-            raise ConfigError(f"adapter.{field}: {shown_name(name, 40)} means no module{close}")
+            raise ConfigError(f"adapter.{field}: {format_name(name, 40)} means no module{close}")
 
 
 def _ends_of(modules: Iterable[str]) -> list[str]:

@@ -12,7 +12,7 @@ from itertools import groupby
 from config.errors import ConfigError, nearest
 from config.run import Training
 from config.values import listed
-from files.shown import shown_name
+from files.formatting import format_name
 from modelling.weights.row import WeightRow, is_linear
 from modelling.weights.table import WeightTable, whole_layer
 
@@ -68,7 +68,7 @@ def _meant(names: Mapping[str, Sequence[str]], field: str, patterns: Sequence[st
         found = [name for name in names if matches(name)]
         if not found:
             close = nearest(pattern, names)
-            raise ConfigError(f"{field}: {shown_name(pattern, 40)} means no weight{close}")
+            raise ConfigError(f"{field}: {format_name(pattern, 40)} means no weight{close}")
         meant.update(weight for name in found for weight in names[name])
     return meant
 

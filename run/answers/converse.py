@@ -21,7 +21,7 @@ from data.pipeline import Pipeline
 from data.rows import DataError
 from data.tokens import warn_truncated
 from data.turns import Refused
-from files.shown import shown
+from files.formatting import format_value
 from modelling.generation.strategies import strategy_of
 from modelling.spec import family_of
 from run.answers.generate import next_line
@@ -87,7 +87,7 @@ def _obeyed(partner: Partner, line: str, name: str, value: str | None) -> str:
     if line == HELP:
         return f"{ANEW} begins anew, Ctrl-D ends; /NAME VALUE sets one of {', '.join(SETTINGS)}"
     if name not in SETTINGS or value is None:
-        return f"there is no command {shown(line)}: {HELP} lists them"
+        return f"there is no command {format_value(line)}: {HELP} lists them"
     try:
         partner.set(name, value)
     except ConfigError as error:

@@ -23,8 +23,8 @@ from data.task import task_of
 from data.template import ColumnError
 from data.tokens import warn_truncated
 from data.turns import Refused
+from files.formatting import format_path
 from files.location import FileLocation
-from files.shown import shown_path
 from files.writing import write_text
 from huggingface.models import published
 from modelling.generation.strategies import strategy_of
@@ -146,7 +146,7 @@ def _asked_file(config: RunConfig, file: str, loaded: Loaded) -> list[Asked]:
     task = task_of(config.data)
     placed: list[tuple[FileLocation | str, Row]] = list(File(file).rows())
     if placed and all(is_message(row) for _, row in placed):
-        placed = [(shown_path(file), {"messages": [row for _, row in placed]})]
+        placed = [(format_path(file), {"messages": [row for _, row in placed]})]
     talks = list[tuple[FileLocation | str, Conversation]]()
     for place, row in placed:
         try:

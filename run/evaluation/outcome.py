@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from files.shown import shown_number
+from files.formatting import format_number
 from files.writing import write_text
 from run.evaluation.metrics import NO_LABEL
 
@@ -94,7 +94,7 @@ class Outcome:
         lines = []
         for name, value in self.metrics.items():
             counts = f" ({self.correct}/{len(self.answers)})" if name in EXACT else ""
-            lines.append(f"{name}: {shown_number(value)}{counts}")
+            lines.append(f"{name}: {format_number(value)}{counts}")
         return "\n".join(lines)
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from config.errors import Notice
 from files.errors import FileError
+from files.formatting import format_path
 from files.json_files import parse_json
-from files.shown import shown_path
 from files.text import decoded
 from files.writing import write_file, writing
 
@@ -113,7 +113,7 @@ def _set_aside(path: Path, lines: Sequence[bytes]) -> None:
     with writing("what is damaged of the metrics", aside), aside.open("ab") as file:
         file.writelines(lines)
     warnings.warn(
-        f"{len(lines)} damaged line{'s' if len(lines) > 1 else ''} of {shown_path(path)} "
+        f"{len(lines)} damaged line{'s' if len(lines) > 1 else ''} of {format_path(path)} "
         f"went to {aside.name}; the others are kept",
         Notice,
         stacklevel=2,

@@ -10,7 +10,7 @@ from typing import TextIO
 
 from tqdm import tqdm
 
-from files.shown import shown_number
+from files.formatting import format_number
 from run.records.pace import Throughput
 
 VALIDATION = "validation_"
@@ -90,9 +90,9 @@ class Progress:
 
     def _facts(self, row: Mapping[str, float], steps_left: int) -> dict[str, str]:
         """The facts to show, by topic."""
-        facts = {"loss": f"loss {shown_number(row['loss'])}"}
+        facts = {"loss": f"loss {format_number(row['loss'])}"}
         if "gradient_norm" in row:
-            facts["norm"] = f"gradient norm {shown_number(row['gradient_norm'])}"
+            facts["norm"] = f"gradient norm {format_number(row['gradient_norm'])}"
         facts["rate"] = f"learning rate {row['learning_rate']:.2e}"
         if "epoch" in row:
             facts["epoch"] = f"epoch {row['epoch']:.2f}"
@@ -100,7 +100,9 @@ class Progress:
             facts["skipped"] = f"{row['skipped_steps']:.0f} skipped"
         if self._is_evaluated(row):
             names = [name for name in row if name.startswith(VALIDATION)]
-            shown = [f"{name.removeprefix(VALIDATION)} {shown_number(row[name])}" for name in names]
+            shown = [
+                f"{name.removeprefix(VALIDATION)} {format_number(row[name])}" for name in names
+            ]
             self._evaluated = "validation " + " ".join(shown)
             facts["validation"] = self._evaluated
         elif self._bar is not None and self._evaluated:

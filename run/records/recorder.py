@@ -9,8 +9,8 @@ from typing import Protocol, Self
 
 from config.metrics import OBJECTIVES
 from config.sections import RunConfig
+from files.formatting import format_name
 from files.run_folder import RunFolder
-from files.shown import shown_name
 from files.text import check_regular
 from files.writing import check_folder, write_text, writing
 from files.yaml_files import yaml_text
@@ -41,7 +41,7 @@ class Lenient:
             if what not in self._failing:
                 self._failing.add(what)
                 reason = " ".join(str(error).split()) or type(error).__name__
-                say(f"warning: {what} is not written, the run goes on: {shown_name(reason, 200)}")
+                say(f"warning: {what} is not written, the run goes on: {format_name(reason, 200)}")
 
 
 class Log(Protocol):

@@ -11,7 +11,7 @@ from typing import Any
 
 from config.errors import UserError
 from config.sections import RunConfig
-from files.shown import shown_name
+from files.formatting import format_name
 from run.records.metrics import SAMPLES, Sample
 from run.records.run_json import versions
 from terminal.wandb_environment import check_wandb
@@ -49,7 +49,7 @@ class WandbLog:
                 config=config.to_dict() | {"versions": versions()},
             )
         except Exception as error:  # bad environment settings raise others than wandb's own
-            reason = shown_name(" ".join(str(error).split()).rstrip("."), 120)
+            reason = format_name(" ".join(str(error).split()).rstrip("."), 120)
             raise UserError(
                 f"Weights & Biases cannot be used: {reason}; "
                 "run `wandb login`, or set WANDB_MODE=offline, or leave out --wandb"

@@ -24,7 +24,7 @@ from config.families import config_class_of
 from config.flags import ALIASES, flag_of
 from config.presets import load_config, merge, preset_data, preset_names
 from config.sections import RunConfig
-from files.shown import shown_name
+from files.formatting import format_name
 from files.yaml_files import yaml_text
 from planning.origins import ORIGINS
 from run.options import RunOptions
@@ -261,14 +261,14 @@ def test_a_flag_replaces_what_it_excludes(where, below, flags, changes, run, tmp
     name, value = changes
     assert flattened(read(*lower, *flags).config.to_dict())[name] == value
     said = capsys.readouterr().err
-    assert re.search(rf"^{name}: .* -> {shown_name(value)}, which .* excludes$", said, re.M)
+    assert re.search(rf"^{name}: .* -> {format_name(value)}, which .* excludes$", said, re.M)
     if below.get(name) is not None:
         with pytest.raises(ConfigError):
             read("--config", "tiny", "--steps", "8", *flags_of(below), *flags)
 
 
 def flags_of(values: Mapping[str, object]) -> list[str]:
-    return [piece for name, value in values.items() for piece in (f"--{name}", shown_name(value))]
+    return [piece for name, value in values.items() for piece in (f"--{name}", format_name(value))]
 
 
 @pytest.mark.parametrize(
