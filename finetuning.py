@@ -1,15 +1,167 @@
-"""Benchmark the fine-tuning of a configured model on generated data.
+"""Train a configured model on generated data and report its speed.
 
-python3 finetuning.py --config tiny
+    python3 finetuning.py --config tiny
+    python3 finetuning.py --config small --micro_batch_size 8 --runs 10
+
+Starts from random weights. Ends with one JSON line. `FineTuning` is the session to import.
 """
 
 from __future__ import annotations
 
+import os
+import statistics
 import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 
+from config.errors import ConfigError
+from config.flags import Unused
+from config.sections import RunConfig
+from data.batches import Loader
+from machine.placement import planned_bytes
+from modelling.spec import family_of
+from planning.needs import finetuning_needs
+from run.records.pace import peak_host_bytes
+from run.throughput import MachineUse, report_throughput
 from sessions.training import FineTuning as FineTuning
+from sessions.training import StepResult
+from terminal.entry_point import entry_point
+
+UNUSED = Unused(
+    names=(
+        *("data", "checkpoint", "evaluation", "generation", "execution.packed"),
+        "model.output_length",
+        *("training.steps", "training.epochs", "training.max_skipped_steps"),
+        *("training.optimizer.learning_rate", "training.reference", "training.beta"),
+        *("training.gamma", "training.label_smoothing"),
+    ),
+    used=("data.examples_per_row", "checkpoint.load"),
+    reason="it measures steps of training on generated data, from random weights",
+)
+
+
+@dataclass(frozen=True)
+class TrainingThroughput:
+    """Speed, memory and disk traffic of one configuration; seconds are medians over the runs.
+
+    Attributes:
+        startup_seconds: time to build, trace and compile the program.
+        compile_seconds: time to trace and compile it.
+        seconds_per_step: time of an optimizer step, with the transfers from the host.
+        target_tokens_per_second: loss tokens per second.
+        compute_bytes: device memory of one replica, without the model's state.
+        remote_bytes: host memory of one replica's remote buffers.
+        disk_bytes: size of one replica's entries on disk.
+        disk_read, disk_written: bytes that this process reads and writes in a step.
+        planned_host_bytes: planned memory of the process, where devices are virtual.
+        kernel_fraction: fraction of the processor time that the kernel took.
+        seconds_besides_disk: time of a step inside `without_disk`; None if there is none.
+    """
+
+    samples_per_step: int
+    startup_seconds: float
+    compile_seconds: float
+    seconds_per_step: float
+    samples_per_second: float
+    target_tokens_per_second: float
+    compute_bytes: int
+    remote_bytes: int
+    disk_bytes: int
+    disk_read: float
+    disk_written: float
+    planned_host_bytes: int
+    kernel_fraction: float
+    seconds_besides_disk: float | None
+    loss: float
+    machine: MachineUse
+
+
+def measure(
+    config: RunConfig,
+    runs: int,
+    without_disk: Callable[[], AbstractContextManager[None]] | None = None,
+) -> TrainingThroughput:
+    """Build the program of a configuration and run it, once to warm up and then `runs` times.
+
+    Args:
+        without_disk: a context in which requests to the disk take no time.
+    """
+    if config.training.prefers:
+        raise ConfigError(
+            "generated data have no preferences: give --training.objective cross_entropy"
+        )
+    family = family_of(config)
+    start = time.perf_counter()
+    model = FineTuning(config)
+    startup = time.perf_counter() - start
+    samples, iterations = config.training.global_batch_size, config.execution.device_iterations
+    loader = Loader.of(config, family.sample_format.generated(config, 4 * samples, None))
+    model.write(family.weights(config).initial(config.model.seed))
+
+    def step(run: int) -> tuple[float, list[StepResult]]:
+        batches = [loader.next_batch() for _ in range(iterations)]
+        start = time.perf_counter()
+        results = model.run(batches, [1e-4] * iterations, run * iterations)
+        return (time.perf_counter() - start) / iterations, results
+
+    seconds, tokens, besides_disk = [], [], None
+    with model:
+        step(0)
+        before, cpu = model.session.disk_traffic, os.times()
+        for run in range(1, runs + 1):
+            taken, results = step(run)
+            seconds.append(taken)
+            tokens.append(sum(result.target_tokens for result in results) / iterations)
+        after, in_kernel = model.session.disk_traffic, kernel_fraction(cpu, os.times())
+        peak = peak_host_bytes()
+        if without_disk is not None:
+            with without_disk():
+                besides_disk = min(step(run)[0] for run in range(runs + 1, runs + 3))
+    per_step, memory = statistics.median(seconds), model.session.memory_use()
+    use = MachineUse.measure(config, finetuning_needs, samples / per_step)
+    return TrainingThroughput(
+        samples,
+        startup,
+        model.session.startup.seconds,
+        per_step,
+        samples / per_step,
+        statistics.mean(tokens) / per_step,
+        memory.temporaries + memory.streams,
+        memory.remote,
+        memory.disk,
+        (after.read - before.read) / (runs * iterations),
+        (after.written - before.written) / (runs * iterations),
+        planned_bytes(memory, config.replicas),
+        in_kernel,
+        besides_disk,
+        results[-1].loss,
+        replace(use, peak_host_bytes=peak),
+    )
+
+
+def kernel_fraction(before: os.times_result, after: os.times_result) -> float:
+    """Returns the kernel's fraction of this process's processor time between two readings."""
+    user, system = after.user - before.user, after.system - before.system
+    return system / max(user + system, 1e-9)
+
+
+def summary(measured: TrainingThroughput) -> str:
+    """Returns one line for people."""
+    return (
+        f"{measured.samples_per_second:.1f} samples/s, "
+        f"{measured.seconds_per_step:.3f} s a step, "
+        f"{measured.machine.of_matrix_rate:.0%} of the machine's matrix rate, "
+        f"{measured.startup_seconds:.1f} s to build and compile"
+    )
+
+
+@entry_point()
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    report_throughput("finetuning", __doc__, arguments, measure, summary, finetuning_needs, UNUSED)
+
 
 if __name__ == "__main__":
-    from benchmarks.finetuning import main
-
     sys.exit(main())

@@ -1,15 +1,113 @@
-"""Benchmark the generation of a configured model on generated data.
+"""Generate with a configured model from generated prompts and report its speed.
 
-python3 inference.py --config tiny
+    python3 inference.py --config tiny
+    python3 inference.py --config small --micro_batch_size 8 --runs 10
+
+Starts from random weights. All prompts have the full length, and random weights hardly ever end a
+sequence early: it is the slowest case. Ends with one JSON line. `Inference` is the session to
+import.
 """
 
 from __future__ import annotations
 
+import statistics
 import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
+
+from config.flags import Unused
+from config.sections import RunConfig
+from modelling.spec import family_of
+from planning.needs import inference_needs
+from run.throughput import MachineUse, report_throughput
 from sessions.generating import Inference as Inference
+from terminal.entry_point import entry_point
+
+UNUSED = Unused(
+    names=(
+        *("data", "checkpoint", "evaluation", "training", "model.dropout_prob"),
+        *("adapter.dropout", "adapter.modules_to_save"),
+        *("execution.loss_scaling", "execution.activations", "execution.update"),
+        "execution.micro_batches_per_pass",
+        *("execution.placement", "execution.resident_layers", "execution.master_weights"),
+        *("execution.code_load", "execution.packed", "execution.expert_groups"),
+        *("generation.max_tokens", "generation.stop_strings"),
+    ),
+    used=("data.examples_per_row", "checkpoint.load", "training.global_batch_size"),
+    reason="it measures how random weights answer generated prompts",
+)
+
+
+@dataclass(frozen=True)
+class GenerationThroughput:
+    """Speed of one configuration; seconds are medians over the runs.
+
+    Attributes:
+        startup_seconds: time to build, trace and compile the program.
+        compile_seconds: time to trace and compile it.
+        seconds_per_run: time of a run of the program, with the transfers from and to the host.
+        tokens_per_second: generated tokens per second, end tokens included.
+    """
+
+    samples_per_run: int
+    prompt_length: int
+    output_length: int
+    startup_seconds: float
+    compile_seconds: float
+    seconds_per_run: float
+    samples_per_second: float
+    tokens_per_second: float
+    machine: MachineUse
+
+
+def measure(config: RunConfig, runs: int) -> GenerationThroughput:
+    """Build the program of a configuration and run it, once to warm up and then `runs` times."""
+    family, start = family_of(config), time.perf_counter()
+    inference = Inference(config)
+    startup = time.perf_counter() - start
+    samples, length = inference.samples_per_run, inference.program.words.shape[1]
+    rng = np.random.default_rng(config.model.seed)
+    words = rng.integers(2, config.model.vocab_size, (samples, length), np.int32)
+    mask = np.ones_like(words)
+    seconds = []
+    with inference:
+        inference.write(family.weights(config).initial(config.model.seed))
+        tokens = inference.generate(words, mask)
+        for _ in range(runs):
+            start = time.perf_counter()
+            inference.generate(words, mask)
+            seconds.append(time.perf_counter() - start)
+    per_run = statistics.median(seconds)
+    return GenerationThroughput(
+        samples,
+        length,
+        tokens.shape[1],
+        startup,
+        inference.session.startup.seconds,
+        per_run,
+        samples / per_run,
+        np.count_nonzero(tokens) / per_run,
+        MachineUse.measure(config, inference_needs, samples / per_run),
+    )
+
+
+def _summary(measured: GenerationThroughput) -> str:
+    return (
+        f"{measured.samples_per_second:.1f} samples/s, "
+        f"{measured.tokens_per_second:.1f} tokens/s, "
+        f"{measured.machine.of_matrix_rate:.0%} of the machine's matrix rate, "
+        f"{measured.startup_seconds:.1f} s to build and compile"
+    )
+
+
+@entry_point()
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    report_throughput("inference", __doc__, arguments, measure, _summary, inference_needs, UNUSED)
+
 
 if __name__ == "__main__":
-    from benchmarks.inference import main
-
     sys.exit(main())

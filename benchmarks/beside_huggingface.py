@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import finetuning
+import finetuning
 from benchmarks.contestants import (
     GENERATION,
     OURS,

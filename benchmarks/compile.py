@@ -17,13 +17,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import popxl
-from benchmarks.command import read_benchmark_line
-from benchmarks.finetuning import UNUSED
 from config.sections import RunConfig
+from finetuning import UNUSED
 from machine.shortage import explain_shortages
 from modelling.phases.training import build_training
 from modelling.spec import family_of
 from run.records.pace import peak_host_bytes
+from run.throughput import read_throughput_line
 from terminal.entry_point import entry_point
 
 
@@ -103,7 +103,7 @@ def compile_program(config: RunConfig) -> Compilation:
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compile and print."""
-    line = read_benchmark_line("finetuning", __doc__, arguments, UNUSED)
+    line = read_throughput_line("finetuning", __doc__, arguments, UNUSED)
     with explain_shortages(line.preset, line.config):
         measured = compile_program(line.config)
     print(json.dumps({"benchmark": "compile", "config": line.preset, **measured.as_dict()}))

@@ -21,13 +21,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from benchmarks.finetuning import measure
-from benchmarks.finetuning import summary as summary_of
+from benchmarks.idle_disk import idle_disk
 from config.families import config_class_of
 from config.machines import machine
 from config.presets import load_config, preset_data
 from config.sections import RunConfig
 from files.writing import write_text
+from finetuning import measure
+from finetuning import summary as summary_of
 from machine.here import disk_rates
 from machine.placement import planned_bytes
 from machine.shortage import explain_shortages
@@ -184,7 +185,7 @@ def _written(config: RunConfig) -> int:
 
 def trained(config: RunConfig, runs: int) -> dict[str, Any]:
     """Measure training."""
-    measured = measure(config, runs)
+    measured = measure(config, runs, idle_disk)
     print(summary_of(measured))
     facts = asdict(measured)
     facts |= facts.pop("machine")

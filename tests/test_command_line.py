@@ -25,17 +25,17 @@ import pytest
 from huggingface_hub import ModelCard
 from transformers import AutoTokenizer
 
+import finetuning
+import inference
 import run_export
 import run_finetuning
 import run_generation
 import run_validation
 from benchmarks import device as device_benchmark
-from benchmarks import finetuning as finetuning_benchmark
-from benchmarks import inference as inference_benchmark
-from benchmarks import machine_use
 from checkpoints import CheckpointWarning, load_checkpoint
 from data.task import SAMPLE_FOLDER
 from machine.matrix_rate import matrix_rate
+from run import throughput
 from run.records import recorder
 from run.records.loss_curve import draw_loss_curve
 from run.records.metrics import read_metrics
@@ -194,7 +194,7 @@ def test_a_model_too_small_for_the_tokenizer(mistake):
 # ---- devices ------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("main", "arguments"),
-    [(run_finetuning.main, TRAINING), (finetuning_benchmark.main, MODEL)],
+    [(run_finetuning.main, TRAINING), (finetuning.main, MODEL)],
 )
 def test_no_device_of_the_kind(main, arguments, mistake):
     said = mistake(main, *arguments, "--device", "tpu", "--tensor_parallel", "2")
@@ -685,7 +685,7 @@ def test_there_must_be_prompts_in_one_place(trained, mistake, monkeypatch):
 
 
 # ---- benchmarks ----------------------------------------------------------------------------------
-@pytest.mark.parametrize("benchmark", [finetuning_benchmark, inference_benchmark])
+@pytest.mark.parametrize("benchmark", [finetuning, inference])
 def test_a_benchmark_needs_a_run(benchmark, capsys):
     assert benchmark.main(["--config", "tiny", "--runs", "0"]) == 2
     assert "--runs: must be 1 or more, not 0" in capsys.readouterr().err
@@ -694,12 +694,12 @@ def test_a_benchmark_needs_a_run(benchmark, capsys):
 @pytest.mark.parametrize(
     ("benchmark", "arguments", "unit"),
     [
-        (finetuning_benchmark, (*MODEL, *BATCH), "samples_per_second"),
-        (inference_benchmark, (*MODEL, "--micro_batch_size", "32"), "tokens_per_second"),
+        (finetuning, (*MODEL, *BATCH), "samples_per_second"),
+        (inference, (*MODEL, "--micro_batch_size", "32"), "tokens_per_second"),
     ],
 )
 def test_benchmarks_end_with_one_json_line(benchmark, arguments, unit, capsys, monkeypatch):
-    monkeypatch.setattr(machine_use, "matrix_rate", partial(matrix_rate, size=512, products=8))
+    monkeypatch.setattr(throughput, "matrix_rate", partial(matrix_rate, size=512, products=8))
     assert benchmark.main([*arguments, "--runs", "1"]) == 0
     facts = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert facts["config"] == "tiny"
@@ -716,14 +716,14 @@ def test_benchmarks_measure_the_model_of_the_run_that_load_names(trained, tmp_pa
         return {**json.loads(path.read_text()), "preset": None}
 
     load, dropout = ("--load", str(trained)), ("--dropout_prob", "0.1")
-    found = planned(finetuning_benchmark, *load)
-    assert found == planned(finetuning_benchmark, *MODEL, *BATCH, *dropout)
-    assert found != planned(finetuning_benchmark, *load, "--micro_batch_size", "2")
-    found = planned(inference_benchmark, *load)
-    assert found == planned(inference_benchmark, *MODEL, "--micro_batch_size", "4")
+    found = planned(finetuning, *load)
+    assert found == planned(finetuning, *MODEL, *BATCH, *dropout)
+    assert found != planned(finetuning, *load, "--micro_batch_size", "2")
+    found = planned(inference, *load)
+    assert found == planned(inference, *MODEL, "--micro_batch_size", "4")
 
 
-@pytest.mark.parametrize("main", [finetuning_benchmark.main, inference_benchmark.main])
+@pytest.mark.parametrize("main", [finetuning.main, inference.main])
 def test_benchmarks_take_a_preset_or_load(main, mistake):
     said = mistake(main, *MODEL, "--load", "/nonexistent")
     assert "--load: not used beside --config" in said

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-import benchmarks.finetuning
-import benchmarks.inference
 import benchmarks.phased
+import finetuning
+import inference
 import planning.choices
 import planning.options
 import popdist
@@ -47,10 +47,8 @@ SCRIPTS = {
     "run_inference.py": (run_inference, run.evaluation.side_by_side, "side_by_side"),
     "run_generation.py": (run_generation, run.answers.generate, "with_format"),
     "run_export.py": (run_export, run.export, "check_least"),
-    "finetuning.py": (benchmarks.finetuning, benchmarks.finetuning, "measure"),
-    "inference.py": (benchmarks.inference, benchmarks.inference, "measure"),
-    "benchmarks.finetuning": (benchmarks.finetuning, benchmarks.finetuning, "measure"),
-    "benchmarks.inference": (benchmarks.inference, benchmarks.inference, "measure"),
+    "finetuning.py": (finetuning, finetuning, "measure"),
+    "inference.py": (inference, inference, "measure"),
     "benchmarks.phased": (benchmarks.phased, benchmarks.phased, "measure_all"),
 }
 

@@ -6,7 +6,9 @@ import json
 
 import pytest
 
-from benchmarks import beside_huggingface, finetuning, inference
+import finetuning
+import inference
+from benchmarks import beside_huggingface
 from benchmarks import compile as compile_benchmark
 from config.base import leaves
 from config.flags import flag_of

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-import benchmarks.finetuning
-import benchmarks.inference
+import finetuning
+import inference
 import machine.memory
 import machine.placement
 import planning.report
@@ -34,9 +34,9 @@ WIDE = {"layers": 1, "hidden_size": 512}
 @pytest.mark.parametrize(
     ("main", "preset", "state"),
     [
-        slow(benchmarks.finetuning.main, "xxl_pod64", "184.2 GB remote buffers"),
-        (benchmarks.finetuning.main, "gptj_6B_gpu", "103.6 GB remote buffers"),
-        (benchmarks.inference.main, "gptj_6B_gpu", "73.6 GB remote buffers"),
+        slow(finetuning.main, "xxl_pod64", "184.2 GB remote buffers"),
+        (finetuning.main, "gptj_6B_gpu", "103.6 GB remote buffers"),
+        (inference.main, "gptj_6B_gpu", "73.6 GB remote buffers"),
     ],
 )
 def test_a_preset_for_larger_machines_is_refused_in_one_sentence(
@@ -64,7 +64,7 @@ def test_devices_with_too_little_memory_are_refused(
 ) -> None:
     monkeypatch.setattr(popxl.plan, "device_memory", lambda *_: 10**6)
     small = ("--layers", "1", "--execution.activations", "recompute")
-    assert benchmarks.finetuning.main(["--config", "gptj_tiny", *small]) == 2
+    assert finetuning.main(["--config", "gptj_tiny", *small]) == 2
     message = capsys.readouterr().err
     assert "of device memory" in message
     assert "lower --micro_batch_size" in message
@@ -151,7 +151,7 @@ def test_a_limit_that_no_program_keeps_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     limit = ("--execution.disk", str(tmp_path), "--execution.host_memory", "0.3")
-    assert benchmarks.finetuning.main(["--config", "gptj_tiny", *limit]) == 2
+    assert finetuning.main(["--config", "gptj_tiny", *limit]) == 2
     said = capsys.readouterr().err
     needs = r"error: preset 'gptj_tiny' needs \d\.\d GB of host memory at the least "
     ends = "but execution.host_memory is 0.3: raise it, or lower --micro_batch_size\n"

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from matplotlib import image
 
-import benchmarks.finetuning
-import benchmarks.inference
+import finetuning
+import inference
 import popxl
 import run_finetuning
 import run_validation
@@ -149,7 +149,7 @@ SMALL = ("--layers", "1", "--execution.activations", "recompute")
 
 
 def test_the_plan_names_the_phases(capsys: pytest.CaptureFixture[str]) -> None:
-    assert benchmarks.finetuning.main(["--config", "tiny", "--plan"]) == 0
+    assert finetuning.main(["--config", "tiny", "--plan"]) == 0
     text = capsys.readouterr().out
     rows = {tuple(line.split()[:2]) for line in text.splitlines()}
     phases = ("embeddings", "first_encoder_layer", "encoder_block", "encoder_head",
@@ -311,7 +311,7 @@ def test_a_file_describes_ones_own_machine(
     path = tmp_path / "mine.yml"
     path.write_text(OWN)
     arguments = ["--config", "gptj_tiny", *SMALL, "--plan", "--machine", str(path)]
-    assert benchmarks.finetuning.main(arguments) == 0
+    assert finetuning.main(arguments) == 0
     text = capsys.readouterr().out
     assert "on 1 host of 1 (mine)" in text
     assert "simulated" in text
@@ -351,9 +351,9 @@ def test_the_trace_of_a_plan_is_written_for_machines_with_device_memory(
 ) -> None:
     trace = tmp_path / "trace.json"
     arguments = ["--config", "gptj_tiny", *SMALL, "--plan-trace", str(trace)]
-    assert benchmarks.finetuning.main([*arguments, "--machine", "h200"]) == 0
+    assert finetuning.main([*arguments, "--machine", "h200"]) == 0
     assert json.loads(trace.read_text())["traceEvents"]
-    assert benchmarks.finetuning.main([*arguments, "--machine", "laptop"]) == 2
+    assert finetuning.main([*arguments, "--machine", "laptop"]) == 2
     assert "devices share the host's memory" in capsys.readouterr().err
 
 
@@ -414,7 +414,7 @@ def test_a_plan_as_json_and_picture(tmp_path: Path) -> None:
     data, picture = tmp_path / "plan.json", tmp_path / "plan.png"
     arguments = ["--config", "gptj_tiny", *SMALL, "--tensor_parallel", "2", "--machine", "a100"]
     wanted = ["--plan-json", str(data), "--plan-picture", str(picture)]
-    assert benchmarks.finetuning.main([*arguments, *wanted]) == 0
+    assert finetuning.main([*arguments, *wanted]) == 0
     plan = json.loads(data.read_text(encoding="utf-8"))
     assert (plan["replicas"], plan["machine"], plan["hosts"]) == (2, "a100", 1)
     layer = {(p["phase"], p["direction"]): p for p in plan["phases"]}[("layer", "forward")]
@@ -430,7 +430,7 @@ def test_a_plan_as_json_and_picture(tmp_path: Path) -> None:
 
 
 def test_generation_has_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    for main in (benchmarks.inference.main, run_validation.main):
+    for main in (inference.main, run_validation.main):
         assert main(["--config", "gptj_tiny", "--plan"]) == 0
         rows = {tuple(line.split()[:2]) for line in capsys.readouterr().out.splitlines()}
         assert {("embeddings", "prompt"), ("layer", "prompt"), ("head", "token")} <= rows

@@ -1,4 +1,4 @@
-"""The command line of a benchmark of one configured model."""
+"""Command line and report of `finetuning.py` and `inference.py`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import popxl
 from config.base import flattened
 from config.errors import ConfigError
 from config.flags import Unused
 from config.sections import RunConfig
+from machine.devices import device_desc
+from machine.matrix_rate import matrix_rate
 from machine.shortage import explain_shortages
+from planning.needs import Needs
 from planning.options import (
     NeedsOf,
     add_devices_option,
@@ -23,15 +27,16 @@ from planning.options import (
     planned_machine,
 )
 from planning.origins import ORIGINS
+from run.records.pace import peak_host_bytes
 from terminal.command_line import CommandLine, read_command_line
 from terminal.parser import count_option
 from terminal.screen import is_first_process
 
 DEFAULTS = {"finetuning_mnli.py": "gptj_6B_1024_pod64"}
-"""The preset of a script that is called so; of others it is that of FLAN-T5's document."""
+"""Default preset by script; other scripts have FLAN-T5's, xxl_pod64."""
 
 
-def run_benchmark(
+def report_throughput(
     name: str,
     doc: str | None,
     arguments: Sequence[str] | None,
@@ -45,14 +50,14 @@ def run_benchmark(
     With an option for plans, show the plan instead. `--load` of a run takes its configuration.
 
     Args:
-        name: of the benchmark and its file of presets.
+        name: "finetuning" or "inference", the script and its file of presets.
         measure: `measure(config, runs)` returns a dataclass, with a `MachineUse` as `machine`.
-        summary: one line of it.
-        needs_of: what the program of a configuration needs.
-        unused: fields that `measure` has no use for.
+        summary: formats that dataclass as one line.
+        needs_of: memory and work of the program of a configuration.
+        unused: fields that `measure` ignores.
     """
     options = _add_options_of_training if name == "finetuning" else _add_options
-    line = read_benchmark_line(name, doc, arguments, unused, options)
+    line = read_throughput_line(name, doc, arguments, unused, options)
     if planned(line, needs_of):
         return
     with explain_shortages(line.preset, line.config):
@@ -60,19 +65,19 @@ def run_benchmark(
     if not is_first_process():
         return
     print(summary(measured))
-    facts = {"benchmark": name, "config": line.preset, **asdict(measured)}
-    facts |= facts.pop("machine")
-    print(json.dumps(facts | asdict(line.config.execution)))
+    record = {"benchmark": name, "config": line.preset, **asdict(measured)}
+    record |= record.pop("machine")
+    print(json.dumps(record | asdict(line.config.execution)))
 
 
-def read_benchmark_line(
+def read_throughput_line(
     presets: str,
     doc: str | None,
     arguments: Sequence[str] | None,
     unused: Unused,
     add_options: Callable[[argparse.ArgumentParser], None] | None = None,
 ) -> CommandLine:
-    """Read the command line of a benchmark, whose data are generated.
+    """Read the command line of a script that trains or generates from generated data.
 
     Args:
         presets: "finetuning" or "inference".
@@ -106,7 +111,7 @@ def read_benchmark_line(
 
 
 def _is_given(line: CommandLine, field: str) -> bool:
-    """Whether a flag gives a field a value."""
+    """True if a flag sets a field."""
     flags = (layer for layer in line.settings.layers if layer.name == "flags")
     return any(field in flattened(layer.values) for layer in flags)
 
@@ -119,3 +124,38 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 def _add_options_of_training(parser: argparse.ArgumentParser) -> None:
     _add_options(parser)
     add_devices_option(parser)
+
+
+@dataclass(frozen=True)
+class MachineUse:
+    """Model FLOP/s of a measured program, and the fraction of the machine that they use.
+
+    Attributes:
+        model_flops_per_second: FLOP/s of the model's matrix products on all devices together,
+            without recomputation; a multiply-add counts as two.
+        of_matrix_rate: this as a fraction of the measured rate of large matrix products of the
+            model's dtype on the same devices.
+        peak_host_bytes: peak memory of this process so far; None on Windows.
+    """
+
+    model_flops_per_second: float
+    of_matrix_rate: float
+    peak_host_bytes: int | None
+
+    @classmethod
+    def measure(
+        cls,
+        config: RunConfig,
+        needs_of: Callable[[RunConfig], Needs],
+        samples_per_second: float,
+    ) -> MachineUse:
+        """Measure the matrix rate, for a second, and compare a program's throughput with it."""
+        peak = peak_host_bytes()
+        execution = replace(
+            config.execution, activations="keep", attention_serialisation=1, attention="scores"
+        )
+        needs = needs_of(replace(config, execution=execution))
+        flops = needs.flops_per_sample * samples_per_second
+        dtype = popxl.dtype.from_name(config.model.precision)
+        rate = matrix_rate(device_desc(config), dtype, config.replicas)
+        return cls(flops, flops / rate, peak)
