@@ -87,7 +87,7 @@ def _computed(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     result["service_s"] = last["service_s"] / last["messages"] * result["messages"]
     beats = MAX_PROCESSES + MAX_PROCESSES / (
         1 + MAX_PROCESSES // 64
-    )  # as `popdist._watcher` has it
+    )  # as `popdist._failure_detection` has it
     result["watch_messages"] = beats
     result["watch_service_s"] = last["watch_service_s"] / last["watch_messages"] * beats
     return result

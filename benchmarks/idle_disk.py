@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from popxl._storage.disk import ScratchFile
+from popxl._storage.scratch_files import ScratchFile
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from tests.children import end_children
 from tests.stores import address, s3_server  # noqa: F401 - fixtures
 
 if TYPE_CHECKING:
-    from popxl._compile.cache import SegmentCache as Cache
+    from popxl._compile.executable_cache import SegmentCache as Cache
     from popxl._schedule.segment import Segment
 
 # Set before anything imports jax or a Hugging Face library, which read them once.
@@ -129,7 +129,7 @@ def cached(executables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True, scope="session")
 def compiled_once() -> Iterator[None]:
     """Compile a segment of the application's once in a process, whichever tests have it."""
-    from popxl._compile.cache import SegmentCache
+    from popxl._compile.executable_cache import SegmentCache
     from popxl._devices import cpu
 
     compile_anew, known = SegmentCache._compile, dict[tuple[object, ...], object]()

@@ -23,7 +23,7 @@ import popxl_addons.ops
 import popxl_addons.optimizers.packed_adam
 import popxl_addons.optimizers.residual
 from popxl import ops
-from popxl._ir.opdef import NoGrad, OpDef, registry
+from popxl._ir.op_registry import NoGrad, OpDef, registry
 from runtime.tools.compare_api import absent
 
 PAGE = Path(__file__).parents[2] / "docs" / "ops.md"

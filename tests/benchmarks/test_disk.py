@@ -12,7 +12,7 @@ import pytest
 from benchmarks import disk
 from benchmarks.full_size import RUNS, config_of
 from benchmarks.idle_disk import idle_disk
-from popxl._storage.disk import Scratch
+from popxl._storage.scratch_files import Scratch
 from popxl.errors import DiskError
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from popdist._place import Place, place_of_environment
+from popdist._process_info import Place, place_of_environment
 from tests.children import child
 
 ROOT = Path(__file__).parents[2]

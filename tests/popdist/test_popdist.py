@@ -11,7 +11,7 @@ import pytest
 import popdist
 import popdist.run
 import popxl
-from popdist._stdout import without_gloo
+from popdist._stdout_filter import without_gloo
 
 VARIABLES = ("POPDIST_NUM_INSTANCES", "POPDIST_INSTANCE_INDEX", "POPDIST_NUM_TOTAL_REPLICAS")
 

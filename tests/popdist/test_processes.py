@@ -16,9 +16,9 @@ import pytest
 
 import popdist.run
 from popdist import DistributedError
-from popdist._gpus import _uuids, devices_of, gpus_named
-from popdist._overseer import FOLLOWED
-from popdist._place import place_given, place_of_environment
+from popdist._coordinator_monitor import FOLLOWED
+from popdist._gpu_assignment import _uuids, devices_of, gpus_named
+from popdist._process_info import place_given, place_of_environment
 from tests.children import PYTHON_PATH, child, free_port
 from tests.slow import slow
 
@@ -57,7 +57,7 @@ folder = Path(sys.argv[1]) / str(popdist.getInstanceIndex())
 os.environ["POPXL_CACHE_DIR"] = str(folder)
 import popxl
 from popxl import ops
-from popxl._compile.cache import statistics
+from popxl._compile.executable_cache import statistics
 
 def started():
     ir = popxl.Ir(replication=2)
@@ -110,7 +110,7 @@ print("ready", index, flush=True)
     ("end", "code", "said"),
     [
         ("os.kill(os.getpid(), 9)", 137, "process 1 of 2 was ended by SIGKILL"),
-        # As test_an_error_in_one_of_two_processes_leaves_no_files of popxl/test_disk.py has it.
+        # As in test_an_error_in_one_of_two_processes_leaves_no_files (test_scratch_files.py).
         slow("raise ValueError('it')", 1, "ValueError: it"),
         slow("sys.exit(3)", 3, "process 1 of 2 ended with code 3"),
     ],

@@ -11,9 +11,9 @@ import torch
 
 import popxl
 from popxl import ops
-from popxl._analysis import effects, infer, known
+from popxl._analysis import effects, memo, shape_inference
 from popxl._analysis.effects import graph_effects, program_effects
-from popxl._analysis.functional import _GraphPass
+from popxl._analysis.functionalization import _GraphPass
 from popxl._ir.op import Op
 from popxl.errors import SpecError, popart_exception
 from popxl.transforms import autodiff
@@ -278,9 +278,9 @@ def test_a_program_that_was_changed_is_not_compiled_again_unseen(monkeypatch):
 
 
 def test_what_is_known_of_ops_is_forgotten_some_time(monkeypatch, ir):
-    monkeypatch.setattr(known, "_KEPT", 3)
-    monkeypatch.setattr(infer, "_CACHE", {})
+    monkeypatch.setattr(memo, "_KEPT", 3)
+    monkeypatch.setattr(shape_inference, "_CACHE", {})
     x = popxl.variable(1.0)
     for size in range(1, 9):
         assert ops.reduction.broadcast_to(x, (size,)).shape == (size,)
-    assert len(infer._CACHE) <= 3
+    assert len(shape_inference._CACHE) <= 3

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from popxl._ir.opdef import registry
+from popxl._ir.op_registry import registry
 from popxl.ops._attention import Settings
 from popxl.ops._folds import tracing_for
 from popxl.ops.fused_attention import attention_grads_kernel, attention_kernel

@@ -7,7 +7,7 @@ import pytest
 
 import popxl
 from popxl import ops
-from popxl._analysis.aliases import owners
+from popxl._analysis.alias_analysis import owners
 from popxl.transforms import autodiff
 from tests.popxl.programs import f32, graph_of, run, run_ir, store
 

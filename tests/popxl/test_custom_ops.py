@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 import popxl
 from popxl import ops
 from popxl._analysis.verify import verify_ir
-from popxl._compile.cache import statistics
+from popxl._compile.executable_cache import statistics
 from popxl.custom import jax_op
 from popxl.errors import SpecError
 from popxl.transforms import autodiff

@@ -12,9 +12,9 @@ import pytest
 import popxl
 from popxl import ops
 from popxl._compile import platforms
-from popxl._storage.disk import ScratchFile
-from popxl._storage.disk_traffic import EntryFile
-from popxl._storage.transit import Transit
+from popxl._storage.disk_queue import EntryFile
+from popxl._storage.prefetch import Transit
+from popxl._storage.scratch_files import ScratchFile
 from popxl.errors import DiskError, poplar_application_runtime_error
 from popxl.transforms import autodiff
 from tests.popxl.on_disk import program as on_disk

@@ -12,7 +12,7 @@ import pytest
 import popxl
 from popxl import ops
 from popxl._compile import platforms
-from popxl._ir.opdef import OpDef
+from popxl._ir.op_registry import OpDef
 from popxl.errors import SpecError, popart_exception
 from popxl.ops._emit import emit
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import pytest
 
 from popxl import dtypes, ops
-from popxl._ir.opdef import registry
+from popxl._ir.op_registry import registry
 from tests.popxl.h100 import compiled_for_an_h100, needs_the_compiler
 
 OP_AND_PRODUCTS = [("fp8_linear", 1), ("fp8_linear_grads", 2)]
@@ -85,7 +85,7 @@ from config.presets import load_config
 from jax.sharding import Mesh
 from modelling.phases.training import build_training
 from modelling.spec import family_of
-from popxl._compile.compile import compile_lowered
+from popxl._compile.xla_compile import compile_lowered
 from popxl._run.program import Program
 from popxl._compile.segment_function import lower_segment
 from tests.popxl.test_fp8_compile import calls

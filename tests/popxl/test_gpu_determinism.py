@@ -26,7 +26,7 @@ for other in ({}, {"xla_allow_excess_precision": True}):
 
 POOLING = """
 import jax
-from popxl._compile.compile import compile_lowered
+from popxl._compile.xla_compile import compile_lowered
 from tests.popxl.test_gpu_determinism import pooling_gradient
 
 mesh = jax.sharding.Mesh(np.array(devices), ("r",))

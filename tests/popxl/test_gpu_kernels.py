@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from popxl._ir.opdef import registry
+from popxl._ir.op_registry import registry
 from popxl.ops import fused_attention
 from popxl.ops._attention import Settings
 from popxl.ops._folds import tracing_for

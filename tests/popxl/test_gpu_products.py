@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from popxl import dtypes
-from popxl._ir.opdef import registry
+from popxl._ir.op_registry import registry
 from popxl.ops._folds import tracing_for
 from tests.popxl.h100 import compiled_for_an_h100, needs_the_compiler
 

@@ -16,7 +16,7 @@ import popxl
 from popxl import ops
 from popxl._devices import cpu
 from popxl._run.device_variables import _own_parts
-from popxl._schedule.build import build_schedule
+from popxl._schedule.schedule_builder import build_schedule
 from popxl._storage.replica_arrays import _parts
 from popxl.errors import popart_exception
 from popxl.transforms import autodiff

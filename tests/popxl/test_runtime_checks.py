@@ -10,7 +10,7 @@ import pytest
 import popart
 import popxl
 from popxl import ops
-from popxl._compile.cache import statistics
+from popxl._compile.executable_cache import statistics
 
 pytestmark = pytest.mark.usefixtures("cached")
 OPTION = "throwIfLog2ScaleTensorNotInRange"

@@ -13,8 +13,8 @@ import popart
 import popxl
 from popxl import ops
 from popxl._run import program as program_module
-from popxl._schedule.build import _BYTES
 from popxl._schedule.schedule import Branch, Fetch, Load, Loop, Run, Step, Store
+from popxl._schedule.schedule_builder import _BYTES
 from popxl.transforms import autodiff, outline
 from tests.popxl.compiled import executables
 from tests.popxl.programs import f32, store

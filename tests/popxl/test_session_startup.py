@@ -9,7 +9,7 @@ import pytest
 
 import popxl
 from popxl import ops
-from popxl._compile import cache
+from popxl._compile import executable_cache
 from popxl.session import Startup
 
 
@@ -34,9 +34,11 @@ def test_a_second_start_neither_traces_nor_compiles(tmp_path, monkeypatch):
 
 
 def test_seconds_are_the_time_of_the_creation(monkeypatch):
-    longer, compiled = 0.5, cache.compile_lowered
+    longer, compiled = 0.5, executable_cache.compile_lowered
     monkeypatch.setattr(
-        cache, "compile_lowered", lambda *given: (time.sleep(longer), compiled(*given))[1]
+        executable_cache,
+        "compile_lowered",
+        lambda *given: (time.sleep(longer), compiled(*given))[1],
     )
     start = time.perf_counter()
     session = popxl.Session(_program())

@@ -11,7 +11,7 @@ import pytest
 
 import popxl
 from popxl import ops
-from popxl._storage.disk import Scratch
+from popxl._storage.scratch_files import Scratch
 from popxl.errors import DiskError, popart_exception
 from tests.popxl.on_disk import ROWS, program
 from tests.popxl.programs import store, together

@@ -13,7 +13,7 @@ import pytest
 import popxl
 import popxl_addons as addons
 from popxl import ops
-from popxl._compile.fingerprint import segment_key
+from popxl._compile.cache_key import segment_key
 from popxl._compile.segment_function import lower_segment
 from popxl._devices.mesh import replica_mesh
 from popxl._run.program import Program

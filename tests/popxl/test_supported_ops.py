@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from popxl import ops
-from popxl._ir.opdef import registry
+from popxl._ir.op_registry import registry
 from runtime.tools import supported_ops
 
 PAGE = supported_ops.PAGE.read_text("utf-8")

@@ -9,7 +9,7 @@ import popxl
 from popxl import ops
 from popxl._analysis.verify import VerificationError, verify, verify_ir
 from popxl._ir.op import Op
-from popxl._ir.opdef import registry
+from popxl._ir.op_registry import registry
 from popxl.errors import popart_exception
 from popxl.transforms import autodiff
 from tests.popxl.programs import f32

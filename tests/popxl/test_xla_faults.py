@@ -69,7 +69,7 @@ def test_matrix_products_with_reductions_are_wrong_without_the_switch(monkeypatc
 
 RANK_7 = """
 import sys, jax, jax.numpy as jnp, numpy as np
-from popxl._compile import compile as c
+from popxl._compile import xla_compile as c
 from popxl._devices import cpu
 if sys.argv[1] == "off":
     del cpu.SWITCHES["xla_cpu_experimental_ynn_fusion_type"]
@@ -204,7 +204,7 @@ jax.jit(lambda: getattr(jax.lax, sys.argv[1])(jnp.int32(5), jnp.int32(0)))()
 @right_since_0_11
 @pytest.mark.parametrize("op", ["div", "rem"])
 def test_a_whole_number_over_a_constant_zero_kills_a_process_of_jax(op):
-    """Ours give what devices give: `test_hostside.py` divides all numbers at the extremes."""
+    """Ours give what devices give: see the divisions of extremes in `test_host_arithmetic.py`."""
     command = [sys.executable, "-c", OVER_ZERO, op]
     done = subprocess.run(command, capture_output=True, timeout=300, env=_environment(Path()))
     assert done.returncode < 0

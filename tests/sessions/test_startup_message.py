@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from popxl._compile.cache import Startup
+from popxl._compile.executable_cache import Startup
 from sessions.running import startup_text
 
 

@@ -8,7 +8,7 @@ from importlib import metadata
 
 import jax
 
-from popxl._compat.handles import DeviceInfo as DeviceInfo
+from popxl._compat.popart_handles import DeviceInfo as DeviceInfo
 from popxl.errors import popart_exception as popart_exception
 from popxl.errors import poplar_application_runtime_error as poplar_application_runtime_error
 

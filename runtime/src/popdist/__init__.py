@@ -16,15 +16,15 @@ from contextlib import AbstractContextManager, nullcontext
 from contextlib import suppress as _suppress
 from typing import Any, NoReturn
 
-from popdist._group import Group as _Group
-from popdist._place import NUM_INSTANCES as _NUM_INSTANCES
-from popdist._place import TOTAL_REPLICAS as _TOTAL_REPLICAS
-from popdist._place import DistributedError as DistributedError
-from popdist._place import Place as _Place
-from popdist._place import number as _number
-from popdist._place import place_given as _place_given
-from popdist._place import place_of_environment as _place_of_environment
-from popdist._traffic import Traffic as Traffic
+from popdist._process_group import Group as _Group
+from popdist._process_info import NUM_INSTANCES as _NUM_INSTANCES
+from popdist._process_info import TOTAL_REPLICAS as _TOTAL_REPLICAS
+from popdist._process_info import DistributedError as DistributedError
+from popdist._process_info import Place as _Place
+from popdist._process_info import number as _number
+from popdist._process_info import place_given as _place_given
+from popdist._process_info import place_of_environment as _place_of_environment
+from popdist._rpc_stats import Traffic as Traffic
 
 _joined: _Group | None = None
 

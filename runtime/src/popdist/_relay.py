@@ -2,7 +2,7 @@
 
 JAX aborts a process, with a stack trace, as soon as that connection breaks. So its client connects
 to a relay in this process, which hands everything on and keeps the connection open when the service
-is gone: `popdist._overseer` then ends the process with a sentence.
+is gone: `popdist._coordinator_monitor` then ends the process with a sentence.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import struct
 import threading
 from contextlib import suppress
 
-from popdist._service import copy
+from popdist._coordination_service import copy
 
 
 class Relay:

@@ -20,8 +20,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from popdist._overseer import FOLLOWED, LAUNCHER, PEER_LOST
-from popdist._place import (
+from popdist._coordinator_monitor import FOLLOWED, LAUNCHER, PEER_LOST
+from popdist._process_info import (
     COORDINATOR,
     DEFAULT_SILENCE,
     INSTANCE_INDEX,

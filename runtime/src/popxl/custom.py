@@ -9,7 +9,7 @@ from typing import Any, overload
 
 import jax
 
-from popxl._ir.opdef import NoGrad, OpDef, define, registry
+from popxl._ir.op_registry import NoGrad, OpDef, define, registry
 from popxl.ops._emit import emit
 from popxl.tensor import Tensor
 

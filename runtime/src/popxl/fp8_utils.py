@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from popxl import dtypes
-from popxl._ir.host_array import host_array, rounded_to_odd
+from popxl._ir.host_data import host_array, rounded_to_odd
 
 max_scaling_bias = 31
 min_scaling_bias = -31

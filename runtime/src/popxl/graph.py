@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from popxl import context
-from popxl._ir.arguments import check_type
-from popxl._ir.attached import analyses
+from popxl._ir.analysis_registry import analyses
+from popxl._ir.argument_checks import check_type
 from popxl._ir.regions import regions
 from popxl.errors import SpecError
 from popxl.tensor import Constant, Shard, Tensor, TensorSpec, Variable

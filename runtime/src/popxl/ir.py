@@ -12,9 +12,9 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
 
-from popxl._compat.options import IrHandle
-from popxl._ir.arguments import integer_of, integers_of
-from popxl._ir.attached import analyses
+from popxl._compat.session_options import IrHandle
+from popxl._ir.analysis_registry import analyses
+from popxl._ir.argument_checks import integer_of, integers_of
 from popxl.graph import Graph
 from popxl.module import Module
 from popxl.replica_grouping import ReplicaGrouping

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from popxl import context, dtypes
-from popxl._ir.arguments import integer_of, integers_of
+from popxl._ir.argument_checks import integer_of, integers_of
 from popxl._ir.sharding import MetaShape, shard_elements
 
 if TYPE_CHECKING:

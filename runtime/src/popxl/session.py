@@ -16,7 +16,7 @@ import numpy as np
 from jax.errors import JaxRuntimeError
 
 import popdist
-from popxl._analysis.dot import FINAL, checkpoint
+from popxl._analysis.dot_export import FINAL, checkpoint
 from popxl._analysis.verify import (
     check_calls,
     check_remote_variables,
@@ -25,16 +25,16 @@ from popxl._analysis.verify import (
     check_widths,
     verify_if_asked,
 )
-from popxl._compat.handles import DeviceInfo, SessionHandle
-from popxl._compile.cache import Startup as Startup
-from popxl._compile.cache import Stopwatch
+from popxl._compat.popart_handles import DeviceInfo, SessionHandle
+from popxl._compile.executable_cache import Startup as Startup
+from popxl._compile.executable_cache import Stopwatch
 from popxl._devices import forks
 from popxl._devices.cpu import backend_epoch
 from popxl._devices.mesh import replica_mesh, replicated
-from popxl._ir.arguments import check_type
-from popxl._ir.switches import STEPWISE, is_on
+from popxl._ir.argument_checks import check_type
+from popxl._ir.debug_flags import STEPWISE, is_on
 from popxl._run import device_variables
-from popxl._run.exchange import of_all_processes
+from popxl._run.process_gather import of_all_processes
 from popxl._run.program import Program, State
 from popxl._run.stream_data import HostStreams
 from popxl._run.stream_data import d2hStreamBufferMaps as d2hStreamBufferMaps
@@ -44,9 +44,9 @@ from popxl._run.timing import Timing as Timing
 from popxl._run.timing import Work as Work
 from popxl._schedule.schedule import Schedule
 from popxl._storage import replica_arrays
+from popxl._storage.host_values import Borrowed, HostValues, place
+from popxl._storage.host_values import OnDemand as OnDemand
 from popxl._storage.replica_arrays import VariablePart as VariablePart
-from popxl._storage.variable_values import Borrowed, HostValues, place
-from popxl._storage.variable_values import OnDemand as OnDemand
 from popxl.errors import DeviceMemoryError, popart_exception, poplar_application_runtime_error
 from popxl.ir import Ir
 from popxl.plan import MemoryUse as MemoryUse

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from popxl import context
-from popxl._ir.arguments import integers_of
+from popxl._ir.argument_checks import integers_of
 from popxl.dtypes import dtype as Dtype
 from popxl.tensor import TensorSpec
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from popxl import context, dtypes
-from popxl._ir import operators
-from popxl._ir.arguments import check_type, integer_of, integers_of
-from popxl._ir.host_array import INLINE_BYTES, held_once
+from popxl._ir import tensor_operators
+from popxl._ir.argument_checks import check_type, integer_of, integers_of
+from popxl._ir.host_data import INLINE_BYTES, held_once
 from popxl._ir.log import logger
 from popxl._ir.regions import regions
 from popxl._ir.sharding import MetaShape, shard_count, shard_elements
@@ -94,7 +94,7 @@ class TensorSpec(Mapping):
         return f"TensorSpec(shape={self.shape}, dtype={self.dtype!r}{meta})"
 
 
-class Tensor(operators.Operators["Tensor"]):
+class Tensor(tensor_operators.Operators["Tensor"]):
     """A value in a graph. Created by ops and by the functions of this module."""
 
     __array_priority__ = 1000  # numpy scalars defer to our reflected operators
@@ -238,7 +238,7 @@ class Tensor(operators.Operators["Tensor"]):
 
     def copy_to_ipu(self, destination: int, source: int | None = None) -> Tensor:
         """Copy to virtual device `destination`."""
-        return operators.ops.ipu_copy(self, destination, source)
+        return tensor_operators.ops.ipu_copy(self, destination, source)
 
     def diag(self) -> Tensor:
         """Diagonal of a square matrix. Raises ValueError for any other shape."""
@@ -246,7 +246,7 @@ class Tensor(operators.Operators["Tensor"]):
             raise ValueError(f"diag needs a square matrix, but {self.id!r} has shape {self.shape}")
         indices = np.arange(self.shape[0]) * (self.shape[0] + 1)
         with self._graph:
-            return operators.ops.gather(self.flatten(), constant(indices, dtypes.int32))
+            return tensor_operators.ops.gather(self.flatten(), constant(indices, dtypes.int32))
 
     def _ensure_tensor(self, other: Any) -> Tensor:
         """`other` itself, or a constant of this tensor's dtype."""
@@ -294,7 +294,7 @@ class _Initialised(Tensor):
 
     def copy_to_ipu(self, dst: int, src: int) -> Tensor:  # type: ignore[override]
         """Copy to virtual device `dst`; the source must be given: the tensor lives nowhere."""
-        return operators.ops.ipu_copy(self, dst, src)
+        return tensor_operators.ops.ipu_copy(self, dst, src)
 
 
 class Constant(_Initialised):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from popxl import dtypes, fp8_utils
-from popxl._ir.host_array import host_array
+from popxl._ir.host_data import host_array
 from popxl.typing_ import HostScalarTensor
 
 HW_DEVICE_CONNECTION_TIMEOUT = int(1e4)

@@ -8,8 +8,8 @@ import pytest
 
 from modelling.phases.training import build_training
 from modelling.spec import family_of
-from popxl._schedule.build import build_schedule
 from popxl._schedule.schedule import Routine, Run
+from popxl._schedule.schedule_builder import build_schedule
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.llama.hf import hf_config
 from tests.modelling.llama.hf import our_config as llama_config

@@ -12,7 +12,7 @@ import pytest
 import popxl
 from popxl import ops
 from popxl._ir.op import Op
-from popxl._ir.opdef import registry
+from popxl._ir.op_registry import registry
 from popxl.ops import collectives
 from popxl.transforms import autodiff
 from tests.popxl.ops.harness import OpRecord

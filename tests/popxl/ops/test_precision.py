@@ -11,7 +11,7 @@ import pytest
 import popxl
 from popxl import ops
 from popxl._compile.segment_function import replica_function
-from popxl._schedule.build import build_schedule
+from popxl._schedule.schedule_builder import build_schedule
 from popxl._schedule.segment import argument_specs
 from popxl.ops._folds import tracing_for
 from popxl.plan.plan import facts_of_program

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from popxl._ir.opdef import registry
+from popxl._ir.op_registry import registry
 from tests.popxl.ops.harness import (
     Case,
     OpRecord,

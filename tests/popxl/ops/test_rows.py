@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import popxl
 from popxl import ops
-from popxl._ir.opdef import registry
+from popxl._ir.op_registry import registry
 from popxl.ops._folds import tracing_for
 from popxl.ops._rows import add_rows
 from tests.popxl.ops.harness import compile_quickly

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from popxl._analysis.known import found_once
-from popxl._ir.attached import attach
+from popxl._analysis.memo import found_once
+from popxl._ir.analysis_registry import attach
 from popxl._ir.regions import G, Region, regions
 
 if TYPE_CHECKING:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from popxl._analysis.functional import functionalise
-from popxl._analysis.infer import infer_specs
-from popxl._analysis.references import check_references
+from popxl._analysis.functionalization import functionalise
+from popxl._analysis.reference_overlap import check_references
+from popxl._analysis.shape_inference import infer_specs
+from popxl._ir.debug_flags import VERIFY, is_on
 from popxl._ir.regions import Region, regions
 from popxl._ir.sharding import shard_elements
-from popxl._ir.switches import VERIFY, is_on
 from popxl.errors import popart_exception
 from popxl.replica_grouping import ReplicaGrouping
 

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from popxl._devices import cpu
 from popxl._schedule.lookahead import upcoming, window_of
-from popxl._storage.entries import put_apart, put_together
-from popxl._storage.moving import Direct
-from popxl._storage.preview import loads_ahead
-from popxl._storage.transit import Transit
+from popxl._storage.buffer_storage import put_apart, put_together
+from popxl._storage.in_place_mover import Direct
+from popxl._storage.load_preview import loads_ahead
+from popxl._storage.prefetch import Transit
 
 if TYPE_CHECKING:
     import jax
 
     from popxl._schedule.lookahead import Fetched
     from popxl._schedule.schedule import Routine, Schedule
-    from popxl._storage.entries import Entries
-    from popxl._storage.moving import InFlight
+    from popxl._storage.buffer_storage import Entries
+    from popxl._storage.in_place_mover import InFlight
     from popxl.remote_buffer import RemoteBuffer
 
 _DETERMINISTIC = "xla_gpu_exclude_nondeterministic_ops"

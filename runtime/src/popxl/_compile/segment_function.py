@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from popxl._compile.machine import Machine
+from popxl._compile.lower_to_jax import Machine
 from popxl._devices.mesh import global_shape
 from popxl._schedule.segment import argument_specs, donated, facts_of, result_specs
 from popxl.ops._collective import AXIS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from popxl._devices.control_groups import memory_left
+from popxl._devices.cgroups import memory_left
 
 _MEMINFO = Path("/proc/meminfo")
 

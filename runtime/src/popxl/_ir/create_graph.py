@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from popxl._ir.attached import attach
+from popxl._ir.analysis_registry import attach
 from popxl.graph import Graph
 from popxl.module import Module
 from popxl.tensor import Tensor, TensorSpec

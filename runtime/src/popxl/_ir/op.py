@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from popxl import context, dtypes
-from popxl._ir.attached import analyses
-from popxl._ir.opdef import OpDef
+from popxl._ir.analysis_registry import analyses
+from popxl._ir.op_registry import OpDef
 from popxl._ir.regions import regions
 
 if TYPE_CHECKING:

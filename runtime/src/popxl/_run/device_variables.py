@@ -11,14 +11,14 @@ import numpy as np
 
 from popxl._devices import cpu
 from popxl._devices.mesh import per_replica
-from popxl._run.exchange import parts_everywhere
+from popxl._run.process_gather import parts_everywhere
 from popxl._run.program import Program, State
 from popxl._storage import replica_arrays
-from popxl._storage.disk_traffic import Traffic
-from popxl._storage.entries import Entries
+from popxl._storage.buffer_storage import Entries
+from popxl._storage.disk_queue import Traffic
+from popxl._storage.host_values import Borrowed, HostValues, Source
 from popxl._storage.lazy_values import made_ahead
 from popxl._storage.replica_arrays import Shared, VariablePart, variable_parts
-from popxl._storage.variable_values import Borrowed, HostValues, Source
 from popxl.tensor import Shard, Variable
 
 

@@ -24,31 +24,31 @@ from jax.sharding import Mesh
 
 import popdist
 from popxl._analysis.effects import Effects, program_effects
-from popxl._compile.cache import SegmentCache
+from popxl._compile.executable_cache import SegmentCache
 from popxl._compile.platforms import platform_named
 from popxl._compile.segment_function import lower_segment
 from popxl._devices.mesh import copied, global_shape, per_replica, replicated, target_of
-from popxl._ir.host_array import device_view
-from popxl._ir.switches import STEPS, STEPWISE, checked_values, is_on
-from popxl._run.exchange import numbers
+from popxl._ir.debug_flags import STEPS, STEPWISE, checked_values, is_on
+from popxl._ir.host_data import device_view
+from popxl._run.process_gather import numbers
+from popxl._run.schedule_executor import Globals, Walker
 from popxl._run.step_log import logged
 from popxl._run.timing import Timer, Timing
-from popxl._run.walker import Globals, Walker
-from popxl._schedule.build import build_schedule
-from popxl._schedule.donation import is_exclusive
+from popxl._schedule.buffer_donation import is_exclusive
 from popxl._schedule.lookahead import Fetched, upcoming
+from popxl._schedule.schedule_builder import build_schedule
 from popxl._schedule.segment import Facts, Segment, argument_specs, result_specs
-from popxl._storage.disk_traffic import Traffic
-from popxl._storage.entries import Entries
-from popxl._storage.moving import Direct, InFlight
+from popxl._storage.buffer_storage import Entries
+from popxl._storage.disk_queue import Traffic
+from popxl._storage.in_place_mover import Direct, InFlight
+from popxl._storage.prefetch import Transit
 from popxl._storage.replica_arrays import put, sent
-from popxl._storage.transit import Transit
 from popxl.errors import poplar_application_runtime_error
 
 if TYPE_CHECKING:
     from popxl._ir.op import Op
     from popxl._schedule.schedule import Routine, Schedule, Slot
-    from popxl._schedule.walk import Observer
+    from popxl._schedule.schedule_walk import Observer
     from popxl.ir import Ir
     from popxl.remote_buffer import RemoteBuffer
     from popxl.streams import DeviceToHostStream, HostToDeviceStream, Stream
@@ -100,7 +100,7 @@ def facts_of_program(schedule: Schedule, ir: Ir, target: str, watched: str = "")
 
     Args:
         target: see `Facts`.
-        watched: what no op may make: see `popxl._ir.switches.CHECK`.
+        watched: what no op may make: see `popxl._ir.debug_flags.CHECK`.
     """
     options = ir._pb_ir.getSessionOptions()
     checked = [

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from popxl._schedule.walk import Steps
+    from popxl._schedule.schedule_walk import Steps
 
 
 def logged(steps: Steps) -> Steps:

@@ -11,7 +11,7 @@ import numpy as np
 
 import popdist
 from popxl._devices.mesh import per_replica
-from popxl._ir.host_array import device_view, host_array
+from popxl._ir.host_data import device_view, host_array
 from popxl._storage.replica_arrays import own_part, sent_parts
 from popxl.streams import DeviceToHostStream, HostToDeviceStream
 from popxl.tensor import HostScalarTensor

@@ -19,9 +19,9 @@ import jax
 from popxl._schedule.schedule import Branch, Fetch, Load, Loop, Run, Step, Store
 
 if TYPE_CHECKING:
-    from popxl._schedule.walk import Steps
-    from popxl._storage.moving import Direct
-    from popxl._storage.transit import Transit
+    from popxl._schedule.schedule_walk import Steps
+    from popxl._storage.in_place_mover import Direct
+    from popxl._storage.prefetch import Transit
 
 
 @dataclass
@@ -110,7 +110,7 @@ class Timer:
         self._timing, self._moving = timing, moving
 
     def __call__(self, steps: Steps) -> Steps:
-        """See `popxl._schedule.walk`."""
+        """See `popxl._schedule.schedule_walk`."""
         for step, at in steps:
             if isinstance(step, (Loop, Branch)):
                 yield step, at

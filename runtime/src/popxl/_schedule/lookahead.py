@@ -24,7 +24,7 @@ from popxl._schedule.schedule import (
     Store,
     calls,
 )
-from popxl._schedule.walk import Activation, compute, routines_by_part, walk
+from popxl._schedule.schedule_walk import Activation, compute, routines_by_part, walk
 
 if TYPE_CHECKING:
     from popxl._schedule.schedule import Index

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from popxl._analysis.functional import Functional
+    from popxl._analysis.functionalization import Functional
     from popxl._schedule.index_arithmetic import Rule
     from popxl._schedule.segment import Segment
     from popxl.remote_buffer import RemoteBuffer

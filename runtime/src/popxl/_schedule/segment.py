@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 from popxl import dtypes
 from popxl._analysis.effects import Effects
-from popxl._analysis.functional import count_updates, effects_of_nodes
-from popxl._ir.switches import STEPWISE, is_on
+from popxl._analysis.functionalization import count_updates, effects_of_nodes
+from popxl._ir.debug_flags import STEPWISE, is_on
 from popxl.tensor import Constant, TensorSpec
 
 if TYPE_CHECKING:
-    from popxl._analysis.functional import Functional, Node, Value
+    from popxl._analysis.functionalization import Functional, Node, Value
     from popxl._ir.op import Op
     from popxl.streams import Stream
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from jax.sharding import NamedSharding
 
     from popxl._devices.cpu import Recycled
-    from popxl._storage.disk import Scratch
+    from popxl._storage.scratch_files import Scratch
 
 Room = tuple[list[np.ndarray], Callable[[], jax.Array]]
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from popxl._devices.cpu import not_adopted
 from popxl._devices.mesh import global_shape
-from popxl._ir.host_array import device_view
+from popxl._ir.host_data import device_view
 
 if TYPE_CHECKING:
     from jax.sharding import NamedSharding, Sharding

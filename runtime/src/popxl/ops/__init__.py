@@ -2,8 +2,8 @@
 
 import sys as _sys
 
-from popxl._ir import operators as _operators
-from popxl._ir.exports import exported as _exported
+from popxl._ir import tensor_operators as _operators
+from popxl._ir.public_names import exported as _exported
 from popxl.ops._indexing import getitem as _getitem
 from popxl.ops._windows import PadType as PadType
 from popxl.ops.activation import gelu as gelu
@@ -145,7 +145,7 @@ from popxl.ops import collectives as collectives  # isort: skip
 from popxl.ops import fp8_e4m3_e5m2 as fp8  # isort: skip
 from popxl.ops import utils as utils  # isort: skip
 from popxl.ops import var_updates as var_updates  # isort: skip
-from popxl._compat import paths as _paths  # isort: skip
+from popxl._compat import module_paths as _paths  # isort: skip
 
 _paths.register(__name__)
 

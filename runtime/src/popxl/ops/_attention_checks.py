@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 
-from popxl._ir.arguments import integer_of
+from popxl._ir.argument_checks import integer_of
 from popxl.ops._numerics import check_floating, check_same_dtype
 from popxl.tensor import Tensor
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from popxl import context
-from popxl._analysis.infer import infer_specs
-from popxl._analysis.references import check_references
+from popxl._analysis.reference_overlap import check_references
+from popxl._analysis.shape_inference import infer_specs
 from popxl._ir.op import Op, add_outputs
-from popxl._ir.opdef import OpDef
+from popxl._ir.op_registry import OpDef
 from popxl.graph import Graph
 from popxl.ops._args import check_tensors
 from popxl.tensor import Tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from popxl._ir.opdef import define
+from popxl._ir.op_registry import define
 from popxl.ops._emit import emit
 from popxl.ops._numerics import floats
 from popxl.ops.placement import init

@@ -9,7 +9,7 @@ import numpy as np
 
 from popxl import dtypes
 from popxl._ir.op import Op
-from popxl._ir.opdef import define
+from popxl._ir.op_registry import define
 from popxl.ops._emit import emit
 from popxl.ops.logic import equal, where
 from popxl.ops.shape import reshape

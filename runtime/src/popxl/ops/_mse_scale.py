@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from popxl import dtypes
-from popxl._ir.opdef import NoGrad, define
+from popxl._ir.op_registry import NoGrad, define
 from popxl.fp8_utils import EXPONENTS, lost_digits, min_scaling_bias, windows
 from popxl.ops._emit import emit
 from popxl.ops._numerics import check_floating

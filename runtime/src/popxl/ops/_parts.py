@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from popxl._ir.opdef import OpDef, define
+from popxl._ir.op_registry import OpDef, define
 from popxl.ops.placement import update_apart
 
 if TYPE_CHECKING:

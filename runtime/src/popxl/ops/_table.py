@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from popxl.ops._emit import emit
 
 if TYPE_CHECKING:
-    from popxl._ir.opdef import OpDef
+    from popxl._ir.op_registry import OpDef
     from popxl.tensor import Tensor
 
 ELEMENTWISE = ("elementwise",)

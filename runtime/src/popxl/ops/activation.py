@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from popxl._ir.opdef import define
+from popxl._ir.op_registry import define
 from popxl.ops._args import axis_of
 from popxl.ops._emit import emit
 from popxl.ops._folds import max_over, sum_over

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from popxl._ir.op import Op
-from popxl._ir.opdef import NoGrad, define
+from popxl._ir.op_registry import NoGrad, define
 from popxl.ops._attention import Settings, attention_grads, attention_of, sorted_inputs
 from popxl.ops._attention_checks import check_inputs, check_limits, check_lists
 from popxl.ops._emit import emit

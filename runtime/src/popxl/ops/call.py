@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from popxl import context
-from popxl._analysis.references import check_references
-from popxl._analysis.text import spec_text
-from popxl._ir.arguments import check_type
+from popxl._analysis.printing import spec_text
+from popxl._analysis.reference_overlap import check_references
+from popxl._ir.argument_checks import check_type
 from popxl._ir.op import Op
-from popxl._ir.opdef import define
+from popxl._ir.op_registry import define
 from popxl._ir.regions import Region
 from popxl.errors import SpecError
 from popxl.graph import Graph

@@ -8,7 +8,7 @@ from typing import Any
 
 from popxl import context, dtypes
 from popxl._ir.op import Op
-from popxl._ir.opdef import define
+from popxl._ir.op_registry import define
 from popxl._ir.regions import Region
 from popxl.graph import Graph
 from popxl.ops._emit import emit

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from popxl import dtypes
-from popxl._analysis.infer import abstract_outputs
-from popxl._ir.opdef import NoGrad, define
+from popxl._analysis.shape_inference import abstract_outputs
+from popxl._ir.op_registry import NoGrad, define
 from popxl.ops._emit import emit
 from popxl.ops._folds import traced_for
 from popxl.ops._numerics import check_floating, is_float8, precision_of

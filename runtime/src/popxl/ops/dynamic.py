@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from popxl._ir.opdef import OpDef, define
+from popxl._ir.op_registry import OpDef, define
 from popxl.ops._args import axis_of
 from popxl.ops._emit import emit
 from popxl.ops._indices import as_int32, check_known

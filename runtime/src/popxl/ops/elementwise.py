@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from popxl import dtypes
-from popxl._ir.opdef import NoGrad, define
+from popxl._ir.op_registry import NoGrad, define
 from popxl.ops._emit import emit
 from popxl.ops._numerics import floats, numbers
 from popxl.ops._table import ELEMENTWISE, unary

@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from popxl import dtypes
-from popxl._ir.opdef import RuntimeCheck, define
+from popxl._ir.op_registry import RuntimeCheck, define
 from popxl.ops._args import hint
 from popxl.ops._emit import emit
 from popxl.ops._numerics import check_floating, is_float8

@@ -22,7 +22,7 @@ from jax import lax
 
 from popxl import dtypes
 from popxl._ir.op import Op
-from popxl._ir.opdef import NoGrad, define
+from popxl._ir.op_registry import NoGrad, define
 from popxl.ops._emit import emit
 from popxl.ops._numerics import check_floating
 from popxl.ops.elementwise import named_after_dtype

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from popxl._ir.op import Op
-from popxl._ir.opdef import NoGrad, define
+from popxl._ir.op_registry import NoGrad, define
 from popxl.ops._attention import (
     Settings,
     attention_grads,

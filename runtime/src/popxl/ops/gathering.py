@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from popxl._ir.opdef import define
+from popxl._ir.op_registry import define
 from popxl.ops._args import axis_of, check_tensors, hint
 from popxl.ops._emit import emit
 from popxl.ops._folds import traced_for

@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from popxl._ir.arguments import integer_of
+from popxl._ir.argument_checks import integer_of
 from popxl._ir.op import Op
-from popxl._ir.opdef import NoGrad, define
+from popxl._ir.op_registry import NoGrad, define
 from popxl.ops._emit import emit
 from popxl.ops._kernels import KERNELS, Shapes
 from popxl.ops._numerics import check_floating, check_same_dtype, factors, precision_of, widen

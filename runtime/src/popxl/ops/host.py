@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from popxl import context
 from popxl._analysis.effects import Effects
-from popxl._analysis.text import spec_text
-from popxl._ir.opdef import NoGrad, define
+from popxl._analysis.printing import spec_text
+from popxl._ir.op_registry import NoGrad, define
 from popxl.errors import SpecError
 from popxl.ops._args import check_tensors
 from popxl.ops._emit import emit
@@ -16,8 +16,8 @@ from popxl.streams import DeviceToHostStream, HostToDeviceStream, Stream
 from popxl.tensor import Tensor
 
 if TYPE_CHECKING:
-    from popxl._analysis.functional import Node
-    from popxl._analysis.machine_protocol import Machine
+    from popxl._analysis.functionalization import Node
+    from popxl._analysis.tracer_protocol import Machine
 
 
 def _execute_load(machine: Machine, node: Node, arrays: Sequence[Any]) -> Sequence[Any]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from popxl import context, dtypes
 from popxl._ir.op import Op
-from popxl._ir.opdef import define
+from popxl._ir.op_registry import define
 from popxl.ops._emit import emit
 from popxl.ops._numerics import check_number, factors, precision_of, sums_dtype
 from popxl.ops.elementwise import cast

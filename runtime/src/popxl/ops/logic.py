@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from popxl._ir.opdef import NoGrad, define
+from popxl._ir.op_registry import NoGrad, define
 from popxl.ops._emit import emit
 from popxl.ops._grads import scalar_like
 from popxl.ops._numerics import check_same_dtype

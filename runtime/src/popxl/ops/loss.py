@@ -8,7 +8,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 import numpy as np
 
-from popxl._ir.opdef import NoGrad, define
+from popxl._ir.op_registry import NoGrad, define
 from popxl.ops._emit import emit
 from popxl.ops._numerics import check_floating, widen
 from popxl.ops._scalars import emit_with_scalars, with_scalars

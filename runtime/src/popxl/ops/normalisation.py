@@ -6,7 +6,7 @@ from typing import Any
 
 from jax import lax
 
-from popxl._ir.opdef import define
+from popxl._ir.op_registry import define
 from popxl.ops._emit import emit
 from popxl.ops._folds import mean_over
 from popxl.ops._numerics import check_floating, floats

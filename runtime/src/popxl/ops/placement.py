@@ -14,15 +14,15 @@ from jax import lax
 from popxl import context, dtypes
 from popxl._analysis.effects import Effects
 from popxl._ir.op import Op
-from popxl._ir.opdef import NoGrad, define
+from popxl._ir.op_registry import NoGrad, define
 from popxl._ir.sharding import MetaShape
 from popxl.ops._emit import emit
 from popxl.ops._folds import traced_for
 from popxl.tensor import Tensor, TensorSpec
 
 if TYPE_CHECKING:
-    from popxl._analysis.functional import Node
-    from popxl._analysis.machine_protocol import Machine
+    from popxl._analysis.functionalization import Node
+    from popxl._analysis.tracer_protocol import Machine
     from popxl.graph import Graph
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from popxl._ir.opdef import OpDef, define
+from popxl._ir.op_registry import OpDef, define
 from popxl.ops._emit import emit
 from popxl.ops._numerics import floats
 from popxl.ops._windows import (

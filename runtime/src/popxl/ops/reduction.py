@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from popxl._ir.opdef import NoGrad, OpDef, define
+from popxl._ir.op_registry import NoGrad, OpDef, define
 from popxl.ops._args import Axes, axes_of, axis_of
 from popxl.ops._emit import emit
 from popxl.ops._folds import max_over, mean_over, sum_over

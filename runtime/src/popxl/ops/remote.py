@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from popxl import context
 from popxl._analysis.effects import Effects
-from popxl._ir.arguments import check_type, integer_of
-from popxl._ir.opdef import NoGrad, define
+from popxl._ir.argument_checks import check_type, integer_of
+from popxl._ir.op_registry import NoGrad, define
 from popxl.errors import SpecError
 from popxl.ops._args import check_tensors
 from popxl.ops._emit import emit
@@ -19,8 +19,8 @@ from popxl.tensor import Tensor, TensorSpec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from popxl._analysis.functional import Node
-    from popxl._analysis.machine_protocol import Machine
+    from popxl._analysis.functionalization import Node
+    from popxl._analysis.tracer_protocol import Machine
 
 
 def _spec_of(*specs: TensorSpec, buffer: RemoteBuffer, **_: Any) -> list[TensorSpec]:

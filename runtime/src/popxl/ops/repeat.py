@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from popxl import context
-from popxl._analysis.text import spec_text
-from popxl._ir.arguments import integer_of
+from popxl._analysis.printing import spec_text
+from popxl._ir.argument_checks import integer_of
 from popxl._ir.op import Op
-from popxl._ir.opdef import define
+from popxl._ir.op_registry import define
 from popxl.errors import SpecError
 from popxl.graph import Graph
 from popxl.ops._emit import emit

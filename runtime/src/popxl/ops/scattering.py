@@ -9,7 +9,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from popxl._ir.opdef import NoGrad, define
+from popxl._ir.op_registry import NoGrad, define
 from popxl.ops._args import axis_of
 from popxl.ops._emit import emit
 from popxl.ops._indices import check_known, dropped_outside

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from popxl._ir.opdef import define
+from popxl._ir.op_registry import define
 from popxl.errors import popart_exception
 from popxl.ops._args import axis_of, check_tensors
 from popxl.ops._emit import emit

@@ -12,7 +12,7 @@ from typing import Any
 
 from jax import lax
 
-from popxl._ir.opdef import define
+from popxl._ir.op_registry import define
 from popxl.ops._args import axis_of, same_length
 from popxl.ops._emit import emit
 from popxl.ops._parts import Region, ascending, merge_parts, read_region, write_region

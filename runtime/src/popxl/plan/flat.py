@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jax.extend.core import Literal
 
-from popxl._compile.machine import PART
+from popxl._compile.lower_to_jax import PART
 from popxl.ops._kernels import KERNELS
 
 _INLINED = frozenset("pjit jit closed_call core_call remat checkpoint custom_jvp_call "

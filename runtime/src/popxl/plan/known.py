@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from popxl._compile.fingerprint import Uncacheable, jax_settings, segment_lines
+from popxl._compile.cache_key import Uncacheable, jax_settings, segment_lines
 from popxl._schedule.segment import facts_of
 from popxl.plan.work import SegmentWork, work_of
 

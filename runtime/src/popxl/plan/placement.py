@@ -18,7 +18,7 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from popxl._schedule.schedule import Routine, Transfer
-from popxl._schedule.walk import routines_by_part
+from popxl._schedule.schedule_walk import routines_by_part
 from popxl.plan.flow import Entry, Flow
 from popxl.plan.rates import Rates
 from popxl.plan.timeline import Timeline

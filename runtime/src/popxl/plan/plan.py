@@ -9,9 +9,9 @@ from functools import cache
 
 from popxl._analysis.effects import program_effects
 from popxl._run.program import Program, facts_of_program
-from popxl._schedule.build import build_schedule
 from popxl._schedule.lookahead import window_of
 from popxl._schedule.schedule import Run, Schedule
+from popxl._schedule.schedule_builder import build_schedule
 from popxl._schedule.segment import Segment
 from popxl.ir import Ir
 from popxl.plan.events import events_of

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from popxl._devices.mesh import replica_mesh
-from popxl._storage.disk import Scratch, ScratchFile, slot_of
+from popxl._storage.scratch_files import Scratch, ScratchFile, slot_of
 
 
 def device_memory(device_desc: str, replicas: int, instances: int = 1) -> int | None:

@@ -6,12 +6,13 @@ The rules are those of XLA's GPU client (StreamExecutor):
 - A copy starts when all compute dispatched before it is done, since the memory that it goes to may
   be in use until then. Copies are put on four streams in turn, and wait for what is before them on
   their stream; so the walker keeps the directions on streams of their own
-  (`popxl._storage.entries.put_apart`). Each direction of the link moves one array after the other.
+  (`popxl._storage.buffer_storage.put_apart`). Each direction of the link moves one array after
+  the other.
 - The host dispatches; each dispatch takes it some time, and so does each kernel. So many executions
   may wait to run.
 - Entries on disk are read in the order of their loads, ahead of them by a number of bytes, and
   written once they are in host memory; of the two, what can begin first does
-  (`popxl._storage.disk_traffic`). Where devices have memory of their own, the host copies what
+  (`popxl._storage.disk_queue`). Where devices have memory of their own, the host copies what
   was read to memory that they reach, and from there what is written.
 - Device memory is taken when something is dispatched, and free again when the host drops it; what
   is copied to the host stays until it has arrived.
@@ -28,20 +29,20 @@ from functools import cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from popxl._run.walker import Globals, Walker
+from popxl._run.schedule_executor import Globals, Walker
 from popxl._schedule.lookahead import Fetched
 from popxl._schedule.schedule import Load, Run, Schedule, Store, Transfer
 from popxl._schedule.segment import nbytes_of, result_specs
-from popxl._storage.disk_traffic import AHEAD, BEHIND, has_room
-from popxl._storage.transit import Transit
+from popxl._storage.disk_queue import AHEAD, BEHIND, has_room
+from popxl._storage.prefetch import Transit
 from popxl.plan.events import coming
 from popxl.plan.heap import Heap
 from popxl.plan.rates import Rates
 
 if TYPE_CHECKING:
     from popxl._schedule.schedule import Index
+    from popxl._schedule.schedule_walk import Steps
     from popxl._schedule.segment import Segment
-    from popxl._schedule.walk import Steps
     from popxl.remote_buffer import RemoteBuffer
 
 STREAMS = 4
@@ -417,7 +418,7 @@ class Driven(Protocol):
 
 
 class SimulatedEntries:
-    """Entries of a buffer without values; see `popxl._storage.entries.Entries`."""
+    """Entries of a buffer without values; see `popxl._storage.buffer_storage.Entries`."""
 
     def __init__(self, buffer: RemoteBuffer, nbytes: int, device: Driven) -> None:
         self._resident, self._device = buffer.residents, device

@@ -48,7 +48,7 @@ class Timeline:
         peak: most bytes of device memory that are taken at a time, besides variables and host
             streams: resident entries, intermediate values, entries and rows on their way.
         extent: `peak` with the gaps that XLA's allocator leaves (`popxl.plan.heap`).
-        window: bytes that loads might be ahead (see `popxl._storage.transit`).
+        window: bytes that loads might be ahead (see `popxl._storage.prefetch`).
         spans: what each stream did; of a long loop in its first iterations (`popxl.plan.steady`).
     """
 

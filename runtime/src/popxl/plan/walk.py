@@ -22,14 +22,14 @@ from popxl._schedule.schedule import (
     Store,
     calls,
 )
-from popxl._schedule.walk import routines_by_part
+from popxl._schedule.schedule_walk import routines_by_part
 from popxl.plan.events import events_of
 from popxl.plan.records import Collective, Part
 from popxl.plan.steady import measured
 from popxl.plan.work import SegmentWork, Work
 
 if TYPE_CHECKING:
-    from popxl._analysis.functional import Node
+    from popxl._analysis.functionalization import Node
     from popxl._schedule.segment import Segment
 
 _HOST_OPS = {Load: "remote_load", Store: "remote_store"}

@@ -1,6 +1,6 @@
 """Transforms of graphs."""
 
-from popxl._ir.exports import exported as _exported
+from popxl._ir.public_names import exported as _exported
 from popxl.transforms.autodiff import ExpectedConnection as ExpectedConnection
 from popxl.transforms.autodiff import ExpectedConnectionType as ExpectedConnectionType
 from popxl.transforms.autodiff import GradGraphInfo as GradGraphInfo

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from popxl import context
-from popxl._analysis.known import Deep
+from popxl._analysis.memo import Deep
 from popxl._analysis.verify import verify_if_asked
 from popxl._ir.op import Op
-from popxl._ir.opdef import NoGrad
+from popxl._ir.op_registry import NoGrad
 from popxl.errors import popart_exception
 from popxl.graph import Graph
 from popxl.ops._emit import emit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from popxl._analysis.verify import verify_if_asked
 from popxl._ir.op import Op
-from popxl._ir.opdef import registry
+from popxl._ir.op_registry import registry
 from popxl.graph import Graph
 from popxl.tensor import Tensor
 from popxl.transforms.gradients import GRAD_SUM

@@ -17,7 +17,7 @@ from jax import lax
 
 from popxl._analysis.effects import op_effects
 from popxl._ir.op import Op
-from popxl._ir.opdef import NoGrad, define
+from popxl._ir.op_registry import NoGrad, define
 from popxl._ir.regions import Region, regions
 from popxl.errors import popart_exception
 from popxl.graph import Graph
@@ -27,8 +27,8 @@ from popxl.tensor import Tensor, TensorSpec
 from popxl.transforms.gradients import observed_tensors, of_inputs
 
 if TYPE_CHECKING:
-    from popxl._analysis.functional import Functional, Node
-    from popxl._analysis.machine_protocol import Machine
+    from popxl._analysis.functionalization import Functional, Node
+    from popxl._analysis.tracer_protocol import Machine
     from popxl.transforms.connections import GradGraphInfo
 
 # An input of a gradient graph: the value of a tensor of the body, or the gradient of one that it

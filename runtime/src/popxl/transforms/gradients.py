@@ -9,10 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from popxl._analysis.infer import freeze
-from popxl._analysis.known import found_once, recent
+from popxl._analysis.memo import found_once, recent
+from popxl._analysis.shape_inference import freeze
 from popxl._ir.op import Op
-from popxl._ir.opdef import NoGrad, OpDef, define, registry
+from popxl._ir.op_registry import NoGrad, OpDef, define, registry
 from popxl._ir.regions import regions
 from popxl.graph import Graph
 from popxl.ops._emit import emit
@@ -26,7 +26,7 @@ def _sum_grad(ctx: Any, op: Op, dy: Tensor | None) -> Sequence[Tensor | None]:
     return [dy] * len(op.inputs)
 
 
-_FUSED_TERMS = 64  # see `popxl._compile.fusion`
+_FUSED_TERMS = 64  # see `popxl._compile.fusion_limit`
 
 
 def _add_up(*terms: jax.Array) -> jax.Array:

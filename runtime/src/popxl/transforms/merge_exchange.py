@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from popxl._analysis.aliases import owners
+from popxl._analysis.alias_analysis import owners
 from popxl._ir.op import Op
 from popxl.context import get_current_context, in_sequence, io_tiles
 from popxl.tensor import Tensor

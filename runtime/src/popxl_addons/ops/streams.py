@@ -6,7 +6,7 @@ import numpy as np
 
 import popxl
 from popxl import DeviceToHostStream, HostToDeviceStream, ops
-from popxl._ir.arguments import check_type
+from popxl._ir.argument_checks import check_type
 from popxl.tensor import HostTensor
 from popxl.utils import to_numpy
 

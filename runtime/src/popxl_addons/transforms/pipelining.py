@@ -13,7 +13,7 @@ from typing import Any
 
 import popxl
 from popxl import Tensor, ops
-from popxl._analysis.aliases import owners
+from popxl._analysis.alias_analysis import owners
 from popxl.ops import CallSiteInfo
 from popxl.transforms import GradGraphInfo
 from popxl_addons.grad_info import is_fwd

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import popxl
 from popxl import ops
-from popxl._analysis.aliases import owners
+from popxl._analysis.alias_analysis import owners
 from popxl._analysis.effects import op_effects
 from popxl._ir.op import Op
 from popxl.transforms import GradGraphInfo

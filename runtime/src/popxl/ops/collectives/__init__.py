@@ -1,6 +1,6 @@
 """Collectives among replicas, and among virtual devices of a replica."""
 
-from popxl._ir.exports import exported as _exported
+from popxl._ir.public_names import exported as _exported
 from popxl.ops.collectives.all_reduce import all_reduce as all_reduce
 from popxl.ops.collectives.all_reduce import (
     all_reduce_identical_grad_inputs as all_reduce_identical_grad_inputs,

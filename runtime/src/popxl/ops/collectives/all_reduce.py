@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from popxl._ir.op import Op
-from popxl._ir.opdef import define
+from popxl._ir.op_registry import define
 from popxl.ops._emit import emit
 from popxl.ops._numerics import widen
 from popxl.ops.collectives.collectives import CollectiveOps, to_collective_op

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 import jax.numpy as jnp
 
-from popxl._ir.arguments import check_type
+from popxl._ir.argument_checks import check_type
 from popxl.context import get_ir
 from popxl.ops import _collective as collective
 from popxl.ops._numerics import widen

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from popxl._ir.op import Op
-from popxl._ir.opdef import define
+from popxl._ir.op_registry import define
 from popxl._ir.sharding import MetaShape, shard_count, shard_elements
 from popxl.ops import _collective as collective
 from popxl.ops._args import axis_of, check_tensors

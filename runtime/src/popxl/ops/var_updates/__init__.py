@@ -1,6 +1,6 @@
 """Updates of variables in place: accumulators and optimizers."""
 
-from popxl._ir.exports import exported as _exported
+from popxl._ir.public_names import exported as _exported
 from popxl.ops.var_updates.accumulate import accumulate_ as accumulate_
 from popxl.ops.var_updates.accumulate import accumulate_maximum_ as accumulate_maximum_
 from popxl.ops.var_updates.accumulate import accumulate_mean_ as accumulate_mean_

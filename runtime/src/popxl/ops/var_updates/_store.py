@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from popxl._ir.opdef import NoGrad
+from popxl._ir.op_registry import NoGrad
 from popxl.ops._numerics import check_floating, check_number
 from popxl.ops.var_updates import _rounding
 

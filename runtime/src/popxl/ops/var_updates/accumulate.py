@@ -14,7 +14,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from popxl._ir.opdef import define
+from popxl._ir.op_registry import define
 from popxl.ops._args import axis_of
 from popxl.ops._indices import check_known, dropped_outside
 from popxl.ops._rows import add_rows

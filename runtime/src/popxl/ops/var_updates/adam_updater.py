@@ -10,7 +10,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from popxl._ir.opdef import OpDef, define
+from popxl._ir.op_registry import OpDef, define
 from popxl.ops._emit import emit
 from popxl.ops._scalars import emit_with_scalars, with_scalars
 from popxl.ops.var_updates._store import NO_GRAD, wide

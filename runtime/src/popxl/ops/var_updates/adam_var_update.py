@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from popxl._ir.opdef import define
+from popxl._ir.op_registry import define
 from popxl.ops._scalars import emit_with_scalars, with_scalars
 from popxl.ops.var_updates._store import NO_GRAD, store, wide
 from popxl.tensor import Tensor

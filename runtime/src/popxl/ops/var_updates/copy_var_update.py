@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from popxl._ir.opdef import define
+from popxl._ir.op_registry import define
 from popxl.ops._emit import emit
 from popxl.tensor import Tensor
 

@@ -20,7 +20,7 @@ import numpy as np
 
 import popxl
 from popxl import TensorSpec
-from popxl._ir.opdef import NoGrad, define
+from popxl._ir.op_registry import NoGrad, define
 from popxl.ops._emit import emit
 from popxl.ops._numerics import in_precision_of, widen
 from popxl.ops.placement import materialised

@@ -12,7 +12,7 @@ from typing import Any
 
 from popxl import ReplicaGrouping, Tensor, TensorSpec, ops
 from popxl._ir.op import Op
-from popxl._ir.opdef import OpDef, define
+from popxl._ir.op_registry import OpDef, define
 from popxl.ops._emit import emit
 from popxl.ops.collectives.collectives import (
     CollectiveOps,

@@ -1,0 +1,322 @@
+"""The coordination service of JAX in a process of its own, which process 0 starts, and its door.
+
+In process 0 itself it would end with it, and its end makes JAX abort all other processes before
+they can say what happened. This one lives for as long as any of them does, and heeds no signal: a
+launcher, Slurm for one, sends its signals to everything that a job has started.
+
+At the coordinator's port there is the door. It says a number; who knocks says which run it belongs
+to, which of how many processes it is, and shows by a code over both that it knows the run's secret.
+The first connection of a process stays open, as its lifeline, which the system closes when the
+process has ended. It brings the indices of others that have ended, each a word of `WORD` bytes.
+The second leads to JAX's service, which listens at a socket that only this user can open. Whoever
+says anything else is turned away.
+
+    python _coordination_service.py HOST PORT PROCESSES RUN
+
+On standard output, `ready` says that it serves, and `refused WHO: WHY` tells of a stranger. The end
+of that output says that process 0 is the only one left. A line `bye` on standard input says that
+process 0 has parted from the others; if its input ends without, process 0 has died, and what others
+are left must end soon.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import hmac
+import ipaddress
+import os
+import resource
+import secrets
+import selectors
+import shutil
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+WORD = 4  # bytes
+CHALLENGE = struct.Struct("!8s16s")
+"""What the door says: `MAGIC`, a random number."""
+
+HELLO = struct.Struct("!8s16sIII16s32s")
+"""What a process says: `MAGIC`, its run's digest, its index, the number of processes, what it comes
+for, a random number, `code_of` the door's number and all of this before."""
+
+ANSWER = struct.Struct("!8sI32s")
+"""What it hears: `MAGIC`, one of the words below, `code_of` its number and the word."""
+
+MAGIC = b"popdist3"
+LIFELINE, SERVICE = range(2)
+WELCOME, OTHER_RUN, TAKEN, OTHER_COUNT, OTHER_SECRET = range(5)
+REASONS = {
+    OTHER_RUN: "it belongs to another run",
+    TAKEN: "the run has a process of its index already",
+    OTHER_COUNT: "it expects another number of processes",
+    OTHER_SECRET: "it has another secret",
+}
+SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+LINGER = 30.0  # seconds more than others take at most to notice that process 0 is gone
+_NEVER = 7 * 24 * 3600  # seconds: processes watch each other themselves
+_PORT_WAIT = 15.0  # seconds more than the service of a run before lingers
+_TO_SAY = 10.0  # seconds in which who knocks must have said who it is
+_STRANGERS = 64  # who may knock at the same time and say nothing
+_NOTES = 5  # strangers that are told of
+_PIECE = 2**16  # bytes
+_SPARE = 128  # open files beyond those of the processes
+
+
+def digest_of(run: str) -> bytes:
+    """What stands for the name of a run at the door."""
+    return hashlib.sha256(run.encode()).digest()[:16]
+
+
+def code_of(secret: str, *parts: bytes) -> bytes:
+    """What only who knows the secret can say."""
+    return hmac.digest(secret.encode(), b"".join(parts), "sha256")
+
+
+def silence() -> float:
+    """Seconds after which a process that says nothing is gone."""
+    return float(os.environ.get("POPDIST_SILENCE") or 60)
+
+
+def copy(source: socket.socket, target: socket.socket) -> None:
+    """Until one of them is closed. What is left of them stays open."""
+    with suppress(OSError):
+        if target.family != socket.AF_UNIX:
+            target.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while piece := source.recv(_PIECE):
+            target.sendall(piece)
+
+
+class _Door:
+    """Where processes come in; it sees who lives."""
+
+    def __init__(
+        self, server: socket.socket, service: str, processes: int, run: str, secret: str
+    ) -> None:
+        self._server, self._service, self._count = server, service, processes
+        self._run, self._secret = digest_of(run), secret
+        self._members: dict[socket.socket, int] = {}
+        self._came: set[int] = set()
+        self._strangers: dict[socket.socket, tuple[bytes, float, str]] = {}  # said, since, who
+        self._challenges: dict[socket.socket, bytes] = {}
+        self._noted: set[str] = set()
+        self._waiting = selectors.DefaultSelector()
+        server.setblocking(False)
+        self._waiting.register(server, selectors.EVENT_READ)
+
+    def outlast(self) -> None:
+        """Return when the other ends of all are closed, and process 0 has ended."""
+        end, has_first = float("inf"), True
+        self._waiting.register(0, selectors.EVENT_READ)
+        while (self._members or has_first) and time.monotonic() < end:
+            for key, _ in self._waiting.select(timeout=1.0):
+                if key.fileobj is self._server:
+                    self._open()
+                elif isinstance(key.fileobj, socket.socket):
+                    self._hear(key.fileobj)
+                else:
+                    self._waiting.unregister(0)
+                    said_bye, has_first = os.read(0, 4) == b"bye\n", False
+                    end = float("inf") if said_bye else time.monotonic() + silence() + LINGER
+            self._send_away()
+
+    def _open(self) -> None:
+        with suppress(OSError):  # it is gone again, or there are no more descriptors
+            line, address = self._server.accept()
+            line.setblocking(False)
+            self._strangers[line] = b"", time.monotonic(), str(address[0])
+            self._waiting.register(line, selectors.EVENT_READ)
+            self._challenges[line] = CHALLENGE.pack(MAGIC, secrets.token_bytes(16))
+            line.send(self._challenges[line])
+
+    def _send_away(self) -> None:
+        """Those who say nothing, the first first if they are many."""
+        now = time.monotonic()
+        silent = list(self._strangers.items())
+        for i, (line, (_, since, who)) in enumerate(silent):
+            if now - since > _TO_SAY or len(silent) - i > _STRANGERS + self._count:
+                self._refuse(line, who, "it does not say who it is")
+
+    def _hear(self, line: socket.socket) -> None:
+        try:
+            words = line.recv(HELLO.size)
+        except BlockingIOError:
+            return
+        except OSError:
+            words = b""
+        if line in self._members:
+            if not words:  # nothing that a member says has a meaning
+                self._part(line)
+            return
+        said, since, who = self._strangers[line]
+        said += words
+        if not words or said[: len(MAGIC)] != MAGIC[: len(said)]:
+            self._refuse(line, who, "it does not say who it is")
+        elif len(said) < HELLO.size:
+            self._strangers[line] = said, since, who
+        else:
+            self._answer(line, who, said[: HELLO.size])
+
+    def _answer(self, line: socket.socket, who: str, hello: bytes) -> None:
+        _, run, index, count, what, number, code = HELLO.unpack(hello)
+        word, challenge = WELCOME, self._challenges[line]
+        if run != self._run:
+            word = OTHER_RUN
+        elif not hmac.compare_digest(code, code_of(self._secret, challenge, hello[: -len(code)])):
+            word = OTHER_SECRET
+        elif count != self._count or index >= count:
+            word = OTHER_COUNT
+        elif what == LIFELINE and index in self._came:
+            word = TAKEN
+        with suppress(OSError):
+            line.send(ANSWER.pack(MAGIC, word, code_of(self._secret, number, bytes([word]))))
+        if word != WELCOME:
+            self._refuse(line, who, REASONS[word])
+            return
+        del self._strangers[line], self._challenges[line]
+        if what == LIFELINE:
+            self._members[line] = index
+            self._came.add(index)
+        else:
+            self._waiting.unregister(line)
+            self._lead_on(line)
+
+    def _lead_on(self, line: socket.socket) -> None:
+        """Relay a connection to JAX's service."""
+        try:
+            service = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            service.connect(self._service)
+        except OSError:  # who came hears that it is closed
+            line.close()
+            return
+        line.setblocking(True)
+        for ends in ((line, service), (service, line)):
+            threading.Thread(target=_carry, args=ends, daemon=True).start()
+
+    def _refuse(self, line: socket.socket, who: str, why: str) -> None:
+        del self._strangers[line], self._challenges[line]
+        self._close(line)
+        note = f"{who}: {why}"
+        if note not in self._noted and len(self._noted) < _NOTES:
+            self._noted.add(note)
+            with suppress(OSError):
+                os.write(1, f"refused {note}\n".encode())
+
+    def _part(self, line: socket.socket) -> None:
+        """The end of a process, which the others hear of."""
+        ended = self._members.pop(line).to_bytes(WORD)
+        self._close(line)
+        for other in self._members:
+            with suppress(OSError):
+                other.send(ended, socket.MSG_DONTWAIT)
+        if len(self._members) <= 1 and len(self._came) == self._count:
+            with suppress(OSError):  # it is closed
+                os.close(1)
+
+    def _close(self, line: socket.socket) -> None:
+        self._waiting.unregister(line)
+        line.close()
+
+
+def _carry(source: socket.socket, target: socket.socket) -> None:
+    """What one end says to the other, and that it says no more."""
+    copy(source, target)
+    with suppress(OSError):  # it is closed
+        target.shutdown(socket.SHUT_WR)
+
+
+# ---- sockets ------------------------------------------------------------------------------------
+def _addresses(host: str) -> Iterator[str]:
+    """Where to listen, best first: at the addresses that the host's name stands for.
+
+    All of the machine's come last: for a name that is this machine's loopback in its own list of
+    hosts, as on a Debian, but not in those of the others; and behind a translation of addresses.
+    """
+    entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    each = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
+    own = [a for a in each if not ipaddress.ip_address(a.partition("%")[0]).is_loopback]
+    if not own and (host == "localhost" or host in each):
+        own = each
+    yield from own
+    yield ""
+
+
+def _listen(host: str, port: int) -> socket.socket | None:
+    """The door's socket; waits while another run has the port. None: it has it for too long."""
+    end = time.monotonic() + silence() + LINGER + _PORT_WAIT
+    while True:
+        busy = False
+        for address in _addresses(host):
+            try:
+                return _socket(address, port)
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    busy = True
+                    break
+        if time.monotonic() > end or not busy:
+            return None
+        time.sleep(0.2)
+
+
+def _socket(address: str, port: int) -> socket.socket:
+    if not address and socket.has_dualstack_ipv6():
+        return socket.create_server(
+            ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=4096
+        )
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, port), family=family, backlog=4096)
+
+
+def raise_descriptors() -> int:
+    """Raise the number of files that this process may open as far as it may; returns it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit
+
+
+def main(host: str, port: int, processes: int, run: str) -> None:
+    """Serve the processes until they have ended."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # they were blocked while this began
+    limit, needed = raise_descriptors(), 4 * processes + _SPARE
+    if limit < needed:
+        print(f"{processes} processes need {needed} open files, but the limit is {limit}: raise it "
+              "by `ulimit -n`", flush=True)  # fmt: skip
+        return
+    server = _listen(host, port)
+    if server is None:
+        print("the port is in use, or no address of this machine", flush=True)
+        return
+    from jaxlib import _jax
+
+    folder = tempfile.mkdtemp(prefix="popdist-")  # of mode 700
+    path = f"{folder}/service"
+    service = _jax.get_distributed_runtime_service(
+        f"unix:{path}",
+        processes,
+        heartbeat_timeout=_NEVER,
+        cluster_register_timeout=_NEVER,
+        shutdown_timeout=1,
+        recoverable=True,  # a process that is gone is reported, instead of ending all others
+    )
+    print("ready", flush=True)
+    _Door(server, path, processes, run, os.environ.get("POPDIST_SECRET", "")).outlast()
+    del service
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

@@ -1,0 +1,81 @@
+"""What ends a process that can no longer hear of the others: the service or the launcher is gone.
+
+It asks the service nothing, so that a service that hangs cannot hold it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from typing import NoReturn
+
+from popdist._failure_detection import LOOK, PAUSE
+from popdist._process_info import SILENCE
+
+LAUNCHER = "POPDIST_LAUNCHER"
+PEER_LOST = 1  # exit code
+FOLLOWED = 113  # the same, to the launcher, which looks for the process that ended first
+_GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR
+
+
+def is_launched() -> bool:
+    """Whether `popdist.run` has started this process, and sees how it ends."""
+    return os.environ.get(LAUNCHER) == str(os.getppid())
+
+
+def end_saying(text: str) -> NoReturn:
+    """End this process, with this as its last line if it is any."""
+    if text:
+        with suppress(OSError, ValueError):  # nobody reads, or it is closed
+            print(f"error: {text}", file=sys.stderr, flush=True)
+    os._exit(FOLLOWED if is_launched() else PEER_LOST)
+
+
+class Overseer:
+    """A thread that measures for how long the service has been silent."""
+
+    def __init__(self, lifeline: socket.socket, who: str, where: str, silence: float) -> None:
+        """Begin.
+
+        Args:
+            lifeline: a connection to the service.
+            who: this process, in words.
+            where: the service's address.
+            silence: seconds after which it is gone.
+        """
+        self._who, self._service = who, f"the service at {where}, where the processes meet,"
+        self._silent, self.limit = 0.0, silence  # seconds
+        self._launched = is_launched()
+        self._lifeline = select.poll()
+        self._lifeline.register(lifeline, select.POLLRDHUP)
+        self._stopped = threading.Event()
+        threading.Thread(target=self._oversee, name="overseer", daemon=True).start()
+
+    def hear(self) -> None:
+        """Note that the service has answered."""
+        self._silent = 0.0
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopped.set()
+
+    def _oversee(self) -> None:
+        before = time.monotonic()
+        while not self._stopped.wait(LOOK):
+            # While this process was stopped itself, it could not hear the service.
+            passed, before = time.monotonic() - before, time.monotonic()
+            self._silent += min(passed, PAUSE)
+            if self._launched and not is_launched():
+                end_saying("popdist.run has ended, and so does this process")
+            if any(events & _GONE for _, events in self._lifeline.poll(0)):
+                end_saying(f"{self._service} has ended, and {self._who} ends with it")
+            if self._silent > self.limit:
+                end_saying(
+                    f"{self._service} has not answered for {self._silent:.0f} s ({SILENCE}), and "
+                    f"{self._who} ends with it"
+                )

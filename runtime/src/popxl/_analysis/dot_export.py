@@ -1,0 +1,64 @@
+"""DOT files of a program at checkpoints, for `ir.dot_checkpoint` and sessions."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from popxl._analysis.tensor_names import name_text
+from popxl._ir.analysis_registry import attach
+
+if TYPE_CHECKING:
+    from popxl._compat.session_options import SessionOptions
+    from popxl.graph import Graph
+    from popxl.ir import Ir
+
+FINAL = "Final"
+
+
+def ir_dot(ir: Ir) -> str:
+    """A program in the DOT language: each graph is a box around its ops, which are boxes, and its
+    tensors, which are the arrows between them."""
+    lines = ["digraph {", "  node [shape=box];"]
+    for number, graph in enumerate(ir._graphs):
+        lines += [f"  subgraph cluster_{number} {{", f"    label={_quoted(graph.id)};"]
+        lines += [f"    {line}" for line in _graph_lines(graph, f"g{number}")]
+        lines.append("  }")
+    return "\n".join([*lines, "}"])
+
+
+def _graph_lines(graph: Graph, prefix: str) -> list[str]:
+    nodes = {op: f"{prefix}_op{i}" for i, op in enumerate(graph._ops)}
+    lines = [f"{node} [label={_quoted(op.name)}];" for op, node in nodes.items()]
+    ends = {t: _quoted(t.id) for t in graph._tensors.values() if t._producer is None}
+    for op, node in nodes.items():
+        for t in op.inputs:
+            source = ends[t] if t._producer is None else nodes[t._producer]
+            label = _quoted(f"{name_text(t)} {t.dtype.name}{list(t.shape)}")
+            lines.append(f"{source} -> {node} [label={label}];")
+    made = (t for t in graph._outputs if t._producer is not None)
+    return [*lines, *(f"{nodes[t._producer]} -> {_quoted(t.id)};" for t in made)]  # type: ignore[index]
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _chosen(options: SessionOptions) -> set[str]:
+    """The names of the checkpoints to write, in upper case."""
+    names = {*options.dotChecks, *os.environ.get("POPART_DOT_CHECKS", "").split(":")}
+    return {name.upper() for name in names} - {""}
+
+
+@attach
+def checkpoint(ir: Ir, name: str) -> None:
+    """Write the program to `<name>.dot` in the folder `logDir`, if the checkpoint is chosen."""
+    options = ir._pb_ir.getSessionOptions()
+    if not _chosen(options) & {"ALL", name.upper()}:
+        return
+    folder = Path(options.logDir or ".")
+    folder.mkdir(parents=True, exist_ok=True)
+    file = "".join(c if c.isalnum() or c in "._-" else "_" for c in name)
+    (folder / f"{file}.dot").write_text(ir_dot(ir), encoding="utf-8")

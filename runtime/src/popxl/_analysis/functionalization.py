@@ -1,0 +1,440 @@
+"""The functional form of a graph: what is scheduled, compiled and planned.
+
+What a program writes mutates: ops in place, views that write through to what they show, inputs by
+reference. Its functional form does not. A tensor that owns its storage has a `Value` for each state
+that it goes through, bound once; what changes it makes the next one. The inputs that a graph
+changes are further outputs, one for each owner. Reading a view is a node that computes it from its
+owners, writing one a node that makes new owners. Both branches of a conditional return the same
+owners; the one that leaves an owner alone returns the value it was given. A loop carries the owners
+that its body changes.
+
+So below this form order is data flow, and two values share memory only where they are one value.
+`print(graph.functional)` shows it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from popxl._analysis.effects import Effects, effects_of
+from popxl._analysis.memo import found_once, found_property
+from popxl._analysis.tensor_names import name_text
+from popxl._analysis.view_merging import ShortViews
+from popxl._ir.analysis_registry import analyses, attach
+from popxl._ir.regions import Region, regions
+
+if TYPE_CHECKING:
+    from popxl._ir.op import Op
+    from popxl.graph import Graph
+    from popxl.streams import Stream
+    from popxl.tensor import Tensor, TensorSpec
+
+
+class Value:
+    """What a tensor holds at one point of a program.
+
+    Attributes:
+        tensor: the tensor: it owns its storage, or is a view that is read or written here.
+        version: how many values it had before.
+        node: what makes the value; None: it is an input of the graph, or a constant.
+    """
+
+    __slots__ = ("node", "tensor", "version")
+
+    def __init__(self, tensor: Tensor, version: int = 0) -> None:
+        self.tensor, self.version = tensor, version
+        self.node: Node | None = None
+
+    @property
+    def spec(self) -> TensorSpec:
+        return self.tensor.spec
+
+    def __repr__(self) -> str:
+        return f"%{name_text(self.tensor)}" + (f"'{self.version}" if self.version else "")
+
+
+class Node:
+    """A step of a functional graph.
+
+    Attributes:
+        kind: "op": an op; "view": what a view shows of its inputs; "write": the inputs of a view
+            (first) after a value (last) was written to it; "zeros"; "apart": the same value, which
+            XLA merges no kernel across.
+        op: the op of the program; None for zeros and boundaries that no op makes.
+        inputs, outputs: its values.
+        regions: what it runs.
+        part: label in plans; "": that of what runs the graph.
+    """
+
+    __slots__ = ("inputs", "kind", "op", "outputs", "part", "regions")
+
+    def __init__(
+        self,
+        kind: Literal["op", "view", "write", "zeros", "apart"],
+        op: Op | None,
+        inputs: Iterable[Value],
+        outputs: Iterable[Value],
+        regions: tuple[Region[Functional], ...] = (),
+        part: str | None = None,
+    ) -> None:
+        self.kind, self.op, self.regions = kind, op, regions
+        self.inputs, self.outputs = tuple(inputs), tuple(outputs)
+        self.part = part if part is not None else "" if op is None else op.part
+        for value in self.outputs:
+            value.node = self
+
+    @property
+    def attrs(self) -> Mapping[str, Any]:
+        """Attributes of its op."""
+        return {} if self.op is None else self.op.attrs
+
+    @property
+    def called(self) -> Functional | None:
+        """The graph that it runs once, if it is a call."""
+        match self.regions:
+            case (region,) if region.count == 1 and region.kind == "always":
+                return region.graph
+        return None
+
+    @property
+    def is_rematerialised(self) -> bool:
+        """Whether it is computed wherever its result is read, and not where it stands."""
+        return self.kind in ("view", "zeros", "apart")
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether the host executes it, or part of what it runs: it moves an entry of a remote
+        buffer, runs a graph that holds such a node, or calls an outlined graph."""
+        if self.op is not None and "host" in self.op.defn.tags:
+            return True
+        graphs = (region.graph for region in self.regions if region.kind != "derivative")
+        return any(graph.is_outlined or graph.has_host_nodes for graph in graphs)
+
+    def __str__(self) -> str:
+        return analyses.node_text(self)
+
+
+@dataclass(eq=False)
+class Functional:
+    """The functional form of a graph.
+
+    Attributes:
+        graph: the graph.
+        inputs: values of its inputs; of the main graph's: of the variables on the device.
+        nodes: in program order.
+        outputs: values of its outputs, then those of the inputs that it changes at its end.
+        changed: these inputs.
+        is_outlined: it is compiled apart.
+        saved: values of the tensors that `Outlined.saved` names.
+        is_branch: it is a branch, with further owners of the caller as inputs and outputs.
+    """
+
+    graph: Graph
+    inputs: list[Value]
+    nodes: list[Node]
+    outputs: list[Value]
+    changed: tuple[int, ...] = ()
+    is_outlined: bool = False
+    saved: tuple[Value, ...] = ()
+    is_branch: bool = False
+
+    @found_property
+    def effects(self) -> Effects:
+        """State touched by running it once, graphs that it runs included."""
+        return effects_of_nodes(self.nodes)
+
+    @found_property
+    def has_host_nodes(self) -> bool:
+        """Whether the host executes one of its nodes."""
+        return any(node.is_on_host for node in self.nodes)
+
+    @found_property
+    def updates(self) -> int:
+        """Random roundings of one execution (see `Op.is_rounded`)."""
+        return sum(map(count_updates, self.nodes))
+
+    @found_property
+    def transfers(self) -> Counter[Stream]:
+        """Loads and stores of each stream in one execution; the larger branch counts."""
+        total: Counter[Stream] = Counter()
+        for node in self.nodes:
+            if node.kind == "op" and "stream" in node.attrs:
+                total[node.attrs["stream"]] += 1
+            branches: Counter[Stream] = Counter()
+            for region in node.regions:
+                inner = region.graph.transfers
+                if region.kind == "branch":
+                    branches |= inner
+                else:
+                    total.update({stream: n * region.count for stream, n in inner.items()})
+            total += branches
+        return total
+
+    @cached_property
+    def used(self) -> set[Value]:
+        """Values that nodes read, or that it returns."""
+        return {*self.outputs, *(v for node in self.nodes for v in node.inputs)}
+
+    def with_zeros(self, zeros: Sequence[int]) -> Functional:
+        """The same graph with zeros in the place of some inputs."""
+        given = [Value(v.tensor) for v in self.inputs]
+        copy = Copy(dict(zip(self.inputs, given, strict=True)))
+        copy.nodes += [Node("zeros", None, (), [given[i]]) for i in zeros]
+        for node in self.nodes:
+            copy.add(node)
+        inputs = [v for i, v in enumerate(given) if i not in zeros]
+        return replace(self, inputs=inputs, nodes=copy.nodes, outputs=copy.all(self.outputs))
+
+    def __str__(self) -> str:
+        return analyses.functional_text(self)
+
+
+class Copy:
+    """Nodes copied to another place, with values of their own.
+
+    Attributes:
+        new: what stands for values there; others, such as constants, stand for themselves.
+        nodes: the copies.
+    """
+
+    def __init__(self, new: dict[Value, Value]) -> None:
+        self.new = new
+        self.nodes: list[Node] = []
+
+    def all(self, values: Iterable[Value]) -> list[Value]:
+        """What stands for the values."""
+        return [self.new.get(v, v) for v in values]
+
+    def add(self, node: Node, part: str = "") -> None:
+        """Copy a node; `part` labels it if nothing does."""
+        outputs = [Value(v.tensor, v.version) for v in node.outputs]
+        inputs, label = self.all(node.inputs), node.part or part
+        self.nodes.append(Node(node.kind, node.op, inputs, outputs, node.regions, label))
+        self.new.update(zip(node.outputs, outputs, strict=True))
+
+
+# ---- what nodes do ------------------------------------------------------------------------------
+def effects_of_nodes(nodes: Iterable[Node]) -> Effects:
+    """State touched by nodes, graphs that they run included."""
+    ops = ((node.op, node.regions) for node in nodes if node.op is not None and node.kind == "op")
+    return effects_of(ops, lambda graph: graph.effects)
+
+
+def count_updates(node: Node) -> int:
+    """Random roundings of one execution of a node: iterations multiply, of branches the most."""
+    if node.op is None or node.kind != "op":
+        return 0
+    if node.op.is_rounded:
+        return 1
+    branches = [r.graph.updates for r in node.regions if r.kind == "branch"]
+    rest = sum(r.count * r.graph.updates for r in node.regions if r.kind != "branch")
+    return rest + max(branches, default=0)
+
+
+# ---- the pass -----------------------------------------------------------------------------------
+@attach
+@found_once
+def functionalise(graph: Graph, *also: Tensor) -> Functional:
+    """The functional form of `graph`; of the main graph the inputs are its variables.
+
+    Args:
+        also: tensors whose values at the end follow the graph's outputs.
+    """
+    return _GraphPass(graph).form(also)
+
+
+class _Writer:
+    """Nodes under construction, and the value that each owner has now."""
+
+    def __init__(self, current: dict[Tensor, Value], views: ShortViews) -> None:
+        """Args: `current`: values of owners."""
+        self.nodes: list[Node] = []
+        self.current, self.views = current, views
+        self._shown: dict[tuple[Tensor, tuple[Value, ...]], Value] = {}
+        self._versions: dict[Tensor, int] = {}
+
+    def new(self, t: Tensor) -> Value:
+        """The next value of `t`."""
+        t = self.views.root(t)
+        self._versions[t] = self._versions.get(t, -1 if t._producer else 0) + 1
+        return Value(t, self._versions[t])
+
+    def add(self, *args: object) -> Node:
+        node = Node(*args)  # type: ignore[arg-type]
+        self.nodes.append(node)
+        return node
+
+    def read(self, t: Tensor) -> Value:
+        """The value of `t` now."""
+        t = self.views.root(t)
+        values: dict[Tensor, Value] = {}
+        for part in self.views.chain(t):
+            parents = tuple(values[p] for p in self.views.parents(part))
+            if not parents:
+                values[part] = self.current.setdefault(part, Value(part))
+                continue
+            if (part, parents) not in self._shown:
+                self._shown[part, parents] = self.new(part)
+                inputs = (*parents, *self._elements(part))
+                self.add("view", self.views.op(part), inputs, [self._shown[part, parents]])
+            values[part] = self._shown[part, parents]
+        return values[t]
+
+    def _elements(self, t: Tensor) -> list[Value]:
+        """The numbers of the elements that a view picks, if it does."""
+        return [Value(self.views.elements[t])] if t in self.views.elements else []
+
+    def write(self, t: Tensor, value: Value) -> None:
+        """Let `t` hold `value`; views write through to their owners."""
+        waiting = [(self.views.root(t), value)]
+        while waiting:
+            t, value = waiting.pop()
+            parents = self.views.parents(t)
+            if not parents:
+                self.current[t] = value
+                continue
+            before = [*map(self.read, parents), *self._elements(t)]
+            node = self.add("write", self.views.op(t), [*before, value], map(self.new, parents))
+            waiting += reversed(list(zip(parents, node.outputs, strict=True)))
+
+
+class _GraphPass(_Writer):
+    """Makes the functional form of one graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        super().__init__({}, ShortViews())
+        self._graph = graph
+
+    def form(self, also: Sequence[Tensor]) -> Functional:
+        """See `functionalise`."""
+        graph = self._graph
+        is_main = graph is graph.ir.main_graph
+        inputs = [Value(t) for t in (graph._resident if is_main else graph._inputs)]
+        self.current.update((v.tensor, v) for v in inputs)
+        for op in graph._ops:
+            self.views.add(op) if op.view else self._op(op)
+        outputs = [self.read(t) for t in (*graph._outputs, *also)]
+        last = [self.current[v.tensor] for v in inputs]
+        changed = tuple(i for i, (a, b) in enumerate(zip(inputs, last, strict=True)) if a is not b)
+        outputs += [last[i] for i in changed]
+        form = Functional(graph, inputs, self.nodes, outputs, changed)
+        if graph._outlined is not None:
+            form.is_outlined, form.saved = True, tuple(map(self.read, graph._outlined.saved))
+        return form
+
+    # ---- ops ------------------------------------------------------------------------------------
+    def _op(self, op: Op) -> None:
+        op_regions = regions(op)
+        if any(region.kind == "branch" for region in op_regions):
+            self._branches(op, op_regions)
+        elif any(region.kind == "always" for region in op_regions):
+            (region,) = op_regions
+            self._loop(op, region)
+        elif op.inplace is None and op.defn.same is not None and op.defn.same(op):
+            self.current[op.outputs[0]] = self.read(op.inputs[0])
+        elif "zeros" in op.defn.tags:
+            self._zeros(op.outputs[0], op)
+        else:
+            self._simple(op, op_regions)
+
+    def _zeros(self, t: Tensor, op: Op | None = None) -> None:
+        (self.current[t],) = self.add("zeros", op, (), [self.new(t)]).outputs
+
+    def _simple(self, op: Op, op_regions: Sequence[Region[Graph]]) -> None:
+        inputs = [self.read(t) for t in op.inputs]
+        derived = tuple(self._derivative(region) for region in op_regions)
+        node = self.add("op", op, inputs, map(self.new, op.outputs), derived)
+        first = 0 if op.inplace is None else 1
+        if first:
+            self.write(op.outputs[0], node.outputs[0])
+        self.current.update(zip(op.outputs[first:], node.outputs[first:], strict=True))
+
+    def _derivative(self, region: Region[Graph]) -> Region[Functional]:
+        form = functionalise(region.graph, *region.also)
+        return Region(
+            form, region.inputs, (None,) * len(form.outputs), (), region.count, "derivative"
+        )
+
+    # ---- loops, of which calls are one of one iteration -----------------------------------------
+    def _loop(self, op: Op, region: Region[Graph]) -> None:
+        form = functionalise(region.graph)
+        if region.count == 0:
+            self._no_iterations(op, region)
+            return
+        inputs = [self.read(t) for t in op.inputs]
+        own = len(region.outputs)
+        reaching = [(own + k, i) for k, i in enumerate(form.changed) if region.reaches(op, i)]
+        carried = {i: k for k, i in region.carried}
+        by_ref = [(k, i) for k, i in reaching if i not in carried]
+        results = [*op.outputs, *(op.inputs[region.position(i)] for _, i in by_ref)]
+        at = {k: len(op.outputs) + n for n, (k, _) in enumerate(by_ref)}
+        pure = Region(
+            form,
+            region.inputs,
+            (*region.outputs, *(at.get(k) for k in range(own, len(form.outputs)))),
+            (*region.carried, *by_ref),
+            region.count,
+        )
+        node = self.add("op", op, inputs, map(self.new, results), (pure,))
+        values = node.outputs[len(op.outputs) :]
+        self.current.update(zip(op.outputs, node.outputs, strict=False))
+        for (_, i), value in zip(by_ref, values, strict=True):
+            self.write(op.inputs[region.position(i)], value)
+        for _, i in reaching:  # a reference that is carried ends with the last iteration's output
+            if i in carried:
+                self.write(op.inputs[region.position(i)], self.current[op.outputs[carried[i]]])
+
+    def _no_iterations(self, op: Op, region: Region[Graph]) -> None:
+        carried = dict(region.carried)
+        for k, at in enumerate(region.outputs):
+            if at is not None and k in carried:
+                self.current[op.outputs[at]] = self.read(op.inputs[region.position(carried[k])])
+            elif at is not None:
+                self._zeros(op.outputs[at])
+
+    # ---- branches -------------------------------------------------------------------------------
+    def _branches(self, op: Op, op_regions: Sequence[Region[Graph]]) -> None:
+        forms = [functionalise(region.graph) for region in op_regions]
+        changed: dict[Tensor, None] = {}
+        for region, form in zip(op_regions, forms, strict=True):
+            for i in form.changed:
+                if region.reaches(op, i):
+                    owned = self.views.owners(op.inputs[region.position(i)])
+                    changed.update(dict.fromkeys(owned))
+        owners = list(changed)
+        inputs = [self.read(t) for t in (*op.inputs, *owners)]
+        first, last = len(op.inputs), len(op.outputs)
+        pure = [
+            Region(
+                self._branch(op, region, form, owners),
+                (*region.inputs, *range(first, first + len(owners))),
+                (*region.outputs, *range(last, last + len(owners))),
+                kind="branch",
+            )
+            for region, form in zip(op_regions, forms, strict=True)
+        ]
+        node = self.add("op", op, inputs, map(self.new, (*op.outputs, *owners)), tuple(pure))
+        self.current.update(zip((*op.outputs, *owners), node.outputs, strict=True))
+
+    def _branch(
+        self, op: Op, region: Region[Graph], form: Functional, owners: Sequence[Tensor]
+    ) -> Functional:
+        """A branch that is also given the caller's owners, and returns them."""
+        given = [Value(t) for t in owners]
+        writer = _Writer(dict(zip(owners, given, strict=True)), self.views)
+        own = len(region.outputs)
+        for k, i in enumerate(form.changed):
+            if region.reaches(op, i):
+                writer.write(op.inputs[region.position(i)], form.outputs[own + k])
+        return replace(
+            form,
+            inputs=[*form.inputs, *given],
+            nodes=[*form.nodes, *writer.nodes],
+            outputs=[*form.outputs[:own], *(writer.current[t] for t in owners)],
+            changed=(),
+            is_branch=True,
+        )

@@ -1,0 +1,125 @@
+"""The text form of ops, graphs and programs: what `print(graph)` shows to people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from popxl._analysis.tensor_names import name_text
+from popxl._ir.analysis_registry import attach
+
+if TYPE_CHECKING:
+    from popxl._analysis.functionalization import Functional, Node, Value
+    from popxl._ir.op import Op
+    from popxl.graph import Graph
+    from popxl.ir import Ir
+    from popxl.tensor import Tensor, TensorSpec
+
+
+def spec_text(spec: TensorSpec) -> str:
+    """`float32[2, 3]`, with `of [4, 3]` appended for a shard."""
+    text = f"{spec.dtype.name}{list(spec.shape)}"
+    return f"{text} of {list(spec.meta_shape)}" if spec.meta_shape else text
+
+
+def _declared(t: Tensor) -> str:
+    return f"%{name_text(t)}: {'&' if t._by_ref else ''}{spec_text(t.spec)}"
+
+
+def _value(value: Any) -> str:
+    from popxl.graph import Graph
+
+    if isinstance(value, Graph):
+        return f"@{value.id}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    return str(value)
+
+
+@attach
+def op_text(op: Op) -> str:
+    """`%y: float32[2, 2] = matmul(%x, %w)` with attributes and hints."""
+    left = ", ".join(_declared(t) for t in op.outputs)
+    args = ", ".join(f"%{name_text(t)}" for t in op.inputs)
+    attrs = "".join(f" {k}={_value(v)}" for k, v in op.attrs.items() if v is not None)
+    modified = f" modifies={sorted(op.site_modified)}" if op.site_modified else ""
+    hints = [f"ipu={op.ipu}"] if op.ipu is not None else []
+    hints += ["io"] if op.io else []
+    hint = f"  # {' '.join(hints)}" if hints else ""
+    return f"{left + ' = ' if left else ''}{op.name}({args}){attrs}{modified}{hint}"
+
+
+@attach
+def graph_text(graph: Graph) -> str:
+    """A graph with its inputs, variables, constants, ops and outputs."""
+    from popxl.tensor import Shard, Variable
+
+    ins = ", ".join(_declared(t) for t in graph._inputs)
+    outs = ", ".join(f"%{name_text(t)}" for t in graph._outputs)
+    lines = [f"graph @{graph.id}({ins}) -> ({outs}) {{"]
+    for t in graph._tensors.values():
+        if isinstance(t, Shard):
+            lines.append(f"  {_declared(t)} = shard of %{name_text(t._of)}")
+        elif hasattr(t, "_data"):
+            kind = "variable" if isinstance(t, Variable) else "constant"
+            lines.append(f"  {_declared(t)} = {kind} {_initial(t)}")
+    lines += [f"  {op_text(op)}" for op in graph._ops]
+    return "\n".join([*lines, "}"])
+
+
+def _initial(t: Any) -> str:
+    from popxl.tensor import Variable
+
+    if not isinstance(t, Variable):
+        return str(t._data) if t._data.size <= 8 else "..."
+    where = f" in {t._remote[0]!r} at {t._remote[1]}" if t._remote else ""
+    return f"{t._grouping!r} {t._retrieval}{where}{' sharded' if t._sharded else ''}"
+
+
+@attach
+def ir_text(ir: Ir) -> str:
+    """The whole program: header, buffers, streams, graphs."""
+    header = f"replicas={ir.replication_factor} host_transfers={ir.num_host_transfers}"
+    lines = [f"ir {header}"]
+    lines += [repr(b) for b in ir._buffers]
+    lines += [repr(s) for s in ir._streams.values()]
+    return "\n".join([*lines, *map(graph_text, ir._graphs)])
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type if it has none."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+# ---- the functional form ------------------------------------------------------------------------
+@attach
+def node_text(node: Node) -> str:
+    """`%v'1 = add_(%v, %c)`, with what it runs."""
+    left = ", ".join(map(_bound, node.outputs))
+    args = ", ".join(map(repr, node.inputs))
+    name = node.kind if node.op is None else node.op.defn.name
+    if node.kind in ("view", "write"):
+        name = f"{node.kind} {name}"
+    runs = [
+        f"@{r.graph.graph.id}" + (f" x {r.count}" if r.count != 1 else "") for r in node.regions
+    ]
+    values = ((k, v) for k, v in node.attrs.items() if v is not None and not runs)
+    attrs = "".join(f" {k}={_value(v)}" for k, v in values)
+    return f"{left + ' = ' if left else ''}{' '.join([name, *runs])}({args}){attrs}"
+
+
+def _bound(value: Value) -> str:
+    return f"{value!r}: {spec_text(value.spec)}"
+
+
+@attach
+def functional_text(form: Functional) -> str:
+    """The functional form of a graph."""
+    ins = ", ".join(map(_bound, form.inputs))
+    own = len(form.outputs) - len(form.changed)
+    outs = ", ".join(map(repr, form.outputs[:own]))
+    pairs = zip(form.changed, form.outputs[own:], strict=True)
+    changed = ", ".join(f"{form.inputs[i]!r} becomes {v!r}" for i, v in pairs)
+    outs = "; ".join(filter(None, (outs, changed)))
+    lines = [f"functional @{form.graph.id}({ins}) -> ({outs}) {{"]
+    return "\n".join([*lines, *(f"  {node_text(node)}" for node in form.nodes), "}"])

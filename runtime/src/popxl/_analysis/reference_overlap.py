@@ -1,0 +1,74 @@
+"""References: tensors by which a graph changes what its caller passes."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from popxl._analysis.alias_analysis import Views, numbered
+from popxl._analysis.functionalization import functionalise
+from popxl._ir.analysis_registry import attach
+from popxl._ir.regions import Region, regions
+
+if TYPE_CHECKING:
+    from popxl._ir.op import Op
+    from popxl.graph import Graph
+    from popxl.tensor import Tensor
+
+
+@attach
+def changed_inputs(op: Op, region: Region[Graph]) -> set[int]:
+    """Indices of the inputs of the region's graph that it changes, and whose changes reach what
+    `op` passes."""
+    references = _references(op, region)
+    return references and references.intersection(functionalise(region.graph).changed)
+
+
+def _references(op: Op, region: Region[Graph]) -> set[int]:
+    """Indices of the inputs of the region's graph whose changes reach what `op` passes."""
+    if region.kind == "derivative":
+        return set()
+    return {i for i in range(len(region.inputs)) if region.reaches(op, i)}
+
+
+def check_references(op: Op) -> None:
+    """Check that the references by which a graph changes tensors do not overlap.
+
+    Raises:
+        ValueError: two do, so that one of the changes would be lost.
+    """
+    for region in regions(op):
+        if len(_references(op, region)) > 1 and (changed := changed_inputs(op, region)):
+            _check_disjoint(op, region, changed)
+
+
+def _check_disjoint(op: Op, region: Region[Graph], changed: set[int]) -> None:
+    graph, views = region.graph, Views()
+    holders: dict[Tensor, list[int]] = {}
+    for i, inner in enumerate(graph._inputs):
+        if inner._by_ref or i in changed:
+            for owner in views.owners(op.inputs[region.position(i)]):
+                holders.setdefault(owner, []).append(i)
+    for owner, indices in holders.items():
+        for i, k in combinations(indices, 2):
+            parts = [op.inputs[region.position(j)] for j in (i, k)]
+            if not changed.isdisjoint((i, k)) and _overlap(views, owner, parts):
+                names = f"{graph._inputs[i].name!r} and {graph._inputs[k].name!r}"
+                raise ValueError(
+                    f"{op.name} at {op.location} passes {owner.id!r} as two references, {names} of "
+                    f"graph {graph.id!r}, which changes it: pass it once, or parts of it that do "
+                    "not overlap"
+                )
+
+
+def _overlap(views: Views, owner: Tensor, parts: list[Tensor]) -> bool:
+    """Whether two tensors show an element of `owner` in common."""
+
+    def own(part: Tensor) -> np.ndarray:
+        numbers = numbered(part)
+        return numbers if part is owner else np.full_like(numbers, -1)
+
+    a, b = (views.shown(views.root(t), own) for t in parts)
+    return np.intersect1d(a[a >= 0], b[b >= 0]).size > 0

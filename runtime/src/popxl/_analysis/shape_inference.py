@@ -1,0 +1,101 @@
+"""Shapes and dtypes of an op's results, and the errors when its inputs do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from popxl import dtypes
+from popxl._analysis.memo import recent
+from popxl._analysis.printing import first_line
+from popxl._ir.sharding import common
+from popxl.errors import SpecError
+from popxl.replica_grouping import ReplicaGrouping
+
+if TYPE_CHECKING:
+    from popxl._ir.op import Op
+    from popxl.tensor import TensorSpec
+
+_CACHE: dict[Any, tuple[Any, ...]] = {}
+
+
+def describe(op: Op) -> str:
+    """`name(x: float32[2, 3], ...)` for error messages."""
+    args = ", ".join(f"{t.name}: {t.dtype.name}{list(t.shape)}" for t in op.inputs)
+    return f"{op.name}({args}) at {op.location}"
+
+
+def infer_specs(op: Op) -> Sequence[TensorSpec]:
+    """Specs of the outputs of `op`. Raises SpecError with the op, its inputs and the location."""
+    defn = op.defn
+    if defn.dtypes == "same" and len({t.dtype for t in op.inputs}) > 1:
+        raise SpecError(
+            f"{describe(op)}: the inputs must have one dtype; there is no implicit conversion, "
+            "use ops.cast"
+        )
+    rule = defn.infer or from_lowering(op)
+    try:
+        specs = list(rule(*(t.spec for t in op.inputs), **op.attrs))
+    except (TypeError, ValueError, ArithmeticError, LookupError) as error:
+        raise SpecError(f"{describe(op)}: {first_line(error)}") from error
+    _check_inplace(op, specs)
+    return specs
+
+
+def _check_inplace(op: Op, specs: Sequence[TensorSpec]) -> None:
+    if op.inplace is None:
+        return
+    target = op.inputs[op.inplace]
+    if (specs[0].shape, specs[0].dtype) != (target.shape, target.dtype):
+        raise SpecError(
+            f"{describe(op)}: the result {specs[0].dtype.name}{list(specs[0].shape)} cannot be "
+            f"written in place to {target.name!r}"
+        )
+
+
+def from_lowering(op: Op) -> Any:
+    """The default rule: trace the meaning of the op on abstract values."""
+
+    def rule(*specs: TensorSpec, **attrs: Any) -> list[TensorSpec]:
+        key = (op.defn.name, tuple((s.shape, s.dtype) for s in specs), freeze(attrs))
+        outputs = recent(
+            _CACHE,
+            key,
+            lambda: tuple((s.shape, s.dtype) for s in abstract_outputs(op.defn, specs, attrs)),
+        )
+        return [_spec(shape, dt, specs, op) for shape, dt in outputs]
+
+    return rule
+
+
+def abstract_outputs(defn: Any, specs: Sequence[TensorSpec], attrs: Any) -> list[Any]:
+    """`ShapeDtypeStruct`s of the results of a pure op."""
+    # As JAX computes: sessions refuse elements of 64 bits, and from 0.11 on JAX warns of them here.
+    dtypes_of = (jax.dtypes.canonicalize_dtype(s.dtype.as_jax()) for s in specs)
+    args = [jax.ShapeDtypeStruct(s.shape, d) for s, d in zip(specs, dtypes_of, strict=True)]
+    out = jax.eval_shape(lambda *xs: defn.lower(*xs, **attrs), *args)
+    return list(out) if isinstance(out, (tuple, list)) else [out]
+
+
+def _spec(shape: Any, dtype: Any, inputs: Sequence[TensorSpec], op: Op) -> TensorSpec:
+    from popxl.tensor import TensorSpec
+
+    meta: tuple[int, ...] = ()
+    if "elementwise" in op.defn.tags or op.inplace is not None:
+        # The shard of an elementwise result stands for the same part of the same whole.
+        meta = common(s.meta_shape for s in inputs if s.shape == tuple(shape))
+    return TensorSpec(tuple(shape), dtypes.dtype.as_dtype(np.dtype(dtype)), meta)
+
+
+def freeze(value: Any) -> Any:
+    """A key of caches for attributes: it is of no program, and says what groupings are now."""
+    if isinstance(value, ReplicaGrouping):
+        return ReplicaGrouping, tuple(value.assignment)
+    if isinstance(value, dict):
+        return tuple(sorted((k, freeze(v)) for k, v in value.items()))
+    if isinstance(value, (list, tuple)):
+        return tuple(freeze(v) for v in value)
+    return type(value), value  # 1, 1.0 and True are equal, but make results of different dtypes

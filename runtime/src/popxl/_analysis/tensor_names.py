@@ -1,0 +1,36 @@
+"""Names of tensors as people read them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from popxl._analysis.memo import found_once
+
+if TYPE_CHECKING:
+    from popxl.graph import Graph
+    from popxl.tensor import Tensor
+
+_LONG = 40  # characters of a result's name, without its scopes
+
+
+@found_once
+def _short_names(graph: Graph) -> dict[Tensor, str]:
+    """What results of long names are called in the text form, since results of views and casts
+    are named after their inputs: the first and the last words, and a number if that is not one's
+    own."""
+    short: dict[Tensor, str] = {}
+    times: Counter[str] = Counter()
+    for t in graph._tensors.values():
+        scopes, slash, own = t.name.rpartition("/")
+        if t._producer is not None and len(own) > _LONG:
+            begin = own[:24].rpartition("_")[0] or own[:24]
+            cut = f"{scopes}{slash}{begin}.._{own[-16:].partition('_')[2] or own[-16:]}"
+            short[t] = f"{cut}~{times[cut]}" if times[cut] else cut
+            times[cut] += 1
+    return short
+
+
+def name_text(t: Tensor) -> str:
+    """The name of a tensor, cut if it is that of a long chain of ops."""
+    return _short_names(t._graph).get(t, t.name)

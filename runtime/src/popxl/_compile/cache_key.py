@@ -1,0 +1,292 @@
+"""What determines a compiled segment, as one digest: the key of the executable cache.
+
+The text form of an Ir is for people: it shortens constants and leaves out what ops mean. Here every
+fact that reaches the compiler is written down, and none that does not: no ids of objects, no source
+locations, no values of variables or of constants that are arguments of the program. A fact that
+cannot be written down makes the program uncacheable; it never makes two programs look the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jaxlib
+import numpy as np
+
+from popxl import dtypes
+from popxl._compat.session_options import MEANINGFUL
+from popxl._ir.op_registry import registry
+from popxl._schedule.segment import Segment, donated, facts_of
+from popxl.graph import Graph
+from popxl.replica_grouping import ReplicaGrouping
+from popxl.streams import Stream
+from popxl.tensor import Constant, Tensor, TensorSpec
+
+if TYPE_CHECKING:
+    from popxl._analysis.functionalization import Functional, Node, Value
+    from popxl._compile.compile_target import Target
+    from popxl._ir.op import Op
+    from popxl._ir.op_registry import OpDef
+    from popxl.ir import Ir
+
+_OURS = ("popxl", "popxl_addons")
+_ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+_JAX_SETTINGS = (
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_disable_most_optimizations",
+    "jax_enable_x64",
+    "jax_numpy_dtype_promotion",
+    "jax_threefry_partitionable",
+)
+_PATH_OPTIONS = {"cachePath", "dotChecks", "enableEngineCaching", "logDir"}
+# Custom calls that every process can run: XLA's own, and kernels that travel in the executable.
+_BUILTIN_CALLS = re.compile(r"Sharding$|SPMD|TopK$|__gpu\$|tpu_custom_call$")
+
+
+class Uncacheable(Exception):
+    """The program has a part whose meaning cannot be written down; the message says which."""
+
+
+def segment_key(program: Target, segment: Segment) -> str:
+    """SHA-256 of all that determines the executable of `segment`, in hexadecimal. Equal segments
+    have equal keys, wherever in a program they are.
+
+    Raises:
+        Uncacheable: the segment acts on the outside world, or an op or attribute has no stable
+            description.
+    """
+    digest = hashlib.sha256()
+    platform = program.platform.name
+    for line in (*_machine(program), *segment_lines(program.ir, platform, segment)):
+        digest.update(line.encode())
+        digest.update(b"\n")
+    return digest.hexdigest()
+
+
+# ---- the machine and the software ---------------------------------------------------------------
+def _machine(program: Target) -> Iterator[str]:
+    devices = list(program.mesh.devices.flat)
+    client = devices[0].client
+    yield f"sources {_source_digest()}"
+    yield f"jax {jax.__version__} jaxlib {jaxlib.__version__}"
+    yield f"platform {program.platform.name} {client.platform_version}"
+    yield f"devices {[d.id for d in devices]}"
+    yield f"kinds {sorted({d.device_kind for d in devices})}"
+    yield f"process {jax.process_index()} of {jax.process_count()}"
+    yield f"processor {_processor()}"
+    yield f"switches {sorted(_own_switches(program.platform.switches))}"
+    yield from (f"{name}={os.environ.get(name, '')}" for name in _ENVIRONMENT)
+    yield from jax_settings()
+
+
+def _own_switches(switches: Mapping[str, Any]) -> Iterator[str]:
+    """The compiler's switches but for those that its flags, which are told apart, say too."""
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    return (s for n, v in switches.items() if (s := f"--{n}={str(v).lower()}") not in flags)
+
+
+def jax_settings() -> Iterator[str]:
+    """Settings of JAX that change what is traced or compiled."""
+    yield from (f"{name}={jax.config.values.get(name)}" for name in _JAX_SETTINGS)
+
+
+@cache
+def _processor() -> str:
+    """Model and instruction sets of the CPU; XLA compiles for exactly these."""
+    names = ("vendor_id", "cpu family", "model", "model name", "flags", "Features", "CPU part")
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    first = text.partition("\n\n")[0]
+    pairs = (line.partition(":") for line in first.splitlines())
+    fields = {name.strip(): value.strip() for name, _, value in pairs}
+    return f"{platform.machine()} {[fields.get(name, '') for name in names]}"
+
+
+@cache
+def _source_digest() -> str:
+    """Digest of the source files that give ops their meaning."""
+    digest = hashlib.sha256()
+    root = Path(__file__).parents[2]
+    for package in _OURS:
+        for path in sorted((root / package).rglob("*.py")):
+            digest.update(f"{path.relative_to(root)}\0".encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+# ---- the segment --------------------------------------------------------------------------------
+def segment_lines(ir: Ir, platform: str, segment: Segment, labelled: bool = False) -> Iterator[str]:
+    """The segment as lines of text; equal lines mean equal segments on one machine.
+
+    Args:
+        labelled: equal segments also belong to the same parts of a program (`popxl.plan.part`).
+    """
+    if segment.effects.impure:
+        raise Uncacheable("it calls back to Python (print_tensor)")
+    facts = facts_of(segment)
+    text = _Text(platform, facts.watched, labelled)
+    options = ir._pb_ir.getSessionOptions()
+    yield f"replicas={facts.replicas} transfers={facts.transfers}"
+    for name in sorted(MEANINGFUL - _PATH_OPTIONS):
+        yield f"option {name}={getattr(options, name)}"
+    for i, value in enumerate(segment.args):
+        yield f"argument {text.value(value)} {'number' if i in segment.numbers else ''}"
+    yield from (f"stream {text.stream(s)}" for s in segment.streams)
+    yield f"sinks {[text.stream(s) for s in segment.sinks]}"
+    yield from (f"constant {text.tensor(c)} {_spec(c.spec)}" for c in segment.constants)
+    yield from map(text.node, segment.nodes)
+    yield f"checks {[facts.checks[op] for op in segment.effects.checks if op in facts.checks]}"
+    yield f"return {text.values(segment.results)}"
+    yield f"donated {donated(segment)} infinite {facts.infinite}"
+    yield from text.graphs()
+
+
+class _Text:
+    """Writes down nodes, with names that are the same in all equal segments."""
+
+    def __init__(self, target: str, watched: Mapping[Op, int], labelled: bool = False) -> None:
+        self._target, self._watched, self._labelled = target, watched, labelled
+        self._numbers: dict[Any, int] = {}
+        self._graphs: dict[Functional, int] = {}
+
+    def stream(self, s: Stream) -> str:
+        return f"{self._number('stream', s)} {type(s).__name__} {_spec(s.spec)}"
+
+    def _number(self, kind: str, thing: Any) -> int:
+        return self._numbers.setdefault((kind, thing), len(self._numbers))
+
+    def tensor(self, t: Tensor) -> str:
+        if isinstance(t, Constant) and t._is_argument:
+            return f"%{self._number('content', t._content)}"
+        return f"%{self._number('tensor', t)}"
+
+    def value(self, v: Value) -> str:
+        t = v.tensor
+        if v.node is None and isinstance(t, Constant):
+            return f"{self.tensor(t)} {_spec(t.spec)} {self._data(t)}"
+        return f"%{self._number('value', v)} {_spec(t.spec)}"
+
+    def values(self, values: Iterable[Value]) -> list[str]:
+        return list(map(self.value, values))
+
+    @staticmethod
+    def _data(t: Constant) -> str:
+        return "argument" if t._is_argument else _array(t._data)
+
+    def node(self, node: Node) -> str:
+        ins, outs = self.values(node.inputs), self.values(node.outputs)
+        runs = [
+            f"{self._graph(r.graph)} {r.inputs} {r.outputs} {r.carried} {r.count} {r.kind}"
+            for r in node.regions
+        ]
+        meaning = "" if node.op is None else self._meaning(node.op)
+        watched = "" if node.op is None else self._watched.get(node.op, "")
+        part = f" of {node.part!r}" if self._labelled else ""
+        return f"{node.kind} {meaning} {ins} -> {outs} {runs} {watched}{part}"
+
+    def _meaning(self, op: Op) -> str:
+        try:
+            pairs = sorted(op.attrs.items())
+            attrs = ", ".join(f"{k}={self.attribute(v)}" for k, v in pairs)
+        except Uncacheable as error:
+            raise Uncacheable(f"{op.name} at {op.location} has {error}") from None
+        return f"{op.defn.name} {{{attrs}}} {' '.join(_user_defined(op, self._target))}"
+
+    def _graph(self, graph: Functional) -> str:
+        return f"graph:{self._graphs.setdefault(graph, len(self._graphs))}"
+
+    def graphs(self) -> Iterator[str]:
+        """The graphs that were named, and those that they name."""
+        done = 0
+        while done < len(self._graphs):
+            graph = list(self._graphs)[done]
+            yield f"graph {done} {self.values(graph.inputs)}"
+            yield from map(self.node, graph.nodes)
+            yield f"return {self.values(graph.outputs)}"
+            done += 1
+
+    def attribute(self, value: Any) -> str:
+        """A text that equal attributes share and different ones do not."""
+        if value is None or isinstance(value, (bool, int, float, str, bytes, Enum)):
+            return f"{type(value).__name__}:{value!r}"
+        match value:
+            case TensorSpec():  # before mappings, which it is
+                return _spec(value)
+            case tuple() | list():
+                return f"{type(value).__name__}({', '.join(map(self.attribute, value))})"
+            case dict():
+                pairs = (f"{self.attribute(k)}: {self.attribute(v)}" for k, v in value.items())
+                return f"dict({', '.join(pairs)})"
+            case Graph():
+                return "graph"  # the node's regions say what it means
+            case Tensor():
+                return f"tensor:{self._place(value)}"
+            case Stream():
+                return f"stream:{self.stream(value)}"
+        for kind, write in _WRITERS:
+            if isinstance(value, kind):
+                return write(value)
+        raise Uncacheable(f"an attribute of type {type(value).__name__}")
+
+    def _place(self, t: Tensor) -> str:
+        """A tensor of a graph that the op runs: regions list the values of those that are no
+        inputs in the same order."""
+        ins = t._graph._inputs
+        return f"input {ins.index(t)}" if t in ins else self.tensor(t)
+
+
+def _spec(spec: TensorSpec) -> str:
+    return f"{spec.dtype.name}{list(spec.shape)}{list(spec.meta_shape)}"
+
+
+def _array(x: np.ndarray) -> str:
+    data = hashlib.sha256(np.ascontiguousarray(x).tobytes()).hexdigest()
+    return f"{x.dtype.str}{list(x.shape)}:{data}"
+
+
+_WRITERS: tuple[tuple[type, Any], ...] = (
+    (dtypes.dtype, lambda v: f"dtype:{v.name}"),
+    (np.dtype, lambda v: f"np.dtype:{v}"),
+    (np.generic, lambda v: f"np:{_array(np.asarray(v))}"),
+    (np.ndarray, lambda v: f"np:{_array(v)}"),
+    (ReplicaGrouping, lambda v: f"groups:{v.assignment}"),
+)
+
+
+# ---- ops that users define ----------------------------------------------------------------------
+def _is_ours(defn: OpDef) -> bool:
+    return defn.home.partition(".")[0] in _OURS
+
+
+def _user_defined(op: Op, target: str) -> Iterator[str]:
+    """What an op of the user's means: the StableHLO it lowers to, and that its gradient does."""
+    defn = registry()[op.attrs["of"]] if op.defn.name == "vjp" else op.defn
+    if not _is_ours(defn):
+        yield _meaning(op, target)
+
+
+def _meaning(op: Op, target: str) -> str:
+    if op.defn.lower is None or op.view:
+        raise Uncacheable(f"{op.name} at {op.location} is a structural op or view of the user's")
+    specs = [jax.ShapeDtypeStruct(t.shape, t.dtype.as_jax()) for t in op.inputs]
+    try:
+        traced = jax.jit(partial(op.defn.lower, **op.attrs)).trace(*specs)
+        text = traced.lower(lowering_platforms=("cuda" if target == "gpu" else target,)).as_text()
+    except Exception as error:  # whatever the user's function raises when it stands alone
+        raise Uncacheable(f"{op.name} at {op.location} cannot be lowered alone") from error
+    for call in re.findall(r"custom_call @(\w+|\"[^\"]+\")", text):
+        if not _BUILTIN_CALLS.match(call.strip('"')):
+            raise Uncacheable(f"{op.name} at {op.location} calls {call}, which lives outside XLA")
+    return f"meaning {hashlib.sha256(text.encode()).hexdigest()}"

@@ -1,0 +1,248 @@
+"""Executables on disk: a second start neither traces nor compiles.
+
+One file for each segment, named by the digest of everything that determines it. A file is a line
+of JSON (format, key, signature, digest of what follows) and the executable as XLA serialises it. A
+file that does not fit in any way is replaced.
+
+Loading an executable runs it: the folder must be as private as the program itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from popxl._compile.cache_eviction import PART, SUFFIX, limit, prune
+from popxl._compile.cache_key import Uncacheable, segment_key
+from popxl._compile.cache_permissions import distrust, distrust_folder
+from popxl._compile.executable_serialization import LoadedSegment, Specs, serialize, signature
+from popxl._compile.segment_function import lower_segment
+from popxl._compile.xla_compile import compile_lowered
+from popxl._ir.log import logger
+from popxl._schedule.segment import Segment
+
+if TYPE_CHECKING:
+    from popxl._compile.compile_target import Target
+    from popxl.ir import Ir
+
+_FORMAT = "popxl executable 2"
+_HEADER_LIMIT = 2**26  # bytes; a longer first line is none of ours
+_VARIABLES = ("POPXL_CACHE_DIR", "POPART_CACHE_DIR")
+_unwritable: set[Path] = set()
+"""Folders that could not be written: the first segment warns for all."""
+
+
+@dataclass
+class Statistics:
+    """What sessions of this process did, counted.
+
+    Attributes:
+        hits: executables loaded from the cache.
+        misses: segments looked for in the cache and not found.
+        traces: segments traced by JAX.
+        compiles: segments compiled by XLA.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    traces: int = 0
+    compiles: int = 0
+
+
+statistics = Statistics()
+
+
+@dataclass(frozen=True)
+class Startup:
+    """What creating a session did.
+
+    Attributes:
+        seconds: wall-clock time of the whole.
+        from_cache: whether the executable was loaded from the cache (`POPXL_CACHE_DIR`).
+        traces: how often JAX traced the program; 0 if it came from the cache.
+        compiles: how often XLA compiled it; 0 if it came from the cache.
+    """
+
+    seconds: float
+    from_cache: bool
+    traces: int
+    compiles: int
+
+
+class Stopwatch:
+    """Measures a `Startup`, from its creation on.
+
+    It reads the counters of the process: sessions created at once in several threads are counted
+    with each other.
+    """
+
+    def __init__(self) -> None:
+        self._before = replace(statistics)
+        self._start = time.perf_counter()
+
+    def read(self) -> Startup:
+        """What happened until now."""
+        return Startup(
+            seconds=time.perf_counter() - self._start,
+            from_cache=statistics.hits > self._before.hits,
+            traces=statistics.traces - self._before.traces,
+            compiles=statistics.compiles - self._before.compiles,
+        )
+
+
+class SegmentCache:
+    """Loads or compiles the segments of one program; may be used by several threads."""
+
+    def __init__(self, program: Target) -> None:
+        self._program = program
+        self._folder, self._limit = _trusted(cache_folder(program.ir)), limit()
+        self._lock = Lock()
+
+    def key(self, segment: Segment) -> str:
+        """A text that equal segments share; a segment that cannot be described has its own."""
+        try:
+            return segment_key(self._program, segment)
+        except Uncacheable as reason:
+            logger.info("segment %s is not cached: %s", segment.name, reason)
+            return f"uncacheable {id(segment)}"
+
+    def load(self, segment: Segment) -> Any | None:
+        """The executable of a segment, if it is in the folder."""
+        path, key = self._place(segment)
+        if path is None:
+            return None
+        devices = list(self._program.mesh.devices.flat)
+        return _load(self._program.specs_of(segment), devices, path, key)
+
+    def compile(self, segment: Segment) -> Any:
+        """Compile a segment, and put its executable into the folder."""
+        path, key = self._place(segment)
+        compiled = self._compile(segment)
+        if path is not None:
+            self.count("misses")
+            _store(self._program.specs_of(segment), compiled, path, key, self._limit)
+        return compiled
+
+    def _place(self, segment: Segment) -> tuple[Path | None, str]:
+        key = self.key(segment)
+        is_kept = self._folder is not None and not key.startswith("uncacheable")
+        return (self._folder / f"{key}{SUFFIX}" if self._folder and is_kept else None), key
+
+    def _compile(self, segment: Segment) -> Any:
+        start = time.perf_counter()
+        program = self._program
+        self.count("traces")
+        lowered = lower_segment(segment, program.mesh, program.specs_of(segment)[0])
+        self.count("compiles")
+        compiled = compile_lowered(lowered, program.platform.name)
+        logger.info("compiled %s in %.2f s", segment.name, time.perf_counter() - start)
+        return compiled
+
+    def count(self, what: str) -> None:
+        """Count one of the `statistics`."""
+        with self._lock:
+            setattr(statistics, what, getattr(statistics, what) + 1)
+
+
+def cache_folder(ir: Ir) -> Path | None:
+    """`POPXL_CACHE_DIR`, else `POPART_CACHE_DIR`, else the session option `cachePath` if
+    `enableEngineCaching` is set, else None: no cache."""
+    for variable in _VARIABLES:
+        if os.environ.get(variable):
+            return Path(os.path.expanduser(os.environ[variable]))
+    options = ir._pb_ir.getSessionOptions()
+    if options.enableEngineCaching and options.cachePath:
+        return Path(options.cachePath)
+    return None
+
+
+def _trusted(folder: Path | None) -> Path | None:
+    """The folder, if no other user can put executables into it; they are run as they are."""
+    reason = None if folder is None else distrust_folder(folder)
+    if reason is None:
+        return folder
+    logger.warning("the cache of executables in %s is not used: %s", folder, reason)
+    return None
+
+
+# ---- files --------------------------------------------------------------------------------------
+class _Unusable(Exception):
+    """The file is not what its name promises."""
+
+
+def _load(specs: Specs, devices: list[Any], path: Path, key: str) -> LoadedSegment | None:
+    start = time.perf_counter()
+    try:
+        with path.open("rb") as file:
+            if reason := distrust(os.fstat(file.fileno())):
+                raise _Unusable(reason)
+            payload = _payload(file, specs, key)
+        loaded = LoadedSegment(specs, devices, payload)
+        with suppress(OSError):  # it may belong to somebody else
+            os.utime(path)
+    except FileNotFoundError:
+        return None
+    except Exception as reason:  # XLA raises what it likes for bytes it does not like
+        logger.warning(
+            "ignoring the cached executable %s, which will be replaced: %s", path, reason
+        )
+        return None
+    logger.info("loaded executable from cache in %.2f s", time.perf_counter() - start)
+    return loaded
+
+
+def _payload(file: Any, specs: Specs, key: str) -> bytes:
+    try:
+        header = json.loads(file.readline(_HEADER_LIMIT))
+    except ValueError as error:
+        raise _Unusable("its header is damaged") from error
+    if not isinstance(header, dict) or header.get("format") != _FORMAT:
+        raise _Unusable(f"its format is not {_FORMAT!r}")
+    if header.get("key") != key or header.get("signature") != signature(specs):
+        raise _Unusable("it belongs to another segment")
+    payload = file.read()
+    if hashlib.sha256(payload).hexdigest() != header.get("sha256"):
+        raise _Unusable("its contents are damaged")
+    return payload
+
+
+def _store(specs: Specs, compiled: Any, path: Path, key: str, most: float) -> None:
+    """Write the file in one step: readers see all of it or nothing. Keep the folder in its limit.
+
+    Args:
+        most: bytes of all files.
+    """
+    try:
+        payload = serialize(specs, compiled)
+        header = {
+            "format": _FORMAT,
+            "key": key,
+            "sha256": hashlib.sha256(payload).hexdigest(),
+            "signature": signature(specs),
+        }
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=".", suffix=PART, dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(json.dumps(header).encode() + b"\n")
+                file.write(payload)
+            os.replace(name, path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+        prune(path.parent, most)
+    except Exception as reason:  # a cache that cannot be written must not stop the program
+        level = logging.INFO if path.parent in _unwritable else logging.WARNING
+        logger.log(level, "the executable was not cached in %s: %s", path.parent, reason)
+        _unwritable.add(path.parent)
+        return
+    logger.info("cached the executable: %s, %.1f MiB", path, len(payload) / 2**20)

@@ -1,0 +1,51 @@
+"""A bound on what XLA fuses on a CPU.
+
+It makes one kernel of ops that work on elements, however many they are, and the time that it takes
+to compile one grows faster than the kernel: with 500 steps of a chain and its gradient in one, it
+does not end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from popxl._ir.op_registry import registry
+from popxl.ops._folds import traced_for
+from popxl.ops.placement import materialised
+
+if TYPE_CHECKING:
+    from popxl._analysis.functionalization import Node
+
+_MOST = 256  # ops in a kernel
+_FUSED = frozenset(("elementwise", "movement", "reduction"))  # tags
+_ALSO_FUSED = ("grad_sum", "grad_maximum", "slice_grad", "ipu_copy", "io_tile_copy")
+
+
+class Kernels:
+    """The ops that XLA may compute in one kernel with each value, while a segment is traced."""
+
+    def __init__(self) -> None:
+        # By the identity of an array, which is kept so that no other has it.
+        self._ops: dict[int, tuple[Any, frozenset[int]]] = {}
+        self._numbers = count()
+
+    def bound(self, node: Node, arrays: Sequence[Any], results: Sequence[Any]) -> Sequence[Any]:
+        """Return the results of a node, in memory where their kernel would have too many ops."""
+        if traced_for() != "cpu" or not _is_fused(node):
+            return results
+        before = (self._ops[id(x)][1] for x in arrays if id(x) in self._ops)
+        ops = frozenset((next(self._numbers),)).union(*before)
+        if len(ops) > _MOST:
+            return [materialised(x) for x in results]
+        self._ops.update((id(x), (x, ops)) for x in results)
+        return results
+
+
+def _is_fused(node: Node) -> bool:
+    op = node.op
+    if op is None or node.kind != "op" or node.regions:
+        return False
+    defn = registry()[op.attrs["of"]] if op.defn.name == "vjp" else op.defn
+    return defn.name in _ALSO_FUSED or not _FUSED.isdisjoint(defn.tags)

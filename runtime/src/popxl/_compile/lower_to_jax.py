@@ -1,0 +1,366 @@
+"""Running graphs while JAX traces a segment: values of tensors, and the state that persists.
+
+`Machine` holds the state that ops of the segment touch by themselves: data and positions of host
+streams, faults found, numbers of random roundings. Values of a graph are a dict by `Value`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from popxl._analysis.effects import Effects
+from popxl._analysis.printing import first_line
+from popxl._compile.fusion_limit import Kernels
+from popxl._ir.host_data import device_view
+from popxl.errors import popart_exception
+from popxl.ops.placement import materialised
+
+if TYPE_CHECKING:
+    from popxl._analysis.functionalization import Functional, Node, Value
+    from popxl._ir.op import Op
+    from popxl._ir.regions import Region
+    from popxl.streams import Stream
+    from popxl.tensor import TensorSpec
+
+
+PART = "part"  # marks the labels of parts among the scopes that JAX knows ops by
+
+
+@dataclass
+class Machine:
+    """State of the program while a segment is traced.
+
+    Attributes:
+        streams: data of each stream on this replica, (transfers, *shape).
+        positions: the next transfer of each stream.
+        constants: values of the constants that are arguments of the segment, by `_content`.
+        checks: ops whose rules on values are checked, with a number from 1 for each.
+        watched: ops whose results must be finite, with a number for each.
+        infinite: whether infinities are no finite values either; NaN never is.
+        fault: number of the first op that broke its rule; 0: none did.
+        seed: of the random numbers that updates of 16-bit variables are rounded with, uint32 (2,);
+            None: they are rounded to nearest.
+        updates: how many such updates there were before (see `Op.is_rounded`).
+        made: results of ops that can add to something at once, by their identity, with what does
+            it: where they are only added, nothing else needs them, and XLA leaves them out.
+        kernels: bounds what XLA fuses.
+    """
+
+    streams: dict[Stream, jax.Array] = field(default_factory=dict)
+    positions: dict[Stream, Any] = field(default_factory=dict)
+    constants: dict[int, jax.Array] = field(default_factory=dict)
+    checks: Mapping[Op, int] = field(default_factory=dict)
+    watched: Mapping[Op, int] = field(default_factory=dict)
+    infinite: bool = False
+    fault: Any = 0
+    seed: Any = None
+    updates: Any = 0
+    made: dict[int, tuple[Any, Callable[[Any], Any]]] = field(default_factory=dict)
+    kernels: Kernels = field(default_factory=Kernels)
+
+    # ---- streams --------------------------------------------------------------------------------
+    def next_position(self, stream: Stream) -> Any:
+        at = self.positions[stream]
+        self.positions[stream] = at + 1
+        return at
+
+    def host_load(self, stream: Stream) -> jax.Array:
+        """The next transfer of a host-to-device stream."""
+        data = self.streams[stream]
+        return lax.dynamic_index_in_dim(data, self.next_position(stream), 0, keepdims=False)
+
+    def host_store(self, stream: Stream, value: jax.Array) -> None:
+        """Append to a device-to-host stream."""
+        at = self.next_position(stream)
+        self.streams[stream] = lax.dynamic_update_index_in_dim(self.streams[stream], value, at, 0)
+
+    # ---- checks ---------------------------------------------------------------------------------
+    def check(self, op: Op, inputs: Sequence[jax.Array]) -> None:
+        """Note a fault if `op` has a rule on values and `inputs` break it."""
+        if op in self.checks and op.defn.check is not None:
+            broken = jnp.reshape(op.defn.check.broken(*inputs, **op.attrs), ())
+            self._note_fault(broken, self.checks[op])
+
+    def watch(self, node: Node, inputs: Sequence[jax.Array], results: Sequence[jax.Array]) -> None:
+        """Note a fault if an op makes what is not finite of inputs that are. What an op runs by its
+        regions is watched itself."""
+        op = node.op
+        if op is None or node.kind != "op" or op not in self.watched:
+            return
+        if not node.regions or op.defn.execute is not None:
+            made = self._is_broken(results) & ~self._is_broken(inputs)
+            self._note_fault(made, self.watched[op])
+
+    def _is_broken(self, arrays: Sequence[jax.Array]) -> jax.Array:
+        floats = [x for x in arrays if jnp.issubdtype(x.dtype, jnp.inexact)]
+        broken = [~jnp.isfinite(x) if self.infinite else jnp.isnan(x) for x in floats]
+        # Never an array of no elements: see `global_function`.
+        return jnp.any(jnp.asarray([False, *map(jnp.any, broken)]))
+
+    def _note_fault(self, broken: jax.Array, number: int) -> None:
+        self.fault = jnp.where(broken & (self.fault == 0), number, self.fault)
+
+    @contextmanager
+    def unchecked(self) -> Iterator[None]:
+        """Check and watch nothing inside."""
+        kept = self.checks, self.watched
+        self.checks, self.watched = {}, {}
+        try:
+            yield
+        finally:
+            self.checks, self.watched = kept
+
+    # ---- rounding -------------------------------------------------------------------------------
+    def rounding(self, op: Op) -> dict[str, Any]:
+        """The argument `rounding` of `op`, if it is an update that rounds at random."""
+        if self.seed is None or not op.is_rounded:
+            return {}
+        number = self.updates
+        self.updates = number + 1
+        return {"rounding": (self.seed, number)}
+
+    # ---- running --------------------------------------------------------------------------------
+    def run(self, graph: Functional, inputs: Sequence[jax.Array]) -> list[jax.Array]:
+        """The outputs of a graph. Calls do not recurse, however deep they are nested."""
+        at = _Activation(None, graph, inputs)
+        callers: list[_Activation] = []
+        with ExitStack() as stack:
+            while True:
+                for node in at.nodes:
+                    if _is_call(node):
+                        callers.append(at)
+                        at = self._called(node, at.values)
+                        stack.push(at.scopes)
+                        break
+                    self.execute(node, at.values)
+                else:
+                    outputs = [self.read(v, at.values) for v in at.graph.outputs]
+                    if at.node is None:
+                        return outputs
+                    at.scopes.close()
+                    node, at = at.node, callers.pop()
+                    at.values.update(zip(node.outputs, _returned(node, outputs), strict=True))
+
+    def _called(self, node: Node, values: Mapping[Value, jax.Array]) -> _Activation:
+        """The graph that a call runs, given what it is given."""
+        (region,), op = node.regions, node.op
+        assert op is not None
+        arrays = [self.read(v, values) for v in node.inputs]
+        at = _Activation(node, region.graph, [arrays[i] for i in region.inputs if i is not None])
+        at.scopes.enter_context(jax.named_scope(op.name))
+        at.scopes.enter_context(part_scope(node.part))
+        return at
+
+    def read(self, value: Value, values: Mapping[Value, jax.Array]) -> jax.Array:
+        """The array of a value, or of a constant."""
+        if value in values:
+            return values[value]
+        # Never kept: an array made while tracing a loop body must not be used outside it.
+        t: Any = value.tensor
+        given = self.constants.get(t._content)
+        return jnp.asarray(device_view(t._data)) if given is None else given
+
+    def execute(self, node: Node, values: dict[Value, jax.Array]) -> None:
+        """Run one node; its outputs are added to `values`.
+
+        Raises:
+            popart_exception: with the op and the user's line, if what it means cannot be computed.
+        """
+        arrays = [self.read(v, values) for v in node.inputs]
+        op = node.op
+        if op is None:
+            results = self._results(node, arrays)
+        else:
+            try:
+                with jax.named_scope(op.name), part_scope(node.part):
+                    results = self._results(node, arrays)
+            except popart_exception:
+                raise  # it is for the user already, or names an op of a called graph
+            except Exception as error:
+                raise popart_exception(
+                    f"graph {op.graph.id!r}: `{op}` ({op.location}) cannot be lowered to XLA: "
+                    f"{type(error).__name__}: {first_line(error)}"
+                ) from error
+        results = self.kernels.bound(node, arrays, results)
+        self.watch(node, arrays, results)
+        values.update(zip(node.outputs, results, strict=True))
+
+    def _results(self, node: Node, arrays: list[jax.Array]) -> Sequence[jax.Array]:
+        if node.kind == "zeros":
+            return [_zeros(node.outputs[0].spec)]
+        if node.kind == "apart":
+            return [materialised(arrays[0])]
+        op = node.op
+        assert op is not None
+        if node.kind == "write":
+            assert op.defn.view_write is not None, f"{op.name} has no rule to write through"
+            return op.defn.view_write(tuple(arrays[:-1]), arrays[-1], **op.attrs)
+        if op.defn.lower is not None:
+            self.check(op, arrays)
+            rounding = self.rounding(op) if node.kind == "op" else {}
+            if "sum" in op.defn.tags and not (op.attrs or rounding) and id(arrays[1]) in self.made:
+                return [self.made[id(arrays[1])][1](arrays[0])]
+            result = op.defn.lower(*arrays, **op.attrs, **rounding)
+            if op.defn.onto is not None:
+                onto = partial(op.defn.onto, **op.attrs)
+                self.made[id(result)] = result, lambda t: onto(t, *arrays)
+            return result if isinstance(result, (tuple, list)) else [result]
+        if op.defn.execute is None:
+            return self._run_regions(node, arrays)
+        # A gradient may run graphs again: they were checked when they were called.
+        with self.unchecked() if node.regions else nullcontext():
+            return op.defn.execute(self, node, arrays)
+
+    # ---- loops and branches ---------------------------------------------------------------------
+    def _run_regions(self, node: Node, arrays: list[jax.Array]) -> Sequence[jax.Array]:
+        region = node.regions[0]
+        if region.kind == "branch":
+            outs = self._branch(node.regions, arrays)
+        else:
+            outs = self._loop(region, [arrays[at] for at in region.inputs if at is not None])
+        return _returned(node, outs)
+
+    def _loop(
+        self, region: Region[Functional], given: list[jax.Array]
+    ) -> Sequence[jax.Array | None]:
+        """A call, or a `lax.fori_loop` that carries exactly what the graph changes."""
+        graph = region.graph
+        if region.count == 1:
+            return self.run(graph, given)
+        wanted = [k for k, at in enumerate(region.outputs) if at is not None]
+        state = LoopState(self, [graph], region.count)
+
+        def iteration(at: Any, carry: Any) -> Any:
+            outs, saved = carry
+            with state.entered(saved, at):
+                inputs = list(given)
+                for k, i in region.carried:
+                    inputs[i] = outs[k]
+                new = self.run(graph, inputs)
+                return {k: new[k] for k in wanted}, state.snapshot()
+
+        into = dict(region.carried)
+        start = {k: given[into[k]] if k in into else _zeros(graph.outputs[k].spec) for k in wanted}
+        outs, saved = lax.fori_loop(0, region.count, iteration, (start, state.snapshot()))
+        state.leave(saved)
+        return [outs.get(k) for k in range(len(graph.outputs))]
+
+    def _branch(
+        self, branches: Sequence[Region[Functional]], arrays: list[jax.Array]
+    ) -> Sequence[jax.Array]:
+        """`lax.cond` between two graphs."""
+        state = LoopState(self, [region.graph for region in branches])
+
+        def branch(region: Region[Functional]) -> Any:
+            def run(saved: Any, arrays: Any) -> Any:
+                given = [arrays[at] for at in region.inputs if at is not None]
+                with state.entered(saved):
+                    return self.run(region.graph, given), state.snapshot()
+
+            return run
+
+        taken = arrays[0].reshape(()).astype(bool)
+        outs, saved = lax.cond(taken, *map(branch, branches), state.snapshot(), arrays)
+        state.leave(saved)
+        return outs
+
+
+class LoopState:
+    """The streams that the graphs use, and what their checks found, as one pytree.
+
+    Args:
+        graphs: of which one runs in each iteration.
+        count: number of iterations.
+    """
+
+    def __init__(self, machine: Machine, graphs: Sequence[Functional], count: int = 1) -> None:
+        effects = Effects()
+        for graph in graphs:
+            effects.add(graph.effects)
+        self._machine = machine
+        self._stores = list(effects.stores)
+        self._streams = [*effects.loads, *effects.stores]
+        checked = not machine.checks.keys().isdisjoint(effects.checks)
+        self._checks = checked or bool(machine.watched)
+        self._updates, self._count = machine.updates, count
+        self._step = 0 if machine.seed is None else max(graph.updates for graph in graphs)
+
+    def snapshot(self) -> Any:
+        """The state now."""
+        m = self._machine
+        return (
+            [m.streams[s] for s in self._stores],
+            [jnp.asarray(m.positions[s], jnp.int32) for s in self._streams],
+            [jnp.asarray(m.fault, jnp.int32)] if self._checks else [],
+        )
+
+    def leave(self, saved: Any) -> None:
+        """Make `saved`, which the last iteration left, the state."""
+        self._restore(saved)
+        self._machine.updates = self._updates + self._count * self._step
+
+    def _restore(self, saved: Any) -> None:
+        m = self._machine
+        stores, positions, fault = saved
+        m.streams.update(zip(self._stores, stores, strict=True))
+        m.positions.update(zip(self._streams, positions, strict=True))
+        if self._checks:
+            (m.fault,) = fault
+
+    @contextmanager
+    def entered(self, saved: Any, iteration: Any = 0) -> Iterator[None]:
+        """Run a body on the state `saved`; afterwards the state is as before."""
+        m = self._machine
+        kept = dict(m.streams), dict(m.positions), m.fault
+        self._restore(saved)
+        if self._step:
+            at = jnp.asarray(iteration).astype(jnp.uint32)
+            m.updates = self._updates + at * jnp.uint32(self._step)
+        try:
+            yield
+        finally:
+            m.streams, m.positions, m.fault = kept
+            m.updates = self._updates
+
+
+class _Activation:
+    """A graph that is run.
+
+    Args:
+        node: the call; None: it is not run by one.
+    """
+
+    def __init__(self, node: Node | None, graph: Functional, inputs: Sequence[jax.Array]) -> None:
+        self.node, self.graph, self.nodes = node, graph, iter(graph.nodes)
+        self.values: dict[Value, jax.Array] = dict(zip(graph.inputs, inputs, strict=True))
+        self.scopes = ExitStack()
+
+
+def _is_call(node: Node) -> bool:
+    op = node.op
+    if op is None or node.kind != "op" or op.defn.lower is not None or op.defn.execute is not None:
+        return False
+    return node.called is not None
+
+
+def _returned(node: Node, outputs: Sequence[Any]) -> list[Any]:
+    """What a node makes, of the outputs of what it runs."""
+    results = dict(zip(node.regions[0].outputs, outputs, strict=True))
+    return [results[i] for i in range(len(node.outputs))]
+
+
+def _zeros(spec: TensorSpec) -> jax.Array:
+    return jnp.zeros(spec.shape, spec.dtype.as_jax())
+
+
+def part_scope(part: str) -> AbstractContextManager[Any]:
+    """Label what JAX traces inside as part of the program; "": leave the label as it is."""
+    return jax.named_scope(f"{PART}<{part}>") if part else nullcontext()

@@ -1,0 +1,39 @@
+"""The environment variables by which an engineer looks into a program; "" and 0 mean off.
+
+Those of the cache are in `popxl._compile.executable_cache`. All processes of a program must have
+the same values.
+"""
+
+from __future__ import annotations
+
+import os
+
+VERIFY = "POPXL_VERIFY"
+"""Check the graphs when a session is made (`popxl._analysis.verify`)."""
+
+STEPWISE = "POPXL_STEPWISE"
+"""Let each step of the schedule wait for the one before. Nothing is donated, dispatched ahead of
+its turn, read ahead, or written behind."""
+
+STEPS = "POPXL_STEPS"
+"""Write each step of the schedule to standard error before it is done."""
+
+CHECK = "POPXL_CHECK"
+"""Stop a run whose ops make what is not finite: "nan", or "inf" for both."""
+
+
+def is_on(switch: str) -> bool:
+    """Whether a switch is set."""
+    return os.environ.get(switch, "0") not in ("", "0")
+
+
+def checked_values() -> str:
+    """What `CHECK` asks for: "nan", "inf" or "".
+
+    Raises:
+        ValueError: it is something else.
+    """
+    asked = os.environ[CHECK] if is_on(CHECK) else ""
+    if asked not in ("", "nan", "inf"):
+        raise ValueError(f"the environment variable {CHECK} is {asked!r}, but must be nan or inf")
+    return asked

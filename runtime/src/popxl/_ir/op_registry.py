@@ -1,0 +1,151 @@
+"""An op is one block: its meaning, shape rule and gradient stand together in an `OpDef`.
+
+A *pure* op has `lower`, a JAX function from arrays (and attributes) to arrays, which is its
+meaning. Shapes and dtypes follow from it by `jax.eval_shape`, gradients by `jax.vjp`, unless the
+definition says otherwise. An op that runs graphs (call, repeat, conditional) has `regions`, which
+say all. Another *structural* op (host load, print, ...) has `execute`, which acts on the machine.
+
+In-place variants and views are not separate definitions: an `Op` records which input its result
+overwrites (`inplace`), or that its result is a view of its inputs (`view`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from popxl._ir.op import Op
+    from popxl._ir.regions import Region
+    from popxl.tensor import Tensor, TensorSpec
+
+InferRule = Callable[..., "Sequence[TensorSpec]"]
+GradRule = Callable[..., "Sequence[Tensor | None]"]
+NameRule = str | Callable[["Op"], "Sequence[str]"]
+
+
+@dataclass(frozen=True)
+class NoGrad:
+    """A gradient rule that says why there is none; its inputs receive no gradient."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class RuntimeCheck:
+    """A rule on values, which only a running program can break.
+
+    Attributes:
+        broken: `broken(*arrays, **attrs) -> bool array of one element`, from an op's inputs.
+        rule: what must hold; the message of the error.
+        option: name of the session option that asks for the check.
+    """
+
+    broken: Callable[..., Any]
+    rule: str
+    option: str
+
+
+@dataclass(frozen=True, eq=False)
+class OpDef:
+    """Definition of an op.
+
+    Args:
+        name: unique name, shown in the text form.
+        lower: the meaning: `lower(*arrays, **attrs) -> array or tuple of arrays`.
+        onto: `onto(t, *arrays, **attrs)`: t and the only result added up, bit for bit; for ops that
+            can add to something sooner than make a result for it.
+        infer: `infer(*specs, **attrs) -> [TensorSpec, ...]`; default: from `lower`.
+        grad: `grad(ctx, op, *output_grads) -> [gradient or None of each input]`, adding ops to the
+            gradient graph; `output_grads` has None where no gradient flows. Default: a vjp of
+            `lower`. `NoGrad` if there is none.
+        execute: for structural ops, instead of `lower`: `execute(machine, node, arrays)`, which
+            returns the results; see `popxl._analysis.tracer_protocol`.
+        view_write: for ops usable as views: `view_write(inputs, value, **attrs) -> new inputs`,
+            arrays in, tuple of arrays out; stores `value` through the view into its inputs.
+        merge: for such ops of one input: `merge(first, then) -> (definition, attrs) or None`, of
+            one op that is the view `then` of the view `first`.
+        dtypes: "same": all inputs must have one dtype; "any": no rule beyond `infer`.
+        regions: for ops that run graphs: `regions(op) -> [Region]`, what they run.
+        same: `same(op) -> bool`: whether the only output is the only input, unchanged; where it is,
+            nothing is computed or copied.
+        effects: state the op touches itself: `effects(op) -> Effects`.
+        check: for pure ops: a rule on values that a run checks.
+        rounds: for updates of variables: `lower` takes a further argument `rounding`, which says
+            how its float32 result is rounded to the dtype of the first input.
+        maxima: inputs whose "gradient" is no derivative but the largest of something observed: of
+            several for one tensor, the largest is taken, and not the sum.
+        result: what results are called, before the graph makes their names unique; or
+            `result(op) -> [name of each]`. `{t}` is the name of the first input, whose
+            scopes come first. Default: `<name>_out`, in place `<name>_inplace_out`.
+        inplace_result: what they are called in place and as views, where `result` does not say.
+        tags: words for tools, such as "elementwise", "collective".
+        home: module that defined it; ops of other packages are cached by what they lower to.
+    """
+
+    name: str
+    lower: Callable[..., Any] | None = None
+    onto: Callable[..., Any] | None = None
+    infer: InferRule | None = None
+    grad: GradRule | NoGrad | None = None
+    execute: Callable[..., Sequence[Any]] | None = None
+    view_write: Callable[..., Any] | None = None
+    merge: Callable[[Op, Op], tuple[OpDef, Mapping[str, Any]] | None] | None = None
+    dtypes: Literal["same", "any"] = "any"
+    regions: Callable[[Op], Iterable[Region[Any]]] | None = None
+    same: Callable[[Op], bool] | None = None
+    effects: Callable[[Op], Any] | None = None
+    check: RuntimeCheck | None = None
+    rounds: bool = False
+    maxima: tuple[int, ...] = ()
+    result: NameRule = ""
+    inplace_result: NameRule = ""
+    tags: frozenset[str] = field(default_factory=frozenset)
+    home: str = ""
+
+    def __post_init__(self) -> None:
+        if self.lower is not None and self.execute is not None:
+            raise ValueError(f"op {self.name!r} has both `lower` and `execute`")
+        if self.lower is self.execute is self.regions is None:
+            raise ValueError(f"op {self.name!r} needs one of `lower`, `execute` and `regions`")
+
+    def result_names(self, op: Op, count: int) -> Sequence[str]:
+        """What the `count` results of `op` are called, before their names are made unique."""
+        in_place = op.inplace is not None or op.view
+        rule = self.inplace_result if in_place else self.result
+        names = (rule,) * count if isinstance(rule, str) else rule(op)
+        if not names or "{t}" not in names[0]:
+            return names
+        t, here = op.inputs[0]._name, op.graph._scopes
+        if here:  # the graph puts these scopes in front of every name
+            t = t.removeprefix("/".join(here) + "/")
+        scopes, slash, own = t.rpartition("/")
+        return [scopes + slash + name.replace("{t}", own) for name in names]
+
+    def __repr__(self) -> str:
+        return f"OpDef({self.name})"
+
+
+_REGISTRY: dict[str, OpDef] = {}
+
+
+def define(name: str, lower: Callable[..., Any] | None = None, **kwargs: Any) -> OpDef:
+    """Register an op definition and return it. Arguments as for `OpDef`; `tags` any iterable.
+
+    `home` is the calling module; a function that defines ops on behalf of others must pass theirs.
+    """
+    kwargs.setdefault("home", sys._getframe(1).f_globals.get("__name__", ""))
+    if name in _REGISTRY:
+        raise ValueError(f"op {name!r} is defined twice")
+    kwargs["tags"] = frozenset(kwargs.get("tags", ()))
+    kwargs.setdefault("inplace_result", kwargs.get("result", f"{name}_inplace_out"))
+    kwargs.setdefault("result", f"{name}_out")
+    _REGISTRY[name] = OpDef(name, lower, **kwargs)
+    return _REGISTRY[name]
+
+
+def registry() -> Mapping[str, OpDef]:
+    """All definitions by name."""
+    return dict(_REGISTRY)

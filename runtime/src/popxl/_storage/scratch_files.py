@@ -1,0 +1,429 @@
+"""Entries of remote buffers in files: a folder of scratch, read ahead and written behind.
+
+Requests are large, aligned, and past the page cache where the file system allows it (O_DIRECT):
+what is read is needed once, and the cache would take the memory that the files are to save. They
+are made by threads in calls that release Python's lock. `benchmarks.disk` measures them.
+
+A checksum of what each request wrote stays in memory: what is read must have it. Files lose their
+names when they are made, so that the kernel frees them with the process, however that ends.
+
+Staging memory is each thread's own. A slot is written by one thread at a time, and not read
+meanwhile; who uses a file sees to that (`popxl._storage.disk_queue`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import resource
+import shutil
+import threading
+import time
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, ClassVar
+
+import google_crc32c
+import numpy as np
+
+from popdist._coordination_service import raise_descriptors
+from popxl.errors import DiskError
+
+ALIGNED = 4096
+"""Bytes that offsets, lengths and memory of direct requests are multiples of."""
+
+LEAD = 64
+"""Bytes from a page boundary to the memory of a large array: malloc's header, then XLA's alignment.
+In a file it is the same, so that the pages of both coincide and nothing has to be copied."""
+
+REQUEST = 8 * 2**20
+"""Bytes of a request."""
+
+THREADS = 4
+PATIENCE = 60.0
+"""Seconds for which a request is tried again that the kernel cannot begin yet (EAGAIN)."""
+
+_NAME = "popxl-scratch"
+_LOCK = "lock"
+_POOL = "popxl-disk"  # what the names of its threads begin with
+
+
+def _aligned(nbytes: int) -> int:
+    """`nbytes`, rounded up."""
+    return -(-nbytes // ALIGNED) * ALIGNED
+
+
+def slot_of(nbytes: int) -> int:
+    """Bytes that so many take in a file, or in a block of memory."""
+    return _aligned(LEAD + nbytes)
+
+
+def _mapped(nbytes: int) -> mmap.mmap:
+    """Memory at a page boundary; in huge pages where the system has them, which takes a fraction of
+    the kernel's time for page faults and for requests past the page cache. Python's default, memory
+    to share with other processes, would be a file to the kernel, in small pages."""
+    block = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            block.madvise(mmap.MADV_HUGEPAGE)
+    return block
+
+
+def requests_of(nbytes: int) -> range:
+    """Where the requests for so many bytes begin in their slot."""
+    return range(0, slot_of(nbytes), REQUEST)
+
+
+class Memory:
+    """Blocks of memory at page boundaries, which are used again.
+
+    A block comes back when nobody holds the array that was made of it; XLA may.
+    """
+
+    def __init__(self, kept: int) -> None:
+        """Args: `kept`: bytes of free blocks that are kept at most."""
+        self._kept, self._free_bytes = kept, 0
+        self._free: dict[int, list[mmap.mmap]] = defaultdict(list)
+        self._lock = threading.Lock()
+
+    def take(self, nbytes: int) -> np.ndarray:
+        """Bytes of a block, at least `nbytes`."""
+        size = slot_of(nbytes)
+        with self._lock:
+            free = self._free[size]
+            block = free.pop() if free else None
+            if block is not None:
+                self._free_bytes -= size
+        if block is None:
+            block = _mapped(size)
+        array = np.frombuffer(block, np.uint8)
+        weakref.finalize(array, self._give, block).atexit = False
+        return array[LEAD:]
+
+    def _give(self, block: mmap.mmap) -> None:
+        with self._lock:
+            if self._free_bytes + len(block) <= self._kept:
+                self._free[len(block)].append(block)
+                self._free_bytes += len(block)
+
+
+class Scratch:
+    """A folder of files that nobody needs after the process.
+
+    Attributes:
+        direct: whether requests go past the page cache.
+        read, written: bytes so far.
+        memory: for what is read.
+    """
+
+    _opened: ClassVar[dict[tuple[Path, int], Scratch]] = {}
+    _opening: ClassVar[threading.RLock] = threading.RLock()
+    """Of these, and of how many use each; the garbage collector may close one meanwhile."""
+
+    def __init__(self, folder: Path, process: int = 0, kept: int = 2**28) -> None:
+        """Make the folder if it is not there, and throw away what the last run left in it: its host
+        went down, and a network file system gave its files other names (NFS: `.nfs*`).
+
+        Args:
+            process: which of a program's, each of which has a folder of its own inside.
+            kept: see `Memory`.
+
+        Raises:
+            DiskError: another process uses the folder, or it cannot be written.
+        """
+        self.place, self._process = folder, process
+        self.folder = folder / f"{_NAME}-{process}"
+        self.read = self.written = 0
+        self.memory = Memory(kept)
+        self.pool = ThreadPoolExecutor(THREADS, _POOL)
+        self._count, self._users, self._local = 0, 0, threading.local()
+        self._begun: dict[int, float] = {}  # requests under way: thread to monotonic time
+        self._counting, self._closing, self._closed = threading.Lock(), False, threading.Event()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._locked = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        except OSError as error:
+            raise _error(f"the disk folder {folder} cannot be used", error) from error
+        try:
+            fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._locked)
+            raise DiskError(
+                f"the disk folder {folder} is in use by another run: give each run its own"
+            ) from error
+        try:
+            for left in self.folder.iterdir():
+                if left.name != _LOCK:
+                    with suppress(OSError):
+                        left.unlink()
+            raise_descriptors()  # each buffer on disk takes one
+            self.direct = self._allows_direct()
+        except OSError as error:
+            os.close(self._locked)
+            raise _error(f"the disk folder {folder} cannot be cleared", error) from error
+
+    def _allows_direct(self) -> bool:
+        flag = getattr(os, "O_DIRECT", 0)
+        try:
+            descriptor = self.nameless_file(flag)
+            try:
+                os.pwrite(descriptor, mmap.mmap(-1, ALIGNED), 0)
+            finally:
+                os.close(descriptor)
+        except OSError:
+            return False
+        return bool(flag)
+
+    def nameless_file(self, flags: int) -> int:
+        """The descriptor of a new file in the folder, which does not list it."""
+        self._count += 1
+        path = self.folder / str(self._count)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | flags, 0o600)
+        path.unlink()
+        return descriptor
+
+    @classmethod
+    def opened(cls, folder: str | os.PathLike[str], process: int = 0) -> Scratch:
+        """The folder, which several programs of a process share. Each closes it once."""
+        key = Path(folder).absolute(), process
+        while True:
+            with cls._opening:
+                scratch = cls._opened.get(key)
+                if scratch is None:
+                    scratch = cls._opened[key] = cls(*key)
+                if not scratch._closing:
+                    scratch._users += 1
+                    return scratch
+            scratch._closed.wait()
+
+    def close(self) -> None:
+        """Remove the files, when nobody uses the folder any more."""
+        with self._opening:
+            self._users -= 1
+            if self._users > 0 or self._closing:
+                return
+            self._closing = True
+        try:
+            self.pool.shutdown(wait=True, cancel_futures=True)
+        finally:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            os.close(self._locked)
+            with self._opening:
+                self._opened.pop((self.place, self._process), None)
+            self._closed.set()
+
+    @property
+    def is_own_thread(self) -> bool:
+        """Whether this is asked in a thread of `pool`."""
+        return threading.current_thread().name.startswith(_POOL)
+
+    def file(self, nbytes: int) -> ScratchFile:
+        """A new file with room for so many bytes.
+
+        Raises:
+            DiskError: the disk is full.
+        """
+        return ScratchFile(self, nbytes)
+
+    def count(self, read: int = 0, written: int = 0) -> None:
+        """Count bytes of requests that are done."""
+        with self._counting:
+            self.read += read
+            self.written += written
+
+    @contextmanager
+    def under_way(self) -> Iterator[float]:
+        """A context for a request of this thread; gives the monotonic time."""
+        now = self._begun[threading.get_ident()] = time.monotonic()
+        try:
+            yield now
+        finally:
+            del self._begun[threading.get_ident()]
+
+    @property
+    def waiting(self) -> float:
+        """Seconds for which the oldest request has been under way."""
+        now = time.monotonic()
+        return max((now - begun for begun in list(self._begun.values())), default=0.0)
+
+    def staging(self) -> np.ndarray:
+        """This thread's bytes for a request."""
+        if not hasattr(self._local, "bytes"):
+            self._local.bytes = np.frombuffer(_mapped(REQUEST), np.uint8)
+        return self._local.bytes
+
+
+_Request = tuple[list[np.ndarray], list[tuple[np.ndarray, np.ndarray]]]
+"""Its memory; pairs of staged bytes and those of data that are copied."""
+
+
+class ScratchFile:
+    """A file of a `Scratch`."""
+
+    def __init__(self, scratch: Scratch, nbytes: int) -> None:
+        self._scratch, self.nbytes = scratch, nbytes
+        self._sums: dict[int, int] = {}  # of what requests wrote, by their place
+        try:
+            self._file = scratch.nameless_file(os.O_DIRECT if scratch.direct else 0)
+        except OSError as error:
+            raise self._error("open a file of", nbytes, error) from error
+        try:
+            _allocate(self._file, _aligned(max(nbytes, 1)))
+        except OSError as error:
+            self.close()
+            raise self._error("have room for", nbytes, error) from error
+
+    def close(self) -> None:
+        """Free the file."""
+        os.close(self._file)
+
+    def write(self, offset: int, data: np.ndarray) -> None:
+        """Write bytes into a slot, which begins at an aligned offset; see `slot_of`.
+
+        Raises:
+            DiskError: the disk is full or broken.
+        """
+        try:
+            for start in requests_of(data.size):
+                parts, copies = self._request(start, data)
+                for staged, part in copies:
+                    staged[...] = part
+                self._sums[offset + start] = _sum(data, start)
+                self._all(os.pwritev, parts, offset + start)
+        except OSError as error:
+            raise self._error("be written with", data.size, error) from error
+        self._scratch.count(written=data.size)
+
+    def read(self, offset: int, data: np.ndarray) -> None:
+        """Fill bytes with those of a slot.
+
+        Raises:
+            DiskError: the disk is broken, or has not what was written.
+        """
+        for start in requests_of(data.size):
+            self.read_one(offset, data, start)
+
+    def read_one(self, offset: int, data: np.ndarray, start: int) -> None:
+        """Do one of the requests of `read`; several threads may do those of a slot.
+
+        Args:
+            start: of `requests_of(data.size)`.
+        """
+        parts, copies = self._request(start, data)
+        try:
+            self._all(os.preadv, parts, offset + start)
+        except OSError as error:
+            raise self._error("be read for", data.size, error) from error
+        for staged, part in copies:
+            part[...] = staged
+        self._verify(offset + start, _sum(data, start), min(REQUEST, data.size))
+        end = min(start + REQUEST, LEAD + data.size)
+        self._scratch.count(read=max(end - max(start, LEAD), 0))
+
+    def _verify(self, at: int, checksum: int, nbytes: int) -> None:
+        """Compare what a request has read with what was written."""
+        if self._sums.get(at, checksum) != checksum:
+            raise DiskError(
+                f"the disk folder {self._scratch.place} returns other bytes than were written "
+                f"there (somewhere in {_shown(nbytes)}): use a folder of another disk, and start "
+                "from the last checkpoint"
+            )
+
+    def _request(self, start: int, data: np.ndarray) -> _Request:
+        """The memory of a request: whole pages of `data`, where those in memory are those in the
+        file; the rest, or else all, in this thread's staging memory."""
+        staging = self._scratch.staging()
+        end = min(start + REQUEST, slot_of(data.size))
+        first, last = max(start, LEAD), min(end, LEAD + data.size)
+        whole, rest = _aligned(first), last // ALIGNED * ALIGNED
+        if (data.ctypes.data - LEAD) % ALIGNED or whole >= rest:
+            whole = rest = end  # all is staged
+
+        def of(start: int, end: int) -> np.ndarray:
+            return data[start - LEAD : end - LEAD]
+
+        head, tail = staging[: whole - start], staging[whole - start :][: end - rest]
+        copies = [
+            (head[first - start : last - start], of(first, min(whole, last))),
+            (tail[: max(last - rest, 0)], of(rest, last)),
+        ]
+        return [part for part in (head, of(whole, rest), tail) if part.size], copies
+
+    def _all(self, do: Callable[[int, Any, int], int], parts: list[np.ndarray], at: int) -> None:
+        """One request; the kernel may do it in several parts, or later."""
+        with self._scratch.under_way() as begun:
+            self._parts(do, parts, at, begun + PATIENCE)
+        if not self._scratch.direct:
+            os.posix_fadvise(
+                self._file, at, sum(part.size for part in parts), os.POSIX_FADV_DONTNEED
+            )
+
+    def _parts(
+        self, do: Callable[[int, Any, int], int], parts: list[np.ndarray], at: int, end: float
+    ) -> None:
+        left = list(parts)
+        while left:
+            try:
+                count = do(self._file, left, at)
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.01)
+                continue
+            if count <= 0:
+                raise OSError(0, "the file ends too early")
+            at += count
+            while left and count >= left[0].size:
+                count -= left.pop(0).size
+            if count:
+                left[0] = left[0][count:]
+
+    def _error(self, what: str, nbytes: int, error: OSError) -> DiskError:
+        folder = self._scratch.place
+        return _error(f"the disk folder {folder} cannot {what} {_shown(nbytes)}", error, folder)
+
+
+def _sum(data: np.ndarray, start: int) -> int:
+    """The checksum of a request's part of the data."""
+    part = data[max(start - LEAD, 0) : start + REQUEST - LEAD]
+    return google_crc32c.value(part)
+
+
+def _error(what: str, error: OSError, folder: Path | None = None) -> DiskError:
+    free = ""
+    if folder is not None and folder.exists():
+        free = f" ({_shown(shutil.disk_usage(folder).free)} are free)"
+    reason = error.strerror or str(error)
+    advice = "use a folder of another disk, or less state on disk"
+    if error.errno == errno.EMFILE:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        advice = f"raise the hard limit of {limit} open files (ulimit -Hn)"
+    return DiskError(f"{what}: {reason}{free}: {advice}")
+
+
+def _shown(nbytes: int) -> str:
+    """Bytes in a unit that fits."""
+    power = min(next(i for i in range(9) if nbytes < 999.5 * 1000**i), 4)
+    return f"{nbytes / 1000**power:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
+
+
+def _allocate(descriptor: int, nbytes: int) -> None:
+    """Give a file its size, and its blocks where the file system can (NFS: from 4.2).
+
+    `os.posix_fallocate` would write into each block where it cannot: O_DIRECT refuses that, and
+    over a network it takes hours.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if hasattr(libc, "fallocate"):
+        if libc.fallocate(descriptor, 0, ctypes.c_int64(0), ctypes.c_int64(nbytes)) == 0:
+            return
+        if (number := ctypes.get_errno()) not in (errno.EOPNOTSUPP, errno.ENOSYS):
+            raise OSError(number, os.strerror(number))
+    os.ftruncate(descriptor, nbytes)
