@@ -106,13 +106,13 @@ def generation_contestant(
     """One of `GENERATION`: answers to `count` prompts, in batches of the micro-batch size."""
     table = family_of(config).weights(config)
     weights = table.initial(config.model.seed)
-    words, mask = _prompts(config, count, mean_tokens)
+    input_ids, mask = _prompts(config, count, mean_tokens)
     pad = family_of(config).to_config_json(config)["pad_token_id"]
     if name == "ours":
         ours = Inference(config)
         ours.write(weights)
         ours.__enter__()  # for as long as the process lives
-        return _tried(lambda: [row[row != pad].tolist() for row in ours.generate(words, mask)])
+        return _tried(lambda: [row[row != pad].tolist() for row in ours.generate(input_ids, mask)])
     from huggingface.torch_model import generate, model_of
 
     model, batch = (
@@ -129,7 +129,7 @@ def generation_contestant(
         all_answers: list[list[int]] = []
         for start in range(0, count, size):
             part = (slice(start, start + size), slice(mask[start : start + size].sum(1).max()))
-            rows = generate(model, words[part], length, mask[part])
+            rows = generate(model, input_ids[part], length, mask[part])
             all_answers += [row[row != pad].tolist() for row in rows]
         return all_answers
 
@@ -142,9 +142,9 @@ def trimmed(batch: Batch) -> dict[str, np.ndarray]:
     lengths = {"labels": _longest(batch["labels"] != IGNORE_INDEX)}
     if "decoder_input_ids" in batch:
         lengths["decoder_input_ids"] = lengths["labels"]
-        lengths |= dict.fromkeys(("input_ids", "segments"), _longest(batch["segments"]))
+        lengths |= dict.fromkeys(("input_ids", "segment_ids"), _longest(batch["segment_ids"]))
     else:
-        lengths |= dict.fromkeys(("input_ids", "segments"), lengths["labels"])
+        lengths |= dict.fromkeys(("input_ids", "segment_ids"), lengths["labels"])
     return {name: array[:, : lengths[name]] for name, array in batch.items()}
 
 
@@ -175,8 +175,8 @@ def _prompts(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Words and mask of `count` prompts."""
     batch = _examples(config, count, mean_tokens).take(range(count))
-    words = batch["input_ids"]
-    return words, batch["segments"]
+    input_ids = batch["input_ids"]
+    return input_ids, batch["segment_ids"]
 
 
 def _tried(run: Callable[[], Any], flops: float | None = None) -> Contestant:

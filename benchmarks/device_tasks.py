@@ -178,15 +178,15 @@ def _step(model: FineTuning, loader: Loader, step: int) -> float:
 def _generate(config: RunConfig, runs: int) -> Facts:
     family, on = family_of(config), _machine(config)
     model = Inference(config)
-    samples, length = model.samples_per_run, model.program.words.shape[1]
+    samples, length = model.samples_per_run, model.program.input_ids.shape[1]
     rng = np.random.default_rng(0)
-    words = rng.integers(2, config.model.vocab_size, (samples, length), np.int32)
+    input_ids = rng.integers(2, config.model.vocab_size, (samples, length), np.int32)
     seconds = []
     with model:
         model.write(weights(family.weights(config)))
         for _ in range(runs + 1):
             start = time.perf_counter()
-            model.generate(words, np.ones_like(words))
+            model.generate(input_ids, np.ones_like(input_ids))
             seconds.append(time.perf_counter() - start)
     return {"measured": {"seconds": statistics.median(seconds[1:])}} | _predicted(
         config, on, inference_needs

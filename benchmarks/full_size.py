@@ -151,9 +151,9 @@ def evaluated(config: RunConfig, kind: str, runs: int) -> dict[str, Any]:
         do: Callable[[], object] = lambda: losses.of(samples)  # noqa: E731
     else:
         inference = model = Inference(config)
-        shape = inference.samples_per_run, inference.program.words.shape[1]
-        words = np.random.default_rng(0).integers(2, 1000, shape, np.int32)
-        do = lambda: inference.generate(words, np.ones_like(words))  # noqa: E731
+        shape = inference.samples_per_run, inference.program.input_ids.shape[1]
+        input_ids = np.random.default_rng(0).integers(2, 1000, shape, np.int32)
+        do = lambda: inference.generate(input_ids, np.ones_like(input_ids))  # noqa: E731
     model.write(family.weights(config).initial(config.model.seed))
     seconds, traffic = [], []
     with model:

@@ -58,8 +58,8 @@ class TorchTraining:
         """Mean over the target tokens. Labels stand where they are predicted, for all families."""
         arrays = {n: torch.from_numpy(np.ascontiguousarray(a)).long() for n, a in batch.items()}
         labels = arrays.pop("labels")
-        if "segments" in arrays:  # of one text each: a mask of its tokens
-            arrays["attention_mask"] = arrays.pop("segments")
+        if "segment_ids" in arrays:  # of one text each: a mask of its tokens
+            arrays["attention_mask"] = arrays.pop("segment_ids")
         logits = self.model(**arrays, use_cache=False).logits.float()
         return torch.nn.functional.cross_entropy(
             logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE_INDEX

@@ -74,7 +74,7 @@ class Candidates:
             logps: of the texts of the samples, float32 [samples, places, 2].
         """
         there = self.samples.places != EMPTY
-        by_unit = np.empty((len(self.samples.counts), 2), np.float32)
+        by_unit = np.empty((len(self.samples.num_loss_tokens), 2), np.float32)
         by_unit[self.samples.places[there]] = logps[there]
         count = len(self.labels.names)
         return by_unit.reshape(-1, count + count % 2)[:, :count]

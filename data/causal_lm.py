@@ -16,7 +16,7 @@ from config.sections import RunConfig
 from config.task import CausalLMData, SegmentsData
 from data.boundary import beginning, example_tokens, prompt_tokens
 from data.chat import Loss
-from data.preferences import SEGMENTS, Preferences, Unit, begin_of, of_units, signs_of
+from data.preferences import SEGMENT_IDS, Preferences, Unit, begin_of, kto_labels_of, of_units
 from data.sample_format import Marked, SampleFormat, length_multiple, padded
 from data.samples import (
     EMPTY,
@@ -32,9 +32,9 @@ from data.samples import (
     concatenate,
     digest_of,
     fitted_targets,
+    get_segment_ids,
     pack,
     remaining,
-    segments_of,
 )
 from data.task import task_of
 from data.texts import Example
@@ -105,7 +105,7 @@ class PackedTokens:
         targets = self.tokens if self.targets is None else self.targets
         return {
             "input_ids": np.where(there, self.tokens[read], np.int32(self.pad)),
-            "segments": there.astype(np.int32),
+            "segment_ids": there.astype(np.int32),
             "labels": np.where(there, targets[predicted], np.int32(IGNORE_INDEX)),
         }
 
@@ -158,13 +158,13 @@ class PackedTexts:
         """The batch of the samples at `indices`, in their order."""
         chosen = self.samples[np.asarray(indices, np.int64)]
         places, stream = self._places, self.stream
-        words, segments = concatenate(
+        input_ids, segment_ids = concatenate(
             chosen, lambda i: stream.tokens[places(i)][:-1], self.sequence_length, self.pad
         )
         labels, _ = concatenate(
             chosen, lambda i: stream.targets[places(i)][1:], self.sequence_length, IGNORE_INDEX
         )
-        return {"input_ids": words, "segments": segments, "labels": labels}
+        return {"input_ids": input_ids, "segment_ids": segment_ids, "labels": labels}
 
     def _places(self, index: int) -> np.ndarray:
         """Where the tokens of a text that a sample has room for are in the stream."""
@@ -252,7 +252,7 @@ class CausalLM(SampleFormat):
         each = np.where(shared[..., None] == EMPTY, EMPTY, 2 * shared[..., None] + [0, 1])
         packed = PackedTexts(stream, each.reshape(len(shared), -1), length, tokenizer.pad)
         counts = np.asarray([np.count_nonzero(text.learned[1:]) for text in texts], np.float32)
-        return Preferences(packed, shared, counts.reshape(-1, 2), signs_of(kept))
+        return Preferences(packed, shared, counts.reshape(-1, 2), kto_labels_of(kept))
 
     def fitting(
         self, config: RunConfig, units: Sequence[Unit], tokenizer: Tokenizer
@@ -283,9 +283,9 @@ class CausalLM(SampleFormat):
         rows = list(prompt_tokens(tokenizer, texts))
         cut = sum(len(ids) > most for ids in rows)
         kept = [ids[remaining(len(ids), most, beginning(tokenizer, ids))] for ids in rows]
-        words, mask = padded(kept, most, length_multiple(config), tokenizer.pad)
-        model = replace(config.model, sequence_length=words.shape[1])
-        return replace(config, model=model), Prompts(texts, words, mask, cut)
+        input_ids, mask = padded(kept, most, length_multiple(config), tokenizer.pad)
+        model = replace(config.model, sequence_length=input_ids.shape[1])
+        return replace(config, model=model), Prompts(texts, input_ids, mask, cut)
 
     def answers(
         self, config: RunConfig, texts: Sequence[str], tokenizer: Tokenizer
@@ -313,21 +313,23 @@ class CausalLM(SampleFormat):
         return PackedTokens(stream, model.sequence_length)
 
     def streams(self, batch: Batch) -> dict[str, np.ndarray]:
-        segments = segments_of(batch)
+        segment_ids = get_segment_ids(batch)
         return {
-            "words": batch["input_ids"],
-            "starts": starts_of(segments),
-            SEGMENTS: segments,
+            "input_ids": batch["input_ids"],
+            "segment_starts": segment_starts_of(segment_ids),
+            SEGMENT_IDS: segment_ids,
             "labels": batch["labels"],
             **of_units(batch),
         }
 
     def marked(self, batch: Batch) -> list[list[Marked]]:
         marked_texts = list[list[Marked]]()
-        texts = segments_of(batch)
-        for words, labels, numbers in zip(batch["input_ids"], batch["labels"], texts, strict=True):
+        texts = get_segment_ids(batch)
+        for input_ids, labels, numbers in zip(
+            batch["input_ids"], batch["labels"], texts, strict=True
+        ):
             for number in range(1, int(numbers.max(initial=0)) + 1):
-                read, following = words[numbers == number], labels[numbers == number]
+                read, following = input_ids[numbers == number], labels[numbers == number]
                 learned = following != IGNORE_INDEX
                 tokens, marks = [*read.tolist()], [False, *learned[:-1].tolist()]
                 if learned[-1]:
@@ -337,7 +339,7 @@ class CausalLM(SampleFormat):
 
     def tokens(self, batch: Batch) -> int:
         """Tokens of the texts in a batch."""
-        return int(np.count_nonzero(segments_of(batch)))
+        return int(np.count_nonzero(get_segment_ids(batch)))
 
 
 def _data(config: RunConfig) -> CausalLMData:
@@ -354,14 +356,14 @@ def _separator(config: RunConfig) -> str:
 CAUSAL_LM = CausalLM()
 
 
-def starts_of(segments: np.ndarray) -> np.ndarray:
+def segment_starts_of(segment_ids: np.ndarray) -> np.ndarray:
     """For each token, where its text starts in the sample; positions count from there.
 
     Args:
         segments: int32 [n, length], see `concatenate`; padding counts as a text.
     """
-    places = np.arange(segments.shape[1], dtype=np.int32)
-    begins = np.diff(segments, axis=1, prepend=-1) != 0
+    places = np.arange(segment_ids.shape[1], dtype=np.int32)
+    begins = np.diff(segment_ids, axis=1, prepend=-1) != 0
     return np.maximum.accumulate(np.where(begins, places, 0), axis=1).astype(np.int32)
 
 

@@ -34,7 +34,7 @@ class Answer(NamedTuple):
     """An answer of a row: a text, or a conversation of which it is learned."""
 
     said: Example | Conversation
-    liked: bool | None
+    desirable: bool | None
 
 
 def columns_of_answers(single: bool, chat: bool) -> set[str]:
@@ -71,7 +71,7 @@ def answers_of_row(row: Row, single: bool, prompt: str | None, chat: bool) -> li
     read: Iterable[Example | Conversation] = (
         _conversations(row, columns, prompt) if chat else _texts(row, columns, prompt)
     )
-    return [Answer(one, liked) for one, (_, liked) in zip(read, given, strict=True)]
+    return [Answer(one, desirable) for one, (_, desirable) in zip(read, given, strict=True)]
 
 
 def _wanted(row: Row, single: bool) -> str:

@@ -6,9 +6,9 @@ model is from its reference. Both are in one sample: as two texts with segments,
 encoder-decoder, as two targets of one prompt.
 
 Batches have besides the arrays of their shape, float32, with a row for each unit:
-    counts      [units, 2]     tokens of each text that are learned; 0: there is none
-    sign        [units, 1]     1: liked, -1: not; where rows say it
-    reference   [units, 2]     the reference's log-probability of each text, if there is one
+    num_loss_tokens   [pairs, 2]   tokens of each answer that count in the loss; 0: no pair
+    kto_labels        [pairs, 1]   1: desirable, -1: undesirable; of unpaired preferences alone
+    reference         [pairs, 2]   log-probability of each answer by the reference model, if any
 """
 
 from __future__ import annotations
@@ -23,8 +23,13 @@ from config.task import SegmentsData, Seq2SeqData
 from data.samples import EMPTY, Batch, Cuts, Samples, digest_of, epoch_of
 from data.texts import Example, Tokens
 
-COUNTS, SIGN, REFERENCE, SEGMENTS = "counts", "sign", "reference", "segments"
-OF_UNITS = (COUNTS, SIGN, REFERENCE)
+NUM_LOSS_TOKENS, KTO_LABELS, REFERENCE, SEGMENT_IDS = (
+    "num_loss_tokens",
+    "kto_labels",
+    "reference",
+    "segment_ids",
+)
+OF_UNITS = (NUM_LOSS_TOKENS, KTO_LABELS, REFERENCE)
 
 
 def answers_of(config: RunConfig) -> int:
@@ -96,11 +101,11 @@ def _answered(one: Tokens, other: Tokens) -> Tokens:
                   np.concatenate([learned[0][prompt], learned[1][answer]]))  # fmt: skip
 
 
-def signs_of(units: Sequence[Unit]) -> np.ndarray | None:
+def kto_labels_of(units: Sequence[Unit]) -> np.ndarray | None:
     """Whether the answer of each is liked, as batches have it; None: rows say nothing of it."""
-    if any(unit.examples[0].liked is None for unit in units):
+    if any(unit.examples[0].desirable is None for unit in units):
         return None
-    return np.asarray([[1 if unit.examples[0].liked else -1] for unit in units], np.float32)
+    return np.asarray([[1 if unit.examples[0].desirable else -1] for unit in units], np.float32)
 
 
 @dataclass(frozen=True)
@@ -115,8 +120,8 @@ class Preferences:
 
     packed: Samples
     places: np.ndarray
-    counts: np.ndarray
-    sign: np.ndarray | None
+    num_loss_tokens: np.ndarray
+    kto_labels: np.ndarray | None
 
     @property
     def cuts(self) -> Cuts:
@@ -127,8 +132,8 @@ class Preferences:
     def digest(self) -> str:
         """See `Samples`."""
         tokens = np.frombuffer(bytes.fromhex(self.packed.digest), np.uint8)
-        sign = np.zeros(0) if self.sign is None else self.sign
-        return digest_of(tokens, self.places, self.counts, sign)
+        kto_labels = np.zeros(0) if self.kto_labels is None else self.kto_labels
+        return digest_of(tokens, self.places, self.num_loss_tokens, kto_labels)
 
     def __len__(self) -> int:
         return len(self.places)
@@ -138,9 +143,11 @@ class Preferences:
         rows = np.asarray(indices, np.int64)
         units = self.places[rows].reshape(-1)
         there = (units != EMPTY)[:, None]
-        batch = self.packed.take(rows) | {COUNTS: np.where(there, self.counts[units], 0)}
-        if self.sign is not None:
-            batch[SIGN] = np.where(there, self.sign[units], 1)
+        batch = self.packed.take(rows) | {
+            NUM_LOSS_TOKENS: np.where(there, self.num_loss_tokens[units], 0)
+        }
+        if self.kto_labels is not None:
+            batch[KTO_LABELS] = np.where(there, self.kto_labels[units], 1)
         return batch
 
 

@@ -187,8 +187,8 @@ def padded(
     """
     longest = max(map(len, rows), default=1)
     length = min(-(-longest // multiple) * multiple, most)
-    words = np.full((len(rows), length), pad, np.int32)
-    mask = np.zeros_like(words)
+    input_ids = np.full((len(rows), length), pad, np.int32)
+    mask = np.zeros_like(input_ids)
     for i, ids in enumerate(rows):
-        words[i, : len(ids)], mask[i, : len(ids)] = ids, 1
-    return words, mask
+        input_ids[i, : len(ids)], mask[i, : len(ids)] = ids, 1
+    return input_ids, mask

@@ -72,10 +72,10 @@ def labelled_tokens(batch: Batch) -> int:
     return int(np.count_nonzero(batch["labels"] != IGNORE_INDEX))
 
 
-def segments_of(batch: Batch) -> np.ndarray:
+def get_segment_ids(batch: Batch) -> np.ndarray:
     """The number of each token's text in its sample, 0 for padding. Where each sample is one text,
     Hugging Face's `attention_mask` says the same, and without either nothing is padding."""
-    for name in ("segments", "attention_mask"):
+    for name in ("segment_ids", "attention_mask"):
         if name in batch:
             return batch[name]
     return np.ones_like(batch["input_ids"])
@@ -87,18 +87,18 @@ class Prompts:
 
     Attributes:
         texts: what the tokens say, before any are cut.
-        words: int32 [n, length].
+        input_ids: int32 [n, length].
         mask: int32 [n, length], 1 = token.
         truncated: number of prompts that were longer and lost a part.
     """
 
     texts: Sequence[str]
-    words: np.ndarray
+    input_ids: np.ndarray
     mask: np.ndarray
     truncated: int
 
     def __len__(self) -> int:
-        return len(self.words)
+        return len(self.input_ids)
 
 
 def order(seed: int, epoch: int, count: int) -> np.ndarray:
@@ -285,13 +285,13 @@ def concatenate(
         The tokens, and the number of each one's place in the sample, from 1 (0: padding), int32
         [samples, capacity] both.
     """
-    words = np.full((len(samples), capacity), pad, np.int32)
-    segments = np.zeros_like(words)
+    input_ids = np.full((len(samples), capacity), pad, np.int32)
+    segment_ids = np.zeros_like(input_ids)
     for sample, indices in enumerate(samples):
         start = 0
         for place, index in enumerate(indices[indices != EMPTY], 1):
             tokens = tokens_of(index)
             end = start + len(tokens)
-            words[sample, start:end], segments[sample, start:end] = tokens, place
+            input_ids[sample, start:end], segment_ids[sample, start:end] = tokens, place
             start = end
-    return words, segments
+    return input_ids, segment_ids

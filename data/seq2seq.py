@@ -16,7 +16,7 @@ import numpy as np
 from config.sections import RunConfig
 from config.task import Seq2SeqData
 from data.boundary import beginning
-from data.preferences import COUNTS, Preferences, Unit, answers_of, of_units, signs_of
+from data.preferences import NUM_LOSS_TOKENS, Preferences, Unit, answers_of, kto_labels_of, of_units
 from data.sample_format import Marked, SampleFormat, length_multiple, padded
 from data.samples import (
     EMPTY,
@@ -32,10 +32,10 @@ from data.samples import (
     concatenate,
     digest_of,
     fitted_targets,
+    get_segment_ids,
     labelled_tokens,
     pack,
     remaining,
-    segments_of,
 )
 from data.texts import Example
 from data.tokens import Tokenizer, Tokens
@@ -86,15 +86,15 @@ class EncodedExamples:
         """The batch of the examples at `indices`, in their order."""
         rows = np.asarray(indices, np.int64)
         input_ids = np.full((len(rows), self.sequence_length), self.pad, np.int32)
-        segments = np.zeros_like(input_ids)
+        segment_ids = np.zeros_like(input_ids)
         for i, row in enumerate(rows):
             ids = self.prompt(row)
             input_ids[i, : len(ids)] = ids
-            segments[i, : len(ids)] = 1
+            segment_ids[i, : len(ids)] = 1
         labels = self.targets[rows]
         return {
             "input_ids": input_ids,
-            "segments": segments,
+            "segment_ids": segment_ids,
             "decoder_input_ids": shift_right(labels, self.pad, self.start),
             "labels": labels,
         }
@@ -135,19 +135,21 @@ class PackedExamples:
     def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
         """The batch of the samples at `indices`, in their order, int32.
 
-        `input_ids` and `segments` are [n, sequence_length], the mask with the places' numbers
+        `input_ids` and `segment_ids` are [n, sequence_length], the mask with the places' numbers
         as in `concatenate`; `decoder_input_ids` and `labels` have a sequence for each target of
         each place, [n * places * answers, decoder_sequence_length].
         """
         encoded, samples = self.examples, self.samples[np.asarray(indices, np.int64)]
-        words, segments = concatenate(samples, encoded.prompt, encoded.sequence_length, encoded.pad)
+        input_ids, segment_ids = concatenate(
+            samples, encoded.prompt, encoded.sequence_length, encoded.pad
+        )
         taken = samples.reshape(-1)
         targets = encoded.targets.reshape(len(encoded), -1)[taken]
         labels = np.where(taken[:, None] == EMPTY, IGNORE_INDEX, targets)
         labels = labels.reshape(-1, encoded.targets.shape[-1])
         return {
-            "input_ids": words,
-            "segments": segments,
+            "input_ids": input_ids,
+            "segment_ids": segment_ids,
             "decoder_input_ids": shift_right(labels, encoded.pad, encoded.start),
             "labels": labels.astype(np.int32),
         }
@@ -215,7 +217,7 @@ class Seq2Seq(SampleFormat):
         )
         packed = PackedExamples.of(both, examples_per_sample(config))
         counts = np.count_nonzero(targets != IGNORE_INDEX, axis=2).astype(np.float32)
-        return Preferences(packed, packed.samples, counts, signs_of(kept))
+        return Preferences(packed, packed.samples, counts, kto_labels_of(kept))
 
     def fitting(
         self, config: RunConfig, units: Sequence[Unit], tokenizer: Tokenizer
@@ -232,8 +234,8 @@ class Seq2Seq(SampleFormat):
         multiple = most if examples_per_sample(config) > 1 else length_multiple(config)
         chat = config.data.format == "chat"
         rows, cut = _prompts(list(_ended(texts, tokenizer)), tokenizer, most, chat)
-        words, mask = padded(rows, most, multiple, tokenizer.pad)
-        return _with_length(config, words), Prompts(texts, words, mask, cut)
+        input_ids, mask = padded(rows, most, multiple, tokenizer.pad)
+        return _with_length(config, input_ids), Prompts(texts, input_ids, mask, cut)
 
     def answers(
         self, config: RunConfig, texts: Sequence[str], tokenizer: Tokenizer
@@ -270,9 +272,9 @@ class Seq2Seq(SampleFormat):
 
     def streams(self, batch: Batch) -> dict[str, np.ndarray]:
         return {
-            "words": batch["input_ids"],
-            "mask": segments_of(batch),
-            "decoder_words": batch["decoder_input_ids"],
+            "input_ids": batch["input_ids"],
+            "mask": get_segment_ids(batch),
+            "decoder_input_ids": batch["decoder_input_ids"],
             "labels": batch["labels"],
             **of_units(batch),
         }
@@ -282,8 +284,8 @@ class Seq2Seq(SampleFormat):
         places = len(batch["labels"]) // len(batch["input_ids"])
         for row, labels in enumerate(batch["labels"]):
             sample, place = divmod(row, places)
-            place //= 2 if COUNTS in batch else 1
-            there = segments_of(batch)[sample] == place + 1
+            place //= 2 if NUM_LOSS_TOKENS in batch else 1
+            there = get_segment_ids(batch)[sample] == place + 1
             prompt = [(int(token), False) for token in batch["input_ids"][sample][there]]
             target = [(int(token), True) for token in labels[labels != IGNORE_INDEX]]
             if prompt or target:
@@ -292,7 +294,7 @@ class Seq2Seq(SampleFormat):
 
     def tokens(self, batch: Batch) -> int:
         """Tokens of the prompts and the targets in a batch, end tokens included."""
-        return int(np.count_nonzero(segments_of(batch))) + labelled_tokens(batch)
+        return int(np.count_nonzero(get_segment_ids(batch))) + labelled_tokens(batch)
 
 
 SEQ2SEQ = Seq2Seq()
@@ -438,5 +440,5 @@ def examples_per_sample(config: RunConfig) -> int:
     return config.data.examples_per_row
 
 
-def _with_length(config: RunConfig, words: np.ndarray) -> RunConfig:
-    return replace(config, model=replace(config.model, sequence_length=words.shape[1]))
+def _with_length(config: RunConfig, input_ids: np.ndarray) -> RunConfig:
+    return replace(config, model=replace(config.model, sequence_length=input_ids.shape[1]))

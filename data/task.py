@@ -288,7 +288,7 @@ class Task:
         prompt = None if self.prompt is None else self.prompt.render(row)
         found = list[Example]()
         single = self.prefers == "marked"
-        for answer, liked in answers_of_row(row, single, prompt, chat is not None):
+        for answer, desirable in answers_of_row(row, single, prompt, chat is not None):
             if isinstance(answer, Conversation):
                 assert chat is not None
                 read = chat.read(place, answer.with_system(self.system))
@@ -297,7 +297,7 @@ class Task:
                 answer = read
             for text in (answer.prompt, answer.target):
                 _bounded(text)
-            found.append(answer.judged(liked))
+            found.append(answer.judged(desirable))
         return found
 
     def _documents(self, row: Row) -> list[Example]:

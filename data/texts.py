@@ -46,7 +46,7 @@ class Example(NamedTuple):
     target: str
     whole: tuple[TextSpan, ...] = ()
     part: Part | None = None
-    liked: bool | None = None
+    desirable: bool | None = None
 
     def spans(self) -> tuple[TextSpan, ...]:
         """The whole text, for a model that reads and writes one stream.
@@ -72,9 +72,9 @@ class Example(NamedTuple):
         """It with another prompt."""
         return self._replace(prompt=prompt)
 
-    def judged(self, liked: bool | None) -> Example:
+    def judged(self, desirable: bool | None) -> Example:
         """It with whether a person liked the target."""
-        return self._replace(liked=liked)
+        return self._replace(desirable=desirable)
 
     def joined(self) -> Example:
         """It with nothing between prompt and target."""

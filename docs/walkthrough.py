@@ -126,5 +126,5 @@ fitted, encoded = data.prompts([prompt])
 writer = Inference(fitted)
 writer.write(weights)
 with writer:
-    tokens = writer.generate(encoded.words, encoded.mask)
+    tokens = writer.generate(encoded.input_ids, encoded.mask)
 print(data.tokenizer.texts(tokens))

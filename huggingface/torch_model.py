@@ -56,12 +56,12 @@ def model_of(description: Mapping[str, Any], dtype: str, weights: Mapping[str, n
 
 
 def generate(
-    model: Any, words: np.ndarray, length: int, mask: np.ndarray | None = None
+    model: Any, input_ids: np.ndarray, length: int, mask: np.ndarray | None = None
 ) -> np.ndarray:
     """Greedy generation by transformers.
 
     Args:
-        words: int [n, prompt length].
+        input_ids: int [n, prompt length].
         length: of new tokens, at most.
         mask: same shape, 1 where there is a token; by default everywhere. A language model without
             an encoder wants its padding on the left, unlike ours.
@@ -71,7 +71,7 @@ def generate(
     """
     import torch
 
-    ids = torch.as_tensor(words).long()
+    ids = torch.as_tensor(input_ids).long()
     there = torch.ones_like(ids) if mask is None else torch.as_tensor(mask).long()
     with torch.inference_mode():
         tokens = model.generate(

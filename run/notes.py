@@ -10,7 +10,7 @@ import numpy as np
 
 from config.sections import RunConfig
 from config.task import Seq2SeqData
-from data.samples import Samples, labelled_tokens, segments_of
+from data.samples import Samples, get_segment_ids, labelled_tokens
 from files.formatting import format_names
 from modelling.weights import Weight, WeightRow, WeightTable
 from modelling.weights.lora import module_of, trains_rows
@@ -28,7 +28,7 @@ LEAST_SHARE = 0.005
 def sample_notes(config: RunConfig, samples: Samples) -> list[str]:
     """Notes for a person on the samples that a run will train on."""
     chosen = samples.take(np.unique(np.linspace(0, len(samples) - 1, LOOKED_AT).astype(int)))
-    segments = segments_of(chosen)
+    segments = get_segment_ids(chosen)
     padding = float(np.mean(segments == 0))
     texts = max(int(segments.max(axis=1).sum()), 1)
     learned, batch = labelled_tokens(chosen) / texts, config.training.global_batch_size

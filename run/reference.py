@@ -22,7 +22,7 @@ from checkpoints.safetensors_files import digest_of_bytes
 from config.adapter import Adapter
 from config.errors import UserError
 from config.sections import RunConfig
-from data.preferences import COUNTS, Referred
+from data.preferences import NUM_LOSS_TOKENS, Referred
 from data.samples import Samples
 from files.errors import WriteError
 from files.formatting import format_path
@@ -128,7 +128,7 @@ class Reference:
             UserError: there is no file, and the weights are no more.
         """
         path = self.folder / f"{self._name(samples)}.safetensors"
-        shape = len(samples), len(samples.take(np.zeros(1, np.int64))[COUNTS]), 2
+        shape = len(samples), len(samples.take(np.zeros(1, np.int64))[NUM_LOSS_TOKENS]), 2
         found = read_logps(path, shape)
         if not all(popdist.gather(found is not None)):
             found = None if self.before is None else read_logps(self.before / path.name, shape)

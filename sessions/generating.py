@@ -69,14 +69,14 @@ class Inference(RunningModel):
 
     def generate(
         self,
-        words: np.ndarray,
+        input_ids: np.ndarray,
         mask: np.ndarray,
         on_progress: Callable[[int], object] | None = None,
     ) -> np.ndarray:
         """Generate for any number of prompts.
 
         Args:
-            words: (n, sequence_length) token ids, a prompt in each row, padded on the right.
+            input_ids: (n, sequence_length) token ids, a prompt in each row, padded on the right.
             mask: same shape, 1 where there is a token.
             on_progress: called after each run with the number of prompts it did.
 
@@ -87,15 +87,15 @@ class Inference(RunningModel):
         Raises:
             ValueError: the arrays do not have these shapes.
         """
-        self._check(words, mask)
-        lengths, capacity = mask.sum(axis=1), words.shape[1]
-        tokens = np.zeros((len(words), *self.program.tokens.shape[1:]), np.int32)
+        self._check(input_ids, mask)
+        lengths, capacity = mask.sum(axis=1), input_ids.shape[1]
+        tokens = np.zeros((len(input_ids), *self.program.tokens.shape[1:]), np.int32)
         packed = pack(lengths, capacity, self.program.prompts_per_sample)
         for start in range(0, len(packed), self.samples_per_run):
             part = np.full((self.samples_per_run, packed.shape[1]), EMPTY)
             part[: len(packed) - start] = packed[start : start + self.samples_per_run]
             own = part[self._sharding.positions(len(part))]
-            filled = concatenate(own, lambda i: words[i, : lengths[i]], capacity, pad=0)
+            filled = concatenate(own, lambda i: input_ids[i, : lengths[i]], capacity, pad=0)
             indices = part.reshape(-1)
             there = indices != EMPTY
             tokens[indices[there]] = self._answers(own.reshape(-1), *filled)[there]
@@ -103,22 +103,23 @@ class Inference(RunningModel):
                 on_progress(int(np.count_nonzero(there)))
         return tokens
 
-    def written(self, words: np.ndarray, mask: np.ndarray) -> Iterator[np.ndarray]:
+    def written(self, input_ids: np.ndarray, mask: np.ndarray) -> Iterator[np.ndarray]:
         """Generate for one prompt, and give what there is of the tokens each time that one comes.
 
         Args:
-            words, mask: as for `generate`, (1, sequence_length).
+            input_ids, mask: as for `generate`, (1, sequence_length).
         """
-        self._check(words, mask)
+        self._check(input_ids, mask)
         program, length = self.program, int(mask.sum())
         if program.begin is None or program.going is None:
-            yield self.generate(words, mask)
+            yield self.generate(input_ids, mask)
             return
         part = np.full((self.samples_per_run, program.prompts_per_sample), EMPTY)
         part[0, 0] = 0
         own = part[self._sharding.positions(len(part))]
         inputs = self._inputs(
-            own.reshape(-1), *concatenate(own, lambda i: words[i, :length], words.shape[1], pad=0)
+            own.reshape(-1),
+            *concatenate(own, lambda i: input_ids[i, :length], input_ids.shape[1], pad=0),
         )
         for position in range(program.tokens.shape[1]):
             begin = self._sharding.to_replicas(np.full(len(own), position == 0))
@@ -127,21 +128,23 @@ class Inference(RunningModel):
             if not found[program.going].any():
                 return
 
-    def _answers(self, indices: np.ndarray, words: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    def _answers(self, indices: np.ndarray, input_ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """The tokens for all prompts of one run of the program.
 
         Args:
             indices: the numbers of the prompts for the replicas of this process, or `EMPTY`.
-            words, mask: their samples.
+            input_ids, mask: their samples.
         """
-        return self._collected(self._run(self._inputs(indices, words, mask))[self.program.tokens])
+        return self._collected(
+            self._run(self._inputs(indices, input_ids, mask))[self.program.tokens]
+        )
 
     def _inputs(
-        self, indices: np.ndarray, words: np.ndarray, mask: np.ndarray
+        self, indices: np.ndarray, input_ids: np.ndarray, mask: np.ndarray
     ) -> dict[popxl.HostToDeviceStream, np.ndarray]:
         """What one run reads; arguments as for `_answers`."""
         program, dealt = self.program, self._sharding.to_replicas
-        inputs = {program.words: dealt(words), program.mask: dealt(mask)}
+        inputs = {program.input_ids: dealt(input_ids), program.mask: dealt(mask)}
         for name, array in self._strategy.feed(indices, program.tokens.shape[1]).items():
             inputs[program.inputs[name]] = dealt(array)
         return inputs
@@ -151,11 +154,11 @@ class Inference(RunningModel):
         copies = tokens[:, :: self.config.execution.tensor_parallel]
         return copies.reshape(-1, *self.program.tokens.shape[1:])
 
-    def _check(self, words: np.ndarray, mask: np.ndarray) -> None:
-        length = self.program.words.shape[1]
-        for name, array in (("words", words), ("mask", mask)):
-            if array.shape != (len(words), length):
+    def _check(self, input_ids: np.ndarray, mask: np.ndarray) -> None:
+        length = self.program.input_ids.shape[1]
+        for name, array in (("input_ids", input_ids), ("mask", mask)):
+            if array.shape != (len(input_ids), length):
                 raise ValueError(
-                    f"{name} has shape {array.shape}, but must be ({len(words)}, {length}): "
+                    f"{name} has shape {array.shape}, but must be ({len(input_ids)}, {length}): "
                     "samples × sequence_length"
                 )

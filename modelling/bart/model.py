@@ -67,18 +67,18 @@ class BartEmbeddings(Embeddings):
         self.layernorm_embedding.hf_name = f"model.{stack}.layernorm_embedding"
 
     def build(
-        self, words: Tensor, seed: Tensor | None = None, positions: Tensor | None = None
+        self, input_ids: Tensor, seed: Tensor | None = None, positions: Tensor | None = None
     ) -> Tensor:
-        """words: int32 (batch, length) -> (batch, length, hidden).
+        """input_ids: int32 (batch, length) -> (batch, length, hidden).
 
         Args:
             seed: uint32 (2,) for dropout, the same on the replicas of a tensor-parallel group.
             positions: see `Embeddings`.
         """
         if positions is None:
-            index = np.arange(words.shape[1])[None]
+            index = np.arange(input_ids.shape[1])[None]
             positions = popxl.constant(index, popxl.int32, "positions")
-        x = self.tokens(self.axes.swap(words))
+        x = self.tokens(self.axes.swap(input_ids))
         x = x if self.scale == 1 else x * self.scale
         x = x + self.axes.swap(self.embed_positions(positions))
         return self.dropout(self.layernorm_embedding(x), seed)

@@ -123,15 +123,15 @@ class BeamSearch:
         left = top.scores + _never_unless(ops.logical_not(ends))
         scores, chosen = ops.topk(left, self.strategy.beams, 1, True, True)
         running = _take_rows(continued, chosen, self.context.length)
-        words, parents = _take_rows(top.tokens, chosen, 1), _take_rows(top.beams, chosen, 1)
+        input_ids, parents = _take_rows(top.tokens, chosen, 1), _take_rows(top.beams, chosen, 1)
         going_on = ops.logical_and(
             going_on, self._can_improve(scores, finished_scores, is_finished, position)
         )
         stops = [_take_rows(states, chosen, 1) for states in stops]
         state = [running, scores, finished, finished_scores, is_finished, going_on, *stops, *stays]
-        sequences = words.nelms
+        sequences = input_ids.nelms
         return Advance(
-            words.reshape((sequences, 1)), self._flat(parents).reshape((sequences,)), state
+            input_ids.reshape((sequences, 1)), self._flat(parents).reshape((sequences,)), state
         )
 
     def unfinished(self, state: list[Tensor]) -> Tensor:

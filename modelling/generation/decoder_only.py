@@ -49,17 +49,17 @@ class DecoderOnlyGenerator:
         self.sequences = batch * sequences
         self.about: Sequence[TensorSpec] = [TensorSpec((batch,), popxl.int32)]
 
-    def begin(self, words: Tensor, mask: Tensor) -> Prompts:
+    def begin(self, input_ids: Tensor, mask: Tensor) -> Prompts:
         """See `Generator`; layers need to know `last`, see `Slots`."""
-        first, last, prompted = last_words(words, mask)
+        first, last, prompted = last_words(input_ids, mask)
         first = repeated(first, self._copies)
-        return Prompts(prompted, first, what_was_read(words, mask), [last])
+        return Prompts(prompted, first, what_was_read(input_ids, mask), [last])
 
     def prefill(
-        self, executor: Executor, words: Value, about: Sequence[Value]
+        self, executor: Executor, input_ids: Value, about: Sequence[Value]
     ) -> tuple[Caches, list[Tensor]]:
         """See `Generator`."""
-        x = executor.run(EMBEDDINGS, self._embeddings(), words)
+        x = executor.run(EMBEDDINGS, self._embeddings(), input_ids)
         lengths = self.prompt_length, self.output_length
         layers = self._layers.wrapped(lambda layer: Prefill(layer, *lengths, self._copies))
         _, caches = executor.run_layers(
@@ -70,14 +70,14 @@ class DecoderOnlyGenerator:
     def decode(
         self,
         executor: Executor,
-        words: Value,
+        input_ids: Value,
         position: Tensor,
         caches: Caches,
         about: Sequence[Value],
         same: Sequence[Tensor],
     ) -> tuple[Value, Caches]:
         """See `Generator`."""
-        x = executor.run(EMBEDDINGS, self._embeddings(), words)
+        x = executor.run(EMBEDDINGS, self._embeddings(), input_ids)
         lengths = self.prompt_length, self.output_length
         layers = self._layers.wrapped(lambda layer: Decode(layer, *lengths))
         return executor.run_layers(LAYER, layers, x, caches, about, [position], self._at)

@@ -88,9 +88,9 @@ class DecoderTokenContext(DecoderContext):
 class DecoderWord(Wrapped):
     """The beginning of a decoder that has learned positions, at one position."""
 
-    def build(self, words: Tensor, position: Tensor) -> Tensor:
-        """words: int32 (sequences, 1) -> (sequences, 1, hidden); `position`: int32 scalar."""
-        x: Tensor = self.layer(words, positions=position.reshape((1, 1)))
+    def build(self, input_ids: Tensor, position: Tensor) -> Tensor:
+        """input_ids: int32 (sequences, 1) -> (sequences, 1, hidden); `position`: int32 scalar."""
+        x: Tensor = self.layer(input_ids, positions=position.reshape((1, 1)))
         return x
 
 
@@ -169,7 +169,7 @@ class EncoderDecoderGenerator:
         self.sequences = batch * self._packing.count
         self.about: Sequence[TensorSpec] = [TensorSpec((batch, self.prompt_length), popxl.int32)]
 
-    def begin(self, words: Tensor, mask: Tensor) -> Prompts:
+    def begin(self, input_ids: Tensor, mask: Tensor) -> Prompts:
         """Prompts as `Generator.begin` makes them; layers also need the mask."""
         start = [self.special.first]
         first = popxl.constant([start] * self.sequences, popxl.int32, "start_tokens")
@@ -178,12 +178,14 @@ class EncoderDecoderGenerator:
         return Prompts(prompted, first, read, [mask])
 
     def prefill(
-        self, executor: Executor, words: Value, about: Sequence[Value]
+        self, executor: Executor, input_ids: Value, about: Sequence[Value]
     ) -> tuple[Caches, list[Tensor]]:
         """Implements `Generator`. The same are biases of positions, if any, which broadcast to
         (1, heads, positions, positions), for each query and key."""
         start = over_samples(self._adapters.embeddings(self._model.embeddings()))
-        x = executor.run(EMBEDDINGS, start, words, about if isinstance(start, EncoderWords) else ())
+        x = executor.run(
+            EMBEDDINGS, start, input_ids, about if isinstance(start, EncoderWords) else ()
+        )
         bias = self._position_bias(executor, "encoder", self.prompt_length)
         layers = self._layers("encoder").wrapped(EncodingBlock)
         x, _ = executor.run_layers("encoder", layers, x, None, about, bias, _encoder_inputs)
@@ -197,7 +199,7 @@ class EncoderDecoderGenerator:
     def decode(
         self,
         executor: Executor,
-        words: Value,
+        input_ids: Value,
         position: Tensor,
         caches: Caches,
         about: Sequence[Value],
@@ -208,9 +210,9 @@ class EncoderDecoderGenerator:
         start = self._adapters.embeddings((own or self._model.embeddings)())
         name = EMBEDDINGS if own is None else DECODER_EMBEDDINGS
         if start.has_positions:
-            x = executor.run(name, DecoderWord(start), words, same=[position])
+            x = executor.run(name, DecoderWord(start), input_ids, same=[position])
         else:
-            x = executor.run(name, start, words)
+            x = executor.run(name, start, input_ids)
         bias = [ops.dynamic_slice(t, position, [2], [1], no_overlap=True) for t in same]
         layers = self._layers("decoder").wrapped(lambda block: DecodingBlock(block, self._packing))
         same = [position, *bias]

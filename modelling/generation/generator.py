@@ -115,18 +115,18 @@ class Generator(Protocol):
     special: SpecialTokens
     about: Sequence[TensorSpec]
 
-    def begin(self, words: Tensor, mask: Tensor) -> Prompts:
+    def begin(self, input_ids: Tensor, mask: Tensor) -> Prompts:
         """What the prompts say, in the current graph.
 
         Args:
-            words: int32 (batch, prompt_length).
+            input_ids: int32 (batch, prompt_length).
             mask: int32, for each token the number of its prompt in the sample, from 1, and 0 for
                 padding; prompts without a token are not generated for.
         """
         ...
 
     def prefill(
-        self, executor: Executor, words: Value, about: Sequence[Value]
+        self, executor: Executor, input_ids: Value, about: Sequence[Value]
     ) -> tuple[Caches, list[Tensor]]:
         """Read the prompts: the caches, and what is the same for all micro-batches."""
         ...
@@ -134,7 +134,7 @@ class Generator(Protocol):
     def decode(
         self,
         executor: Executor,
-        words: Value,
+        input_ids: Value,
         position: Tensor,
         caches: Caches,
         about: Sequence[Value],
@@ -144,7 +144,7 @@ class Generator(Protocol):
         caches.
 
         Args:
-            words: int32 (sequences, 1).
+            input_ids: int32 (sequences, 1).
             position: int32 scalar, from 0.
             same: see `prefill`.
         """

@@ -78,13 +78,13 @@ def go_on(
     fixed, ir = list(decode.args.values()), popxl.gir()
 
     def advance(position: Tensor, carried: list[Tensor], fixed: list[Tensor]) -> list[Tensor]:
-        _, words, *rest = carried
+        _, input_ids, *rest = carried
         bound = BoundGraph(decode.graph, dict(zip(decode.args, fixed, strict=True)))
-        logits, *caches = bound.call(position, words, *rest[states:])
-        words, parents, new = search.advance(logits, position, rest[:states])
+        logits, *caches = bound.call(position, input_ids, *rest[states:])
+        input_ids, parents, new = search.advance(logits, position, rest[:states])
         if parents is not None:
             caches = [ops.gather(cache, parents) for cache in caches]
-        return [is_any(search.unfinished(new), groups), words, *new, *caches]
+        return [is_any(search.unfinished(new), groups), input_ids, *new, *caches]
 
     def one_position(position: Tensor, carried: list[Tensor], fixed: list[Tensor]) -> list[Tensor]:
         then = ir.create_graph(advance, position, carried, fixed)

@@ -43,9 +43,9 @@ class OneByOne:
         stops, stopped = rules.ended(stops, chosen)
         if stopped is not None:
             finished = ops.logical_or(finished, stopped)
-        words = chosen.reshape((chosen.shape[0], 1))
-        tokens = ops.dynamic_update(tokens, position, words, [1], [1], no_overlap=True)
-        return Advance(words, None, [tokens, finished, *stops, *stays, *inputs])
+        input_ids = chosen.reshape((chosen.shape[0], 1))
+        tokens = ops.dynamic_update(tokens, position, input_ids, [1], [1], no_overlap=True)
+        return Advance(input_ids, None, [tokens, finished, *stops, *stays, *inputs])
 
     def unfinished(self, state: list[Tensor]) -> Tensor:
         return ops.logical_not(state[1])

@@ -32,10 +32,12 @@ def build_piecewise(
         length = generator.output_length
         search = strategy.search(SearchContext(groups, generator.special, length, strategy.rules))
         program = declared(ir, generator, config.execution.micro_batch_size, strategy, model)
-        begin = popxl.h2d_stream((program.words.shape[0],), popxl.bool, "begin")
+        begin = popxl.h2d_stream((program.input_ids.shape[0],), popxl.bool, "begin")
         going = popxl.d2h_stream((), popxl.bool, "going")
         names, values = program.variables.unpack()  # type: ignore[union-attr]
-        read = [ops.host_load(s) for s in (program.words, program.mask, *program.inputs.values())]
+        read = [
+            ops.host_load(s) for s in (program.input_ids, program.mask, *program.inputs.values())
+        ]
         run = _Run(model, search, groups, names)
         fresh = ir.create_graph(run.begin, values, read)
         state = [_kept(ir, t) for t in fresh.outputs]
@@ -67,8 +69,8 @@ class _Run:
 
     def begin(self, values: list[Tensor], read: list[Tensor]) -> list[Tensor]:
         """What there is before the first token."""
-        words, mask, *inputs = read
-        begun = self._model.begin(self._weights(values), words, mask)
+        input_ids, mask, *inputs = read
+        begun = self._model.begin(self._weights(values), input_ids, mask)
         state = self._search.start(begun.prompts.prompted, begun.prompts.read, inputs)
         self.states, self._caches = len(state), len(begun.caches)
         running = is_any(self._search.unfinished(state), self._groups)

@@ -25,7 +25,7 @@ class GenerationProgram:
     tensor-parallel group need the same ones.
 
     Attributes:
-        words, mask: streams of prompts, int32 (micro_batch_size, prompt_length).
+        input_ids, mask: streams of prompts, int32 (micro_batch_size, prompt_length).
         inputs: streams of the search's inputs, by name.
         tokens: stream of what was generated, int32 (micro_batch_size * prompts_per_sample,
             output_length).
@@ -36,7 +36,7 @@ class GenerationProgram:
     """
 
     ir: popxl.Ir
-    words: popxl.HostToDeviceStream
+    input_ids: popxl.HostToDeviceStream
     mask: popxl.HostToDeviceStream
     inputs: Mapping[str, popxl.HostToDeviceStream]
     tokens: popxl.DeviceToHostStream
@@ -47,7 +47,7 @@ class GenerationProgram:
     @property
     def prompts_per_sample(self) -> int:
         """See `Generator`."""
-        return self.tokens.shape[0] // self.words.shape[0]
+        return self.tokens.shape[0] // self.input_ids.shape[0]
 
 
 def build_generation(
@@ -72,7 +72,7 @@ def build_generation(
 
         def one_batch(values: list[Tensor]) -> None:
             weights = NamedTensors.pack(names, values)
-            prompt = ops.host_load(program.words), ops.host_load(program.mask)
+            prompt = ops.host_load(program.input_ids), ops.host_load(program.mask)
             loaded = [ops.host_load(stream) for stream in program.inputs.values()]
             start = model.prefill(weights, *prompt)
             tokens = write_tokens(start, length, search, loaded, groups)
@@ -88,14 +88,16 @@ def declared(
     """The streams and variables of a program, in its main graph, before there is anything else."""
     prompts, length = (batch, generator.prompt_length), generator.output_length
     count = batch * generator.prompts_per_sample
-    words, mask = (popxl.h2d_stream(prompts, popxl.int32, name) for name in ("words", "mask"))
+    input_ids, mask = (
+        popxl.h2d_stream(prompts, popxl.int32, name) for name in ("input_ids", "mask")
+    )
     inputs = {
         name: popxl.h2d_stream(spec.shape, spec.dtype, name)
         for name, spec in strategy.inputs(count, length).items()
     }
     return GenerationProgram(
         ir,
-        words,
+        input_ids,
         mask,
         inputs,
         popxl.d2h_stream((count, length), popxl.int32, "tokens"),

@@ -8,37 +8,37 @@ import popxl
 from popxl import Tensor, ops
 
 
-def last_words(words: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def last_words(input_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The last word of each prompt.
 
     Args:
-        words: int32 (batch, length).
+        input_ids: int32 (batch, length).
         mask: int32, the same shape, 1 where there is a word.
 
     Returns:
         The words, int32 (batch, 1); their positions, int32 (batch,); and whether there is one at
         all, bool (batch,): of samples without a prompt, the position is 0.
     """
-    batch, length = words.shape
+    batch, length = input_ids.shape
     count, zero = ops.sum(mask, 1), popxl.constant(0, popxl.int32)
     last = ops.maximum(count - 1, zero)
     starts = popxl.constant(np.arange(batch) * length, popxl.int32, "row_starts")
-    last_tokens = ops.gather(words.reshape((batch * length,)), starts + last)
+    last_tokens = ops.gather(input_ids.reshape((batch * length,)), starts + last)
     return last_tokens.reshape((batch, 1)), last, ops.greater(count, zero)
 
 
-def what_was_read(words: Tensor, mask: Tensor) -> Tensor:
+def what_was_read(input_ids: Tensor, mask: Tensor) -> Tensor:
     """The prompts with -1 in front of them as padding: int32 (batch, length); see `last_words`.
 
     So the last word of each is in the last column, where what is written goes on.
     """
-    batch, length = words.shape
+    batch, length = input_ids.shape
     padding = length - ops.sum(mask, 1).reshape((batch, 1))
     columns = popxl.constant(np.arange(length)[None], popxl.int32, "columns")
     starts = popxl.constant(np.arange(batch)[:, None] * length, popxl.int32, "row_starts")
     zero, nothing = (popxl.constant(x, popxl.int32) for x in (0, -1))
     at = starts + ops.maximum(columns - padding, zero)
-    shifted = ops.gather(words.reshape((batch * length,)), at)
+    shifted = ops.gather(input_ids.reshape((batch * length,)), at)
     return ops.where(ops.greater(padding, columns), nothing, shifted)
 
 

@@ -136,10 +136,10 @@ class _Prefill(Module):
         super().__init__()
         self._model = model
 
-    def build(self, words: Tensor, about: list[Tensor], wanted: Tensor) -> list[Tensor]:
-        """words: int32 (batch, length) -> the caches of each layer, then what is the same."""
+    def build(self, input_ids: Tensor, about: list[Tensor], wanted: Tensor) -> list[Tensor]:
+        """input_ids: int32 (batch, length) -> the caches of each layer, then what is the same."""
         executor = ResidentExecutor(self, "prompt", wanted)
-        self.caches, same = self._model.prefill(executor, words, about)
+        self.caches, same = self._model.prefill(executor, input_ids, about)
         return [*(t for layer in self.caches for t in layer), *same]
 
 
@@ -153,14 +153,14 @@ class _Decode(Module):
     def build(
         self,
         position: Tensor,
-        words: Tensor,
+        input_ids: Tensor,
         caches: Caches,
         fixed: Caches,
         about: list[Tensor],
         same: list[Tensor],
     ) -> tuple[Tensor, ...]:
-        """words: int32 (sequences, 1) -> float32 logits (sequences, part of the vocabulary), and
-        the caches with this position.
+        """input_ids: int32 (sequences, 1) -> float32 logits (sequences, part of the vocabulary),
+        and the caches with this position.
 
         Args:
             position: of the words, int32 scalar.
@@ -169,7 +169,7 @@ class _Decode(Module):
         """
         executor = ResidentExecutor(self, "token")
         whole = [[*f, *c] for f, c in zip(fixed, caches, strict=True)]
-        x, new = self._model.decode(executor, words, position, whole, about, same)
+        x, new = self._model.decode(executor, input_ids, position, whole, about, same)
         logits = executor.run_head(self._model.head(), x)
         return logits, *(t for layer in new for t in layer[-KEYS_AND_VALUES:])
 
@@ -197,9 +197,9 @@ class ResidentModel:
     def __init__(self, model: Generator, batch: int, groups: Groups) -> None:
         """Create the graphs in the current Ir. `batch`: samples of a micro-batch."""
         self._model, self._groups = model, groups
-        words = TensorSpec((batch, model.prompt_length), popxl.int32)
+        input_ids = TensorSpec((batch, model.prompt_length), popxl.int32)
         prefill, wanted = _Prefill(model), TensorSpec((), popxl.bool)
-        prefill_facts, self._prefill = prefill.create_graph(words, list(model.about), wanted)
+        prefill_facts, self._prefill = prefill.create_graph(input_ids, list(model.about), wanted)
         self._counts = [len(layer) for layer in prefill.caches]
         outputs = [t.spec for t in self._prefill.graph.outputs]
         caches, same = self._split(outputs)
@@ -215,22 +215,22 @@ class ResidentModel:
             prefill_facts.to_dict() | decode_facts.to_dict()  # both have the embeddings
         )
 
-    def prefill(self, weights: NamedTensors, words: Tensor, mask: Tensor) -> Prefilled:
+    def prefill(self, weights: NamedTensors, input_ids: Tensor, mask: Tensor) -> Prefilled:
         """Read the prompts, in the current graph; arguments as for `begin`."""
-        prompts, caches, given = self.begin(weights, words, mask)
+        prompts, caches, given = self.begin(weights, input_ids, mask)
         decode = self.bound(weights, given)
         return Prefilled(decode, caches, prompts.first, prompts.prompted, prompts.read)
 
-    def begin(self, weights: NamedTensors, words: Tensor, mask: Tensor) -> Begun:
+    def begin(self, weights: NamedTensors, input_ids: Tensor, mask: Tensor) -> Begun:
         """Read the prompts, in the current graph.
 
         Args:
             weights: values of the variables, by the names of `facts`.
-            words, mask: see `Generator.begin`.
+            input_ids, mask: see `Generator.begin`.
         """
-        prompts = self._model.begin(words, mask)
+        prompts = self._model.begin(input_ids, mask)
         wanted = is_any(prompts.prompted, self._groups)
-        outputs = self._prefill.bind(weights).call(words, *prompts.about, wanted)
+        outputs = self._prefill.bind(weights).call(input_ids, *prompts.about, wanted)
         caches, same = self._split(outputs)
         own = [t for layer in caches for t in layer[-KEYS_AND_VALUES:]]
         fixed = [t for layer in caches for t in layer[:-KEYS_AND_VALUES]]

@@ -96,12 +96,12 @@ class Advance(NamedTuple):
     """One position of a search.
 
     Attributes:
-        words: int32 (sequences, 1), the tokens to read next.
+        input_ids: int32 (sequences, 1), the tokens to read next.
         parents: int32 (sequences,), the sequence whose caches each one continues; None: its own.
         state: as `Search.start` gives it, updated.
     """
 
-    words: Tensor
+    input_ids: Tensor
     parents: Tensor | None
     state: list[Tensor]
 

@@ -56,7 +56,7 @@ def build_streamed(
         variables = program.weights.variables
     streams = program.inputs.streams
     searched = {name: streams[name] for name in program.searched}
-    return GenerationProgram(ir, streams["words"], streams["mask"], searched, tokens, variables)
+    return GenerationProgram(ir, streams["input_ids"], streams["mask"], searched, tokens, variables)
 
 
 def streamed_batches(config: RunConfig) -> int:
@@ -82,9 +82,9 @@ class _Begin(Module):
         super().__init__()
         self._program = program
 
-    def build(self, words: Tensor, mask: Tensor, inputs: list[Tensor]) -> list[Tensor]:
+    def build(self, input_ids: Tensor, mask: Tensor, inputs: list[Tensor]) -> list[Tensor]:
         program = self._program
-        prompted, first, read, about = program.model.begin(words, mask)
+        prompted, first, read, about = program.model.begin(input_ids, mask)
         state = program.search.start(prompted, read, inputs)
         program.needs_mask = [t is mask for t in about]
         new = [t for t in about if t is not mask]
@@ -102,8 +102,8 @@ class _Choose(Wrapped):
 
     def build(self, x: Tensor, state: list[Tensor], position: Tensor) -> list[Tensor]:
         logits = self.layer.next_logits(x)
-        words, parents, state = self._program.search.advance(logits, position, state)
-        return self._program.outputs(words, parents, state)
+        input_ids, parents, state = self._program.search.advance(logits, position, state)
+        return self._program.outputs(input_ids, parents, state)
 
 
 class _Tokens(Module):
@@ -147,11 +147,11 @@ class _Program:
         self.count = batch * model.prompts_per_sample
         needed = strategy.inputs(self.count, model.output_length)
         self.searched = list(needed)
-        self.inputs = InputBuffers({"words": prompts, "mask": prompts, **needed}, settings)
+        self.inputs = InputBuffers({"input_ids": prompts, "mask": prompts, **needed}, settings)
 
     def outputs(
         self,
-        words: Tensor,
+        input_ids: Tensor,
         parents: Tensor | None,
         state: Sequence[Tensor],
         about: Sequence[Tensor] = (),
@@ -159,7 +159,7 @@ class _Program:
         """A micro-batch's state between positions, and `about`, as distinct tensors, since each is
         stored in a buffer of its own."""
         going_on = is_any(self.search.unfinished(list(state)), self.groups)
-        first = [words, going_on]
+        first = [input_ids, going_on]
         if self.reorders:
             assert parents is not None
             first.append(parents)
@@ -173,7 +173,7 @@ class _Program:
         self._begin(only, nothing)
         caches, same = self.model.prefill(
             StreamedExecutor(self.weights, self.settings, "prompt"),
-            self.inputs.port("words"),
+            self.inputs.port("input_ids"),
             self._about,
         )
         self._all_positions(caches, same)
@@ -187,7 +187,7 @@ class _Program:
         """Begin the search with all micro-batches."""
         ports = self.inputs.port
         searched = [ports(name) for name in self.searched]
-        begin = Pass(_Begin(self), [ports("words"), ports("mask"), searched], self.settings)
+        begin = Pass(_Begin(self), [ports("input_ids"), ports("mask"), searched], self.settings)
         with popxl.plan.part("search/prompt"):
             begin.call(only, nothing)
         new = self.needs_mask.count(False)

@@ -65,14 +65,14 @@ def places_in_order(queries: int, keys: int) -> list[Tensor]:
     return [popxl.constant(np.arange(n)[None], popxl.int32, "positions") for n in (queries, keys)]
 
 
-def places_in_texts(starts: Tensor) -> list[Tensor]:
+def places_in_texts(segment_starts: Tensor) -> list[Tensor]:
     """The places of samples that hold several texts.
 
     Args:
         starts: int32 (batch, length), where in its sample each token's text starts.
     """
-    length = starts.shape[1]
-    return [*places_in_order(length, length), starts, starts]
+    length = segment_starts.shape[1]
+    return [*places_in_order(length, length), segment_starts, segment_starts]
 
 
 class Attention(addons.Module):

@@ -36,17 +36,17 @@ class Context:
 
     def __init__(
         self,
-        starts: Tensor | None = None,
+        segment_starts: Tensor | None = None,
         seed: Tensor | None = None,
         usage: Tensor | None = None,
-        segments: Tensor | None = None,
+        segment_ids: Tensor | None = None,
         routes_only: bool = False,
     ) -> None:
         config = run_config()
         self._axes, self._dropout = Axes.of(config), Dropout.of(config.model)
         self._drops = config.model.drops and not config.model.eval
-        self._starts, self._seed, self._seeds_drawn = starts, seed, 0
-        self._segments, self.usage = segments, usage
+        self._segment_starts, self._seed, self._seeds_drawn = segment_starts, seed, 0
+        self._segment_ids, self.usage = segment_ids, usage
         self.routes_only, self.handed_on = routes_only, dict[str, Tensor]()
         self.max_length = config.model.sequence_length
 
@@ -77,11 +77,11 @@ class Context:
             make: makes the tables of positions 0, 1, ..., so many of them.
             length: tokens of a sample.
         """
-        return tables_of_texts(make(length), self._starts)
+        return tables_of_texts(make(length), self._segment_starts)
 
     def positions(self, window: int | None) -> Sequence[Tensor]:
         """The places of queries and keys, see `Attention.build`."""
-        return () if self._starts is None else places_in_texts(self._starts)
+        return () if self._segment_starts is None else places_in_texts(self._segment_starts)
 
     def update_cache(self, k: Tensor, v: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
         """Add new keys and values to those of tokens before, and return what queries see: here,
@@ -97,8 +97,8 @@ class Context:
     def count(self, chosen: Tensor, probabilities: Tensor) -> None:
         """Count how experts are used; arguments as for `count_experts`."""
         if self.usage is not None:
-            assert self._segments is not None
-            counted = count_experts(chosen, probabilities, self._axes.swap(self._segments))
+            assert self._segment_ids is not None
+            counted = count_experts(chosen, probabilities, self._axes.swap(self._segment_ids))
             self.usage = self.usage + counted
 
     def hand_on(self, **tensors: Tensor) -> None:

@@ -71,11 +71,11 @@ class Embeddings(Module):
         self.dropout = Dropout.of(self.config.model)
         self.tokens, self.scale = tokens, scale
 
-    def build(self, words: Tensor, seed: Tensor | None = None) -> Tensor:
-        """words: int32 (batch, length) -> (batch, length, hidden).
+    def build(self, input_ids: Tensor, seed: Tensor | None = None) -> Tensor:
+        """input_ids: int32 (batch, length) -> (batch, length, hidden).
 
         Args:
             seed: uint32 (2,) for dropout, the same on the replicas of a tensor-parallel group.
         """
-        x = self.tokens(self.axes.swap(words))
+        x = self.tokens(self.axes.swap(input_ids))
         return self.dropout(x if self.scale == 1 else x * self.scale, seed)

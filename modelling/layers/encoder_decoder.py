@@ -126,13 +126,13 @@ class CrossAttention(MultiHeadAttention):
 class EncoderWords(Wrapped):
     """The beginning of an encoder whose learned positions are those in each example."""
 
-    def build(self, words: Tensor, mask: Tensor, seed: Tensor | None = None) -> Tensor:
-        """words: int32 (batch, length) -> (batch, length, hidden).
+    def build(self, input_ids: Tensor, mask: Tensor, seed: Tensor | None = None) -> Tensor:
+        """input_ids: int32 (batch, length) -> (batch, length, hidden).
 
         Args:
             mask: see `Packing`.
         """
-        x: Tensor = self.layer(words, seed, packing().positions(mask))
+        x: Tensor = self.layer(input_ids, seed, packing().positions(mask))
         return x
 
 

@@ -50,17 +50,17 @@ def tables_at(tables: Tables, positions: Tensor) -> Tables:
     return tuple(ops.gather(t, positions).reshape((batch, count, t.shape[-1])) for t in tables)
 
 
-def tables_of_texts(tables: Tables, starts: Tensor | None) -> Tables:
+def tables_of_texts(tables: Tables, segment_starts: Tensor | None) -> Tables:
     """The angles of all tokens of samples: tables, or those of positions that start anew.
 
     Args:
         tables: of positions 0, 1, ...
         starts: int32 (batch, length), where each token's text starts; None: a sample is one text.
     """
-    if starts is None:
+    if segment_starts is None:
         return tables
-    places = popxl.constant(np.arange(starts.shape[1])[None], popxl.int32, "positions")
-    return tables_at(tables, places - starts)
+    places = popxl.constant(np.arange(segment_starts.shape[1])[None], popxl.int32, "positions")
+    return tables_at(tables, places - segment_starts)
 
 
 def rotate_halves(t: Tensor, sin: Tensor, cos: Tensor, rotated: int) -> Tensor:

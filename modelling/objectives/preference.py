@@ -14,7 +14,7 @@ import numpy as np
 
 import popxl
 from config.metrics import OBJECTIVES, Tally
-from data.preferences import COUNTS, REFERENCE, SEGMENTS, SIGN, texts_per_row
+from data.preferences import KTO_LABELS, NUM_LOSS_TOKENS, REFERENCE, SEGMENT_IDS, texts_per_row
 from data.samples import IGNORE_INDEX, Batch
 from modelling.objectives.cross_entropy import losses_of_tokens
 from modelling.objectives.objective import Objective
@@ -39,7 +39,7 @@ class Pair:
 
     chosen: Tensor
     rejected: Tensor
-    sign: Tensor | None
+    kto_labels: Tensor | None
     present: Tensor
 
     @property
@@ -110,7 +110,7 @@ def _orpo(pair: Pair, t: Training, groups: Groups) -> Tensor:
 def _kto(pair: Pair, t: Training, groups: Groups) -> Tensor:
     """The second text is another's answer to the same prompt: it estimates the divergence of the
     policy from the reference, over all samples that are computed at a time."""
-    assert pair.sign is not None
+    assert pair.kto_labels is not None
     sums = ops.concat([ops.sum(pair.rejected * pair.present, [0], True),
                        ops.sum(pair.present, [0], True)], 1)  # fmt: skip
     sums = ops.detach(sums)
@@ -118,7 +118,7 @@ def _kto(pair: Pair, t: Training, groups: Groups) -> Tensor:
         sums = ops.collectives.replicated_all_reduce(sums, "add", groups.dp)
     total, count = ops.split(sums, 2, 1)
     divergence = ops.relu(total / ops.maximum(count, popxl.constant(1.0, popxl.float32)))
-    return 1.0 - ops.exp(log_sigmoid(pair.sign * (pair.chosen - divergence) * t.beta))
+    return 1.0 - ops.exp(log_sigmoid(pair.kto_labels * (pair.chosen - divergence) * t.beta))
 
 
 KINDS: Mapping[str, Kind] = {
@@ -152,12 +152,12 @@ class Preference(Objective):
 
         self.of_tokens = {"labels": lambda tokens: tokens}
         if texts > 1:
-            self.of_tokens[SEGMENTS] = lambda tokens: tokens
-        self.of_texts = {COUNTS: of_units(2)}
+            self.of_tokens[SEGMENT_IDS] = lambda tokens: tokens
+        self.of_texts = {NUM_LOSS_TOKENS: of_units(2)}
         if self.kind.referred:
             self.of_texts[REFERENCE] = of_units(2)
         if self.name == "kto":
-            self.of_texts[SIGN] = of_units(1)
+            self.of_texts[KTO_LABELS] = of_units(1)
 
     def sums(
         self, logits: Tensor, inputs: Mapping[str, Tensor], axes: Axes, groups: Groups
@@ -171,25 +171,27 @@ class Preference(Objective):
         if self._texts == 1:
             return ops.sum(logps, 1).reshape((batch // 2, 2))
         numbers = np.arange(1, self._texts + 1, dtype=np.int32).reshape(1, 1, -1)
-        own = ops.equal(inputs[SEGMENTS].reshape((batch, length, 1)),
+        own = ops.equal(inputs[SEGMENT_IDS].reshape((batch, length, 1)),
                         popxl.constant(numbers, popxl.int32, "texts"))  # fmt: skip
         each = logps.reshape((batch, length, 1)) * ops.cast(own, popxl.float32)
         return ops.sum(each, 1).reshape((batch * self._texts // 2, 2))
 
     def loss(self, sums: Tensor, inputs: Mapping[str, Tensor], groups: Groups) -> Tensor:
-        counts, one = inputs[COUNTS], popxl.constant(1.0, popxl.float32)
-        there = ops.greater(counts, popxl.constant(0.0, popxl.float32))
+        num_loss_tokens, one = inputs[NUM_LOSS_TOKENS], popxl.constant(1.0, popxl.float32)
+        there = ops.greater(num_loss_tokens, popxl.constant(0.0, popxl.float32))
         # In place of a text that is not there, a probability that is neither 0 nor 1.
-        unsure = popxl.constant(np.full(counts.shape, -1.0), popxl.float32, "unsure")
+        unsure = popxl.constant(np.full(num_loss_tokens.shape, -1.0), popxl.float32, "unsure")
         known = ops.where(there, sums, unsure)
-        means = known / ops.maximum(counts, one)
+        means = known / ops.maximum(num_loss_tokens, one)
         scores = means if self.kind.means else known
         if self.kind.referred:
             reference = inputs[REFERENCE]
-            scores -= reference / ops.maximum(counts, one) if self.kind.means else reference
+            scores -= (
+                reference / ops.maximum(num_loss_tokens, one) if self.kind.means else reference
+            )
         chosen, rejected = ops.split(scores, 2, 1)
         present = ops.cast(ops.split(there, 2, 1)[0], popxl.float32)
-        pair = Pair(chosen, rejected, inputs.get(SIGN), present)
+        pair = Pair(chosen, rejected, inputs.get(KTO_LABELS), present)
         losses = self.kind.loss(pair, self._training, groups)
         if self.name == "cpo":
             losses -= ops.split(means, 2, 1)[0]
@@ -197,11 +199,11 @@ class Preference(Objective):
 
     # ---- on the host ------------------------------------------------------------------------
     def normaliser(self, batch: Batch) -> int:
-        return int(np.count_nonzero(batch[COUNTS][:, 0]))
+        return int(np.count_nonzero(batch[NUM_LOSS_TOKENS][:, 0]))
 
     def only(self, batch: Batch, counted: np.ndarray) -> Batch:
         changed = dict(batch)
-        for name, nothing in (("labels", IGNORE_INDEX), (COUNTS, 0)):
+        for name, nothing in (("labels", IGNORE_INDEX), (NUM_LOSS_TOKENS, 0)):
             array = batch[name].copy()
             array[~np.repeat(counted, len(array) // len(counted))] = nothing
             changed[name] = array
@@ -209,18 +211,21 @@ class Preference(Objective):
 
     def tally(self, sums: np.ndarray, batch: Batch) -> Tally:
         """Rewards are beta times the scores, which the loss compares."""
-        counts = batch[COUNTS].astype(np.float64)
-        there = counts[:, 0] > 0
-        counts, scores = counts[there], sums.reshape(-1, 2).astype(np.float64)[there]
-        scores = scores / counts if self.kind.means else scores
+        num_loss_tokens = batch[NUM_LOSS_TOKENS].astype(np.float64)
+        there = num_loss_tokens[:, 0] > 0
+        num_loss_tokens, scores = (
+            num_loss_tokens[there],
+            sums.reshape(-1, 2).astype(np.float64)[there],
+        )
+        scores = scores / num_loss_tokens if self.kind.means else scores
         rewards = scores
         if self.kind.referred:
             reference = batch[REFERENCE].astype(np.float64)[there]
-            rewards = scores - (reference / counts if self.kind.means else reference)
+            rewards = scores - (reference / num_loss_tokens if self.kind.means else reference)
         kl, rewards = rewards[:, 1], rewards * self._training.beta
         if self.name == "kto":
-            liked = batch[SIGN][there, 0] > 0
-            of_kind = {"chosen": liked, "rejected": ~liked}
+            desirable = batch[KTO_LABELS][there, 0] > 0
+            of_kind = {"chosen": desirable, "rejected": ~desirable}
             told = {name: (rewards[own, 0], scores[own, 0]) for name, own in of_kind.items()}
             more = {"kl": kl}
         else:

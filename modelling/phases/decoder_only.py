@@ -6,7 +6,7 @@ The chain's first row is the embeddings' output, then come those of the layers.
 from __future__ import annotations
 
 import popxl
-from data.preferences import SEGMENTS, texts_per_row
+from data.preferences import SEGMENT_IDS, texts_per_row
 from modelling.decoder import Decoder
 from modelling.layers import Axes, LayerAdapters
 from modelling.phases.buffers import Chain, InputBuffers
@@ -22,22 +22,23 @@ from modelling.phases.settings import Settings
 def decoder_only_layout(settings: Settings, decoder: Decoder, adapters: LayerAdapters) -> Layout:
     """Embeddings, layers, and the head.
 
-    Inputs: `words`, int32 (micro-batch, sequence_length), those of the head's objective, and where
-    samples hold several texts, `starts`, see `data.causal_lm.starts_of`; where the usage of experts
-    is counted, `segments`, which the head takes after x.
+    Inputs: `input_ids`, int32 (micro-batch, sequence_length), those of the head's objective, and
+        where
+    samples hold several texts, `segment_starts`, see `data.causal_lm.segment_starts_of`; where the
+    usage of experts is counted, `segment_ids`, which the head takes after x.
     """
     config, head = settings.config, adapters.head(decoder.head())
     layers = adapters.layers(decoder.names, decoder.layer_types, decoder.block)
     model, batch = config.model, config.execution.micro_batch_size
-    words = popxl.TensorSpec((batch, model.sequence_length), popxl.int32)
-    learned = head.objective.streams(words)
-    read = {} if decoder.usage is None else {SEGMENTS: words}
-    read |= {"starts": words} if texts_per_row(config) > 1 else {}
-    inputs = InputBuffers({"words": words} | learned | read, settings)
+    input_ids = popxl.TensorSpec((batch, model.sequence_length), popxl.int32)
+    learned = head.objective.streams(input_ids)
+    read = {} if decoder.usage is None else {SEGMENT_IDS: input_ids}
+    read |= {"segment_starts": input_ids} if texts_per_row(config) > 1 else {}
+    inputs = InputBuffers({"input_ids": input_ids} | learned | read, settings)
     shape = Axes.of(config).shape(batch, model.sequence_length, model.hidden_size)
     hidden = popxl.TensorSpec(shape, settings.dtype)
     chain = Chain(hidden, settings, trained=settings.trains_any("embeddings"))
-    read_words = inputs.ports(["words"])
+    read_words = inputs.ports(["input_ids"])
     embeddings = adapters.embeddings(decoder.embeddings())
     first = Phase("embeddings", embeddings, read_words, [chain.end], settings)
     usage = decoder.usage

@@ -72,17 +72,19 @@ def encoder_decoder_layout(
 ) -> Layout:
     """Embeddings and layers of both stacks, the encoder's end, and the head.
 
-    Inputs: `words` and `mask`, int32 (micro-batch, sequence_length), see `EncoderContext`;
-    `decoder_words`, int32 (sequences, decoder_sequence_length), and those of the head's objective.
+    Inputs: `input_ids` and `mask`, int32 (micro-batch, sequence_length), see `EncoderContext`;
+    `decoder_input_ids`, int32 (sequences, decoder_sequence_length), and those of the head's
+    objective.
     """
     config, end = settings.config, adapters.head(model.head())
     packing, batch = Packing.of(config, answers_of(config)), config.execution.micro_batch_size
     sequences = batch * packing.count
-    words = popxl.TensorSpec((batch, config.model.sequence_length), popxl.int32)
+    input_ids = popxl.TensorSpec((batch, config.model.sequence_length), popxl.int32)
     targets = popxl.TensorSpec((sequences, SEQ2SEQ.output_length(config)), popxl.int32)
     learned = end.objective.streams(targets)
     inputs = InputBuffers(
-        {"words": words, "mask": words, "decoder_words": targets, **learned}, settings
+        {"input_ids": input_ids, "mask": input_ids, "decoder_input_ids": targets, **learned},
+        settings,
     )
 
     def chain_of(tokens: popxl.TensorSpec, *phases: str) -> Chain:
@@ -91,9 +93,9 @@ def encoder_decoder_layout(
         return Chain(spec, settings, any(map(settings.trains_any, phases)))
 
     own = [] if model.decoder_embeddings is None else [DECODER_EMBEDDINGS]
-    encoder, decoder = chain_of(words, EMBEDDINGS), chain_of(targets, EMBEDDINGS, *own)
+    encoder, decoder = chain_of(input_ids, EMBEDDINGS), chain_of(targets, EMBEDDINGS, *own)
     mask, start = inputs.ports(["mask"]), over_samples(adapters.embeddings(model.embeddings()))
-    read = inputs.ports(["words", "mask"] if isinstance(start, EncoderWords) else ["words"])
+    read = inputs.ports(["input_ids", "mask"] if isinstance(start, EncoderWords) else ["input_ids"])
     first = Phase(EMBEDDINGS, start, read, [encoder.end], settings)
     given = settings, model, adapters
     stages = [Stage(first, range(1)), *_stack("encoder", mask, encoder, *given)]
@@ -101,7 +103,7 @@ def encoder_decoder_layout(
         x, y = encoder.through(1, settings.trains_any(ENCODER_HEAD))
         last = Phase(ENCODER_HEAD, model.encoder_head(), {"x": x}, [y], settings)
         stages.append(Stage(last, range(1)))
-    last, read = stages[-1].phase, {"words": inputs.port("decoder_words")}
+    last, read = stages[-1].phase, {"input_ids": inputs.port("decoder_input_ids")}
     again = adapters.embeddings((model.decoder_embeddings or model.embeddings)())
     table = {TOKENS: first}
     begin = Phase(DECODER_EMBEDDINGS, again, read, [decoder.end], settings, 1, table)

@@ -20,8 +20,8 @@ class WholeSamples(Wrapped):
         self,
         x: Tensor,
         usage: Tensor | None = None,
-        segments: Tensor | None = None,
-        starts: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        segment_starts: Tensor | None = None,
         seed: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """x: (batch, length, hidden) -> the same shape, and the usage of experts with the block's.
@@ -30,7 +30,7 @@ class WholeSamples(Wrapped):
             usage, segments, starts, seed: see `Context`.
         """
         seed_adapters(self.layer, seed)
-        ctx = Context(starts, seed, usage, segments, self.routes_only)
+        ctx = Context(segment_starts, seed, usage, segment_ids, self.routes_only)
         y = self.layer(x, ctx)
         return y, *([] if ctx.usage is None else [ctx.usage]), *ctx.handed_on.values()
 

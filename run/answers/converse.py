@@ -149,13 +149,13 @@ class Partner:
             DataError: the chat template refuses it.
         """
         self._said.append(said("user", text))
-        fitted, words, length = self._fitting()
-        model = self._ready(fitted, words.shape[1])
+        fitted, input_ids, length = self._fitting()
+        model = self._ready(fitted, input_ids.shape[1])
         mask = (np.arange(self._room) < length).astype(np.int32)[None]
         written: list[np.ndarray] = []
 
         def growing() -> Iterator[str]:
-            for tokens in model.written(words, mask):
+            for tokens in model.written(input_ids, mask):
                 written[:] = [tokens]
                 yield self._data.tokenizer.texts(tokens)[0]
 
@@ -201,9 +201,9 @@ class Partner:
         while room < length:
             room *= 2
         room = min(max(room, self._room), most)
-        words = np.full((1, room), self._data.tokenizer.pad, np.int32)
-        words[0, :length] = prompts.words[0, :length]
-        return replace(fitted, model=replace(fitted.model, sequence_length=room)), words, length
+        input_ids = np.full((1, room), self._data.tokenizer.pad, np.int32)
+        input_ids[0, :length] = prompts.input_ids[0, :length]
+        return replace(fitted, model=replace(fitted.model, sequence_length=room)), input_ids, length
 
     def _prompt(self) -> str:
         try:

@@ -81,7 +81,7 @@ def answer(config: RunConfig, prompts: Sequence[Asked], loaded: Loaded) -> Itera
     def generated(start: Start) -> np.ndarray:
         model.write(start.tensors)
         with model, bar:
-            return model.generate(encoded.words, encoded.mask, bar.update)
+            return model.generate(encoded.input_ids, encoded.mask, bar.update)
 
     tokens = start.load_with_fallback(generated)[1]
     warn_truncated(tokens, data.tokenizer, config.generation.stops())

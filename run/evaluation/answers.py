@@ -46,7 +46,9 @@ class Writing:
         """The answer to each prompt; `weights`: whole tensors by logical name."""
         self._inference.write(weights)
         with self._inference:
-            tokens = self._inference.generate(self._prompts.words, self._prompts.mask, on_progress)
+            tokens = self._inference.generate(
+                self._prompts.input_ids, self._prompts.mask, on_progress
+            )
         warn_truncated(tokens, self._tokenizer, self._stops)
         return self._tokenizer.texts(tokens)
 

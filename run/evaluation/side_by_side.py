@@ -94,7 +94,7 @@ def side_by_side(config: RunConfig, loaded: Loaded | None = None) -> SideBySide:
     def generated(start: Start) -> np.ndarray:
         model.write(start.tensors)
         with model:
-            return model.generate(prompts.words, prompts.mask)
+            return model.generate(prompts.input_ids, prompts.mask)
 
     start, ours = start.load_with_fallback(generated)
     own = _answers(ours, data.tokenizer)
@@ -118,7 +118,7 @@ def _answers(tokens: np.ndarray, tokenizer: Tokenizer) -> list[Written]:
 def _hugging_face(model: Any, prompts: Prompts, length: int, pad: int) -> np.ndarray:
     """What Hugging Face's model generates greedily, prompt by prompt: int32 [n, length]."""
     out = np.full((len(prompts), length), pad, np.int32)
-    for row, words, mask in zip(out, prompts.words, prompts.mask, strict=True):
-        new = generate(model, words[mask == 1][None], length)[0]  # alone, it needs no padding
+    for row, input_ids, mask in zip(out, prompts.input_ids, prompts.mask, strict=True):
+        new = generate(model, input_ids[mask == 1][None], length)[0]  # alone, it needs no padding
         row[: len(new)] = new
     return out

@@ -135,13 +135,13 @@ def test_columns_without_anything_are_cut():
     batch = trimmed(
         {
             "input_ids": np.array([[5, 6, 0, 0], [5, 1, 0, 0]]),
-            "segments": np.array([[1, 1, 0, 0], [1, 0, 0, 0]]),
+            "segment_ids": np.array([[1, 1, 0, 0], [1, 0, 0, 0]]),
             "decoder_input_ids": np.array([[0, 7, 1], [0, 7, 0]]),
             "labels": np.array([[7, 1, -100], [7, -100, -100]]),
         }
     )
     assert {name: array.shape for name, array in batch.items()} == {
-        "input_ids": (2, 2), "segments": (2, 2), "decoder_input_ids": (2, 2), "labels": (2, 2)
+        "input_ids": (2, 2), "segment_ids": (2, 2), "decoder_input_ids": (2, 2), "labels": (2, 2)
     }  # fmt: skip
 
 

@@ -101,7 +101,7 @@ def asked(data: Pipeline) -> list[int]:
     """The tokens that an evaluation of the first example reads."""
     (example,) = data.corpus("train").examples
     _, prompts = data.prompts([example.prompt])
-    return prompts.words[0][prompts.mask[0] == 1].tolist()
+    return prompts.input_ids[0][prompts.mask[0] == 1].tolist()
 
 
 PAIRS = [
@@ -160,7 +160,7 @@ def test_both_answers_of_a_pair_continue_the_same_prompt(tmp_path):
     row = {"prompt": "Who? A:", "chosen": "\nAnna", "rejected": " Ben"}
     data = run_of(tmp_path, base, row, training={"objective": "dpo"})
     batch = data.training_samples().take([0])
-    texts = [batch["input_ids"][0][batch["segments"][0] == number].tolist() for number in (1, 2)]
+    texts = [batch["input_ids"][0][batch["segment_ids"][0] == number].tolist() for number in (1, 2)]
     prompt = base("Who? A:")["input_ids"][:-1]
     assert all(text[: len(prompt)] == prompt for text in texts)
     assert all(base.eos_token_id not in text for text in texts)
@@ -206,7 +206,7 @@ def test_a_long_pair_loses_what_follows_its_first_token(tmp_path):
     data = run_of(tmp_path, base, row, length=64, long_targets="cut", training={"objective": "dpo"})
     batch = data.training_samples().take([0])
     for number in (1, 2):
-        text = batch["input_ids"][0][batch["segments"][0] == number]
+        text = batch["input_ids"][0][batch["segment_ids"][0] == number]
         assert text[0] == base.bos_token_id
         assert "took the lamp? " in base.decode(text)
 
@@ -219,4 +219,4 @@ def test_a_question_to_a_chat_model_keeps_its_first_token(tmp_path):
     whole = base(example.prompt, add_special_tokens=False)["input_ids"]
     short = run_of(tmp_path, base, row, length=16, format="chat", long_targets="cut")
     _, prompts = short.prompts([example.prompt])
-    assert prompts.words[0].tolist() == [base.bos_token_id, *whole[-15:]]
+    assert prompts.input_ids[0].tolist() == [base.bos_token_id, *whole[-15:]]

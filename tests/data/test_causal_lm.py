@@ -68,7 +68,7 @@ def test_all_texts_follow_one_another_without_padding(tokenizer: RunTokenizer) -
     np.testing.assert_array_equal(batch["labels"].reshape(-1)[:count], whole[1:])
     assert (stream[count:] == tokenizer.pad).all()
     assert (batch["labels"].reshape(-1)[count:] == -100).all()
-    np.testing.assert_array_equal(batch["segments"].reshape(-1), np.arange(len(stream)) < count)
+    np.testing.assert_array_equal(batch["segment_ids"].reshape(-1), np.arange(len(stream)) < count)
     assert {array.dtype for array in batch.values()} == {np.dtype(np.int32)}
 
 
@@ -125,7 +125,7 @@ def test_long_texts_keep_their_end(tokenizer: RunTokenizer) -> None:
     samples = PackedTexts.of(tokenised(examples, tokenizer), 16, tokenizer.pad)
     assert samples.cuts.prompts == 20
     batch = samples.take(range(20))
-    assert (batch["segments"] == 1).all()
+    assert (batch["segment_ids"] == 1).all()
     for words, labels, example in zip(batch["input_ids"], batch["labels"], examples, strict=True):
         np.testing.assert_array_equal(words[1:], labels[:-1])
         text = text_of(example) + tokenizer.base.eos_token
@@ -142,11 +142,11 @@ def test_texts_that_share_a_sample_are_told_apart(tokenizer: RunTokenizer) -> No
     each = alone.take(range(30))
     for row, places in enumerate(shared.samples):
         for number, index in enumerate(places[places >= 0], 1):
-            inside = found["segments"][row] == number
-            own = each["segments"][index] == 1
+            inside = found["segment_ids"][row] == number
+            own = each["segment_ids"][index] == 1
             for name in ("input_ids", "labels"):
                 np.testing.assert_array_equal(found[name][row][inside], each[name][index][own])
-    assert (found["labels"][found["segments"] == 0] == -100).all()
+    assert (found["labels"][found["segment_ids"] == 0] == -100).all()
 
 
 # ---- what is learned ----------------------------------------------------------------------------
@@ -176,7 +176,7 @@ def test_a_token_over_a_border_is_learned_if_a_character_of_it_is() -> None:
 def prompts_of(texts: list[str], tokenizer: RunTokenizer, length: int):
     config = GPTJConfig.from_dict({"model": {"sequence_length": length}})
     fitted, prompts = CAUSAL_LM.prompts(config, texts, tokenizer)
-    assert fitted.model.sequence_length == prompts.words.shape[1]
+    assert fitted.model.sequence_length == prompts.input_ids.shape[1]
     return prompts
 
 
@@ -185,7 +185,7 @@ def test_prompts_are_padded_on_the_right(tokenizer: RunTokenizer) -> None:
     texts = [example.prompt for example in examples]
     prompts = prompts_of(texts, tokenizer, 128)
     expected = tokenizer.base(texts, padding=True, pad_to_multiple_of=8, return_tensors="np")
-    np.testing.assert_array_equal(prompts.words, expected["input_ids"])
+    np.testing.assert_array_equal(prompts.input_ids, expected["input_ids"])
     np.testing.assert_array_equal(prompts.mask, expected["attention_mask"])
     assert (list(prompts.texts), prompts.truncated) == (texts, 0)
     assert (prompts.mask.min(), len(set(prompts.mask.sum(1))) > 3) == (0, True)
@@ -195,13 +195,13 @@ def test_long_prompts_keep_their_end(tokenizer: RunTokenizer) -> None:
     examples = sample_examples("validation", 20, " target:")
     prompts = prompts_of([e.prompt for e in examples], tokenizer, 16)
     assert prompts.truncated == 20
-    for words, text in zip(prompts.words, prompts.texts, strict=True):
-        assert text.endswith(tokenizer.base.decode(words))
+    for row, text in zip(prompts.input_ids, prompts.texts, strict=True):
+        assert text.endswith(tokenizer.base.decode(row))
 
 
 def test_an_empty_prompt_is_the_end_token(tokenizer: RunTokenizer) -> None:
     prompts = prompts_of(["", "Anna"], tokenizer, 16)
-    assert prompts.words[0, 0] == tokenizer.end
+    assert prompts.input_ids[0, 0] == tokenizer.end
     assert prompts.mask[0].sum() == 1
 
 
@@ -270,11 +270,11 @@ def test_gpt_js_padding_token_is_its_first_extra_one(
     assert told == data.config  # the preset says the same
 
 
-@pytest.mark.parametrize("named", ["segments", "attention_mask"])
+@pytest.mark.parametrize("named", ["segment_ids", "attention_mask"])
 def test_samples_without_a_mask_are_one_text_each(named):
-    words = np.arange(12, dtype=np.int32).reshape(2, 6)
-    plain = {"input_ids": words, "labels": words}
-    masked = plain | {named: np.ones_like(words)}
+    input_ids = np.arange(12, dtype=np.int32).reshape(2, 6)
+    plain = {"input_ids": input_ids, "labels": input_ids}
+    masked = plain | {named: np.ones_like(input_ids)}
     for name, array in CAUSAL_LM.streams(masked).items():
         np.testing.assert_array_equal(CAUSAL_LM.streams(plain)[name], array)
-    assert CAUSAL_LM.tokens(plain) == CAUSAL_LM.tokens(masked) == words.size
+    assert CAUSAL_LM.tokens(plain) == CAUSAL_LM.tokens(masked) == input_ids.size

@@ -412,7 +412,7 @@ def test_a_system_message_is_added_where_there_is_none(tmp_path):
 
 def test_everything_is_learned_if_asked(tmp_path):
     batch = run_of(tmp_path, [ROWS["messages"]], loss="all").training_samples().take([0])
-    there = batch["segments"] > 0
+    there = batch["segment_ids"] > 0
     assert (batch["labels"][there] >= 0).all()
 
 

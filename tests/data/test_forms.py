@@ -88,7 +88,7 @@ def test_tokens_and_what_is_learned_are_trls(tmp_path, prompt, completion):
     row = {"prompt": prompt, "completion": completion}
     samples = pipeline(file_of(tmp_path, row), loss="answers").training_samples()
     batch = {name: array[0] for name, array in samples.take([0]).items()}
-    there = batch["segments"] == 1
+    there = batch["segment_ids"] == 1
     np.testing.assert_array_equal(batch["input_ids"][there], whole[:-1])
     masked = [-100] * len(asked) + whole[len(asked) :]
     np.testing.assert_array_equal(batch["labels"][there], masked[1:])

@@ -67,9 +67,9 @@ def texts_of(batch: dict[str, np.ndarray], data: Pipeline) -> list[tuple[str, st
     """What samples read and what they learn."""
     base = data.tokenizer.base
     return [
-        (base.decode(words[there > 0]), base.decode(labels[labels >= 0]))
-        for words, there, labels in zip(
-            *map(batch.__getitem__, ("input_ids", "segments", "labels")), strict=True
+        (base.decode(input_ids[there > 0]), base.decode(labels[labels >= 0]))
+        for input_ids, there, labels in zip(
+            *map(batch.__getitem__, ("input_ids", "segment_ids", "labels")), strict=True
         )
     ]
 
@@ -136,9 +136,9 @@ def test_samples_of_several_rows_keep_together():
     chosen = np.random.default_rng(0).permutation(len(mixed))[:10]
     batch = mixed.take(chosen)
     places = SEQ2SEQ.streams(batch)["labels"].reshape(10, 3, 4)
-    for index, words, labels in zip(chosen, batch["input_ids"], places, strict=True):
+    for index, input_ids, labels in zip(chosen, batch["input_ids"], places, strict=True):
         one = mixed.take([index])
-        np.testing.assert_array_equal(words, one["input_ids"][0])
+        np.testing.assert_array_equal(input_ids, one["input_ids"][0])
         np.testing.assert_array_equal(labels, one["labels"])
 
 

@@ -47,7 +47,7 @@ def stream_of(data: Pipeline) -> tuple[list[int], list[int]]:
     """All tokens that samples read, and all that they predict."""
     samples = data.training_samples()
     batch = samples.take(np.arange(len(samples)))
-    there = batch["segments"].astype(bool)
+    there = batch["segment_ids"].astype(bool)
     assert (batch["labels"][~there] == -100).all()
     return batch["input_ids"][there].tolist(), batch["labels"][there].tolist()
 

@@ -88,9 +88,9 @@ def test_a_template_says_the_prompt(tmp_path: Path) -> None:
         ({"prompt": "a", "chosen": "b", "rejected": "c"}, "orpo", [None, None]),
     ],
 )
-def test_answers_that_are_liked_or_not(tmp_path, row, objective, liked) -> None:
+def test_answers_that_are_liked_or_not(tmp_path, row, objective, desirable) -> None:
     examples = data_of(tmp_path, "gptj_tiny", [row], objective).corpus("train").examples
-    assert [example.liked for example in examples] == liked
+    assert [example.desirable for example in examples] == desirable
 
 
 ASKED = "Ben took the green book to the garden. Where is it?"
@@ -200,8 +200,8 @@ def test_pairs_of_equal_answers_are_taken_and_counted(tmp_path, capsys, preset, 
     given |= {"long_targets": "cut"} if preset == "tiny" else {}
     data = data_of(tmp_path, preset, [good, row, row, good], length=128, **given)
     batch = data.training_samples().take(np.arange(4))
-    assert (batch["counts"] > 0).all()
-    assert np.count_nonzero(batch["counts"][:, 0] == batch["counts"][:, 1]) >= 2
+    assert (batch["num_loss_tokens"] > 0).all()
+    assert np.count_nonzero(batch["num_loss_tokens"][:, 0] == batch["num_loss_tokens"][:, 1]) >= 2
     assert "2 pairs of equal answers, which teach no preference" in capsys.readouterr().err
 
 
@@ -299,10 +299,10 @@ def test_both_texts_of_a_pair_share_a_row(tmp_path: Path, length: int, places: i
     batch = samples.take(np.arange(len(samples)))
     found = []
     for row, unit in np.ndindex(len(samples), places):
-        count = batch["counts"].reshape(len(samples), places, 2)[row, unit]
+        count = batch["num_loss_tokens"].reshape(len(samples), places, 2)[row, unit]
         both = []
         for answer in (0, 1):
-            own = batch["segments"][row] == 2 * unit + answer + 1
+            own = batch["segment_ids"][row] == 2 * unit + answer + 1
             assert np.count_nonzero(batch["labels"][row][own] != IGNORE_INDEX) == count[answer]
             both.append((base.decode(batch["input_ids"][row][own]),
                          learned(base, batch["labels"][row][own])))  # fmt: skip
@@ -326,14 +326,14 @@ def test_an_encoder_reads_a_prompt_once_for_both_answers(tmp_path: Path, places:
     labels = batch["labels"].reshape(len(samples), places, 2, -1)
     found = set()
     for row, unit in np.ndindex(len(samples), places):
-        own = batch["segments"][row] == unit + 1
+        own = batch["segment_ids"][row] == unit + 1
         if own.any():
             prompt = base.decode(batch["input_ids"][row][own], skip_special_tokens=True)
             answers = (learned(base, labels[row, unit, i]) for i in (0, 1))
             found.add((prompt, *(a.removesuffix(base.eos_token).strip() for a in answers)))
     assert found == {(r["prompt"], r["chosen"].strip(), r["rejected"].strip()) for r in TEXTS}
     assert len(samples) == -(-5 // places)
-    assert samples.counts.shape == (5, 2)
+    assert samples.num_loss_tokens.shape == (5, 2)
 
 
 @pytest.mark.parametrize("preset", ["tiny", "gptj_tiny"])
@@ -343,15 +343,15 @@ def test_an_answer_that_is_judged_goes_with_that_of_the_next_row(tmp_path, prese
     data = data_of(tmp_path, preset, rows, "kto", examples_per_row=1)
     samples, base = samples_of(data), data.tokenizer.base
     batch = samples.take(np.arange(3))
-    assert batch["sign"].tolist() == [[1], [-1], [1]]
+    assert batch["kto_labels"].tolist() == [[1], [-1], [1]]
     if preset == "tiny":
         texts = [learned(base, labels).strip() for labels in batch["labels"]]
     else:
         texts = [
-            learned(base, batch["labels"][row][batch["segments"][row] == place]).strip()
+            learned(base, batch["labels"][row][batch["segment_ids"][row] == place]).strip()
             for row in range(3) for place in (1, 2)
         ]  # fmt: skip
-        first = base.decode(batch["input_ids"][0][batch["segments"][0] == 2])
+        first = base.decode(batch["input_ids"][0][batch["segment_ids"][0] == 2])
         assert first == "Anna took the bus"
     words = ["lamp", "bus", "bus", "book", "book", "lamp"]
     assert [text.removesuffix(base.eos_token).strip() for text in texts] == words
@@ -387,12 +387,12 @@ def test_pairs_that_are_too_long_are_named_dropped_or_cut(tmp_path: Path) -> Non
         data.training_samples()
     settings = replace(data.given.data, long_targets="drop")
     dropped = samples_of(replace(data, given=replace(data.given, data=settings)))
-    assert (len(dropped.counts), dropped.cuts.dropped) == (5, 1)
+    assert (len(dropped.num_loss_tokens), dropped.cuts.dropped) == (5, 1)
     settings = replace(data.given.data, long_targets="cut")
     cut = samples_of(replace(data, given=replace(data.given, data=settings)))
-    assert (len(cut.counts), cut.cuts.prompts) == (6, 1)
+    assert (len(cut.num_loss_tokens), cut.cuts.prompts) == (6, 1)
     batch, base = cut.take(np.arange(len(cut))), data.tokenizer.base
-    texts = [base.decode(row[s == p]) for row, s in zip(batch["input_ids"], batch["segments"],
+    texts = [base.decode(row[s == p]) for row, s in zip(batch["input_ids"], batch["segment_ids"],
              strict=True) for p in range(1, s.max() + 1)]  # fmt: skip
     kept = [text for text in texts if "and the" in text]
     assert len(kept) == 2
@@ -431,7 +431,7 @@ def test_a_mixture_keeps_what_the_reference_says_with_its_texts(tmp_path: Path) 
     marks = np.arange(12, dtype=np.float32).reshape(6, 1, 2)
     batch = Referred(samples, marks).take(np.asarray([4, 0, 5]))
     assert batch["reference"].tolist() == [[8, 9], [0, 1], [10, 11]]
-    assert batch["counts"].shape == (3, 2)
+    assert batch["num_loss_tokens"].shape == (3, 2)
     alone = [samples.take(np.asarray([i]))["input_ids"][0] for i in (4, 0, 5)]
     np.testing.assert_array_equal(batch["input_ids"], alone)
 

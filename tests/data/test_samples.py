@@ -56,9 +56,13 @@ def test_a_long_sequence_is_filled_up_with_short_ones() -> None:
 
 def test_samples_hold_the_tokens_and_their_places() -> None:
     given = sequences([3, 2, 4])
-    words, segments = concatenate(np.array([[2, 0], [1, EMPTY]]), given.__getitem__, 8, pad=7)
-    np.testing.assert_array_equal(words, [[201, 202, 203, 204, 1, 2, 3, 7], [101, 102, *[7] * 6]])
-    np.testing.assert_array_equal(segments, [[1, 1, 1, 1, 2, 2, 2, 0], [1, 1, *[0] * 6]])
+    input_ids, segment_ids = concatenate(
+        np.array([[2, 0], [1, EMPTY]]), given.__getitem__, 8, pad=7
+    )
+    np.testing.assert_array_equal(
+        input_ids, [[201, 202, 203, 204, 1, 2, 3, 7], [101, 102, *[7] * 6]]
+    )
+    np.testing.assert_array_equal(segment_ids, [[1, 1, 1, 1, 2, 2, 2, 0], [1, 1, *[0] * 6]])
 
 
 @pytest.fixture
@@ -80,7 +84,7 @@ def test_a_batch_has_the_samples(packed: PackedExamples) -> None:
 def test_a_batch_has_a_target_for_each_place(packed: PackedExamples) -> None:
     batch = packed.take([1, 0])
     assert {a.dtype for a in batch.values()} == {np.dtype(np.int32)}
-    np.testing.assert_array_equal(batch["segments"][0], np.repeat([1, 2, 3], [9, 4, 3]))
+    np.testing.assert_array_equal(batch["segment_ids"][0], np.repeat([1, 2, 3], [9, 4, 3]))
     np.testing.assert_array_equal(batch["labels"][:, 0], [52, 54, 53, 51, 50, IGNORE_INDEX])
     np.testing.assert_array_equal(batch["decoder_input_ids"][3], [0, 51, 1])
     np.testing.assert_array_equal(batch["decoder_input_ids"][5], [0, 0, 0])  # nothing is there

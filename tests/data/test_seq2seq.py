@@ -89,7 +89,7 @@ def test_prompts_are_padded_and_cut_as_hugging_face_does(
     )
     encoded = encode(examples, Tokenizer(tokenizer), sequence_length, 4)
     batch = encoded.take(np.arange(200))
-    for name, theirs in {"input_ids": "input_ids", "segments": "attention_mask"}.items():
+    for name, theirs in {"input_ids": "input_ids", "segment_ids": "attention_mask"}.items():
         assert batch[name].dtype == np.int32
         np.testing.assert_array_equal(batch[name], expected[theirs])
     longer = sum(len(ids) > sequence_length for ids in tokenizer(prompts)["input_ids"])
@@ -228,7 +228,7 @@ def test_errors_of_a_reachable_hub_are_quoted_on_one_line(monkeypatch: pytest.Mo
 def test_generated_batches_look_like_real_ones() -> None:
     examples = generated_examples(64, 100, sequence_length=20, decoder_sequence_length=6, seed=3)
     batch = examples.take(np.arange(64))
-    lengths = batch["segments"].sum(axis=1)
+    lengths = batch["segment_ids"].sum(axis=1)
     assert lengths.min() >= 10
     assert lengths.max() == 20
     assert len(set(lengths)) > 5

@@ -26,18 +26,18 @@ def random_units(count: int, vocabulary: int, longest: int, kto: bool) -> list[U
     """Prompts and answers of random tokens; two answers of a unit have one prompt."""
     rng = np.random.default_rng(3)
 
-    def words(most: int) -> np.ndarray:
+    def random_ids(most: int) -> np.ndarray:
         return rng.integers(3, vocabulary, rng.integers(1, most + 1), np.int32)
 
     def text(prompt: np.ndarray) -> Tokens:
-        ids = np.append(prompt, words(longest))
+        ids = np.append(prompt, random_ids(longest))
         return Tokens(ids, np.arange(len(ids)) >= len(prompt))
 
     units = []
     for index in range(count):
-        prompt = np.append(words(3), np.int32(3))
-        liked = bool(rng.integers(2)) if kto else None
-        example = Example("", "", liked=liked)
+        prompt = np.append(random_ids(3), np.int32(3))
+        desirable = bool(rng.integers(2)) if kto else None
+        example = Example("", "", desirable=desirable)
         units.append(Unit((text(prompt), text(prompt)), (example, example), index))
     return units
 
@@ -66,15 +66,15 @@ def decoder_logps(model: Any) -> Logps:
     """Of a model of one stream, from texts with segments."""
 
     def logps(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        found, places = [], 2 * (len(batch["counts"]) // len(batch["input_ids"]))
-        rows = zip(batch["input_ids"], batch["labels"], batch["segments"], strict=True)
-        for words, labels, numbers in rows:
+        found, places = [], 2 * (len(batch["num_loss_tokens"]) // len(batch["input_ids"]))
+        rows = zip(batch["input_ids"], batch["labels"], batch["segment_ids"], strict=True)
+        for input_ids, labels, numbers in rows:
             for number in range(1, places + 1):
                 own = numbers == number
                 if not own.any():
                     found.append(torch.zeros(()))
                     continue
-                logits = model(input_ids=words[own][None]).logits[0]
+                logits = model(input_ids=input_ids[own][None]).logits[0]
                 found.append(_logp(logits, labels[own]))
         return torch.stack(found).reshape(-1, 2)
 
@@ -90,7 +90,7 @@ def t5_logps(model: Any) -> Logps:
         for row in range(answers):
             sample, place = divmod(row, each)
             labels = batch["labels"][row]
-            prompt = batch["input_ids"][sample][batch["segments"][sample] == place // 2 + 1]
+            prompt = batch["input_ids"][sample][batch["segment_ids"][sample] == place // 2 + 1]
             if not (labels >= 0).any():
                 found.append(torch.zeros(()))
                 continue
@@ -112,8 +112,8 @@ def loss_of(
     name: str,
     logps: torch.Tensor,
     reference: torch.Tensor,
-    counts: torch.Tensor,
-    sign: torch.Tensor | None = None,
+    num_loss_tokens: torch.Tensor,
+    kto_labels: torch.Tensor | None = None,
     groups: int = 1,
     beta: float = 0.1,
     gamma: float = 0.5,
@@ -126,17 +126,17 @@ def loss_of(
         groups: of kto: parts of the batch with an estimate of the divergence each.
     """
     if name == "kto":
-        return _kto(logps - reference, counts, sign, groups, beta)
-    there = counts[:, 0] > 0
-    logps, reference, counts = logps[there], reference[there], counts[there]
-    means = logps / counts
+        return _kto(logps - reference, num_loss_tokens, kto_labels, groups, beta)
+    there = num_loss_tokens[:, 0] > 0
+    logps, reference, num_loss_tokens = logps[there], reference[there], num_loss_tokens[there]
+    means = logps / num_loss_tokens
     c, r = (logps - reference).T
     if name in ("simpo", "orpo"):
         c, r = means.T
     if name == "cpo":
         c, r = logps.T
     if name == "ipo":
-        c, r = (means - reference / counts).T
+        c, r = (means - reference / num_loss_tokens).T
         return ((c - r - 1 / (2 * beta)) ** 2).mean()
     if name == "hinge":
         return torch.relu(1 - beta * (c - r)).mean()
@@ -150,14 +150,14 @@ def loss_of(
 
 def _kto(
     ratios: torch.Tensor,
-    counts: torch.Tensor,
-    sign: torch.Tensor | None,
+    num_loss_tokens: torch.Tensor,
+    kto_labels: torch.Tensor | None,
     groups: int,
     beta: float,
 ) -> torch.Tensor:
-    assert sign is not None
+    assert kto_labels is not None
     losses = []
-    parts = zip(*(t.chunk(groups) for t in (ratios, counts, sign)), strict=True)
+    parts = zip(*(t.chunk(groups) for t in (ratios, num_loss_tokens, kto_labels)), strict=True)
     for ratio, count, mark in parts:
         there = count[:, 0] > 0
         z = ratio[there, 1].mean().detach().clamp(min=0) if there.any() else 0

@@ -48,7 +48,7 @@ class Case(NamedTuple):
 
 
 def loss_of_tokens(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    if "segments" in batch:
+    if "segment_ids" in batch:
         return llama_training.loss_of_texts(model, batch)
     logits = model(input_ids=batch["input_ids"]).logits
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())

@@ -78,12 +78,12 @@ def test_a_head_takes_and_learns_what_its_objective_says() -> None:
 def test_cross_entropy_counts_labels_and_leaves_out_what_fills_up() -> None:
     objective = OBJECTIVES["cross_entropy"](small_config())
     labels = np.array([[1, 2], [3, IGNORE_INDEX], [4, 5], [6, 7]], np.int32)
-    batch = {"labels": labels, "words": labels}
+    batch = {"labels": labels, "input_ids": labels}
     assert objective.normaliser(batch) == 7
     only = objective.only(batch, np.array([True, False]))  # two targets a sample
     assert objective.normaliser(only) == 3
     np.testing.assert_array_equal(only["labels"][:2], labels[:2])
-    assert only["words"] is labels
+    assert only["input_ids"] is labels
     assert objective.normaliser(batch) == 7, "the batch itself stays"
 
 

@@ -281,7 +281,9 @@ def results_of(config: RunConfig, samples: Samples) -> dict[str, np.ndarray]:
     family, found = family_of(config), {}
     table = family.weights(config)
     weights = {**table.initial(5), **logical(hf_model(small_config(layers=1)))}
-    words = np.random.default_rng(0).integers(3, 60, (16, config.model.sequence_length), np.int32)
+    input_ids = np.random.default_rng(0).integers(
+        3, 60, (16, config.model.sequence_length), np.int32
+    )
 
     def run(model: RunningModel, do: Callable[[Any], Any]) -> np.ndarray:
         model.write(weights)
@@ -293,9 +295,11 @@ def results_of(config: RunConfig, samples: Samples) -> dict[str, np.ndarray]:
     found["E"] = run(Losses(config), lambda model: model.of(samples).mean)
     for kind, placed in (("R", "resident"), ("S", "streamed")):
         writing = config.changed({"generation.weights": placed})
-        found[kind] = run(Inference(writing), lambda m: m.generate(words, np.ones_like(words)))
+        found[kind] = run(
+            Inference(writing), lambda m: m.generate(input_ids, np.ones_like(input_ids))
+        )
     one = config.changed({"execution.micro_batch_size": 1})
-    rows = [row[None] for row in words]
+    rows = [row[None] for row in input_ids]
     found["P"] = run(
         Inference(one, piecewise=True),
         lambda model: [[*model.written(row, np.ones_like(row))][-1][0] for row in rows],

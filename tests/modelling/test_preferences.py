@@ -62,12 +62,12 @@ def test_loss_and_gradient_of_log_probabilities(name: str, smoothing: float) -> 
     rng = np.random.default_rng(0)
     logps = -rng.exponential(9.0, (6, 2)).astype(np.float32)
     logps[1], logps[2, 0], logps[3, 0], logps[5] = -4, -200, -1e-3, 0
-    counts = rng.integers(1, 9, (6, 2)).astype(np.float32)
-    counts[5] = 0
+    num_loss_tokens = rng.integers(1, 9, (6, 2)).astype(np.float32)
+    num_loss_tokens[5] = 0
     reference = logps + rng.standard_normal((6, 2), np.float32)
     reference[1], reference[5] = logps[1], 0
-    sign = np.asarray([[1], [-1], [1], [-1], [-1], [1]], np.float32)
-    given = {"counts": counts, "reference": reference, "sign": sign}
+    kto_labels = np.asarray([[1], [-1], [1], [-1], [-1], [1]], np.float32)
+    given = {"num_loss_tokens": num_loss_tokens, "reference": reference, "kto_labels": kto_labels}
 
     def loss(sums: popxl.Tensor, texts: list[popxl.Tensor]) -> popxl.Tensor:
         return objective.loss(sums, dict(zip(objective.of_texts, texts, strict=True)),
@@ -86,7 +86,7 @@ def test_loss_and_gradient_of_log_probabilities(name: str, smoothing: float) -> 
         found = session.run()
     leaf = torch.tensor(logps.astype(np.float64), requires_grad=True)
     marks = {n: torch.tensor(x.astype(np.float64)) for n, x in given.items()}
-    mean = loss_of(name, leaf, marks["reference"], marks["counts"], marks["sign"],
+    mean = loss_of(name, leaf, marks["reference"], marks["num_loss_tokens"], marks["kto_labels"],
                    beta=0.3, gamma=0.7, smoothing=smoothing)  # fmt: skip
     expected = mean * 5
     expected.backward()
@@ -97,8 +97,8 @@ def test_loss_and_gradient_of_log_probabilities(name: str, smoothing: float) -> 
 # ---- what is told -------------------------------------------------------------------------------
 LOGPS = np.asarray([[-2, -6], [-4, -3], [0, 0], [-8, -9]], np.float32)
 REFERENCE = np.asarray([[-3, -3], [-2, -4], [0, 0], [-8, -8]], np.float32)
-COUNTS = np.asarray([[2, 3], [4, 1], [0, 0], [1, 9]], np.float32)
-SIGN = np.asarray([[1], [-1], [1], [-1]], np.float32)
+NUM_LOSS_TOKENS = np.asarray([[2, 3], [4, 1], [0, 0], [1, 9]], np.float32)
+KTO_LABELS = np.asarray([[1], [-1], [1], [-1]], np.float32)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,12 @@ def test_rewards_and_log_probabilities(name: str, told: dict[str, float]) -> Non
     """Of two batches together, with a place that has no unit; beta is 0.3."""
     config = preferring(gptj.small_config(), name, packing=False)
     objective = objective_of(replace(config, training=replace(config.training, beta=0.3)))
-    batch = {"counts": COUNTS, "reference": REFERENCE, "sign": SIGN, "labels": np.zeros((4, 1))}
+    batch = {
+        "num_loss_tokens": NUM_LOSS_TOKENS,
+        "reference": REFERENCE,
+        "kto_labels": KTO_LABELS,
+        "labels": np.zeros((4, 1)),
+    }
     parts = [{n: x[rows] for n, x in batch.items()} for rows in (slice(1), slice(1, 4))]
     tallies = [objective.tally(LOGPS[:1], parts[0]), objective.tally(LOGPS[1:], parts[1])]
     whole = added(*tallies)
@@ -145,14 +150,14 @@ def check(config: RunConfig, name: str, model: Any, logps: Callable[[Any], Logps
             p += 0.05 * torch.randn_like(p)
     units = random_units(20 * config.data.examples_per_row, vocabulary, longest, name == "kto")
     given = batches_of(config, shape, units, logps(other), STEPS)
-    model, size = model.double(), len(given[0]["counts"])
+    model, size = model.double(), len(given[0]["num_loss_tokens"])
     groups = config.gradient_accumulation
     by_text = {id(batch): batch for batch in given}
 
     def loss(batch: dict[str, torch.Tensor]) -> torch.Tensor:
         same = (b for b in by_text.values() if np.array_equal(b["labels"], batch["labels"]))
         whole = next(same)
-        read = [as_float(whole, n) for n in ("reference", "counts", "sign")]
+        read = [as_float(whole, n) for n in ("reference", "num_loss_tokens", "kto_labels")]
         return loss_of(name, logps(model)(batch), *read, groups)  # type: ignore[arg-type]
 
     start = weights(model)

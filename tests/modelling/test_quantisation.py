@@ -107,15 +107,15 @@ def test_a_model_is_that_of_the_rounded_weights(family, layout, size, bits):
     """In few bits, it generates what it does from weights that numpy has rounded."""
     weights, config = logical(family.reference_model()), family.config_of(*layout)
     mask = right_padded(np.random.default_rng(3), config.model.sequence_length)[:16]
-    words = np.random.default_rng(4).integers(3, 40, mask.shape, np.int32) * mask
+    input_ids = np.random.default_rng(4).integers(3, 40, mask.shape, np.int32) * mask
     with inference(config) as model:
         model.write(weights)
-        exact = model.generate(words, mask)
+        exact = model.generate(input_ids, mask)
         model.write(rounded_weights(weights, size, bits))
-        plain, before = model.generate(words, mask), bytes_of(model)
+        plain, before = model.generate(input_ids, mask), bytes_of(model)
     with inference(quantised_config(config, size, bits)) as model:
         model.write(weights)
-        np.testing.assert_array_equal(model.generate(words, mask), plain)
+        np.testing.assert_array_equal(model.generate(input_ids, mask), plain)
         after = bytes_of(model)
     if bits == 4:
         assert (plain != exact).any()  # rounding is seen

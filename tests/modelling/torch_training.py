@@ -36,7 +36,7 @@ def execution(dp: int, tp: int, micro_batch: int, slices: int = 1) -> dict[str, 
 
 def named_by_hf(batch: Mapping[str, Any]) -> dict[str, Any]:
     """A batch of one text a sample by the names of Hugging Face's arguments."""
-    return {{"segments": "attention_mask"}.get(name, name): x for name, x in batch.items()}
+    return {{"segment_ids": "attention_mask"}.get(name, name): x for name, x in batch.items()}
 
 
 @dataclass(frozen=True)

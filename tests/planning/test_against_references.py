@@ -37,14 +37,14 @@ def needs_with(name: str, **changes: Any) -> Needs:
 def torch_flops(name: str) -> tuple[int, int]:
     """Operations of a forward and a backward pass of one sample, by Hugging Face's model."""
     config = preset(name)
-    words = torch.ones(1, config.model.sequence_length, dtype=torch.long)
+    input_ids = torch.ones(1, config.model.sequence_length, dtype=torch.long)
     if config.family == "t5":
         model = hf_t5(config)
         labels = torch.ones(1, config.model.decoder_sequence_length, dtype=torch.long)
     else:
-        model, labels = hf_gptj(config), words
+        model, labels = hf_gptj(config), input_ids
     with FlopCounterMode(display=False) as forward:
-        loss = model(input_ids=words, labels=labels).loss
+        loss = model(input_ids=input_ids, labels=labels).loss
     with FlopCounterMode(display=False) as backward:
         loss.backward()
     return forward.get_total_flops(), backward.get_total_flops()

@@ -85,10 +85,12 @@ def train(case: str, folder: Path) -> dict[str, object]:
 def generated(config: RunConfig, weights: Mapping[str, np.ndarray]) -> list[list[int]]:
     """Greedy answers to five prompts, which do not fill the last run of the program."""
     model = Inference(config)
-    words = np.random.default_rng(0).integers(1, 32, (5, config.model.sequence_length))
+    input_ids = np.random.default_rng(0).integers(1, 32, (5, config.model.sequence_length))
     model.write(weights)
     with model:
-        return model.generate(words.astype(np.int32), np.ones_like(words, np.int32)).tolist()
+        return model.generate(
+            input_ids.astype(np.int32), np.ones_like(input_ids, np.int32)
+        ).tolist()
 
 
 def main(folder: str, *cases: str) -> None:

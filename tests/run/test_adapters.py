@@ -67,9 +67,9 @@ def exported(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def logits(model: torch.nn.Module) -> np.ndarray:
-    words = torch.arange(2, 26).reshape(2, 12)
+    input_ids = torch.arange(2, 26).reshape(2, 12)
     with torch.no_grad():
-        return model(input_ids=words).logits.numpy()
+        return model(input_ids=input_ids).logits.numpy()
 
 
 def model_in(folder: Path) -> Any:

@@ -230,9 +230,9 @@ def test_rows_that_cannot_be(
 
 # ---- adapters ------------------------------------------------------------------------------------
 def logits(model: Any, known: int) -> np.ndarray:
-    words = torch.tensor([[3, known, 9, known + 1], [known, 5, 7, 8]])
+    input_ids = torch.tensor([[3, known, 9, known + 1], [known, 5, 7, 8]])
     with torch.no_grad():
-        return model.eval()(input_ids=words).logits.numpy()
+        return model.eval()(input_ids=input_ids).logits.numpy()
 
 
 def with_adapter(base: Path, adapter: Path) -> Any:

@@ -23,7 +23,7 @@ class Made:
         at = np.arange(20)
         self._row = {
             "input_ids": np.ones(20, np.int32),
-            "segments": (at < tokens).astype(np.int32),
+            "segment_ids": (at < tokens).astype(np.int32),
             "labels": np.where((at >= tokens - learned) & (at < tokens), 3, IGNORE_INDEX),
         }
 

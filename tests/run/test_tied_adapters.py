@@ -47,10 +47,10 @@ def model_in(kind: str, folder: Path) -> Any:
 
 
 def logits(kind: str, model: torch.nn.Module) -> np.ndarray:
-    words = torch.arange(2, 26).reshape(2, 12)
-    more = {"decoder_input_ids": words + 9} if kind == "t5" else {}
+    input_ids = torch.arange(2, 26).reshape(2, 12)
+    more = {"decoder_input_ids": input_ids + 9} if kind == "t5" else {}
     with torch.no_grad():
-        return model(input_ids=words, **more).logits.numpy()
+        return model(input_ids=input_ids, **more).logits.numpy()
 
 
 def adapter_of_peft(

@@ -61,7 +61,9 @@ def test_what_is_borrowed_is_what_would_be_copied(config):
     generation = replace(config.generation, weights="streamed", micro_batches=2)
     writing = replace(config, generation=generation)
     samples = family.sample_format.generated(config, 32, None)
-    words = np.random.default_rng(0).integers(3, 30, (8, config.model.sequence_length), np.int32)
+    input_ids = np.random.default_rng(0).integers(
+        3, 30, (8, config.model.sequence_length), np.int32
+    )
     results = []
     with trained(config) as model:
         for lender in (None, model):
@@ -69,7 +71,7 @@ def test_what_is_borrowed_is_what_would_be_copied(config):
                 size, loss = losses.session.remote_bytes(), losses.of(samples).total
             with entered(Inference(writing, Greedy(), lender), model) as writer:
                 size += writer.session.remote_bytes()
-                results.append((loss, writer.generate(words, np.ones_like(words)), size))
+                results.append((loss, writer.generate(input_ids, np.ones_like(input_ids)), size))
         model.run([Loader.of(config, samples).next_batch()], [1e-2], 1)  # its state is its own
     (loss, tokens, copied), (borrowed_loss, borrowed_tokens, borrowed) = results
     assert borrowed_loss == loss

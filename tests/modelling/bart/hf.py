@@ -94,13 +94,18 @@ def batches(count: int = STEPS) -> list[dict[str, np.ndarray]]:
     found = []
     for _ in range(count):
         mask = (np.arange(ENC) < rng.integers(2, ENC + 1, (SAMPLES, 1))).astype(np.int32)
-        words = np.where(mask, rng.integers(3, VOCABULARY, mask.shape), PAD).astype(np.int32)
+        input_ids = np.where(mask, rng.integers(3, VOCABULARY, mask.shape), PAD).astype(np.int32)
         labels = rng.integers(3, VOCABULARY, (SAMPLES, DEC)).astype(np.int32)
         labels[np.arange(DEC) >= rng.integers(1, DEC + 1, (SAMPLES, 1))] = -100
         read = np.concatenate([np.full((SAMPLES, 1), START), labels[:, :-1]], axis=1)
         read = np.where(read == -100, PAD, read).astype(np.int32)
         found.append(
-            {"input_ids": words, "segments": mask, "decoder_input_ids": read, "labels": labels}
+            {
+                "input_ids": input_ids,
+                "segment_ids": mask,
+                "decoder_input_ids": read,
+                "labels": labels,
+            }
         )
     return found
 

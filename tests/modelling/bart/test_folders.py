@@ -40,10 +40,10 @@ def test_export_is_loaded_by_transformers_bit_for_bit(kind: str, tmp_path: Path)
     for name, value in theirs.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], value), name
     assert loaded.generation_config.forced_eos_token_id == config.model.forced_eos_token_id
-    words = torch.tensor([[0, 5, 6, 7, 2]])
+    input_ids = torch.tensor([[0, 5, 6, 7, 2]])
     with torch.no_grad():
-        ours = loaded(input_ids=words, decoder_input_ids=words).logits
-        assert torch.equal(ours, theirs(input_ids=words, decoder_input_ids=words).logits)
+        ours = loaded(input_ids=input_ids, decoder_input_ids=input_ids).logits
+        assert torch.equal(ours, theirs(input_ids=input_ids, decoder_input_ids=input_ids).logits)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -53,11 +53,11 @@ def model_of(kind: str) -> Any:
 @cache
 def theirs(kind: str, strategy: Strategy) -> np.ndarray:
     """What transformers generates."""
-    words, mask = prompts()
+    input_ids, mask = prompts()
     beams = strategy if isinstance(strategy, Beam) else Beam(1)
     rows = [
         hf_beams(model_of(kind), row[:n], POSITIONS, beams.beams, beams.length_penalty, END, PAD)
-        for row, n in zip(words, mask.sum(1), strict=True)
+        for row, n in zip(input_ids, mask.sum(1), strict=True)
     ]
     return np.stack(rows)
 

@@ -33,7 +33,7 @@ ROWS, PLACES = 12, 3
 
 def in_rows(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The examples of a batch, at most `PLACES` in a row, and empty rows up to `ROWS`."""
-    lengths = batch["segments"].sum(axis=1)
+    lengths = batch["segment_ids"].sum(axis=1)
     tokens = np.concatenate([w[:n] for w, n in zip(batch["input_ids"], lengths, strict=True)])
     starts = np.cumsum([0, *lengths])
     examples = EncodedExamples(tokens, starts, batch["labels"], ENC, PAD, start=START)

@@ -40,5 +40,5 @@ def reference() -> Reference:
     rng = np.random.default_rng(3)
     length = model.sequence_length
     mask = right_padded(rng, length)
-    words = np.where(mask, rng.integers(3, VOCABULARY, mask.shape), PAD).astype(np.int32)
-    return Reference(logical(hf), words, mask, hf_greedy(hf, words, mask, POSITIONS, PAD))
+    input_ids = np.where(mask, rng.integers(3, VOCABULARY, mask.shape), PAD).astype(np.int32)
+    return Reference(logical(hf), input_ids, mask, hf_greedy(hf, input_ids, mask, POSITIONS, PAD))

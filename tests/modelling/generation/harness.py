@@ -29,7 +29,7 @@ class Reference:
     """Hugging Face's weights, prompts padded on the right, and what it generates from them."""
 
     weights: dict[str, np.ndarray]
-    words: np.ndarray
+    input_ids: np.ndarray
     mask: np.ndarray
     tokens: np.ndarray = field(repr=False)
 
@@ -63,9 +63,11 @@ def hf_generated(hf: Any, prompt: np.ndarray, length: int, pad: int, **settings:
     return np.concatenate([found, np.full(length - len(found), pad)])
 
 
-def hf_greedy(hf: Any, words: np.ndarray, mask: np.ndarray, length: int, pad: int) -> np.ndarray:
+def hf_greedy(
+    hf: Any, input_ids: np.ndarray, mask: np.ndarray, length: int, pad: int
+) -> np.ndarray:
     """The same for several prompts, padded on the right: (prompts, length)."""
-    prompts = [row[:n] for row, n in zip(words, mask.sum(1), strict=True)]
+    prompts = [row[:n] for row, n in zip(input_ids, mask.sum(1), strict=True)]
     return np.stack([hf_generated(hf, prompt, length, pad) for prompt in prompts])
 
 
@@ -139,12 +141,12 @@ def forced_logits(
         groups, generator = Groups.current(tp), generator_of(config, 1)
         model = ResidentModel(generator, batch, groups)
         weights = model.facts.init(empty=True)
-        words, mask = (popxl.variable(x[:batch]) for x in (expected.words, expected.mask))
+        input_ids, mask = (popxl.variable(x[:batch]) for x in (expected.input_ids, expected.mask))
         context = SearchContext(groups, SpecialTokens(-1, -1), generator.output_length)
         choose = Forced(context, batch, table.weights[-1].shape[0] // tp)
-        start = model.prefill(weights, words, mask)
+        start = model.prefill(weights, input_ids, mask)
         write_tokens(start, generator.output_length, choose, [], groups)
-        other = None if beside is None else _stored(beside(weights, words, mask))
+        other = None if beside is None else _stored(beside(weights, input_ids, mask))
     apply_pre_alias_patterns(ir)
     trees = {name: NamedTensors(fwd=weights.get(name)) for name in table.layers}
     with popxl.Session(ir, "cpu") as session:

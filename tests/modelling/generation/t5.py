@@ -58,9 +58,9 @@ def reference() -> Reference:
     rng = np.random.default_rng(3)
     length = model.sequence_length
     mask = right_padded(rng, length)
-    words = rng.integers(2, model.embedding.vocab_size, mask.shape, np.int32) * mask
+    input_ids = rng.integers(2, model.embedding.vocab_size, mask.shape, np.int32) * mask
     generated = hf.generate(
-        input_ids=torch.tensor(words).long(),
+        input_ids=torch.tensor(input_ids).long(),
         attention_mask=torch.tensor(mask),
         do_sample=False,
         num_beams=1,
@@ -69,4 +69,4 @@ def reference() -> Reference:
     tokens = np.full((PROMPTS, POSITIONS), PAD)
     tokens[:, : generated.shape[1] - 1] = generated[:, 1:].numpy()  # without the start token
     weights = {name: p.detach().numpy() for name, p in hf.named_parameters()}
-    return Reference(weights, words, mask, tokens)
+    return Reference(weights, input_ids, mask, tokens)

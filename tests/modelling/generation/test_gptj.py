@@ -37,22 +37,22 @@ def test_greedy_tokens_are_hugging_faces(dp, tp, micro_batch, slices):
     expected = reference()
     with inference(transposed(config_of(dp, tp, micro_batch, slices), tp == 2)) as model:
         model.write(expected.weights)
-        tokens = model.generate(expected.words, expected.mask)
+        tokens = model.generate(expected.input_ids, expected.mask)
     np.testing.assert_array_equal(tokens, expected.tokens)
 
 
 @pytest.mark.parametrize(("tp", "beams", "penalty"), [slow(1, 3, 1.0), (2, 4, 2.0)])
 def test_beams_are_hugging_faces(tp, beams, penalty):
     expected, hf, count = reference(), reference_model(), 20
-    words, mask = expected.words[:count], expected.mask[:count]
+    input_ids, mask = expected.input_ids[:count], expected.mask[:count]
     theirs = np.stack([
         hf_beams(hf, prompt[:n], POSITIONS, beams, penalty, END, PAD)
-        for prompt, n in zip(words, mask.sum(1), strict=True)
+        for prompt, n in zip(input_ids, mask.sum(1), strict=True)
     ])  # fmt: skip
     config = transposed(config_of(1, tp, 12), tp == 2)
     with Inference(config, Beam(beams, penalty)) as model:
         model.write(expected.weights)
-        ours = model.generate(words, mask)
+        ours = model.generate(input_ids, mask)
     np.testing.assert_array_equal(ours, theirs)
     assert (theirs != expected.tokens[:count]).any(1).sum() > 5
 
@@ -68,7 +68,7 @@ def test_cached_logits_are_hugging_faces(dp, tp):
     hf = hf_model(small_config())
     hf.load_state_dict({n: torch.tensor(x) for n, x in expected.weights.items()})
     for i, n in enumerate(expected.mask[:batch].sum(1)):
-        whole = np.concatenate([expected.words[i, :n], forced[i, :-1]])
+        whole = np.concatenate([expected.input_ids[i, :n], forced[i, :-1]])
         with torch.no_grad():
             theirs = hf(input_ids=torch.tensor(whole[None]).long()).logits[0, n - 1 :].numpy()
         np.testing.assert_allclose(ours[i], theirs, atol=1e-4)

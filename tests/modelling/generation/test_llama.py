@@ -47,8 +47,8 @@ def reference(kind: str) -> tuple[Any, dict[str, np.ndarray], np.ndarray, np.nda
     rng = np.random.default_rng(3)
     lengths = rng.integers(1, LENGTH + 1, PROMPTS)
     mask = (np.arange(LENGTH) < lengths[:, None]).astype(np.int32)
-    words = np.where(mask, rng.integers(3, VOCABULARY, mask.shape), PAD).astype(np.int32)
-    return model, weights_of(model), words, mask
+    input_ids = np.where(mask, rng.integers(3, VOCABULARY, mask.shape), PAD).astype(np.int32)
+    return model, weights_of(model), input_ids, mask
 
 
 def config_of(kind: str, tp: int, weights: str, groups: int = 1, **model: Any) -> LlamaConfig:
@@ -70,16 +70,16 @@ def ours(
     **model: Any,
 ) -> np.ndarray:
     """Args: `given`: weights; default: those of the reference."""
-    _, weights, words, mask = reference(kind)
+    _, weights, input_ids, mask = reference(kind)
     config = config_of(kind, tp, where, **model)
     with Inference(config, strategy) as made:
         made.write(weight_table(config).renamed(given or weights))
-        return made.generate(words, mask)
+        return made.generate(input_ids, mask)
 
 
 def check_greedy(kind: str, tp: int, where: str = "resident", groups: int = 1) -> None:
-    model, _, words, mask = reference(kind)
-    expected = hf_greedy(model, words, mask, POSITIONS, PAD)
+    model, _, input_ids, mask = reference(kind)
+    expected = hf_greedy(model, input_ids, mask, POSITIONS, PAD)
     assert len({tuple(row) for row in expected}) > PROMPTS / 2
     np.testing.assert_array_equal(ours(kind, tp, None, where, groups=groups), expected)
 
@@ -109,10 +109,10 @@ def test_greedy_tokens_of_every_kind(kind: str, tp: int, where: str) -> None:
 
 
 def check_beams(kind: str, tp: int, where: str = "resident") -> None:
-    model, _, words, mask = reference(kind)
+    model, _, input_ids, mask = reference(kind)
     beams, penalty = 3, 1.5
     theirs = np.full((PROMPTS, POSITIONS), PAD)
-    for row, prompt, n in zip(theirs, words, mask.sum(1), strict=True):
+    for row, prompt, n in zip(theirs, input_ids, mask.sum(1), strict=True):
         row[:] = hf_beams(
             model, prompt[:n], POSITIONS, beams, penalty, model.config.eos_token_id, PAD
         )

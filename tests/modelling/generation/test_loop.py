@@ -56,14 +56,14 @@ def run(
         read = popxl.d2h_stream((batch,), popxl.int32, "read")
         tokens = popxl.d2h_stream((batch, LENGTH), popxl.int32, "tokens")
 
-        def step(position: Tensor, words: Tensor, cache: Tensor, said: Tensor) -> list[Tensor]:
+        def step(position: Tensor, input_ids: Tensor, cache: Tensor, said: Tensor) -> list[Tensor]:
             """The script's next token as the only logit; the cache counts positions."""
-            ops.host_store(read, words.reshape((batch,)) + 1)
+            ops.host_store(read, input_ids.reshape((batch,)) + 1)
             return [ops.dynamic_slice(said, cache, [1], [1], no_overlap=True), cache + 1]
 
         position = TensorSpec((), popxl.int32)
-        words = TensorSpec((batch, 1), popxl.int32)
-        graph = ir.create_graph(step, position, words, position, said)
+        input_ids = TensorSpec((batch, 1), popxl.int32)
+        graph = ir.create_graph(step, position, input_ids, position, said)
         first = popxl.constant(np.full((batch, 1), START), popxl.int32)
         caches = [popxl.constant(0, popxl.int32)]
         start = Prefilled(BoundGraph(graph, {graph.inputs[-1]: said}), caches, first, asked, first)

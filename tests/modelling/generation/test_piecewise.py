@@ -17,20 +17,20 @@ from tests.modelling.tables import weight_table
 
 
 def one_by_one(strategy: Strategy, tp: int, where: str) -> list[list[np.ndarray]]:
-    _, weights, words, mask = reference("gemma3_text")
+    _, weights, input_ids, mask = reference("gemma3_text")
     config = config_of("gemma3_text", tp, where)
     config = replace(config, execution=replace(config.execution, micro_batch_size=1))
     with Inference(config, strategy, piecewise=True) as model:
         model.write(weight_table(config).renamed(weights))
         with pytest.raises(ValueError, match="mask has shape"):
-            next(model.written(words[:1], mask[:1, :-1]))
-        return [[*model.written(words[i : i + 1], mask[i : i + 1])] for i in range(2)]
+            next(model.written(input_ids[:1], mask[:1, :-1]))
+        return [[*model.written(input_ids[i : i + 1], mask[i : i + 1])] for i in range(2)]
 
 
 def test_tokens_one_by_one_are_those_at_once() -> None:
     """The second prompt begins anew, in a program that has written."""
-    model, _, words, mask = reference("gemma3_text")
-    expected = hf_greedy(model, words[:2], mask[:2], POSITIONS, PAD)
+    model, _, input_ids, mask = reference("gemma3_text")
+    expected = hf_greedy(model, input_ids[:2], mask[:2], POSITIONS, PAD)
     for parts, tokens in zip(one_by_one(Greedy(), 1, "resident"), expected, strict=True):
         np.testing.assert_array_equal(parts[-1][0], tokens)
         for count, part in enumerate(parts, 1):

@@ -50,7 +50,7 @@ class Case:
 
     hf: Any
     weights: dict[str, np.ndarray]
-    words: np.ndarray
+    input_ids: np.ndarray
     mask: np.ndarray
     tokenizer: Tokenizer
 
@@ -66,14 +66,14 @@ def case_of(family: ModuleType) -> Case:
             hf.lm_head.bias[family.PAD] = -1e4  # padding before a prompt counts as read there
         weights = logical(hf)
     own = tokenizer(config.model.embedding.vocab_size, family.END, family.PAD)
-    return Case(hf, weights, expected.words, expected.mask, own)
+    return Case(hf, weights, expected.input_ids, expected.mask, own)
 
 
 @cache
 def theirs(family: ModuleType, beams: int, ruled: bool = True) -> np.ndarray:
     """What transformers writes for one batch, padded on the left."""
     case = case_of(family)
-    shift = [np.roll(a, n, 0) for a, n in _by_padding(case.words, case.mask)]
+    shift = [np.roll(a, n, 0) for a, n in _by_padding(case.input_ids, case.mask)]
     mask = [np.roll(a, n, 0) for a, n in _by_padding(case.mask, case.mask)]
     rules: dict[str, Any] = {
         "repetition_penalty": PENALTY,
@@ -91,7 +91,7 @@ def theirs(family: ModuleType, beams: int, ruled: bool = True) -> np.ndarray:
         eos_token_id=family.END,
         **(rules if ruled else {}),
     )
-    new = found[:, 1 if case.hf.config.is_encoder_decoder else case.words.shape[1] :].numpy()
+    new = found[:, 1 if case.hf.config.is_encoder_decoder else case.input_ids.shape[1] :].numpy()
     tokens = np.full((len(new), POSITIONS), family.PAD)
     tokens[:, : new.shape[1]] = new
     return tokens
@@ -118,7 +118,7 @@ def ours(
     config = replace(config, generation=generation)
     with Inference(config, strategy) as model:
         model.write(case.weights)
-        return model.generate(case.words, case.mask)
+        return model.generate(case.input_ids, case.mask)
 
 
 @pytest.mark.parametrize("family", [t5, gptj])

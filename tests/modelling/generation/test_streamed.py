@@ -50,7 +50,7 @@ def tokens_of(
     config = replace(config, generation=generation)
     with Inference(config, strategy) as model:
         model.write(own or reference.weights)
-        return model.generate(reference.words, reference.mask)
+        return model.generate(reference.input_ids, reference.mask)
 
 
 @pytest.mark.parametrize(

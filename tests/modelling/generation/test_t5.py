@@ -57,7 +57,7 @@ def test_greedy_tokens_are_hugging_faces(dp, tp, micro_batch, iterations, slices
     config = transposed(config_of(dp, tp, micro_batch, iterations, slices), tp > 1)
     with inference(config) as model:
         model.write(expected.weights)
-        tokens = model.generate(expected.words, expected.mask)
+        tokens = model.generate(expected.input_ids, expected.mask)
     np.testing.assert_array_equal(tokens, expected.tokens)
 
 
@@ -70,7 +70,7 @@ def test_prompts_that_share_rows_are_answered_alike(dp, tp, iterations, slices):
     done: list[int] = []
     with inference(T5Config.from_dict(config)) as model:
         model.write(expected.weights)
-        tokens = model.generate(expected.words, expected.mask, done.append)
+        tokens = model.generate(expected.input_ids, expected.mask, done.append)
     np.testing.assert_array_equal(tokens, expected.tokens)
     assert sum(done) == PROMPTS
     assert max(done) > 4 * dp * iterations, "no prompts shared a row"
@@ -88,7 +88,7 @@ def model() -> Iterator[Inference]:
 def test_any_number_of_samples(model, count):
     """Filling up the last micro-batch changes nothing, nor do the other samples of a batch."""
     expected = reference()
-    tokens = model.generate(expected.words[:count], expected.mask[:count])
+    tokens = model.generate(expected.input_ids[:count], expected.mask[:count])
     np.testing.assert_array_equal(tokens, expected.tokens[:count])
 
 
@@ -100,7 +100,7 @@ SEARCHED = 20
 def their_beams(beams: int, penalty: float) -> np.ndarray:
     """What Hugging Face's search finds for the first prompts, each by itself."""
     expected, hf = reference(), reference_model()
-    prompts = zip(expected.words[:SEARCHED], expected.mask.sum(1), strict=False)
+    prompts = zip(expected.input_ids[:SEARCHED], expected.mask.sum(1), strict=False)
     return np.stack([
         hf_beams(hf, prompt[:n], POSITIONS, beams, penalty, END, PAD) for prompt, n in prompts
     ])  # fmt: skip
@@ -123,7 +123,7 @@ def test_beams_are_hugging_faces(tp, beams, penalty, places):
     config = transposed(T5Config.from_dict(config), places > 1)
     with Inference(config, Beam(beams, penalty)) as model:
         model.write(expected.weights)
-        ours = model.generate(expected.words[:SEARCHED], expected.mask[:SEARCHED])
+        ours = model.generate(expected.input_ids[:SEARCHED], expected.mask[:SEARCHED])
     np.testing.assert_array_equal(ours, theirs)
     assert (theirs != expected.tokens[:SEARCHED]).any(1).sum() > 5
 
@@ -139,7 +139,7 @@ def test_a_seed_gives_the_same_text_however_prompts_are_shared_out():
         config = T5Config.from_dict(config)
         with Inference(config, replace(strategy, seed=seed)) as model:
             model.write(expected.weights)
-            found.append(model.generate(expected.words, expected.mask))
+            found.append(model.generate(expected.input_ids, expected.mask))
     one, packed, other = found
     np.testing.assert_array_equal(one, packed)
     assert (one != other).any(1).mean() > 0.8
@@ -148,7 +148,7 @@ def test_a_seed_gives_the_same_text_however_prompts_are_shared_out():
 
 def test_progress_is_reported(model):
     done: list[int] = []
-    model.generate(reference().words[:17], reference().mask[:17], done.append)
+    model.generate(reference().input_ids[:17], reference().mask[:17], done.append)
     assert done == [16, 1]
 
 
@@ -159,7 +159,11 @@ def test_prompts_of_another_length_are_refused(model):
 
 # ---- caches -------------------------------------------------------------------------------------
 def uncached_logits(
-    config: T5Config, weights: NamedTensors, words: Tensor, mask: Tensor, decoder_words: Tensor
+    config: T5Config,
+    weights: NamedTensors,
+    input_ids: Tensor,
+    mask: Tensor,
+    decoder_input_ids: Tensor,
 ) -> Tensor:
     """Logits of all positions at once, by the layers that are trained."""
 
@@ -172,11 +176,11 @@ def uncached_logits(
         names.insert("layer.0.SelfAttention.relative_attention_bias.weight", shared, overwrite=True)
         return names
 
-    x = run(t5_embeddings(config), weights.embeddings, words)
+    x = run(t5_embeddings(config), weights.embeddings, input_ids)
     for i in range(LAYERS):
         x = run(encoder_block(config), layer("encoder", i), x, mask)
     encoded = run(encoder_end(config), weights.encoder_head, x)
-    x = run(t5_embeddings(config), weights.embeddings, decoder_words)
+    x = run(t5_embeddings(config), weights.embeddings, decoder_input_ids)
     for i in range(LAYERS):
         x = run(decoder_block(config), layer("decoder", i), x, encoded, mask)
 
@@ -196,8 +200,10 @@ def test_cached_logits_are_those_of_the_whole_decoder(tp):
     forced = rng.integers(2, config.model.embedding.vocab_size, (batch, POSITIONS), np.int32)
     read = np.concatenate([np.full((batch, 1), PAD), forced[:, :-1]], 1)
 
-    def whole(weights: NamedTensors, words: Tensor, mask: Tensor) -> Tensor:
-        return uncached_logits(config, weights, words, mask, popxl.variable(read.astype(np.int32)))
+    def whole(weights: NamedTensors, input_ids: Tensor, mask: Tensor) -> Tensor:
+        return uncached_logits(
+            config, weights, input_ids, mask, popxl.variable(read.astype(np.int32))
+        )
 
     table = weight_table(config)
     cached, uncached = forced_logits(

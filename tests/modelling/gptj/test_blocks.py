@@ -50,14 +50,14 @@ def gptj_cases() -> dict[str, Case]:
         flat = logits.flatten(0, 1), labels.flatten().long()
         return torch.nn.functional.cross_entropy(*flat, reduction="sum") * weight
 
-    words, labels = rng.integers(0, MODEL.embedding.vocab_size, (2, BATCH, LENGTH), np.int32)
+    input_ids, labels = rng.integers(0, MODEL.embedding.vocab_size, (2, BATCH, LENGTH), np.int32)
     block = layer_name(1), layer, [rand(*shape)], rand(*shape)
     return {
         "embeddings": case(
             lambda tp: gptj_embeddings(config_of(tp)),
             EMBEDDINGS,
             hf.transformer.wte,
-            [words],
+            [input_ids],
             rand(*shape),
         ),
         "layer": case(lambda tp: gptj_block(config_of(tp)), *block),

@@ -48,9 +48,9 @@ def trained_balanced(theirs: Any, given: Any, micro_batch: int) -> tuple[Any, Re
     model.double()
 
     def loss(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        words, labels = (batch[name].split(micro_batch) for name in ("input_ids", "labels"))
+        input_ids, labels = (batch[name].split(micro_batch) for name in ("input_ids", "labels"))
         losses = []
-        for x, y in zip(words, labels, strict=True):
+        for x, y in zip(input_ids, labels, strict=True):
             out = model(input_ids=x, output_router_logits=True)
             found = torch.nn.functional.cross_entropy(out.logits.flatten(0, 1), y.flatten())
             losses.append(found + COEFFICIENT * balance_of(theirs, out.router_logits))
@@ -92,7 +92,7 @@ def padded_batch() -> dict[str, np.ndarray]:
     return {
         "input_ids": np.where(there, batch["input_ids"], PAD).astype(np.int32),
         "labels": np.where(there, batch["labels"], IGNORE_INDEX).astype(np.int32),
-        "segments": there.astype(np.int32),
+        "segment_ids": there.astype(np.int32),
     }
 
 
@@ -116,8 +116,8 @@ def test_padding_does_not_count_and_experts_are_told_of(kind: str, balance: floa
     given = {n: torch.tensor(x).long() for n, x in batch.items()}
     total, balances, chosen = torch.zeros(()), [], np.zeros(theirs.num_experts)
     whole = int((given["labels"] != IGNORE_INDEX).sum())
-    for words, labels, mask in zip(*(x.split(2) for x in given.values()), strict=True):
-        out = model(input_ids=words, attention_mask=mask, output_router_logits=True)
+    for input_ids, labels, mask in zip(*(x.split(2) for x in given.values()), strict=True):
+        out = model(input_ids=input_ids, attention_mask=mask, output_router_logits=True)
         loss = torch.nn.functional.cross_entropy(
             out.logits.flatten(0, 1), labels.flatten(), reduction="sum"
         )
@@ -149,10 +149,10 @@ def test_the_validation_loss_is_without_balance() -> None:
     with losses:
         found = losses.of(Batches(batch))
     given = {n: torch.tensor(x).long() for n, x in batch.items()}
-    logits = model(input_ids=given["input_ids"], attention_mask=given["segments"]).logits
+    logits = model(input_ids=given["input_ids"], attention_mask=given["segment_ids"]).logits
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), given["labels"].flatten())
     assert found.mean == pytest.approx(expected.item(), rel=1e-5)
-    assert "segments" not in losses.program.inputs
+    assert "segment_ids" not in losses.program.inputs
 
 
 class Batches:

@@ -171,8 +171,8 @@ def test_evaluation_and_generation_read_what_is_trained() -> None:
     theirs = hf_config("qwen2_moe", num_hidden_layers=2)
     start = weights_of(hf_model(theirs))
     rng = np.random.default_rng(7)
-    words = rng.integers(3, VOCABULARY, (8, LENGTH), np.int32)
-    mask = np.ones_like(words)
+    input_ids = rng.integers(3, VOCABULARY, (8, LENGTH), np.int32)
+    mask = np.ones_like(input_ids)
     losses = []
     for groups in (1, 3):
         config = with_groups(our_config(theirs), groups)
@@ -189,9 +189,9 @@ def test_evaluation_and_generation_read_what_is_trained() -> None:
                     if isinstance(borrower, Losses):
                         losses.append(borrower.of(samples).total)
                     else:
-                        tokens = borrower.generate(words, mask)
+                        tokens = borrower.generate(input_ids, mask)
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
-    np.testing.assert_array_equal(tokens, hf_greedy(hf_model(theirs), words, mask, 5, PAD))
+    np.testing.assert_array_equal(tokens, hf_greedy(hf_model(theirs), input_ids, mask, 5, PAD))
 
 
 # ---- plans --------------------------------------------------------------------------------------

@@ -67,13 +67,13 @@ def test_generation_from_packed_experts_is_that_from_expanded_ones() -> None:
     theirs = hf_config("gpt_oss")
     config = our_config(theirs, 1, 2, 4, eval=True, output_length=6)
     base = base_of(config, theirs)
-    words = np.random.default_rng(0).integers(3, VOCABULARY, (4, LENGTH), np.int32)
-    mask = np.ones_like(words)
+    input_ids = np.random.default_rng(0).integers(3, VOCABULARY, (4, LENGTH), np.int32)
+    mask = np.ones_like(input_ids)
     packed = {"model.quantisation": "int4", "model.quantisation_group_size": SIZE}
     found = []
     for fields, weights in (({}, expanded(base, 4)), (packed, base), ({}, base)):
         with Inference(config.changed(fields)) as model:
             model.write(weights)
-            found.append(model.generate(words, mask))
+            found.append(model.generate(input_ids, mask))
     np.testing.assert_array_equal(found[1], found[0])
     assert (found[2] != found[0]).any()  # rounding is seen

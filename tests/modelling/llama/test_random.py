@@ -39,15 +39,15 @@ def check_writing(drawn: Draw, weights: dict[str, np.ndarray]) -> None:
     rng = np.random.default_rng(7)
     lengths = rng.integers(3, LENGTH + 1, PROMPTS)
     mask = (np.arange(LENGTH) < lengths[:, None]).astype(np.int32)
-    words = np.where(mask, rng.integers(3, VOCABULARY, mask.shape), PAD).astype(np.int32)
+    input_ids = np.where(mask, rng.integers(3, VOCABULARY, mask.shape), PAD).astype(np.int32)
     batch = 4 if drawn.streamed else PROMPTS
     config = config_of(drawn, 1, drawn.tp, batch, eval=True, output_length=POSITIONS)
     where = "streamed" if drawn.streamed else "resident"
     generation = replace(config.generation, weights=where, micro_batches=2)
     with Inference(replace(config, generation=generation)) as made:
         made.write(weight_table(config).renamed(weights))
-        tokens = made.generate(words, mask)
-    expected = hf_greedy(hf_model(drawn.theirs), words, mask, POSITIONS, PAD)
+        tokens = made.generate(input_ids, mask)
+    expected = hf_greedy(hf_model(drawn.theirs), input_ids, mask, POSITIONS, PAD)
     np.testing.assert_array_equal(tokens, expected)
 
 

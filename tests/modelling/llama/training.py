@@ -46,7 +46,7 @@ def trained(
     model.double()
 
     def loss(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        if "segments" in batch:
+        if "segment_ids" in batch:
             return loss_of_texts(model, batch)
         logits = model(input_ids=batch["input_ids"]).logits
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
@@ -83,11 +83,11 @@ def several_texts(seed: int) -> dict[str, np.ndarray]:
 def loss_of_texts(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """The mean over all tokens to predict, of each text by itself, without padding."""
     losses = []
-    for words, labels, numbers in zip(
-        batch["input_ids"], batch["labels"], batch["segments"], strict=True
+    for input_ids, labels, numbers in zip(
+        batch["input_ids"], batch["labels"], batch["segment_ids"], strict=True
     ):
         for number in range(1, int(numbers.max()) + 1):
-            logits = model(input_ids=words[numbers == number][None]).logits[0]
+            logits = model(input_ids=input_ids[numbers == number][None]).logits[0]
             target = labels[numbers == number]
             losses.append(torch.nn.functional.cross_entropy(logits, target, reduction="none"))
     return torch.cat(losses).mean()

@@ -250,9 +250,9 @@ def test_generation_multiplies_in_fp8_with_the_scales_of_training(tmp_path):
     model = inference(config)
     model.write(start.tensors)
     length = config.model.sequence_length
-    words = np.random.default_rng(0).integers(3, 60, (4, length)).astype(np.int32)
+    input_ids = np.random.default_rng(0).integers(3, 60, (4, length)).astype(np.int32)
     with model:
-        tokens = model.generate(words, np.ones_like(words))
+        tokens = model.generate(input_ids, np.ones_like(input_ids))
         (variable,) = (
             v for n, v in model.program.variables.to_dict().items()
             if n == "layer.0.mlp.fc_in.product.scale"

@@ -72,7 +72,7 @@ def t5_cases() -> dict[str, Case]:
         flat = logits.flatten(0, 1), labels.flatten().long()
         return torch.nn.functional.cross_entropy(*flat, reduction="sum") * weight
 
-    words = rng.integers(0, MODEL.embedding.vocab_size, (BATCH, ENCODER), np.int32)
+    input_ids = rng.integers(0, MODEL.embedding.vocab_size, (BATCH, ENCODER), np.int32)
     labels = rng.integers(0, MODEL.embedding.vocab_size, (BATCH, DECODER), np.int32)
     labels[0, 2:] = labels[1] = -100
     wide, narrow = (BATCH, ENCODER, MODEL.hidden_size), (BATCH, DECODER, MODEL.hidden_size)
@@ -80,7 +80,7 @@ def t5_cases() -> dict[str, Case]:
     pair = [rand(*narrow), rand(*wide), MASK]
     decoder = "decoder.0", decode, pair, rand(*narrow)
     return {
-        "embeddings": case(at(t5_embeddings), EMBEDDINGS, hf.shared, [words], rand(*wide)),
+        "embeddings": case(at(t5_embeddings), EMBEDDINGS, hf.shared, [input_ids], rand(*wide)),
         "encoder": case(at(encoder_block), *encoder),
         "encoder in slices": case(sliced, *encoder),
         "fused encoder": case(fused(encoder_block), *encoder),

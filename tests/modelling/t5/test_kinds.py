@@ -153,11 +153,11 @@ def prompts() -> tuple[np.ndarray, np.ndarray]:
 @cache
 def theirs(kind: str, strategy: Strategy) -> np.ndarray:
     """What transformers generates."""
-    model, (words, mask) = their_model(kind, writing=True), prompts()
+    model, (input_ids, mask) = their_model(kind, writing=True), prompts()
     beams = strategy if isinstance(strategy, Beam) else Beam(1)
     rows = [
         hf_beams(model, prompt[:n], POSITIONS, beams.beams, beams.length_penalty, END, PAD)
-        for prompt, n in zip(words, mask.sum(1), strict=True)
+        for prompt, n in zip(input_ids, mask.sum(1), strict=True)
     ]
     return np.stack(rows)
 
@@ -208,8 +208,12 @@ def test_export_is_loaded_by_transformers_bit_for_bit(kind: str, tmp_path: Path)
     loaded = KINDS[kind][1].from_pretrained(tmp_path / "hf")
     for name, value in their_model(kind).state_dict().items():
         assert torch.equal(loaded.state_dict()[name], value), name
-    words, mask = map(torch.tensor, prompts())
-    inputs = {"input_ids": words.long(), "attention_mask": mask, "decoder_input_ids": words.long()}
+    input_ids, mask = map(torch.tensor, prompts())
+    inputs = {
+        "input_ids": input_ids.long(),
+        "attention_mask": mask,
+        "decoder_input_ids": input_ids.long(),
+    }
     with torch.no_grad():
         assert torch.equal(loaded(**inputs).logits, their_model(kind)(**inputs).logits)
 

@@ -60,12 +60,12 @@ def batches(preset: str) -> list[Arrays]:
     found = []
     for _ in range(STEPS):
         mask = (np.arange(ENC) < rng.integers(4, ENC + 1, (SAMPLES, 1))).astype(np.int32)
-        words = rng.integers(2, vocabulary, (SAMPLES, ENC), np.int32) * mask
+        input_ids = rng.integers(2, vocabulary, (SAMPLES, ENC), np.int32) * mask
         labels = rng.integers(2, vocabulary, (SAMPLES, DEC), np.int32)
         labels[np.arange(DEC) >= rng.integers(2, DEC + 1, (SAMPLES, 1))] = -100
         before = np.concatenate([np.zeros((SAMPLES, 1), np.int32), labels[:, :-1]], axis=1)
         inputs = np.where(before == -100, 0, before)
-        found.append({"input_ids": words, "segments": mask, "decoder_input_ids": inputs,
+        found.append({"input_ids": input_ids, "segment_ids": mask, "decoder_input_ids": inputs,
                       "labels": labels})  # fmt: skip
     return found
 
@@ -107,7 +107,7 @@ def greedy(model: transformers.T5ForConditionalGeneration, batch: Arrays) -> np.
     model.config.tie_word_embeddings = False
     generated = model.generate(
         input_ids=torch.tensor(batch["input_ids"]).long(),
-        attention_mask=torch.tensor(batch["segments"]),
+        attention_mask=torch.tensor(batch["segment_ids"]),
         do_sample=False,
         num_beams=1,
         max_new_tokens=DEC,
@@ -157,7 +157,7 @@ def generated(preset: str, dp: int, tp: int, weights: Arrays) -> np.ndarray:
     model = inference(config_of(preset, dp, tp))
     with model:
         model.write(weights)
-        tokens = model.generate(batch["input_ids"], batch["segments"])
+        tokens = model.generate(batch["input_ids"], batch["segment_ids"])
     del model
     gc.collect()
     return tokens

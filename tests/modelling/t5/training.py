@@ -91,7 +91,7 @@ def batches(count: int, config: T5Config | None = None) -> list[dict[str, np.nda
     rng = np.random.default_rng(0)
     found = []
     for _ in range(count):
-        words = rng.integers(2, words_known, (samples, enc)).astype(np.int32)
+        input_ids = rng.integers(2, words_known, (samples, enc)).astype(np.int32)
         mask = (np.arange(enc) < rng.integers(2, enc + 1, (samples, 1))).astype(np.int32)
         labels = rng.integers(2, words_known, (samples, dec)).astype(np.int32)
         lengths = rng.integers(1, dec + 1, (samples, 1))
@@ -100,8 +100,8 @@ def batches(count: int, config: T5Config | None = None) -> list[dict[str, np.nda
         decoder = np.where(decoder == -100, 0, decoder).astype(np.int32)
         found.append(
             {
-                "input_ids": words * mask,
-                "segments": mask,
+                "input_ids": input_ids * mask,
+                "segment_ids": mask,
                 "decoder_input_ids": decoder,
                 "labels": labels,
             }

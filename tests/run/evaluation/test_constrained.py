@@ -53,10 +53,10 @@ LABELS = {
 
 
 def rows_of(folder: Path, names: list[str]) -> str:
-    words = "Anna took the lamp to the kitchen . Nina moved a red hat , then slept".split()
+    input_ids = "Anna took the lamp to the kitchen . Nina moved a red hat , then slept".split()
     rng = np.random.default_rng(0)
     rows = [
-        {"t": " ".join(rng.choice(words, 2 + i)), "l": names[i % len(names)]} for i in range(11)
+        {"t": " ".join(rng.choice(input_ids, 2 + i)), "l": names[i % len(names)]} for i in range(11)
     ]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(folder / "rows.jsonl")
@@ -245,12 +245,12 @@ def test_long_prompts_are_cut_as_for_generation(preset, shape, tmp_path):
     _, prompts = pipeline.prompts([example.prompt for example in corpus.examples])
     assert candidates.cut == prompts.truncated > 3
     samples = candidates.samples
-    for index, (row, mask) in enumerate(zip(prompts.words, prompts.mask, strict=True)):
+    for index, (row, mask) in enumerate(zip(prompts.input_ids, prompts.mask, strict=True)):
         for unit in (2 * index, 2 * index + 1):
             (sample,) = np.flatnonzero((samples.places == unit).any(axis=1))
             batch, place = samples.take([sample]), np.argmax(samples.places[sample] == unit)
             first = 1 + place * (1 if shape is SEQ2SEQ else 2)
-            read = batch["input_ids"][0][batch["segments"][0] == first]
+            read = batch["input_ids"][0][batch["segment_ids"][0] == first]
             length = int(mask.sum())
             assert read[:length].tolist() == row[:length].tolist()
 
