@@ -68,17 +68,17 @@ def measure(config: RunConfig, runs: int) -> GenerationThroughput:
     family, start = family_of(config), time.perf_counter()
     inference = Inference(config)
     startup = time.perf_counter() - start
-    samples, length = inference.samples_per_run, inference.program.words.shape[1]
+    samples, length = inference.samples_per_run, inference.program.input_ids.shape[1]
     rng = np.random.default_rng(config.model.seed)
-    words = rng.integers(2, config.model.vocab_size, (samples, length), np.int32)
-    mask = np.ones_like(words)
+    input_ids = rng.integers(2, config.model.vocab_size, (samples, length), np.int32)
+    mask = np.ones_like(input_ids)
     seconds = []
     with inference:
         inference.write(family.weights(config).initial(config.model.seed))
-        tokens = inference.generate(words, mask)
+        tokens = inference.generate(input_ids, mask)
         for _ in range(runs):
             start = time.perf_counter()
-            inference.generate(words, mask)
+            inference.generate(input_ids, mask)
             seconds.append(time.perf_counter() - start)
     per_run = statistics.median(seconds)
     return GenerationThroughput(
