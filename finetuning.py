@@ -20,8 +20,8 @@ from config.errors import ConfigError
 from config.flags import Unused
 from config.sections import RunConfig
 from data.batches import Loader
-from machine.placement import planned_bytes
 from modelling.spec import family_of
+from planning.hardware.disk_offload import planned_bytes
 from planning.needs import finetuning_needs
 from run.records.pace import peak_host_bytes
 from run.throughput import MachineUse, report_throughput

@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "null: give --merge, or the --quantisation that they were trained with"
         )
     # These take seconds: mistakes in the command line are said before.
-    from machine.shortage import explain_shortages
+    from planning.hardware.resource_errors import explain_shortages
     from run.export import export_checkpoint
 
     with explain_shortages(line.preset, line.config):

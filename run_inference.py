@@ -24,8 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     # These take seconds: mistakes in the command line are said before.
     from data.loaded import Loaded
-    from machine.shortage import explain_shortages
     from planning.choices import with_choices
+    from planning.hardware.resource_errors import explain_shortages
     from run.evaluation.side_by_side import side_by_side
 
     loaded = Loaded()

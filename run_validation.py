@@ -37,8 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         check_data(line.config.data)
     # These take seconds: mistakes in the command line are said before.
     from data.loaded import Loaded
-    from machine.shortage import explain_shortages
     from planning.choices import with_choices
+    from planning.hardware.resource_errors import explain_shortages
     from planning.needs import inference_needs
     from run.evaluation.validate import validate
 

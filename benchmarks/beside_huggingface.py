@@ -39,7 +39,7 @@ from benchmarks.processes import Worker, serve
 from config.errors import UserError
 from config.sections import RunConfig
 from huggingface.torch_model import need_torch
-from machine.matrix_rate import matrix_rate
+from planning.hardware.matrix_rate import matrix_rate
 from terminal.command_line import CommandLine, read_command_line
 from terminal.entry_point import entry_point
 from terminal.parser import count_option

@@ -19,9 +19,9 @@ from typing import Any
 import popxl
 from config.sections import RunConfig
 from finetuning import UNUSED
-from machine.shortage import explain_shortages
 from modelling.phases.training import build_training
 from modelling.spec import family_of
+from planning.hardware.resource_errors import explain_shortages
 from run.records.pace import peak_host_bytes
 from run.throughput import read_throughput_line
 from terminal.entry_point import entry_point

@@ -126,7 +126,7 @@ def record(
 
 
 def measured_machine(tasks_done: Sequence[Measured]) -> dict[str, Any] | None:
-    """The fields of the hardware table (`config/machines.yml`), with the rates that were measured;
+    """The fields of the hardware table (planning/hardware/machines.yml), with the measured rates;
     None as long as there are none."""
     made: dict[str, Any] | None = None
     for facts in (each.facts for each in tasks_done):

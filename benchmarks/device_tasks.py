@@ -31,16 +31,16 @@ from checkpoints.arrays import LazyArrays
 from config.base import nested
 from config.errors import UserError
 from config.families import config_class_of
-from config.machines import Machine, machine
 from config.presets import load_config, preset_data
 from config.sections import RunConfig
 from data.batches import Loader
-from machine.devices import device_desc, platform
-from machine.here import as_tabled, machine_here
-from machine.matrix_rate import matrix_rate
-from machine.memory import NotEnoughMemoryError, check_least, host_memory
+from modelling.devices import device_desc, platform
 from modelling.spec import family_of
 from modelling.weights import WeightTable
+from planning.hardware.local_machine import as_tabled, machine_here
+from planning.hardware.machines import Machine, machine
+from planning.hardware.matrix_rate import matrix_rate
+from planning.hardware.memory_check import NotEnoughMemoryError, check_least, host_memory
 from planning.needs import Needs, finetuning_needs, inference_needs
 from planning.report import report
 from popxl import hardware
@@ -65,7 +65,7 @@ def bandwidth(given: argparse.Namespace) -> Facts:
 
 
 def _described(device: DeviceDesc) -> Facts:
-    """The fields of `config.machines.Machine`, with the memories that are here."""
+    """The fields of `planning.hardware.machines.Machine`, with the memories that are here."""
     fields, host = asdict(as_tabled(device)), host_memory()
     del fields["name"]
     fields |= {"title": f"{hardware.device_kinds(device, 1)[0]}, as measured"}

@@ -23,16 +23,16 @@ import numpy as np
 
 from benchmarks.idle_disk import idle_disk
 from config.families import config_class_of
-from config.machines import machine
 from config.presets import load_config, preset_data
 from config.sections import RunConfig
 from files.writing import write_text
 from finetuning import measure
 from finetuning import summary as summary_of
-from machine.here import disk_rates
-from machine.placement import planned_bytes
-from machine.shortage import explain_shortages
 from modelling.spec import family_of
+from planning.hardware.disk_offload import planned_bytes
+from planning.hardware.local_machine import disk_rates
+from planning.hardware.machines import machine
+from planning.hardware.resource_errors import explain_shortages
 from planning.needs import finetuning_needs, placed
 from run.records.pace import peak_host_bytes
 from sessions.generating import Inference

@@ -21,7 +21,7 @@ from config.base import nested
 from config.families import config_class_of
 from config.presets import load_config, preset_data
 from config.sections import RunConfig
-from machine.devices import device_desc
+from modelling.devices import device_desc
 from modelling.phases.training import build_training
 from modelling.spec import family_of
 from terminal.entry_point import entry_point

@@ -28,10 +28,10 @@ from typing import Any
 
 from benchmarks.full_size import RUNS
 from config.families import config_class_of
-from config.machines import machine
 from config.presets import load_config, preset_data
 from docs.tables import markdown
 from planning.fitting import best_training
+from planning.hardware.machines import machine
 from planning.layouts import layouts
 from planning.report import Report
 from planning.text import two_digits

@@ -8,12 +8,12 @@
 # %%
 from __future__ import annotations
 
-from config.machines import machine
 from config.presets import load_config
 from config.t5 import T5Config
 from data.batches import Loader
 from data.pipeline import Pipeline
 from modelling.spec import family_of
+from planning.hardware.machines import machine
 from planning.needs import finetuning_needs
 from planning.report import report
 from run.evaluation.evaluator import Evaluator

@@ -25,7 +25,6 @@ from config.layers import (
     Settings,
     largest_divisor,
 )
-from config.machines import Machine, machine, machine_of_kind
 from config.sections import RunConfig
 from data.lengths import Lengths, lengths_of
 from data.loaded import Loaded
@@ -34,12 +33,13 @@ from data.preferences import answers_of
 from data.sample_format import SampleFormat, length_multiple
 from data.seq2seq import SEQ2SEQ
 from data.task import Split
-from machine.devices import device_desc
-from machine.memory import host_memory
-from machine.shortage import explain_shortages
+from modelling.devices import device_desc
 from modelling.spec import family_of
 from planning.expert_groups import fewest
 from planning.fitting import best_training
+from planning.hardware.machines import Machine, machine, machine_of_kind
+from planning.hardware.memory_check import host_memory
+from planning.hardware.resource_errors import explain_shortages
 from planning.layouts import layouts
 from planning.residence import choose, fits_some_way, is_automatic
 from planning.variants import Programs

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import popxl
 from config.errors import ConfigError
-from config.machines import Machine, machine, machines
 from config.presets import preset_data, preset_names
 from files.formatting import format_path
-from machine.shortage import explain_shortages
+from planning.hardware.machines import Machine, machine, machines
+from planning.hardware.resource_errors import explain_shortages
 from planning.options import add_devices_option
 from planning.origins import ORIGINS
 from planning.report import Report
@@ -34,10 +34,10 @@ from terminal.entry_point import entry_point
 def main(arguments: Sequence[str] | None = None) -> None:
     """Plan and print."""
     line = _read(list(sys.argv[1:] if arguments is None else arguments))
-    from machine.here import machine_here
     from planning.advice import advised
     from planning.choices import with_choices
     from planning.fitting import best_training, generation
+    from planning.hardware.local_machine import machine_here
     from planning.variants import Programs
 
     config, options = line.config, line.options
@@ -99,8 +99,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--machine",
         metavar="NAME",
-        help=f"{', '.join(machines())}, or a YAML file with the fields of config/machines.yml "
-        "(default: the machine at hand)",
+        help=f"{', '.join(machines())}, or a YAML file with the fields of "
+        "planning/hardware/machines.yml (default: the machine at hand)",
     )
     add_devices_option(parser)
     parser.add_argument(

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from config.layers import largest_divisor
-from config.machines import Machine
 from config.sections import RunConfig
 from planning.expert_groups import SHARE, bytes_at_work, more
+from planning.hardware.machines import Machine
 from planning.layouts import promising
 from planning.needs import bytes_of_weights, finetuning_needs, inference_needs
 from planning.report import Report, report

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from config.errors import ConfigError
 from config.layers import LAYOUT, MICRO, largest_divisor
-from config.machines import Machine
 from config.sections import RunConfig
 from planning.estimate import times
+from planning.hardware.machines import Machine
 from planning.residence import is_automatic, trial
 from planning.variants import Programs
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 
 import popxl
 from config.least import ITEM_BYTES
-from config.machines import Machine
 from config.sections import RunConfig
-from machine.placement import spill
 from modelling.generation import build_generation, build_streamed
 from modelling.generation.strategies import strategy_of
 from modelling.spec import family_of
 from modelling.weights import WeightTable
 from modelling.weights.row import fits_few_bits, is_of_adapter
+from planning.hardware.disk_offload import spill
+from planning.hardware.machines import Machine
 from planning.residence import Chosen, choose, is_automatic
 from planning.variants import Candidates, Programs, on_platform
 

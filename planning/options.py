@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from config.errors import UserError
-from config.machines import Machine, machine, machines
 from config.sections import RunConfig
 from files.writing import check_file, write_text
+from planning.hardware.machines import Machine, machine, machines
 from terminal.command_line import CommandLine
 from terminal.parser import count_option, path_option
 from terminal.screen import is_first_process
@@ -46,8 +46,7 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
         "--machine",
         metavar="NAME",
         help=f"what to estimate times for: {', '.join(machines())}, or a YAML file with the fields "
-        "of config/machines.yml "
-        "(default: laptop for one device in float32, else h100)",
+        "of planning/hardware/machines.yml (default: laptop for one device in float32, else h100)",
     )
 
 

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import popxl
-from config.machines import Machine
-from machine.placement import PROCESS, windows
 from planning.estimate import Times, times
+from planning.hardware.disk_offload import PROCESS, windows
+from planning.hardware.machines import Machine
 from planning.needs import Needs, host_room, placed, streamed_instead
 from planning.residence import Chosen, Trial, instead_of_given
 
@@ -209,7 +209,7 @@ def report(preset: str, needs: Needs, machine: Machine) -> Report:
     """Put a plan on a machine.
 
     Where the weights do not fit, generation that may choose is planned layer by layer, as it runs
-    (`modelling.generation.choice`).
+    (`planning.generation_placement`).
     """
     made = _report(preset, needs, machine)
     streamed = None if made.fits else streamed_instead(needs, machine.target)

@@ -13,11 +13,11 @@ from typing import Any, Self
 
 import popdist
 import popxl
-from config.machines import Machine, machine, machine_of_kind
 from config.sections import RunConfig
-from machine.devices import device_desc
-from machine.placement import host_room
+from modelling.devices import device_desc
 from modelling.phases.training import TrainingProgram
+from planning.hardware.disk_offload import host_room
+from planning.hardware.machines import Machine, machine, machine_of_kind
 from planning.variants import (
     ALL_AGAIN,
     HIDDEN,

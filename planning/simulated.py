@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from config.families import config_class_of
-from config.machines import machine
 from config.presets import load_config, preset_data
 from config.sections import RunConfig
 from planning.fitting import best_training
+from planning.hardware.machines import machine
 from planning.layouts import layouts
 from planning.needs import finetuning_needs
 from planning.report import Report, report

@@ -10,7 +10,7 @@ from typing import Any, cast
 import popxl
 from config.run import Device
 from config.sections import RunConfig
-from machine.devices import platform
+from modelling.devices import platform
 from modelling.phases.settings import ALL
 from modelling.phases.training import TrainingProgram, build_training
 from modelling.spec import family_of

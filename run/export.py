@@ -32,7 +32,6 @@ from huggingface.hub import DataUnavailable
 from huggingface.model_card import AdapterOf
 from huggingface.models import RANDOM
 from huggingface.peft_files import settings_of, write_adapter
-from machine.memory import check_least
 from modelling.spec import family_of
 from modelling.weights import WeightTable
 from modelling.weights.lora import (
@@ -46,6 +45,7 @@ from modelling.weights.lora import (
     trains_rows,
     with_tied,
 )
+from planning.hardware.memory_check import check_least
 from run.base_model_ref import BaseModelRef
 from run.card import RunRecord, write_card
 from run.export_extras import base_settings, copy_processors, with_other_parts

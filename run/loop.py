@@ -28,10 +28,10 @@ from files.lock import locked
 from files.run_folder import RunFolder
 from files.writing import check_folder
 from huggingface.folders import check_is_free
-from machine.devices import announce_devices, described_devices
-from machine.memory import check_least
 from modelling.spec import family_of
 from modelling.weights import without_optimizer
+from planning.hardware.announce_devices import announce_devices, describe_devices
+from planning.hardware.memory_check import check_least
 from run.base_model_ref import BaseModelRef, keep_steps, remove_other_steps
 from run.best import Best, say_best
 from run.card import RunRecord
@@ -317,7 +317,7 @@ class _Run:
         """The recorder of steps, on process 0."""
         if not is_first_process():
             return None
-        use, hardware = utilisation_of(self.config), described_devices(self.config)
+        use, hardware = utilisation_of(self.config), describe_devices(self.config)
         return Recorder(self.config, self.folder, self.options, self.start.step, use, hardware)
 
     def _loop(

@@ -15,7 +15,7 @@ from config.errors import ConfigError
 from config.sections import RunConfig
 from files.run_folder import RunFolder
 from files.writing import write_text
-from machine.devices import described_devices
+from planning.hardware.announce_devices import describe_devices
 from popxl import hardware
 from popxl.session import Timing
 from run.options import RunOptions
@@ -38,7 +38,7 @@ class Profile:
             folder: of the run.
         """
         self._model, self._folder = model, folder
-        self._title = f"Time by phase of {title} on {described_devices(model.config)}"
+        self._title = f"Time by phase of {title} on {describe_devices(model.config)}"
         self._running = self._apart = Timing()
         self._lenient = Lenient()
         self._stage = ExitStack()

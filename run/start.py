@@ -23,11 +23,11 @@ from config.sections import RunConfig
 from files.formatting import format_name, format_path
 from files.json_files import Fields
 from huggingface.models import RANDOM
-from machine.devices import announce_devices
-from machine.memory import check_least
 from modelling.spec import family_of
 from modelling.weights import FP8, OPTIMIZER, WeightTable
 from modelling.weights.optimizer_state import in_form, kept_state
+from planning.hardware.announce_devices import announce_devices
+from planning.hardware.memory_check import check_least
 from run.base_model_ref import BaseModelRef, metadata_of, weight_names
 from run.best import say_best
 from run.model_weights import check_checkpoint, has_adapters, read_weights, with_base

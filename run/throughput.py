@@ -15,9 +15,9 @@ from config.base import flattened
 from config.errors import ConfigError
 from config.flags import Unused
 from config.sections import RunConfig
-from machine.devices import device_desc
-from machine.matrix_rate import matrix_rate
-from machine.shortage import explain_shortages
+from modelling.devices import device_desc
+from planning.hardware.matrix_rate import matrix_rate
+from planning.hardware.resource_errors import explain_shortages
 from planning.needs import Needs
 from planning.options import (
     NeedsOf,

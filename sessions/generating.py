@@ -12,10 +12,10 @@ from config.sections import RunConfig
 from data.batches import BatchSharding
 from data.samples import EMPTY, concatenate, pack
 from modelling.generation import Strategy
-from modelling.generation.choice import generation_program
 from modelling.generation.strategies import strategy_of
 from modelling.spec import family_of
 from modelling.weights import Variables
+from planning.generation_placement import generation_program
 from popxl_addons import NamedTensors
 from sessions.running import RunningModel
 

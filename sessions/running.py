@@ -13,10 +13,10 @@ import popdist
 import popxl
 from checkpoints.collective_io import raise_on_all
 from config.sections import RunConfig
-from machine.devices import device_desc
-from machine.memory import return_blocks
-from machine.placement import check_placed, place, place_compiled
+from modelling.devices import device_desc
 from modelling.weights import Variables, WeightTable
+from planning.hardware.disk_offload import check_placed, place, place_compiled
+from planning.hardware.memory_check import return_blocks
 from popxl import Variable
 from popxl_addons import NamedTensors
 from terminal.screen import say

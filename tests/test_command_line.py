@@ -34,7 +34,7 @@ import run_validation
 from benchmarks import device as device_benchmark
 from checkpoints import CheckpointWarning, load_checkpoint
 from data.task import SAMPLE_FOLDER
-from machine.matrix_rate import matrix_rate
+from planning.hardware.matrix_rate import matrix_rate
 from run import throughput
 from run.records import recorder
 from run.records.loss_curve import draw_loss_curve

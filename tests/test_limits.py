@@ -19,7 +19,6 @@ APPLICATION_FOLDERS = (
     "data",
     "files",
     "huggingface",
-    "machine",
     "modelling",
     "planning",
     "run",
@@ -119,7 +118,7 @@ def test_imports_go_one_way(importer, forbidden):
 def test_folders_of_the_application_import_downwards_only():
     """No arrow back, and so no circle, between them."""
     order = (
-        *("files", "config", "terminal", "checkpoints", "huggingface", "data", "machine"),
+        *("files", "config", "terminal", "checkpoints", "huggingface", "data"),
         *("modelling", "planning", "sessions", "run"),
     )
     assert set(order) == set(APPLICATION_FOLDERS)

@@ -24,8 +24,8 @@ from typing import Any
 from benchmarks.accumulation import programs
 from benchmarks.accumulation.settings import COUNTS, WAYS, Measured, Size
 from config.errors import UserError
-from config.machines import machine
 from files.writing import write_text
+from planning.hardware.machines import machine
 from terminal.entry_point import entry_point
 from terminal.parser import Parser, count_option
 

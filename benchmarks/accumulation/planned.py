@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import popxl
 from benchmarks.accumulation.programs import Program, collectives
 from benchmarks.accumulation.settings import WAYS, Size
-from config.machines import Machine
+from planning.hardware.machines import Machine
 
 VOCABULARY = 50400
 """GPT-J's: a plan holds no weights."""

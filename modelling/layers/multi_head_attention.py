@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from config.sections import RunConfig
-from machine.devices import platform
+from modelling.devices import platform
 from modelling.layers.attention import (
     Attention,
     Scores,

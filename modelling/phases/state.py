@@ -183,7 +183,7 @@ def _variable_of(stored: str, packed: Mapping[str, Whole]) -> str:
 
 
 def name_kind(buffers: NamedRemoteBuffers, kind: str) -> None:
-    """Say what buffers hold; see `machine.placement`."""
+    """Say what buffers hold; see `planning.hardware.disk_offload`."""
     for buffer in buffers.to_dict().values():
         buffer.kind = kind
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import popxl
 import popxl_addons as addons
 from config.sections import RunConfig
-from machine.devices import platform
 from modelling.building import building
+from modelling.devices import platform
 from modelling.phases.layout import Layout
 from modelling.phases.settings import Settings
 from modelling.phases.step import StepInputs, Update

@@ -14,10 +14,10 @@ from data.pipeline import Pipeline
 from data.samples import Prompts
 from data.tokens import Tokenizer
 from huggingface.torch_model import NEEDS_TORCH, generate, has_torch, model_of
-from machine.memory import check_least
 from modelling.generation import Greedy
 from modelling.spec import family_of
 from modelling.weights.lora import merge_adapters
+from planning.hardware.memory_check import check_least
 from run.start import Start, load_weights
 from sessions.generating import Inference
 from sessions.running import compiled

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import popdist
-from config.machines import machine_of_kind
 from config.sections import RunConfig
-from machine.devices import device_desc
+from modelling.devices import device_desc
+from planning.hardware.machines import machine_of_kind
 from planning.needs import finetuning_needs
 from popxl import hardware
 

@@ -13,7 +13,7 @@ from benchmarks.accumulation import programs
 from benchmarks.accumulation.__main__ import HEAD, Kept, main, row
 from benchmarks.accumulation.planned import planned
 from benchmarks.accumulation.settings import Measured, Size
-from config.machines import machine
+from planning.hardware.machines import machine
 
 ROOT = Path(__file__).parents[2]
 SIZE = Size(layers=1, hidden=32, vocabulary=64, length=8, batch=16)

@@ -13,8 +13,8 @@ import pytest
 from benchmarks import device_record, device_tasks
 from benchmarks.device_record import in_a_process, record, tasks
 from config.errors import UserError
-from config.machines import machine
-from machine.memory import NotEnoughMemoryError
+from planning.hardware.machines import machine
+from planning.hardware.memory_check import NotEnoughMemoryError
 from popxl._compile import platforms
 
 TINY = ["--device", "cpu", "--runs", "1", "--mebibytes", "1", "--size", "64"]

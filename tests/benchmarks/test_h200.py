@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from config.machines import machine
 from planning import residence
+from planning.hardware.machines import machine
 
 ROOT = Path(__file__).parents[2]
 RECORD = json.loads((ROOT / "benchmarks/results/h200.json").read_text(encoding="utf-8"))

@@ -15,8 +15,8 @@ import pytest
 
 import popxl
 from config.errors import ConfigError
-from machine import placement
 from modelling.phases.training import build_training
+from planning.hardware import disk_offload
 from planning.variants import Variant, unplanned
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.llama.hf import hf_config
@@ -39,8 +39,8 @@ MODELS = {
 def all_on_disk() -> Iterator[str]:
     """A folder that takes all entries of a program, the smallest too."""
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(placement, "MIN_ENTRY", 1)
-        patch.setattr(placement, "host_room", lambda config: 0)
+        patch.setattr(disk_offload, "MIN_ENTRY", 1)
+        patch.setattr(disk_offload, "host_room", lambda config: 0)
         yield folder
 
 

@@ -25,7 +25,6 @@ from checkpoints import CheckpointStore
 from config.errors import ConfigError
 from config.gptj import GPTJConfig
 from config.llama import LlamaConfig
-from config.machines import machines
 from config.presets import load_config
 from config.sections import RunConfig
 from config.t5 import T5Config
@@ -33,6 +32,7 @@ from data.pipeline import Pipeline
 from files.yaml_files import read_yaml, yaml_text
 from modelling.spec import family_of
 from planning.choices import with_own_lengths
+from planning.hardware.machines import machines
 from planning.origins import ORIGINS
 from terminal.command_line import read_command_line
 from tests.huggingface.hub_folders import save

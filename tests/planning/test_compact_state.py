@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from config.machines import Machine, machine
 from planning.compact_state import with_compact_state
 from planning.fit import as_lines
+from planning.hardware.machines import Machine, machine
 from planning.needs import finetuning_needs
 from planning.report import Report, report
 from planning.text import as_text

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import popxl
-from config.machines import machines
 from config.presets import load_config
 from config.t5 import T5Config
-from machine.placement import PROCESS, WINDOWS, spill
+from planning.hardware.disk_offload import PROCESS, WINDOWS, spill
+from planning.hardware.machines import machines
 from planning.residence import fits_some_way
 from tests.popxl.on_disk import ROWS, SIZE, program
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from config.machines import machine
 from config.sections import RunConfig
 from planning.expert_groups import bytes_at_work, fewest, more
 from planning.fitting import best_training
+from planning.hardware.machines import machine
 from planning.needs import finetuning_needs
 from tests.planning.presets import preset
 

@@ -12,11 +12,11 @@ import pytest
 import docs.large_models as large
 import planning.residence as residence
 import popxl
-from config.machines import Machine, machine
 from config.sections import RunConfig
-from machine.here import machine_here
 from planning import fit
 from planning.fitting import best_training, generation
+from planning.hardware.local_machine import machine_here
+from planning.hardware.machines import Machine, machine
 from planning.needs import finetuning_needs
 from planning.variants import Programs, Variant
 from popxl.plan import place

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from config.machines import Machine, machine
 from config.sections import RunConfig
+from planning.hardware.machines import Machine, machine
 from planning.needs import finetuning_needs
 from planning.report import report
 from planning.residence import Chosen, choose

@@ -35,7 +35,7 @@ for segment, work in needs.traced.works.items():
 
 MEMORY = """
 from dataclasses import replace
-from config.machines import machine
+from planning.hardware.machines import machine
 from config.presets import merge
 from planning.needs import placed
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from config.machines import Machine, machine
 from config.sections import RunConfig
 from planning import layouts as module
 from planning.choices import with_choices
 from planning.fitting import best_training, smallest_that_fits
+from planning.hardware.machines import Machine, machine
 from planning.larger_batches import with_larger_batch
 from planning.layouts import layouts, promising
 from planning.origins import ORIGINS

@@ -11,16 +11,15 @@ import pytest
 
 import finetuning
 import inference
-import machine.memory
-import machine.placement
 import planning.report
 import popxl
-from config.machines import machines
-from machine.memory import NotEnoughMemoryError
-from machine.placement import check_placed, place
 from modelling.generation import Greedy
-from modelling.generation.choice import generation_program
 from modelling.spec import family_of
+from planning.generation_placement import generation_program
+from planning.hardware import disk_offload, memory_check
+from planning.hardware.disk_offload import check_placed, place
+from planning.hardware.machines import machines
+from planning.hardware.memory_check import NotEnoughMemoryError
 from planning.needs import Needs, finetuning_needs, inference_needs
 from planning.text import as_text
 from sessions.training import FineTuning
@@ -46,7 +45,7 @@ def test_a_preset_for_larger_machines_is_refused_in_one_sentence(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for module in (machine.memory, machine.placement):
+    for module in (memory_check, disk_offload):
         monkeypatch.setattr(module, "host_memory", lambda: 16 * 10**9)
     assert main(["--config", preset, "--device", "cpu"]) == 2
     message = capsys.readouterr().err
@@ -71,7 +70,7 @@ def test_devices_with_too_little_memory_are_refused(
 
 
 def test_what_is_free_is_less_than_what_the_machine_has() -> None:
-    free = machine.memory.host_memory()
+    free = memory_check.host_memory()
     assert free is not None
     assert 10**6 < free < 2**50
 
@@ -82,12 +81,12 @@ def test_entries_of_a_gpu_leave_the_host_some_memory(monkeypatch: pytest.MonkeyP
     ir = finetuning_needs(config).traced.ir
     needed = popxl.plan.storage_of(ir).remote
     monkeypatch.setattr(popxl.plan, "device_memory", lambda *_: 10**15)
-    monkeypatch.setattr(machine.memory, "host_memory", lambda: needed)
+    monkeypatch.setattr(memory_check, "host_memory", lambda: needed)
     with pytest.raises(NotEnoughMemoryError):
-        machine.memory.check_memory(ir, "cpu")
-    machine.memory.check_memory(ir, "cpu", room=needed)
-    monkeypatch.setattr(machine.memory, "host_memory", lambda: int(needed / 0.95) + 2)
-    machine.memory.check_memory(ir, "cpu")
+        memory_check.check_memory(ir, "cpu")
+    memory_check.check_memory(ir, "cpu", room=needed)
+    monkeypatch.setattr(memory_check, "host_memory", lambda: int(needed / 0.95) + 2)
+    memory_check.check_memory(ir, "cpu")
 
 
 def test_the_disk_that_a_message_names_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +94,7 @@ def test_the_disk_that_a_message_names_is_enough(monkeypatch: pytest.MonkeyPatch
     config = preset("gptj_tiny", model=WIDE, execution={"device": "cpu"})
     ir, another = (finetuning_needs(config).traced.ir for _ in range(2))
     needed = popxl.plan.plan_of(ir)
-    for module in (machine.memory, machine.placement):
+    for module in (memory_check, disk_offload):
         monkeypatch.setattr(module, "host_memory", lambda: needed.remote + needed.device - 1)
     with pytest.raises(NotEnoughMemoryError) as error:
         check_placed(config, ir)
@@ -105,7 +104,7 @@ def test_the_disk_that_a_message_names_is_enough(monkeypatch: pytest.MonkeyPatch
     place(config, another)
     check_placed(config, another)
     assert popxl.plan.storage_of(another).disk == error.value.disk
-    monkeypatch.setattr(machine.placement, "host_memory", lambda: 10**6)
+    monkeypatch.setattr(disk_offload, "host_memory", lambda: 10**6)
     config = config.changed({"model.eval": True})
     program = generation_program(config, family_of(config), Greedy())
     assert any(buffer.kind == "weights" for buffer in program.ir.remote_buffers)
@@ -117,7 +116,7 @@ def test_a_limit_is_kept_by_plan_and_run_or_refused_with_the_least(
 ) -> None:
     """All of the state that can be is on disk then; with a program as small as it is."""
     for name in ("PROCESS", "WINDOWS"):
-        monkeypatch.setattr(machine.placement, name, 1000)
+        monkeypatch.setattr(disk_offload, name, 1000)
     monkeypatch.setattr(planning.report, "PROCESS", 1000)
     config = preset("gptj_tiny", model=WIDE, execution={"device": "cpu"})
     config = config.changed({"execution.disk": "anywhere", "model.eval": not trained})
@@ -165,8 +164,8 @@ def test_a_program_that_takes_more_than_planned_has_more_of_its_state_on_disk(
 ) -> None:
     """Estimates of intermediate values may be low, by less than the windows too; the limit is kept
     all the same."""
-    monkeypatch.setattr(machine.placement, "PROCESS", 1000)
-    monkeypatch.setattr(machine.placement, "WINDOWS", windows)
+    monkeypatch.setattr(disk_offload, "PROCESS", 1000)
+    monkeypatch.setattr(disk_offload, "WINDOWS", windows)
     execution = {"device": "cpu", "disk": str(tmp_path)}
     config = preset("gptj_tiny", model=WIDE, execution=execution)
     plan = popxl.plan.plan_of(finetuning_needs(config).traced.ir)
@@ -176,4 +175,4 @@ def test_a_program_that_takes_more_than_planned_has_more_of_its_state_on_disk(
     monkeypatch.setattr(popxl.plan, "plan_of", lambda ir: low)
     use = FineTuning(config).session.memory_use()
     assert 0 < use.disk < plan.remote
-    assert machine.placement.planned_bytes(use, 1) <= limit
+    assert disk_offload.planned_bytes(use, 1) <= limit

@@ -20,12 +20,12 @@ import run_finetuning
 import run_validation
 from config.errors import UserError
 from config.families import config_class_of
-from config.machines import Machine, machine, machine_of_kind, machines
 from config.presets import load_config, preset_data
 from docs import plans
 from modelling.layers import lm_head_loss
 from planning import residence
 from planning.estimate import times
+from planning.hardware.machines import Machine, machine, machine_of_kind, machines
 from planning.needs import Needs, finetuning_needs, placed
 from planning.report import report
 from planning.text import as_text

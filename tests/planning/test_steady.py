@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import popxl
-from config.machines import machine
+from planning.hardware.machines import machine
 from planning.needs import inference_needs
 from popxl import ops
 from popxl.plan import steady

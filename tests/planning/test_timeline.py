@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 import popxl
-from config.machines import machine
 from modelling.phases.training import build_training
 from modelling.spec import family_of
+from planning.hardware.machines import machine
 from planning.needs import finetuning_needs
 from popxl._schedule.lookahead import window_of
 from popxl.plan.placement import MARGIN

@@ -11,7 +11,7 @@ import pytest
 
 import popdist
 import popxl
-from config.machines import machine
+from planning.hardware.machines import machine
 from popxl._devices import mesh
 from popxl._devices.mesh import platform_of, prepare_environment, replica_mesh
 

@@ -41,7 +41,10 @@ FLAGS_ON_DISK = [
     *("--checkpoint.steps", "3", *RATE, "--dropout_prob", "0.1"),
 ]
 """Entries are large enough for a disk."""
-ALL_ON_DISK = "import machine.placement\nmachine.placement.check_limit = lambda *_: None\n"
+ALL_ON_DISK = """\
+import planning.hardware.disk_offload as disk_offload
+disk_offload.check_limit = lambda *_: None
+"""
 """A limit below what any program takes puts all on disk that can be."""
 FLAGS_OF_FEW = [*GPTJ, *RATE, "--dropout_prob", "0.1", "--checkpoint.steps", "3"]
 """A program that compiles soon."""

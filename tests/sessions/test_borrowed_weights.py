@@ -82,8 +82,8 @@ def test_what_is_borrowed_is_what_would_be_copied(config):
 
 def test_the_state_may_be_on_disk(tmp_path, monkeypatch):
     """All of it, so that what is borrowed is read from files: the bits are those of memory."""
-    monkeypatch.setattr("machine.placement.MIN_ENTRY", 1)
-    monkeypatch.setattr("machine.placement.check_limit", lambda *args: None)
+    monkeypatch.setattr("planning.hardware.disk_offload.MIN_ENTRY", 1)
+    monkeypatch.setattr("planning.hardware.disk_offload.check_limit", lambda *args: None)
     config = gptj_config(1, 2, layers=2)
     limited = replace(config.execution, disk=str(tmp_path), host_memory=1e-6)
     found = []
@@ -91,7 +91,7 @@ def test_the_state_may_be_on_disk(tmp_path, monkeypatch):
         given = replace(config, execution=execution)
         family = family_of(given)
         samples = family.sample_format.generated(given, 32, None)
-        monkeypatch.setattr("machine.placement.check_memory", lambda *args: None)
+        monkeypatch.setattr("planning.hardware.disk_offload.check_memory", lambda *args: None)
         with trained(given) as model:
             model.run([Loader.of(given, samples).next_batch()], [1e-2], 1)
             with entered(Losses(given, model), model) as losses:

@@ -12,8 +12,8 @@ import pytest
 
 from config.llama import LlamaConfig
 from modelling.generation import Beam, Greedy, Sampling, Strategy
-from modelling.generation.choice import generation_program
 from modelling.spec import family_of
+from planning.generation_placement import generation_program
 from popxl.plan import storage_of
 from sessions.generating import Inference
 from tests.modelling.generation.harness import hf_beams, hf_greedy

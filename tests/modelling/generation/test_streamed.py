@@ -11,8 +11,8 @@ import pytest
 
 from config.sections import RunConfig
 from modelling.generation import Beam, Greedy, Sampling, Strategy
-from modelling.generation.choice import generation_program
 from modelling.spec import family_of
+from planning.generation_placement import generation_program
 from popxl.plan import plan_of
 from sessions.generating import Inference
 from tests.modelling.generation import gptj, t5

@@ -7,7 +7,7 @@ import pytest
 from config.errors import UserError
 from config.families import config_class_of
 from config.presets import load_config, preset_data
-from machine.shortage import explain_shortages
+from planning.hardware.resource_errors import explain_shortages
 from popxl.errors import DeviceMemoryError, DiskError, VersionError
 
 FULL = "the memory of the devices is full: Out of memory"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-import machine.memory
-from machine.memory import NotEnoughMemoryError, check_least
+from planning.hardware import memory_check
+from planning.hardware.memory_check import NotEnoughMemoryError, check_least
 from tests.planning.presets import preset
 
 DEVICE = 10**5
@@ -27,11 +27,11 @@ def test_devices_hold_what_the_host_cannot(
     }
     config = preset("tiny", execution=execution)
     least = sum(config.min_bytes().values()) - held * DEVICE
-    monkeypatch.setattr(machine.memory.devices, "platform", lambda config: "gpu")
-    monkeypatch.setattr(machine.memory.popxl.plan, "device_memory", lambda *_: DEVICE)
-    monkeypatch.setattr(machine.memory, "host_memory", lambda: least)
+    monkeypatch.setattr(memory_check.devices, "platform", lambda config: "gpu")
+    monkeypatch.setattr(memory_check.popxl.plan, "device_memory", lambda *_: DEVICE)
+    monkeypatch.setattr(memory_check, "host_memory", lambda: least)
     check_least(config)
-    monkeypatch.setattr(machine.memory, "host_memory", lambda: least - 1)
+    monkeypatch.setattr(memory_check, "host_memory", lambda: least - 1)
     with pytest.raises(NotEnoughMemoryError) as error:
         check_least(config)
     assert (error.value.place, error.value.needed) == ("host", least)

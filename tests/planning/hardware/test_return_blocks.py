@@ -15,7 +15,7 @@ from tests.modelling.sessions import fine_tuning
 PROGRAM = """
 import os
 import numpy as np
-from machine.memory import return_blocks
+from planning.hardware.memory_check import return_blocks
 
 def resident():
     line = next(x for x in open("/proc/self/status") if x.startswith("VmRSS"))

@@ -9,8 +9,8 @@ import pytest
 
 from config.presets import load_config
 from config.t5 import T5Config
-from machine.devices import announce_devices
-from machine.file_systems import is_in_memory
+from planning.hardware.announce_devices import announce_devices
+from planning.hardware.file_systems import is_in_memory
 
 
 def kind_of(folder: str) -> str:

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 
 import popxl
-from config.machines import Machine, machine, machine_of_kind
 from config.sections import RunConfig
-from machine.devices import device_desc, platform
-from machine.matrix_rate import matrix_rate
-from machine.memory import host_memory
+from modelling.devices import device_desc, platform
+from planning.hardware.machines import Machine, machine, machine_of_kind
+from planning.hardware.matrix_rate import matrix_rate
+from planning.hardware.memory_check import host_memory
 from popxl import hardware
 from popxl.session import DeviceDesc
 

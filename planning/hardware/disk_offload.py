@@ -14,8 +14,14 @@ from contextlib import suppress
 import popdist
 import popxl
 from config.sections import RunConfig
-from machine.devices import device_desc
-from machine.memory import NotEnoughMemoryError, borrowed_bytes, check_memory, compare, host_memory
+from modelling.devices import device_desc
+from planning.hardware.memory_check import (
+    NotEnoughMemoryError,
+    borrowed_bytes,
+    check_memory,
+    compare,
+    host_memory,
+)
 
 KINDS = ("moments", "gradients", "", "weights")
 """`RemoteBuffer.kind` in the order of going to disk; "": all others, activations and inputs."""
@@ -35,7 +41,7 @@ def place(config: RunConfig, ir: popxl.Ir, lender_bytes: int | None = None) -> N
     """Put what host memory cannot hold on disk, if `execution.disk` names a folder.
 
     Args:
-        lender_bytes: see `machine.memory.check_memory`; what is lent stays where it is.
+        lender_bytes: see `check_memory`; what is lent stays where it is.
 
     Host memory is what is free, or `execution.host_memory`. Where devices are virtual, what they
     hold is in it as well.

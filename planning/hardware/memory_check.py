@@ -11,8 +11,8 @@ import popdist
 import popxl
 from config.errors import ConfigError
 from config.sections import RunConfig
-from machine import devices
-from machine.file_systems import free_bytes
+from modelling import devices
+from planning.hardware.file_systems import free_bytes
 from popxl import hardware
 from popxl.session import DeviceDesc
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from config.sections import RunConfig
-from machine.devices import device_desc
-from machine.memory import NotEnoughMemoryError, check_memory
-from machine.placement import host_room
+from modelling.devices import device_desc
 from modelling.generation.piecewise import build_piecewise
 from modelling.generation.program import GenerationProgram, build_generation
 from modelling.generation.search import Strategy
 from modelling.generation.streamed import build_streamed
+from planning.hardware.disk_offload import host_room
+from planning.hardware.memory_check import NotEnoughMemoryError, check_memory
 
 if TYPE_CHECKING:
     from modelling.spec import ModelFamily
@@ -29,7 +29,7 @@ def generation_program(
 
     Args:
         config: with `model.eval` set.
-        lender_bytes: see `machine.memory.check_memory`.
+        lender_bytes: see `planning.hardware.memory_check.check_memory`.
         piecewise: each run of the resident program writes one token.
 
     Raises:

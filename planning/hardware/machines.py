@@ -212,7 +212,7 @@ def machine(name: str) -> Machine:
     if name not in known:
         raise UserError(
             f"--machine {format_value(name)} is not in the hardware table{nearest(name, known)}; "
-            "a YAML file can describe another (config/machines.yml shows how)"
+            "a YAML file can describe another (planning/hardware/machines.yml shows how)"
         )
     return known[name]
 
@@ -232,7 +232,7 @@ def _described(path: Path) -> Machine:
         raise UserError(f"--machine: {path} is not a YAML file") from None
     if not isinstance(facts, dict) or not isinstance(facts.get("flops"), dict):
         raise UserError(
-            f"--machine: {path} must have the fields of a machine (config/machines.yml)"
+            f"--machine: {path} must have the fields of a machine (planning/hardware/machines.yml)"
         )
     known = {field.name for field in fields(Machine)} - {"name"}
     for name in facts:
@@ -244,7 +244,9 @@ def _described(path: Path) -> Machine:
     needed = {f.name for f in fields(Machine) if f.default is MISSING is f.default_factory}
     needed -= {"name", "title"}
     if missing := sorted(needed - set(facts)):
-        raise UserError(f"--machine: {path} lacks {', '.join(missing)} (config/machines.yml)")
+        raise UserError(
+            f"--machine: {path} lacks {', '.join(missing)} (planning/hardware/machines.yml)"
+        )
     try:
         made = Machine(**{"name": path.stem, "title": path.stem, **facts})
         made.check()

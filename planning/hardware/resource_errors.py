@@ -11,7 +11,7 @@ import popxl
 from config.errors import UserError
 from config.sections import RunConfig
 from files.formatting import format_name, format_value
-from machine.memory import NotEnoughMemoryError
+from planning.hardware.memory_check import NotEnoughMemoryError
 
 
 @contextmanager

@@ -1,1 +1,0 @@
-"""The machine: its devices, its memory, and what is put where."""

@@ -1,0 +1,20 @@
+"""The device and the platform that a configuration runs on."""
+
+from __future__ import annotations
+
+from config.sections import RunConfig
+from popxl import hardware
+from popxl.session import DeviceDesc
+
+_DESCRIPTIONS: dict[str, DeviceDesc] = {"auto": "ipu_hw", "cpu": "cpu", "gpu": "gpu", "tpu": "tpu"}
+
+
+def device_desc(config: RunConfig) -> DeviceDesc:
+    """Return the `device_desc` of a `popxl.Session`; "auto" is the best platform present."""
+    return _DESCRIPTIONS[config.execution.device]
+
+
+def platform(config: RunConfig) -> str:
+    """Return the platform that a configuration runs on: "cpu", "gpu" or "tpu"."""
+    device = config.execution.device
+    return hardware.platform(_DESCRIPTIONS[device]) if device == "auto" else device

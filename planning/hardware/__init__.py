@@ -1,0 +1,1 @@
+"""The hardware: the table of machines, the local machine, its memory and its disk."""
