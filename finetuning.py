@@ -98,7 +98,7 @@ def measure(
     startup = time.perf_counter() - start
     samples, iterations = config.training.global_batch_size, config.execution.device_iterations
     loader = Loader.of(config, family.sample_format.generated(config, 4 * samples, None))
-    model.write(family.weights(config).initial(config.model.seed))
+    model.write(family.weight_map(config).init_weights(config.model.seed))
 
     def step(run: int) -> tuple[float, list[StepResult]]:
         batches = [loader.next_batch() for _ in range(iterations)]

@@ -74,7 +74,7 @@ def measure(config: RunConfig, runs: int) -> GenerationThroughput:
     mask = np.ones_like(input_ids)
     seconds = []
     with inference:
-        inference.write(family.weights(config).initial(config.model.seed))
+        inference.write(family.weight_map(config).init_weights(config.model.seed))
         tokens = inference.generate(input_ids, mask)
         for _ in range(runs):
             start = time.perf_counter()

@@ -73,7 +73,7 @@ def training_contestant(
     Args:
         mean_tokens: of a prompt; see `SampleFormat.generated`.
     """
-    weights = family_of(config).weights(config).initial(config.model.seed)
+    weights = family_of(config).weight_map(config).init_weights(config.model.seed)
     samples = _examples(config, config.execution.micro_batch_size, mean_tokens)
     if name.startswith("torch"):
         from benchmarks.huggingface import TorchTraining
@@ -104,8 +104,8 @@ def generation_contestant(
     name: str, config: RunConfig, count: int, mean_tokens: float | None = None
 ) -> Contestant:
     """One of `GENERATION`: answers to `count` prompts, in batches of the micro-batch size."""
-    table = family_of(config).weights(config)
-    weights = table.initial(config.model.seed)
+    weight_map = family_of(config).weight_map(config)
+    weights = weight_map.init_weights(config.model.seed)
     input_ids, mask = _prompts(config, count, mean_tokens)
     pad = family_of(config).to_config_json(config)["pad_token_id"]
     if name == "ours":
@@ -119,7 +119,7 @@ def generation_contestant(
         model_of(
             family_of(config).to_config_json(config),
             config.model.precision,
-            table.for_files(weights),
+            weight_map.to_hf(weights),
         ),
         config.execution.micro_batch_size,
     )

@@ -36,7 +36,7 @@ from config.sections import RunConfig
 from data.batches import Loader
 from modelling.devices import device_desc, platform
 from modelling.spec import family_of
-from modelling.weights import WeightTable
+from modelling.weights import WeightMap
 from planning.hardware.local_machine import as_tabled, machine_here
 from planning.hardware.machines import Machine, machine
 from planning.hardware.matrix_rate import matrix_rate
@@ -121,7 +121,7 @@ def _prepared(config: RunConfig) -> tuple[FineTuning, Loader]:
     """A model with random weights, and generated samples."""
     family, samples = family_of(config), 4 * config.training.global_batch_size
     model = FineTuning(config)
-    model.write(weights(family.weights(config)))
+    model.write(weights(family.weight_map(config)))
     return model, Loader.of(config, family.sample_format.generated(config, samples, None))
 
 
@@ -183,7 +183,7 @@ def _generate(config: RunConfig, runs: int) -> Facts:
     input_ids = rng.integers(2, config.model.vocab_size, (samples, length), np.int32)
     seconds = []
     with model:
-        model.write(weights(family.weights(config)))
+        model.write(weights(family.weight_map(config)))
         for _ in range(runs + 1):
             start = time.perf_counter()
             model.generate(input_ids, np.ones_like(input_ids))
@@ -193,10 +193,10 @@ def _generate(config: RunConfig, runs: int) -> Facts:
     )
 
 
-def weights(table: WeightTable) -> LazyArrays:
+def weights(weight_map: WeightMap) -> LazyArrays:
     """Random weights that cost little to make: blocks of the same numbers."""
     block = np.random.default_rng(0).normal(0, 0.02, _BLOCK).astype(np.float32)
-    return LazyArrays({w.name: partial(np.resize, block, w.shape) for w in table.weights})
+    return LazyArrays({w.name: partial(np.resize, block, w.shape) for w in weight_map.weights})
 
 
 def _predicted(

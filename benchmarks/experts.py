@@ -90,7 +90,7 @@ class Trained:
         samples = 4 * config.training.global_batch_size
         self.loader = Loader.of(config, family.sample_format.generated(config, samples, None))
         self.model, self.steps = FineTuning(config), 0
-        self.model.write(family.weights(config).initial(config.model.seed))
+        self.model.write(family.weight_map(config).init_weights(config.model.seed))
 
     def seconds(self) -> float:
         """Take a step."""

@@ -154,7 +154,7 @@ def evaluated(config: RunConfig, kind: str, runs: int) -> dict[str, Any]:
         shape = inference.samples_per_run, inference.program.input_ids.shape[1]
         input_ids = np.random.default_rng(0).integers(2, 1000, shape, np.int32)
         do = lambda: inference.generate(input_ids, np.ones_like(input_ids))  # noqa: E731
-    model.write(family.weights(config).initial(config.model.seed))
+    model.write(family.weight_map(config).init_weights(config.model.seed))
     seconds, traffic = [], []
     with model:
         for _ in range(runs + 1):

@@ -277,7 +277,7 @@ def _tensors_on(hosts: int) -> Any:
     from config.presets import merge, preset_data
     from modelling.phases.training import build_training
     from modelling.spec import family_of
-    from modelling.weights import HeldParts
+    from modelling.weights import ShardReader
 
     data = preset_data("finetuning", "xxl_pod64")
     copies = hosts * DEVICES_OF_A_HOST // data["execution"]["tensor_parallel"]
@@ -286,13 +286,13 @@ def _tensors_on(hosts: int) -> Any:
     data = merge(data, changes)
     config = config_class_of(data, "xxl_pod64").from_dict(data)
     family = family_of(config)
-    table = family.weights(config)
-    program = build_training(config, family.layout, False, table)
+    weight_map = family.weight_map(config)
+    program = build_training(config, family.layout, False, weight_map)
     owners = tuple(replica // DEVICES_OF_A_HOST for replica in range(config.replicas))
-    held = HeldParts(
+    held = ShardReader(
         lambda v: popxl.plan.variable_parts(v, owners), lambda v, part: np.zeros(part.size)
     )
-    return table.to_logical(lambda v: np.zeros(0), program.variables, True, held)
+    return weight_map.to_logical(lambda v: np.zeros(0), program.variables, True, held)
 
 
 def _records(tensors: Any, held: Mapping[str, Sequence[int]]) -> dict[str, Any]:

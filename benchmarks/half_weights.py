@@ -24,7 +24,7 @@ from data.batches import Loader
 from data.pipeline import Pipeline
 from modelling.spec import family_of
 from modelling.weights import OPTIMIZER
-from modelling.weights.optimizer_state import whole_weight
+from modelling.weights.optimizer_state import float32_weight
 from sessions.running import compiled
 from sessions.training import FineTuning
 from terminal.entry_point import entry_point
@@ -92,7 +92,7 @@ def train(config: RunConfig, steps: int, rate: float) -> Result:
     data = Pipeline(config, family.sample_format)
     loader = Loader.of(config, data.training_samples())
     model = compiled(lambda: FineTuning(data.config), "the training program")
-    model.write(family.weights(config).initial(config.model.seed))
+    model.write(family.weight_map(config).init_weights(config.model.seed))
     with model:
         start = _weights(model)
         losses = [model.run([loader.next_batch()], [rate], step)[0].loss for step in range(steps)]
@@ -103,7 +103,7 @@ def _weights(model: FineTuning) -> dict[str, np.ndarray]:
     """Weights in float32, with what is kept of them besides."""
     tensors = model.tensors()
     names = [name for name in tensors if not name.startswith(f"{OPTIMIZER}/")]
-    return {name: whole_weight(tensors, name) for name in names}
+    return {name: float32_weight(tensors, name) for name in names}
 
 
 def table(results: Mapping[str, Result]) -> str:

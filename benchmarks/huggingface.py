@@ -25,7 +25,7 @@ class TorchTraining:
         self, config: RunConfig, weights: Mapping[str, np.ndarray], checkpointing: bool
     ) -> None:
         family = family_of(config)
-        files = family.weights(config).for_files(weights)
+        files = family.weight_map(config).to_hf(weights)
         self.model = model_of(family.to_config_json(config), config.model.precision, files)
         if checkpointing:
             self.model.activation_checkpointing_enable({"use_reentrant": False})

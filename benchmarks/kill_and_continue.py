@@ -81,7 +81,7 @@ def train(config: RunConfig, folders: Folders) -> None:
     family = family_of(config)
     model, batches = FineTuning(config), _batches(config)
     store = CheckpointStore(folders.run, shard_bytes=SHARD_OF_DISK)
-    model.write(family.weights(config).initial(config.model.seed))
+    model.write(family.weight_map(config).init_weights(config.model.seed))
     with model:
         for step in (1, 2):
             _step(model, next(batches), step)
@@ -94,7 +94,7 @@ def resume(config: RunConfig, folders: Folders) -> None:
     """Train the second step from the first one's checkpoint."""
     family, batches = family_of(config), _batches(config)
     model = FineTuning(config)
-    start = starting_point(config, family.weights(config))
+    start = starting_point(config, family.weight_map(config))
     _say(loaded=start.step)
     model.write(start.tensors)
     with model:
@@ -105,11 +105,11 @@ def resume(config: RunConfig, folders: Folders) -> None:
 def export(config: RunConfig, folders: Folders) -> None:
     """Write the checkpoint's weights for Hugging Face."""
     from huggingface.folders import write_hf_directory
-    from modelling.weights import without_optimizer
+    from modelling.weights import without_optimizer_state
 
     family = family_of(config)
-    weights = without_optimizer(load_checkpoint(folders.run).tensors)
-    files = family.weights(config).for_files(weights)
+    weights = without_optimizer_state(load_checkpoint(folders.run).tensors)
+    files = family.weight_map(config).to_hf(weights)
     write_hf_directory(folders.export, files, family.to_config_json(config), SHARD_OF_DISK)
     _say(peak=peak_host_bytes())
 
@@ -126,7 +126,7 @@ def read_back(config: RunConfig, folders: Folders) -> None:
         model = getattr(transformers, description.architectures[0])(description)
     exported, family = read_hf_directory(folders.export), family_of(config)
     saved = load_checkpoint(folders.run).tensors
-    logical = family.weights(config).renamed(exported)
+    logical = family.weight_map(config).from_hf(exported)
     state = model.state_dict()
     missing = [name for name in state if name not in exported and not _is_tied(name, model)]
     unknown = [name for name in exported if name not in state]

@@ -41,7 +41,7 @@ class JaxTraining:
     def __init__(self, config: RunConfig, weights: Mapping[str, np.ndarray]) -> None:
         family = family_of(config)
         facts = family.to_config_json(config)
-        self._weights = _stacked(family.weights(config).for_files(weights))
+        self._weights = _stacked(family.weight_map(config).to_hf(weights))
         self._moments = [jax.tree.map(jnp.zeros_like, self._weights) for _ in range(2)]
         self._step = jax.jit(
             partial(_step, facts, config.training.optimizer), donate_argnums=(0, 1)

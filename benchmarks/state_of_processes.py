@@ -71,7 +71,7 @@ def be_one(depth: int) -> None:
     config = _config(depth)
     family = family_of(config)
     model = FineTuning(config)
-    model.write(family.weights(config).initial(0))
+    model.write(family.weight_map(config).init_weights(0))
     with model:
         batch = Loader.of(
             config, family.sample_format.generated(config, REPLICAS, None)

@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.own_commands import metric, run
 from checkpoints import load_checkpoint
 from modelling.weights import OPTIMIZER
-from modelling.weights.optimizer_state import whole_weight
+from modelling.weights.optimizer_state import float32_weight
 from terminal.entry_point import entry_point
 from terminal.parser import Parser, count_option
 
@@ -73,7 +73,7 @@ def weights(folder: Path) -> dict[str, np.ndarray]:
     """Of the newest step, in float64, with residuals."""
     tensors = load_checkpoint(folder).tensors
     names = [name for name in tensors if not name.startswith(f"{OPTIMIZER}/")]
-    return {name: whole_weight(tensors, name).astype(np.float64) for name in names}
+    return {name: float32_weight(tensors, name).astype(np.float64) for name in names}
 
 
 def distance(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> float:

@@ -83,7 +83,7 @@ print("\n".join(str(model.session.schedule).splitlines()[:8]))
 # entered. They have the names that they have in Hugging Face's models.
 
 # %%
-model.write(dict(family.weights(config).initial(config.model.seed)))
+model.write(dict(family.weight_map(config).init_weights(config.model.seed)))
 losses = []
 with model:
     for step in range(20):

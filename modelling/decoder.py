@@ -1,4 +1,4 @@
-"""A decoder alone, described once: training, prefill, decode and the weight table use it."""
+"""A decoder alone, described once: training, prefill, decode and the weight map use it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from config.sections import RunConfig
 from modelling.layers import Embeddings, ExpertGroup, ExpertUsage, LMHeadLoss, Module
 from modelling.layers.module import file_names_of, rows_of
 from modelling.layers.run_config import configured
-from modelling.weights import GROUP, WeightRow, WeightTable
-from modelling.weights.hf_files import FileNames
-from modelling.weights.table import EMBEDDINGS as EMBEDDINGS
+from modelling.weights import EXPERT_GROUP, WeightMap, WeightMapping
+from modelling.weights.hf_tensor_names import HfTensorNames
+from modelling.weights.weight_map import EMBEDDINGS as EMBEDDINGS
 
 HEAD = "head"
 
@@ -49,17 +49,17 @@ class Decoder:
         return [layer_name(i) for i in range(len(self.layer_types))]
 
 
-def decoder_table(config: RunConfig, decoder: Decoder) -> WeightTable:
-    """Derive the table of weights for the phases of `modelling.phases.decoder_only_layout`."""
+def decoder_weight_map(config: RunConfig, decoder: Decoder) -> WeightMap:
+    """Derive the weight map for the phases of `modelling.phases.decoder_only_layout`."""
     groups = config.execution.expert_groups
     with configured(config):
         embeddings, head = decoder.embeddings(), decoder.head()
         blocks = {kind: decoder.block(kind) for kind in dict.fromkeys(decoder.layer_types)}
-    words, names = rows_of(embeddings, ""), FileNames()
+    words, names = rows_of(embeddings, ""), HfTensorNames()
     if head.tied:  # some files hold a copy of the embedding
-        names = FileNames(aliases={"lm_head.weight": words[0].weights[0].name})
-    layers: dict[str, tuple[WeightRow, ...]] = {}
-    of_experts: dict[str, tuple[WeightRow, ...]] = {}
+        names = HfTensorNames(aliases={"lm_head.weight": words[0].weights[0].name})
+    layers: dict[str, tuple[WeightMapping, ...]] = {}
+    of_experts: dict[str, tuple[WeightMapping, ...]] = {}
     for i, (name, layer_type) in enumerate(zip(decoder.names, decoder.layer_types, strict=True)):
         block, hf_path = blocks[layer_type], f"{decoder.hf_layers}.{i}"
         rows, names = rows_of(block, hf_path), names | file_names_of(block, hf_path)
@@ -73,7 +73,7 @@ def decoder_table(config: RunConfig, decoder: Decoder) -> WeightTable:
         **({"experts": tuple(of_experts)} if of_experts else {}),
         "head": (HEAD,),
     }
-    return WeightTable(
+    return WeightMap(
         {EMBEDDINGS: tuple(words), **layers, **of_experts, HEAD: tuple(rows_of(head, ""))},
         phases,
         config.execution.tensor_parallel,
@@ -82,12 +82,13 @@ def decoder_table(config: RunConfig, decoder: Decoder) -> WeightTable:
 
 
 def _without_experts(
-    layer: str, rows: Sequence[WeightRow], groups: int
-) -> tuple[list[WeightRow], dict[str, tuple[WeightRow, ...]]]:
+    layer: str, rows: Sequence[WeightMapping], groups: int
+) -> tuple[list[WeightMapping], dict[str, tuple[WeightMapping, ...]]]:
     """The rows of a layer that are not of its experts, and those of each group of experts."""
     held = [row for row in rows if ".experts." in row.path]
     own = [row for row in rows if ".experts." not in row.path]
     numbers = range(groups)
     return own, {
-        f"{layer}{GROUP}{g}": tuple(row.of_experts(g, groups) for row in held) for g in numbers
+        f"{layer}{EXPERT_GROUP}{g}": tuple(row.of_experts(g, groups) for row in held)
+        for g in numbers
     }

@@ -1,4 +1,4 @@
-"""An encoder-decoder, described once: training, generation and the weight table use it."""
+"""An encoder-decoder, described once: training, generation and the weight map use it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from modelling.decoder import EMBEDDINGS, HEAD
 from modelling.layers import Embeddings, LMHeadLoss, Module, PositionBias
 from modelling.layers.module import rows_of
 from modelling.layers.run_config import configured
-from modelling.weights import WeightRow, WeightTable
-from modelling.weights.hf_files import FileNames
+from modelling.weights import WeightMap, WeightMapping
+from modelling.weights.hf_tensor_names import HfTensorNames
 
 DECODER_EMBEDDINGS, ENCODER_HEAD = "decoder_embeddings", "encoder_head"
 TOKENS = "tokens"
@@ -70,12 +70,12 @@ class EncoderDecoder:
         return {"encoder": self.encoder, "decoder": self.decoder}
 
 
-def encoder_decoder_table(config: RunConfig, model: EncoderDecoder) -> WeightTable:
-    """Derive the table of weights for the phases of `modelling.phases.encoder_decoder_layout`.
+def encoder_decoder_weight_map(config: RunConfig, model: EncoderDecoder) -> WeightMap:
+    """Derive the weight map for the phases of `modelling.phases.encoder_decoder_layout`.
 
     The table of tokens belongs to the encoder's embeddings, also where the head is tied to it.
     """
-    layers: dict[str, tuple[WeightRow, ...]] = {}
+    layers: dict[str, tuple[WeightMapping, ...]] = {}
     phases: dict[str, tuple[str, ...]] = {}
 
     def add(name: str, make: Callable[[], Module] | None) -> None:
@@ -104,8 +104,8 @@ def encoder_decoder_table(config: RunConfig, model: EncoderDecoder) -> WeightTab
     parts = config.execution.tensor_parallel
     rows = [row for of_layer in layers.values() for row in of_layer]
     buffers = frozenset(row.weights[0].name for row in rows if row.is_buffer)
-    names = FileNames(dict.fromkeys(copies, words), buffers=buffers)
-    return WeightTable(layers, phases, parts, names)
+    names = HfTensorNames(dict.fromkeys(copies, words), buffers=buffers)
+    return WeightMap(layers, phases, parts, names)
 
 
 def layer_name(stack: str, index: int) -> str:

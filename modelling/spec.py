@@ -13,8 +13,8 @@ from data.causal_lm import CAUSAL_LM
 from data.sample_format import SampleFormat
 from data.seq2seq import SEQ2SEQ
 from files.json_files import Fields
-from modelling.decoder import Decoder, decoder_table
-from modelling.encoder_decoder import EncoderDecoder, encoder_decoder_table
+from modelling.decoder import Decoder, decoder_weight_map
+from modelling.encoder_decoder import EncoderDecoder, encoder_decoder_weight_map
 from modelling.generation.decoder_only import DecoderOnlyGenerator
 from modelling.generation.encoder_decoder import EncoderDecoderGenerator
 from modelling.generation.generator import GeneratorOf
@@ -23,9 +23,13 @@ from modelling.phases.decoder_only import decoder_only_layout
 from modelling.phases.encoder_decoder import encoder_decoder_layout
 from modelling.phases.layout import Layout
 from modelling.phases.settings import Settings
-from modelling.weights import WeightTable
-from modelling.weights.lora import with_adapters, with_token_rows
-from modelling.weights.trained import check_all_frozen, cut_by_trained, with_trained
+from modelling.weights import WeightMap
+from modelling.weights.lora import with_adapters, with_trainable_tokens
+from modelling.weights.trainable import (
+    check_quantized_frozen,
+    mark_trainable,
+    split_phases_by_trainable,
+)
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class ModelFamily:
         sample_format: of its data: `data.seq2seq.SEQ2SEQ` or `data.causal_lm.CAUSAL_LM`.
         layout: builds the phases of training in the current Ir.
         generator: says how its models generate.
-        table: which Hugging Face tensors are in which variables, for a configuration.
+        base_weight_map: which Hugging Face tensors are in which variables, for a configuration.
         to_config_json: content of config.json, next to the weights in a Hugging Face folder.
         from_config_json: the inverse: fields of the model's configuration. Raises ConfigError if
             the file is of a model which the family does not have.
@@ -49,7 +53,7 @@ class ModelFamily:
     sample_format: SampleFormat
     layout: Callable[[Settings], Layout]
     generator: GeneratorOf
-    table: Callable[[Any], WeightTable]
+    base_weight_map: Callable[[Any], WeightMap]
     to_config_json: Callable[[Any], dict[str, Any]]
     from_config_json: Callable[[Fields], dict[str, Any]]
     head_in_files: bool = False
@@ -57,17 +61,19 @@ class ModelFamily:
         description
     )
 
-    def weights(self, config: RunConfig) -> WeightTable:
+    def weight_map(self, config: RunConfig) -> WeightMap:
         """The table of a configured model with its adapters, which says what is trained.
 
         Raises:
-            ConfigError: see `with_adapters` and `with_trained`.
+            ConfigError: see `with_adapters` and `mark_trainable`.
         """
-        table = with_adapters(self.table(config), config.adapter, config.adapter_targets)
-        table = with_token_rows(with_trained(table, config.training), config)
+        weight_map = with_adapters(
+            self.base_weight_map(config), config.adapter, config.adapter_targets
+        )
+        weight_map = with_trainable_tokens(mark_trainable(weight_map, config.training), config)
         if config.model.quantisation is not None and not config.model.eval:
-            check_all_frozen(table)
-        return cut_by_trained(table) if config.some_frozen else table
+            check_quantized_frozen(weight_map)
+        return split_phases_by_trainable(weight_map) if config.some_frozen else weight_map
 
 
 def decoder_family(
@@ -83,8 +89,8 @@ def decoder_family(
         others: further fields of the record.
     """
 
-    def table(config: Any) -> WeightTable:
-        return decoder_table(config, decoder_of(config))
+    def base_weight_map(config: Any) -> WeightMap:
+        return decoder_weight_map(config, decoder_of(config))
 
     def layout(settings: Settings) -> Layout:
         return decoder_only_layout(settings, *described(settings.config))
@@ -93,10 +99,10 @@ def decoder_family(
         return DecoderOnlyGenerator(config, *described(config), sequences)
 
     def described(config: Any) -> tuple[Decoder, LayerAdapters]:
-        return decoder_of(config), LayerAdapters(config, table)
+        return decoder_of(config), LayerAdapters(config, base_weight_map)
 
     return ModelFamily(
-        CAUSAL_LM, layout, generator, table, to_config_json, from_config_json, **others
+        CAUSAL_LM, layout, generator, base_weight_map, to_config_json, from_config_json, **others
     )
 
 
@@ -108,8 +114,8 @@ def encoder_decoder_family(
 ) -> ModelFamily:
     """Return the record of a family of encoder-decoders; arguments as for `decoder_family`."""
 
-    def table(config: Any) -> WeightTable:
-        return encoder_decoder_table(config, model_of(config))
+    def base_weight_map(config: Any) -> WeightMap:
+        return encoder_decoder_weight_map(config, model_of(config))
 
     def layout(settings: Settings) -> Layout:
         return encoder_decoder_layout(settings, *modules(settings.config))
@@ -118,10 +124,10 @@ def encoder_decoder_family(
         return EncoderDecoderGenerator(config, *modules(config), sequences)
 
     def modules(config: Any) -> tuple[EncoderDecoder, LayerAdapters]:
-        return model_of(config), LayerAdapters(config, table)
+        return model_of(config), LayerAdapters(config, base_weight_map)
 
     return ModelFamily(
-        SEQ2SEQ, layout, generator, table, to_config_json, from_config_json, **others
+        SEQ2SEQ, layout, generator, base_weight_map, to_config_json, from_config_json, **others
     )
 
 

@@ -41,7 +41,7 @@ def generation_program(
         resident = build(config, family.generator, strategy)
         if wanted != "auto" or _fits(resident, config, lender_bytes):
             return resident
-    return build_streamed(config, family.generator, family.weights(config), strategy)
+    return build_streamed(config, family.generator, family.weight_map(config), strategy)
 
 
 def _fits(program: GenerationProgram, config: RunConfig, lender_bytes: int | None) -> bool:

@@ -11,8 +11,8 @@ from config.sections import RunConfig
 from modelling.generation import build_generation, build_streamed
 from modelling.generation.strategies import strategy_of
 from modelling.spec import family_of
-from modelling.weights import WeightTable
-from modelling.weights.row import fits_few_bits, is_of_adapter
+from modelling.weights import WeightMap
+from modelling.weights.mapping import fits_few_bits, is_of_adapter
 from planning.hardware.disk_offload import spill
 from planning.hardware.machines import Machine
 from planning.residence import Chosen, choose, is_automatic
@@ -92,11 +92,11 @@ def finetuning_needs(
         programs: those that there are already.
     """
     family = family_of(config)
-    table = family.weights(config)
+    weight_map = family.weight_map(config)
     candidates = (programs or Programs()).of(config, target)
     _, traced = candidates.get()
-    count, shapes = _parameters(table), [weight.shape for weight in table.trained]
-    rows = [row for row in table.rows if row.updated]
+    count, shapes = _parameters(weight_map), [weight.shape for weight in weight_map.trained]
+    rows = [row for row in weight_map.rows if row.updated]
     kept = [
         (slot, weight.shape)
         for row in rows
@@ -107,7 +107,7 @@ def finetuning_needs(
     moments = sum(slot.nbytes(shape) for slot, shape in kept if slot != more)
     masters = sum(slot.nbytes(shape) for slot, shape in kept if slot == more)
     gradients = ITEM_BYTES[config.training.gradients] * sum(map(math.prod, shapes))
-    state = _weight_bytes(config, table) + gradients + moments + masters
+    state = _weight_bytes(config, weight_map) + gradients + moments + masters
     samples = config.training.global_batch_size * config.execution.device_iterations
     tokens = samples * tokens_of_sample(config)
     sizes = (count, state, samples, tokens, moments)
@@ -119,12 +119,12 @@ def inference_needs(config: RunConfig, target: str = "cpu") -> Needs:
     config = replace(config, model=replace(config.model, eval=True))
     family, here = family_of(config), on_platform(config, target)
     streamed = config.generation.weights == "streamed"
-    strategy, table = strategy_of(config), family.weights(config)
+    strategy, weight_map = strategy_of(config), family.weight_map(config)
     if streamed:
-        program = build_streamed(here, family.generator, table, strategy)
+        program = build_streamed(here, family.generator, weight_map, strategy)
     else:
         program = build_generation(here, family.generator, strategy)
-    execution, count = config.execution, _parameters(table)
+    execution, count = config.execution, _parameters(weight_map)
     batches = program.ir.num_host_transfers * execution.data_parallel
     traced = popxl.plan.trace(program.ir, target)
     return Needs(
@@ -133,7 +133,7 @@ def inference_needs(config: RunConfig, target: str = "cpu") -> Needs:
         traced,
         traced.plan(),
         count,
-        _weight_bytes(config, table),
+        _weight_bytes(config, weight_map),
         batches * execution.micro_batch_size,
         batches * math.prod(program.tokens.shape),
         streamed=streamed,
@@ -143,7 +143,7 @@ def inference_needs(config: RunConfig, target: str = "cpu") -> Needs:
 def bytes_of_weights(config: RunConfig) -> int:
     """Bytes of the weights that generation needs."""
     config = replace(config, model=replace(config.model, eval=True))
-    return _weight_bytes(config, family_of(config).weights(config))
+    return _weight_bytes(config, family_of(config).weight_map(config))
 
 
 def streamed_instead(needs: Needs, target: str) -> Needs | None:
@@ -161,17 +161,19 @@ def tokens_of_sample(config: RunConfig) -> int:
     return model.sequence_length + int(getattr(model, "decoder_sequence_length", 0))
 
 
-def _parameters(table: WeightTable) -> int:
-    return sum(math.prod(weight.shape) for weight in table.weights)
+def _parameters(weight_map: WeightMap) -> int:
+    return sum(math.prod(weight.shape) for weight in weight_map.weights)
 
 
-def _weight_bytes(config: RunConfig, table: WeightTable) -> int:
+def _weight_bytes(config: RunConfig, weight_map: WeightMap) -> int:
     """Bytes of all weights, of which those of adapters are float32."""
-    wide, model = _parameters(table.only(is_of_adapter)), config.model
+    wide, model = _parameters(weight_map.only(is_of_adapter)), config.model
     item = popxl.dtype.from_name(model.precision).itemsize
-    total = (_parameters(table) - wide) * item + wide * 4
+    total = (_parameters(weight_map) - wide) * item + wide * 4
     if model.few_bits is None or model.eval:
         return total
-    packed = _parameters(table.only(fits_few_bits))  # with two numbers of 16 bits for each group
+    packed = _parameters(
+        weight_map.only(fits_few_bits)
+    )  # with two numbers of 16 bits for each group
     own = packed * model.few_bits.bits // 8 + packed * 4 // model.few_bits.group_size
     return total - packed * item + own

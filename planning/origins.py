@@ -117,13 +117,13 @@ class SavedOrModel:
         from modelling.weights.lora import unties_head
 
         adapted = {module for some in adapter_modules(folder) for module in some or ()}
-        table = family_of(config).table(config)
+        weight_map = family_of(config).base_weight_map(config)
         model, values = config.model, dict[str, Any]()
-        if unties_head(table, adapted, ties_weights(folder), folder):
+        if unties_head(weight_map, adapted, ties_weights(folder), folder):
             values[model.path("tie_word_embeddings")] = False
         own = model.vocab_size
         tokens = numbered_rows(fields["adapter"]["trainable_tokens"], folder)
-        rows = adapter_rows(folder, table.vocabulary_names) or max(tokens, default=-1) + 1
+        rows = adapter_rows(folder, weight_map.vocabulary_names) or max(tokens, default=-1) + 1
         if rows > own:
             values[model.path("vocab_size")] = rows
             values[model.path("new_rows")] = f"{own}-{rows - 1}"

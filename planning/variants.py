@@ -100,11 +100,13 @@ class Programs:
 
 def _candidates(config: RunConfig, target: str) -> Candidates:
     family, there = family_of(config), on_platform(config, target)
-    table = family.weights(config)
+    weight_map = family.weight_map(config)
 
     def build(variant: Variant) -> TrainingProgram:
         keeping, per_pass, own = dict(variant.kept), variant.per_pass, variant.applied(there)
-        return build_training(own, family.layout, table=table, keeping=keeping, per_pass=per_pass)
+        return build_training(
+            own, family.layout, weight_map=weight_map, keeping=keeping, per_pass=per_pass
+        )
 
     return Candidates(build, unplanned(there), target)
 

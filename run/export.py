@@ -33,16 +33,16 @@ from huggingface.model_card import AdapterOf
 from huggingface.models import RANDOM
 from huggingface.peft_files import settings_of, write_adapter
 from modelling.spec import family_of
-from modelling.weights import WeightTable
+from modelling.weights import WeightMap
 from modelling.weights.lora import (
     has_tied_head,
+    has_trainable_tokens,
     merge_adapters,
     module_of,
     modules_of,
     parameters_of,
     saved_modules,
     tied_modules,
-    trains_rows,
     with_tied,
 )
 from planning.hardware.memory_check import check_least
@@ -80,7 +80,7 @@ def export(
         CheckpointError: the folder is there and not empty, or cannot be written.
     """
     family, adapts = family_of(config), config.adapter.rank > 0
-    exported = _exported(config, family.weights(config))
+    exported = _exported(config, family.weight_map(config))
     if adapts:
         names = [weight.name for weight in exported.weights]
         weights = View(weights, names)
@@ -108,7 +108,7 @@ def export(
         own = {name: weights[name] for name in weights}
         settings = _adapter_settings(config, named)
         with new_folder(folder) as draft:
-            write_adapter(draft, with_tied(exported, exported.for_files(own)), settings)
+            write_adapter(draft, with_tied(exported, exported.to_hf(own)), settings)
             complete(draft)
     else:
         _write_model(config, weights, folder, complete, precision)
@@ -116,12 +116,16 @@ def export(
     say(f"wrote {'an adapter' if adapts else 'a model'}{of} for Hugging Face to {folder}")
 
 
-def _exported(config: RunConfig, table: WeightTable) -> WeightTable:
+def _exported(config: RunConfig, weight_map: WeightMap) -> WeightMap:
     """What an adapter's file has: all that is trained, and weights with new rows, which its base
     has not, unless these are trained."""
     new = config.model.rows_to_begin()
-    lacking = {n for n in table.vocabulary_names if new and not trains_rows(table, n, new)}
-    return table.only(lambda row: row.trained or any(w.name in lacking for w in row.weights))
+    lacking = {
+        n
+        for n in weight_map.vocabulary_names
+        if new and not has_trainable_tokens(weight_map, n, new)
+    }
+    return weight_map.only(lambda row: row.trained or any(w.name in lacking for w in row.weights))
 
 
 def _write_model(
@@ -134,7 +138,7 @@ def _write_model(
     if config.some_frozen:  # the base's may be of another type than those that it trains
         weights = View(weights, change=partial(_in_type, config.model.precision))
     family = family_of(config)
-    files = family.weights(config).for_files(weights)
+    files = family.weight_map(config).to_hf(weights)
     description = family.to_config_json(config) | {PARAMS: {TASK: task_fields(config)}}
     files, description, whole = with_other_parts(config, files, description)
     if precision is not None:
@@ -156,22 +160,26 @@ def _adapter_settings(config: RunConfig, named: str | None) -> dict[str, Any]:
         named: the base's name.
     """
     family, adapter = family_of(config), config.adapter
-    table = family.weights(config)
+    weight_map = family.weight_map(config)
     task = "SEQ_2_SEQ_LM" if family.sample_format.name == "pairs" else "CAUSAL_LM"
     saved = list(listed(adapter.modules_to_save)) if config.training.trained is None else []
-    more = [m for m in saved_modules(table) if not any(is_within(m, name) for name in saved)]
-    modules, tokens = modules_of(table), _trained_tokens(config, table)
-    whole, tied = [*saved, *more], tied_modules(table)
-    experts = parameters_of(table)
+    more = [m for m in saved_modules(weight_map) if not any(is_within(m, name) for name in saved)]
+    modules, tokens = modules_of(weight_map), _trained_tokens(config, weight_map)
+    whole, tied = [*saved, *more], tied_modules(weight_map)
+    experts = parameters_of(weight_map)
     settings = settings_of(adapter, modules, whole, tokens, named, task, tied, experts)
     return settings | {
-        "ensure_weight_tying": has_tied_head(table, _exported(config, table).files.aliases.values())
+        "ensure_weight_tying": has_tied_head(
+            weight_map, _exported(config, weight_map).files.aliases.values()
+        )
     }
 
 
-def _trained_tokens(config: RunConfig, table: WeightTable) -> Any:
+def _trained_tokens(config: RunConfig, weight_map: WeightMap) -> Any:
     """PEFT's `trainable_token_indices`: a list is of the embedding and what is tied to it."""
-    tokens = {module_of(name): list(rows.tokens) for name, rows in table.token_rows.items()}
+    tokens = {
+        module_of(name): list(rows.tokens) for name, rows in weight_map.trainable_tokens.items()
+    }
     return tokens if len(tokens) > 1 else next(iter(tokens.values()), None)
 
 
@@ -210,16 +218,16 @@ def export_checkpoint(
     """
     check_is_free(folder)
     check_least(config)
-    table = family_of(config).weights(config)
+    weight_map = family_of(config).weight_map(config)
     if config.checkpoint.load == RANDOM:
-        export(config, table.initial(config.model.seed), folder, precision=precision)
+        export(config, weight_map.init_weights(config.model.seed), folder, precision=precision)
         return
 
     def written(start: Start) -> None:
         weights, of = start.tensors, config
         if merge:
             few_bits = config.model.few_bits if merge == "expanded" else None
-            weights = merge_adapters(table, weights, _dtype(config), few_bits)
+            weights = merge_adapters(weight_map, weights, _dtype(config), few_bits)
             of = _whole_model(config)
             if start.base is not None:
                 left = "" if few_bits is None else f"what is left in {few_bits.bits} bits of "
@@ -231,7 +239,7 @@ def export_checkpoint(
                 export(of, weights, folder, record, base=base, precision=precision)
 
     adapts = config.adapter.rank > 0 and not merge
-    load_weights(config, table, needs_base=not adapts).load_with_fallback(written)
+    load_weights(config, weight_map, needs_base=not adapts).load_with_fallback(written)
 
 
 def _whole_model(config: RunConfig) -> RunConfig:

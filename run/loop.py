@@ -29,7 +29,7 @@ from files.run_folder import RunFolder
 from files.writing import check_folder
 from huggingface.folders import check_is_free
 from modelling.spec import family_of
-from modelling.weights import without_optimizer
+from modelling.weights import without_optimizer_state
 from planning.hardware.announce_devices import announce_devices, describe_devices
 from planning.hardware.memory_check import check_least
 from run.base_model_ref import BaseModelRef, keep_steps, remove_other_steps
@@ -149,10 +149,10 @@ def _finetune(
     if options.preview:
         first = loader.first(options.preview).tolist()
         say("\n".join(preview(samples, first, family.sample_format, data.tokenizer, is_coloured())))
-    table, notes = family.weights(data.config), sample_notes(data.config, samples)
-    for note in (*length_note(data.config), *notes, *trained_notes(data.config, table)):
+    weight_map, notes = family.weight_map(data.config), sample_notes(data.config, samples)
+    for note in (*length_note(data.config), *notes, *trained_notes(data.config, weight_map)):
         say(note)
-    start = starting_point(data.config, table, options.fresh)
+    start = starting_point(data.config, weight_map, options.fresh)
     config = _resume(data.config, options, loader, start)
     agree({"training.steps": config.training.steps, "step to start from": start.step,
            "digest of the state to start from": start.sha256})  # fmt: skip
@@ -162,7 +162,7 @@ def _finetune(
         if start.step >= config.training.steps:
             _say_done(config, start)
             if options.save_hf is not None and is_first_process():
-                weights = View(start.tensors, [w.name for w in family.weights(config).weights])
+                weights = View(start.tensors, [w.name for w in family.weight_map(config).weights])
                 record = RunRecord(config.to_dict(), start.step, folder)
                 export(config, weights, options.save_hf, record, loaded, start.base)
             return None
@@ -189,7 +189,7 @@ def _finetune(
         say(f"starting from {start.source}")
         _say_new_rate(config, start)
         save = config.checkpoint.save is not None
-        base = saved_base(start, family.weights(config)) if save else {}
+        base = saved_base(start, family.weight_map(config)) if save else {}
         base |= {} if reference is None else reference.record()
         best = Best(config, start.best, base)
         skipped = SkippedSteps(config.training.max_skipped_steps, start.skipped_steps)
@@ -222,7 +222,7 @@ def _keep_steps(
 
 def _bases(config: RunConfig, start: Start, reference: Reference | None) -> list[BaseModelRef]:
     """The models whose weights the run's checkpoints will not hold."""
-    frozen = start.base if family_of(config).weights(config).frozen else None
+    frozen = start.base if family_of(config).weight_map(config).frozen else None
     origin = None if reference is None else reference.origin
     return [base for base in (frozen, origin) if base is not None]
 
@@ -386,7 +386,7 @@ class _Run:
         if self.evaluator is None or not due:
             return {}
         outcome = self.evaluator.evaluate(self.model.tensors(), quiet=True)
-        weights = without_optimizer(self.model.tensors(frozen=False))
+        weights = without_optimizer_state(self.model.tensors(frozen=False))
         self.best.consider(step, outcome.metrics, weights)
         values = {f"{VALIDATION}{name}": value for name, value in outcome.metrics.items()}
         logged = outcome.answers[: self.config.evaluation.log_samples]

@@ -25,9 +25,9 @@ from huggingface.models import RANDOM, local_model
 from huggingface.peft_files import adapter_tensors
 from huggingface.wrappers import base_prefix, text_part, text_tensors, wrapper_of
 from modelling.spec import family_of
-from modelling.weights import WeightTable
+from modelling.weights import WeightMap
 from modelling.weights.lora import init_adapters
-from modelling.weights.row import is_of_adapter, is_trained
+from modelling.weights.mapping import is_of_adapter, is_trainable
 from run.base_model_ref import BaseModelRef, weight_names
 from run.weight_checks import HEAD, Digested, check_fit, check_head, check_model, finite
 from terminal.screen import say
@@ -38,7 +38,7 @@ MODEL = "model"
 
 def read_weights(
     config: RunConfig,
-    table: WeightTable,
+    weight_map: WeightMap,
     place: str,
     checkpoint: Checkpoint | None = None,
     needs_base: bool = True,
@@ -59,31 +59,33 @@ def read_weights(
     if checkpoint is None and place != RANDOM and has_checkpoint(place):
         checkpoint = load_checkpoint(place, verify=False)
     if checkpoint is not None:
-        check_checkpoint(config, table, checkpoint, place)
-        has_own = has_adapters(table, checkpoint)
+        check_checkpoint(config, weight_map, checkpoint, place)
+        has_own = has_adapters(weight_map, checkpoint)
         own = finite(config, checkpoint.tensors, place, weight_names(checkpoint))
-        weights = with_base(config, own, checkpoint, table, place, needs_base=needs_base)
-        return weights if has_own else _with_adapters(config, table, weights), checkpoint.sha256
+        weights = with_base(config, own, checkpoint, weight_map, place, needs_base=needs_base)
+        return weights if has_own else _with_adapters(
+            config, weight_map, weights
+        ), checkpoint.sha256
     if place == RANDOM:
-        weights, sha256 = table.base.initial(config.model.seed), ""
+        weights, sha256 = weight_map.base.init_weights(config.model.seed), ""
     else:
-        weights, sha256 = _hf_weights(config, table.base, place)
-    return _with_adapters(config, table, weights), sha256
+        weights, sha256 = _hf_weights(config, weight_map.base, place)
+    return _with_adapters(config, weight_map, weights), sha256
 
 
 # ---- checkpoints --------------------------------------------------------------------------------
-def has_adapters(table: WeightTable, checkpoint: Checkpoint) -> bool:
+def has_adapters(weight_map: WeightMap, checkpoint: Checkpoint) -> bool:
     """True if a checkpoint has some of the table's adapters; else it has their base."""
-    return any(w.name in checkpoint.tensors for w in table.only(is_of_adapter).weights)
+    return any(w.name in checkpoint.tensors for w in weight_map.only(is_of_adapter).weights)
 
 
 def check_checkpoint(
-    config: RunConfig, table: WeightTable, checkpoint: Checkpoint, load: str
+    config: RunConfig, weight_map: WeightMap, checkpoint: Checkpoint, load: str
 ) -> None:
     """Raise CheckpointError unless a checkpoint and its base have the weights of the model."""
     check_model(config, checkpoint.metadata.get(MODEL), load)
     base = BaseModelRef.of_checkpoint(checkpoint)
-    own = table if has_adapters(table, checkpoint) else table.base
+    own = weight_map if has_adapters(weight_map, checkpoint) else weight_map.base
     frozen = {} if base is None else base.sha256
     check_fit(own, checkpoint.tensors, weight_names(checkpoint), load, frozen)
 
@@ -92,7 +94,7 @@ def with_base(
     config: RunConfig,
     own: Arrays,
     checkpoint: Checkpoint,
-    table: WeightTable,
+    weight_map: WeightMap,
     load: str,
     model: str | None = None,
     needs_base: bool = True,
@@ -109,7 +111,7 @@ def with_base(
         return own
     place = config.checkpoint.base or base.place(checkpoint.path, model)
     try:
-        weights, _ = read_weights(config, table.base, place)
+        weights, _ = read_weights(config, weight_map.base, place)
     except UserError as error:
         failure = CheckpointError(
             f"the run in {format_path(load)} holds what it trained, and {format_path(place)} the "
@@ -133,7 +135,7 @@ def _fail(error: CheckpointError) -> np.ndarray:
 
 
 # ---- models of Hugging Face ---------------------------------------------------------------------
-def _hf_weights(config: RunConfig, table: WeightTable, name: str) -> tuple[Arrays, str]:
+def _hf_weights(config: RunConfig, weight_map: WeightMap, name: str) -> tuple[Arrays, str]:
     """The weights of a Hugging Face model, with the configured vocabulary, and its fingerprint."""
     folder = local_model(name)
     description, files = hf_description(folder), read_hf_directory(folder)
@@ -148,14 +150,14 @@ def _hf_weights(config: RunConfig, table: WeightTable, name: str) -> tuple[Array
     elif prefix := base_prefix(description or {}, files):
         tensors = View(files, renamed={f"{prefix}{weight}": weight for weight in files})
     loaded = _as_loaded(config, description, tensors, name)
-    own = family_of(loaded).table(loaded)
+    own = family_of(loaded).base_weight_map(loaded)
     check_model(loaded, description, name)
     check_head(loaded, own, tensors, name)
     try:
         check_fit(own, tensors, tensors, name)
     except CheckpointError as error:
         raise _of_absent(files, name) or error from error
-    weights = _with_vocabulary(config, table, own, finite(config, own.renamed(tensors), name))
+    weights = _with_vocabulary(config, weight_map, own, finite(config, own.from_hf(tensors), name))
     return weights, files.fingerprint()
 
 
@@ -169,18 +171,18 @@ def _of_absent(files: ModelFiles, name: str) -> CheckpointError | None:
     return None
 
 
-def _with_adapters(config: RunConfig, table: WeightTable, weights: Arrays) -> Arrays:
+def _with_adapters(config: RunConfig, weight_map: WeightMap, weights: Arrays) -> Arrays:
     """The weights of a base model with those of the table's adapters: `adapter.load` has them, or
     they begin."""
-    own, folder = table.only(is_of_adapter), config.adapter.load
+    own, folder = weight_map.only(is_of_adapter), config.adapter.load
     if not own.weights:
         return weights
     if folder is None:
-        return Overlay(init_adapters(table, weights, config.model.seed), weights)
+        return Overlay(init_adapters(weight_map, weights, config.model.seed), weights)
     alone = config.changed({"training.trained": None, "training.frozen": None})
-    own, files = family_of(config).weights(alone).only(is_trained), adapter_tensors(folder)
+    own, files = family_of(config).weight_map(alone).only(is_trainable), adapter_tensors(folder)
     check_fit(own, files, files, folder)
-    return Overlay(finite(config, own.renamed(files), folder), weights)
+    return Overlay(finite(config, own.from_hf(files), folder), weights)
 
 
 # ---- vocabulary ---------------------------------------------------------------------------------
@@ -196,7 +198,7 @@ def _as_loaded(
         name: of the model, for messages.
     """
     family, model = family_of(config), config.model
-    names = [n for n in family.table(config).embedding_names if n in tensors]
+    names = [n for n in family.base_weight_map(config).embedding_names if n in tensors]
     rows = tensors.spec(names[0]).shape[0] if names else model.vocab_size
     values: dict[str, Any] = {}
     if set(range(rows, model.vocab_size)) <= {*model.rows_to_begin()}:
@@ -213,7 +215,7 @@ def _as_loaded(
 
 
 def _with_vocabulary(
-    config: RunConfig, table: WeightTable, loaded: WeightTable, weights: Arrays
+    config: RunConfig, weight_map: WeightMap, loaded: WeightMap, weights: Arrays
 ) -> Arrays:
     """Weights with the configured vocabulary. New rows are the mean of the others; a head that is
     tied in the loaded model begins as a copy of the embedding.
@@ -225,7 +227,7 @@ def _with_vocabulary(
     (embedding, *_), own = loaded.embedding_names, {w.name for w in loaded.weights}
     rows, new = config.model.vocab_size, config.model.rows_to_begin()
     makers = {}
-    for name in table.vocabulary_names:
+    for name in weight_map.vocabulary_names:
         source = name if name in own else embedding
         if new:
             makers[name] = partial(_with_new_rows, weights, source, rows, new)

@@ -12,8 +12,8 @@ from config.sections import RunConfig
 from config.task import Seq2SeqData
 from data.samples import Samples, get_segment_ids, labelled_tokens
 from files.formatting import format_names
-from modelling.weights import Weight, WeightRow, WeightTable
-from modelling.weights.lora import module_of, trains_rows
+from modelling.weights import Weight, WeightMap, WeightMapping
+from modelling.weights.lora import has_trainable_tokens, module_of
 
 LOOKED_AT = 256
 """Samples, evenly spread."""
@@ -60,22 +60,22 @@ def length_note(config: RunConfig, written: int = 0) -> list[str]:
     ]
 
 
-def trained_notes(config: RunConfig, table: WeightTable) -> list[str]:
+def trained_notes(config: RunConfig, weight_map: WeightMap) -> list[str]:
     """What a person should know of the weights that a run trains."""
-    return [*_adapted_note(table), *_new_rows_note(config, table)]
+    return [*_adapted_note(weight_map), *_new_rows_note(config, weight_map)]
 
 
-def _adapted_note(table: WeightTable) -> list[str]:
+def _adapted_note(weight_map: WeightMap) -> list[str]:
     """The share of the weights that adapters are beside, and the others by their modules."""
-    if not table.has_adapters:
+    if not weight_map.has_adapters:
         return []
     adapted, full, others = (Counter[str]() for _ in range(3))
-    for row in table.base.rows:
+    for row in weight_map.base.rows:
         inside = {name for adapter in row.adapters for name in adapter.weights}
         for weight in row.weights:
             kind = adapted if weight.name in inside else full if row.trained else others
             kind[_module(row, weight)] += math.prod(weight.shape)
-    own = sum(math.prod(w.shape) for row in table.rows if row.of_adapter for w in row.weights)
+    own = sum(math.prod(w.shape) for row in weight_map.rows if row.of_adapter for w in row.weights)
     total = sum(map(Counter.total, (adapted, full, others)))
     kinds = {"in full": _shares(full, total), "not at all": _shares(others, total)}
     rest = [f"{name} {shares}" for name, shares in kinds.items() if shares]
@@ -91,18 +91,18 @@ def _shares(sizes: Counter[str], total: int) -> str:
     return ", ".join(f"{name} {share:.1%}" for name, share in shares if share >= LEAST_SHARE)
 
 
-def _module(row: WeightRow, weight: Weight) -> str:
+def _module(row: WeightMapping, weight: Weight) -> str:
     """The last part of a module's name; of all experts' maps, one name."""
     return "experts" if row.experts else module_of(weight.name).rpartition(".")[2]
 
 
-def _new_rows_note(config: RunConfig, table: WeightTable) -> list[str]:
+def _new_rows_note(config: RunConfig, weight_map: WeightMap) -> list[str]:
     """Warn of new rows that stay what they begin with, as the weights are frozen."""
-    trained, new = {w.name for w in table.trained}, config.model.rows_to_begin()
+    trained, new = {w.name for w in weight_map.trained}, config.model.rows_to_begin()
     frozen = [
         name
-        for name in table.vocabulary_names
-        if name not in trained and not trains_rows(table, name, new)
+        for name in weight_map.vocabulary_names
+        if name not in trained and not has_trainable_tokens(weight_map, name, new)
     ]
     if not new or not frozen:
         return []

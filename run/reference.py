@@ -177,7 +177,7 @@ class Reference:
 
 
 def _digest_of_weights(config: RunConfig, tensors: Digested | None) -> str:
-    names = [weight.name for weight in family_of(config).weights(_base(config)).weights]
+    names = [weight.name for weight in family_of(config).weight_map(_base(config)).weights]
     assert tensors is not None, "what has a digest stays as it is"
     return _digest(dict(tensors.digests(names)))
 
@@ -218,9 +218,11 @@ def _weights_at_origin(
 def _initial_weights(config: RunConfig, place: str) -> Mapping[str, np.ndarray]:
     """The weights at a place; adapters only where a checkpoint has some, since the reference has
     none."""
-    table = family_of(config).weights(config)
-    trained = has_checkpoint(place) and has_adapters(table, load_checkpoint(place, verify=False))
-    return read_weights(config, table if trained else table.base, place)[0]
+    weight_map = family_of(config).weight_map(config)
+    trained = has_checkpoint(place) and has_adapters(
+        weight_map, load_checkpoint(place, verify=False)
+    )
+    return read_weights(config, weight_map if trained else weight_map.base, place)[0]
 
 
 def _base(config: RunConfig) -> RunConfig:

@@ -20,7 +20,7 @@ from files.formatting import format_bytes, format_name
 from files.run_folder import CONFIG, RunFolder
 from files.yaml_files import yaml_text
 from modelling.spec import family_of
-from modelling.weights import nbytes_of
+from modelling.weights import total_nbytes
 from run.best import NO_BASE, Best
 from run.export_extras import base_settings
 from run.mirror import Mirror
@@ -163,7 +163,7 @@ class Checkpoints:
         tensors = self._model.tensors(self._config.checkpoint.save_optimizer, frozen=False)
         texts = {CONFIG: yaml_text(self._config.to_dict())}
         self._prepare(step, tensors)
-        self._bytes = nbytes_of(tensors)
+        self._bytes = total_nbytes(tensors)
         self._store.save(step, tensors, self._metadata(), wait, texts)
         if wait:
             self._saved, self._failures = step, 0
@@ -230,7 +230,7 @@ class Checkpoints:
             folder = RunFolder(Path(self._config.checkpoint.save or ""))
             folder.path.mkdir(parents=True, exist_ok=True)
             self._keep_tokenizer(folder)
-            self._store.check_space(step, nbytes_of(tensors))
+            self._store.check_space(step, total_nbytes(tensors))
 
         on_first_process(prepare)
 
@@ -266,7 +266,7 @@ class Checkpoints:
         every += [f"{settings.minutes:g} minutes"] if settings.minutes is not None else []
         when = f"every {' and every '.join(every)}, and " if every else ""
         to = f"{settings.save}, copied to {settings.mirror}" if settings.mirror else settings.save
-        say(f"saving {when}at the end in {to}: {format_bytes(nbytes_of(tensors))} each")
+        say(f"saving {when}at the end in {to}: {format_bytes(total_nbytes(tensors))} each")
 
     def __enter__(self) -> Self:
         return self

@@ -24,8 +24,8 @@ from files.formatting import format_name, format_path
 from files.json_files import Fields
 from huggingface.models import RANDOM
 from modelling.spec import family_of
-from modelling.weights import FP8, OPTIMIZER, WeightTable
-from modelling.weights.optimizer_state import in_form, kept_state
+from modelling.weights import FP8, OPTIMIZER, WeightMap
+from modelling.weights.optimizer_state import convert_optimizer_state, optimizer_state_specs
 from planning.hardware.announce_devices import announce_devices
 from planning.hardware.memory_check import check_least
 from run.base_model_ref import BaseModelRef, metadata_of, weight_names
@@ -102,7 +102,7 @@ def _reloadable(find: Callable[[], Start]) -> Start:
     return replace(find(), reload=partial(_reloadable, find))
 
 
-def starting_point(config: RunConfig, table: WeightTable, fresh: bool = False) -> Start:
+def starting_point(config: RunConfig, weight_map: WeightMap, fresh: bool = False) -> Start:
     """Where a training run starts.
 
     If `checkpoint.save` has a run, it is continued, by the same command any number of times.
@@ -119,16 +119,16 @@ def starting_point(config: RunConfig, table: WeightTable, fresh: bool = False) -
     """
 
     def found() -> Start:
-        start = _starting_point(config, table, fresh)
+        start = _starting_point(config, weight_map, fresh)
         known = {} if start.base is None else start.base.sha256  # these are verified
-        tensors = digested(start.tensors, start.source, {*table.frozen} - known.keys())
+        tensors = digested(start.tensors, start.source, {*weight_map.frozen} - known.keys())
         cached = with_quantized_cache(config, tensors, known or tensors.sha256)
         return replace(start, tensors=cached, digested=tensors)
 
     return _reloadable(found)
 
 
-def _starting_point(config: RunConfig, table: WeightTable, fresh: bool) -> Start:
+def _starting_point(config: RunConfig, weight_map: WeightMap, fresh: bool) -> Start:
     load, save = config.checkpoint.load, config.checkpoint.save
     agree({f"steps in {n}": _has_steps(at) for n, at in {"--save": save, "--load": load}.items()})
     if save is not None and not fresh and has_checkpoint(save):
@@ -137,13 +137,13 @@ def _starting_point(config: RunConfig, table: WeightTable, fresh: bool) -> Start
         if not _is_within(load, save) or saved.get("checkpoint.load") == load:
             _check_same_run(saved, config, save)
             model = None if load == RANDOM or _has_steps(load) else load
-            return _continued(config, checkpoint, table, save, "--fresh starts over", model)
+            return _continued(config, checkpoint, weight_map, save, "--fresh starts over", model)
     if load is not None and config.checkpoint.load_optimizer and _has_steps(load):
-        checkpoint = _open(config, table, load)
+        checkpoint = _open(config, weight_map, load)
         other = ", with another --save" if save is not None and _is_within(load, save) else ""
         anew = f"--checkpoint.load_optimizer false{other} starts a new run from its weights"
-        return _continued(config, checkpoint, table, load, anew)
-    start = _of_weights(config, table, load or RANDOM)
+        return _continued(config, checkpoint, weight_map, load, anew)
+    start = _of_weights(config, weight_map, load or RANDOM)
     text = f"the weights of {start.source}" if start.checkpoint is not None else start.source
     return replace(start, source=text)
 
@@ -152,10 +152,10 @@ def _has_steps(place: str | None) -> bool:
     return place is not None and place != RANDOM and has_checkpoint(place)
 
 
-def _open(config: RunConfig, table: WeightTable, load: str) -> Checkpoint:
+def _open(config: RunConfig, weight_map: WeightMap, load: str) -> Checkpoint:
     """The checkpoint at a place. Raises CheckpointError if there would be two of its adapters."""
     checkpoint = load_checkpoint(load, verify=False)
-    if config.adapter.load is not None and has_adapters(table, checkpoint):
+    if config.adapter.load is not None and has_adapters(weight_map, checkpoint):
         raise CheckpointError(
             f"the run in {format_path(load)} has adapters of its own: leave out --adapter.load, or "
             "--load the model that they are for"
@@ -163,18 +163,20 @@ def _open(config: RunConfig, table: WeightTable, load: str) -> Checkpoint:
     return checkpoint
 
 
-def _of_weights(config: RunConfig, table: WeightTable, load: str, needs_base: bool = True) -> Start:
+def _of_weights(
+    config: RunConfig, weight_map: WeightMap, load: str, needs_base: bool = True
+) -> Start:
     """A start from weights alone. The base of a checkpoint's is the checkpoint's own if that has
     all weights that are not trained, else the checkpoint."""
-    checkpoint = _open(config, table, load) if _has_steps(load) else None
-    weights, sha256 = read_weights(config, table, load, checkpoint, needs_base)
+    checkpoint = _open(config, weight_map, load) if _has_steps(load) else None
+    weights, sha256 = read_weights(config, weight_map, load, checkpoint, needs_base)
     if checkpoint is None:
         is_random = load == RANDOM
         base = BaseModelRef(RANDOM) if is_random else BaseModelRef.at(load)
         source = "random weights" if is_random else load
         return Start(weights, source=source, sha256=sha256, base=base)
     own = BaseModelRef.of_checkpoint(checkpoint)
-    if own is None or not own.sha256.keys() >= {*table.frozen}:
+    if own is None or not own.sha256.keys() >= {*weight_map.frozen}:
         own = BaseModelRef.at(checkpoint.path, checkpoint.sha256)
     source = f"step {checkpoint.step} in {load}"
     return Start(weights, source=source, sha256=sha256, checkpoint=checkpoint, base=own)
@@ -183,7 +185,7 @@ def _of_weights(config: RunConfig, table: WeightTable, load: str, needs_base: bo
 def _continued(
     config: RunConfig,
     checkpoint: Checkpoint,
-    table: WeightTable,
+    weight_map: WeightMap,
     folder: str,
     anew: str,
     model: str | None = None,
@@ -194,19 +196,22 @@ def _continued(
         anew: how a new run begins instead.
         model: where its base is said to be.
     """
-    check_checkpoint(config, table, checkpoint, folder)
+    check_checkpoint(config, weight_map, checkpoint, folder)
     if not any(name.startswith(f"{OPTIMIZER}/") for name in checkpoint.tensors):
         raise CheckpointError(
             f"the checkpoint in {folder} has no optimizer state to continue with: {anew}"
         )
-    if set(weight_names(checkpoint)) != {weight.name for weight in table.trained}:
+    if set(weight_names(checkpoint)) != {weight.name for weight in weight_map.trained}:
         raise CheckpointError(
             f"the run in {format_path(folder)} trains other weights than training.trained and "
             f"frozen mean: continue it as it was; {anew}"
         )
     tensors = finite(config, checkpoint.tensors, folder)
-    kept, specs = kept_state(config, table), {n: checkpoint.tensors.spec(n) for n in tensors}
-    state = in_form(tensors, specs, kept, config)
+    kept, specs = (
+        optimizer_state_specs(config, weight_map),
+        {n: checkpoint.tensors.spec(n) for n in tensors},
+    )
+    state = convert_optimizer_state(tensors, specs, kept, config)
     if isinstance(state, str):
         raise CheckpointError(
             f"the checkpoint in {format_path(folder)} has no {state} of shape {kept[state].shape}, "
@@ -216,7 +221,7 @@ def _continued(
     changed = ", its optimizer state in another form from now on" if state is not tensors else ""
     metadata = metadata_of(checkpoint)
     return Start(
-        with_base(config, state, checkpoint, table, folder, model),
+        with_base(config, state, checkpoint, weight_map, folder, model),
         step=checkpoint.step,
         data=_mapping(metadata, "data"),
         source=f"step {checkpoint.step} in {folder}{changed}",
@@ -239,21 +244,21 @@ def _is_within(load: str | None, save: str) -> bool:
     return load is not None and Path(load).resolve().is_relative_to(Path(save).resolve())
 
 
-def saved_base(start: Start, table: WeightTable) -> dict[str, Any]:
+def saved_base(start: Start, weight_map: WeightMap) -> dict[str, Any]:
     """What checkpoints say of the weights that they do not hold; process 0 writes it. All processes
     call it together, when they have read the weights.
 
     Raises:
         CheckpointError: a process has read other weights than process 0.
     """
-    if not table.frozen:
+    if not weight_map.frozen:
         return {}
     base, tensors = start.base, start.digested
     assert base is not None, "who starts to train knows where its weights are"
     assert tensors is not None, "see `starting_point`"
     if base.sha256:
-        return base.record({name: base.sha256[name] for name in table.frozen})
-    own = tensors.digests(table.frozen) if is_first_process() else None
+        return base.record({name: base.sha256[name] for name in weight_map.frozen})
+    own = tensors.digests(weight_map.frozen) if is_first_process() else None
     first: Mapping[str, str] = popdist.gather(own)[0]
     for name, sha256 in tensors.sha256.items():
         if first.get(name, sha256) != sha256:
@@ -279,7 +284,7 @@ def _check_same_run(saved: Mapping[str, Any], config: RunConfig, folder: str) ->
             )
 
 
-def load_weights(config: RunConfig, table: WeightTable, needs_base: bool = True) -> Start:
+def load_weights(config: RunConfig, weight_map: WeightMap, needs_base: bool = True) -> Start:
     """The weights of what `checkpoint.load` names, for generation, and FP8 state if it is needed.
 
     Of a run they are those of its newest step, and it is said which step that is.
@@ -296,10 +301,10 @@ def load_weights(config: RunConfig, table: WeightTable, needs_base: bool = True)
             "there are no weights: give --load DIR, a folder that run_finetuning.py --save wrote, "
             "or a Hugging Face model"
         )
-    return _reloadable(lambda: _load_weights(config, table, load, needs_base))
+    return _reloadable(lambda: _load_weights(config, weight_map, load, needs_base))
 
 
-def _load_weights(config: RunConfig, table: WeightTable, load: str, needs_base: bool) -> Start:
+def _load_weights(config: RunConfig, weight_map: WeightMap, load: str, needs_base: bool) -> Start:
     needs_scales = config.fp8.enabled and config.fp8.recipe == "delayed"
     no_scales = CheckpointError(
         f"{load} has no FP8 scales: train with --fp8.enabled, or give "
@@ -307,7 +312,7 @@ def _load_weights(config: RunConfig, table: WeightTable, load: str, needs_base: 
     )
     if needs_scales and not has_checkpoint(load):
         raise no_scales
-    start = _of_weights(config, table, load, needs_base)
+    start = _of_weights(config, weight_map, load, needs_base)
     if start.checkpoint is None:
         return start
     tensors, files = start.tensors, start.checkpoint.tensors
@@ -326,6 +331,6 @@ def load_ready(config: RunConfig) -> Start:
     processes. Raises as `load_weights`."""
     check_least(config)
     announce_devices(config)
-    start = load_weights(config, family_of(config).weights(config))
+    start = load_weights(config, family_of(config).weight_map(config))
     agree({"step of the weights": start.step, "digest of the weights": start.sha256})
     return start

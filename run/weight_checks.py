@@ -15,10 +15,10 @@ from checkpoints.tensor_files import readers
 from config.sections import RunConfig
 from files.formatting import format_name, format_path
 from modelling.spec import family_of
-from modelling.weights import WeightTable
+from modelling.weights import WeightMap
 from modelling.weights.mxfp4 import parts_of_blocks
-from modelling.weights.table import FP8
 from modelling.weights.variables import OPTIMIZER
+from modelling.weights.weight_map import FP8
 
 HEAD = "lm_head.weight"
 _PAST_FLOAT16 = 65520  # the least number that float16 rounds to infinity
@@ -32,10 +32,10 @@ _IGNORED = {
 """Entries of a description that do not affect what the weights compute."""
 
 
-def check_head(config: RunConfig, table: WeightTable, tensors: Arrays, name: str) -> None:
+def check_head(config: RunConfig, weight_map: WeightMap, tensors: Arrays, name: str) -> None:
     """Raise CheckpointError if the head of a Hugging Face model is its embedding, against the
     configuration: the config.json of a T5 does not say it."""
-    if HEAD in tensors or all(weight.name != HEAD for weight in table.weights):
+    if HEAD in tensors or all(weight.name != HEAD for weight in weight_map.weights):
         return
     if config.model.tie_word_embeddings is None:
         return  # the check of all weights says it
@@ -66,7 +66,7 @@ def check_model(config: RunConfig, theirs: Any, load: str) -> None:
 
 
 def check_fit(
-    table: WeightTable,
+    weight_map: WeightMap,
     files: LazyArrays,
     names: Iterable[str],
     load: str,
@@ -83,8 +83,8 @@ def check_fit(
             f"{', '.join(_FLOATS)}"
         )
     try:
-        others = {w.name: w.shape for w in table.weights if w.name in elsewhere}
-        table.check_shapes(others | {name: spec.shape for name, spec in specs.items()})
+        others = {w.name: w.shape for w in weight_map.weights if w.name in elsewhere}
+        weight_map.check_shapes(others | {name: spec.shape for name, spec in specs.items()})
     except ValueError as error:
         raise CheckpointError(f"{load}: {error}") from error
 

@@ -50,16 +50,16 @@ class Inference(RunningModel):
         lender_bytes = None if lender is None else lender.stored
         self.program = generation_program(config, family, self._strategy, lender_bytes, piecewise)
         self._sharding = BatchSharding.of(config, self.program.ir.num_host_transfers)
-        table, program_variables = family.weights(config), self.program.variables
+        weight_map, program_variables = family.weight_map(config), self.program.variables
         variables: Variables
         if isinstance(program_variables, NamedTensors):
-            table = family.weights(config.changed({"execution.expert_groups": 1}))
+            weight_map = family.weight_map(config.changed({"execution.expert_groups": 1}))
             variables = {
-                layer: NamedTensors(fwd=program_variables.get(layer)) for layer in table.layers
+                layer: NamedTensors(fwd=program_variables.get(layer)) for layer in weight_map.layers
             }
         else:
             variables = program_variables
-        super().__init__(config, self.program.ir, table, variables, lender)
+        super().__init__(config, self.program.ir, weight_map, variables, lender)
 
     @property
     def samples_per_run(self) -> int:

@@ -64,9 +64,9 @@ class Losses(RunningModel):
         )
         self._sharding = BatchSharding.of(config)
         self._family, self.objective = family_of(config), objective_of(config)
-        table = self._family.weights(config)
-        self.program = build_loss(config, self._family.layout, table)
-        super().__init__(config, self.program.ir, table, self.program.variables, lender)
+        weight_map = self._family.weight_map(config)
+        self.program = build_loss(config, self._family.layout, weight_map)
+        super().__init__(config, self.program.ir, weight_map, self.program.variables, lender)
 
     def of(self, samples: Samples, on_progress: Callable[[int], object] | None = None) -> Loss:
         """The loss of all samples.

@@ -14,7 +14,7 @@ import popxl
 from checkpoints.collective_io import raise_on_all
 from config.sections import RunConfig
 from modelling.devices import device_desc
-from modelling.weights import Variables, WeightTable
+from modelling.weights import Variables, WeightMap
 from planning.hardware.disk_offload import check_placed, place, place_compiled
 from planning.hardware.memory_check import return_blocks
 from popxl import Variable
@@ -36,18 +36,23 @@ class RunningModel:
         self,
         config: RunConfig,
         ir: popxl.Ir,
-        table: WeightTable,
+        weight_map: WeightMap,
         variables: Variables,
         lender: RunningModel | None = None,
     ) -> None:
         """Compile `ir`.
 
         Args:
-            variables: the program's, which `table` says the weights of.
+            variables: the program's, which `weight_map` says the weights of.
             lender: a model that is entered while this one is, and lends its weights.
         """
-        table.check_complete(variables)
-        self.config, self._table, self.variables, self._lender = config, table, variables, lender
+        weight_map.check_complete(variables)
+        self.config, self._weight_map, self.variables, self._lender = (
+            config,
+            weight_map,
+            variables,
+            lender,
+        )
         if config.execution.host_memory is not None:
             return_blocks()
         lender_bytes = None if lender is None else lender.stored
@@ -74,7 +79,7 @@ class RunningModel:
         Raises:
             ValueError: one is missing. One of the wrong shape is an error when it is read.
         """
-        values: dict[Any, Any] = dict(self._table.to_variables(tensors, self.variables))
+        values: dict[Any, Any] = dict(self._weight_map.to_variables(tensors, self.variables))
         if self._lender is not None:
             values |= self._lender.borrowed(self.variables)
         self.session.write_variables_data(values, concurrent=getattr(tensors, "concurrent", False))

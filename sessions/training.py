@@ -21,7 +21,7 @@ from modelling.layers import SUMS, USAGE
 from modelling.objectives import WEIGHT, objective_of
 from modelling.phases.training import TrainingProgram, build_training
 from modelling.spec import family_of
-from modelling.weights import HeldParts, Variables
+from modelling.weights import ShardReader, Variables
 from planning.residence import program_here
 from planning.variants import Variant
 from popxl.random_seed import counter_seeds, two_uint32_to_uint64
@@ -65,14 +65,14 @@ class FineTuning(RunningModel):
         self._family = family = family_of(config)
         self._pending: int | None = None  # the step whose update waits for the next one
         self._sharding, self._objective = BatchSharding.of(config), objective_of(config)
-        table = family.weights(config)
+        weight_map = family.weight_map(config)
 
         def build(variant: Variant) -> TrainingProgram:
             own, kept, per_pass = variant.applied(config), dict(variant.kept), variant.per_pass
-            return build_training(own, family.layout, gradients, table, kept, per_pass)
+            return build_training(own, family.layout, gradients, weight_map, kept, per_pass)
 
         self.program = program_here(config, build)
-        super().__init__(config, self.program.ir, table, self.program.variables)
+        super().__init__(config, self.program.ir, weight_map, self.program.variables)
 
     # ---- state ----------------------------------------------------------------------------------
     def tensors(self, optimizer: bool = True, frozen: bool = True) -> Mapping[str, np.ndarray]:
@@ -88,9 +88,9 @@ class FineTuning(RunningModel):
         self._check_entered()
         self.finish_update()
         session = self.session
-        held = HeldParts(session.variable_parts, session.read_variable_part)
+        held = ShardReader(session.variable_parts, session.read_variable_part)
         read = session.read_variable_data
-        return self._table.to_logical(read, self.program.variables, optimizer, held, frozen)
+        return self._weight_map.to_logical(read, self.program.variables, optimizer, held, frozen)
 
     def read(self, optimizer: bool = True) -> dict[str, np.ndarray]:
         """Like `tensors`, all at once: a copy."""
@@ -104,7 +104,7 @@ class FineTuning(RunningModel):
         """
         self._check_entered()
         read = self.session.read_variable_data
-        by_name = self._table.gradients(read, self.program.variables)
+        by_name = self._weight_map.gradients(read, self.program.variables)
         return {name: g / self.config.gradient_scaling for name, g in by_name.items()}
 
     def write(self, tensors: Mapping[str, np.ndarray]) -> None:

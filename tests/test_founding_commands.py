@@ -72,7 +72,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         section = config_class_of(preset_data("finetuning", preset), preset)
         config = load_config(section, "finetuning", preset, {"model": {"layers": 1}})
         with CheckpointStore(folder / family) as store:
-            weights = family_of(config).weights(config).initial(0)
+            weights = family_of(config).weight_map(config).init_weights(0)
             store.save(1, weights, {}, wait=True, texts={CONFIG: yaml_text(config.to_dict())})
         made[family] = str(folder / family)
     return {**made, "new": str(folder / "new")}

@@ -23,7 +23,7 @@ import popxl_addons as addons
 from benchmarks.accumulation.settings import WAYS, Measured, Size, Way
 from benchmarks.launch import in_processes
 from config.gptj import GPTJConfig
-from modelling.decoder import decoder_table
+from modelling.decoder import decoder_weight_map
 from modelling.gptj.model import decoder
 from modelling.layers import Context, configured
 from popxl import ops
@@ -160,12 +160,12 @@ class Program:
     # ---- running --------------------------------------------------------------------------------
     def data(self) -> dict:
         """Initial weights, the same whatever the program."""
-        table = decoder_table(self.config, decoder(self.config))
+        weight_map = decoder_weight_map(self.config, decoder(self.config))
         trees = {}
-        for layer in table.layers:
+        for layer in weight_map.layers:
             fwd = self.variables.get(layer)
             trees[layer] = addons.NamedTensors(fwd=fwd)
-        made = table.to_variables(table.initial(0), trees)
+        made = weight_map.to_variables(weight_map.init_weights(0), trees)
         return {variable: make() for variable, make in made.items()}
 
     def fed(self, tokens: np.ndarray) -> dict[popxl.HostToDeviceStream, np.ndarray]:

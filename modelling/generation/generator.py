@@ -37,7 +37,7 @@ def nothing_shared(kind: int, *given: Tensor) -> LayerInputs:
 
 
 class Executor(Protocol):
-    """Runs a model's parts, by the names of their layers in the weight table."""
+    """Runs a model's parts, by the names of their layers in the weight map."""
 
     def run(
         self,

@@ -16,8 +16,8 @@ from modelling.phases.buffers import Port, over_layers
 from modelling.phases.settings import Settings
 from modelling.phases.state import VariableStore
 from modelling.quantisation import PARTS
-from modelling.weights import WeightRow
-from modelling.weights.table import whole_layer
+from modelling.weights import WeightMapping
+from modelling.weights.weight_map import without_expert_group
 from popxl import Tensor, ops
 from popxl_addons import Module, NamedTensors
 from popxl_addons.transforms.batch_serialisation import (
@@ -198,7 +198,7 @@ class GroupWeights(PhaseWeights):
     """
 
     def __init__(
-        self, name: str, entries: int, settings: Settings, rows: Sequence[WeightRow]
+        self, name: str, entries: int, settings: Settings, rows: Sequence[WeightMapping]
     ) -> None:
         super().__init__(name, entries, settings)
         self._groups = settings.config.execution.expert_groups
@@ -231,14 +231,14 @@ class ModelWeights:
     """The weights of all phases, by the layers that they are of.
 
     Args:
-        phases: the weight table's.
+        phases: the weight map's.
     """
 
     def __init__(self, phases: Mapping[str, Sequence[str]], settings: Settings) -> None:
         self._phases: dict[str, list[PhaseWeights]] = {}
         self._first: dict[str, PhaseWeights] = {}  # by its first layer
         for phase, layers in phases.items():
-            if layers and whole_layer(layers[0]) != layers[0]:
+            if layers and without_expert_group(layers[0]) != layers[0]:
                 self._add_experts(phase, layers, settings)
             elif layers:
                 stack = layers[0].split(".")[0]
@@ -249,8 +249,11 @@ class ModelWeights:
 
     def _add_experts(self, phase: str, layers: Sequence[str], settings: Settings) -> None:
         """Let the layers of a phase have their groups of experts."""
-        assert settings.table is not None
-        of, rows = self._first[whole_layer(layers[0])], settings.table.layers[layers[0]]
+        assert settings.weight_map is not None
+        of, rows = (
+            self._first[without_expert_group(layers[0])],
+            settings.weight_map.layers[layers[0]],
+        )
         of.experts = GroupWeights(phase, len(layers), settings, rows)
 
     @property

@@ -31,7 +31,7 @@ class GenerationProgram:
             output_length).
         begin, going: of a program that writes a token in each run: whether it reads the prompts
             first, bool (micro_batch_size,), and whether a prompt needs more tokens, bool scalar.
-        variables: by layer and path of the family's weight table; of a streamed program, by phase,
+        variables: by layer and path of the family's weight map; of a streamed program, by phase,
             layer of the phase, `fwd` and path.
     """
 

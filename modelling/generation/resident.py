@@ -191,7 +191,7 @@ class ResidentModel:
     """The graphs of a generator.
 
     Attributes:
-        facts: the model's variables, under the names of its weight table's layers and paths.
+        facts: the model's variables, under the names of its weight map's layers and paths.
     """
 
     def __init__(self, model: Generator, batch: int, groups: Groups) -> None:

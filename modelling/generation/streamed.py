@@ -26,7 +26,7 @@ from modelling.layers import LMHeadLoss
 from modelling.layers.wrapped import Wrapped
 from modelling.phases.buffers import InputBuffers, over_layers
 from modelling.phases.settings import Settings
-from modelling.weights import WeightTable
+from modelling.weights import WeightMap
 from popxl import Tensor, TensorSpec, ops
 from popxl_addons import Module, NamedTensors
 
@@ -34,7 +34,7 @@ from popxl_addons import Module, NamedTensors
 def build_streamed(
     config: RunConfig,
     generator_of: GeneratorOf,
-    table: WeightTable,
+    weight_map: WeightMap,
     strategy: Strategy | None = None,
 ) -> GenerationProgram:
     """Build the program of a configuration, whose `model.eval` must be set.
@@ -49,9 +49,9 @@ def build_streamed(
     config = _with_batches(config, streamed_batches(config))
     with building(config) as (ir, groups):
         ir.num_host_transfers = config.gradient_accumulation
-        settings = Settings(config, groups, table)
+        settings = Settings(config, groups, weight_map)
         generator = generator_of(config, strategy.sequences)
-        program = _Program(settings, generator, strategy, table)
+        program = _Program(settings, generator, strategy, weight_map)
         tokens = program.run()
         variables = program.weights.variables
     streams = program.inputs.streams
@@ -135,11 +135,11 @@ class _Program:
     needs_mask: list[bool]
 
     def __init__(
-        self, settings: Settings, model: Generator, strategy: Strategy, table: WeightTable
+        self, settings: Settings, model: Generator, strategy: Strategy, weight_map: WeightMap
     ) -> None:
         self.settings, self.model, self.groups = settings, model, settings.groups
         self.reorders = strategy.sequences > 1
-        self.weights = ModelWeights(table.phases, settings)
+        self.weights = ModelWeights(weight_map.phases, settings)
         context = SearchContext(self.groups, model.special, model.output_length, strategy.rules)
         self.search = strategy.search(context)
         batch = settings.config.execution.micro_batch_size

@@ -14,8 +14,8 @@ import popxl
 from modelling.layers.context import Context
 from modelling.layers.lora import ExpertAdapter
 from modelling.layers.module import Module, cast, parameter, parameters
-from modelling.weights.hf_files import FileNames, Joined
-from modelling.weights.row import Weight, WeightRow
+from modelling.weights.hf_tensor_names import FusedWeights, HfTensorNames
+from modelling.weights.mapping import Weight, WeightMapping
 from popxl import Tensor, TensorSpec, ops
 from popxl_addons.ops.routing import (
     rows_by_expert,
@@ -150,7 +150,7 @@ class ExpertMaps(Module):
             how = {"cut": False} if is_out else {"shared_out": shared_out}
             self.bias = parameters(biases, 0, **how)
 
-    def is_quantized(self, row: WeightRow) -> bool:
+    def is_quantized(self, row: WeightMapping) -> bool:
         return row.experts > 0
 
 
@@ -207,12 +207,12 @@ class Experts(Module):
     def _out(self, count: int) -> list[tuple[str]]:
         return [(f"{e}.{self.names.down}",) for e in range(count)]
 
-    def file_names(self, hf_path: str) -> FileNames:
+    def file_names(self, hf_path: str) -> HfTensorNames:
         """Older or newer files have those of all experts stacked in one tensor."""
         of, parent = self.names, hf_path.rpartition(".")[0]
         if of.stacked_in is not None:
             parent = f"{parent.rpartition('.')[0]}.{of.stacked_in}"
-        joined: dict[str, Joined] = {}
+        joined: dict[str, FusedWeights] = {}
         for kind in ("weight", "bias")[: 1 + self.has_bias]:
             end = "_bias" if kind == "bias" else ""
             for title, maps in (("gate_up_proj", self._into), ("down_proj", self._out)):
@@ -220,14 +220,14 @@ class Experts(Module):
                     tuple(f"{hf_path}.{name}.{kind}" for name in names)
                     for names in maps(self.count)
                 )
-                joined[f"{parent}.experts.{title}{end}"] = Joined(
+                joined[f"{parent}.experts.{title}{end}"] = FusedWeights(
                     groups,
                     stack=0,
                     alternating=of.interleaved and title == "gate_up_proj",
                     transposed=of.interleaved and kind == "weight",
                     written=of.interleaved,
                 )
-        return FileNames(joined=joined)
+        return HfTensorNames(joined=joined)
 
     # ---- arithmetic -----------------------------------------------------------------------------
     def build(
@@ -312,12 +312,12 @@ class MoE(Module):
         if shared is not None:
             self.shared_expert, self.shared_expert_gate = shared, SharedGate(std)
 
-    def file_names(self, hf_path: str) -> FileNames:
+    def file_names(self, hf_path: str) -> HfTensorNames:
         """Newer files may have another name for the router."""
         if self._router_alias is None:
-            return FileNames()
+            return HfTensorNames()
         own = f"{hf_path}.{self.gate.hf_name or 'gate'}.weight"
-        return FileNames(aliases={f"{hf_path.rpartition('.')[0]}.{self._router_alias}": own})
+        return HfTensorNames(aliases={f"{hf_path.rpartition('.')[0]}.{self._router_alias}": own})
 
     def build(self, x: Tensor, ctx: Context) -> Tensor | None:
         """x: (..., hidden) -> what experts give, of the same shape; None where that is left to

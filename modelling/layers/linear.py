@@ -7,7 +7,7 @@ from typing import Literal
 
 from modelling.layers.lora import LinearAdapters
 from modelling.layers.module import Module, parameter, parameters
-from modelling.weights.row import Weight, WeightRow
+from modelling.weights.mapping import Weight, WeightMapping
 from popxl import Tensor, ops
 from popxl_addons.fp8 import matrix_product
 
@@ -55,7 +55,7 @@ class Linear(Module):
             axis = 0 if shard == "out" else None
             self.bias = parameter(out_features, std=0.0, shard=axis, max_shards=max_shards)
 
-    def is_quantized(self, row: WeightRow) -> bool:
+    def is_quantized(self, row: WeightMapping) -> bool:
         return row.path == "weight"
 
     def build(self, x: Tensor) -> Tensor:

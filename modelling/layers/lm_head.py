@@ -11,7 +11,7 @@ import popxl
 from modelling.layers.lora import TokenRows, VocabularyAdapter
 from modelling.layers.masking import MASKED
 from modelling.layers.module import Module, cast, parameters
-from modelling.weights.row import Weight
+from modelling.weights.mapping import Weight
 from popxl import Tensor, ops
 from popxl_addons.fp8 import matrix_product
 

@@ -1,6 +1,6 @@
 """LoRA (Hu et al., arXiv:2106.09685): what a model computes with adapters beside frozen weights.
 
-The variables of adapters, float32, have rows in the weight table (`modelling.weights.lora`), which
+The variables of adapters, float32, have rows in the weight map (`modelling.weights.lora`), which
 say how they are sharded: with a matrix whose input features are sharded lora_A is, else lora_B. The
 other is the same on all replicas, each of which uses it for a part of the work.
 """
@@ -18,16 +18,16 @@ from config.sections import RunConfig
 from modelling.layers.dropout import NO_DROPOUT, Dropout
 from modelling.layers.kinds import Layers
 from modelling.layers.module import Module, cast, declared
-from modelling.weights import LowRank, WeightRow, WeightTable
+from modelling.weights import LowRank, WeightMap, WeightMapping
 from modelling.weights.lora import with_adapters
-from modelling.weights.row import is_of_vocabulary
-from modelling.weights.table import EMBEDDINGS
+from modelling.weights.mapping import is_vocabulary
+from modelling.weights.weight_map import EMBEDDINGS
 from popxl import Tensor, float32, ops
 
 Item = TypeVar("Item")
 ModuleT = TypeVar("ModuleT", bound=Module)
-Rows = Mapping[str, WeightRow]
-"""Rows of the weight table, by path."""
+Rows = Mapping[str, WeightMapping]
+"""Rows of the weight map, by path."""
 
 _TAG = 0xADA
 """Tells the seeds of adapters from those that a layer makes for itself."""
@@ -65,7 +65,7 @@ class LoRA(LowRankMatrices):
     seed: Tensor | None = None
 
     def __init__(
-        self, adapter: LowRank, row: WeightRow, rows: Rows, dropout: Dropout, owner: LoRA | None
+        self, adapter: LowRank, row: WeightMapping, rows: Rows, dropout: Dropout, owner: LoRA | None
     ) -> None:
         super().__init__(adapter, rows)
         self._dora, self._dropout = adapter.dora, dropout
@@ -119,7 +119,7 @@ class LinearAdapters(Module):
     """
 
     def __init__(
-        self, row: WeightRow, rows: Rows, dropout: Dropout, owners: dict[str, LoRA]
+        self, row: WeightMapping, rows: Rows, dropout: Dropout, owners: dict[str, LoRA]
     ) -> None:
         super().__init__()
         self._row, names = row, [w.name for w in row.weights]
@@ -157,7 +157,7 @@ class VocabularyAdapter(LowRankMatrices):
     """The adapter of a linear map from or to the vocabulary, which is sharded: PEFT's for
     `embed_tokens` and `lm_head`."""
 
-    def __init__(self, row: WeightRow, rows: Rows) -> None:
+    def __init__(self, row: WeightMapping, rows: Rows) -> None:
         (adapter,) = row.adapters
         super().__init__(adapter, rows)
         self._embeds = adapter.embeds
@@ -179,7 +179,7 @@ class ExpertAdapter(LowRankMatrices):
         row: of the experts' matrices, whose input features are cut if it is transposed.
     """
 
-    def __init__(self, row: WeightRow, rows: Rows) -> None:
+    def __init__(self, row: WeightMapping, rows: Rows) -> None:
         super().__init__(row.adapters[0], rows)  # those of all experts are equal
         self._cut_in, self._shared_out = row.transpose, row.shared_out
 
@@ -245,13 +245,13 @@ class LayerAdapters:
         table_of: makes the family's table.
     """
 
-    def __init__(self, config: RunConfig, table_of: Callable[[Any], WeightTable]) -> None:
-        self._layers: Mapping[str, Sequence[WeightRow]] = {}
+    def __init__(self, config: RunConfig, weight_map_of: Callable[[Any], WeightMap]) -> None:
+        self._layers: Mapping[str, Sequence[WeightMapping]] = {}
         self._groups = config.execution.expert_groups
         if config.adapter.rank:
             full = replace(config, execution=replace(config.execution, expert_groups=1))
-            table = with_adapters(table_of(full), config.adapter, config.adapter_targets)
-            self._layers = table.layers
+            weight_map = with_adapters(weight_map_of(full), config.adapter, config.adapter_targets)
+            self._layers = weight_map.layers
         self._dropout = NO_DROPOUT if config.model.eval else Dropout(config.adapter.dropout)
 
     def give(self, module: ModuleT, *layers: str) -> ModuleT:
@@ -268,7 +268,7 @@ class LayerAdapters:
         rows = [row for row in self._layers.get(layer, ()) if ".experts." in row.path]
         return self._with(group, [row.of_experts(0, self._groups) for row in rows])
 
-    def _with(self, module: ModuleT, layer: Sequence[WeightRow]) -> ModuleT:
+    def _with(self, module: ModuleT, layer: Sequence[WeightMapping]) -> ModuleT:
         rows = {row.path: row for row in layer}
         owners: dict[str, LoRA] = {}
         for row in (row for row in layer if row.adapters):
@@ -277,7 +277,7 @@ class LayerAdapters:
             of_map = _at(around, [name])
             if row.experts and around is not None:
                 setattr(around, f"{name}_adapter", ExpertAdapter(row, rows))
-            elif of_map is not None and is_of_vocabulary(row):
+            elif of_map is not None and is_vocabulary(row):
                 of_map.adapters = VocabularyAdapter(row, rows)
             elif of_map is not None:
                 of_map.adapters = LinearAdapters(row, rows, self._dropout, owners)

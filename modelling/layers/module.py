@@ -1,6 +1,6 @@
 """The base of all modules: parameters are declared in `__init__` and are tensors in `build`.
 
-A declaration is the row of the weight table (`modelling.weights.WeightRow`): a model's table is
+A declaration is the row of the weight map (`modelling.weights.WeightMapping`): a model's table is
 derived from its modules (`rows_of`), whose attributes have Hugging Face's names.
 """
 
@@ -19,8 +19,8 @@ from modelling.layers.axes import Axes
 from modelling.layers.parallel import Groups
 from modelling.layers.run_config import run_config
 from modelling.quantisation import PART_DTYPES, PARTS, packed_shapes, unpacked
-from modelling.weights.hf_files import FileNames
-from modelling.weights.row import Weight, WeightRow
+from modelling.weights.hf_tensor_names import HfTensorNames
+from modelling.weights.mapping import Weight, WeightMapping
 from popxl import ReplicaGrouping, Tensor, ops
 
 
@@ -55,22 +55,24 @@ def parameters(
 
     Args:
         weights: named relative to the module; "": as the attribute.
-        row: further fields of the `WeightRow`.
+        row: further fields of the `WeightMapping`.
     """
     shard_replicas = 1
     if max_shards is not None:
         shard_replicas = max(run_config().execution.tensor_parallel // max_shards, 1)
-    return declared(WeightRow("", tuple(weights), transposed, shard, holders=shard_replicas, **row))
+    return declared(
+        WeightMapping("", tuple(weights), transposed, shard, holders=shard_replicas, **row)
+    )
 
 
-def declared(row: WeightRow) -> Tensor:
+def declared(row: WeightMapping) -> Tensor:
     """Declare the variable of a row, whose path is the attribute's name from then on."""
     return typed(Tensor, _Declared(row))  # `Module.__setattr__` keeps it; `build` sees the tensor
 
 
 @dataclass(frozen=True)
 class _Declared:
-    row: WeightRow
+    row: WeightMapping
 
 
 class Module(addons.Module):
@@ -91,7 +93,7 @@ class Module(addons.Module):
         super().__init__()
         self.config = run_config()
         self.axes = Axes.of(self.config)
-        self._rows: dict[str, WeightRow] = {}
+        self._rows: dict[str, WeightMapping] = {}
         self._tensors: dict[str, Tensor] = {}
         if hf_name is not None:
             self.hf_name = hf_name
@@ -126,13 +128,13 @@ class Module(addons.Module):
         """The model's precision."""
         return popxl.dtype.as_dtype(self.config.model.precision)
 
-    def file_names(self, hf_path: str) -> FileNames:
+    def file_names(self, hf_path: str) -> HfTensorNames:
         """Other names of this module's parameters in files.
 
         Args:
             hf_path: the module's path in Hugging Face's model.
         """
-        return FileNames()
+        return HfTensorNames()
 
     def lend(self, name: str) -> Module:
         """Return a module with a part of this one, which uses it as before: its variables are then
@@ -142,11 +144,11 @@ class Module(addons.Module):
         return lent
 
     # ---- variables ------------------------------------------------------------------------------
-    def is_quantized(self, row: WeightRow) -> bool:
+    def is_quantized(self, row: WeightMapping) -> bool:
         """Decide whether a parameter may be held in few bits."""
         return False
 
-    def _declared(self, row: WeightRow) -> Tensor:
+    def _declared(self, row: WeightMapping) -> Tensor:
         groups = self.groups
         shape = row.shape_on_replica(groups.tensor_parallel)
         sharded = row.axis is not None and row.cut
@@ -183,8 +185,8 @@ class Module(addons.Module):
         return self.add_variable_input(name, zeros, dtype, replica_grouping=grouping)
 
 
-def rows_of(module: addons.Module, hf_path: str) -> list[WeightRow]:
-    """Derive the rows of the weight table from a module's parameters.
+def rows_of(module: addons.Module, hf_path: str) -> list[WeightMapping]:
+    """Derive the rows of the weight map from a module's parameters.
 
     Args:
         hf_path: the module's path in Hugging Face's model.
@@ -200,9 +202,9 @@ def rows_of(module: addons.Module, hf_path: str) -> list[WeightRow]:
     ]
 
 
-def file_names_of(module: addons.Module, hf_path: str) -> FileNames:
+def file_names_of(module: addons.Module, hf_path: str) -> HfTensorNames:
     """Collect `Module.file_names` of a module and all of its parts; arguments as for `rows_of`."""
-    found = FileNames()
+    found = HfTensorNames()
     for _, hf, part in _walk(module, "", hf_path):
         found |= part.file_names(hf)
     return found

@@ -45,7 +45,7 @@ from modelling.layers import (
 from modelling.llama.config_json import from_config_json, normalise, to_config_json
 from modelling.llama.rotary import Rope
 from modelling.spec import decoder_family
-from modelling.weights.hf_files import FileNames, Joined
+from modelling.weights.hf_tensor_names import FusedWeights, HfTensorNames
 from popxl import Tensor, ops
 
 GEMMA, OLMO = ("gemma2", "gemma3_text"), ("olmo2", "olmo3")
@@ -98,12 +98,12 @@ class LlamaAttention(MultiHeadAttention):
         q, k = self.rope(q, k, ctx)
         return self.o_proj(self.attend(q, k, v, ctx, [self.sinks] if self.has_sinks else []))
 
-    def file_names(self, hf_path: str) -> FileNames:
+    def file_names(self, hf_path: str) -> HfTensorNames:
         """Phi-3's files have one tensor for queries, keys and values."""
         if self.kind != "phi3":
-            return FileNames()
+            return HfTensorNames()
         parts = [f"{hf_path}.{name}_proj.weight" for name in "qkv"]
-        return FileNames(joined={f"{hf_path}.qkv_proj.weight": Joined.fused(parts)})
+        return HfTensorNames(joined={f"{hf_path}.qkv_proj.weight": FusedWeights.fused(parts)})
 
 
 # ---- feed-forward -------------------------------------------------------------------------------
@@ -123,12 +123,12 @@ class LlamaMLP(Module):
         gate, up = self.gate_up(self.groups.copy_to_tp(x))
         return self.down_proj(self.act(gate) * up)
 
-    def file_names(self, hf_path: str) -> FileNames:
+    def file_names(self, hf_path: str) -> HfTensorNames:
         """Phi-3's files have one tensor for gate and up."""
         if self.kind != "phi3":
-            return FileNames()
+            return HfTensorNames()
         parts = [f"{hf_path}.{name}_proj.weight" for name in ("gate", "up")]
-        return FileNames(joined={f"{hf_path}.gate_up_proj.weight": Joined.fused(parts)})
+        return HfTensorNames(joined={f"{hf_path}.gate_up_proj.weight": FusedWeights.fused(parts)})
 
 
 def experts(c: LlamaModel, held: int | None = None) -> Experts:

@@ -13,7 +13,7 @@ from modelling.layers.lm_head_loss import SUMS
 from modelling.phases.layout import Layout
 from modelling.phases.settings import Settings
 from modelling.phases.step import StepInputs
-from modelling.weights import WeightTable
+from modelling.weights import WeightMap
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class LossProgram:
 
 
 def build_loss(
-    config: RunConfig, layout_of: Callable[[Settings], Layout], table: WeightTable
+    config: RunConfig, layout_of: Callable[[Settings], Layout], weight_map: WeightMap
 ) -> LossProgram:
     """Build the program of a configuration, whose `model.eval` must be set.
 
@@ -44,7 +44,7 @@ def build_loss(
     """
     with building(config) as (ir, groups):
         ir.num_host_transfers = config.gradient_accumulation
-        layout = layout_of(Settings(config, groups, table))
+        layout = layout_of(Settings(config, groups, weight_map))
         variables = {phase.name: phase.init_variables() for phase in layout.phases}
         layout.inputs.load()
         layout.forward(StepInputs())

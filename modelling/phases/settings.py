@@ -10,9 +10,9 @@ import popxl
 from config.model import FewBits
 from config.sections import RunConfig
 from modelling.layers.parallel import Groups
-from modelling.weights import WeightRow, WeightTable
-from modelling.weights.row import WeightsError, fits_few_bits
-from modelling.weights.table import no_row
+from modelling.weights import WeightMap, WeightMapping
+from modelling.weights.mapping import WeightsError, fits_few_bits
+from modelling.weights.weight_map import missing_mapping
 from popxl_addons.optimizers import packed
 from popxl_addons.optimizers.adafactor import Whole
 
@@ -37,7 +37,7 @@ class Settings:
 
     config: RunConfig
     groups: Groups
-    table: WeightTable | None = None
+    weight_map: WeightMap | None = None
     keeping: Mapping[str, float] = field(default_factory=dict)
     per_pass: int | None = None
 
@@ -107,33 +107,36 @@ class Settings:
 
     def runs(self, phase: str, layers: int) -> dict[str, int]:
         """The phases that a family's phase of so many layers is cut into, where not all of them are
-        trained alike, and how many layers each has; see `WeightTable.runs`."""
-        if self.table is None:
+        trained alike, and how many layers each has; see `WeightMap.runs`."""
+        if self.weight_map is None:
             return {phase: layers}
-        return {name: len(self.table.phases[name]) for name in self.table.runs.get(phase, [phase])}
+        return {
+            name: len(self.weight_map.phases[name])
+            for name in self.weight_map.runs.get(phase, [phase])
+        }
 
     def trains_any(self, phase: str) -> bool:
         """Whether anything that a phase owns is trained."""
-        if self.table is None or not self.training:
+        if self.weight_map is None or not self.training:
             return self.training
-        return any(row.updated for row in self.table.layers[self.table.phases[phase][0]])
+        return any(row.updated for row in self.weight_map.layers[self.weight_map.phases[phase][0]])
 
     def trains(self, phase: str, variable: str) -> bool:
         """Whether a variable of the layers of a phase is trained."""
-        return self.table is None or self.row(phase, variable).updated
+        return self.weight_map is None or self.row(phase, variable).updated
 
-    def row(self, phase: str, variable: str) -> WeightRow:
+    def row(self, phase: str, variable: str) -> WeightMapping:
         """The table's row for a variable of the layers of a phase."""
-        assert self.table is not None, "this needs the table of weights"
-        layer = self.table.phases[phase][0]
-        for row in self.table.layers[layer]:
+        assert self.weight_map is not None, "this needs the weight map"
+        layer = self.weight_map.phases[phase][0]
+        for row in self.weight_map.layers[layer]:
             if row.path == variable:
                 return row
-        raise WeightsError(no_row(layer, variable))
+        raise WeightsError(missing_mapping(layer, variable))
 
     def few_bits(self, phase: str, variable: str) -> FewBits | None:
         """How a variable is stored that is expanded before a layer takes it; None: as it is."""
-        if not self.training or self.table is None:
+        if not self.training or self.weight_map is None:
             return None
         return self.config.model.few_bits if fits_few_bits(self.row(phase, variable)) else None
 

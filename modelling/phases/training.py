@@ -15,7 +15,7 @@ from modelling.devices import platform
 from modelling.phases.layout import Layout
 from modelling.phases.settings import Settings
 from modelling.phases.step import StepInputs, Update
-from modelling.weights import WeightTable
+from modelling.weights import WeightMap
 from popxl import ops
 
 
@@ -60,7 +60,7 @@ def build_training(
     config: RunConfig,
     layout_of: Callable[[Settings], Layout],
     gradients: bool = False,
-    table: WeightTable | None = None,
+    weight_map: WeightMap | None = None,
     keeping: Mapping[str, float] = NOTHING,
     per_pass: int | None = None,
 ) -> TrainingProgram:
@@ -76,7 +76,7 @@ def build_training(
     with building(config) as (ir, groups):
         addons.enable_stochastic_rounding(ir, config.rounds_stochastically)
         ir.num_host_transfers = config.gradient_accumulation * iterations
-        settings = Settings(config, groups, table, keeping, per_pass)
+        settings = Settings(config, groups, weight_map, keeping, per_pass)
         layout = layout_of(settings)
         seed = None
         if settings.seed_spec is not None:

@@ -1,19 +1,20 @@
-"""A model's weights: one table, read in both directions.
+"""The map between a program's variables and Hugging Face's tensors, used in both directions.
 
-`row` says how a variable is made of weights, `table` has all rows of a model; `variables` finds the
-weights in a program's variables, `hf_files` and `mxfp4` in Hugging Face's files; `optimizer_state`
-converts what a checkpoint has of them; `trained` and `lora` say what is trained.
+`mapping` describes how one variable is made of weights; `weight_map` has the mappings of a model;
+`variables` locates weights in a program's variables; `hf_tensor_names` and `mxfp4` read Hugging
+Face's files; `optimizer_state` converts optimizer state of checkpoints; `trainable` and `lora`
+select what is trained.
 """
 
-from modelling.weights.row import LowRank as LowRank
-from modelling.weights.row import Weight as Weight
-from modelling.weights.row import WeightRow as WeightRow
-from modelling.weights.row import WeightsError as WeightsError
-from modelling.weights.table import FP8 as FP8
-from modelling.weights.table import GROUP as GROUP
-from modelling.weights.table import Variables as Variables
-from modelling.weights.table import WeightTable as WeightTable
+from modelling.weights.mapping import LowRank as LowRank
+from modelling.weights.mapping import Weight as Weight
+from modelling.weights.mapping import WeightMapping as WeightMapping
+from modelling.weights.mapping import WeightsError as WeightsError
 from modelling.weights.variables import OPTIMIZER as OPTIMIZER
-from modelling.weights.variables import HeldParts as HeldParts
-from modelling.weights.variables import nbytes_of as nbytes_of
-from modelling.weights.variables import without_optimizer as without_optimizer
+from modelling.weights.variables import ShardReader as ShardReader
+from modelling.weights.variables import total_nbytes as total_nbytes
+from modelling.weights.variables import without_optimizer_state as without_optimizer_state
+from modelling.weights.weight_map import EXPERT_GROUP as EXPERT_GROUP
+from modelling.weights.weight_map import FP8 as FP8
+from modelling.weights.weight_map import Variables as Variables
+from modelling.weights.weight_map import WeightMap as WeightMap

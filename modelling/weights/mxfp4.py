@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from checkpoints.arrays import Arrays, LazyArrays, Overlay, View
-from modelling.weights.row import WeightsError
+from modelling.weights.mapping import WeightsError
 
 BLOCKS, SCALES = "_blocks", "_scales"
 VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)

@@ -12,8 +12,8 @@ import numpy as np
 from checkpoints.arrays import Arrays, LazyArrays, Overlay, View
 from config.optimizer_state import MASTER, RESIDUAL, RESIDUALS, SLOTS, Slot
 from config.sections import RunConfig
-from modelling.weights.table import WeightTable
 from modelling.weights.variables import OPTIMIZER
+from modelling.weights.weight_map import WeightMap
 from popxl.dtypes import dtype
 from popxl_addons.optimizers import packed
 
@@ -35,7 +35,7 @@ class Spec(Protocol):
 
 
 @dataclass(frozen=True)
-class KeptState:
+class OptimizerStateSpec:
     """A tensor of optimizer state.
 
     Attributes:
@@ -61,20 +61,25 @@ class KeptState:
         return spec.shape == self.shape and (floats or theirs == self.slot.dtype)
 
 
-def kept_state(config: RunConfig, table: WeightTable) -> dict[str, KeptState]:
+def optimizer_state_specs(
+    config: RunConfig, weight_map: WeightMap
+) -> dict[str, OptimizerStateSpec]:
     """All optimizer state of a run but the numbers of steps, by the names in checkpoints."""
     kept = {}
-    for row in (row for row in table.rows if row.updated):
+    for row in (row for row in weight_map.rows if row.updated):
         for weight in row.weights:
             axis = 1 - row.uncut_axis if row.transpose else row.uncut_axis
             for slot in config.optimizer_slots(len(weight.shape), row.of_adapter):
                 name = f"{OPTIMIZER}/{slot.name}/{weight.name}"
-                kept[name] = KeptState(slot, weight.name, weight.shape, axis)
+                kept[name] = OptimizerStateSpec(slot, weight.name, weight.shape, axis)
     return kept
 
 
-def in_form(
-    tensors: Arrays, specs: Mapping[str, Spec], kept: Mapping[str, KeptState], config: RunConfig
+def convert_optimizer_state(
+    tensors: Arrays,
+    specs: Mapping[str, Spec],
+    kept: Mapping[str, OptimizerStateSpec],
+    config: RunConfig,
 ) -> Arrays | str:
     """The tensors of a checkpoint, with optimizer state as a run keeps it.
 
@@ -99,11 +104,11 @@ def in_form(
     others = [n for n in specs if n not in made]
     if config.model.precision == "float32":
         split = [n for n in others if any(_name(slot, n) in specs for slot in _WHOLE)]
-        made |= {n: partial(whole_weight, tensors, n) for n in split}
+        made |= {n: partial(float32_weight, tensors, n) for n in split}
     return Overlay(LazyArrays(made), View(tensors, others))
 
 
-def whole_weight(tensors: Arrays, name: str) -> np.ndarray:
+def float32_weight(tensors: Arrays, name: str) -> np.ndarray:
     """A weight in float32, with what is kept of it besides its 16 bits."""
     if _name(MASTER.name, name) in tensors:
         return tensors[_name(MASTER.name, name)]
@@ -115,7 +120,7 @@ def whole_weight(tensors: Arrays, name: str) -> np.ndarray:
 
 
 def _maker(
-    state: KeptState, tensors: Arrays, specs: Mapping[str, Spec], precision: str
+    state: OptimizerStateSpec, tensors: Arrays, specs: Mapping[str, Spec], precision: str
 ) -> Callable[[], np.ndarray] | None:
     """The function that makes state of a checkpoint's tensors; None if they do not suffice."""
     name, weight = state.slot.name, state.weight
@@ -132,7 +137,7 @@ def _maker(
         if not all(fits(slot) for slot in _WHOLE if is_kept(slot)):
             return None
         if state.slot == MASTER:
-            return partial(whole_weight, tensors, weight)
+            return partial(float32_weight, tensors, weight)
         return partial(_residual, tensors, weight, precision, 8 * state.slot.itemsize)
     moment, _, part = name.rpartition("_")
     if part not in _PACKED:
@@ -148,7 +153,7 @@ def _maker(
 
 def _residual(tensors: Arrays, weight: str, precision: str, bits: int) -> np.ndarray:
     low = tensors[weight].astype(dtype.from_name(precision).as_numpy())
-    residual: np.ndarray = packed.residual(whole_weight(tensors, weight), low, bits)
+    residual: np.ndarray = packed.residual(float32_weight(tensors, weight), low, bits)
     return residual
 
 
@@ -161,7 +166,9 @@ def _moment(tensors: Arrays, moment: str, weight: str, axis: int) -> np.ndarray:
     return values
 
 
-def _packed(read: Callable[[], np.ndarray], moment: str, part: str, state: KeptState) -> np.ndarray:
+def _packed(
+    read: Callable[[], np.ndarray], moment: str, part: str, state: OptimizerStateSpec
+) -> np.ndarray:
     values = read()
     made = _MOMENTS[moment][0](values, _groups(values, state.axis))[_PACKED.index(part)]
     return np.reshape(made, state.shape)

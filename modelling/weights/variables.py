@@ -12,7 +12,7 @@ import numpy as np
 
 from checkpoints.arrays import Arrays, LazyArrays, View
 from checkpoints.tensor_shards import CutTensor, Layout, Part
-from modelling.weights.row import WeightRow
+from modelling.weights.mapping import WeightMapping
 from popxl import Variable
 from popxl.session import VariablePart
 
@@ -22,10 +22,10 @@ OPTIMIZER = "optimizer"
 Held = tuple[VariablePart, ...]
 
 
-class VariableRow(NamedTuple):
+class VariableSource(NamedTuple):
     """A variable, and the row that says which logical tensors make it up."""
 
-    row: WeightRow
+    row: WeightMapping
     variable: Any
     """For a weight in few bits, which is written only, the tree of its parts."""
 
@@ -53,7 +53,7 @@ class VariableRow(NamedTuple):
 
 @dataclass(frozen=True)
 class VariableLayout:
-    """Where the elements of a row's weights are in its variable; see `WeightRow`.
+    """Where the elements of a row's weights are in its variable; see `WeightMapping`.
 
     Attributes:
         shapes: of the weights.
@@ -67,7 +67,7 @@ class VariableLayout:
     shared_out: bool = False
 
     @classmethod
-    def of(cls, row: WeightRow, variable: tuple[int, ...]) -> VariableLayout:
+    def of(cls, row: WeightMapping, variable: tuple[int, ...]) -> VariableLayout:
         """The layout of a row's variable of some shape."""
         shapes = tuple(w.shape for w in row.weights)
         return cls(shapes, variable, row.transpose, row.axis, row.shared_out)
@@ -173,14 +173,14 @@ def cuts_of(layout: VariableLayout, held: Held) -> tuple[Cut, ...]:
     return tuple(map(Cut.of, sources))
 
 
-class HeldParts(NamedTuple):
+class ShardReader(NamedTuple):
     """Access to the parts of variables that the replicas hold; see `popxl.Session`."""
 
     of: Callable[[Variable], tuple[VariablePart, ...]]
     read: Callable[[Variable, VariablePart], np.ndarray]
 
 
-class LogicalTensors(LazyArrays):
+class HfNamedTensors(LazyArrays):
     """Logical tensors, made from a variable's data on demand. They come in the order of the
     variables: tensors of one variable follow each other, and are kept until each was asked for
     once.
@@ -190,10 +190,10 @@ class LogicalTensors(LazyArrays):
 
     def __init__(
         self,
-        places: Sequence[VariableRow],
+        places: Sequence[VariableSource],
         read: Callable[[Variable], np.ndarray],
         tensor_parallel: int,
-        held: HeldParts | None,
+        held: ShardReader | None,
     ) -> None:
         self._all, self._held = places, held
         self._places = {name: place for place in places for name in place.names}
@@ -221,10 +221,10 @@ class LogicalTensors(LazyArrays):
             for weight in place.row.weights
         )
 
-    def without(self, prefix: str) -> LogicalTensors:
+    def without(self, prefix: str) -> HfNamedTensors:
         """All tensors but those whose names begin with `prefix`."""
         places = [p for p in self._all if not p.prefix.startswith(prefix)]
-        return LogicalTensors(places, self._read, self._tensor_parallel, self._held)
+        return HfNamedTensors(places, self._read, self._tensor_parallel, self._held)
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self._made:
@@ -237,16 +237,16 @@ class LogicalTensors(LazyArrays):
         return self._made.pop(name)
 
 
-def without_optimizer(tensors: Arrays) -> Arrays:
+def without_optimizer_state(tensors: Arrays) -> Arrays:
     """All but the optimizer's state, on demand."""
-    if isinstance(tensors, LogicalTensors):
+    if isinstance(tensors, HfNamedTensors):
         return tensors.without(f"{OPTIMIZER}/")
     names = [name for name in tensors if not name.startswith(f"{OPTIMIZER}/")]
     return View(tensors, names)
 
 
-def nbytes_of(tensors: Arrays) -> int:
+def total_nbytes(tensors: Arrays) -> int:
     """Bytes of tensors, without reading those of a program."""
-    if isinstance(tensors, LogicalTensors):
+    if isinstance(tensors, HfNamedTensors):
         return tensors.nbytes
     return sum(array.nbytes for array in tensors.values())

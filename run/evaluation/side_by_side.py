@@ -84,8 +84,8 @@ def side_by_side(config: RunConfig, loaded: Loaded | None = None) -> SideBySide:
     config = replace(config, execution=e)
     check_least(config)
     family = family_of(config)
-    table = family.weights(config)
-    start = load_weights(config, table)
+    weight_map = family.weight_map(config)
+    start = load_weights(config, weight_map)
     data = Pipeline(config, family.sample_format, loaded or Loaded())
     corpus = data.corpus("validation").first(e.micro_batch_size)
     fitted, prompts = data.answering(corpus)
@@ -101,7 +101,9 @@ def side_by_side(config: RunConfig, loaded: Loaded | None = None) -> SideBySide:
     others: Sequence[Written | None] = [None] * len(own)
     if has_torch():
         description = family.to_config_json(fitted)
-        whole = table.base.for_files(merge_adapters(table, start.tensors, np.dtype(np.float32)))
+        whole = weight_map.base.to_hf(
+            merge_adapters(weight_map, start.tensors, np.dtype(np.float32))
+        )
         theirs = model_of(description, fitted.model.precision, whole)
         tokens = _hugging_face(theirs, prompts, ours.shape[1], data.tokenizer.pad)
         others = _answers(tokens, data.tokenizer)

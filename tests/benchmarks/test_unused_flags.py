@@ -95,7 +95,7 @@ def test_help_shows_what_is_used_and_what_is_measured_alone(benchmark, capsys) -
 
 def test_load_measures_a_model_of_hugging_face_too(tmp_path) -> None:
     config = small_config()
-    weights = family_of(config).weights(config).initial(3)
+    weights = family_of(config).weight_map(config).init_weights(3)
     write_hf_directory(tmp_path / "hf", weights, family_of(config).to_config_json(config))
     path = tmp_path / "plan.json"
     named = ["--load", str(tmp_path / "hf"), "--machine", "laptop", "--plan-json", str(path)]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from checkpoints.tensor_shards import assembled, check_whole
-from modelling.weights import Weight, WeightRow
+from modelling.weights import Weight, WeightMapping
 from modelling.weights.variables import VariableLayout
 
 JOINED = [(axis, cut, count) for axis in (0, 1) for cut in (True, False) for count in (1, 3)]
@@ -25,7 +25,7 @@ def test_any_cut_of_any_row_is_put_together(axis, cut, count, transpose):
     rng = np.random.default_rng(0)
     for shape, parallel, shards in itertools.product([(7, 5), (6, 6)], (1, 2, 3), (1, 2, 5)):
         weights = tuple(Weight(f"w{i}", shape) for i in range(count))
-        row = WeightRow("path", weights, transpose, axis, cut, shared_out=count == SHARED_OUT)
+        row = WeightMapping("path", weights, transpose, axis, cut, shared_out=count == SHARED_OUT)
         logical = {w.name: rng.standard_normal(shape) for w in weights}
         host = row.to_host(logical, parallel)
         if row.shared_out and parallel > 1:

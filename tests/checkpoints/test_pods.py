@@ -23,7 +23,7 @@ from config.presets import merge, preset_data, preset_names
 from config.sections import RunConfig
 from modelling.phases.training import build_training
 from modelling.spec import family_of
-from modelling.weights import HeldParts
+from modelling.weights import ShardReader
 from popxl._run import device_variables
 from popxl._storage.replica_arrays import stored_entry
 
@@ -49,14 +49,14 @@ def mesh_of(replicas: int, processes: int) -> SimpleNamespace:
 def listed(config: RunConfig, processes: int):
     """The tensors of a program that nobody compiles, as so many processes would have them."""
     family = family_of(config)
-    table = family.weights(config)
-    program = build_training(config, family.layout, False, table)
+    weight_map = family.weight_map(config)
+    program = build_training(config, family.layout, False, weight_map)
     mesh = mesh_of(config.replicas, processes)
-    held = HeldParts(
+    held = ShardReader(
         lambda v: device_variables.parts_of(mesh, v),
         lambda v, part: np.zeros(part.size, v.dtype.as_numpy()),
     )
-    return table.to_logical(lambda v: np.zeros(0), program.variables, True, held)
+    return weight_map.to_logical(lambda v: np.zeros(0), program.variables, True, held)
 
 
 def shares_by_process(tensors, processes: int, monkeypatch) -> list[Shares]:
@@ -158,8 +158,8 @@ def test_a_host_reads_the_ranges_of_its_devices_once(tmp_path, monkeypatch):
     found = load_checkpoint(tmp_path, verify=False).tensors
     assert not read
     family = family_of(config)
-    table, program = family.weights(config), build_training(config, family.layout, False)
-    sources = table.to_variables(found, program.variables)
+    weight_map, program = family.weight_map(config), build_training(config, family.layout, False)
+    sources = weight_map.to_variables(found, program.variables)
     for processes, process in ((8, 0), (8, 5), (2, 1)):
         mesh, held = mesh_of(config.replicas, processes), 0
         read.clear()
@@ -199,13 +199,13 @@ def test_each_of_8_hosts_reads_what_its_devices_hold(monkeypatch):
     layers = {"model": {"layers": 2}, "execution": {"rts_weights_threshold": 0}}
     config = preset("xxl_pod64", SMALL, SMALL_T5, layers)
     family = family_of(config)
-    table, mesh = family.weights(config), mesh_of(config.replicas, 8)
-    program = build_training(config, family.layout, False, table)
+    weight_map, mesh = family.weight_map(config), mesh_of(config.replicas, 8)
+    program = build_training(config, family.layout, False, weight_map)
     rng = np.random.default_rng(0)
     tensors = Ranges(
         {one.name: rng.standard_normal(one.layout[0].shape) for one in listed(config, 8).parts()}
     )
-    sources = table.to_variables(tensors, program.variables)
+    sources = weight_map.to_variables(tensors, program.variables)
     assert len(sources) > 100
     for process in (0, 5):
         tensors.taken = held = 0

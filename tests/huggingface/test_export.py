@@ -47,7 +47,7 @@ def config_of(arguments: list[str]) -> RunConfig:
 def noisy(config: RunConfig) -> dict[str, np.ndarray]:
     """Random weights that all matter: norms are not 1, biases not 0."""
     rng = np.random.default_rng(0)
-    weights = family_of(config).weights(config).initial(1)
+    weights = family_of(config).weight_map(config).init_weights(1)
     return {n: w + np.float32(0.1) * rng.standard_normal(w.shape, np.float32)
             for n, w in weights.items()}  # fmt: skip
 

@@ -43,9 +43,9 @@ def described(folder: Path) -> RunConfig:
 def ours(folder: Path) -> dict[str, np.ndarray]:
     """The weights in a folder as we read them, float32, by the names that an export gives them."""
     config = described(folder)
-    table = family_of(config).weights(config)
-    weights, _ = read_weights(config, table, str(folder))
-    files = table.for_files(weights)
+    weight_map = family_of(config).weight_map(config)
+    weights, _ = read_weights(config, weight_map, str(folder))
+    files = weight_map.to_hf(weights)
     return {name: files[name].astype(np.float32) for name in files}
 
 
@@ -138,7 +138,7 @@ def test_the_loss_of_a_published_model_is_transformers(name: str, tmp_path: Path
     family = family_of(config)
     samples = family.sample_format.generated(config, 3, None)
     with Losses(config) as model:
-        model.write(read_weights(config, family.weights(config), str(tmp_path))[0])
+        model.write(read_weights(config, family.weight_map(config), str(tmp_path))[0])
         found = model.of(samples).mean
     theirs = class_of(tmp_path).from_pretrained(
         tmp_path, dtype=torch.float32, attn_implementation="eager"

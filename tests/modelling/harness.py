@@ -19,7 +19,7 @@ import torch
 import popxl
 import popxl_addons as addons
 from config.t5 import T5Config
-from modelling.weights import WeightRow
+from modelling.weights import WeightMapping
 from popxl_addons.patterns import apply_pre_alias_patterns
 from tests.slow import slow
 
@@ -44,7 +44,7 @@ class Case:
     make: Callable[[int], addons.Module]
     reference: Callable[..., torch.Tensor]
     inputs: Sequence[np.ndarray]
-    rows: Sequence[WeightRow]
+    rows: Sequence[WeightMapping]
     parameters: Mapping[str, torch.Tensor]
     grad: np.ndarray
 

@@ -76,7 +76,7 @@ def _train(family: Any, config: Any) -> tuple[list[float], list[float], dict[str
     record, module = family
     *batches, last = module.batches(STEPS)
     model = fine_tuning(config)
-    model.write(record.weights(config).initial(seed=0))
+    model.write(record.weight_map(config).init_weights(seed=0))
     with model:
         results = []
         steps = [(b, module.RATE) for b in batches] + 2 * [(last, 0)]

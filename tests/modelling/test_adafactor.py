@@ -83,8 +83,8 @@ def test_ten_steps_with_a_checkpoint_after_five(family, first, second, tmp_path)
         store.save(half, model.read(), {}, wait=True)
 
     config = config_of(family, *second, load=str(tmp_path))
-    table = family_of(config).weights(config)
-    start = starting_point(config, table)
+    weight_map = family_of(config).weight_map(config)
+    start = starting_point(config, weight_map)
     model = model if first == second else fine_tuning(config)
     model.write(start.tensors)
     with model:
@@ -104,4 +104,4 @@ def test_ten_steps_with_a_checkpoint_after_five(family, first, second, tmp_path)
 
     other = replace(config.training, optimizer=replace(config.training.optimizer, name="adamw"))
     with pytest.raises(CheckpointError, match="no optimizer/second_order/.*load_optimizer false"):
-        starting_point(replace(config, training=other), table)
+        starting_point(replace(config, training=other), weight_map)

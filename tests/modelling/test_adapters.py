@@ -15,9 +15,9 @@ import torch
 from config.errors import ConfigError
 from config.sections import RunConfig
 from modelling.spec import family_of
-from modelling.weights import WeightTable
+from modelling.weights import WeightMap
 from modelling.weights.lora import init_adapters, merge_adapters
-from modelling.weights.row import is_trained
+from modelling.weights.mapping import is_trainable
 from tests.modelling.bart import hf as bart_hf
 from tests.modelling.gptj import hf as gptj_hf
 from tests.modelling.gptj import training as gptj_training
@@ -110,16 +110,16 @@ def check(kind: str, split: Sequence[int], ours: dict[str, Any], theirs: dict[st
     start, expected = trained(kind, **theirs)
     fields = {name if "." in name else f"adapter.{name}": value for name, value in ours.items()}
     config = of.config(*split).changed(fields)
-    table = family_of(config).weights(config)
+    weight_map = family_of(config).weight_map(config)
     model = fine_tuning(config, gradients=True)
-    model.write(table.renamed(start))
-    check_training(model, of.batches, expected, RATE, partial(of_files, table))
+    model.write(weight_map.from_hf(start))
+    check_training(model, of.batches, expected, RATE, partial(of_files, weight_map))
 
 
-def of_files(table: WeightTable, ours: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def of_files(weight_map: WeightMap, ours: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Under the names that files have, of T5's embedding those of the first module that uses it;
     without BART's buffer, which is no parameter."""
-    named = dict(table.for_files(ours))
+    named = dict(weight_map.to_hf(ours))
     named.pop("final_logits_bias", None)
     return {n.replace("shared.lora", "encoder.embed_tokens.lora"): named[n] for n in named}
 
@@ -189,12 +189,12 @@ def test_adapters_of_experts(
     fields = {f"adapter.{n}": x for n, x in fields.items()}
     fields |= {"adapter.rank_pattern": "experts.down_proj=3"} if names != [GATE_UP] else {}
     config = of.config(*split).changed(fields | {f"execution.{n}": x for n, x in execution.items()})
-    table = family_of(config).weights(config)
-    gradients = dict(table.only(is_trained).renamed(found.gradients))
-    weights = dict(table.renamed(found.weights))
+    weight_map = family_of(config).weight_map(config)
+    gradients = dict(weight_map.only(is_trainable).from_hf(found.gradients))
+    weights = dict(weight_map.from_hf(found.weights))
     expected = Reference(found.losses, found.norms, gradients, weights, found.state)
     model = fine_tuning(config, gradients=True)
-    model.write(table.renamed(start))
+    model.write(weight_map.from_hf(start))
     check_training(model, of.batches, expected, RATE)
 
 
@@ -384,7 +384,7 @@ def test_what_adapters_cannot_be_of(adapter: dict[str, Any], said: str) -> None:
     named = {n if "." in n else f"adapter.{n}": x for n, x in fields.items()}
     plain = case("mistral").config()
     with pytest.raises(ConfigError, match=said):
-        family_of(plain).weights(plain.changed(named | more))
+        family_of(plain).weight_map(plain.changed(named | more))
 
 
 @pytest.mark.parametrize(
@@ -409,7 +409,7 @@ def test_what_adapters_of_experts_cannot_be(adapter: dict[str, Any], said: str) 
     fields = {f"adapter.{name}": value for name, value in {"rank": 4, **adapter}.items()}
     config = case("shallow mixtral").config().changed(fields)
     with pytest.raises(ConfigError, match=said):
-        family_of(config).weights(config)
+        family_of(config).weight_map(config)
 
 
 # ---- merged -------------------------------------------------------------------------------------
@@ -423,9 +423,9 @@ def test_merged_weights_are_those_of_peft(kind: str, dora: bool) -> None:
     ours = {"rank": 4, "targets": "all-linear", "dora": dora, "rslora": True}
     ours |= {"alpha_pattern": f"{odd}=3"}
     config = of.config().changed({f"adapter.{name}": value for name, value in ours.items()})
-    table = family_of(config).weights(config)
-    found = table.base.for_files(
-        merge_adapters(table, table.renamed(named(logical(model))), np.dtype("float32"))
+    weight_map = family_of(config).weight_map(config)
+    found = weight_map.base.to_hf(
+        merge_adapters(weight_map, weight_map.from_hf(named(logical(model))), np.dtype("float32"))
     )
     expected = logical(model.merge_and_unload())
     assert found.keys() == expected.keys()
@@ -436,13 +436,16 @@ def test_merged_weights_are_those_of_peft(kind: str, dora: bool) -> None:
 def test_adapters_are_merged_into_what_few_bits_left() -> None:
     """Of linear maps, with an adapter or without; else into the weights."""
     config = case("mistral").config().changed({**QUANTISED, "adapter.rank": 4})
-    table, weights = family_of(config).weights(config), random_weights(config)
+    weight_map, weights = family_of(config).weight_map(config), random_weights(config)
     quantised = {n for n, w in weights.items() if "lora_" not in n and is_quantised(n, w)}
     kept = {n: in_few_bits(w, 4, 4) if n in quantised else w for n, w in weights.items()}
     float32 = np.dtype("float32")
-    expected, plain = merge_adapters(table, kept, float32), merge_adapters(table, weights, float32)
-    found = merge_adapters(table, weights, float32, config.model.few_bits)
-    for name in table.base.initial(0):
+    expected, plain = (
+        merge_adapters(weight_map, kept, float32),
+        merge_adapters(weight_map, weights, float32),
+    )
+    found = merge_adapters(weight_map, weights, float32, config.model.few_bits)
+    for name in weight_map.base.init_weights(0):
         np.testing.assert_array_equal(found[name], expected[name])
         assert (found[name] != plain[name]).any() == (name in quantised), name
 
@@ -459,10 +462,10 @@ def test_new_adapters_begin_as_those_of_peft(ours: dict[str, Any], theirs: dict[
     of = case("mistral")
     model = peft.get_peft_model(of.model(), peft.LoraConfig(r=200, **theirs))
     config = of.config().changed({"adapter.rank": 200, **ours})
-    table = family_of(config).weights(config)
-    theirs = table.renamed(named(logical(model)))
-    found = init_adapters(table, theirs, seed=3)
-    assert found.keys() == theirs.keys() - {w.name for w in table.base.weights}
+    weight_map = family_of(config).weight_map(config)
+    theirs = weight_map.from_hf(named(logical(model)))
+    found = init_adapters(weight_map, theirs, seed=3)
+    assert found.keys() == theirs.keys() - {w.name for w in weight_map.base.weights}
     for name, array in found.items():
         if name.endswith("lora_A.weight"):
             limit = array.shape[1] ** -0.5
@@ -480,7 +483,7 @@ def test_new_adapters_begin_as_those_of_peft(ours: dict[str, Any], theirs: dict[
 # ---- dropout, and 16 bits -----------------------------------------------------------------------
 def random_weights(config: RunConfig) -> dict[str, np.ndarray]:
     """With a B that is not zero."""
-    weights = dict(family_of(config).weights(config).initial(0))
+    weights = dict(family_of(config).weight_map(config).init_weights(0))
     rng = np.random.default_rng(0)
     for name in weights:
         if name.endswith("lora_B.weight"):
@@ -555,15 +558,15 @@ def test_a_base_in_few_bits_is_its_rounded_weights_bit_for_bit(
     """Of which none takes gradients, or is written back."""
     of = case("phi3")
     config = of.config(*split).changed(ALL_LINEAR)
-    table = family_of(config).weights(config)
-    adapters = {w.name for w in table.weights} - {w.name for w in table.base.weights}
-    whole = dict(table.base.renamed(logical(of.model())))
+    weight_map = family_of(config).weight_map(config)
+    adapters = {w.name for w in weight_map.weights} - {w.name for w in weight_map.base.weights}
+    whole = dict(weight_map.base.from_hf(logical(of.model())))
     expanded = {n: in_few_bits(w, 4, bits) if is_quantised(n, w) else w for n, w in whole.items()}
     found = []
     packed_fields = {**QUANTISED, "model.quantisation": f"int{bits}"}
     for fields, base in (({}, expanded), (packed_fields, whole)):
         model = fine_tuning(config.changed(fields), gradients=True)  # so one is compiled above
-        model.write({**table.initial(0), **base})
+        model.write({**weight_map.init_weights(0), **base})
         with model:
             losses = [model.run([of.batches[i]], [1e-2], i)[0].loss for i in range(2)]
             found.append((losses, dict(model.tensors(frozen=False))))

@@ -18,8 +18,8 @@ from checkpoints import CheckpointStore
 from config.errors import ConfigError
 from config.sections import RunConfig
 from modelling.spec import family_of
-from modelling.weights import without_optimizer
-from modelling.weights.optimizer_state import in_form, kept_state
+from modelling.weights import without_optimizer_state
+from modelling.weights.optimizer_state import convert_optimizer_state, optimizer_state_specs
 from planning.needs import finetuning_needs
 from popxl_addons.optimizers import packed
 from run.start import starting_point
@@ -176,7 +176,7 @@ def test_evaluation_reads_the_training_state() -> None:
         losses.write(model.tensors())
         with losses:
             borrowed = losses.of(samples).mean
-        weights = {n: a.copy() for n, a in without_optimizer(model.tensors()).items()}
+        weights = {n: a.copy() for n, a in without_optimizer_state(model.tensors()).items()}
     own = Losses(config)
     own.write(weights)
     with own:
@@ -190,7 +190,7 @@ def saved(folder, state: str, precision: str) -> tuple[dict[str, Any], int]:
     low = "float32" if precision == "float32" else ml_dtypes.bfloat16
     tensors: dict[str, Any] = {n: w.astype(low) for n, w in initial(config).items()}
     rng = np.random.default_rng(0)
-    for name, kept in kept_state(config, family_of(config).weights(config)).items():
+    for name, kept in optimizer_state_specs(config, family_of(config).weight_map(config)).items():
         dtype = np.dtype(getattr(ml_dtypes, kept.slot.dtype, kept.slot.dtype))
         values = np.abs(rng.normal(size=kept.shape))
         tensors[name] = (values if "float" in kept.slot.dtype else values * 20).astype(dtype)
@@ -202,9 +202,9 @@ def saved(folder, state: str, precision: str) -> tuple[dict[str, Any], int]:
 def started(folder, state: str, precision: str) -> tuple[str, Mapping[str, np.ndarray]]:
     config = config_of(state, 1, 1, precision)
     config = replace(config, checkpoint=replace(config.checkpoint, load=str(folder)))
-    table = family_of(config).weights(config)
-    start = starting_point(config, table)
-    for name, tensor in kept_state(config, table).items():
+    weight_map = family_of(config).weight_map(config)
+    start = starting_point(config, weight_map)
+    for name, tensor in optimizer_state_specs(config, weight_map).items():
         assert start.tensors[name].shape == tensor.shape, name
     return start.source, start.tensors
 
@@ -251,8 +251,8 @@ def test_a_run_goes_on_with_another_state(state) -> None:
         train(model, 0, 2)
         half = dict(model.read())
         expected = train(model, 2, 4)
-    kept = kept_state(other, family_of(other).weights(other))
-    tensors = in_form(half, half, kept, other)
+    kept = optimizer_state_specs(other, family_of(other).weight_map(other))
+    tensors = convert_optimizer_state(half, half, kept, other)
     assert not isinstance(tensors, str)
     continued = fine_tuning(other)
     continued.write(tensors)
@@ -281,7 +281,7 @@ def test_plans_count_what_is_kept() -> None:
     assert wide.state == 14 * wide.parameters
     vectors = sum(
         np.prod(w.shape)
-        for w in family_of(narrow.config).weights(narrow.config).weights
+        for w in family_of(narrow.config).weight_map(narrow.config).weights
         if len(w.shape) == 1
     )
     matrices = narrow.parameters - vectors

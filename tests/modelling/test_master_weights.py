@@ -52,7 +52,7 @@ def trainer(dp: int = 2, tp: int = 2) -> FineTuning:
 
 def initial() -> Mapping[str, np.ndarray]:
     config = config_of()
-    return family_of(config).weights(config).initial(seed=0)
+    return family_of(config).weight_map(config).init_weights(seed=0)
 
 
 def train(model: FineTuning, first: int, last: int) -> None:
@@ -104,25 +104,25 @@ def test_a_continued_run_is_the_one_that_was_not_stopped() -> None:
 def test_a_run_without_masters_is_continued_with_them(tmp_path) -> None:
     """The masters begin with the weights; moments of another optimizer are refused."""
     config, weights = config_of(), dict(initial())
-    table = family_of(config).weights(config)
+    weight_map = family_of(config).weight_map(config)
     moments = {
         f"optimizer/{slot.name}/{w.name}": np.zeros(slot.shape(w.shape), np.float32)
-        for w in table.weights
+        for w in weight_map.weights
         for slot in config.training.optimizer.slots(len(w.shape))
     }
     with CheckpointStore(tmp_path) as store:
         store.save(3, weights | moments, {}, wait=True)
     loading = replace(config, checkpoint=replace(config.checkpoint, load=str(tmp_path)))
-    start = starting_point(loading, table)
+    start = starting_point(loading, weight_map)
     assert "in another form" in start.source
     for name, weight in weights.items():
         np.testing.assert_array_equal(start.tensors[MASTER + name], weight)
-    assert "in another form" not in starting_point(with_masters(loading, False), table).source
+    assert "in another form" not in starting_point(with_masters(loading, False), weight_map).source
     training = replace(
         config.training, optimizer=replace(config.training.optimizer, name="adafactor")
     )
     with pytest.raises(UserError, match=r"has no optimizer/second_.* --checkpoint.load_optimizer"):
-        starting_point(replace(loading, training=training), table)
+        starting_point(replace(loading, training=training), weight_map)
 
 
 def test_masters_are_planned() -> None:

@@ -191,13 +191,17 @@ SECTIONS = ("family", "model", "training", "adapter", "execution", "fp8", "gener
 def texts_of(config: RunConfig, wanted: str = ALL) -> dict[str, str]:
     """The text of each program of a configuration; of training only if it is for that."""
     written, family = replace(config, model=replace(config.model, eval=True)), family_of(config)
-    table, generator, strategy = family.weights(written), family.generator, strategy_of(written)
+    weight_map, generator, strategy = (
+        family.weight_map(written),
+        family.generator,
+        strategy_of(written),
+    )
     build: dict[str, Callable[[], Any]] = {
-        "T": lambda: build_training(config, family.layout, table=family.weights(config)),
-        "E": lambda: build_loss(written, family.layout, table),
+        "T": lambda: build_training(config, family.layout, weight_map=family.weight_map(config)),
+        "E": lambda: build_loss(written, family.layout, weight_map),
         "R": lambda: build_generation(written, generator, strategy),
         "P": lambda: build_piecewise(written, generator, strategy),
-        "S": lambda: build_streamed(written, generator, table, strategy),
+        "S": lambda: build_streamed(written, generator, weight_map, strategy),
     }
     kinds = [kind for kind in wanted if kind != "T" or not config.model.eval]
     return {kind: text_of(build[kind]().ir) for kind in kinds}
@@ -279,8 +283,8 @@ def test_programs_of_configurations_are_built_in_one_way() -> None:
 def results_of(config: RunConfig, samples: Samples) -> dict[str, np.ndarray]:
     """Results of each program: losses, or tokens."""
     family, found = family_of(config), {}
-    table = family.weights(config)
-    weights = {**table.initial(5), **logical(hf_model(small_config(layers=1)))}
+    weight_map = family.weight_map(config)
+    weights = {**weight_map.init_weights(5), **logical(hf_model(small_config(layers=1)))}
     input_ids = np.random.default_rng(0).integers(
         3, 60, (16, config.model.sequence_length), np.int32
     )

@@ -158,7 +158,7 @@ def test_gradients_in_bfloat16_are_rounded_once_a_pass(
     fields = {"training.gradients": "bfloat16", "model.layers": 1, "model.precision": precision}
     config = MODELS[name](**split).changed(fields | {"training.optimizer.state": "bfloat16"})
     family, module = {"t5": T5, "gptj": GPTJ}.get(name, LLAMA)
-    weights, batch = family.weights(config).initial(seed=0), module.batches(1)[0]
+    weights, batch = family.weight_map(config).init_weights(seed=0), module.batches(1)[0]
     passes = config.gradient_accumulation
 
     def gradients(per_pass: int, dtype: str) -> dict[str, np.ndarray]:
@@ -229,7 +229,7 @@ def test_frozen_layers_have_a_seed_for_each_micro_batch() -> None:
     """Those before the lowest trained one too, which have no backward pass."""
     fields = {"training.trained": "lm_head", "model.dropout_prob": 0.2}
     config, family = small_config(layers=1).changed(fields), GPTJ[0]
-    ir = build_training(config, family.layout, table=family.weights(config)).ir
+    ir = build_training(config, family.layout, weight_map=family.weight_map(config)).ir
     graphs = str(ir).split("\ngraph ")
     loops = [text for text in graphs if "_batch_serial_step" in text.partition("(")[0]]
     assert len(loops) == 3, "embeddings, the layer, the loss"

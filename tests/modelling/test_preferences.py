@@ -36,8 +36,8 @@ from tests.modelling.preferences import (
 )
 from tests.modelling.sessions import fine_tuning, transposed
 from tests.modelling.t5.training import VOCABULARY, our_config, their_model
-from tests.modelling.tables import weight_table as llama_table
 from tests.modelling.torch_training import check_training, logical, train
+from tests.modelling.weight_maps import base_weight_map as llama_weight_map
 from tests.slow import slow
 
 STEPS, RATE = 3, 1e-2
@@ -198,10 +198,10 @@ def test_llama_shaped_models_do(kind: str, name: str, dp: int, tp: int, monkeypa
         "rope_type": "default", "rope_theta": 1e4})  # fmt: skip
     config = llama.our_config(theirs, dp, tp, 2, sequence_length=20)
     config = preferring(config, name, examples_per_row=2)
-    table = llama_table(config)
+    weight_map = llama_weight_map(config)
     check(config, name, llama.hf_model(theirs), decoder_logps, CAUSAL_LM, llama.VOCABULARY, 5,
-          lambda model: table.renamed(llama.weights_of(model)),
-          lambda ours: dict(table.for_files(ours)))  # fmt: skip
+          lambda model: weight_map.from_hf(llama.weights_of(model)),
+          lambda ours: dict(weight_map.to_hf(ours)))  # fmt: skip
 
 
 @pytest.mark.parametrize(

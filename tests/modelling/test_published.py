@@ -31,7 +31,7 @@ def test_a_published_model_is_read_and_written(name: str, tmp_path: Path) -> Non
     count, data = PUBLISHED[name]
     config = read(data)
     family = family_named(config.family)
-    weights = family.weights(config).weights
+    weights = family.weight_map(config).weights
     assert sum(math.prod(weight.shape) for weight in weights) == count
     written = family.to_config_json(config)
     assert read(written).model == config.model

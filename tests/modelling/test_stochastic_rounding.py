@@ -42,7 +42,7 @@ def trainer(dp: int = 2, tp: int = 2) -> FineTuning:
 
 
 def initial(config: RunConfig) -> Mapping[str, np.ndarray]:
-    return family_of(config).weights(config).initial(seed=0)
+    return family_of(config).weight_map(config).init_weights(seed=0)
 
 
 def train(model: FineTuning, first: int, last: int) -> None:

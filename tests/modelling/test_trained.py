@@ -116,15 +116,15 @@ def test_as_torch_trains_them(name: str, dp: int, tp: int) -> None:
     kind, (told, only) = KINDS[name.partition("/")[0]], CHOICES[name]
     start, expected = kind.reference(only)
     config = chosen(kind.config(dp=dp, tp=tp, micro_batch=4 // dp), **told)
-    table = family_of(config).weights(config)
+    weight_map = family_of(config).weight_map(config)
     model = fine_tuning(config, gradients=True)
-    model.write(table.renamed(start))
+    model.write(weight_map.from_hf(start))
     weights = check_training(
         model,
         kind.batches(STEPS),
         expected,
         kind.rate,
-        lambda ours: dict(table.for_files(ours)),
+        lambda ours: dict(weight_map.to_hf(ours)),
     )
     for name in start.keys() - expected.gradients.keys():
         assert weights[name].tobytes() == start[name].tobytes(), name
@@ -133,8 +133,8 @@ def test_as_torch_trains_them(name: str, dp: int, tp: int) -> None:
 # ---- what a step moves and computes --------------------------------------------------------------
 def weight_bytes(config: RunConfig, *layers: str) -> int:
     """Bytes of the float32 weights in some layers, or all."""
-    table = family_of(config).weights(config)
-    rows = [row for name in layers or table.layers for row in table.layers[name]]
+    weight_map = family_of(config).weight_map(config)
+    rows = [row for name in layers or weight_map.layers for row in weight_map.layers[name]]
     return sum(4 * math.prod(w.shape) for row in rows for w in row.weights)
 
 
@@ -152,7 +152,7 @@ def moved(config: RunConfig, batch: Any) -> dict[tuple[str, str], int]:
 
     with mock.patch.multiple(Walker, _load=noted("load"), _store=noted("store")):
         model = fine_tuning(config)
-        model.write(family_of(config).weights(config).initial(seed=0))
+        model.write(family_of(config).weight_map(config).init_weights(seed=0))
         with model:
             found.clear()
             model.run([batch], [1e-3], 0)
@@ -165,7 +165,7 @@ def test_frozen_weights_come_and_never_go(trained: str, layers: list[str]) -> No
     backward pass."""
     config = chosen(small_config(), trained=trained, frozen="*norm*,*ln_*")
     config = config.changed({"execution.micro_batches_per_pass": config.gradient_accumulation})
-    rows = [row for name in layers for row in family_of(config).weights(config).layers[name]]
+    rows = [row for name in layers for row in family_of(config).weight_map(config).layers[name]]
     own = sum(4 * math.prod(w.shape) for row in rows if row.trained for w in row.weights)
     found = moved(config, gptj.batches(1)[0])
     steps = 4 * sum(row.trained for row in rows)
@@ -189,8 +189,8 @@ def test_products_of_frozen_weights_gradients_are_not_computed() -> None:
     config = small_config()
     every = finetuning_needs(config)
     norms = finetuning_needs(chosen(config, trained="*norm*,*ln_*"))
-    table = family_of(config).weights(config)
-    matrices = [w for w in table.weights if len(w.shape) == 2 and "wte" not in w.name]
+    weight_map = family_of(config).weight_map(config)
+    matrices = [w for w in weight_map.weights if len(w.shape) == 2 and "wte" not in w.name]
     products = sum(2 * 16 * 12 * math.prod(w.shape) for w in matrices)
     assert every.plan.flops - norms.plan.flops == products
     last = finetuning_needs(chosen(config, trained="layer.2,head"))
@@ -205,8 +205,8 @@ def test_host_memory_is_what_is_kept_of_both(name: str) -> None:
     """2 bytes of a frozen weight; 12 more of one that is trained; rows of the trained layers."""
     trained = "decoder.22,decoder.23" if name.startswith("xxl") else "layer.26,layer.27"
     config = preset(name, training={"trained": trained})
-    needs, table = finetuning_needs(config), family_of(config).weights(config)
-    own = sum(math.prod(w.shape) for w in table.trained)
+    needs, weight_map = finetuning_needs(config), family_of(config).weight_map(config)
+    own = sum(math.prod(w.shape) for w in weight_map.trained)
     assert needs.state == 2 * needs.parameters + 12 * own
     model, samples = config.model, config.training.global_batch_size
     token = samples * model.hidden_size * 2
@@ -219,11 +219,11 @@ def test_host_memory_is_what_is_kept_of_both(name: str) -> None:
 
 def test_programs_that_borrow_have_the_same_phases() -> None:
     config = chosen(small_config(), trained="layer.0,layer.2")
-    family, training = family_of(config), family_of(config).weights(config)
+    family, training = family_of(config), family_of(config).weight_map(config)
     model = replace(config.model, eval=True)
     written = replace(config, model=model)
     programs = (
-        build_training(config, family.layout, table=training),
+        build_training(config, family.layout, weight_map=training),
         build_loss(written, family.layout, training),
         build_streamed(written, family.generator, training),
     )

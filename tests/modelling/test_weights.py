@@ -1,4 +1,4 @@
-"""The weight table: Hugging Face's weights to variables and back, and initial values."""
+"""The weight map: Hugging Face's weights to variables and back, and initial values."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 
 import popxl
 from modelling.decoder import HEAD
-from modelling.weights import Weight, WeightRow
+from modelling.weights import Weight, WeightMapping
 from popxl_addons import NamedTensors
 from tests.modelling.harness import TENSOR_PARALLEL, small_config
 from tests.modelling.made import encoder_block, t5_head
 from tests.modelling.t5.hf import hf_model
-from tests.modelling.tables import weight_table
+from tests.modelling.weight_maps import base_weight_map
 
 CONFIG = small_config()
 
@@ -28,24 +28,24 @@ def theirs() -> dict[str, np.ndarray]:
 # ---- rows ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize("tensor_parallel", TENSOR_PARALLEL)
 def test_every_weight_is_used_once_and_comes_back(theirs, tensor_parallel):
-    table = weight_table(small_config(tensor_parallel))
-    logical = table.renamed(theirs)
+    weight_map = base_weight_map(small_config(tensor_parallel))
+    logical = weight_map.from_hf(theirs)
     back: dict[str, np.ndarray] = {}
-    for rows in table.layers.values():
+    for rows in weight_map.layers.values():
         for row in rows:
             data = row.to_host(logical, tensor_parallel)
             assert data.shape[0] == tensor_parallel or row.axis is None or tensor_parallel == 1
             found = row.to_logical(data, tensor_parallel)
             assert not found.keys() & back.keys()
             back.update(found)
-    assert back.keys() == theirs.keys() - set(table.files.aliases)
+    assert back.keys() == theirs.keys() - set(weight_map.files.aliases)
     for name, array in back.items():
         assert array.tobytes() == theirs[name].tobytes(), name
 
 
 def test_a_fused_row_holds_each_shards_parts_side_by_side():
     q, k = (np.arange(12.0).reshape(4, 3) + 100 * i for i in range(2))
-    row = WeightRow("qk", (Weight("q", (4, 3)), Weight("k", (4, 3))), transpose=True, axis=1)
+    row = WeightMapping("qk", (Weight("q", (4, 3)), Weight("k", (4, 3))), transpose=True, axis=1)
     data = row.to_host({"q": q, "k": k}, 2)
     assert data.shape == (2, 3, 4)
     np.testing.assert_array_equal(data[1], np.concatenate([q[2:], k[2:]]).T)
@@ -53,7 +53,7 @@ def test_a_fused_row_holds_each_shards_parts_side_by_side():
 
 def test_padding_is_added_and_dropped():
     embedding = np.arange(1.0, 11.0).reshape(5, 2)
-    row = WeightRow("weight", (Weight("w", (5, 2)),), axis=0)
+    row = WeightMapping("weight", (Weight("w", (5, 2)),), axis=0)
     data = row.to_host({"w": embedding}, 4)
     assert data.shape == (4, 2, 2)
     np.testing.assert_array_equal(data[2:], [[[9, 10], [0, 0]], [[0, 0], [0, 0]]])
@@ -61,30 +61,30 @@ def test_padding_is_added_and_dropped():
 
 
 def test_prefixes_name_what_has_the_shape_of_weights():
-    row = WeightRow("w", (Weight("w", (2,)),))
+    row = WeightMapping("w", (Weight("w", (2,)),))
     data = row.to_host({"optimizer/first_order/w": np.ones(2)}, 1, "optimizer/first_order/")
     assert row.to_logical(data, 1, "x/").keys() == {"x/w"}
 
 
 # ---- names --------------------------------------------------------------------------------------
 def test_an_alias_stands_in_for_a_weight(theirs):
-    table = weight_table(CONFIG)
+    weight_map = base_weight_map(CONFIG)
     only_alias = {n: x for n, x in theirs.items() if n != "shared.weight"}
     np.testing.assert_array_equal(
-        table.renamed(only_alias)["shared.weight"], theirs["shared.weight"]
+        weight_map.from_hf(only_alias)["shared.weight"], theirs["shared.weight"]
     )
 
 
 def test_a_file_of_another_model_is_refused(theirs):
-    table = weight_table(CONFIG)
+    weight_map = base_weight_map(CONFIG)
     lacking = {n: x for n, x in theirs.items() if n != "lm_head.weight"}
     with pytest.raises(ValueError, match="missing lm_head.weight, unknown none"):
-        table.renamed(lacking)
+        weight_map.from_hf(lacking)
     with pytest.raises(ValueError, match="unknown encoder.block.7.x"):
-        table.renamed(theirs | {"encoder.block.7.x": np.ones(1)})
+        weight_map.from_hf(theirs | {"encoder.block.7.x": np.ones(1)})
     narrow = theirs | {"lm_head.weight": np.ones((40, 8))}
     with pytest.raises(ValueError, match=r"'lm_head.weight' has shape \(40, 8\), but .*\(40, 16\)"):
-        table.layers[HEAD][1].to_host(table.renamed(narrow), 1)
+        weight_map.layers[HEAD][1].to_host(weight_map.from_hf(narrow), 1)
 
 
 def test_only_the_weights_asked_for_are_read(theirs):
@@ -101,8 +101,8 @@ def test_only_the_weights_asked_for_are_read(theirs):
         def __len__(self) -> int:
             return len(theirs)
 
-    table = weight_table(CONFIG)
-    table.layers[HEAD][0].to_host(table.renamed(File()), 1)
+    weight_map = base_weight_map(CONFIG)
+    weight_map.layers[HEAD][0].to_host(weight_map.from_hf(File()), 1)
     assert read == ["decoder.final_layer_norm.weight"]
 
 
@@ -120,7 +120,7 @@ def test_initial_values_are_distributed_as_hugging_faces():
             d_kv=attention.d_kv, relative_attention_num_buckets=8, feed_forward_proj="gated-gelu",
         )
     ).state_dict()  # fmt: skip
-    ours = weight_table(config).initial(seed=1)
+    ours = base_weight_map(config).init_weights(seed=1)
     for name, array in ours.items():
         theirs = hf[name].numpy()
         assert array.shape == theirs.shape
@@ -134,9 +134,9 @@ def test_initial_values_are_distributed_as_hugging_faces():
 
 
 def test_initial_values_depend_on_the_seed_and_name_alone():
-    first, wide = (weight_table(small_config(tp)).initial(3) for tp in (1, 4))
+    first, wide = (base_weight_map(small_config(tp)).init_weights(3) for tp in (1, 4))
     assert all(np.array_equal(first[n], wide[n]) for n in first)
-    other = weight_table(CONFIG).initial(4)
+    other = base_weight_map(CONFIG).init_weights(4)
     random = [n for n in first if first[n].ndim > 1]
     assert all(not np.allclose(first[n], other[n]) for n in random)
     values = [first[n].flat[0] / first[n].std() for n in random]
@@ -148,30 +148,32 @@ def test_initial_values_depend_on_the_seed_and_name_alone():
 def test_a_programs_variables_and_optimizer_state(theirs, tensor_parallel):
     """Phases with lists of layers, as a phased program has, and layers by name."""
     config = small_config(tensor_parallel)
-    whole = weight_table(config)
+    whole = base_weight_map(config)
     names = ("encoder.0", "encoder.1", HEAD)
-    table = type(whole)({n: whole.layers[n] for n in names}, whole.phases, tensor_parallel)
+    weight_map = type(whole)({n: whole.layers[n] for n in names}, whole.phases, tensor_parallel)
     ir = popxl.Ir(replication=tensor_parallel)
     with ir.main_graph:
-        first, second, head = (_trees(rows, tensor_parallel, ir) for rows in table.layers.values())
+        first, second, head = (
+            _trees(rows, tensor_parallel, ir) for rows in weight_map.layers.values()
+        )
         variables = {"first_encoder_layer": [first], "encoder_block": [second], HEAD: head}
-    logical = {w.name: theirs[w.name] for w in table.weights}
+    logical = {w.name: theirs[w.name] for w in weight_map.weights}
     state = {f"optimizer/first_order/{n}": x * 2 for n, x in logical.items()}
     steps = {f"optimizer/step/{n}": np.float32(7) for n in logical}
     tensors = logical | state | steps
-    data = {v: make() for v, make in table.to_variables(tensors, variables).items()}
-    assert list(data) == table.variables(variables)
+    data = {v: make() for v, make in weight_map.to_variables(tensors, variables).items()}
+    assert list(data) == weight_map.variables(variables)
     assert all(x.shape == v.shape_on_host for v, x in data.items())
-    back = table.to_logical(data.__getitem__, variables)
+    back = weight_map.to_logical(data.__getitem__, variables)
     assert back.keys() == tensors.keys()
     assert all(np.array_equal(back[n], tensors[n]) for n in tensors)
-    weights = table.to_variables(logical, variables)
-    assert list(weights) == table.variables(variables, optimizer=False)
+    weights = weight_map.to_variables(logical, variables)
+    assert list(weights) == weight_map.variables(variables, optimizer=False)
     read = data.__getitem__
-    assert table.to_logical(read, variables, optimizer=False).keys() == logical.keys()
+    assert weight_map.to_logical(read, variables, optimizer=False).keys() == logical.keys()
 
 
-def _trees(rows: tuple[WeightRow, ...], tensor_parallel: int, ir: popxl.Ir) -> NamedTensors:
+def _trees(rows: tuple[WeightMapping, ...], tensor_parallel: int, ir: popxl.Ir) -> NamedTensors:
     """Variables of a layer as the optimizer's program has them."""
     fwd: dict[str, popxl.Tensor] = {}
     optim: dict[str, popxl.Tensor] = {}
@@ -196,7 +198,7 @@ def test_the_modules_have_the_rows_variables():
         facts, _ = encoder_block(CONFIG).create_graph(x, mask)
         labels, weight = popxl.TensorSpec((2, 12), popxl.int32), popxl.TensorSpec((), popxl.float32)
         head, _ = t5_head(CONFIG).create_graph(x, labels, weight)
-    table = weight_table(CONFIG)
+    weight_map = base_weight_map(CONFIG)
     position = {"layer.0.SelfAttention.relative_attention_bias.weight"}
-    assert {r.path for r in table.layers["encoder.1"]} == set(facts.keys_flat()) - position
-    assert {r.path for r in table.layers[HEAD]} == set(head.keys_flat())
+    assert {r.path for r in weight_map.layers["encoder.1"]} == set(facts.keys_flat()) - position
+    assert {r.path for r in weight_map.layers[HEAD]} == set(head.keys_flat())

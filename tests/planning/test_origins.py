@@ -34,7 +34,7 @@ from run.start import starting_point
 from terminal.command_line import read_command_line
 from tests.data.corpora import sample_tokenizer
 from tests.huggingface.hub_folders import GPTJ, KINDS, T5, save, save_bin
-from tests.modelling.tables import weight_table
+from tests.modelling.weight_maps import base_weight_map
 from tests.slow import slow
 
 SAMPLE = ["--data.dataset", "sample", "--device", "cpu"]
@@ -79,7 +79,7 @@ def test_files_say_whether_the_head_is_the_embedding(kind, tied, tmp_path):
     assert found["model"]["embedding"]["tied"] is tied
     assert found["model"]["scaled_head"] is (kind == "2019")
     config = read_command_line("", "finetuning", "tiny", ["--model", str(tmp_path)], None, ORIGINS)
-    start = starting_point(config.config, weight_table(config.config))
+    start = starting_point(config.config, base_weight_map(config.config))
     assert ("lm_head.weight" in start.tensors) is not tied
 
 
@@ -188,7 +188,9 @@ def test_a_folder_of_bin_files_is_converted(kind, files, dtype, tmp_path):
     assert not any(".bin" in name for name in names)
     if kind == "2019":  # it has the embedding under four names
         found = from_config_json(read_object(tmp_path / "new" / "config.json"))
-        weights = weight_table(T5Config.from_dict({"model": found})).renamed(read_hf_directory(new))
+        weights = base_weight_map(T5Config.from_dict({"model": found})).from_hf(
+            read_hf_directory(new)
+        )
         np.testing.assert_array_equal(
             weights["shared.weight"], model.shared.weight.numpy(force=True)
         )
@@ -299,7 +301,7 @@ def test_an_exported_model_keeps_its_template_and_separator(preset, tmp_path):
     flags = ["--config", preset, *(f"--data.{name}={text}" for name, text in small["data"].items())]
     config = read_command_line("", "finetuning", preset, [*flags, "--layers", "1"]).config
     family = family_of(config)
-    weights = dict(family.weights(config).initial(1))
+    weights = dict(family.weight_map(config).init_weights(1))
     export(config, weights, tmp_path / "out")
     found = ORIGINS.described(str(tmp_path / "out"))["data"]
     assert {name: found[name] for name in small["data"]} == small["data"]

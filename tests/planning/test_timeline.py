@@ -44,8 +44,10 @@ def traced(name: str, update: str = "end") -> popxl.plan.Traced:
         training={"global_batch_size": 2},
         execution={"micro_batch_size": 1, "update": update},
     )
-    table = family_of(config).weights(config)
-    return popxl.plan.trace(build_training(config, family_of(config).layout, table=table).ir)
+    weight_map = family_of(config).weight_map(config)
+    return popxl.plan.trace(
+        build_training(config, family_of(config).layout, weight_map=weight_map).ir
+    )
 
 
 def rates(program: popxl.plan.Traced) -> popxl.plan.Rates:

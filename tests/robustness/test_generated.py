@@ -236,7 +236,7 @@ def model(tmp_path) -> Path:
 
 
 def weights(seed: int = 1) -> dict[str, np.ndarray]:
-    return dict(family_of(CONFIG).weights(CONFIG).initial(seed))
+    return dict(family_of(CONFIG).weight_map(CONFIG).init_weights(seed))
 
 
 CONFIG = T5Config.from_dict(SMALL)

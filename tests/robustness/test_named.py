@@ -551,7 +551,7 @@ def gptj(heads: int, rotary_dim: int, **checkpoint: object) -> GPTJConfig:
 
 
 def initial(config: GPTJConfig) -> dict[str, np.ndarray]:
-    return dict(family_of(config).weights(config).initial(1))
+    return dict(family_of(config).weight_map(config).init_weights(1))
 
 
 @pytest.mark.parametrize("kind", ["Hugging Face", "checkpoint"])
@@ -566,10 +566,10 @@ def test_weights_of_a_model_with_other_heads(kind, heads, rotary, name, tmp_path
     else:
         write_hf_directory(tmp_path / "hf", initial(made), description)
     load = str(tmp_path / "hf" if kind == "Hugging Face" else tmp_path)
-    table = family_of(made).weights(made)
-    load_weights(gptj(2, 4, load=load), table)
+    weight_map = family_of(made).weight_map(made)
+    load_weights(gptj(2, 4, load=load), weight_map)
     with pytest.raises(CheckpointError, match=f"a model with {name} "):
-        load_weights(gptj(heads, rotary, load=load), table)
+        load_weights(gptj(heads, rotary, load=load), weight_map)
 
 
 @pytest.mark.parametrize(
@@ -582,33 +582,36 @@ def test_weights_of_a_model_with_other_heads(kind, heads, rotary, name, tmp_path
 )
 def test_weights_that_are_not_finite(value, precision, said, tmp_path):
     config = gptj(2, 4, load=str(tmp_path / "hf")).changed({"model.precision": precision})
-    table, description = family_of(config).weights(config), family_of(config).to_config_json(config)
+    weight_map, description = (
+        family_of(config).weight_map(config),
+        family_of(config).to_config_json(config),
+    )
     write_hf_directory(tmp_path / "hf", initial(config), description)
     file = tmp_path / "hf" / "model.safetensors"
     tensors = load_file(file)
     tensors["lm_head.bias"][3] = value
     save_file(tensors, file)
     with pytest.raises(CheckpointError, match=f"lm_head.bias in .* has {said}"):
-        dict(starting_point(config, table).tensors)
+        dict(starting_point(config, weight_map).tensors)
     asked = gptj(2, 4, load=str(tmp_path / "hf"), nonfinite=True)
-    assert len(dict(starting_point(asked, table).tensors)) == len(tensors)
+    assert len(dict(starting_point(asked, weight_map).tensors)) == len(tensors)
 
 
 @pytest.mark.parametrize("odd", [np.zeros((3, 3), np.float32), np.zeros((32, 16), np.int32), None])
 def test_state_of_another_optimizer(odd, tmp_path):
     config = gptj(2, 4, load=str(tmp_path))
-    table, weights = family_of(config).weights(config), initial(config)
+    weight_map, weights = family_of(config).weight_map(config), initial(config)
     state = {
         f"optimizer/{n}/{w}": v for w, v in weights.items() for n in ("first_order", "second_order")
     }
     name = "optimizer/first_order/transformer.wte.weight"
     with CheckpointStore(tmp_path) as store:
         store.save(1, weights | state, {}, wait=True)
-        assert starting_point(config, table).step == 1
+        assert starting_point(config, weight_map).step == 1
         changed = {n: v for n, v in (state | {name: odd}).items() if v is not None}
         store.save(2, weights | changed, {}, wait=True)
     with pytest.raises(CheckpointError, match=rf"has no {name} of shape \(32, 16\), which adamw"):
-        starting_point(config, table)
+        starting_point(config, weight_map)
 
 
 class Ten:

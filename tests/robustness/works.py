@@ -110,7 +110,7 @@ def _config(path: Path) -> RunConfig:
 def _start(path: Path) -> None:
     """Start a run from `load`, with all its tensors, and its place in the data; say which."""
     config = _config(path)
-    start, digest = starting_point(config, family_of(config).weights(config)).load_with_fallback(
+    start, digest = starting_point(config, family_of(config).weight_map(config)).load_with_fallback(
         _digest
     )
     if start.data is not None:
@@ -139,7 +139,7 @@ class _Samples:
 
 def _weights(path: Path) -> None:
     config = _config(path)
-    load_weights(config, family_of(config).weights(config)).load_with_fallback(
+    load_weights(config, family_of(config).weight_map(config)).load_with_fallback(
         lambda start: dict(start.tensors)
     )
 

@@ -23,7 +23,7 @@ from config.presets import merge, preset_data
 from config.sections import RunConfig
 from data.batches import Loader
 from modelling.spec import family_of
-from modelling.weights import without_optimizer
+from modelling.weights import without_optimizer_state
 from sessions.generating import Inference
 from sessions.losses import Losses
 from sessions.training import FineTuning
@@ -61,12 +61,12 @@ def train(case: str, folder: Path) -> dict[str, object]:
     samples = family.sample_format.generated(config, 16, None)
     loader = Loader.of(config, samples)
     model = FineTuning(config)
-    model.write(family.weights(config).initial(0))
+    model.write(family.weight_map(config).init_weights(0))
     with model, CheckpointStore(folder / case) as store:
         results = [model.run([loader.next_batch()], [RATE], i)[0] for i in range(STEPS)]
         store.save(STEPS, model.tensors(), {}, wait=False)  # in the background
         store.wait()
-        weights = dict(without_optimizer(model.tensors()))
+        weights = dict(without_optimizer_state(model.tensors()))
     found: dict[str, object] = {
         "losses": [r.loss for r in results],
         "norms": [r.gradient_norm for r in results],

@@ -30,7 +30,7 @@ from run.start import starting_point
 folder, flags = Path(sys.argv[1]), sys.argv[2:]
 config = read_command_line("", "finetuning", "tiny", flags).config
 family = family_of(config)
-table = family.weights(config)
+table = family.weight_map(config)
 
 def memory(which):
     line = next(x for x in open("/proc/self/status") if x.startswith(which))
@@ -116,7 +116,7 @@ gc.collect()
 ctypes.CDLL(None).malloc_trim(0)
 before = memory("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")
-model.write(family.weights(config).initial(0))
+model.write(family.weight_map(config).init_weights(0))
 batch = family.sample_format.generated(config, 8, None).take(np.arange(8))
 with model:
     for step in range(3):

@@ -49,51 +49,57 @@ def reads(monkeypatch) -> list[str]:
 def test_random_weights(load, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     config = config_of("tiny", load)
-    table = family_of(config).weights(config)
-    start = starting_point(config, table)
+    weight_map = family_of(config).weight_map(config)
+    start = starting_point(config, weight_map)
     assert (start.step, start.source) == (0, "random weights")
-    assert np.array_equal(start.tensors["shared.weight"], table.initial(42)["shared.weight"])
+    assert np.array_equal(
+        start.tensors["shared.weight"], weight_map.init_weights(42)["shared.weight"]
+    )
     with pytest.raises(UserError, match="there are no weights: give --load DIR"):
-        load_weights(config, table)
+        load_weights(config, weight_map)
 
 
 def test_a_folder_may_be_called_random(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     config = config_of("tiny", "./random", SMALL)
-    table = family_of(config).weights(config)
-    write_hf_directory("random", table.initial(7), family_of(config).to_config_json(config))
-    assert starting_point(config, table).source == "./random"
+    weight_map = family_of(config).weight_map(config)
+    write_hf_directory(
+        "random", weight_map.init_weights(7), family_of(config).to_config_json(config)
+    )
+    assert starting_point(config, weight_map).source == "./random"
 
 
 @pytest.mark.parametrize("kind", ["checkpoint", "Hugging Face"])
 @pytest.mark.parametrize("start", [starting_point, load_weights])
 def test_tensors_are_read_when_they_are_asked_for(kind, start, tmp_path, reads):
     config = config_of("tiny", str(tmp_path / "saved"), SMALL)
-    table = family_of(config).weights(config)
+    weight_map = family_of(config).weight_map(config)
     if kind == "checkpoint":
         slots = ("first_order", "second_order")
-        state = {f"optimizer/{s}/{w.name}": np.zeros(w.shape) for w in table.weights for s in slots}
+        state = {
+            f"optimizer/{s}/{w.name}": np.zeros(w.shape) for w in weight_map.weights for s in slots
+        }
         with CheckpointStore(tmp_path / "saved") as store:
-            store.save(3, {**table.initial(7), **state}, {}, wait=True)
+            store.save(3, {**weight_map.init_weights(7), **state}, {}, wait=True)
     else:
-        write_hf_directory(tmp_path / "saved", table.initial(7), {})
-    tensors = start(config, table).tensors
+        write_hf_directory(tmp_path / "saved", weight_map.init_weights(7), {})
+    tensors = start(config, weight_map).tensors
     assert not reads
     name = "decoder.final_layer_norm.weight"
     assert np.array_equal(tensors[name], np.ones(8))
     assert reads == [name]
     has_state = kind == "checkpoint" and start is starting_point
-    assert len(tensors) == len(table.weights) * (3 if has_state else 1)
+    assert len(tensors) == len(weight_map.weights) * (3 if has_state else 1)
 
 
 @pytest.fixture
 def steps(tmp_path) -> RunConfig:
     """Steps 1, 2 and 3, each with weights of its own, and a configuration that loads them."""
     config = config_of("tiny", str(tmp_path / "saved"), SMALL)
-    table = family_of(config).weights(config)
+    weight_map = family_of(config).weight_map(config)
     with CheckpointStore(tmp_path / "saved") as store:
         for step in (1, 2, 3):
-            store.save(step, dict(table.initial(step)), {}, wait=True)
+            store.save(step, dict(weight_map.init_weights(step)), {}, wait=True)
     return config
 
 
@@ -105,8 +111,10 @@ def spoil(config: RunConfig, step: int) -> None:
 
 
 def read_weights(config: RunConfig) -> tuple[int, dict[str, np.ndarray]]:
-    table = family_of(config).weights(config)
-    start, found = load_weights(config, table).load_with_fallback(lambda one: dict(one.tensors))
+    weight_map = family_of(config).weight_map(config)
+    start, found = load_weights(config, weight_map).load_with_fallback(
+        lambda one: dict(one.tensors)
+    )
     return start.step, found
 
 
@@ -132,8 +140,8 @@ def test_damage_that_is_found_as_values_are_read_leads_to_the_step_before(steps)
         r"the checkpoint of step 2 is damaged \(.* not what was saved\); using that of step 1",
         said,
     )
-    table = family_of(steps).weights(steps)
-    assert all(np.array_equal(weights[name], a) for name, a in table.initial(1).items())
+    weight_map = family_of(steps).weight_map(steps)
+    assert all(np.array_equal(weights[name], a) for name, a in weight_map.init_weights(1).items())
     # They do not push out the good one.
     with CheckpointStore(str(steps.checkpoint.load), to_keep=2) as store:
         store.save(4, {}, {}, wait=True)
@@ -157,8 +165,8 @@ def test_no_step_is_good(steps):
 
 
 def test_a_damaged_file_of_a_model_has_no_step_before(steps, tmp_path, monkeypatch):
-    table = family_of(steps).weights(steps)
-    write_hf_directory(tmp_path / "hf", table.initial(7), {})
+    weight_map = family_of(steps).weight_map(steps)
+    write_hf_directory(tmp_path / "hf", weight_map.init_weights(7), {})
     monkeypatch.setattr(Stored, "read_into", _fails)
     with pytest.raises(DamagedError, match="no such device"):
         read_weights(replace(steps, checkpoint=replace(steps.checkpoint, load=f"{tmp_path}/hf")))
@@ -203,4 +211,4 @@ def test_presets_of_published_models_start_from_their_weights():
 def test_without_the_hub_one_sentence_says_what_to_do():
     config = config_of("small", "google/flan-t5-small")
     with pytest.raises(UserError, match="no such folder here, .* connect to the network and"):
-        starting_point(config, family_of(config).weights(config))
+        starting_point(config, family_of(config).weight_map(config))

@@ -15,7 +15,7 @@ from tests.modelling.llama import hf
 
 def notes(kind: str, **fields: Any) -> list[str]:
     config = hf.our_config(hf.hf_config(kind)).changed(fields)
-    return trained_notes(config, family_of(config).weights(config))
+    return trained_notes(config, family_of(config).weight_map(config))
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def trained(config: RunConfig) -> Iterator[FineTuning]:
     """A model after a step."""
     family = family_of(config)
     model = FineTuning(config)
-    model.write(family.weights(config).initial(1))
+    model.write(family.weight_map(config).init_weights(1))
     loader = Loader.of(config, family.sample_format.generated(config, 32, None))
     with model:
         model.run([loader.next_batch()], [1e-2])
@@ -77,7 +77,7 @@ def test_what_is_borrowed_is_what_would_be_copied(config):
     assert borrowed_loss == loss
     np.testing.assert_array_equal(borrowed_tokens, tokens)
     assert borrowed == 0
-    assert copied >= 2 * 4 * sum(np.prod(w.shape) for w in family.weights(config).weights)
+    assert copied >= 2 * 4 * sum(np.prod(w.shape) for w in family.weight_map(config).weights)
 
 
 def test_the_state_may_be_on_disk(tmp_path, monkeypatch):

@@ -27,7 +27,7 @@ from tests.modelling.bart.hf import (
     our_config,
     weights_of,
 )
-from tests.modelling.tables import weight_table
+from tests.modelling.weight_maps import base_weight_map
 
 FILE = "model.safetensors"
 
@@ -49,7 +49,7 @@ def test_export_is_loaded_by_transformers_bit_for_bit(kind: str, tmp_path: Path)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_folder_of_transformers_is_read_bit_for_bit(kind: str, tmp_path: Path) -> None:
     hf_model(kind).save_pretrained(tmp_path)
-    weights = weight_table(our_config(kind)).renamed(read_hf_directory(tmp_path))
+    weights = base_weight_map(our_config(kind)).from_hf(read_hf_directory(tmp_path))
     expected = weights_of(hf_model(kind))
     assert weights.keys() == expected.keys()
     assert all(np.array_equal(weights[n], x) for n, x in expected.items())
@@ -65,7 +65,7 @@ def test_a_folder_without_a_head_is_read_as_transformers_does(tmp_path: Path) ->
     save_file(tensors, tmp_path / FILE, {"format": "pt"})
     config = our_config()
     config = replace(config, checkpoint=replace(config.checkpoint, load=str(tmp_path)))
-    start = starting_point(config, weight_table(config)).tensors
+    start = starting_point(config, base_weight_map(config)).tensors
     expected = weights_of(hf_model()) | {"final_logits_bias": np.zeros((1, 96), np.float32)}
     assert start.keys() == expected.keys()
     assert all(np.array_equal(start[n], x) for n, x in expected.items())

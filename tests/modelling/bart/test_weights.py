@@ -6,38 +6,38 @@ import numpy as np
 
 from data.seq2seq import shift_right
 from modelling.spec import family_of
-from modelling.weights.row import is_linear
+from modelling.weights.mapping import is_linear
 from tests.modelling.bart.hf import PAD, START, our_config, weights_of, without_bias
-from tests.modelling.tables import weight_table
+from tests.modelling.weight_maps import base_weight_map
 
 BIAS = "final_logits_bias"
 
 
 def test_the_table_has_transformers_weights() -> None:
     shapes = {name: x.shape for name, x in weights_of(without_bias()).items()}
-    table = weight_table(our_config(tp=2))
-    assert {w.name: w.shape for w in table.weights} == shapes
-    maps = [w.name for row in table.rows if is_linear(row) for w in row.weights]
+    weight_map = base_weight_map(our_config(tp=2))
+    assert {w.name: w.shape for w in weight_map.weights} == shapes
+    maps = [w.name for row in weight_map.rows if is_linear(row) for w in row.weights]
     assert len(maps) == 2 * 6 + 3 * 10
-    assert table.phases["decoder_embeddings"] == ("decoder_embeddings",)
+    assert weight_map.phases["decoder_embeddings"] == ("decoder_embeddings",)
 
 
 def test_the_bias_of_logits_is_saved_but_not_updated() -> None:
     """Beside adapters it is the base's, whatever `training.frozen` says."""
     fields = {"training.frozen": "model.shared.weight"}
     for config in (our_config(), our_config().changed(fields)):
-        table = family_of(config).weights(config)
-        (row,) = (row for row in table.rows if row.is_buffer)
+        weight_map = family_of(config).weight_map(config)
+        (row,) = (row for row in weight_map.rows if row.is_buffer)
         assert row.trained
         assert not row.updated
-        assert BIAS in {w.name for w in table.trained}
+        assert BIAS in {w.name for w in weight_map.trained}
     config = our_config().changed({"adapter.rank": 2})
-    assert BIAS in family_of(config).weights(config).frozen
+    assert BIAS in family_of(config).weight_map(config).frozen
 
 
 def test_adapters_are_of_queries_and_values_by_default() -> None:
     config = our_config().changed({"adapter.rank": 2})
-    rows = family_of(config).weights(config).rows
+    rows = family_of(config).weight_map(config).rows
     modules = {a.module for row in rows for a in row.adapters}
     assert len(modules) == 2 * 2 + 3 * 4
     assert {name.rpartition(".")[2] for name in modules} == {"q_proj", "v_proj"}

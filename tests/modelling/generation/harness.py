@@ -15,7 +15,7 @@ from modelling.generation import ResidentModel, SearchContext, SpecialTokens, wr
 from modelling.generation.generator import GeneratorOf
 from modelling.generation.one_by_one import OneByOne
 from modelling.layers import Groups, configured
-from modelling.weights import WeightTable
+from modelling.weights import WeightMap
 from popxl import Tensor, ops
 from popxl_addons import NamedTensors
 from popxl_addons.patterns import apply_pre_alias_patterns
@@ -118,7 +118,7 @@ Beside = Callable[[NamedTensors, Tensor, Tensor], Tensor]
 def forced_logits(
     config: RunConfig,
     generator_of: GeneratorOf,
-    table: WeightTable,
+    weight_map: WeightMap,
     expected: Reference,
     forced: np.ndarray,
     beside: Beside | None = None,
@@ -134,7 +134,7 @@ def forced_logits(
     Returns:
         float32 (batch, positions, vocabulary); and what `beside` computes, of each replica.
     """
-    (batch, positions), tp = forced.shape, table.tensor_parallel
+    (batch, positions), tp = forced.shape, weight_map.tensor_parallel
     ir = popxl.Ir(replication=data_parallel * tp)
     ir.num_host_transfers = positions
     with ir.main_graph, configured(config):
@@ -143,14 +143,14 @@ def forced_logits(
         weights = model.facts.init(empty=True)
         input_ids, mask = (popxl.variable(x[:batch]) for x in (expected.input_ids, expected.mask))
         context = SearchContext(groups, SpecialTokens(-1, -1), generator.output_length)
-        choose = Forced(context, batch, table.weights[-1].shape[0] // tp)
+        choose = Forced(context, batch, weight_map.weights[-1].shape[0] // tp)
         start = model.prefill(weights, input_ids, mask)
         write_tokens(start, generator.output_length, choose, [], groups)
         other = None if beside is None else _stored(beside(weights, input_ids, mask))
     apply_pre_alias_patterns(ir)
-    trees = {name: NamedTensors(fwd=weights.get(name)) for name in table.layers}
+    trees = {name: NamedTensors(fwd=weights.get(name)) for name in weight_map.layers}
     with popxl.Session(ir, "cpu") as session:
-        session.write_variables_data(table.to_variables(expected.weights, trees))
+        session.write_variables_data(weight_map.to_variables(expected.weights, trees))
         out = session.run({choose.said: np.repeat(forced.T[:, None], data_parallel * tp, 1)})
     found = out[choose.logits].reshape(positions, data_parallel * tp, batch, -1)[:, -tp:]
     logits = found.transpose(2, 0, 1, 3).reshape(batch, positions, -1)

@@ -19,7 +19,7 @@ from tests.modelling.generation.harness import (
 )
 from tests.modelling.gptj.hf import END, PAD, VOCABULARY, hf_model, small_config
 from tests.modelling.sessions import inference, transposed
-from tests.modelling.tables import weight_table
+from tests.modelling.weight_maps import base_weight_map
 from tests.slow import slow
 
 
@@ -63,8 +63,8 @@ def test_cached_logits_are_hugging_faces(dp, tp):
     batch, config = 8, config_of(dp, tp, 8)
     forced = np.random.default_rng(0).integers(3, VOCABULARY, (batch, POSITIONS), np.int32)
     expected = reference()
-    generator, table = family_of(config).generator, weight_table(config)
-    ours, _ = forced_logits(config, generator, table, expected, forced, None, dp)
+    generator, weight_map = family_of(config).generator, base_weight_map(config)
+    ours, _ = forced_logits(config, generator, weight_map, expected, forced, None, dp)
     hf = hf_model(small_config())
     hf.load_state_dict({n: torch.tensor(x) for n, x in expected.weights.items()})
     for i, n in enumerate(expected.mask[:batch].sum(1)):

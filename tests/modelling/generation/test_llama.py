@@ -28,7 +28,7 @@ from tests.modelling.llama.hf import (
     weights_of,
 )
 from tests.modelling.rounding import rounded_weights
-from tests.modelling.tables import weight_table
+from tests.modelling.weight_maps import base_weight_map
 from tests.slow import slow
 
 PROMPTS, POSITIONS = 12, 5
@@ -73,7 +73,7 @@ def ours(
     _, weights, input_ids, mask = reference(kind)
     config = config_of(kind, tp, where, **model)
     with Inference(config, strategy) as made:
-        made.write(weight_table(config).renamed(given or weights))
+        made.write(base_weight_map(config).from_hf(given or weights))
         return made.generate(input_ids, mask)
 
 
@@ -145,8 +145,8 @@ def test_in_four_bits_it_writes_as_with_rounded_weights(kind: str, where: str) -
     """Those that numpy rounds."""
     four = {"quantisation": "int4", "quantisation_group_size": 4}
     _, weights, *_ = reference(kind)
-    table = weight_table(config_of(kind, 1, where))
-    rounded = table.for_files(rounded_weights(dict(table.renamed(weights)), 4))
+    weight_map = base_weight_map(config_of(kind, 1, where))
+    rounded = weight_map.to_hf(rounded_weights(dict(weight_map.from_hf(weights)), 4))
     found = ours(kind, 1, None, where, **four)
     np.testing.assert_array_equal(found, ours(kind, 1, given=dict(rounded)))
     assert len({tuple(row) for row in found}) > PROMPTS / 2

@@ -13,7 +13,7 @@ from sessions.generating import Inference
 from tests.modelling.generation.harness import hf_greedy
 from tests.modelling.generation.test_llama import POSITIONS, config_of, ours, reference
 from tests.modelling.llama.hf import PAD
-from tests.modelling.tables import weight_table
+from tests.modelling.weight_maps import base_weight_map
 
 
 def one_by_one(strategy: Strategy, tp: int, where: str) -> list[list[np.ndarray]]:
@@ -21,7 +21,7 @@ def one_by_one(strategy: Strategy, tp: int, where: str) -> list[list[np.ndarray]
     config = config_of("gemma3_text", tp, where)
     config = replace(config, execution=replace(config.execution, micro_batch_size=1))
     with Inference(config, strategy, piecewise=True) as model:
-        model.write(weight_table(config).renamed(weights))
+        model.write(base_weight_map(config).from_hf(weights))
         with pytest.raises(ValueError, match="mask has shape"):
             next(model.written(input_ids[:1], mask[:1, :-1]))
         return [[*model.written(input_ids[i : i + 1], mask[i : i + 1])] for i in range(2)]

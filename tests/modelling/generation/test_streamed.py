@@ -112,8 +112,8 @@ def test_adapters_of_some_layers_give_back_what_weights_lack(family, targets, wh
     """All that is written is Hugging Face's, of layers with adapters and without."""
     adapters = {"adapter.rank": 2, "adapter.targets": targets}
     config, rng = config_of(family).changed(adapters), np.random.default_rng(1)
-    table, weights = family_of(config).weights(config), dict(family.reference().weights)
-    for adapter in (a for rows in table.layers.values() for row in rows for a in row.adapters):
+    weight_map, weights = family_of(config).weight_map(config), dict(family.reference().weights)
+    for adapter in (a for rows in weight_map.layers.values() for row in rows for a in row.adapters):
         (name,) = adapter.weights
         rows, columns = weights[name].shape
         a, b = (0.2 * rng.standard_normal(s, np.float32) for s in ((2, columns), (rows, 2)))

@@ -38,7 +38,7 @@ from tests.modelling.generation.t5 import (
 from tests.modelling.harness import error_of
 from tests.modelling.made import Made, decoder_block, encoder_block, encoder_end, t5_embeddings
 from tests.modelling.sessions import inference, transposed
-from tests.modelling.tables import weight_table
+from tests.modelling.weight_maps import base_weight_map
 from tests.slow import slow
 
 
@@ -205,9 +205,9 @@ def test_cached_logits_are_those_of_the_whole_decoder(tp):
             config, weights, input_ids, mask, popxl.variable(read.astype(np.int32))
         )
 
-    table = weight_table(config)
+    weight_map = base_weight_map(config)
     cached, uncached = forced_logits(
-        config, family_of(config).generator, table, reference(), forced, whole
+        config, family_of(config).generator, weight_map, reference(), forced, whole
     )
     parts = uncached.reshape(POSITIONS, tp, batch, POSITIONS, -1)[0]
     assert error_of(cached, np.concatenate(list(parts), -1)) < 1e-5

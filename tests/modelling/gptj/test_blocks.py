@@ -14,7 +14,7 @@ from tests.modelling.gptj.hf import hf_model, small_config
 from tests.modelling.harness import Case, check_cases, with_fused_attention
 from tests.modelling.made import gptj_block, gptj_embeddings, gptj_head
 from tests.modelling.t5.collectives import collectives
-from tests.modelling.tables import weight_table
+from tests.modelling.weight_maps import base_weight_map
 from tests.slow import slow
 
 CONFIG = small_config()
@@ -30,14 +30,14 @@ def gptj_cases() -> dict[str, Case]:
     rng = np.random.default_rng(1)
     hf = hf_model(CONFIG)
     parameters = dict(hf.named_parameters())
-    table = weight_table(CONFIG)
+    weight_map = base_weight_map(CONFIG)
     shape = (BATCH, LENGTH, MODEL.hidden_size)
 
     def rand(*shape: int) -> np.ndarray:
         return rng.standard_normal(shape, np.float32)
 
     def case(make, layer, reference, inputs, grad):
-        return Case(make, reference, inputs, table.layers[layer], parameters, grad)
+        return Case(make, reference, inputs, weight_map.layers[layer], parameters, grad)
 
     mask = torch.full((LENGTH, LENGTH), torch.finfo(torch.float32).min).triu(1)[None, None]
     positions = torch.arange(LENGTH)[None].expand(BATCH, -1)

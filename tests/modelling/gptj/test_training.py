@@ -15,12 +15,12 @@ from tests.modelling.gptj.hf import hf_model, small_config
 from tests.modelling.gptj.training import RATE, STEPS, batches, reference
 from tests.modelling.llama.training import loss_of_texts, several_texts
 from tests.modelling.sessions import fine_tuning, transposed
-from tests.modelling.tables import weight_table
 from tests.modelling.torch_training import (
     check_training,
     logical,
     worst,
 )
+from tests.modelling.weight_maps import base_weight_map
 from tests.slow import slow
 
 LAYOUTS = [
@@ -71,7 +71,7 @@ def test_texts_of_a_sample_do_not_see_one_another(slices, monkeypatch) -> None:
     loss.backward()
     expected = {name: p.grad.numpy() for name, p in model.named_parameters()}
     ours = fine_tuning(config, gradients=True)
-    ours.write(weight_table(config).renamed(start))
+    ours.write(base_weight_map(config).from_hf(start))
     with ours:
         (result,) = ours.run([batch], [RATE], 0)
         gradients = ours.gradients()

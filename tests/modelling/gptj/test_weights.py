@@ -11,7 +11,7 @@ from files.json_files import Fields
 from modelling.gptj.config_json import from_config_json, to_config_json
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.harness import TENSOR_PARALLEL
-from tests.modelling.tables import weight_table
+from tests.modelling.weight_maps import base_weight_map
 
 
 def theirs(config) -> dict[str, np.ndarray]:
@@ -24,10 +24,10 @@ def theirs(config) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("tensor_parallel", TENSOR_PARALLEL)
 def test_every_weight_is_used_once_and_comes_back(tensor_parallel):
     config = small_config(tp=tensor_parallel)
-    table, weights = weight_table(config), theirs(config)
-    logical = table.renamed(weights)
+    weight_map, weights = base_weight_map(config), theirs(config)
+    logical = weight_map.from_hf(weights)
     back: dict[str, np.ndarray] = {}
-    for rows in table.layers.values():
+    for rows in weight_map.layers.values():
         for row in rows:
             found = row.to_logical(row.to_host(logical, tensor_parallel), tensor_parallel)
             assert not found.keys() & back.keys()
@@ -45,7 +45,7 @@ def test_an_export_keeps_the_positions_of_its_base():
 
 def test_initial_values_are_distributed_as_hugging_faces():
     config = small_config(hidden_size=64, initializer_range=0.05, embedding={"vocab_size": 256})
-    ours, weights = weight_table(config).initial(1), theirs(config)
+    ours, weights = base_weight_map(config).init_weights(1), theirs(config)
     for name, array in ours.items():
         expected = weights[name]
         assert array.shape == expected.shape

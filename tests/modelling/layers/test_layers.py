@@ -21,7 +21,7 @@ from modelling.layers import (
 )
 from modelling.layers.dropout import Dropout
 from modelling.objectives import CrossEntropy
-from modelling.weights import Weight, WeightRow
+from modelling.weights import Weight, WeightMapping
 from popxl import Tensor
 from tests.modelling.harness import Case, check_cases
 from tests.modelling.layers.whole import feed_forward
@@ -69,7 +69,7 @@ def norm_case() -> Case:
     def reference(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.rms_norm(x, (HIDDEN,), p["w"], 1e-3)
 
-    rows = [WeightRow("weight", (Weight("w", (HIDDEN,)),))]
+    rows = [WeightMapping("weight", (Weight("w", (HIDDEN,)),))]
 
     def make(tp: int) -> Made:
         return Made(config_of(tp), lambda: RMSNorm(HIDDEN, 1e-3))
@@ -86,8 +86,8 @@ def feed_forward_case() -> Case:
 
     wi = tuple(Weight(f"wi_{i}", (INNER, HIDDEN)) for i in range(2))
     rows = [
-        WeightRow("wi_all.weight", wi, transpose=True, axis=1),
-        WeightRow("wo.weight", (Weight("wo", (HIDDEN, INNER)),), transpose=True, axis=0),
+        WeightMapping("wi_all.weight", wi, transpose=True, axis=1),
+        WeightMapping("wo.weight", (Weight("wo", (HIDDEN, INNER)),), transpose=True, axis=0),
     ]
 
     def make(tp: int) -> Made:
@@ -103,7 +103,7 @@ def embedding_case() -> Case:
     def make(tp: int) -> Made:
         return Made(config_of(tp), lambda: VocabularyEmbedding(1.0, "w"))
 
-    rows = [WeightRow("weight", (Weight("w", (VOCABULARY, HIDDEN)),), axis=0)]
+    rows = [WeightMapping("weight", (Weight("w", (VOCABULARY, HIDDEN)),), axis=0)]
     return Case(make, lambda t: p["w"][t], [tokens], rows, p, rand(2, 3, HIDDEN))
 
 
@@ -114,7 +114,7 @@ def lm_head_case() -> Case:
     def reference(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.cross_entropy(x @ p["w"].T, labels.long(), reduction="sum")
 
-    rows = [WeightRow("weight", (Weight("w", (VOCABULARY, HIDDEN)),), transpose=True, axis=1)]
+    rows = [WeightMapping("weight", (Weight("w", (VOCABULARY, HIDDEN)),), transpose=True, axis=1)]
 
     def make(tp: int) -> Made:
         return Made(config_of(tp), lambda: TokenLoss(1.0))

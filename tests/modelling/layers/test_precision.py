@@ -13,7 +13,7 @@ from modelling.layers.residual import FLOAT16_LIMIT
 from tests.modelling.harness import small_config
 from tests.modelling.layers.whole import feed_forward
 from tests.modelling.made import decoder_block, encoder_block, t5_head
-from tests.modelling.tables import weight_table
+from tests.modelling.weight_maps import base_weight_map
 
 
 def run(ir: popxl.Ir, streams: list[popxl.DeviceToHostStream]) -> list[np.ndarray]:
@@ -33,8 +33,8 @@ def test_blocks_in_half_types_are_near_float32(precision):
 def blocks(precision: str) -> list[np.ndarray]:
     """An encoder layer, a decoder layer on it, and the loss."""
     config = small_config(precision=precision)
-    table = weight_table(config)
-    logical = table.initial(0)
+    weight_map = base_weight_map(config)
+    logical = weight_map.init_weights(0)
     dtype = popxl.dtype.as_dtype(precision)
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 40, (2, 4), np.int32)
@@ -43,7 +43,7 @@ def blocks(precision: str) -> list[np.ndarray]:
 
         def call(module: addons.Module, layer: str, *inputs: popxl.Tensor) -> popxl.Tensor:
             facts, graph = module.create_graph(*(t.spec for t in inputs))
-            data = {row.path: row.to_host(logical, 1) for row in table.layers[layer]}
+            data = {row.path: row.to_host(logical, 1) for row in weight_map.layers[layer]}
             assert data.keys() == set(facts.keys_flat())
             variables = addons.NamedTensors.from_dict(
                 {n: popxl.variable(x, dtype) for n, x in data.items()}

@@ -12,7 +12,7 @@ import transformers
 from config.llama import LlamaConfig
 from files.json_files import Fields
 from modelling.llama.config_json import ARCHITECTURES, MIXTURES, from_config_json
-from modelling.weights import WeightTable
+from modelling.weights import WeightMap
 from tests.modelling.torch_training import ADAMW, execution
 
 VOCABULARY, END, PAD = 60, 1, 2
@@ -167,12 +167,14 @@ def weights_of(model: Any) -> dict[str, np.ndarray]:
     return {n: x for n, x in found.items() if n not in tied}
 
 
-def as_parameters(table: WeightTable, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def as_parameters(
+    weight_map: WeightMap, weights: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
     """Weights as transformers' modules have them, which stack those of experts."""
-    found = dict(table.for_files(weights))
-    for name, stacked in table.files.joined.items():
+    found = dict(weight_map.to_hf(weights))
+    for name, stacked in weight_map.files.joined.items():
         if name not in found and stacked.stack == 0:
             groups = [[found.pop(n) for n in names] for names in stacked.groups]
             found[name] = np.stack([np.concatenate(parts) for parts in groups])
-    routers = {own: alias for alias, own in table.files.aliases.items() if "gate" in alias}
+    routers = {own: alias for alias, own in weight_map.files.aliases.items() if "gate" in alias}
     return {routers.get(name, name): x for name, x in found.items()}

@@ -29,8 +29,8 @@ from tests.modelling.llama.hf import (
 from tests.modelling.llama.training import RATE, STEPS, batches, check_trained
 from tests.modelling.preferences import random_units
 from tests.modelling.sessions import fine_tuning
-from tests.modelling.tables import weight_table
 from tests.modelling.torch_training import Reference, train, worst
+from tests.modelling.weight_maps import base_weight_map
 from tests.slow import slow
 
 COEFFICIENT = 0.4
@@ -107,11 +107,11 @@ def test_padding_does_not_count_and_experts_are_told_of(kind: str, balance: floa
     batch, config = padded_batch(), our_config(theirs, 2, 2, 2)
     assert config.model.router_aux_loss_coef == balance
     model = hf_model(theirs)
-    table, ours = weight_table(config), fine_tuning(config, gradients=True)
-    ours.write(table.renamed(weights_of(model)))
+    weight_map, ours = base_weight_map(config), fine_tuning(config, gradients=True)
+    ours.write(weight_map.from_hf(weights_of(model)))
     with ours:
         (step,) = ours.run([batch], [0.0], 0)
-        gradients = as_parameters(table, ours.gradients())
+        gradients = as_parameters(weight_map, ours.gradients())
     model.double()
     given = {n: torch.tensor(x).long() for n, x in batch.items()}
     total, balances, chosen = torch.zeros(()), [], np.zeros(theirs.num_experts)
@@ -145,7 +145,7 @@ def test_the_validation_loss_is_without_balance() -> None:
     config, batch = our_config(balanced("olmoe"), 1, 1, 4), padded_batch()
     model = hf_model(balanced("olmoe"))
     losses = Losses(config)
-    losses.write(weight_table(config).renamed(weights_of(model)))
+    losses.write(base_weight_map(config).from_hf(weights_of(model)))
     with losses:
         found = losses.of(Batches(batch))
     given = {n: torch.tensor(x).long() for n, x in batch.items()}
@@ -188,7 +188,7 @@ def test_preferences_are_balanced_too() -> None:
     logps = np.zeros((*samples.places.shape, 2), np.float32)
     batch = Referred(samples, logps).take(np.arange(4))
     ours = fine_tuning(config)
-    ours.write(weight_table(config).initial(0))
+    ours.write(base_weight_map(config).init_weights(0))
     with ours:
         (step,) = ours.run([batch], [0.0], 0)
     share = (step.loss - 1 + step.told["rewards/margins"]) / COEFFICIENT

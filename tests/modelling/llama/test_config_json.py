@@ -23,7 +23,7 @@ from modelling.llama.config_json import (
 )
 from modelling.llama.rotary import scaled_frequencies
 from tests.modelling.llama.hf import LENGTH, SETTINGS, hf_config, hf_model, our_config, weights_of
-from tests.modelling.tables import weight_table
+from tests.modelling.weight_maps import base_weight_map
 
 
 def read(data: dict[str, Any]) -> dict[str, Any]:
@@ -44,15 +44,15 @@ def test_both_dialects_say_the_same(kind: str) -> None:
 def test_export_is_loaded_by_transformers_bit_for_bit(kind: str, tmp_path: Path) -> None:
     theirs = hf_config(kind)
     model, config = hf_model(theirs), our_config(theirs)
-    weights, table = weights_of(model), weight_table(config)
-    files = table.for_files(table.renamed(weights))
+    weights, weight_map = weights_of(model), base_weight_map(config)
+    files = weight_map.to_hf(weight_map.from_hf(weights))
     write_hf_directory(tmp_path / "hf", files, to_config_json(config), shard_bytes=4000)
     loaded = getattr(transformers, ARCHITECTURES[kind].cls).from_pretrained(tmp_path / "hf")
     found = {n: p.detach().numpy() for n, p in loaded.named_parameters()}
     assert weights.keys() <= found.keys()
     assert all(np.array_equal(found[n], x) for n, x in weights.items())
-    again = table.renamed(read_hf_directory(tmp_path / "hf"))
-    assert all(np.array_equal(again[n], x) for n, x in table.renamed(weights).items())
+    again = weight_map.from_hf(read_hf_directory(tmp_path / "hf"))
+    assert all(np.array_equal(again[n], x) for n, x in weight_map.from_hf(weights).items())
 
 
 def test_a_description_is_normalised_beside_packed_weights_too() -> None:

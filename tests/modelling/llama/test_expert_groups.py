@@ -38,8 +38,8 @@ from tests.modelling.llama.training import (
 )
 from tests.modelling.sessions import check_continuing, fine_tuning
 from tests.modelling.t5.training import our_config as t5_config
-from tests.modelling.tables import weight_table
 from tests.modelling.torch_training import check_training
+from tests.modelling.weight_maps import base_weight_map
 from tests.slow import slow
 
 STEPS = 3
@@ -106,14 +106,14 @@ def test_some_are_trained_as_in_torch(told: dict[str, str], only: str) -> None:
     start, expected = trained(hf_config("qwen2_moe"), batches(STEPS), only=only)
     config = grouped("qwen2_moe", 3, 1, 1, 2)
     config = config.changed({f"training.{name}": value for name, value in told.items()})
-    table = family_of(config).weights(config)
+    weight_map = family_of(config).weight_map(config)
     model = fine_tuning(config, gradients=True)
-    model.write(table.renamed(start))
+    model.write(weight_map.from_hf(start))
 
-    frozen = dict(table.renamed(start))
+    frozen = dict(weight_map.from_hf(start))
 
     def named(ours: Any) -> Any:
-        whole = as_parameters(table, {**frozen, **ours})
+        whole = as_parameters(weight_map, {**frozen, **ours})
         return whole if len(ours) == len(frozen) else {n: whole[n] for n in expected.gradients}
 
     weights = check_training(model, batches(STEPS), expected, RATE, named)
@@ -126,7 +126,7 @@ def test_one_layers_experts_are_trained_alike() -> None:
     frozen = ",".join(f"model.layers.1.mlp.experts.{n}" for n in (2, 3))
     config = config.changed({"training.frozen": frozen})
     with pytest.raises(ConfigError, match="experts of layer"):
-        family_of(config).weights(config)
+        family_of(config).weight_map(config)
 
 
 # ---- bits ---------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def test_kept_is_computed_again_and_killed_is_continued_bit_for_bit() -> None:
             model.run([given[step]], [RATE], step)
 
     kept = model_of(4, "keep")
-    half = check_continuing(kept, weight_table(kept.config).initial(0), train)
+    half = check_continuing(kept, base_weight_map(kept.config).init_weights(0), train)
     found, taken = [], []
     for groups, activations in ((4, "keep"), (4, "recompute"), (2, "keep"), (1, "keep")):
         model = model_of(groups, activations)
@@ -180,7 +180,7 @@ def test_evaluation_and_generation_read_what_is_trained() -> None:
         family = family_of(config)
         samples = family.sample_format.generated(config, 16, None)
         model = FineTuning(config)
-        model.write(weight_table(config).renamed(start))
+        model.write(base_weight_map(config).from_hf(start))
         with model:
             for borrower in (Losses(config, model), Inference(config, None, model)):
                 borrower.write(model.tensors(optimizer=False))
@@ -207,7 +207,7 @@ def test_device_memory_falls_with_groups_and_work_does_not_grow() -> None:
         for trains in (True, False):
             given = replace(config, model=replace(config.model, eval=not trains))
             build, family = build_training if trains else build_loss, family_of(given)
-            program = build(given, family.layout, table=family.weights(given))
+            program = build(given, family.layout, weight_map=family.weight_map(given))
             plan = popxl.plan.trace(program.ir, "gpu").plan()
             needed[groups, trains] = plan.device
             flops |= {plan.flops} if trains else set()

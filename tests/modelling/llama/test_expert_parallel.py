@@ -15,7 +15,7 @@ from tests.modelling.llama.test_few_bits import base_of
 from tests.modelling.llama.test_training import given_of
 from tests.modelling.llama.training import batches, check_trained, trained
 from tests.modelling.sessions import fine_tuning
-from tests.modelling.tables import weight_table
+from tests.modelling.weight_maps import base_weight_map
 from tests.planning.presets import preset
 from tests.slow import slow
 
@@ -109,10 +109,10 @@ def test_what_cannot_be_shared_is_refused() -> None:
 def test_exports_are_those_of_any_split() -> None:
     theirs = mixture("gpt_oss")
     start = weights_of(hf_model(theirs))
-    table = weight_table(sharing("gpt_oss", 1, 2))
+    weight_map = base_weight_map(sharing("gpt_oss", 1, 2))
     model = fine_tuning(sharing("gpt_oss", 1, 2))
-    model.write(table.renamed(start))
+    model.write(weight_map.from_hf(start))
     with model:
-        written = table.for_files(model.read(optimizer=False))
+        written = weight_map.to_hf(model.read(optimizer=False))
     assert written.keys() == start.keys()
     assert all(np.array_equal(written[name], x) for name, x in start.items())

@@ -14,7 +14,7 @@ from tests.modelling.llama.hf import LENGTH, VOCABULARY, hf_config, hf_model, ou
 from tests.modelling.llama.training import batches
 from tests.modelling.rounding import in_few_bits
 from tests.modelling.sessions import fine_tuning
-from tests.modelling.tables import weight_table
+from tests.modelling.weight_maps import base_weight_map
 from tests.slow import slow
 
 SIZE = 4
@@ -22,7 +22,7 @@ WHOLE = ("embed_tokens", "lm_head", "router", "mlp.gate.", "moe.gate.", "shared_
 
 
 def base_of(config: LlamaConfig, theirs: Any) -> dict[str, np.ndarray]:
-    return dict(weight_table(config).renamed(weights_of(hf_model(theirs))))
+    return dict(base_weight_map(config).from_hf(weights_of(hf_model(theirs))))
 
 
 def expanded(base: dict[str, np.ndarray], bits: int) -> dict[str, np.ndarray]:
@@ -52,7 +52,7 @@ def test_training_beside_packed_experts_is_that_beside_expanded_ones_bit_for_bit
     found = []
     for fields, weights in (({}, expanded(base, bits)), (packed, base)):
         model = fine_tuning(config.changed(fields))
-        model.write({**family_of(config).weights(config).initial(0), **weights})
+        model.write({**family_of(config).weight_map(config).init_weights(0), **weights})
         with model:
             losses = [model.run([given[i]], [1e-2], i)[0].loss for i in range(2)]
             found.append((losses, dict(model.tensors(frozen=False))))

@@ -33,8 +33,8 @@ from tests.modelling.llama.hf import (
 )
 from tests.modelling.llama.training import batches
 from tests.modelling.sessions import fine_tuning
-from tests.modelling.tables import weight_table
 from tests.modelling.torch_training import train
+from tests.modelling.weight_maps import base_weight_map
 from tests.popxl.ops.harness import evaluate, rand
 
 LIMIT, SLOPE = 0.7, 1.3
@@ -129,11 +129,11 @@ def test_experts_in_mxfp4_are_what_transformers_expands_bit_for_bit(tmp_path: Pa
     config = our_config(theirs)
     weights = packed_like(weights_of(hf_model(theirs)))
     write_hf_directory(tmp_path / "hf", weights, to_config_json(config))
-    table, files = weight_table(config), read_hf_directory(tmp_path / "hf")
-    table.check_shapes({n: x.shape for n, x in weights.items()})
-    logical = table.renamed(files)
-    assert logical[table.files.joined[EXPERTS].weights[0]].dtype == ml_dtypes.bfloat16
-    written, expected = table.for_files(logical), expanded_by_transformers(weights)
+    weight_map, files = base_weight_map(config), read_hf_directory(tmp_path / "hf")
+    weight_map.check_shapes({n: x.shape for n, x in weights.items()})
+    logical = weight_map.from_hf(files)
+    assert logical[weight_map.files.joined[EXPERTS].weights[0]].dtype == ml_dtypes.bfloat16
+    written, expected = weight_map.to_hf(logical), expanded_by_transformers(weights)
     assert written.keys() == expected.keys()
     assert all(np.array_equal(written[n].astype(np.float32), x) for n, x in expected.items())
 
@@ -150,8 +150,8 @@ def test_a_published_folder_is_where_a_run_starts(tmp_path: Path) -> None:
     }
     write_hf_directory(tmp_path / "hf", weights, to_config_json(config) | packed)
     checkpoint = replace(config.checkpoint, load=str(tmp_path / "hf"))
-    start = starting_point(replace(config, checkpoint=checkpoint), weight_table(config))
-    found = weight_table(config).for_files(start.tensors)
+    start = starting_point(replace(config, checkpoint=checkpoint), base_weight_map(config))
+    found = base_weight_map(config).to_hf(start.tensors)
     for name, x in expanded_by_transformers(weights).items():
         np.testing.assert_array_equal(found[name].astype(np.float32), x)
 
@@ -208,12 +208,12 @@ def test_where_all_experts_tie_a_step_is_transformers() -> None:
                 p.zero_()
     start, config = weights_of(model), our_config(theirs, 1, 2)
     expected = train(model.double(), given, lambda batch: loss_of(model, batch), 0.0)
-    table = weight_table(config)
+    weight_map = base_weight_map(config)
     ours = fine_tuning(config, gradients=True)
-    ours.write(table.renamed(start))
+    ours.write(weight_map.from_hf(start))
     with ours:
         (step,) = ours.run(given, [0.0], 0)
-        gradients = as_parameters(table, ours.gradients())
+        gradients = as_parameters(weight_map, ours.gradients())
     assert step.loss == pytest.approx(expected.losses[0], abs=1e-5)
     for name, theirs_of in expected.gradients.items():
         pair = gradients[name], theirs_of

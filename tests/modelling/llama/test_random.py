@@ -20,7 +20,7 @@ from tests.modelling.llama.draws import Draw, draw
 from tests.modelling.llama.hf import LENGTH, PAD, VOCABULARY, hf_model, our_config, weights_of
 from tests.modelling.llama.training import batches, check_trained, several_texts, trained
 from tests.modelling.sessions import transposed
-from tests.modelling.tables import weight_table
+from tests.modelling.weight_maps import base_weight_map
 
 PROMPTS, POSITIONS = 6, 5
 RATE = 2e-3
@@ -45,7 +45,7 @@ def check_writing(drawn: Draw, weights: dict[str, np.ndarray]) -> None:
     where = "streamed" if drawn.streamed else "resident"
     generation = replace(config.generation, weights=where, micro_batches=2)
     with Inference(replace(config, generation=generation)) as made:
-        made.write(weight_table(config).renamed(weights))
+        made.write(base_weight_map(config).from_hf(weights))
         tokens = made.generate(input_ids, mask)
     expected = hf_greedy(hf_model(drawn.theirs), input_ids, mask, POSITIONS, PAD)
     np.testing.assert_array_equal(tokens, expected)
@@ -54,8 +54,10 @@ def check_writing(drawn: Draw, weights: dict[str, np.ndarray]) -> None:
 def check_folder(drawn: Draw, weights: dict[str, np.ndarray], folder: Path) -> None:
     """What we export is loaded by transformers, and read again, bit for bit."""
     config = our_config(drawn.theirs)
-    table = weight_table(config)
-    write_hf_directory(folder, table.for_files(table.renamed(weights)), to_config_json(config))
+    weight_map = base_weight_map(config)
+    write_hf_directory(
+        folder, weight_map.to_hf(weight_map.from_hf(weights)), to_config_json(config)
+    )
     loaded = getattr(transformers, ARCHITECTURES[drawn.theirs.model_type].cls).from_pretrained(
         folder
     )
@@ -63,8 +65,8 @@ def check_folder(drawn: Draw, weights: dict[str, np.ndarray], folder: Path) -> N
     assert found.keys() == weights.keys()
     assert all(np.array_equal(found[n], x) for n, x in weights.items())
     assert our_config(loaded.config) == config
-    again = table.renamed(read_hf_directory(folder))
-    assert all(np.array_equal(again[n], x) for n, x in table.renamed(weights).items())
+    again = weight_map.from_hf(read_hf_directory(folder))
+    assert all(np.array_equal(again[n], x) for n, x in weight_map.from_hf(weights).items())
 
 
 def check(drawn: Draw, folder: Path) -> None:

@@ -19,8 +19,8 @@ from tests.modelling.llama.hf import (
     weights_of,
 )
 from tests.modelling.sessions import fine_tuning
-from tests.modelling.tables import weight_table
 from tests.modelling.torch_training import Reference, check_training, train
+from tests.modelling.weight_maps import base_weight_map
 
 SAMPLES, STEPS, RATE = 8, 3, 1e-2
 Batches = list[dict[str, np.ndarray]]
@@ -62,10 +62,10 @@ def check_trained(
     rate: float = RATE,
 ) -> None:
     """Loss, every gradient, and the weights after some steps of AdamW."""
-    table = weight_table(config)
+    weight_map = base_weight_map(config)
     model = fine_tuning(config, gradients=True)
-    model.write(table.renamed(start))
-    check_training(model, given, expected, rate, partial(as_parameters, table))
+    model.write(weight_map.from_hf(start))
+    check_training(model, given, expected, rate, partial(as_parameters, weight_map))
 
 
 def several_texts(seed: int) -> dict[str, np.ndarray]:

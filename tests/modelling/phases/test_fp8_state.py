@@ -48,7 +48,7 @@ def batches(family: str, count: int = STEPS) -> list:
 def initial(family: str) -> Tensors:
     if family != "gptj":
         config = config_of(family, 1, 1, 4)
-        return family_of(config).weights(config).initial(5)
+        return family_of(config).weight_map(config).init_weights(5)
     return logical(hf_model(small_config(layers=2)))
 
 
@@ -162,7 +162,9 @@ def test_a_run_goes_on_bit_for_bit_and_in_another_layout(family, other, tmp_path
         run = trained(family, *layout)
         config = run.model.config
         load = replace(config.checkpoint, load=str(tmp_path))
-        start = starting_point(replace(config, checkpoint=load), family_of(config).weights(config))
+        start = starting_point(
+            replace(config, checkpoint=load), family_of(config).weight_map(config)
+        )
         run.model.write(start.tensors)
         with run.model as model:
             held = model.read()
@@ -196,7 +198,7 @@ def test_a_step_that_is_left_out_leaves_the_state(tmp_path):
 
 def test_a_history_of_another_length_is_cut_or_filled_up():
     config = config_of("gptj", 1, 1, 4)
-    table = family_of(config).weights(config)
+    weight_map = family_of(config).weight_map(config)
     model = trained("gptj", 1, 1, 4).model
     before = trained("gptj", 1, 1, 4).before
     name = "fp8/amax_history/lm_head.weight"
@@ -204,7 +206,7 @@ def test_a_history_of_another_length_is_cut_or_filled_up():
         tensors = dict(before)
         for key in (n for n in before if n.startswith("fp8/amax_history/")):
             tensors[key] = np.pad(before[key], ((0, 0), (0, 12)))[:, :length]
-        made = table.to_variables(tensors, model.program.variables)
+        made = weight_map.to_variables(tensors, model.program.variables)
         (variable,) = (v for v in made if "head.0.lm_head.product.amax_history" in v.name)
         history = made[variable]()
         np.testing.assert_array_equal(history[:, :2], before[name][:, :2])
@@ -246,7 +248,7 @@ def test_generation_multiplies_in_fp8_with_the_scales_of_training(tmp_path):
         store.save(STEPS, one.after, {}, wait=True)
     config = one.model.config
     config = replace(config, checkpoint=replace(config.checkpoint, load=str(tmp_path)))
-    start = load_weights(config, family_of(config).weights(config))
+    start = load_weights(config, family_of(config).weight_map(config))
     model = inference(config)
     model.write(start.tensors)
     length = config.model.sequence_length
@@ -264,14 +266,14 @@ def test_generation_multiplies_in_fp8_with_the_scales_of_training(tmp_path):
 
 def test_generation_without_scales_says_what_to_do(tmp_path):
     config = config_of("gptj", 1, 1, 4)
-    table = family_of(config).weights(config)
+    weight_map = family_of(config).weight_map(config)
     with CheckpointStore(tmp_path) as store:
-        store.save(1, table.initial(0), {}, wait=True)
+        store.save(1, weight_map.init_weights(0), {}, wait=True)
     config = replace(config, checkpoint=replace(config.checkpoint, load=str(tmp_path)))
     with pytest.raises(CheckpointError, match=r"--fp8\.recipe current"):
-        load_weights(config, table)
+        load_weights(config, weight_map)
     current = replace(config, fp8=replace(config.fp8, recipe="current"))
-    assert not scales(load_weights(current, table).tensors)
+    assert not scales(load_weights(current, weight_map).tensors)
 
 
 def test_four_bits_and_fp8_exclude_each_other():

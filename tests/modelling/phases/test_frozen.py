@@ -15,7 +15,7 @@ from modelling.layers import Groups
 from modelling.phases import Phase, Settings
 from modelling.phases.training import TrainingProgram, build_training
 from tests.modelling.phases.test_phased_training import NAMES, train_torch
-from tests.modelling.phases.toy import toy_config, toy_layout, toy_table
+from tests.modelling.phases.toy import toy_config, toy_layout, toy_weight_map
 from tests.modelling.phases.toy_runs import STEPS, draw, feed, toy_session, weights_of
 from tests.slow import slow
 
@@ -49,7 +49,7 @@ def test_equals_torch_without_their_gradients(frozen, dp, tp, update) -> None:
     config = toy_config(dp, tp)
     config = replace(config, execution=replace(config.execution, update=update))
     weights, scale, xs, ys = draw()
-    program, session = toy_session(config, weights, scale, toy_table(*frozen))
+    program, session = toy_session(config, weights, scale, toy_weight_map(*frozen))
     losses, norms = [], []
     with session:
         for x, y in zip(xs, ys, strict=True):
@@ -80,10 +80,10 @@ def test_equals_torch_without_their_gradients(frozen, dp, tp, update) -> None:
 @pytest.mark.parametrize("frozen", FROZEN)
 def test_they_are_loaded_and_have_nothing_else(frozen) -> None:
     config = toy_config()
-    program = build_training(config, toy_layout, table=toy_table(*frozen))
+    program = build_training(config, toy_layout, weight_map=toy_weight_map(*frozen))
     ir = popxl.Ir()
     with ir.main_graph:
-        layout = toy_layout(Settings(config, Groups.current(1), toy_table(*frozen)))
+        layout = toy_layout(Settings(config, Groups.current(1), toy_weight_map(*frozen)))
     written = stored(program)
     for name, variable in zip(NAMES, weights_of(program), strict=True):
         assert (variable._remote[0] in written) == (name not in frozen), name
@@ -106,10 +106,10 @@ def check_phase(phase: Phase, trained: list[str]) -> None:
 
 
 def test_a_table_has_no_gradients_and_no_state_of_them() -> None:
-    config, table = toy_config(), toy_table("w0", "scale")
-    program, session = toy_session(config, *draw()[:2], table)
+    config, weight_map = toy_config(), toy_weight_map("w0", "scale")
+    program, session = toy_session(config, *draw()[:2], weight_map)
     with session:
-        names = list(table.to_logical(session.read_variable_data, program.variables))
-    assert [w.name for w in table.trained] == ["w1", "w2"]
+        names = list(weight_map.to_logical(session.read_variable_data, program.variables))
+    assert [w.name for w in weight_map.trained] == ["w1", "w2"]
     assert {n for n in names if "/" not in n} == set(NAMES)
     assert {n.rpartition("/")[2] for n in names if "/" in n} == {"w1", "w2"}

@@ -17,7 +17,7 @@ from modelling.phases import (
     Settings,
     Stage,
 )
-from modelling.weights import Weight, WeightRow, WeightTable
+from modelling.weights import Weight, WeightMap, WeightMapping
 from popxl import ops
 
 WIDTH = 12
@@ -61,15 +61,15 @@ def toy_layout(settings: Settings) -> Layout:
     return Layout(inputs, [Stage(phase, range(phase.entries)) for phase in (first, rest, head)])
 
 
-def toy_table(*frozen: str) -> WeightTable:
+def toy_weight_map(*frozen: str) -> WeightMap:
     """The weights of three layers, of which some are frozen: w0, w1, w2, scale."""
 
-    def row(path: str, name: str, *shape: int) -> WeightRow:
-        return WeightRow(path, (Weight(name, shape),), trained=name not in frozen)
+    def row(path: str, name: str, *shape: int) -> WeightMapping:
+        return WeightMapping(path, (Weight(name, shape),), trained=name not in frozen)
 
     layers = {str(i): (row("w", f"w{i}", WIDTH, WIDTH),) for i in range(3)}
     layers["0"] += (row("scale", "scale", WIDTH),)
-    return WeightTable(layers, {"first": ("0",), "rest": ("1", "2")})
+    return WeightMap(layers, {"first": ("0",), "rest": ("1", "2")})
 
 
 def toy_config(

@@ -10,7 +10,7 @@ import popxl
 from config.sections import RunConfig
 from data.samples import Batch
 from modelling.phases.training import TrainingProgram, build_training
-from modelling.weights import WeightTable
+from modelling.weights import WeightMap
 from tests.modelling.phases.toy import WIDTH, toy_layout
 
 STEPS, SAMPLES, RATE = 4, 8, 1e-2
@@ -50,10 +50,10 @@ def toy_session(
     config: RunConfig,
     weights: list[np.ndarray],
     scale: np.ndarray,
-    table: WeightTable | None = None,
+    weight_map: WeightMap | None = None,
 ) -> tuple[TrainingProgram, popxl.Session]:
     """The program of a configuration, compiled, with these weights."""
-    program = build_training(config, toy_layout, table=table)
+    program = build_training(config, toy_layout, weight_map=weight_map)
     session = popxl.Session(program.ir, "cpu")
     session.write_variables_data(dict(zip(weights_of(program), [*weights, scale], strict=True)))
     return program, session

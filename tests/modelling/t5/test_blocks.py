@@ -23,7 +23,7 @@ from tests.modelling.made import (
     t5_head,
 )
 from tests.modelling.t5.hf import additive, hf_model
-from tests.modelling.tables import weight_table
+from tests.modelling.weight_maps import base_weight_map
 from tests.slow import slow
 
 CONFIG = small_config()
@@ -37,13 +37,13 @@ def t5_cases() -> dict[str, Case]:
     rng = np.random.default_rng(1)
     hf = hf_model(CONFIG)
     parameters = dict(hf.named_parameters())
-    table = weight_table(CONFIG)
+    weight_map = base_weight_map(CONFIG)
 
     def rand(*shape: int) -> np.ndarray:
         return rng.standard_normal(shape, np.float32)
 
     def case(make, layer, reference, inputs, grad):
-        return Case(make, reference, inputs, table.layers[layer], parameters, grad)
+        return Case(make, reference, inputs, weight_map.layers[layer], parameters, grad)
 
     def at(block):
         return lambda tensor_parallel: block(small_config(tensor_parallel))

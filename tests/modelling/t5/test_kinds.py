@@ -27,8 +27,8 @@ from sessions.generating import Inference
 from tests.modelling.generation.harness import hf_beams
 from tests.modelling.sessions import fine_tuning
 from tests.modelling.t5.training import ENC, VOCABULARY, batches, our_config
-from tests.modelling.tables import weight_table
 from tests.modelling.torch_training import Reference, check_training, named_by_hf, train
+from tests.modelling.weight_maps import base_weight_map
 from tests.slow import slow
 
 STEPS, RATE, PROMPTS, POSITIONS, END, PAD = 3, 1e-2, 12, 6, 1, 0
@@ -227,7 +227,7 @@ def test_a_folder_of_transformers_is_read_bit_for_bit(kind: str, tmp_path: Path)
     assert {n: model[n] for n in read if n not in ("embedding", "attention")} == {
         n: x for n, x in read.items() if n not in ("embedding", "attention")
     }
-    weights = weight_table(config_of(kind)).renamed(read_hf_directory(tmp_path))
+    weights = base_weight_map(config_of(kind)).from_hf(read_hf_directory(tmp_path))
     expected = weights_of(their_model(kind))
     assert weights.keys() == expected.keys()
     assert all(np.array_equal(weights[n], x) for n, x in expected.items())
@@ -287,20 +287,22 @@ def test_an_mt5_without_a_head_is_taken_for_a_tied_one_if_that_is_said(tmp_path:
     config = config_of("mt5, tied")
     checkpoint = replace(config.checkpoint, load=str(tmp_path))
     config = replace(config, checkpoint=checkpoint)
-    start = starting_point(config, weight_table(config))
+    start = starting_point(config, base_weight_map(config))
     expected = weights_of(their_model("mt5, tied"))
     assert start.tensors.keys() == expected.keys()
     assert all(np.array_equal(start.tensors[n], x) for n, x in expected.items())
     untied = replace(config, model=replace(config.model, embedding=TiedEmbedding(VOCABULARY)))
     with pytest.raises(CheckpointError, match=r"no lm_head.weight: .* --model.embedding.tied true"):
-        starting_point(untied, weight_table(untied))
+        starting_point(untied, base_weight_map(untied))
 
 
 def test_a_head_that_is_no_copy_of_the_embedding_is_refused() -> None:
     """Files of 2019 have the embedding under up to four names."""
-    table, weights = weight_table(config_of("2019")), weights_of(their_model("2019"))
+    weight_map, weights = base_weight_map(config_of("2019")), weights_of(their_model("2019"))
     copy = weights | {"lm_head.weight": weights["shared.weight"].copy()}
-    np.testing.assert_array_equal(table.renamed(copy)["shared.weight"], weights["shared.weight"])
+    np.testing.assert_array_equal(
+        weight_map.from_hf(copy)["shared.weight"], weights["shared.weight"]
+    )
     copy["lm_head.weight"][3, 2] += 1
     with pytest.raises(WeightsError, match=r"'shared.weight' and 'lm_head.weight' differ"):
-        table.renamed(copy)["shared.weight"]
+        weight_map.from_hf(copy)["shared.weight"]

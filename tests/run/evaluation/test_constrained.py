@@ -108,7 +108,7 @@ def test_scores_are_those_of_transformers(preset, labels, target, tmp_path):
     data = Pipeline(config, family.sample_format, Loaded())
     corpus = data.corpus("validation")
     candidates = Candidates.of(data, corpus, data.task.labels)
-    weights = load_weights(config, family.weights(config)).tensors
+    weights = load_weights(config, family.weight_map(config)).tensors
     found = Choosing(candidates).scores(weights)
     assert found.shape == (11, len(names))
     kind = AutoModelForSeq2SeqLM if preset == "tiny" else AutoModelForCausalLM
@@ -178,7 +178,7 @@ def test_scores_on_four_devices(preset, tmp_path):
         family, config = family_of(line.config), line.config
         data = Pipeline(config, family.sample_format, Loaded())
         candidates = Candidates.of(data, data.corpus("validation"), data.task.labels)
-        weights = load_weights(config, family.weights(config)).tensors
+        weights = load_weights(config, family.weight_map(config)).tensors
         return Choosing(candidates).scores(weights)
 
     found = scores("--data_parallel", "2", "--tensor_parallel", "2", "--examples_per_row", "3")

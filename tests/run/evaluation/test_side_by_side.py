@@ -29,7 +29,7 @@ def run_small(preset, folder, *arguments):
     """Save a small model for Hugging Face, and run the script with it."""
     config_class, model = SMALL[preset]
     config = load_config(config_class, "inference", preset, {"model": model})
-    weights = family_of(config).weights(config).initial(3)
+    weights = family_of(config).weight_map(config).init_weights(3)
     write_hf_directory(folder, weights, family_of(config).to_config_json(config))
     flags = [f"--{name}={value}" for name, value in model.items()]
     common = ["--config", preset, "--device", "cpu", "--load", str(folder), *flags]

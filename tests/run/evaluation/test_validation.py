@@ -19,7 +19,7 @@ from huggingface.folders import write_hf_directory
 from run.evaluation.outcome import MAX_EXAMPLES, NO_LABEL, Answer, Outcome
 from tests.data.corpora import sample_examples, sample_tokenizer
 from tests.modelling.t5.hf import hf_model
-from tests.modelling.tables import weight_table
+from tests.modelling.weight_maps import base_weight_map
 from tests.slow import slow
 
 SMALL = ["--layers", "1", "--hidden_size", "32", "--d_ff", "32", "--heads", "2", "--d_kv", "8"]
@@ -47,7 +47,7 @@ def says_neutral() -> dict[str, np.ndarray]:
     Nothing is added to the residual stream, so that a position's output is the embedding of the
     token read there; the head knows for each token of the answer which one comes next.
     """
-    weights = dict(weight_table(SMALL_CONFIG).initial(0))
+    weights = dict(base_weight_map(SMALL_CONFIG).init_weights(0))
     for name in weights:
         if name.endswith(("o.weight", "wo.weight")):
             weights[name] = np.zeros_like(weights[name])
@@ -119,7 +119,7 @@ def _generated_by(hf: T5ForConditionalGeneration, prompts: list[str]) -> list[st
 
 def test_prompts_that_are_cut_are_counted_where_only_the_loss_is_wanted(tmp_path, capsys):
     with CheckpointStore(tmp_path / "run") as store:
-        store.save(7, dict(weight_table(SMALL_CONFIG).initial(0)), {}, wait=True)
+        store.save(7, dict(base_weight_map(SMALL_CONFIG).init_weights(0)), {}, wait=True)
     few = ["--evaluation.samples", "40", "--micro_batch_size", "40", "--sequence_length", "16"]
     loss = ["--evaluation.metrics", "loss"]
     code, _, err = validate(capsys, "--load", str(tmp_path / "run"), *few, *loss)

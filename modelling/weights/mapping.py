@@ -41,7 +41,7 @@ class Weight:
     std: float | None = None
     uniform: bool = False
 
-    def initial(self, seed: int) -> np.ndarray:
+    def init_values(self, seed: int) -> np.ndarray:
         """Initial values, float32: a function of the seed and the name alone."""
         if self.std is None:
             return np.ones(self.shape, np.float32)
@@ -93,7 +93,7 @@ class LowRank:
 
 
 @dataclass(frozen=True)
-class WeightRow:
+class WeightMapping:
     """How a variable is made of logical weights.
 
     Attributes:
@@ -131,7 +131,7 @@ class WeightRow:
     @classmethod
     def linear(
         cls, path: str, *weights: Weight, cut: Literal["in", "out"], holders: int = 1
-    ) -> WeightRow:
+    ) -> WeightMapping:
         """The weight of the linear map in `path`: the "in" or the "out" features are cut."""
         axis = 0 if cut == "in" else 1
         return cls(f"{path}.weight", weights, transpose=True, axis=axis, holders=holders)
@@ -193,20 +193,20 @@ class WeightRow:
             out[prefix + weight.name] = self._turned(whole[tuple(map(slice, shape))])
         return out
 
-    def means(self, axis: int) -> WeightRow:
+    def means(self, axis: int) -> WeightMapping:
         """The row of a vector along `axis` of this row's variable, a matrix for each weight."""
         size = 1 - axis if self.transpose else axis
         weights = tuple(replace(w, shape=(w.shape[size],)) for w in self.weights)
         cut = self.cut and axis == self.axis
-        return WeightRow(self.path, weights, axis=0, cut=cut, holders=self.holders)
+        return WeightMapping(self.path, weights, axis=0, cut=cut, holders=self.holders)
 
-    def grouped(self, axis: int) -> WeightRow:
+    def grouped(self, axis: int) -> WeightMapping:
         """The row of the scales of groups along an axis of this row's variable."""
         size = 1 - axis if self.transpose else axis
         weights = tuple(replace(w, shape=scales_shape(w.shape, size)) for w in self.weights)
         return replace(self, weights=weights)
 
-    def of_experts(self, group: int, groups: int) -> WeightRow:
+    def of_experts(self, group: int, groups: int) -> WeightMapping:
         """The row of one of so many groups of the experts whose matrices it has."""
         size = len(self.weights) // groups
         own = self.weights[group * size : (group + 1) * size]
@@ -231,32 +231,32 @@ class WeightRow:
         return np.ascontiguousarray(array.T if self.transpose else array)
 
 
-def is_linear(row: WeightRow) -> bool:
+def is_linear(row: WeightMapping) -> bool:
     """Whether a row is a linear map inside a layer, which the head is not."""
     return row.transpose and row.path != HEAD and not row.of_adapter and not row.experts
 
 
-def takes_adapter(row: WeightRow) -> bool:
+def can_have_adapter(row: WeightMapping) -> bool:
     """Decide whether a row can have an adapter: a linear map inside a layer, or at an end."""
-    return is_linear(row) or is_of_vocabulary(row)
+    return is_linear(row) or is_vocabulary(row)
 
 
-def is_of_vocabulary(row: WeightRow) -> bool:
+def is_vocabulary(row: WeightMapping) -> bool:
     """Decide whether a row is the embedding or a head of its own."""
     return row.path in (EMBEDDING, HEAD)
 
 
-def fits_few_bits(row: WeightRow) -> bool:
+def fits_few_bits(row: WeightMapping) -> bool:
     """Whether a row may be held in few bits: a linear map inside a layer, or its experts'."""
     return is_linear(row) or row.experts > 0
 
 
-def is_trained(row: WeightRow) -> bool:
+def is_trainable(row: WeightMapping) -> bool:
     """Whether training changes a row."""
     return row.trained
 
 
-def is_of_adapter(row: WeightRow) -> bool:
+def is_of_adapter(row: WeightMapping) -> bool:
     """Whether a row is an adapter's."""
     return row.of_adapter
 

@@ -13,11 +13,11 @@ from config.errors import ConfigError, nearest
 from config.run import Training
 from config.values import listed
 from files.formatting import format_name
-from modelling.weights.row import WeightRow, is_linear
-from modelling.weights.table import WeightTable, whole_layer
+from modelling.weights.mapping import WeightMapping, is_linear
+from modelling.weights.weight_map import WeightMap, without_expert_group
 
 
-def with_trained(table: WeightTable, training: Training) -> WeightTable:
+def mark_trainable(weight_map: WeightMap, training: Training) -> WeightMap:
     """The table whose rows say what a configuration trains.
 
     A pattern is a name of ours, a layer's and a path (`layer.0.self_attn.kv.weight`), or Hugging
@@ -31,10 +31,10 @@ def with_trained(table: WeightTable, training: Training) -> WeightTable:
             are trained and others not; or a weight that is trained has an adapter.
     """
     if not training.some_frozen:
-        return table
+        return weight_map
     chosen, frozen = listed(training.trained), listed(training.frozen)
-    names = _names(table.base)
-    own = {w.name for w in table.trained} if table.has_adapters else set[str]()
+    names = _names(weight_map.base)
+    own = {w.name for w in weight_map.trained} if weight_map.has_adapters else set[str]()
     changed = _meant(names, "training.trained", chosen or ("*",))
     changed -= _meant(names, "training.frozen", frozen)
     if not changed:
@@ -42,19 +42,19 @@ def with_trained(table: WeightTable, training: Training) -> WeightTable:
     changed |= own
     marked = {
         layer: tuple(_marked(layer, row, changed) for row in rows)
-        for layer, rows in table.layers.items()
+        for layer, rows in weight_map.layers.items()
     }
-    return replace(table, layers=marked)
+    return replace(weight_map, layers=marked)
 
 
-def _names(table: WeightTable) -> dict[str, list[str]]:
+def _names(weight_map: WeightMap) -> dict[str, list[str]]:
     """Each name that there is for weights, and those that it means."""
-    names = {w.name: [w.name] for w in table.weights}
-    names |= {alias: [name] for alias, name in table.files.aliases.items()}
-    names |= {name: joined.weights for name, joined in table.files.joined.items()}
-    for layer, rows in table.layers.items():
+    names = {w.name: [w.name] for w in weight_map.weights}
+    names |= {alias: [name] for alias, name in weight_map.files.aliases.items()}
+    names |= {name: joined.weights for name, joined in weight_map.files.joined.items()}
+    for layer, rows in weight_map.layers.items():
         for row in rows:
-            own = names.setdefault(f"{whole_layer(layer)}.{row.path}", [])
+            own = names.setdefault(f"{without_expert_group(layer)}.{row.path}", [])
             own += [w.name for w in row.weights]
     return names
 
@@ -73,7 +73,7 @@ def _meant(names: Mapping[str, Sequence[str]], field: str, patterns: Sequence[st
     return meant
 
 
-def _marked(layer: str, row: WeightRow, changed: Collection[str]) -> WeightRow:
+def _marked(layer: str, row: WeightMapping, changed: Collection[str]) -> WeightMapping:
     trained = [w.name for w in row.weights if w.name in changed]
     frozen = [w.name for w in row.weights if w.name not in changed]
     if trained and frozen:
@@ -89,9 +89,9 @@ def _marked(layer: str, row: WeightRow, changed: Collection[str]) -> WeightRow:
     return replace(row, trained=bool(trained))
 
 
-def check_all_frozen(table: WeightTable) -> None:
+def check_quantized_frozen(weight_map: WeightMap) -> None:
     """Raise ConfigError if a linear map of a layer is trained whole, which 4 bits do not allow."""
-    for row in table.rows:
+    for row in weight_map.rows:
         if is_linear(row) and row.trained:
             raise ConfigError(
                 f"{row.weights[0].name} is trained whole, but model.quantisation holds it in few "
@@ -99,14 +99,14 @@ def check_all_frozen(table: WeightTable) -> None:
             )
 
 
-def cut_by_trained(table: WeightTable) -> WeightTable:
+def split_phases_by_trainable(weight_map: WeightMap) -> WeightMap:
     """The table with a phase for each run of neighbouring layers that are trained alike, with
     adapters that are alike."""
 
     alike = defaultdict[str, dict[str, list[object]]](dict)
-    for layer, rows in table.layers.items():
+    for layer, rows in weight_map.layers.items():
         how: list[object] = [(row.trained, [a.form for a in row.adapters]) for row in rows]
-        alike[whole_layer(layer)][layer] = how
+        alike[without_expert_group(layer)][layer] = how
     for whole, of_parts in alike.items():
         groups = [how for layer, how in of_parts.items() if layer != whole]
         if any(how != groups[0] for how in groups):
@@ -116,17 +116,17 @@ def cut_by_trained(table: WeightTable) -> WeightTable:
             )
 
     def key(layer: str) -> list[object]:
-        return list(alike[whole_layer(layer)].values())
+        return list(alike[without_expert_group(layer)].values())
 
     phases: dict[str, tuple[str, ...]] = {}
     runs: dict[str, list[str]] = {}
-    for phase, layers in table.phases.items():
+    for phase, layers in weight_map.phases.items():
         parts = [tuple(members) for _, members in groupby(layers, key)] or [()]
         names = [phase, *(f"{phase}_from_{_number(part[0])}" for part in parts[1:])]
         phases |= dict(zip(names, parts, strict=True))
         runs[phase] = names
-    return replace(table, phases=phases, runs=runs)
+    return replace(weight_map, phases=phases, runs=runs)
 
 
 def _number(layer: str) -> str:
-    return whole_layer(layer).rpartition(".")[2]
+    return without_expert_group(layer).rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""One table of weights, read in both directions.
+"""One weight map, read in both directions.
 
 A model's weights have names and shapes of their own, independent of how a program lays them out:
 the *logical* weights, with Hugging Face's names. A row of the table says which logical weights make
@@ -17,9 +17,16 @@ import numpy as np
 from checkpoints.arrays import Arrays, LazyArrays
 from config.optimizer_state import MASTER, RESIDUAL, SLOTS
 from modelling.quantisation import PARTS, KeepsPacked, QuantisedParts, quantised
-from modelling.weights.hf_files import FileNames
-from modelling.weights.row import EMBEDDING, HEAD, Weight, WeightRow, WeightsError, check_presence
-from modelling.weights.variables import OPTIMIZER, HeldParts, LogicalTensors, VariableRow
+from modelling.weights.hf_tensor_names import HfTensorNames
+from modelling.weights.mapping import (
+    EMBEDDING,
+    HEAD,
+    Weight,
+    WeightMapping,
+    WeightsError,
+    check_presence,
+)
+from modelling.weights.variables import OPTIMIZER, HfNamedTensors, ShardReader, VariableSource
 from popxl import Variable
 from popxl.session import OnDemand, VariablePart
 from popxl_addons import NamedTensors
@@ -35,17 +42,17 @@ EMBEDDINGS = "embeddings"
 FP8 = "fp8"
 """First part of the names of the FP8 state of linear layers: `fp8/scale/<weight>`."""
 
-GROUP = "/"
+EXPERT_GROUP = "/"
 """Before the number of a group of a layer's experts, in its name: `layer.0/1`."""
 
 
-def whole_layer(name: str) -> str:
+def without_expert_group(name: str) -> str:
     """The layer that a group of experts is of; a layer's own name."""
-    return name.partition(GROUP)[0]
+    return name.partition(EXPERT_GROUP)[0]
 
 
 @dataclass(frozen=True)
-class TokenRowsOf:
+class TrainableTokens:
     """Rows of a weight that are trained apart from it.
 
     Attributes:
@@ -58,7 +65,7 @@ class TokenRowsOf:
 
 
 @dataclass(frozen=True)
-class WeightTable:
+class WeightMap:
     """All weights of a model.
 
     Attributes:
@@ -73,15 +80,15 @@ class WeightTable:
         token_rows: rows that are trained beside a frozen weight, by its name.
     """
 
-    layers: Mapping[str, tuple[WeightRow, ...]]
+    layers: Mapping[str, tuple[WeightMapping, ...]]
     phases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     tensor_parallel: int = 1
-    files: FileNames = field(default_factory=FileNames)
+    files: HfTensorNames = field(default_factory=HfTensorNames)
     runs: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    token_rows: Mapping[str, TokenRowsOf] = field(default_factory=dict)
+    trainable_tokens: Mapping[str, TrainableTokens] = field(default_factory=dict)
 
     @property
-    def rows(self) -> tuple[WeightRow, ...]:
+    def rows(self) -> tuple[WeightMapping, ...]:
         """The rows of all layers."""
         return tuple(row for rows in self.layers.values() for row in rows)
 
@@ -124,32 +131,32 @@ class WeightTable:
         own = row.weights[0].name
         return [own, *(alias for alias, name in self.files.aliases.items() if name == own)]
 
-    def only(self, wanted: Callable[[WeightRow], bool]) -> WeightTable:
+    def only(self, wanted: Callable[[WeightMapping], bool]) -> WeightMap:
         """The table of some rows alone."""
         layers = {name: tuple(filter(wanted, rows)) for name, rows in self.layers.items()}
         names = {w.name for rows in layers.values() for row in rows for w in row.weights}
         return replace(self, layers=layers, files=self.files.only(names))
 
     @property
-    def base(self) -> WeightTable:
+    def base(self) -> WeightMap:
         """The table without adapters."""
         return self.only(lambda row: not row.of_adapter)
 
     # ---- logical weights ------------------------------------------------------------------------
-    def initial(self, seed: int) -> Arrays:
+    def init_weights(self, seed: int) -> Arrays:
         """Initial weights by name, float32, made when asked for. No layout changes them."""
-        return LazyArrays({w.name: partial(w.initial, seed) for w in self.weights})
+        return LazyArrays({w.name: partial(w.init_values, seed) for w in self.weights})
 
-    def renamed(self, tensors: Arrays) -> Arrays:
-        """The weights of a file under their logical names; see `FileNames`."""
-        return self.files.renamed(tensors, self.shapes)
+    def from_hf(self, tensors: Arrays) -> Arrays:
+        """The weights of a file under their logical names; see `HfTensorNames`."""
+        return self.files.from_hf(tensors, self.shapes)
 
-    def for_files(self, weights: Arrays) -> Arrays:
-        """The inverse of `renamed`: logical weights as files have them."""
-        return self.files.for_files(weights)
+    def to_hf(self, weights: Arrays) -> Arrays:
+        """The inverse of `from_hf`: logical weights as files have them."""
+        return self.files.to_hf(weights)
 
     def check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Check that a file has the weights of this model; see `FileNames`."""
+        """Check that a file has the weights of this model; see `HfTensorNames`."""
         self.files.check_shapes(shapes, self.shapes)
 
     # ---- variables ------------------------------------------------------------------------------
@@ -165,8 +172,8 @@ class WeightTable:
             paths = (_path_of(name, rows) for name in tree.fwd.keys_flat())
             found = {path for path in paths if path is not None}
             for name in sorted(rows ^ found):
-                missing = f"{layer}.{name}, of the weight table, is not in the program: {_SEE}"
-                raise WeightsError(missing if name in rows else no_row(layer, name))
+                missing = f"{layer}.{name}, of the weight map, is not in the program: {_SEE}"
+                raise WeightsError(missing if name in rows else missing_mapping(layer, name))
 
     def to_variables(
         self, tensors: Arrays, variables: Variables
@@ -200,7 +207,7 @@ class WeightTable:
                 out[place.variable] = self._source(place, tensors)
         return out
 
-    def _source(self, place: VariableRow, tensors: Arrays) -> Callable[[], np.ndarray]:
+    def _source(self, place: VariableSource, tensors: Arrays) -> Callable[[], np.ndarray]:
         """What makes the data of a variable; of what some elements can be had, a part of it."""
         whole = partial(self._typed_data, place, tensors)
         if not isinstance(tensors, LazyArrays):
@@ -213,7 +220,7 @@ class WeightTable:
 
         return OnDemand(whole, some)
 
-    def _packed(self, place: VariableRow, tensors: Arrays) -> Sequence[np.ndarray]:
+    def _packed(self, place: VariableSource, tensors: Arrays) -> Sequence[np.ndarray]:
         """The data of a variable in few bits."""
         row, parts = place.row, place.variable
 
@@ -227,7 +234,7 @@ class WeightTable:
         cut += ("shared out",) if row.shared_out else ()  # which folders need not say of others
         return tensors.packed(place.names, f"{shapes} {cut} {parts.packed.shape}", make)
 
-    def _typed_data(self, place: VariableRow, tensors: Arrays) -> np.ndarray:
+    def _typed_data(self, place: VariableSource, tensors: Arrays) -> np.ndarray:
         data, own = self._host_data(place, tensors), place.variable.dtype.as_numpy()
         if place.rest_of is not None:
             bits = 8 * own.itemsize
@@ -235,7 +242,7 @@ class WeightTable:
             return rest
         return data.astype(own, copy=False)
 
-    def _host_data(self, place: VariableRow, tensors: Arrays) -> np.ndarray:
+    def _host_data(self, place: VariableSource, tensors: Arrays) -> np.ndarray:
         if place.common:
             return _fitted(np.asarray(tensors[place.names[0]]), place.variable.shape)
         return place.row.to_host(tensors, self.tensor_parallel, place.prefix)
@@ -249,7 +256,7 @@ class WeightTable:
         read: Callable[[Variable], np.ndarray],
         variables: Variables,
         optimizer: bool = True,
-        held: HeldParts | None = None,
+        held: ShardReader | None = None,
         frozen: bool = True,
     ) -> Arrays:
         """The inverse of `to_variables`: logical tensors, made when they are asked for.
@@ -264,18 +271,18 @@ class WeightTable:
         """
         places = self._places(variables, optimizer)
         places = [place for place in places if frozen or place.row.trained]
-        return LogicalTensors(places, read, self.tensor_parallel, held)
+        return HfNamedTensors(places, read, self.tensor_parallel, held)
 
     def gradients(self, read: Callable[[Variable], np.ndarray], variables: Variables) -> Arrays:
         """Gradients by the weight's name, from the variables in the `grad` trees."""
         trained = [(row, tree) for row, tree in self._rows(variables) if row.updated]
-        places = [VariableRow(row, tree.grad.get(row.path), "") for row, tree in trained]
-        return LogicalTensors(places, read, self.tensor_parallel, None)
+        places = [VariableSource(row, tree.grad.get(row.path), "") for row, tree in trained]
+        return HfNamedTensors(places, read, self.tensor_parallel, None)
 
-    def _rows(self, variables: Variables) -> list[tuple[WeightRow, NamedTensors]]:
+    def _rows(self, variables: Variables) -> list[tuple[WeightMapping, NamedTensors]]:
         """Each row, and the trees of its layer. Rows of a phase's layers that share a remote buffer
         follow each other."""
-        pairs: list[tuple[WeightRow, NamedTensors]] = []
+        pairs: list[tuple[WeightMapping, NamedTensors]] = []
         for name, trees in variables.items():
             layers = self._trees({name: trees})
             rows = [(row, tree) for layer, tree in layers for row in self.layers[layer]]
@@ -292,11 +299,13 @@ class WeightTable:
                 layers += zip(self.phases.get(name, ()), trees, strict=True)
         return layers
 
-    def _places(self, variables: Variables, optimizer: bool, fp8: bool = True) -> list[VariableRow]:
+    def _places(
+        self, variables: Variables, optimizer: bool, fp8: bool = True
+    ) -> list[VariableSource]:
         """Weights, then optimizer state and FP8 state; entries of a remote buffer follow each
         other."""
         rows = self._rows(variables)
-        places = [VariableRow(row, tree.fwd.get(row.path), "") for row, tree in rows]
+        places = [VariableSource(row, tree.fwd.get(row.path), "") for row, tree in rows]
         if optimizer:
             state = [
                 _state_place(row, slot, variable)
@@ -307,23 +316,25 @@ class WeightTable:
         return places + (self._fp8_places(rows) if optimizer and fp8 else [])
 
     @staticmethod
-    def _fp8_places(rows: Sequence[tuple[WeightRow, NamedTensors]]) -> list[VariableRow]:
+    def _fp8_places(rows: Sequence[tuple[WeightMapping, NamedTensors]]) -> list[VariableSource]:
         """The state of the FP8 products of linear layers, under the names of their weights."""
         places = []
         for row, tree in rows:
             layer, _, name = row.path.rpartition(".")
             if name == "weight" and f"{layer}.product" in tree.fwd:
                 state = tree.fwd.get(f"{layer}.product").to_dict().items()
-                places += [VariableRow(row, v, f"{FP8}/{slot}/", common=True) for slot, v in state]
+                places += [
+                    VariableSource(row, v, f"{FP8}/{slot}/", common=True) for slot, v in state
+                ]
         return sorted(places, key=lambda place: place.prefix)
 
 
 _SEE = "see docs/adding_a_model.md"
 
 
-def no_row(layer: str, variable: str) -> str:
-    """Return the message for a variable of a program that the table of weights does not have."""
-    return f"{layer}.{variable} has no row in the weight table: {_SEE}"
+def missing_mapping(layer: str, variable: str) -> str:
+    """Return the message for a variable of a program that the weight map does not have."""
+    return f"{layer}.{variable} has no row in the weight map: {_SEE}"
 
 
 def _path_of(name: str, rows: Collection[str]) -> str | None:
@@ -335,13 +346,13 @@ def _path_of(name: str, rows: Collection[str]) -> str | None:
     return whole if part in PARTS and whole in rows else name
 
 
-def _optimizer_state(row: WeightRow, tree: NamedTensors) -> Mapping[str, Variable]:
+def _optimizer_state(row: WeightMapping, tree: NamedTensors) -> Mapping[str, Variable]:
     """What an optimizer keeps for a row, as far as the program has it."""
     there = row.updated and "optim" in tree
     return tree.optim.get(row.path).to_dict() if there else {}
 
 
-def _state_place(row: WeightRow, name: str, variable: Variable) -> VariableRow:
+def _state_place(row: WeightMapping, name: str, variable: Variable) -> VariableSource:
     """Optimizer state, under the name that it has for a weight as Hugging Face turns it."""
     slot = SLOTS[name]
     own = row
@@ -350,19 +361,19 @@ def _state_place(row: WeightRow, name: str, variable: Variable) -> VariableRow:
     elif slot.over in ("rows", "columns"):
         own = row.means(slot.over == "columns")
     theirs = slot.turned if row.transpose else slot
-    return VariableRow(own, variable, f"{OPTIMIZER}/{theirs.name}/", slot.over == "weight")
+    return VariableSource(own, variable, f"{OPTIMIZER}/{theirs.name}/", slot.over == "weight")
 
 
-def _kept_places(rows: Sequence[tuple[WeightRow, NamedTensors]]) -> list[VariableRow]:
+def _kept_places(rows: Sequence[tuple[WeightMapping, NamedTensors]]) -> list[VariableSource]:
     """Masters and residuals of weights, with the names of the weights."""
     places = []
     for row, tree in rows:
         state = _optimizer_state(row, tree)
         if MASTER.name in state:
-            places.append(VariableRow(row, state[MASTER.name], ""))
+            places.append(VariableSource(row, state[MASTER.name], ""))
         if RESIDUAL in state:
             weight = tree.fwd.get(row.path).dtype.as_numpy()
-            places.append(VariableRow(row, state[RESIDUAL], "", rest_of=weight))
+            places.append(VariableSource(row, state[RESIDUAL], "", rest_of=weight))
     return places
 
 

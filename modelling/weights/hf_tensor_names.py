@@ -12,14 +12,14 @@ import numpy as np
 
 from checkpoints.arrays import Arrays, LazyArrays, Overlay, View
 from files.formatting import format_name
+from modelling.weights.mapping import WeightsError, check_shape
 from modelling.weights.mxfp4 import shapes_without_blocks, without_blocks
-from modelling.weights.row import WeightsError, check_shape
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Joined:
+class FusedWeights:
     """Weights that files have as one tensor, such as those of fused products or of experts.
 
     Attributes:
@@ -40,7 +40,7 @@ class Joined:
     written: bool = True
 
     @classmethod
-    def fused(cls, weights: Iterable[str]) -> Joined:
+    def fused(cls, weights: Iterable[str]) -> FusedWeights:
         """Weights one after the other."""
         return cls((tuple(weights),))
 
@@ -91,7 +91,7 @@ class Joined:
 
 
 @dataclass(frozen=True)
-class FileNames:
+class HfTensorNames:
     """Tensors that files may have in place of weights under their logical names.
 
     Attributes:
@@ -102,25 +102,25 @@ class FileNames:
     """
 
     aliases: Mapping[str, str] = field(default_factory=dict)
-    joined: Mapping[str, Joined] = field(default_factory=dict)
+    joined: Mapping[str, FusedWeights] = field(default_factory=dict)
     turned: frozenset[str] = frozenset()
     buffers: frozenset[str] = frozenset()
 
-    def __or__(self, other: FileNames) -> FileNames:
-        return FileNames(
+    def __or__(self, other: HfTensorNames) -> HfTensorNames:
+        return HfTensorNames(
             {**self.aliases, **other.aliases},
             {**self.joined, **other.joined},
             self.turned | other.turned,
             self.buffers | other.buffers,
         )
 
-    def only(self, names: Collection[str]) -> FileNames:
+    def only(self, names: Collection[str]) -> HfTensorNames:
         """Those of some weights alone."""
         aliases = {alias: name for alias, name in self.aliases.items() if name in names}
         joined = {n: x for n, x in self.joined.items() if all(own in names for own in x.weights)}
-        return FileNames(aliases, joined, self.turned, self.buffers & {*names})
+        return HfTensorNames(aliases, joined, self.turned, self.buffers & {*names})
 
-    def renamed(self, tensors: Arrays, shapes: Shapes) -> Arrays:
+    def from_hf(self, tensors: Arrays, shapes: Shapes) -> Arrays:
         """The weights of a file under their logical names; each is read when asked for.
 
         Args:
@@ -149,8 +149,8 @@ class FileNames:
                 makers[own] = partial(_same, makers[own], sources[own], copy, name)
         return LazyArrays(makers)
 
-    def for_files(self, weights: Arrays) -> Arrays:
-        """The inverse of `renamed`: logical weights as files have them."""
+    def to_hf(self, weights: Arrays) -> Arrays:
+        """The inverse of `from_hf`: logical weights as files have them."""
         joined = {name: x for name, x in self.joined.items() if x.written}
         parts = {own for x in joined.values() for own in x.weights}
         makers = {
@@ -167,7 +167,7 @@ class FileNames:
             shapes: of all weights.
 
         Raises:
-            ValueError: as for `renamed`, or a weight has another shape.
+            ValueError: as for `from_hf`, or a weight has another shape.
         """
         found = shapes_without_blocks(found)
         sources = self._sources(self._split_names(found), shapes)

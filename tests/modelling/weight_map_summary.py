@@ -1,4 +1,4 @@
-"""The weight tables of all families and ways to shard them, without the variables' paths."""
+"""The weight maps of all families and ways to shard them, without the variables' paths."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from config.sections import RunConfig
 from config.t5 import T5Config
 from modelling.llama.config_json import MIXTURES
 from modelling.spec import family_of
-from modelling.weights import WeightTable
+from modelling.weights import WeightMap
 from tests.modelling.llama.hf import SETTINGS, hf_config, our_config
 
 T5_SIZES = {
@@ -72,14 +72,14 @@ def _built(cls: Any, sizes: dict[str, Any], tp: int) -> RunConfig:
     return built
 
 
-def summary(table: WeightTable) -> dict[str, Any]:
+def summary(weight_map: WeightMap) -> dict[str, Any]:
     """All that a table says but the paths of variables."""
-    joined = sorted(table.files.joined.items())
+    joined = sorted(weight_map.files.joined.items())
     return {
-        "layers": {name: sorted(map(_row, rows)) for name, rows in table.layers.items()},
-        "phases": {name: list(layers) for name, layers in table.phases.items()},
-        "tensor_parallel": table.tensor_parallel,
-        "aliases": dict(sorted(table.files.aliases.items())),
+        "layers": {name: sorted(map(_row, rows)) for name, rows in weight_map.layers.items()},
+        "phases": {name: list(layers) for name, layers in weight_map.phases.items()},
+        "tensor_parallel": weight_map.tensor_parallel,
+        "aliases": dict(sorted(weight_map.files.aliases.items())),
         "fused": {name: x.weights for name, x in joined if x.stack is None},
         "stacked": {
             name: [x.groups, x.alternating, x.transposed, x.written]
@@ -97,5 +97,5 @@ def _row(row: Any) -> list[Any]:
 
 def digest(config: RunConfig) -> str:
     """The digest of a configuration's table."""
-    text = json.dumps(summary(family_of(config).weights(config)), sort_keys=True)
+    text = json.dumps(summary(family_of(config).weight_map(config)), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -10,25 +10,25 @@ from config.errors import ConfigError
 from config.run import Training
 from config.sections import RunConfig
 from config.t5 import T5Config
-from modelling.weights import WeightTable
-from modelling.weights.trained import cut_by_trained, with_trained
+from modelling.weights import WeightMap
+from modelling.weights.trainable import mark_trainable, split_phases_by_trainable
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.llama.hf import hf_config
 from tests.modelling.llama.hf import our_config as llama_config
 from tests.modelling.t5.training import our_config
-from tests.modelling.tables import weight_table as gptj_table
-from tests.modelling.tables import weight_table as llama_table
-from tests.modelling.tables import weight_table as t5_table
+from tests.modelling.weight_maps import base_weight_map as gptj_weight_map
+from tests.modelling.weight_maps import base_weight_map as llama_weight_map
+from tests.modelling.weight_maps import base_weight_map as t5_weight_map
 
-GPTJ, T5 = gptj_table(small_config()), t5_table(our_config())
-
-
-def trained(table: WeightTable, **training: Any) -> set[str]:
-    return {weight.name for weight in with_trained(table, Training(**training)).trained}
+GPTJ, T5 = gptj_weight_map(small_config()), t5_weight_map(our_config())
 
 
-def every(table: WeightTable) -> set[str]:
-    return {weight.name for weight in table.weights}
+def trained(weight_map: WeightMap, **training: Any) -> set[str]:
+    return {weight.name for weight in mark_trainable(weight_map, Training(**training)).trained}
+
+
+def every(weight_map: WeightMap) -> set[str]:
+    return {weight.name for weight in weight_map.weights}
 
 
 @pytest.mark.parametrize("name", ["layer.1", "transformer.h.1", "layer.1*", "*.h.1.*"])
@@ -82,36 +82,38 @@ def test_a_variable_is_one() -> None:
 
 
 def test_names_in_files_that_are_joined() -> None:
-    table = llama_table(llama_config(hf_config("phi3")))
+    weight_map = llama_weight_map(llama_config(hf_config("phi3")))
     with pytest.raises(ConfigError, match="gate_proj.weight trained and .*up_proj.weight frozen"):
-        trained(table, trained="*gate_proj*")
-    names = trained(table, trained="model.layers.0.mlp.gate_up_proj")
+        trained(weight_map, trained="*gate_proj*")
+    names = trained(weight_map, trained="model.layers.0.mlp.gate_up_proj")
     assert names == {f"model.layers.0.mlp.{n}_proj.weight" for n in ("gate", "up")}
 
 
 def test_tied_weights_are_one() -> None:
-    table = llama_table(llama_config(hf_config("llama")))
-    assert "lm_head.weight" not in every(table)
+    weight_map = llama_weight_map(llama_config(hf_config("llama")))
+    assert "lm_head.weight" not in every(weight_map)
     for name in ("lm_head", "model.embed_tokens", "embeddings"):
-        assert trained(table, trained=name) == {"model.embed_tokens.weight"}
+        assert trained(weight_map, trained=name) == {"model.embed_tokens.weight"}
     assert trained(T5, trained="decoder.embed_tokens") == {"shared.weight"}
 
 
 def test_layers_that_are_trained_alike_are_a_phase() -> None:
-    table = cut_by_trained(with_trained(GPTJ, Training(trained="layer.0,layer.2")))
-    assert {n: list(layers) for n, layers in table.phases.items()} == {
+    weight_map = split_phases_by_trainable(
+        mark_trainable(GPTJ, Training(trained="layer.0,layer.2"))
+    )
+    assert {n: list(layers) for n, layers in weight_map.phases.items()} == {
         "embeddings": ["embeddings"],
         "layer": ["layer.0"],
         "layer_from_1": ["layer.1"],
         "layer_from_2": ["layer.2"],
         "head": ["head"],
     }
-    assert table.runs["layer"] == ["layer", "layer_from_1", "layer_from_2"]
-    table = cut_by_trained(with_trained(T5, Training(frozen="*norm*")))
-    assert table.phases == T5.phases
-    table = cut_by_trained(with_trained(T5, Training(trained="decoder.2")))
-    assert table.phases["decoder_block"] == ("decoder.1",)
-    assert table.phases["decoder_block_from_2"] == ("decoder.2",)
+    assert weight_map.runs["layer"] == ["layer", "layer_from_1", "layer_from_2"]
+    weight_map = split_phases_by_trainable(mark_trainable(T5, Training(frozen="*norm*")))
+    assert weight_map.phases == T5.phases
+    weight_map = split_phases_by_trainable(mark_trainable(T5, Training(trained="decoder.2")))
+    assert weight_map.phases["decoder_block"] == ("decoder.1",)
+    assert weight_map.phases["decoder_block_from_2"] == ("decoder.2",)
 
 
 @pytest.mark.parametrize("text", ["", ",", "a,,b", "a, "])

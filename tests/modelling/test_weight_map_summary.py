@@ -10,14 +10,14 @@ import pytest
 
 from modelling.layers import LMHeadLoss
 from modelling.spec import family_of
-from modelling.weights import Weight, WeightRow, WeightsError, WeightTable
+from modelling.weights import Weight, WeightMap, WeightMapping, WeightsError
 from popxl_addons import NamedTensors
 from sessions.generating import Inference
 from sessions.training import FineTuning
 from tests.modelling.gptj.hf import small_config
-from tests.modelling.weight_tables import cases, digest
+from tests.modelling.weight_map_summary import cases, digest
 
-WRITTEN_DOWN = json.loads(Path(__file__).with_name("weight_tables.json").read_text("utf-8"))
+WRITTEN_DOWN = json.loads(Path(__file__).with_name("weight_map_summary.json").read_text("utf-8"))
 
 
 def test_tables_are_those_that_families_wrote_down() -> None:
@@ -27,18 +27,18 @@ def test_tables_are_those_that_families_wrote_down() -> None:
 
 
 def test_a_variable_without_a_row_or_a_row_without_a_variable_is_refused() -> None:
-    row = WeightRow("a.weight", (Weight("a.weight", (2,)),))
-    table = WeightTable({"layer.0": (row,)})
+    row = WeightMapping("a.weight", (Weight("a.weight", (2,)),))
+    weight_map = WeightMap({"layer.0": (row,)})
 
     def program(*names: str) -> dict[str, NamedTensors]:
         tree = NamedTensors.from_dict(dict.fromkeys(names, 1))  # type: ignore[arg-type]
         return {"layer.0": NamedTensors(fwd=tree)}
 
-    table.check_complete(program("a.weight", "a.product.scale"))
+    weight_map.check_complete(program("a.weight", "a.product.scale"))
     with pytest.raises(WeightsError, match=r"layer\.0\.b\.weight has no row"):
-        table.check_complete(program("a.weight", "b.weight"))
-    with pytest.raises(WeightsError, match=r"layer\.0\.a\.weight, of the weight table, is not in"):
-        table.check_complete(program())
+        weight_map.check_complete(program("a.weight", "b.weight"))
+    with pytest.raises(WeightsError, match=r"layer\.0\.a\.weight, of the weight map, is not in"):
+        weight_map.check_complete(program())
 
 
 @pytest.mark.parametrize("session", [FineTuning, Inference])
@@ -51,8 +51,8 @@ def test_a_module_reached_by_two_paths_is_found(session, monkeypatch: pytest.Mon
         self.again = self.lm_head
 
     config = small_config()
-    table = family_of(config).weights(config)
+    weight_map = family_of(config).weight_map(config)
     monkeypatch.setattr(LMHeadLoss, "__init__", twice)
-    monkeypatch.setattr("modelling.spec.ModelFamily.weights", lambda self, config: table)
+    monkeypatch.setattr("modelling.spec.ModelFamily.weight_map", lambda self, config: weight_map)
     with pytest.raises(WeightsError, match="head.*(again|lm_head)"):
         session(config)
