@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from config.errors import ConfigError
 from config.flags import Unused
 from config.sections import RunConfig
-from data.batches import Loader
+from data.loader import Loader
 from modelling.spec import family_of
 from planning.hardware.disk_offload import planned_bytes
 from planning.needs import finetuning_needs

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from config.agreement import agree_on_run
 from config.errors import ConfigError
-from files.writing import check_file
+from files.atomic_writing import check_file
 from planning.origins import ORIGINS
 from terminal.command_line import read_command_line
 from terminal.entry_point import entry_point
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.out is not None:
         check_file("the answers", given.out)
     # These take seconds: mistakes in the command line are said before.
-    from data.loaded import Loaded
+    from data.data_cache import Loaded
     from planning.choices import with_choices, with_own_lengths
     from planning.hardware.resource_errors import explain_shortages
     from run.answers.generate import (

@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         __doc__, "inference", "gptj_6B_gpu", arguments, origins=ORIGINS, takes_default=True
     )
     # These take seconds: mistakes in the command line are said before.
-    from data.loaded import Loaded
+    from data.data_cache import Loaded
     from planning.choices import with_choices
     from planning.hardware.resource_errors import explain_shortages
     from run.evaluation.side_by_side import side_by_side

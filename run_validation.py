@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not is_planned(line.options):
         check_data(line.config.data)
     # These take seconds: mistakes in the command line are said before.
-    from data.loaded import Loaded
+    from data.data_cache import Loaded
     from planning.choices import with_choices
     from planning.hardware.resource_errors import explain_shortages
     from planning.needs import inference_needs

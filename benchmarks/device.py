@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks import device_tasks
 from benchmarks.device_record import MINUTES, record, tasks
-from files.writing import check_folder
+from files.atomic_writing import check_folder
 from terminal.entry_point import entry_point
 from terminal.parser import Parser
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from files.writing import write_text
+from files.atomic_writing import write_text
 from terminal.screen import say
 
 ROOT = Path(__file__).parent.parent

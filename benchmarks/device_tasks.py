@@ -33,7 +33,7 @@ from config.errors import UserError
 from config.families import config_class_of
 from config.presets import load_config, preset_data
 from config.sections import RunConfig
-from data.batches import Loader
+from data.loader import Loader
 from modelling.devices import device_desc, platform
 from modelling.spec import family_of
 from modelling.weights import WeightMap

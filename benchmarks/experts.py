@@ -26,7 +26,7 @@ from typing import Any
 
 from config.llama import LlamaConfig
 from config.presets import load_config
-from data.batches import Loader
+from data.loader import Loader
 from modelling.spec import family_of
 from sessions.training import FineTuning
 from terminal.entry_point import entry_point

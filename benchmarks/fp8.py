@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.own_commands import metric, run
-from files.writing import write_text
+from files.atomic_writing import write_text
 from terminal.entry_point import entry_point
 from terminal.parser import Parser
 

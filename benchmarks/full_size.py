@@ -25,7 +25,7 @@ from benchmarks.idle_disk import idle_disk
 from config.families import config_class_of
 from config.presets import load_config, preset_data
 from config.sections import RunConfig
-from files.writing import write_text
+from files.atomic_writing import write_text
 from finetuning import measure
 from finetuning import summary as summary_of
 from modelling.spec import family_of

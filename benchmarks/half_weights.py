@@ -20,7 +20,7 @@ import numpy as np
 from config.families import config_class_of
 from config.presets import merge, preset_data
 from config.sections import RunConfig
-from data.batches import Loader
+from data.loader import Loader
 from data.pipeline import Pipeline
 from modelling.spec import family_of
 from modelling.weights import OPTIMIZER

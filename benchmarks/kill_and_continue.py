@@ -36,7 +36,7 @@ from benchmarks.limits import limited
 from checkpoints import CheckpointStore, load_checkpoint
 from config.errors import UserError
 from config.sections import RunConfig
-from data.batches import Loader
+from data.loader import Loader
 from data.samples import Batch
 from modelling.spec import family_of
 from run.records.pace import peak_host_bytes
@@ -104,7 +104,7 @@ def resume(config: RunConfig, folders: Folders) -> None:
 
 def export(config: RunConfig, folders: Folders) -> None:
     """Write the checkpoint's weights for Hugging Face."""
-    from huggingface.folders import write_hf_directory
+    from huggingface.model_folders import write_hf_directory
     from modelling.weights import without_optimizer_state
 
     family = family_of(config)
@@ -119,7 +119,7 @@ def read_back(config: RunConfig, folders: Folders) -> None:
     import torch
     import transformers
 
-    from huggingface.folders import read_hf_directory
+    from huggingface.model_folders import read_hf_directory
 
     description = transformers.AutoConfig.from_pretrained(folders.export)
     with torch.device("meta"):

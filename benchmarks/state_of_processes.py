@@ -63,7 +63,7 @@ def be_one(depth: int) -> None:
     import popdist
 
     popdist.init()
-    from data.batches import Loader
+    from data.loader import Loader
     from modelling.spec import family_of
     from popxl.plan import plan_of
     from sessions.training import FineTuning

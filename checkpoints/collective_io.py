@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 import popdist
 from checkpoints.errors import CheckpointError, CheckpointWarning, DamagedError
+from files.atomic_writing import write_synced, writing
 from files.errors import FileError
 from files.formatting import format_path
-from files.writing import write_synced, writing
 
 PAUSES = (1.0, 4.0, 10.0)
 """Seconds before each new trial of a save. What a network file system says once, such as ESTALE or

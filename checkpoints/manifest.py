@@ -28,7 +28,7 @@ from checkpoints.tensor_shards import Layout, Part, check_whole, with_starts
 from files.errors import FileError
 from files.formatting import format_name, format_path, format_value
 from files.json_files import Fields, read_object
-from files.text import MEBIBYTE, read_bytes
+from files.text_files import MEBIBYTE, read_bytes
 
 FILE_NAME = "manifest.json"
 MAX_TEXT = MEBIBYTE

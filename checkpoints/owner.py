@@ -18,12 +18,12 @@ from checkpoints.collective_io import on_first_process
 from checkpoints.errors import CheckpointError
 from checkpoints.remote import RemoteRun
 from checkpoints.step_folders import step_folders
+from files.atomic_writing import write_text
 from files.errors import FileError
+from files.folder_lock import locked
 from files.formatting import format_name, format_path
 from files.json_files import Fields, parse_json, read_object
-from files.lock import locked
 from files.run_folder import RunFolder
-from files.writing import write_text
 from terminal.screen import say
 
 FILE_NAME = "owner.json"

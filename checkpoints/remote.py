@@ -27,10 +27,10 @@ from checkpoints.step_folders import (
 )
 from checkpoints.tensor_files import is_file_name
 from config.values import is_address
-from files.drafts import sync
+from files.folder_lock import locked
 from files.formatting import format_name, format_path
-from files.lock import locked
 from files.run_folder import RunFolder
+from files.temp_folders import sync
 
 _PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}
 _BLOCK = 2**24  # bytes

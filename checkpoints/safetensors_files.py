@@ -19,11 +19,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from checkpoints.errors import CheckpointError, DamagedError
-from files.drafts import sync
+from files.atomic_writing import os_errors
 from files.formatting import format_name
-from files.lfs import check_no_pointer
-from files.text import MEBIBYTE
-from files.writing import os_errors
+from files.git_lfs import check_no_pointer
+from files.temp_folders import sync
+from files.text_files import MEBIBYTE
 
 DTYPES = {
     "F64": np.dtype(np.float64),

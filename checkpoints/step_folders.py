@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from checkpoints.errors import CheckpointError, CheckpointWarning
-from files.drafts import sync
 from files.formatting import format_path
 from files.run_folder import RunFolder
+from files.temp_folders import sync
 
 _NAME = re.compile(r"(\d{6,})-step-(\d+)")
 _DELETED = re.compile(r"\.deleted-" + _NAME.pattern)

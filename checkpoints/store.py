@@ -37,8 +37,8 @@ from checkpoints.step_folders import (
 )
 from checkpoints.tensor_files import Records, TensorRecord, readers, write_records
 from checkpoints.tensor_shards import ShardSource
+from files.atomic_writing import write_synced
 from files.formatting import format_bytes, format_path
-from files.writing import write_synced
 
 SHARD_BYTES = 2**30
 

@@ -32,11 +32,11 @@ from checkpoints.safetensors_files import (
     tensors_in,
 )
 from checkpoints.tensor_shards import Part, StoredParts, chunks_needed
+from files.atomic_writing import write_synced
 from files.errors import FileError
 from files.formatting import format_name, format_path, format_value
 from files.json_files import Fields, parse_json
-from files.text import MEBIBYTE, decoded, read_bytes
-from files.writing import write_synced
+from files.text_files import MEBIBYTE, decoded, read_bytes
 
 NAMED_DTYPES = {dtype.name: dtype for dtype in DTYPES.values()}
 MAX_RECORDS = 64 * MEBIBYTE

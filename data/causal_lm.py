@@ -14,9 +14,17 @@ import numpy as np
 
 from config.sections import RunConfig
 from config.task import CausalLMData, SegmentsData
-from data.boundary import beginning, example_tokens, prompt_tokens
-from data.chat import Loss
-from data.preferences import SEGMENT_IDS, Preferences, Unit, begin_of, kto_labels_of, of_units
+from data.chat_template import Loss
+from data.examples import Example
+from data.preference_samples import (
+    SEGMENT_IDS,
+    Preferences,
+    Unit,
+    begin_of,
+    kto_labels_of,
+    of_units,
+)
+from data.prompt_boundary import beginning, example_tokens, prompt_tokens
 from data.sample_format import Marked, SampleFormat, length_multiple, padded
 from data.samples import (
     EMPTY,
@@ -37,8 +45,7 @@ from data.samples import (
     remaining,
 )
 from data.task import task_of
-from data.texts import Example
-from data.tokens import Tokenizer, Tokens
+from data.tokenizer import Tokenizer, Tokens
 from files.formatting import format_name
 
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from data.rows import Row
-from data.template import ColumnError, NullError
+from data.prompt_template import ColumnError, NullError
+from data.sources import Row
 from files.formatting import format_value
 
 Message = Mapping[str, Any]

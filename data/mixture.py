@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from config.sections import Data
-from data.readers import DataError
+from data.file_readers import DataError
 from data.samples import Cuts, Samples, digest_of, order
 from files.formatting import format_name, format_path, format_value
 from files.yaml_files import Located, place_of, read_yaml

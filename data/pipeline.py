@@ -1,4 +1,4 @@
-"""The data of a configured run: rows → texts → tokens → samples. Batches: data/batches.py."""
+"""The data of a configured run: rows → texts → tokens → samples. Batches: data/loader.py."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from config.agreement import agree, digest_of
 from config.errors import ConfigError
 from config.sections import RunConfig
 from config.values import listed
-from data.chat import ChatTemplate, chat_template_of
-from data.labels import Labels
-from data.loaded import Loaded
+from data.chat_template import ChatTemplate, chat_template_of
+from data.class_labels import Labels
+from data.data_cache import Loaded
+from data.data_warnings import Notes
+from data.examples import Corpus, Example, Tokens
 from data.mixture import Ingredient, Mixed, ingredients, is_mixture
-from data.notes import Notes
-from data.preferences import Unit, equal_pairs
-from data.prepared import Prepared, is_large, prepared
-from data.rows import DataError
+from data.preference_samples import Unit, equal_pairs
 from data.sample_format import SampleFormat
 from data.samples import Limit, Prompts, Samples, TooLong, fitted_targets
-from data.special import special_tokens
+from data.sources import DataError
+from data.special_tokens import special_tokens
 from data.task import SAMPLE_FOLDER, Split, Task, task_of
-from data.texts import Corpus, Example, Tokens
-from data.tokens import RUN, NoRow, Tokenizer, add_tokens, kept_tokenizer
+from data.token_cache import Prepared, is_large, prepared
+from data.tokenizer import RUN, NoRow, Tokenizer, add_tokens, kept_tokenizer
+from files.file_location import FileLocation
 from files.formatting import format_name, format_value
-from files.location import FileLocation
 from files.run_folder import RunFolder
 from huggingface import hub
-from huggingface.models import RANDOM
+from huggingface.pretrained import RANDOM
 from terminal.screen import say
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 WHOLE_NAMES = ("pairs", "streams")
-"""Names of the formats that other processes know; see `data.prepare`."""
+"""Names of the formats that other processes know; see `data.tokenize_worker`."""
 
 KINDS = {"text": "examples", "chat": "conversations", "plain": "parts of documents",
          "pairs": "pairs", "marked": "answers"}  # fmt: skip

@@ -21,9 +21,9 @@ from data.conversations import (
     said,
     unread_fields,
 )
-from data.rows import Row
-from data.template import ColumnError, NullError, Template
-from data.texts import Example
+from data.examples import Example
+from data.prompt_template import ColumnError, NullError, Template
+from data.sources import Row
 
 PAIR = ("chosen", "rejected")
 

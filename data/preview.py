@@ -8,7 +8,7 @@ import numpy as np
 
 from data.sample_format import Marked, SampleFormat
 from data.samples import Samples
-from data.tokens import Tokenizer
+from data.tokenizer import Tokenizer
 
 BETWEEN = "·"
 """Between tokens."""

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from config.sections import RunConfig
-from data.chat import Loss
-from data.preferences import Preferences, Unit
+from data.chat_template import Loss
+from data.examples import Example
+from data.preference_samples import Preferences, Unit
 from data.samples import Batch, Limit, Prompts, Samples
-from data.texts import Example
-from data.tokens import Tokenizer, Tokens
+from data.tokenizer import Tokenizer, Tokens
 
 LENGTH_MULTIPLE = 8
 

@@ -15,8 +15,16 @@ import numpy as np
 
 from config.sections import RunConfig
 from config.task import Seq2SeqData
-from data.boundary import beginning
-from data.preferences import NUM_LOSS_TOKENS, Preferences, Unit, answers_of, kto_labels_of, of_units
+from data.examples import Example
+from data.preference_samples import (
+    NUM_LOSS_TOKENS,
+    Preferences,
+    Unit,
+    answers_of,
+    kto_labels_of,
+    of_units,
+)
+from data.prompt_boundary import beginning
 from data.sample_format import Marked, SampleFormat, length_multiple, padded
 from data.samples import (
     EMPTY,
@@ -37,8 +45,7 @@ from data.samples import (
     pack,
     remaining,
 )
-from data.texts import Example
-from data.tokens import Tokenizer, Tokens
+from data.tokenizer import Tokenizer, Tokens
 
 PAD, EOS, FIRST_WORD = 0, 1, 3
 """Tokens of generated samples."""

@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 from tqdm import tqdm
 
 from config.sections import Data
+from data.class_labels import UNLABELLED, Labels, of_column
 from data.conversations import (
     QUESTION_COLUMNS,
     Conversation,
@@ -22,17 +23,16 @@ from data.conversations import (
     has_conversation,
     question_and_answer,
 )
-from data.documents import DocumentPart, parts
-from data.forms import PLAIN, USUAL_PAIRS, Form, Format, Pair, Reading, format_of, pair_of
-from data.labels import UNLABELLED, Labels, of_column
+from data.data_warnings import Notes
+from data.document_chunks import DocumentPart, parts
+from data.examples import MAX_CHARACTERS, Corpus, Example
 from data.mixture import ingredients, is_mixture
-from data.notes import Notes
 from data.preference_rows import answers_of_row, columns_of_answers, form_of_answers
-from data.rows import DataError, File, HubDataset, Row, Source, source_of
-from data.template import ColumnError, NullError, Template
-from data.texts import MAX_CHARACTERS, Corpus, Example
+from data.prompt_template import ColumnError, NullError, Template
+from data.row_formats import PLAIN, USUAL_PAIRS, Form, Format, Pair, Reading, format_of, pair_of
+from data.sources import DataError, File, HubDataset, Row, Source, source_of
+from files.file_location import FileLocation
 from files.formatting import format_path
-from files.location import FileLocation
 from terminal.screen import is_first_process
 
 Split = Literal["train", "validation"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from config.presets import load_config
 from config.t5 import T5Config
-from data.batches import Loader
+from data.loader import Loader
 from data.pipeline import Pipeline
 from modelling.spec import family_of
 from planning.hardware.machines import machine

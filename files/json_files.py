@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from files.errors import FileError
+from files.file_location import FileLocation
 from files.formatting import format_name, format_path, format_value
-from files.lfs import check_no_pointer
-from files.location import FileLocation
-from files.text import MEBIBYTE, decoded, read_text
+from files.git_lfs import check_no_pointer
+from files.text_files import MEBIBYTE, decoded, read_text
 
 LONGEST_LINE = 16 * MEBIBYTE
 _HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import yaml
 
 from files.errors import FileError
+from files.file_location import FileLocation
 from files.formatting import format_name, format_path, format_value
-from files.location import FileLocation
-from files.text import read_text
+from files.text_files import read_text
 
 MAX_BYTES = 2**18
 DEEPEST = 20

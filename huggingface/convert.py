@@ -12,9 +12,9 @@ from pathlib import Path
 
 from files.formatting import format_names
 from files.json_files import read_object
-from huggingface.bin_files import BinTensors
-from huggingface.folders import check_is_free, write_hf_directory
 from huggingface.generation_config import generation_settings
+from huggingface.model_folders import check_is_free, write_hf_directory
+from huggingface.pytorch_bin_files import BinTensors
 from huggingface.torch_model import need_torch
 from terminal.entry_point import entry_point
 from terminal.parser import Parser

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from config.errors import UserError
 from files.formatting import format_name, format_names, format_path, format_value
+from files.git_lfs import check_no_pointer
 from files.json_files import read_object
-from files.lfs import check_no_pointer
-from huggingface.refusals import check_not_cache, refusal_of
+from huggingface.hub_errors import check_not_cache, refusal_of
 from huggingface.tokenizer_limits import FILE, check_growth, panics_told
-from huggingface.vocabulary import added_specials, check_vocabulary
+from huggingface.vocabulary_check import added_specials, check_vocabulary
 
 if TYPE_CHECKING:
     from datasets import Dataset

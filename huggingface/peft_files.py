@@ -24,9 +24,9 @@ from config.adapter import (
     matches_end,
 )
 from config.rows import rows_text
+from files.atomic_writing import write_json
 from files.formatting import format_path
 from files.json_files import Fields, read_object
-from files.writing import write_json
 
 SETTINGS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from config.errors import UserError
-from huggingface.bin_files import has_torch as has_torch
+from huggingface.pytorch_bin_files import has_torch as has_torch
 
 NEEDS_TORCH = (
     "Hugging Face's model runs on torch, which is not installed: "

@@ -26,10 +26,10 @@ from config.layers import (
     largest_divisor,
 )
 from config.sections import RunConfig
-from data.lengths import Lengths, lengths_of
-from data.loaded import Loaded
+from data.data_cache import Loaded
+from data.length_stats import Lengths, lengths_of
 from data.pipeline import Pipeline
-from data.preferences import answers_of
+from data.preference_samples import answers_of
 from data.sample_format import SampleFormat, length_multiple
 from data.seq2seq import SEQ2SEQ
 from data.task import Split

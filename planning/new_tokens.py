@@ -11,10 +11,10 @@ from config.layers import Settings
 from config.rows import rows_text
 from config.sections import RunConfig
 from config.values import listed
-from data.tokens import add_tokens
+from data.tokenizer import add_tokens
 from files.formatting import format_names, format_path
 from huggingface.hub import DataUnavailable, load_tokenizer
-from huggingface.models import RANDOM
+from huggingface.pretrained import RANDOM
 from terminal.screen import say
 
 ADDED = "model.add_tokens"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from config.errors import UserError
 from config.sections import RunConfig
-from files.writing import check_file, write_text
+from files.atomic_writing import check_file, write_text
 from planning.hardware.machines import Machine, machine, machines
 from terminal.command_line import CommandLine
 from terminal.parser import count_option, path_option

@@ -23,20 +23,20 @@ from config.rows import numbered_rows
 from config.run import Checkpoint
 from config.sections import RunConfig
 from config.values import is_address
-from data.tokens import kept_tokenizer
+from data.tokenizer import kept_tokenizer
 from files.formatting import format_name, format_value
 from files.json_files import Fields
 from files.run_folder import CONFIG, RunFolder
-from huggingface.folders import CONFIG as MODEL_CONFIG
-from huggingface.folders import PARAMS, TASK, TASK_FIELDS
-from huggingface.models import RANDOM, local_model, published
+from huggingface.model_folders import CONFIG as MODEL_CONFIG
+from huggingface.model_folders import PARAMS, TASK, TASK_FIELDS
+from huggingface.multimodal import WRAPPERS
 from huggingface.peft_files import (
     adapter_modules,
     adapter_rows,
     read_settings,
     ties_weights,
 )
-from huggingface.wrappers import WRAPPERS
+from huggingface.pretrained import RANDOM, local_model, published
 from planning.new_tokens import asks_for_rows, is_model, new_rows
 
 OF_ONE_RUN = ("checkpoint", "evaluation")

@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from files.writing import write_file
+from files.atomic_writing import write_file
 from planning.report import Report
 from planning.text import gigabytes, place
 

@@ -19,12 +19,12 @@ from checkpoints import Checkpoint, has_checkpoint, load_checkpoint
 from checkpoints.manifest import Manifest
 from checkpoints.safetensors_files import digest_of_bytes
 from checkpoints.store import SHARD_BYTES, write_tensors
+from files.atomic_writing import write_folder, write_synced
 from files.formatting import format_path
 from files.json_files import Fields
 from files.run_folder import CONFIG, RunFolder
-from files.writing import write_folder, write_synced
 from files.yaml_files import yaml_text
-from huggingface.models import RANDOM
+from huggingface.pretrained import RANDOM
 from modelling.weights import FP8, OPTIMIZER
 from terminal.screen import is_first_process
 

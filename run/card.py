@@ -12,7 +12,7 @@ from typing import Any
 from checkpoints import has_checkpoint
 from config.base import flattened
 from config.metrics import METRICS as METRIC_NAMES
-from data.readers import READERS
+from data.file_readers import READERS
 from data.sample_format import SampleFormat
 from files.errors import FileError
 from files.formatting import format_number
@@ -20,7 +20,7 @@ from files.json_files import read_object
 from files.run_folder import RunFolder
 from files.yaml_files import yaml_text
 from huggingface.model_card import CURVE, FILE_NAME, AdapterOf, Facts, ModelCard
-from huggingface.models import RANDOM
+from huggingface.pretrained import RANDOM
 from run.records.loss_curve import draw_loss_curve
 from run.records.metrics import Row, read_metrics
 from run.records.progress import VALIDATION
@@ -175,7 +175,7 @@ def _data(flat: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
     for title, field in (
         ("prompt", "data.prompt"),
         ("target", "data.target"),
-        ("labels", "data.labels"),
+        ("labels", "data.class_labels"),
         ("format", "data.format"),
         ("loss on", "data.loss"),
         ("system message", "data.system"),

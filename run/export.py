@@ -17,10 +17,12 @@ from config.adapter import Adapter, is_within
 from config.errors import ConfigError
 from config.sections import RunConfig
 from config.values import listed
-from data.loaded import Loaded
+from data.data_cache import Loaded
 from data.pipeline import Pipeline
 from files.formatting import format_name, format_path
-from huggingface.folders import (
+from huggingface.hub import DataUnavailable
+from huggingface.model_card import AdapterOf
+from huggingface.model_folders import (
     PARAMS,
     TASK,
     TASK_FIELDS,
@@ -28,10 +30,8 @@ from huggingface.folders import (
     new_folder,
     write_hf_directory,
 )
-from huggingface.hub import DataUnavailable
-from huggingface.model_card import AdapterOf
-from huggingface.models import RANDOM
 from huggingface.peft_files import settings_of, write_adapter
+from huggingface.pretrained import RANDOM
 from modelling.spec import family_of
 from modelling.weights import WeightMap
 from modelling.weights.lora import (

@@ -12,10 +12,10 @@ from checkpoints.errors import CheckpointError
 from config.errors import UserError
 from config.sections import RunConfig
 from files.formatting import format_path
-from huggingface.folders import CONFIG, hf_description, read_hf_directory
 from huggingface.generation_config import GENERATION, generation_settings
-from huggingface.models import RANDOM, local_model
-from huggingface.wrappers import text_name, whole_description, whole_tensors
+from huggingface.model_folders import CONFIG, hf_description, read_hf_directory
+from huggingface.multimodal import text_name, whole_description, whole_tensors
+from huggingface.pretrained import RANDOM, local_model
 from terminal.screen import say
 
 PROCESSORS = "*processor_config.json"

@@ -19,15 +19,15 @@ from checkpoints.step_folders import remove_run
 from config.agreement import agree, agree_on_run
 from config.errors import ConfigError, UserError
 from config.sections import RunConfig
-from data.batches import Loader
-from data.loaded import Loaded
+from data.data_cache import Loaded
+from data.loader import Loader
 from data.pipeline import Pipeline
 from data.preview import preview
+from files.atomic_writing import check_folder
+from files.folder_lock import locked
 from files.formatting import format_path
-from files.lock import locked
 from files.run_folder import RunFolder
-from files.writing import check_folder
-from huggingface.folders import check_is_free
+from huggingface.model_folders import check_is_free
 from modelling.spec import family_of
 from modelling.weights import without_optimizer_state
 from planning.hardware.announce_devices import announce_devices, describe_devices

@@ -20,10 +20,10 @@ from config.errors import UserError
 from config.sections import RunConfig
 from files.formatting import format_name, format_path
 from files.json_files import Fields
-from huggingface.folders import ModelFiles, hf_description, read_hf_directory
-from huggingface.models import RANDOM, local_model
+from huggingface.model_folders import ModelFiles, hf_description, read_hf_directory
+from huggingface.multimodal import base_prefix, text_part, text_tensors, wrapper_of
 from huggingface.peft_files import adapter_tensors
-from huggingface.wrappers import base_prefix, text_part, text_tensors, wrapper_of
+from huggingface.pretrained import RANDOM, local_model
 from modelling.spec import family_of
 from modelling.weights import WeightMap
 from modelling.weights.lora import init_adapters

@@ -13,8 +13,8 @@ from typing import Self
 
 from config.errors import ConfigError
 from config.sections import RunConfig
+from files.atomic_writing import write_text
 from files.run_folder import RunFolder
-from files.writing import write_text
 from planning.hardware.announce_devices import describe_devices
 from popxl import hardware
 from popxl.session import Timing

@@ -11,10 +11,10 @@ from checkpoints import CheckpointError, TensorFiles
 from checkpoints.arrays import Arrays, Overlay, View
 from checkpoints.safetensors_files import as_stored, digest, digest_of_bytes, write_shard
 from config.sections import RunConfig
+from files.atomic_writing import write_file
 from files.errors import WriteError
 from files.formatting import format_path
 from files.run_folder import RunFolder
-from files.writing import write_file
 from terminal.screen import say
 
 _FORMAT = "2"

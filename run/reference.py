@@ -22,7 +22,7 @@ from checkpoints.safetensors_files import digest_of_bytes
 from config.adapter import Adapter
 from config.errors import UserError
 from config.sections import RunConfig
-from data.preferences import NUM_LOSS_TOKENS, Referred
+from data.preference_samples import NUM_LOSS_TOKENS, Referred
 from data.samples import Samples
 from files.errors import WriteError
 from files.formatting import format_path

@@ -19,11 +19,11 @@ import numpy as np
 
 from checkpoints import TensorFiles
 from checkpoints.safetensors_files import digest, write_shard
+from files.atomic_writing import write_file, writing
 from files.errors import FileError, WriteError
-from files.flock import open_lock, take
+from files.file_lock import open_lock, take
 from files.formatting import format_path
-from files.text import check_regular
-from files.writing import write_file, writing
+from files.text_files import check_regular
 from terminal.screen import say
 
 DRAFT = ".draft"

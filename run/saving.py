@@ -14,8 +14,8 @@ from checkpoints.arrays import Arrays
 from checkpoints.collective_io import on_first_process
 from checkpoints.store import SHARD_BYTES, Saved
 from config.sections import RunConfig
-from data.batches import Loader
-from data.tokens import Tokenizer, keep_tokenizer
+from data.loader import Loader
+from data.tokenizer import Tokenizer, keep_tokenizer
 from files.formatting import format_bytes, format_name
 from files.run_folder import CONFIG, RunFolder
 from files.yaml_files import yaml_text

@@ -22,7 +22,7 @@ from config.base import flattened
 from config.sections import RunConfig
 from files.formatting import format_name, format_path
 from files.json_files import Fields
-from huggingface.models import RANDOM
+from huggingface.pretrained import RANDOM
 from modelling.spec import family_of
 from modelling.weights import FP8, OPTIMIZER, WeightMap
 from modelling.weights.optimizer_state import convert_optimizer_state, optimizer_state_specs

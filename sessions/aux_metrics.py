@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from config.metrics import Tally
-from data.batches import BatchSharding
+from data.loader import BatchSharding
 from data.samples import Batch
 from modelling.objectives import Objective
 

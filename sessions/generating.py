@@ -9,7 +9,7 @@ import numpy as np
 
 import popxl
 from config.sections import RunConfig
-from data.batches import BatchSharding
+from data.loader import BatchSharding
 from data.samples import EMPTY, concatenate, pack
 from modelling.generation import Strategy
 from modelling.generation.strategies import strategy_of

@@ -11,7 +11,7 @@ import numpy as np
 import popdist
 from config.metrics import Tally, added
 from config.sections import RunConfig
-from data.batches import BatchSharding
+from data.loader import BatchSharding
 from data.samples import Batch, Samples
 from modelling.objectives import WEIGHT, objective_of
 from modelling.phases.evaluation import build_loss

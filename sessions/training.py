@@ -15,7 +15,7 @@ import popxl
 import popxl_addons as addons
 from config.metrics import Tally, added
 from config.sections import RunConfig
-from data.batches import BatchSharding
+from data.loader import BatchSharding
 from data.samples import Batch
 from modelling.layers import SUMS, USAGE
 from modelling.objectives import WEIGHT, objective_of
@@ -150,7 +150,7 @@ class FineTuning(RunningModel):
         """Optimizer steps: `execution.device_iterations` of them, one for each global batch.
 
         Args:
-            batches: the samples for the replicas of this process (`data.batches.Loader.of`), which
+            batches: the samples for the replicas of this process (`data.loader.Loader.of`), which
                 are all of a global batch where there is one process.
             first_step: number of the first step; what is random in dropout and stochastic rounding
                 depends on it.

@@ -39,7 +39,7 @@ SCRIPTS = sorted(ROOT.glob("*.py"))
 APPLICATION = SCRIPTS + files_under(*(ROOT / name for name in APPLICATION_FOLDERS))
 # Torch is a reference for tests and benchmarks, what runs the model that one script shows, and what
 # reads the files that it alone can read.
-OF_TORCH = ("torch_model.py", "bin_files.py")
+OF_TORCH = ("torch_model.py", "pytorch_bin_files.py")
 WITHOUT_TORCH = [path for path in APPLICATION if path.name not in OF_TORCH]
 PRODUCT = APPLICATION + files_under(RUNTIME)
 EVERYTHING = PRODUCT + files_under(

@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.accumulation import programs
 from benchmarks.accumulation.settings import COUNTS, WAYS, Measured, Size
 from config.errors import UserError
-from files.writing import write_text
+from files.atomic_writing import write_text
 from planning.hardware.machines import machine
 from terminal.entry_point import entry_point
 from terminal.parser import Parser, count_option

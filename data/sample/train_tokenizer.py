@@ -27,8 +27,8 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
+from data.examples import Example
 from data.task import NLI_LABELS, TASKS
-from data.texts import Example
 
 FOLDER = Path(__file__).parent / "t5_tokenizer"
 PAD, EOS, UNK = "<pad>", "</s>", "<unk>"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from config.sections import RunConfig
-from data.tokens import Tokenizer
+from data.tokenizer import Tokenizer
 from modelling.generation.beam import Beam
 from modelling.generation.greedy import Greedy
 from modelling.generation.rules import Rules

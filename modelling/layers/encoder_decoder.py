@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from data.preferences import answers_of
+from data.preference_samples import answers_of
 from modelling.layers.attention import heads_first
 from modelling.layers.context import Context
 from modelling.layers.embedding import Embeddings

@@ -14,7 +14,13 @@ import numpy as np
 
 import popxl
 from config.metrics import OBJECTIVES, Tally
-from data.preferences import KTO_LABELS, NUM_LOSS_TOKENS, REFERENCE, SEGMENT_IDS, texts_per_row
+from data.preference_samples import (
+    KTO_LABELS,
+    NUM_LOSS_TOKENS,
+    REFERENCE,
+    SEGMENT_IDS,
+    texts_per_row,
+)
 from data.samples import IGNORE_INDEX, Batch
 from modelling.objectives.cross_entropy import losses_of_tokens
 from modelling.objectives.objective import Objective
@@ -133,7 +139,7 @@ KINDS: Mapping[str, Kind] = {
 
 
 class Preference(Objective):
-    """What pairs of texts say, see `data.preferences`. The loss is the mean over pairs.
+    """What pairs of texts say, see `data.preference_samples`. The loss is the mean over pairs.
 
     CPO adds the mean negative log-likelihood of the chosen texts' tokens; ORPO's has it.
     """

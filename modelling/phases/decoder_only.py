@@ -6,7 +6,7 @@ The chain's first row is the embeddings' output, then come those of the layers.
 from __future__ import annotations
 
 import popxl
-from data.preferences import SEGMENT_IDS, texts_per_row
+from data.preference_samples import SEGMENT_IDS, texts_per_row
 from modelling.decoder import Decoder
 from modelling.layers import Axes, LayerAdapters
 from modelling.phases.buffers import Chain, InputBuffers

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import popxl
-from data.preferences import answers_of
+from data.preference_samples import answers_of
 from data.seq2seq import SEQ2SEQ
 from modelling.decoder import EMBEDDINGS
 from modelling.encoder_decoder import (

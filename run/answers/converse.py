@@ -16,11 +16,11 @@ from config.base import flattened
 from config.errors import ConfigError
 from config.flags import field_overrides, with_search
 from config.sections import RunConfig
+from data.assistant_spans import Refused
 from data.conversations import Conversation, Message, said
 from data.pipeline import Pipeline
-from data.rows import DataError
-from data.tokens import warn_truncated
-from data.turns import Refused
+from data.sources import DataError
+from data.tokenizer import warn_truncated
 from files.formatting import format_value
 from modelling.generation.strategies import strategy_of
 from modelling.spec import family_of

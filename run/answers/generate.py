@@ -15,18 +15,18 @@ import popdist
 from checkpoints import has_checkpoint
 from config.agreement import agree, digest_of
 from config.sections import RunConfig
+from data.assistant_spans import Refused
 from data.conversations import Conversation, has_conversation, is_message, said
-from data.loaded import Loaded
+from data.data_cache import Loaded
 from data.pipeline import Pipeline
-from data.rows import DataError, File, Row
+from data.prompt_template import ColumnError
+from data.sources import DataError, File, Row
 from data.task import task_of
-from data.template import ColumnError
-from data.tokens import warn_truncated
-from data.turns import Refused
+from data.tokenizer import warn_truncated
+from files.atomic_writing import write_text
+from files.file_location import FileLocation
 from files.formatting import format_path
-from files.location import FileLocation
-from files.writing import write_text
-from huggingface.models import published
+from huggingface.pretrained import published
 from modelling.generation.strategies import strategy_of
 from modelling.spec import family_of
 from planning.origins import exported_task

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from config.sections import RunConfig
-from data.candidates import Candidates
+from data.examples import Corpus
+from data.label_candidates import Candidates
 from data.pipeline import Pipeline
-from data.texts import Corpus
-from data.tokens import warn_truncated
+from data.tokenizer import warn_truncated
 from modelling.generation.strategies import strategy_of
 from sessions.generating import Inference
 from sessions.losses import Losses

@@ -8,13 +8,13 @@ import numpy as np
 
 from config.errors import ConfigError
 from config.sections import RunConfig
-from data.candidates import Candidates
-from data.labels import Labels
-from data.loaded import Loaded
+from data.class_labels import Labels
+from data.data_cache import Loaded
+from data.examples import Corpus
+from data.label_candidates import Candidates
 from data.pipeline import Pipeline
 from data.samples import Samples
 from data.task import Task, task_of
-from data.texts import Corpus
 from modelling.objectives import objective_of
 from modelling.spec import family_of
 from run.evaluation.answers import Choosing, Writing

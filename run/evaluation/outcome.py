@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from files.atomic_writing import write_text
 from files.formatting import format_number
-from files.writing import write_text
 from run.evaluation.metrics import NO_LABEL
 
 MAX_EXAMPLES = 20

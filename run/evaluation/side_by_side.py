@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from config.sections import RunConfig
-from data.loaded import Loaded
+from data.data_cache import Loaded
 from data.pipeline import Pipeline
 from data.samples import Prompts
-from data.tokens import Tokenizer
+from data.tokenizer import Tokenizer
 from huggingface.torch_model import NEEDS_TORCH, generate, has_torch, model_of
 from modelling.generation import Greedy
 from modelling.spec import family_of

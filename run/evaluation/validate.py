@@ -10,9 +10,9 @@ import popdist
 from checkpoints import CheckpointStore, has_checkpoint
 from config.agreement import agree_on_run
 from config.sections import RunConfig
-from data.loaded import Loaded
+from data.data_cache import Loaded
+from files.atomic_writing import check_folder
 from files.run_folder import RunFolder
-from files.writing import check_folder
 from run.evaluation.evaluator import Evaluator
 from run.evaluation.outcome import Outcome
 from run.notes import length_note

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from config.errors import Notice
+from files.atomic_writing import write_file, writing
 from files.errors import FileError
 from files.formatting import format_path
 from files.json_files import parse_json
-from files.text import decoded
-from files.writing import write_file, writing
+from files.text_files import decoded
 
 Row = dict[str, float]
 Sample = Mapping[str, str]

@@ -9,10 +9,10 @@ from typing import Protocol, Self
 
 from config.metrics import OBJECTIVES
 from config.sections import RunConfig
+from files.atomic_writing import check_folder, write_text, writing
 from files.formatting import format_name
 from files.run_folder import RunFolder
-from files.text import check_regular
-from files.writing import check_folder, write_text, writing
+from files.text_files import check_regular
 from files.yaml_files import yaml_text
 from run.options import RunOptions
 from run.records.loss_curve import DRAWN, draw_loss_curve

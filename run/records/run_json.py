@@ -10,10 +10,10 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import popxl_addons
+from files.atomic_writing import write_text
 from files.errors import FileError
 from files.json_files import read_object
 from files.run_folder import RunFolder
-from files.writing import write_text
 
 VERSIONED = ("popxl-xla", "jax", "jaxlib", "numpy", "transformers")
 

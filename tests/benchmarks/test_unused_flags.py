@@ -13,7 +13,7 @@ from benchmarks import compile as compile_benchmark
 from config.base import leaves
 from config.flags import flag_of
 from config.gptj import GPTJConfig
-from huggingface.folders import write_hf_directory
+from huggingface.model_folders import write_hf_directory
 from modelling.spec import family_of
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.test_options_in_programs import OPTIONS, UNSEEN

@@ -75,7 +75,7 @@ import os, shutil, sys
 from pathlib import Path
 import numpy as np
 from checkpoints import CheckpointError, CheckpointStore
-from huggingface.folders import read_hf_directory, write_hf_directory
+from huggingface.model_folders import read_hf_directory, write_hf_directory
 
 OPERATIONS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"}
 home, case = Path(sys.argv[1]), sys.argv[2]

@@ -27,9 +27,9 @@ from config.agreement import agree, agree_on_run
 from config.errors import UserError
 from config.families import config_class_of
 from config.presets import merge, preset_data
-from data.loaded import Loaded
+from data.data_cache import Loaded
 from data.pipeline import Pipeline
-from data.texts import Corpus, Example
+from data.examples import Corpus, Example
 from run import start
 from run.answers import generate
 

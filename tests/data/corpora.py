@@ -11,13 +11,13 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from data.causal_lm import TokenStream, one_stream
-from data.forms import Pair
-from data.labels import Labels
-from data.rows import File
+from data.class_labels import Labels
+from data.examples import Example
+from data.row_formats import Pair
 from data.seq2seq import EncodedExamples, encoded_pairs, fitted_pairs
+from data.sources import File
 from data.task import NLI_LABELS, SAMPLE_FOLDER, TASKS
-from data.texts import Example
-from data.tokens import Tokenizer
+from data.tokenizer import Tokenizer
 from huggingface.hub import load_tokenizer
 
 SEED_DOCUMENT_EXAMPLE = TASKS["mnli"]._example(

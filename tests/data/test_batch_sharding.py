@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from data.batches import BatchSharding
+from data.loader import BatchSharding
 
 SPLITS = [(1, 1, 1), (2, 1, 1), (1, 4, 3), (2, 2, 3), (4, 2, 1), (3, 1, 4), (3, 2, 2), (2, 6, 2)]
 

@@ -15,10 +15,10 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 from config.gptj import GPTJConfig
 from config.presets import load_config
 from data.causal_lm import CAUSAL_LM, PackedTexts, PackedTokens
+from data.examples import Example, TextSpan
 from data.pipeline import Pipeline
 from data.sample import train_gptj_tokenizer
-from data.texts import Example, TextSpan
-from data.tokens import Tokenizer as RunTokenizer
+from data.tokenizer import Tokenizer as RunTokenizer
 from huggingface import hub
 from tests.data.corpora import (
     SEED_DOCUMENT_EXAMPLE,

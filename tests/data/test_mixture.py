@@ -12,12 +12,12 @@ import pytest
 
 from config.errors import UserError
 from config.gptj import GPTJConfig
-from data.batches import Loader
 from data.causal_lm import CAUSAL_LM, PackedTokens
-from data.lengths import lengths_of
+from data.length_stats import lengths_of
+from data.loader import Loader
 from data.mixture import Mixed
 from data.pipeline import Pipeline
-from data.preferences import Referred
+from data.preference_samples import Referred
 from data.samples import Samples
 from data.seq2seq import SEQ2SEQ, PackedExamples, generated_examples
 from data.task import SAMPLE_FOLDER, check_data

@@ -14,12 +14,12 @@ from config.errors import ConfigError, UserError
 from config.gptj import GPTJConfig
 from config.presets import load_config
 from config.t5 import T5Config
-from data.batches import Loader
 from data.causal_lm import CAUSAL_LM
+from data.loader import Loader
 from data.pipeline import Pipeline
-from data.rows import DataError, source_of
 from data.seq2seq import SEQ2SEQ
-from data.tokens import warn_truncated
+from data.sources import DataError, source_of
+from data.tokenizer import warn_truncated
 from files.json_files import Fields
 from modelling.gptj.config_json import from_config_json as gptj_sizes
 from modelling.t5.config_json import from_config_json as t5_sizes

@@ -18,12 +18,12 @@ from config.errors import UserError
 from config.gptj import GPTJConfig
 from config.t5 import T5Config
 from data.causal_lm import CAUSAL_LM
-from data.documents import LENGTH, parts
-from data.lengths import lengths_of
+from data.document_chunks import LENGTH, parts
+from data.length_stats import lengths_of
 from data.pipeline import Pipeline
 from data.seq2seq import SEQ2SEQ
 from data.task import SAMPLE_FOLDER, task_of
-from data.tokens import Tokenizer
+from data.tokenizer import Tokenizer
 from run.evaluation.evaluator import wanted_metrics
 from tests.data.corpora import run_tokenizer
 

@@ -16,12 +16,12 @@ from config.llama import LlamaConfig
 from config.presets import load_config
 from config.t5 import T5Config
 from data.causal_lm import CAUSAL_LM
-from data.lengths import lengths_of
+from data.length_stats import lengths_of
 from data.pipeline import Pipeline
-from data.preferences import Preferences, Referred, Unit
-from data.rows import DataError
+from data.preference_samples import Preferences, Referred, Unit
 from data.samples import IGNORE_INDEX
 from data.seq2seq import SEQ2SEQ
+from data.sources import DataError
 from tests.small_runs import vocabulary
 
 KINDS: dict[str, tuple[Any, Any]] = {

@@ -9,13 +9,13 @@ import pytest
 
 from config.llama import LlamaConfig
 from config.presets import load_config
-from data.batches import Loader
 from data.causal_lm import CAUSAL_LM, PackedTexts, PackedTokens
+from data.examples import Example, TextSpan
+from data.loader import Loader
 from data.pipeline import Pipeline
 from data.preview import preview, shown
 from data.seq2seq import SEQ2SEQ, PackedExamples
 from data.task import SAMPLE_FOLDER
-from data.texts import Example, TextSpan
 from tests.data.corpora import encode, run_tokenizer, tokenised
 from tests.pages import ROOT, blocks
 

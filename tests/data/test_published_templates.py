@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from data.chat import ChatTemplate
+from data.assistant_spans import Refused
+from data.chat_template import ChatTemplate
 from data.conversations import Conversation
-from data.tokens import Tokenizer
-from data.turns import Refused
+from data.tokenizer import Tokenizer
 from tests.data.published_templates import (
     CONVERSATIONS,
     NAMES,

@@ -14,11 +14,11 @@ import torch
 from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
 from config.sections import Data
+from data.examples import Example
 from data.samples import IGNORE_INDEX
 from data.seq2seq import generated_examples, shift_right
 from data.task import NLI_LABELS, TASKS, task_of
-from data.texts import Example
-from data.tokens import Tokenizer
+from data.tokenizer import Tokenizer
 from huggingface import hub
 from huggingface.hub import DataUnavailable
 from tests.children import PYTHON_PATH

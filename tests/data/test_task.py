@@ -13,11 +13,11 @@ from pyarrow import parquet
 from config.errors import UserError
 from config.sections import Data
 from data.causal_lm import PackedTexts
-from data.rows import HubDataset, source_of
+from data.examples import Example
+from data.prompt_template import Template
 from data.sample import generate_tasks
+from data.sources import HubDataset, source_of
 from data.task import SAMPLE_FOLDER, task_of
-from data.template import Template
-from data.texts import Example
 from tests.data.corpora import encode, run_tokenizer, tokenised
 
 ROWS = [{"text": 'a "quoted", text', "summary": "a"}, {"text": "naïve ☃\nline", "summary": "b 2"}]

@@ -20,7 +20,7 @@ from checkpoints import CheckpointStore
 from config.families import FAMILIES
 from config.sections import RunConfig
 from data.task import NLI_LABELS
-from data.tokens import Tokenizer as RunTokenizer
+from data.tokenizer import Tokenizer as RunTokenizer
 from files.json_files import read_object
 from modelling.spec import family_named, family_of
 from run.evaluation.outcome import Outcome

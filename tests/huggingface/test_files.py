@@ -17,10 +17,10 @@ from safetensors.torch import save_file
 
 import huggingface.convert
 from config.errors import UserError
-from data.readers import read_rows
-from huggingface.folders import hf_description, read_hf_directory
+from data.file_readers import read_rows
 from huggingface.hub import load_tokenizer
-from huggingface.models import local_model
+from huggingface.model_folders import hf_description, read_hf_directory
+from huggingface.pretrained import local_model
 from tests.data.corpora import SAMPLE_FOLDER
 from tests.huggingface.published import make_folder
 from tests.huggingface.test_published import ours
@@ -196,7 +196,7 @@ def test_only_the_weights_that_are_read_are_downloaded(
         return str(fetched)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    monkeypatch.setattr("huggingface.models.is_reachable", lambda: True)
+    monkeypatch.setattr("huggingface.pretrained.is_reachable", lambda: True)
     local_model("owner/model", ["config.json"])
     assert {path.name for path in fetched.iterdir()} == {"config.json"}
     assert local_model("owner/model") == fetched

@@ -16,7 +16,7 @@ import huggingface.convert
 from config.errors import ConfigError
 from config.families import FAMILIES
 from config.sections import RunConfig
-from huggingface.wrappers import text_name
+from huggingface.multimodal import text_name
 from modelling.spec import family_of
 from planning.origins import ORIGINS
 from run.model_weights import read_weights

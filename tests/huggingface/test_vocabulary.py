@@ -12,7 +12,7 @@ import pytest
 import sentencepiece
 
 from config.errors import UserError
-from data.tokens import Tokenizer
+from data.tokenizer import Tokenizer
 from huggingface.hub import load_tokenizer
 from tests.huggingface.published import facts, small
 

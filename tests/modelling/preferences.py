@@ -12,10 +12,10 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from config.sections import RunConfig
-from data.preferences import Referred, Unit
+from data.examples import Example, Tokens
+from data.preference_samples import Referred, Unit
 from data.sample_format import SampleFormat
 from data.samples import Batch
-from data.texts import Example, Tokens
 
 OBJECTIVES = ("dpo", "ipo", "hinge", "simpo", "orpo", "cpo", "kto")
 Logps = Callable[[Mapping[str, torch.Tensor]], torch.Tensor]

@@ -9,7 +9,7 @@ import pytest
 from config.errors import ConfigError
 from config.families import FAMILIES, kinds
 from files.json_files import Fields
-from huggingface.wrappers import text_part
+from huggingface.multimodal import text_part
 from modelling.spec import family_named
 from tests.huggingface.published import SUPPORTED, facts, small
 

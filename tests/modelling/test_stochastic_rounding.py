@@ -14,7 +14,7 @@ from config.gptj import GPTJConfig
 from config.presets import load_config
 from config.sections import RunConfig
 from config.t5 import T5Config
-from data.batches import Loader
+from data.loader import Loader
 from data.pipeline import Pipeline
 from data.seq2seq import SEQ2SEQ
 from modelling.spec import family_of

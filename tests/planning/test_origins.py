@@ -24,8 +24,8 @@ from config.presets import load_config
 from config.t5 import T5Config
 from files.json_files import read_object
 from files.yaml_files import yaml_text
-from huggingface.folders import read_hf_directory
-from huggingface.wrappers import WRAPPERS
+from huggingface.model_folders import read_hf_directory
+from huggingface.multimodal import WRAPPERS
 from modelling.spec import family_of
 from modelling.t5.config_json import from_config_json
 from planning.origins import ORIGINS
@@ -155,7 +155,7 @@ def test_an_adapter_is_no_model(tmp_path, capsys):
 
 
 def test_without_torch_a_folder_of_bin_files_says_how_to_convert_it(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("huggingface.folders.has_torch", lambda: False)
+    monkeypatch.setattr("huggingface.model_folders.has_torch", lambda: False)
     data = {"model_type": "t5", **T5}
     (tmp_path / "config.json").write_text(json.dumps(data))
     torch.save({}, tmp_path / "pytorch_model.bin")

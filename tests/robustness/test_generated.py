@@ -27,7 +27,7 @@ from config.families import FAMILIES
 from config.t5 import T5Config
 from data.task import SAMPLE_FOLDER
 from files.yaml_files import yaml_text
-from huggingface.folders import write_hf_directory
+from huggingface.model_folders import write_hf_directory
 from modelling.spec import family_of
 from run.model_weights import MODEL
 from tests.robustness.damage import (

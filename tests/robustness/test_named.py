@@ -26,21 +26,21 @@ from config.errors import ConfigError, Notice, UserError
 from config.gptj import GPTJConfig
 from config.presets import load_config, preset_data
 from config.t5 import T5Config
-from data.batches import Loader
-from data.columns import Columns
+from data.file_readers import read_rows
+from data.loader import Loader
 from data.pipeline import Pipeline
-from data.readers import read_rows
-from data.rows import DataError
+from data.sources import DataError
 from data.task import SAMPLE_FOLDER
-from data.tokens import Tokenizer, keep_tokenizer
-from files import drafts
+from data.token_store import Columns
+from data.tokenizer import Tokenizer, keep_tokenizer
+from files import temp_folders
+from files.atomic_writing import check_file, check_folder, write_file, write_text
 from files.errors import FileError, WriteError
+from files.folder_lock import locked
 from files.json_files import read_json
-from files.lock import locked
 from files.run_folder import RunFolder
-from files.writing import check_file, check_folder, write_file, write_text
-from huggingface.folders import write_hf_directory
 from huggingface.hub import DataUnavailable, load_tokenizer
+from huggingface.model_folders import write_hf_directory
 from modelling.spec import family_of
 from run.answers.generate import lines_of_standard_input
 from run.model_weights import MODEL
@@ -309,7 +309,7 @@ def test_training_of_a_model_for_generation(refused):
 HOLD = """
 import sys, time
 from pathlib import Path
-from files.lock import locked
+from files.folder_lock import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
@@ -331,7 +331,7 @@ def test_one_writer(tmp_path, refused):
 LEAVE = """
 import os, signal, sys
 from pathlib import Path
-from files.writing import write_file, write_folder
+from files.atomic_writing import write_file, write_folder
 
 def killed(draft):
     (draft / "part" if draft.is_dir() else draft).write_text("half")
@@ -378,15 +378,15 @@ def test_the_draft_of_a_living_process_stays(tmp_path):
 
 
 def test_a_draft_that_is_taken_before_it_is_locked_is_made_again(tmp_path, monkeypatch):
-    opened, taken = drafts.open_lock, []
+    opened, taken = temp_folders.open_lock, []
 
     def slow(path: Path) -> int:
         if not taken:
             taken.append(path)
-            drafts.remove_drafts(tmp_path)
+            temp_folders.remove_drafts(tmp_path)
         return opened(path)
 
-    monkeypatch.setattr(drafts, "open_lock", slow)
+    monkeypatch.setattr(temp_folders, "open_lock", slow)
     write_text("one", tmp_path / "one", "whole")
     assert [path.name for path in tmp_path.iterdir()] == ["one"]
 

@@ -26,14 +26,14 @@ from config.llama import LlamaConfig
 from config.presets import load_config
 from config.sections import RunConfig
 from config.t5 import T5Config
-from data.batches import Loader
 from data.causal_lm import CAUSAL_LM
+from data.loader import Loader
 from data.pipeline import Pipeline
-from data.rows import File
 from data.sample_format import SampleFormat
 from data.seq2seq import SEQ2SEQ
+from data.sources import File
 from data.task import SAMPLE_FOLDER, TASKS
-from files.lock import locked
+from files.folder_lock import locked
 from modelling.spec import family_of
 from run.records.metrics import MetricsFile, read_metrics
 from run.start import Start, load_weights, starting_point

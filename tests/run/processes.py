@@ -21,7 +21,7 @@ from checkpoints.safetensors_files import digest
 from config.families import config_class_of
 from config.presets import merge, preset_data
 from config.sections import RunConfig
-from data.batches import Loader
+from data.loader import Loader
 from modelling.spec import family_of
 from modelling.weights import without_optimizer_state
 from sessions.generating import Inference

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from config.t5 import T5Config
-from data.batches import Loader
+from data.loader import Loader
 from run.records.metrics import read_metrics
 from run.schedule import with_steps
 from terminal.command_line import read_command_line

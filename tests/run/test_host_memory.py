@@ -24,7 +24,7 @@ from terminal.command_line import read_command_line
 from tests.modelling.sessions import fine_tuning
 from modelling.spec import family_of
 from checkpoints import CheckpointStore
-from huggingface.folders import write_hf_directory
+from huggingface.model_folders import write_hf_directory
 from run.start import starting_point
 
 folder, flags = Path(sys.argv[1]), sys.argv[2:]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import run_finetuning
-from data.rows import File, Row
-from files.location import FileLocation
+from data.sources import File, Row
+from files.file_location import FileLocation
 from huggingface import hub
 from tests.huggingface.hub_folders import save
 from tests.planning.test_choices import write_rows

@@ -23,7 +23,7 @@ import run_validation
 from checkpoints import load_checkpoint
 from config.t5 import T5Config
 from data.pipeline import Pipeline
-from data.preferences import Preferences
+from data.preference_samples import Preferences
 from data.samples import Samples
 from data.seq2seq import SEQ2SEQ
 from run.records.metrics import read_metrics

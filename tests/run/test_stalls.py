@@ -156,7 +156,7 @@ def test_a_signal_ends_a_process_whose_files_do_not_answer(tmp_path, where):
 HANGS = """
 import time
 import popdist
-from data.batches import Loader
+from data.loader import Loader
 usual, calls = Loader.next_batch, []
 
 def next_batch(self):

@@ -21,7 +21,7 @@ from config.errors import UserError
 from config.families import config_class_of
 from config.presets import load_config, preset_data, preset_names
 from config.sections import RunConfig
-from huggingface.folders import write_hf_directory
+from huggingface.model_folders import write_hf_directory
 from modelling.spec import family_of
 from run.start import load_weights, starting_point
 

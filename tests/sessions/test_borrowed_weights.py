@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from config.sections import RunConfig
-from data.batches import Loader
+from data.loader import Loader
 from modelling.generation import Greedy
 from modelling.spec import family_of
 from sessions.generating import Inference

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from config.errors import ConfigError
 from files.json_files import Fields
-from huggingface.folders import read_hf_directory, write_hf_directory
+from huggingface.model_folders import read_hf_directory, write_hf_directory
 from modelling.bart.config_json import from_config_json, to_config_json
 from run.start import starting_point
 from tests.modelling.bart.hf import (

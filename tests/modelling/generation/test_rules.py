@@ -16,7 +16,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from config.sections import RunConfig
-from data.tokens import Tokenizer
+from data.tokenizer import Tokenizer
 from modelling.generation import Beam, Greedy, Rules, Sampling, Stops, Strategy
 from sessions.generating import Inference
 from tests.modelling.generation import gptj, t5

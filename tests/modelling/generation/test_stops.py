@@ -12,7 +12,7 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 
 from config.errors import ConfigError
 from config.run import Generation
-from data.tokens import Tokenizer
+from data.tokenizer import Tokenizer
 from modelling.generation import Stops
 from tests.data.corpora import run_tokenizer
 

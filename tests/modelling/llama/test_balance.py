@@ -12,7 +12,7 @@ import torch
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 from data.causal_lm import CAUSAL_LM
-from data.preferences import Referred
+from data.preference_samples import Referred
 from data.samples import IGNORE_INDEX
 from modelling.llama.config_json import to_config_json
 from sessions.losses import Losses

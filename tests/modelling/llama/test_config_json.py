@@ -14,7 +14,7 @@ from config.adapter import Adapter
 from config.errors import ConfigError
 from config.llama import LlamaConfig
 from files.json_files import Fields
-from huggingface.folders import read_hf_directory, write_hf_directory
+from huggingface.model_folders import read_hf_directory, write_hf_directory
 from modelling.llama.config_json import (
     ARCHITECTURES,
     from_config_json,

@@ -15,7 +15,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 import popxl
 from files.json_files import Fields
-from huggingface.folders import read_hf_directory, write_hf_directory
+from huggingface.model_folders import read_hf_directory, write_hf_directory
 from modelling.llama.config_json import from_config_json, to_config_json
 from modelling.llama.model import clamped_swiglu
 from modelling.weights import WeightsError

@@ -12,7 +12,7 @@ import pytest
 import transformers
 
 from config.llama import LlamaConfig
-from huggingface.folders import read_hf_directory, write_hf_directory
+from huggingface.model_folders import read_hf_directory, write_hf_directory
 from modelling.llama.config_json import ARCHITECTURES, MIXTURES, to_config_json
 from sessions.generating import Inference
 from tests.modelling.generation.harness import hf_greedy

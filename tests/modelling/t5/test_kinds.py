@@ -18,7 +18,7 @@ from config.errors import ConfigError
 from config.model import TiedEmbedding
 from config.t5 import T5Config
 from files.json_files import Fields
-from huggingface.folders import read_hf_directory, write_hf_directory
+from huggingface.model_folders import read_hf_directory, write_hf_directory
 from modelling.generation import Beam, Greedy, Strategy
 from modelling.t5.config_json import from_config_json, to_config_json
 from modelling.weights import WeightsError

@@ -20,9 +20,9 @@ from config.llama import LlamaConfig
 from config.presets import load_config
 from data.causal_lm import CAUSAL_LM
 from data.conversations import Conversation
-from data.loaded import Loaded
+from data.data_cache import Loaded
 from data.pipeline import Pipeline
-from data.tokens import keep_tokenizer
+from data.tokenizer import keep_tokenizer
 from files.run_folder import RunFolder
 from huggingface import hub
 from planning.origins import ORIGINS

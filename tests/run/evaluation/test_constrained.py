@@ -19,13 +19,13 @@ from config.gptj import GPTJConfig
 from config.llama import LlamaConfig
 from config.presets import load_config
 from config.t5 import T5Config
-from data.candidates import Candidates
 from data.causal_lm import CAUSAL_LM
-from data.loaded import Loaded
+from data.data_cache import Loaded
+from data.examples import Corpus
+from data.label_candidates import Candidates
 from data.pipeline import Pipeline
 from data.samples import IGNORE_INDEX
 from data.seq2seq import SEQ2SEQ
-from data.texts import Corpus
 from modelling.spec import family_of
 from planning.origins import ORIGINS
 from run.evaluation.answers import Choosing

@@ -14,7 +14,7 @@ import run_inference
 from config.gptj import GPTJConfig
 from config.presets import load_config
 from config.t5 import T5Config
-from huggingface.folders import write_hf_directory
+from huggingface.model_folders import write_hf_directory
 from modelling.spec import family_of
 from run.evaluation.side_by_side import Pair, SideBySide, Written
 from tests.slow import slow

@@ -15,7 +15,7 @@ from checkpoints import CheckpointStore
 from config.presets import load_config
 from config.t5 import T5Config
 from data.task import NLI_LABELS
-from huggingface.folders import write_hf_directory
+from huggingface.model_folders import write_hf_directory
 from run.evaluation.outcome import MAX_EXAMPLES, NO_LABEL, Answer, Outcome
 from tests.data.corpora import sample_examples, sample_tokenizer
 from tests.modelling.t5.hf import hf_model

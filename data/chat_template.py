@@ -1,0 +1,424 @@
+"""Chat templates: from a conversation to a text, with the parts of it that the assistant wrote.
+
+A tokenizer's template is a Jinja program, which transformers runs in a sandbox,
+`data.template_sandbox` in a process of its own; the text is the one that its `apply_chat_template`
+gives. What the assistant wrote is known in two ways:
+
+- blocks: the template itself marks it, with `{% generation %}`;
+- prefixes: an answer is what the text of the messages up to it adds to the text that asks for it
+  (`add_generation_prompt`).
+
+Blocks count where a template has them, and are compared with prefixes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import cache, cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
+
+from config.errors import ConfigError
+from data.assistant_spans import Range, Refused, Stops, Turns
+from data.conversations import OPTIONAL, WEIGHT, Conversation, Message, said
+from data.data_warnings import ASKS, FIELDS, NO_TOOLS, UNUSED, UNWRITTEN, Notes
+from data.dropped_content import unwritten
+from data.examples import MAX_CHARACTERS, Example, TextSpan
+from data.special_tokens import any_of, special_tokens
+from data.template_sandbox import render
+from data.tool_calls import CALL_FORMS, CALL_PROBE, PROBE, CallForm, calls_as_text
+from files.file_location import FileLocation
+from files.formatting import format_name, format_value
+from files.text_files import read_text
+from huggingface.tokenizer_limits import panics_told
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+Loss = Literal["all", "answers", "last"]
+
+DAY = datetime(2026, 1, 1)
+"""What templates that write the day are told in training: a run goes on tomorrow with the same
+text."""
+
+_BLOCKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_DAYS = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
+_STOP = "an answer"
+"""Content of an answer that shows what a template writes after one."""
+
+
+class ChatTemplate:
+    """The chat template of a tokenizer, and what is learned of its texts.
+
+    Attributes:
+        noted: what is to be said of the conversations that were read.
+    """
+
+    def __init__(
+        self,
+        base: PreTrainedTokenizerFast,
+        variables: Mapping[str, Any] | None = None,
+        loss: Loss = "answers",
+        frozen: bool = True,
+    ) -> None:
+        """
+        Args:
+            variables: what the template is given besides the messages.
+            loss: which of the assistant's turns are learned; "all" marks them all, too.
+            frozen: a template that writes the day is told `DAY`, else the true one.
+
+        Raises:
+            ConfigError: the tokenizer has no template, or it is not one, or takes too long.
+        """
+        self.base, self.variables, self.loss = base, dict(variables or {}), loss
+        self.noted = Notes()
+        self._frozen = frozen
+        self._written: set[tuple[str, str]] = set()
+        self._check()
+
+    def _check(self) -> None:
+        """Raise ConfigError unless there is a template that can be read."""
+        from jinja2 import TemplateSyntaxError
+
+        try:
+            self._source()
+        except ValueError:  # none, or several of which none is the default
+            raise ConfigError(
+                "the tokenizer has no chat template: give one with --data.chat_template FILE, such "
+                "as the chat_template.jinja of a model that has one"
+            ) from None
+        try:
+            self._render([said("user", "a")], True)
+        except TemplateSyntaxError as error:
+            raise ConfigError(
+                f"the chat template is not one that Jinja can read: line {error.lineno}: "
+                f"{format_name(error.message or '')}"
+            ) from None
+        except ConfigError:
+            raise
+        except Exception:  # it may want a system's message: its rows show
+            pass
+
+    @property
+    def made_by(self) -> tuple[object, ...]:
+        """All that its texts follow from, besides conversations."""
+        return self.base.chat_template, self.base.special_tokens_map, self.variables
+
+    # ---- what a model is given --------------------------------------------------------------
+    def prompt(self, conversation: Conversation, place: object = None) -> str:
+        """The text after which the model answers.
+
+        Raises:
+            Refused: the template does not take it.
+        """
+        text = self._text(conversation, self._messages(conversation), True)
+        self._note_unwritten(conversation, text, place, asks=True)
+        return text
+
+    def read(self, place: FileLocation, conversation: Conversation) -> Example | None:
+        """The example that a conversation is; None, and noted, if it is refused."""
+        try:
+            return self.example(conversation, place)
+        except Refused as error:
+            self.noted.refused.append(f"{place}: {error}")
+            return None
+
+    def example(self, conversation: Conversation, place: FileLocation | None = None) -> Example:
+        """The text of a conversation, of which the assistant's turns are learned.
+
+        Raises:
+            Refused: see there.
+        """
+        messages = self._messages(conversation)
+        turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        if not turns:
+            raise Refused("it has no turn of the assistant")
+        turns = turns[-1:] if self.loss == "last" else turns
+        text, blocks = self._rendered(conversation, messages, False)
+        written = Turns(
+            lambda part, asks: self._text(conversation, part, asks), messages, text, self._stops
+        )
+        ranges = self._ranges(written, turns, blocks, place)
+        if len(ranges) != len(turns) and any(messages[i].get(WEIGHT) == 0 for i in turns):
+            raise Refused(
+                f"it has weights, but the template marks {len(ranges)} parts of {len(turns)} turns"
+            )
+        first = len(messages) - (conversation.answer_length or len(messages) - turns[-1])
+        answers = messages[first]["role"] == "assistant"
+        prompt = written.asked(first) if answers else written.before(first)
+        start = len(prompt) if text.startswith(prompt) else ranges[-1].start
+        target = self._visible(text[start : max(ranges[-1].end, start)])
+        if len(ranges) == len(turns):
+            ranges = [r for r, i in zip(ranges, turns, strict=True) if messages[i].get(WEIGHT) != 0]
+        if not any(r.end > r.start for r in ranges):
+            raise Refused("nothing of it is learned")
+        self._note_unwritten(conversation, text, place)
+        self._note_unlearned(conversation, prompt[start:] if start < len(prompt) else "", place)
+        return Example(prompt, target, _spans(text, ranges))
+
+    def _note_unwritten(
+        self, conversation: Conversation, text: str, place: object, asks: bool = False
+    ) -> None:
+        """Note what a conversation holds and its text does not.
+
+        Args:
+            asks: the text asks for an answer at its end.
+        """
+        add, ignored = self.noted.add, self._ignored(conversation, text, asks)
+        for (role, name), value in ignored.items():
+            if name == "content":
+                add(UNWRITTEN, f"messages of the role {role}", place, value)
+            elif (role, "content") not in ignored:
+                add(FIELDS, f"{name} (role {role})", place, value)
+        messages = self._messages(conversation)
+        read = [one for one in messages if (one["role"], "content") not in ignored]
+        for name, value in unwritten(read, text).items():
+            add(UNWRITTEN, name, place, value)
+        if conversation.tools is not None and self._tools(conversation) is None:
+            add(NO_TOOLS, "those of the rows are left out", place, conversation.tools[0])
+        for name, value in conversation.unread.items():
+            add(FIELDS, format_name(name), place, value)
+
+    def _note_unlearned(self, conversation: Conversation, asks: str, place: object) -> None:
+        """Note weights of messages that nobody uses, and what asks for an answer but is not there.
+
+        Args:
+            asks: the end of the text that asks for the last answer, which its text does not have.
+        """
+        for message in conversation.messages:
+            own, weight = message["role"] == "assistant", message.get(WEIGHT)
+            if (weight == 1 and not own) or (weight == 0 and own and self.loss == "all"):
+                what = f"weight {weight} of messages of the role {message['role']}"
+                self.noted.add(UNUSED, what, place, message.get("content"))
+        if asks:
+            answer = conversation.messages[-1].get("content")
+            self.noted.add(ASKS, format_value(asks), place, answer)
+
+    def _ignored(
+        self, conversation: Conversation, text: str, asks: bool
+    ) -> dict[tuple[str, str], object]:
+        """Fields of messages, after their roles, that could say anything else and the text would be
+        the same; with the first value. Answers are not among them: their places differ."""
+        messages, found = self._messages(conversation), dict[tuple[str, str], object]()
+        first = {
+            (one["role"], name): one[name]
+            for one in reversed(messages)
+            for name in ("content", *OPTIONAL)
+            if one.get(name) and (one["role"], name) != ("assistant", "content")
+        }
+        for (role, name), value in first.items():
+            if (role, name) in self._written:
+                continue
+            others = [
+                {**one, name: f"{one[name]}{_STOP}"} if one["role"] == role and name in one else one
+                for one in messages
+            ]
+            try:
+                same = self._text(conversation, others, asks) == text
+            except Refused:  # it is read
+                same = False
+            if same:
+                found[role, name] = value
+            else:
+                self._written.add((role, name))
+        return found
+
+    def notes(self) -> Iterable[str]:
+        """What is to be said of the conversations that were read."""
+        return self.noted.lines()
+
+    @property
+    def doubted(self) -> list[str]:
+        """See `Notes`."""
+        return self.noted.doubted
+
+    # ---- what the template writes after an answer -------------------------------------------
+    @cached_property
+    def stop(self) -> str | None:
+        """The special token that ends an answer; None: the template writes none."""
+        return self._stop_before([])
+
+    @cached_property
+    def _stops(self) -> Stops:
+        inner = self._stop_before([said("user", "b")]) or self.stop
+        ends = [stop for stop in (self.stop, inner) if stop]
+        return Stops(self.stop, inner, any_of([*special_tokens(self.base), *ends]))
+
+    def _stop_before(self, following: Sequence[Message]) -> str | None:
+        """The special token that ends an answer before these messages."""
+        for head in ([], [said("system", "a")]):
+            messages = [*head, said("user", "a"), said("assistant", _STOP), *following]
+            try:
+                after = self._render(messages, False)[0].rpartition(_STOP)[2]
+            except ConfigError:
+                raise
+            except Exception:  # whatever a template raises
+                continue
+            known = self.base.added_tokens_decoder
+            with panics_told():
+                ids = self.base(after, add_special_tokens=False, verbose=False)["input_ids"]
+            return next((str(known[i].content) for i in ids if i in known), None)
+        return None
+
+    @property
+    def end(self) -> int | None:
+        """The token of `stop`."""
+        return None if self.stop is None else int(self.base.convert_tokens_to_ids(self.stop))
+
+    # ---- rendering --------------------------------------------------------------------------
+    def _rendered(
+        self, conversation: Conversation, messages: Sequence[Message], asks: bool
+    ) -> tuple[str, list[Range]]:
+        tools = self._tools(conversation)
+        try:
+            text, blocks = self._render(messages, asks, tools, conversation.variables)
+        except ConfigError:
+            raise
+        except Exception as error:  # a template may raise anything
+            raise Refused(
+                f"the chat template refuses it: {format_name(_reason(error), 150)}"
+            ) from None
+        if len(text) > MAX_CHARACTERS:
+            most = f"{MAX_CHARACTERS:,}"
+            raise Refused(f"a text of {len(text):,} characters, but at most {most} are read")
+        return text, blocks
+
+    def _text(self, conversation: Conversation, messages: Sequence[Message], asks: bool) -> str:
+        return self._rendered(conversation, messages, asks)[0]
+
+    def _render(
+        self,
+        messages: Sequence[Message],
+        asks: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        own: Mapping[str, Any] = MappingProxyType({}),
+    ) -> tuple[str, list[Range]]:
+        source = self._source(tools)
+        variables = {**self.base.special_tokens_map, **self.variables, **own}
+        marks = _BLOCKS.search(source) is not None
+        text, blocks = render(source, messages, tools, asks, marks, variables)
+        return text, [Range(*block) for block in blocks]
+
+    def _source(self, tools: object = None) -> str:
+        """The template; of several, as transformers chooses."""
+        source: str = self.base.get_chat_template(None, tools)
+        return _with_day(source) if self._frozen and "strftime_now" in source else source
+
+    def _tools(self, conversation: Conversation) -> Sequence[Mapping[str, Any]] | None:
+        """Its tools, if the template writes any."""
+        known = conversation.tools is None or "tools" in self._source(conversation.tools)
+        return conversation.tools if known else None
+
+    def _messages(self, conversation: Conversation) -> list[Message]:
+        """Its messages; tool calls become text for templates that do not know them, which would
+        pass over them."""
+        if "tool_calls" in self._source(conversation.tools):
+            return [self._call_form.of(message) for message in conversation.messages]
+        return [calls_as_text(message) for message in conversation.messages]
+
+    @cached_property
+    def _call_form(self) -> CallForm:
+        """The first form of tool calls that the template writes."""
+        for form in CALL_FORMS:
+            try:
+                if CALL_PROBE in self._render([said("user", "a"), form.of(PROBE)], False)[0]:
+                    return form
+            except ConfigError:
+                raise
+            except Exception:  # whatever a template raises
+                continue
+        return CALL_FORMS[0]
+
+    # ---- what is learned --------------------------------------------------------------------
+    def _ranges(
+        self,
+        written: Turns,
+        turns: Sequence[int],
+        blocks: Sequence[Range],
+        place: FileLocation | None,
+    ) -> list[Range]:
+        """What the assistant wrote in these turns, in order."""
+        if not blocks:
+            return [written.answer(turn) for turn in turns]
+        blocks = blocks[-1:] if self.loss == "last" else blocks
+        text = written.text
+        try:
+            expected = [text[slice(*written.answer(turn))] for turn in turns]
+        except Refused:  # nothing to compare with
+            return list(blocks)
+        marked = [text[slice(*block)].rstrip() for block in blocks]
+        if marked != [answer.rstrip() for answer in expected]:
+            pairs = zip([*marked, ""], [*expected, ""], strict=False)
+            one, other = next(((a, b) for a, b in pairs if a != b.rstrip()), ("", ""))
+            self.noted.doubted.append(
+                f"{place}: {format_value(one)} marked, {format_value(other)} added"
+            )
+        return list(blocks)
+
+    def _visible(self, answer: str) -> str:
+        """An answer as people see it, without special tokens."""
+        text = answer.rpartition(self.stop)[0] if self.stop and self.stop in answer else answer
+        if any(token in text for token in self.base.all_special_tokens):
+            with panics_told():
+                ids = self.base(text, add_special_tokens=False, verbose=False)["input_ids"]
+            text = str(self.base.decode(ids, skip_special_tokens=True))
+        return text.strip()
+
+
+def chat_template_of(
+    base: PreTrainedTokenizerFast,
+    file: str | None,
+    variables: str | None,
+    loss: Loss,
+    frozen: bool = True,
+) -> ChatTemplate:
+    """The template of a tokenizer, which it keeps.
+
+    Args:
+        file: one to take instead of its own.
+        variables: a JSON object.
+
+    Raises:
+        UserError: there is none, or a file or the variables cannot be read.
+    """
+    if file is not None:
+        base.chat_template = read_text(Path(file))
+    given: Any = {}
+    if variables is not None:
+        try:
+            given = json.loads(variables)
+        except (ValueError, RecursionError):
+            given = None
+        if not isinstance(given, dict):
+            raise ConfigError(
+                f"data.chat_variables is {format_value(variables)}, but must be a JSON object, "
+                "such as "
+                '{"enable_thinking": false}'
+            )
+    return ChatTemplate(base, given, loss, frozen)
+
+
+@cache
+def _with_day(source: str) -> str:
+    """A template in which today is `DAY`."""
+    days = {form: DAY.strftime(form) for _, form in _DAYS.findall(source)}
+    told = f"{json.dumps(days)}[form]|default({DAY.strftime('%d %b %Y')!r})"
+    return f"{{% macro strftime_now(form) %}}{{{{ {told} }}}}{{% endmacro %}}\n{source}"
+
+
+def _spans(text: str, learned: Sequence[Range]) -> tuple[TextSpan, ...]:
+    """A text in spans of which every other one is learned."""
+    spans, at = list[TextSpan](), 0
+    for start, end in learned:
+        spans += [TextSpan(text[at:start], False), TextSpan(text[start:end], True)]
+        at = end
+    spans.append(TextSpan(text[at:], False))
+    return tuple(span for span in spans if span.text)
+
+
+def _reason(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -1,0 +1,179 @@
+"""Labels of a classification: which one a row's value means.
+
+A value is the name of a label, or its number from 0. Names that are numbers are not numbered: then
+a value is the name with the same number. White space around a value stays around the answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from data.file_readers import DataError
+from data.prompt_template import ColumnError
+from files.formatting import format_name, format_value
+
+UNLABELLED = -1
+"""Number of no label, in data sets that number labels."""
+
+TRUTHS = ("false", "true")
+_NUMBER = re.compile(r"-?[0-9]{1,9}(\.[0-9]{1,9})?")
+_FRAME = re.compile(r"(\s*)(.*?)(\s*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The answers of a classification.
+
+    Attributes:
+        indexed: numbers count from 0, whatever the names are, as in ClassLabel columns.
+
+    Raises:
+        DataError: two names are the same number.
+    """
+
+    names: tuple[str, ...]
+    indexed: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self._by_number) < sum(_number(name) is not None for name in self.names):
+            raise DataError(
+                f"of the labels {self._shown}, two are the same number: name them apart"
+            )
+
+    @classmethod
+    def of(cls, text: str) -> Labels:
+        """The labels of the setting `data.class_labels`.
+
+        Raises:
+            DataError: they are fewer than two, or one is empty or stands twice.
+        """
+        names = tuple(label.strip() for label in text.split(","))
+        if len(names) < 2 or len(set(names)) < len(names) or not all(names):
+            raise DataError(
+                f"data.labels is {format_value(text)}, but must name two or more, each once, "
+                "separated by commas"
+            )
+        return cls(names)
+
+    def answer(self, text: str, is_value: bool) -> str | None:
+        """The answer that a row's text means; None: it has no label.
+
+        Args:
+            is_value: the text is the value of a column, which can be a number.
+
+        Raises:
+            ColumnError: it means none of the labels, or may mean two.
+        """
+        before, value, after = _framed(text)
+        name: str | None = value
+        if is_value:
+            name = self._meant(value)
+        elif value not in self.names:
+            raise self._error(text)
+        return None if name is None else f"{before}{name}{after}"
+
+    def split(self, answer: str) -> tuple[str, str, str]:
+        """An answer as what precedes its label, such as thoughts of a chat, the label, and what
+        follows.
+
+        Raises:
+            ColumnError: it ends with no label.
+        """
+        text = answer.rstrip()
+        name = max((name for name in self.names if text.endswith(name)), key=len, default=None)
+        if name is None:
+            raise self._error(answer)
+        return text.removesuffix(name), name, answer[len(text) :]
+
+    def with_name(self, answer: str, name: str) -> str:
+        """An answer with another label."""
+        before, _, after = self.split(answer)
+        return f"{before}{name}{after}"
+
+    def found_in(self, text: str, expected: str) -> str | None:
+        """The label that a generated text is, apart from white space and what precedes the label
+        of the expected answer; None: it is none."""
+        before = self.split(expected)[0].strip()
+        name = text.strip().removeprefix(before).strip()
+        return name if name in self.names else None
+
+    def _meant(self, value: str) -> str | None:
+        """The label that a column's value means; None: it says that there is none."""
+        number = _number(value)
+        if value in self.names and not (self.indexed and number is not None):
+            return value
+        if value.lower() in TRUTHS:
+            return self._truth(value)
+        if number is None:
+            raise self._error(value)
+        if not self.indexed and number in self._by_number:
+            return self._by_number[number]
+        if number == UNLABELLED:
+            return None
+        if self._by_number and not self.indexed:
+            raise self._error(value, "names that are numbers are not numbered from 0")
+        if number.is_integer() and 0 <= number < len(self.names):
+            return self.names[int(number)]
+        raise self._error(value, f"{len(self.names)} labels are numbered from 0")
+
+    def _truth(self, value: str) -> str:
+        """The label that a truth value means, however it is written."""
+        found = next((name for name in self.names if name.lower() == value.lower()), None)
+        if found is None:
+            raise self._error(value, "name them false,true to label rows by truth values")
+        return found
+
+    def _error(self, value: str, why: str = "") -> ColumnError:
+        return ColumnError(
+            f"the label {format_value(value)} is none of {self._shown}{f': {why}' if why else ''}"
+        )
+
+    @property
+    def _shown(self) -> str:
+        return format_name(", ".join(self.names), 150)
+
+    @cached_property
+    def _by_number(self) -> dict[float, str]:
+        numbers = {name: _number(name) for name in self.names}
+        return {number: name for name, number in numbers.items() if number is not None}
+
+    @property
+    def share_beginnings(self) -> bool:
+        """True if one label begins another."""
+        return any(a != b and a.startswith(b) for a in self.names for b in self.names)
+
+
+def _framed(text: str) -> tuple[str, str, str]:
+    """A text between the white space around it."""
+    match = _FRAME.fullmatch(text)
+    assert match is not None
+    return match[1], match[2], match[3]
+
+
+def of_column(names: Sequence[str], wanted: Sequence[str], given: bool, place: str) -> Labels:
+    """Labels of a ClassLabel column.
+
+    Args:
+        names: its own, in order.
+        wanted: the task's labels.
+        given: a person gives them, and can rename the column's.
+        place: of the column, for messages.
+
+    Raises:
+        DataError: they are not those of the column.
+    """
+    if {*names} == {*wanted}:
+        return Labels(tuple(names), indexed=True)
+    if given and len(names) == len(wanted):
+        return Labels(tuple(wanted), indexed=True)
+    raise DataError(
+        f"{place} has the labels {format_name(', '.join(names), 150)}, not "
+        f"{format_name(', '.join(wanted), 150)}: give --data.labels with as many, in its order"
+    )
+
+
+def _number(text: str) -> float | None:
+    return float(text) if _NUMBER.fullmatch(text) else None

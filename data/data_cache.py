@@ -1,0 +1,66 @@
+"""What the pipelines of a run load, so that it is loaded once.
+
+A run makes several: to choose lengths, to train, to evaluate, to export. Their configurations
+differ in what data do not depend on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from data.examples import Corpus
+from data.task import Split
+from huggingface import hub
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+class Loaded:
+    """Tokenizers by name, and the examples of splits until somebody has made samples of them.
+
+    Attributes:
+        noted: notes of rows that were said; see `Notes.lines`.
+    """
+
+    def __init__(self) -> None:
+        self._tokenizers: dict[str, PreTrainedTokenizerFast] = {}
+        self._corpora: dict[Split, tuple[object, Corpus]] = {}
+        self._parts: dict[str, Loaded] = {}
+        self.noted: set[tuple[str, str]] = set()
+
+    def tokenizer(self, name: str) -> PreTrainedTokenizerFast:
+        """The tokenizer of a name. Raises as `hub.load_tokenizer`."""
+        if name not in self._tokenizers:
+            self._tokenizers[name] = hub.load_tokenizer(name)
+        return self._tokenizers[name]
+
+    def part(self, name: str) -> Loaded:
+        """What the pipelines of one source of a mixture load; tokenizers are shared."""
+        if name not in self._parts:
+            self._parts[name] = Loaded()
+            self._parts[name]._tokenizers = self._tokenizers
+        return self._parts[name]
+
+    def corpus(
+        self, split: Split, settings: object, read: Callable[[], Mapping[Split, Corpus]]
+    ) -> Corpus:
+        """The examples of a split.
+
+        Args:
+            settings: what they follow from; they are read again if it has changed.
+            read: reads them, and perhaps those of another split with them.
+        """
+        known = self._corpora.get(split)
+        if known is None or known[0] != settings:
+            self._corpora |= {name: (settings, corpus) for name, corpus in read().items()}
+        return self._corpora[split][1]
+
+    def keep(self, split: Split, corpus: Corpus) -> None:
+        """Replace the examples of a split by the same ones of which more is known."""
+        self._corpora[split] = (self._corpora[split][0], corpus)
+
+    def forget(self, split: Split) -> None:
+        """Free the examples of a split, which nobody asks for again."""
+        self._corpora.pop(split, None)

@@ -1,0 +1,142 @@
+"""Notes for people about rows: what they hold that a model neither reads nor learns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from data.special_tokens import any_of
+from files.formatting import format_name, format_value
+
+UNWRITTEN = (
+    "warning: the chat template does not write (--data.chat_template FILE gives another one):"
+)
+NO_TOOLS = "warning: the chat template writes no tools:"
+UNREAD = "columns that are not read:"
+FIELDS = "fields of messages that are not read:"
+UNUSED = "warning: not used:"
+CONTROL = "warning: rows hold control tokens, which the model reads as such:"
+ASKS = "warning: the chat template asks for answers with a beginning that these do not have:"
+
+
+AROUND = 12
+"""Characters shown on each side of a control token."""
+
+
+class Count(NamedTuple):
+    """Number of rows, an example of what one holds, and the place of the last one."""
+
+    rows: int
+    example: str
+    last: object = None
+
+
+@dataclass
+class Notes:
+    """Notes of a data set, by what is said and of what.
+
+    Attributes:
+        control: special tokens that are looked for in rows.
+        refused: the places of conversations that were left out, each with the reason.
+        doubted: those of which blocks and prefixes say different things.
+        held: how many rows hold something that is lost, by sentence and name.
+    """
+
+    control: tuple[str, ...] = ()
+    refused: list[str] = field(default_factory=list)
+    doubted: list[str] = field(default_factory=list)
+    held: dict[tuple[str, str], Count] = field(default_factory=dict)
+
+    def add(self, sentence: str, name: str, place: object, value: object) -> None:
+        """Count a row that holds something that is lost.
+
+        Args:
+            place: of the row, which counts once.
+            value: what it holds.
+        """
+        known = self.held.get((sentence, name))
+        if known is None:
+            where = "" if place is None else f"{place}: "
+            self.held[sentence, name] = Count(1, f"{where}{format_value(value)}", place)
+        elif place is None or place != known.last:
+            self.held[sentence, name] = Count(known.rows + 1, known.example, place)
+
+    def add_row(self, place: object, row: Mapping[str, Any], read: Collection[str]) -> None:
+        """Note columns of a row that nobody reads, and control tokens in the others."""
+        for column, value in row.items():
+            if column not in read:
+                if value is not None and value != "" and value != []:
+                    self.add(UNREAD, format_name(column), place, value)
+            elif self.control:
+                for token, around in self._control_tokens(value).items():
+                    self.add(CONTROL, format_value(token), place, around)
+
+    def _control_tokens(self, value: object) -> dict[str, str]:
+        """The control tokens in a value's texts, with a text around each."""
+        if isinstance(value, str):
+            return {
+                found[0]: value[max(0, found.start() - AROUND) : found.end() + AROUND]
+                for found in self._control.finditer(value)
+            }
+        if isinstance(value, Mapping):
+            value = list(value.values())
+        found = dict[str, str]()
+        for inner in value if isinstance(value, list) else ():
+            found |= self._control_tokens(inner)
+        return found
+
+    @cached_property
+    def _control(self) -> re.Pattern[str]:
+        return any_of(self.control)
+
+    def merge(self, other: Notes) -> None:
+        """Add the notes of rows that follow."""
+        self.refused += other.refused
+        self.doubted += other.doubted
+        for key, count in other.held.items():
+            known = self.held.get(key)
+            rows, example = (known.rows, known.example) if known else (0, count.example)
+            self.held[key] = Count(rows + count.rows, example)
+
+    def to_dict(self) -> dict[str, Any]:
+        held = [[*key, *count[:2]] for key, count in self.held.items()]
+        return {"refused": self.refused, "doubted": self.doubted, "held": held}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Notes:
+        held = {(sentence, name): Count(*count) for sentence, name, *count in data["held"]}
+        return cls((), list(data["refused"]), list(data["doubted"]), held)
+
+    def lines(self, said: set[tuple[str, str]] | None = None) -> Iterator[str]:
+        """Sentences for people.
+
+        Args:
+            said: what was said of other rows and is not said again; these are added.
+        """
+        if self.refused:
+            yield (
+                f"warning: {len(self.refused)} conversations are left out: {_first(self.refused)}"
+            )
+        if self.doubted:
+            yield (
+                f"warning: the generation blocks of the chat template, which count, do not mark "
+                f"what answers add in {len(self.doubted)} conversations: {_first(self.doubted)}"
+            )
+        new = dict[str, list[str]]()
+        for (sentence, name), (rows, example, _) in self.held.items():
+            if said is None or (sentence, name) not in said:
+                many = f"{rows} rows, such as " if rows > 1 else ""
+                new.setdefault(sentence, []).append(f"{name} ({many}{example})")
+        if said is not None:
+            said.update(self.held)
+        for sentence, items in new.items():
+            yield f"{sentence} {_first(items, 6)}"
+
+
+def _first(items: list[str], most: int = 3) -> str:
+    """The first of a list, for a message."""
+    more = f"; and {len(items) - most} more" if len(items) > most else ""
+    return "; ".join(items[:most]) + more

@@ -1,0 +1,123 @@
+"""Texts: what a model reads, what it should write, and which parts are learned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from data.document_chunks import Part
+from files.file_location import FileLocation
+
+MAX_CHARACTERS = 1_000_000
+"""Of a text, long before it is cut to the tokens that a model reads: more would keep a tokenizer
+busy for minutes and gigabytes."""
+
+
+class Tokens(NamedTuple):
+    """A text's tokens, int32 [n], and which of them are learned, bool [n]."""
+
+    ids: np.ndarray
+    learned: np.ndarray
+
+
+class TextSpan(NamedTuple):
+    """Consecutive text, and whether a model learns to write it."""
+
+    text: str
+    learned: bool
+
+
+class Example(NamedTuple):
+    """What the model reads, and what it should write.
+
+    Attributes:
+        prompt: the text before the target.
+        target: the text to write, which metrics compare with.
+        whole: the whole text in spans, where it is written as it is to be read: nothing goes
+            between its parts, and special tokens are in it. Empty: it is prompt and target.
+        part: where the target is a part of a document, which has no prompt.
+        liked: whether a person liked the target; None: nobody says it.
+    """
+
+    prompt: str
+    target: str
+    whole: tuple[TextSpan, ...] = ()
+    part: Part | None = None
+    desirable: bool | None = None
+
+    def spans(self) -> tuple[TextSpan, ...]:
+        """The whole text, for a model that reads and writes one stream.
+
+        A space goes between prompt and target unless one of them has white space there.
+        """
+        return self.whole or (TextSpan(self.prompt, False), TextSpan(self.answer(), True))
+
+    def answer(self) -> str:
+        """The target in the form that continues the prompt."""
+        apart = self.target[:1].isspace() or self.prompt[-1:].isspace()
+        return self.target if apart else f" {self.target}"
+
+    def halves(self) -> tuple[str, str]:
+        """Prompt and answer, which are the whole text one after the other."""
+        return self.prompt, self.target if self.whole else self.answer()
+
+    def answering(self, target: str, whole: tuple[TextSpan, ...] = ()) -> Example:
+        """It with another target, and the spans of the whole text if they are given."""
+        return self._replace(target=target, whole=whole)
+
+    def asking(self, prompt: str) -> Example:
+        """It with another prompt."""
+        return self._replace(prompt=prompt)
+
+    def judged(self, desirable: bool | None) -> Example:
+        """It with whether a person liked the target."""
+        return self._replace(desirable=desirable)
+
+    def joined(self) -> Example:
+        """It with nothing between prompt and target."""
+        return self._replace(whole=(TextSpan(self.prompt, False), TextSpan(self.target, True)))
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Examples, and how many others were left out.
+
+    Attributes:
+        unlabelled: because they have no label (-1).
+        nulls: because a column that is needed holds null.
+        places: where the rows of the examples are, for messages; empty: nobody knows.
+        tokens: of the examples, as their model's format has them; None: nobody has asked yet.
+        characters: all that the texts have; None: nobody has asked yet.
+        digest: of all of it, if it is known.
+    """
+
+    examples: Sequence[Example]
+    unlabelled: int = 0
+    nulls: int = 0
+    places: Sequence[FileLocation] = ()
+    tokens: Sequence[Tokens] | None = None
+    characters: str | None = None
+    digest: str = ""
+
+    def mapped(self, change: Callable[[Example], Example]) -> Corpus:
+        """With other examples in place of these."""
+        return replace(self, examples=[change(example) for example in self.examples])
+
+    def first(self, count: int | None) -> Corpus:
+        """Its first examples; None: all."""
+        tokens = None if self.tokens is None else self.tokens[:count]
+        examples, places = self.examples[:count], self.places[:count]
+        return replace(self, examples=examples, places=places, tokens=tokens)
+
+    def place(self, index: int) -> FileLocation | None:
+        """Where the row of an example is, if that is known."""
+        return self.places[index] if self.places else None
+
+    @property
+    def notes(self) -> list[str]:
+        """What was left out, for people."""
+        counts = ((self.unlabelled, "without a label"), (self.nulls, "with null"))
+        return [f"{count} {why} left out" for count, why in counts if count]

@@ -1,0 +1,124 @@
+"""Texts of each prompt with each label as its answer, to choose the likeliest label.
+
+The score of a label is the sum of the log-probabilities of its tokens after the prompt, as `acc` of
+lm-evaluation-harness has it. Where one label begins another, the end of the answer counts too: else
+the shorter one could never be less likely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from config.errors import ConfigError
+from config.sections import RunConfig
+from data.class_labels import Labels
+from data.examples import Corpus, Example, TextSpan
+from data.pipeline import Pipeline
+from data.preference_samples import Preferences, Unit
+from data.samples import EMPTY
+from data.tokenizer import Tokens
+from files.formatting import format_name
+
+OBJECTIVE = "cpo"
+"""Its program gives log-probabilities of whole answers, two in a unit, without a reference."""
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Samples of all texts.
+
+    Attributes:
+        config: of the program that computes log-probabilities.
+        samples: two texts in a unit, the labels of an example one after the other.
+        labels: in their order.
+        cut: examples whose prompt lost a part.
+    """
+
+    config: RunConfig
+    samples: Preferences
+    labels: Labels
+    cut: int
+
+    @classmethod
+    def of(cls, data: Pipeline, corpus: Corpus, names: Sequence[str]) -> Candidates:
+        """The texts of examples with each of the labels.
+
+        Raises:
+            ConfigError: the tokenizer or the chat template does not tell labels apart.
+        """
+        labels = Labels(tuple(names))
+        _check_tokens(data, labels)
+        paired = [*names, *names[-1:]] if len(names) % 2 else names
+        examples = [_with_label(e, labels, name) for e in corpus.examples for name in paired]
+        tokens = data.encoded(examples)
+        if not (labels.share_beginnings or data.tokenizer.chat):  # a chat's spans say it
+            tokens = [Tokens(one.ids[:-1], one.learned[:-1]) for one in tokens]
+        config = data.config.changed({"training.objective": OBJECTIVE} | _whole_texts(data.config))
+        whole = Unit.all(examples, tokens, False)
+        config, units = data.shape.fitting(config, whole, data.tokenizer)
+        samples = data.shape.of_units(config, units, data.tokenizer)
+        shorter = (
+            len(one.texts[0].ids) < len(before.texts[0].ids)
+            for one, before in zip(units, whole, strict=True)
+        )
+        cut = sum(shorter) + samples.cuts.prompts
+        return cls(config, samples, labels, 2 * cut // len(paired))
+
+    def scores(self, logps: np.ndarray) -> np.ndarray:
+        """The score of each label, float32 [examples, labels].
+
+        Args:
+            logps: of the texts of the samples, float32 [samples, places, 2].
+        """
+        there = self.samples.places != EMPTY
+        by_unit = np.empty((len(self.samples.num_loss_tokens), 2), np.float32)
+        by_unit[self.samples.places[there]] = logps[there]
+        count = len(self.labels.names)
+        return by_unit.reshape(-1, count + count % 2)[:, :count]
+
+
+def _whole_texts(config: RunConfig) -> dict[str, bool]:
+    return {"data.packing": False} if hasattr(config.data, "packing") else {}
+
+
+def _check_tokens(data: Pipeline, labels: Labels) -> None:
+    known: dict[tuple[int, ...], str] = {}
+    for name, ids in zip(labels.names, data.label_tokens(labels.names), strict=True):
+        other = known.setdefault(tuple(ids.tolist()), name)
+        if other != name:
+            raise ConfigError(
+                f"the tokenizer gives the labels {format_name(other)} and {format_name(name)} the "
+                "same tokens: name them with letters that it knows"
+            )
+
+
+def _with_label(example: Example, labels: Labels, name: str) -> Example:
+    """An example with another label as its answer."""
+    changed = example.answering(labels.with_name(example.target, name))
+    if not example.whole:
+        return changed
+    if example.whole == example.joined().whole:
+        return changed.joined()
+    return example.answering(changed.target, _spans(example, labels, name))
+
+
+def _spans(example: Example, labels: Labels, name: str) -> tuple[TextSpan, ...]:
+    """The spans of a conversation with another label in its last answer. The label alone is
+    learned; where one begins another, with what follows in its span."""
+    spans, target = example.whole, example.target
+    there = (i for i, span in enumerate(spans) if span.learned and target in span.text)
+    last = max(there, default=-1)
+    if last < 0:
+        raise ConfigError(
+            f"the chat template does not write the answer {format_name(target)} as it is: leave "
+            "out --evaluation.constrained"
+        )
+    before, _, after = spans[last].text.partition(target)
+    thought, _, space = labels.split(target)
+    read = "".join(span.text for span in spans[:last]) + before + thought
+    rest = [TextSpan(span.text, False) for span in spans[last + 1 :]]
+    end = TextSpan(space + after, labels.share_beginnings)
+    return (TextSpan(read, False), TextSpan(name, True), end, *rest)

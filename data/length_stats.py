@@ -1,0 +1,80 @@
+"""How long the texts of a task are, in tokens: what sequence lengths follow from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from data.examples import Corpus
+from data.pipeline import Pipeline
+from data.preference_samples import Unit
+from data.task import Split
+
+DOCUMENTS = 1024
+"""Tokens of a sample of documents, which fill any: as run_clm of transformers has them."""
+
+WRITTEN = 256
+"""Tokens that a model of documents writes."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of the examples of some splits.
+
+    Attributes:
+        examples: how many there are in the first split.
+        longest: most tokens that a sample holds of one.
+        mean: tokens of an example of the first split, on average.
+        target: most tokens of a target, the end token included.
+    """
+
+    examples: int
+    longest: int
+    mean: float
+    target: int
+
+
+def lengths_of(data: Pipeline, splits: Sequence[Split]) -> Lengths:
+    """Measure the texts of splits.
+
+    Raises:
+        UserError: the data or the tokenizer cannot be had, or do not fit the task.
+    """
+    if data.parts and "train" in splits:
+        others = [split for split in splits if split != "train"]
+        found = [lengths_of(part, ["train"]) for part in data.parts.values()]
+        found += [lengths_of(data, others)] if others else []
+        return _together(found, len(data.parts))
+    measured = [_measured(data, data.tokenised(split)) for split in splits]
+    first = [tokens for tokens, _ in measured[0]]
+    if data.task.kind == "plain":
+        whole = sum(first) + len(first)
+        return Lengths(len(first), min(DOCUMENTS, whole), whole / len(first), min(WRITTEN, whole))
+    every = [lengths for split in measured for lengths in split]
+    longest, target = (max(lengths) for lengths in zip(*every, strict=True))
+    return Lengths(len(first), longest, fmean(first), target)
+
+
+def _measured(data: Pipeline, corpus: Corpus) -> list[tuple[int, int]]:
+    """Tokens that a sample holds of each example, and those of its target."""
+    tokens, prefers, length = corpus.tokens or (), data.task.prefers, data.shape.length
+    if prefers is None:
+        return [length(one) for one in tokens]
+    # Two texts share a sample; an encoder-decoder reads one prompt for both.
+    both = sum if data.shape.takes_chats else max
+    units = Unit.all(corpus.examples, tokens, prefers == "marked")
+    found = [[*zip(*map(length, unit.texts), strict=True)] for unit in units]
+    return [(both(read), max(written)) for read, written in found]
+
+
+def _together(found: Sequence[Lengths], sources: int) -> Lengths:
+    """Lengths of several corpora, of which the first ones, the `sources`, are trained."""
+    trained = found[:sources]
+    examples = sum(one.examples for one in trained)
+    return Lengths(
+        examples,
+        max(one.longest for one in found),
+        sum(one.examples * one.mean for one in trained) / examples,
+        max(one.target for one in found),
+    )

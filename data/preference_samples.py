@@ -1,0 +1,191 @@
+"""Samples of preferences: two texts each, of which a model learns to prefer one.
+
+The texts of a unit are a chosen and a rejected answer; or, where rows say of single answers whether
+they are liked, the answer, and another prompt's answer to the same prompt, which tells how far a
+model is from its reference. Both are in one sample: as two texts with segments, or, in an
+encoder-decoder, as two targets of one prompt.
+
+Batches have besides the arrays of their shape, float32, with a row for each unit:
+    num_loss_tokens   [pairs, 2]   tokens of each answer that count in the loss; 0: no pair
+    kto_labels        [pairs, 1]   1: desirable, -1: undesirable; of unpaired preferences alone
+    reference         [pairs, 2]   log-probability of each answer by the reference model, if any
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from config.sections import RunConfig
+from config.task import SegmentsData, Seq2SeqData
+from data.examples import Example, Tokens
+from data.samples import EMPTY, Batch, Cuts, Samples, digest_of, epoch_of
+
+NUM_LOSS_TOKENS, KTO_LABELS, REFERENCE, SEGMENT_IDS = (
+    "num_loss_tokens",
+    "kto_labels",
+    "reference",
+    "segment_ids",
+)
+OF_UNITS = (NUM_LOSS_TOKENS, KTO_LABELS, REFERENCE)
+
+
+def answers_of(config: RunConfig) -> int:
+    """Texts of an example."""
+    return 2 if config.training.prefers else 1
+
+
+def texts_per_row(config: RunConfig) -> int:
+    """Most texts that share a row of the tokens that are predicted."""
+    if isinstance(config.data, Seq2SeqData):
+        return 1
+    each = config.data.examples_per_row if isinstance(config.data, SegmentsData) else 1
+    return each * answers_of(config)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Two texts and their examples, and which example a person gave them in."""
+
+    texts: tuple[Tokens, Tokens]
+    examples: tuple[Example, Example]
+    index: int
+
+    @classmethod
+    def all(cls, examples: Sequence[Example], tokens: Sequence[Tokens], single: bool) -> list[Unit]:
+        """The units of examples: each two, or each one with the answer to another prompt."""
+        if not single:
+            return [
+                cls((tokens[i], tokens[i + 1]), (examples[i], examples[i + 1]), i)
+                for i in range(0, len(examples), 2)
+            ]
+        return [
+            cls((tokens[i], _answered(tokens[i], tokens[j])), (examples[i], examples[j]), i)
+            for i, j in enumerate(_mismatched([example.prompt for example in examples]))
+        ]
+
+
+def _mismatched(prompts: Sequence[str]) -> list[int]:
+    """For each prompt, the index of an answer to another one: where all have as many answers, each
+    answer once. Where all prompts are the same, the next one."""
+    places = dict[str, list[int]]()
+    for index, prompt in enumerate(prompts):
+        places.setdefault(prompt, []).append(index)
+    order, found, end = [i for own in places.values() for i in own], [0] * len(prompts), 0
+    for own in places.values():
+        end += len(own)
+        others = len(prompts) - len(own)
+        for number, index in enumerate(own):
+            away = number % others if others else number + 1
+            found[index] = order[(end + away) % len(prompts)]
+    return found
+
+
+def equal_pairs(examples: Sequence[Example]) -> int:
+    """How many pairs of examples have the same two answers."""
+    return sum(one == other for one, other in zip(examples[::2], examples[1::2], strict=True))
+
+
+def begin_of(text: Tokens) -> int:
+    """Where the answer of a text begins: at the first token that is learned."""
+    return int(np.argmax(text.learned)) if text.learned.any() else len(text.ids)
+
+
+def _answered(one: Tokens, other: Tokens) -> Tokens:
+    """The prompt of a text with the answer of another."""
+    prompt, answer = slice(None, begin_of(one)), slice(begin_of(other), None)
+    ids, learned = zip(one, other, strict=True)
+    return Tokens(np.concatenate([ids[0][prompt], ids[1][answer]]),
+                  np.concatenate([learned[0][prompt], learned[1][answer]]))  # fmt: skip
+
+
+def kto_labels_of(units: Sequence[Unit]) -> np.ndarray | None:
+    """Whether the answer of each is liked, as batches have it; None: rows say nothing of it."""
+    if any(unit.examples[0].desirable is None for unit in units):
+        return None
+    return np.asarray([[1 if unit.examples[0].desirable else -1] for unit in units], np.float32)
+
+
+@dataclass(frozen=True)
+class Preferences:
+    """Samples of units.
+
+    Attributes:
+        packed: their tokens.
+        places: int64 [n, places]: the unit at each place of a sample, or `EMPTY`.
+        counts, sign: of each unit, as batches have them.
+    """
+
+    packed: Samples
+    places: np.ndarray
+    num_loss_tokens: np.ndarray
+    kto_labels: np.ndarray | None
+
+    @property
+    def cuts(self) -> Cuts:
+        """What was cut or dropped."""
+        return self.packed.cuts
+
+    @property
+    def digest(self) -> str:
+        """See `Samples`."""
+        tokens = np.frombuffer(bytes.fromhex(self.packed.digest), np.uint8)
+        kto_labels = np.zeros(0) if self.kto_labels is None else self.kto_labels
+        return digest_of(tokens, self.places, self.num_loss_tokens, kto_labels)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
+        """The batch of the samples at `indices`, in their order."""
+        rows = np.asarray(indices, np.int64)
+        units = self.places[rows].reshape(-1)
+        there = (units != EMPTY)[:, None]
+        batch = self.packed.take(rows) | {
+            NUM_LOSS_TOKENS: np.where(there, self.num_loss_tokens[units], 0)
+        }
+        if self.kto_labels is not None:
+            batch[KTO_LABELS] = np.where(there, self.kto_labels[units], 1)
+        return batch
+
+
+@dataclass(frozen=True)
+class Referred:
+    """Samples of preferences with what a reference says of them.
+
+    Attributes:
+        samples: without it.
+        logps: float32 [n, places, 2], 0 where there is no unit.
+    """
+
+    samples: Samples
+    logps: np.ndarray
+
+    @property
+    def cuts(self) -> Cuts:
+        """What was cut or dropped."""
+        return self.samples.cuts
+
+    @property
+    def digest(self) -> str:
+        """See `Samples`; what the reference says is not part of it."""
+        return self.samples.digest
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def epoch(self, seed: int, epoch: int) -> np.ndarray:
+        """See `epoch_of`."""
+        return epoch_of(self.samples, seed, epoch)
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """The batch of the samples at `indices`, in their order."""
+        batch = self.samples.take(indices)
+        return batch | {REFERENCE: self.logps[np.asarray(indices, np.int64)].reshape(-1, 2)}
+
+
+def of_units(batch: Batch) -> dict[str, np.ndarray]:
+    """What a program may read of a batch besides tokens."""
+    return {name: batch[name] for name in OF_UNITS if name in batch}

@@ -1,0 +1,132 @@
+"""What the columns of a row say: a conversation, a prompt and a target, or text alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+from data.class_labels import Labels
+from data.conversations import COLUMNS, has_conversation
+from data.document_chunks import DocumentPart
+from data.file_readers import DataError, Row
+from data.prompt_template import Instruction, Template
+from files.file_location import FileLocation
+from files.formatting import format_name
+
+Format = Literal["text", "chat", "plain"]
+"""See `Data.format`."""
+
+PREFERENCES = {"chosen", "rejected"}
+"""Columns of two answers to a prompt, one better than the other."""
+
+
+class Form(Protocol):
+    """How a row becomes text."""
+
+    @property
+    def columns(self) -> tuple[str, ...]: ...
+
+    def render(self, row: Mapping[str, Any]) -> str: ...
+
+
+class Pair(NamedTuple):
+    """What a model reads and what it writes, and what goes between them in one stream."""
+
+    prompt: Form
+    target: Form
+    between: str = ""
+
+    @property
+    def columns(self) -> set[str]:
+        """Those that a row must have."""
+        return {*self.prompt.columns, *self.target.columns}
+
+    @property
+    def read(self) -> set[str]:
+        """Those that are read, if a row has them."""
+        return {*self.columns, *getattr(self.prompt, "optional", ())}
+
+
+class Reading(NamedTuple):
+    """How the rows of a source are read.
+
+    Attributes:
+        pair: see `Task.reading`.
+        labels: what its labels mean; None: targets are free texts.
+    """
+
+    pair: Pair | None = None
+    labels: Labels | None = None
+
+
+USUAL_PAIRS: Sequence[Pair] = (
+    Pair(Template("{prompt}"), Template("{completion}")),
+    Pair(Instruction(), Template("{output}"), "\n"),
+    Pair(Instruction(), Template("{response}"), "\n"),
+    Pair(Template("{question}"), Template("{answer}"), "\n"),
+    Pair(Template("{query}"), Template("{response}"), "\n"),
+)
+"""Columns that need no template: those of OpenAI's and TRL's files, of Alpaca's, of Dolly's, and
+further usual ones. TRL joins a prompt and its completion as they are; the others are no
+beginnings and ends of a text, and a line feed goes between them."""
+
+PLAIN = Template("{text}")
+"""Documents, which are learned whole."""
+
+
+def format_of(place: FileLocation, row: Row) -> Format:
+    """What a row holds, where nobody says it.
+
+    Raises:
+        DataError: preferences, which need an objective of their own.
+    """
+    if isinstance(row, DocumentPart) or {*row} == {*PLAIN.columns}:
+        return "plain"
+    if row.keys() >= PREFERENCES and not any(name in row for name in COLUMNS):
+        raise DataError(
+            f"{place}: the columns chosen and rejected are preferences: learn them with "
+            "--training.objective dpo, or, to learn the chosen answers alone, give "
+            f"{_chosen(row)}"
+        )
+    return "chat" if has_conversation(row) else "text"
+
+
+def pair_of(
+    place: FileLocation, row: Row, prompt: Form | None = None, target: Form | None = None
+) -> Pair:
+    """The forms that are given, else those that fit the row's columns.
+
+    Raises:
+        DataError: none does.
+    """
+    if prompt is not None and target is not None:
+        return Pair(prompt, target)
+    for pair in USUAL_PAIRS:
+        if pair.columns <= row.keys():
+            own = prompt is not None or target is not None
+            between = "" if own else pair.between
+            return Pair(prompt or pair.prompt, target or pair.target, between)
+    columns = format_name(", ".join(map(str, row)) or "none", 100)
+    plain = ", or --data.format plain to learn the column text" if "text" in row else ""
+    raise DataError(
+        f"{place}: the columns are {columns}, which have no usual meaning: say what the model "
+        f"reads and writes, such as {_templates(row)}{plain}"
+    )
+
+
+def _templates(row: Row) -> str:
+    """Templates with the row's own columns, for advice."""
+    plain = [name for name in row if isinstance(name, str) and name and not {*name} & {*"{}'"}]
+    names = [name for name in plain if isinstance(row[name], str)] or plain
+    if len(names) < 2:
+        return "--data.prompt 'summarize: {text}' --data.target '{summary}'"
+    read, written = (format_name(name, 30) for name in (names[0], names[-1]))
+    return f"--data.prompt '{{{read}}}' --data.target '{{{written}}}'"
+
+
+def _chosen(row: Row) -> str:
+    """Flags that train the better answer, for advice."""
+    if isinstance(row["chosen"], list):
+        return "--data.messages chosen"
+    return f"--data.prompt '{{{'prompt' if 'prompt' in row else next(iter(row))}}}' " \
+        "--data.target '{chosen}'"  # fmt: skip

@@ -1,0 +1,302 @@
+"""Where rows come from: files, folders, and data sets of the Hugging Face hub."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from glob import glob, has_magic
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from data.file_readers import (
+    GZIP,
+    READERS,
+    arrow_row,
+    class_names,
+    is_file_of_rows,
+    kind_of,
+    read_rows,
+)
+from data.file_readers import DataError as DataError
+from data.file_readers import Row as Row
+from files.file_location import FileLocation
+from files.formatting import format_name, format_path
+from files.text_files import check_regular
+from huggingface import hub
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+_HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?", re.ASCII)
+_OTHER_FILES = (".gz", ".xlsx", ".zip")
+"""Suffixes of files that we do not read; such a name is not a data set of the hub either."""
+
+
+class Source(Protocol):
+    """Rows, and what to call them in messages."""
+
+    @property
+    def name(self) -> str: ...
+
+    def rows(self) -> Iterator[tuple[FileLocation, Row]]:
+        """Each row after its place.
+
+        Raises:
+            UserError: there is no such data, or it cannot be read.
+        """
+        ...
+
+    def class_names(self, column: str) -> tuple[str, ...] | None:
+        """The names that numbers in a column stand for, if that is a ClassLabel of datasets.
+
+        Raises:
+            UserError: as `rows`.
+        """
+        ...
+
+    def check(self) -> None:
+        """Raise UserError if what should be on this machine is not; nothing is read."""
+        ...
+
+    def size(self) -> int:
+        """Bytes on this machine, about, uncompressed; 0: nobody knows."""
+        ...
+
+    def digests(self) -> Iterator[bytes]:
+        """What identifies the content, if `size` is known."""
+        ...
+
+    def state(self) -> list[object]:
+        """What changes when somebody writes to it on this machine; nothing is read."""
+        ...
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of rows; see `data.file_readers`."""
+
+    name: str
+
+    def class_names(self, column: str) -> tuple[str, ...] | None:
+        return class_names(Path(self.name), column)
+
+    def check(self) -> None:
+        check_regular(Path(self.name))
+
+    def size(self) -> int:
+        return _size(Path(self.name))
+
+    def digests(self) -> Iterator[bytes]:
+        yield _digest(Path(self.name))
+
+    def state(self) -> list[object]:
+        return [_state(Path(self.name))]
+
+    def rows(self) -> Iterator[tuple[FileLocation, Row]]:
+        return read_rows(Path(self.name))
+
+
+@dataclass(frozen=True)
+class Files:
+    """Several files of rows, one after the other."""
+
+    name: str
+    files: Sequence[File]
+
+    def class_names(self, column: str) -> tuple[str, ...] | None:
+        """Those of the first file; the others must have the same."""
+        found = {file.name: file.class_names(column) for file in self.files}
+        names = next(iter(found.values()))
+        if (other := next((name for name in found if found[name] != names), None)) is not None:
+            raise DataError(
+                f"{format_path(other)} has other labels in {format_name(column)} than "
+                f"{format_path(self.files[0].name)}: give files with the same ones"
+            )
+        return names
+
+    def check(self) -> None:
+        for file in self.files:
+            file.check()
+
+    def size(self) -> int:
+        return sum(file.size() for file in self.files)
+
+    def digests(self) -> Iterator[bytes]:
+        for file in self.files:
+            yield from file.digests()
+
+    def state(self) -> list[object]:
+        return [file.state() for file in self.files]
+
+    def rows(self) -> Iterator[tuple[FileLocation, Row]]:
+        for file in self.files:
+            yield from file.rows()
+
+
+@dataclass(frozen=True)
+class SavedDataset:
+    """A folder that `save_to_disk` of datasets wrote."""
+
+    name: str
+    split: str
+
+    @cached_property
+    def _dataset(self) -> Dataset:
+        return hub.saved_split(self.name, self.split)
+
+    def class_names(self, column: str) -> tuple[str, ...] | None:
+        return hub.class_names(self._dataset, column)
+
+    def check(self) -> None:
+        """The folder was looked into before it was taken for one."""
+
+    def size(self) -> int:
+        return sum(map(_size, self._files()))
+
+    def digests(self) -> Iterator[bytes]:
+        for path in self._files():
+            yield _digest(path)
+
+    def state(self) -> list[object]:
+        return [_state(path) for path in self._files()]
+
+    def _files(self) -> list[Path]:
+        return sorted(path for path in Path(self.name).rglob("*") if path.is_file())
+
+    def rows(self) -> Iterator[tuple[FileLocation, Row]]:
+        rows: Iterable[Row] = self._dataset
+        for index, row in enumerate(rows):
+            yield FileLocation(self.name, index, "row"), arrow_row(row)
+
+
+@dataclass(frozen=True)
+class HubDataset:
+    """A split of a data set of the hub."""
+
+    path: str
+    subset: str | None
+    split: str
+
+    @cached_property
+    def _dataset(self) -> Dataset:
+        return hub.load_split(self.path, self.subset, self.split)
+
+    def class_names(self, column: str) -> tuple[str, ...] | None:
+        return hub.class_names(self._dataset, column)
+
+    def check(self) -> None:
+        """Only the hub knows."""
+
+    def size(self) -> int:
+        return 0
+
+    def digests(self) -> Iterator[bytes]:
+        return iter(())
+
+    def state(self) -> list[object]:
+        return []
+
+    @property
+    def name(self) -> str:
+        return f"{self.path}{f':{self.subset}' if self.subset else ''} ({self.split})"
+
+    def rows(self) -> Iterator[tuple[FileLocation, Row]]:
+        rows: Iterable[Row] = self._dataset
+        for index, row in enumerate(rows):
+            yield FileLocation(self.name, index, "row"), arrow_row(row)
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file of rows, uncompressed if texts compress as usual."""
+    try:
+        return path.stat().st_size * (4 if path.suffix.lower() == GZIP else 1)
+    except OSError:  # who reads it says so
+        return 0
+
+
+def _state(path: Path) -> object:
+    """What the kernel changes at each write. Nobody can set the time of the last change back."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise DataError(f"cannot read {format_path(path)}: {error.strerror or error}") from error
+    return str(path), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _digest(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return path.name.encode() + hashlib.file_digest(file, "sha256").digest()
+    except OSError as error:
+        raise DataError(f"cannot read {format_path(path)}: {error.strerror or error}") from error
+
+
+def source_of(given: str, split: str) -> Source:
+    """The source that a flag names: files or a folder, else `NAME[:SUBSET][@SPLIT]` of the hub.
+
+    Files are separated by commas; a part may be a pattern such as `data/*.jsonl`.
+
+    Args:
+        split: of the hub's data set, where none is given.
+
+    Raises:
+        DataError: no file fits a pattern, a folder has none, or the name can be neither.
+    """
+    if Path(given).is_dir():
+        return _folder(given, split)
+    if _is_file(given):
+        return File(given)
+    whole, _, named = given.partition("@")
+    path, _, subset = whole.partition(":")
+    is_of_hub = _HUB_NAME.fullmatch(path) is not None
+    if "," in given or (has_magic(given) and not is_of_hub):
+        parts = [part.strip() for part in given.split(",")]
+        files = [File(name) for part in parts for name in _matching(part)]
+        return files[0] if len(files) == 1 else Files(given, files)
+    if not is_of_hub:
+        raise DataError(
+            f"{format_path(given)} is no file here, and cannot be a data set of the hub: give one "
+            f"of {', '.join(READERS)}, or NAME[:SUBSET][@SPLIT]"
+        )
+    return HubDataset(path, subset or None, named or split)
+
+
+def _folder(name: str, split: str) -> Source:
+    """The rows of a folder: a saved data set, or files of one kind, also in folders within it."""
+    if any((Path(name) / mark).is_file() for mark in hub.SAVED):
+        return SavedDataset(name, split)
+    inside = (path for path in Path(name).rglob("*") if path.is_file() and is_file_of_rows(path))
+    found = sorted(p for p in inside if not any(n[0] == "." for n in p.relative_to(name).parts))
+    kinds = sorted({kind_of(path) for path in found})
+    if not kinds:
+        raise DataError(
+            f"folder {format_path(name)} holds no data: it must have files of one of the kinds "
+            f"{', '.join(READERS)}, or be one that save_to_disk of datasets wrote"
+        )
+    if len(kinds) > 1:
+        raise DataError(
+            f"folder {format_path(name)} has files of the kinds {', '.join(kinds)}: name those "
+            f"that are meant, such as '{format_path(name)}/**/*{kinds[0]}'"
+        )
+    return Files(name, [File(str(path)) for path in found])
+
+
+def _is_file(name: str) -> bool:
+    """Whether a name is that of one file, which need not be there."""
+    if Path(name).exists():
+        return True
+    one = "," not in name and not has_magic(name)
+    return one and (is_file_of_rows(Path(name)) or Path(name).suffix.lower() in _OTHER_FILES)
+
+
+def _matching(part: str) -> list[str]:
+    """The files that a name or pattern stands for, in the order of their names."""
+    if _is_file(part) or not has_magic(part):
+        return [part]
+    matching = sorted(name for name in glob(part, recursive=True) if Path(name).is_file())
+    if not matching:
+        raise DataError(f"no file fits the pattern {format_path(part)}: check the path")
+    return matching

@@ -1,0 +1,185 @@
+"""Large data: made into examples and tokens by several processes, and kept beside the run.
+
+A file's name is a digest of all that its content follows from: the data, the tokenizer, the
+template, the settings, the programs in this folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+
+import popdist
+from data.examples import Corpus
+from data.sources import DataError, Source
+from data.task import Split
+from data.token_store import read
+from files.atomic_writing import writing
+from files.errors import FileError, WriteError
+from files.formatting import format_path
+from files.json_files import Fields
+from files.run_folder import RunFolder
+from files.temp_folders import hidden_folder, sync
+from terminal.screen import is_first_process, say
+
+if TYPE_CHECKING:
+    from data.pipeline import Pipeline
+
+LARGE = 8 * 2**20
+"""Bytes of data from which starting processes is worth while."""
+
+MOST = 16
+"""Processes."""
+
+LIBRARIES = ("jinja2", "tokenizers", "transformers")
+"""Libraries that make texts and tokens."""
+
+HERE = Path(__file__).parent
+
+
+def is_large(source: Source) -> bool:
+    """Whether a source is worth several processes; those of the hub are read where they are."""
+    return source.size() >= LARGE
+
+
+Prepared = dict[Split, tuple[Corpus, Fields]]
+"""By split, examples with tokens, and facts for people."""
+
+
+def prepared(data: Pipeline, split: Split) -> Prepared | None:
+    """The examples and tokens of a split, and of the one that is held out of it; None if no disk
+    has room for their files, so that this process must read the data itself.
+
+    Raises:
+        UserError: the data do not fit the task; or no disk has room, and there are several
+            processes, which would no longer read the same files.
+    """
+    wanted, save = data.task.with_held_out(split), data.given.checkpoint.save
+    state, name = data.task.source(split).state(), _name(data, split)
+    kept = None if save is None else RunFolder(Path(save)).prepared / name
+    if kept is not None and kept.is_dir():
+        try:
+            found = {one: read(kept / f"{one}.safetensors") for one in wanted}
+            say(f"the data are ready in {kept}")
+            return found
+        except FileError as error:
+            say(f"warning: {error}: the data are read anew")
+            shutil.rmtree(kept, ignore_errors=True)
+    for place in (None,) if kept is None else (kept, None):
+        try:
+            return _made(data, split, place, wanted, state)
+        except WriteError as error:
+            if place is None and popdist.getNumInstances() > 1:
+                raise
+            say(f"warning: {error}")
+    return None
+
+
+def _made(
+    data: Pipeline, split: Split, kept: Path | None, wanted: Sequence[Split], state: list[object]
+) -> Prepared:
+    """Prepare the data and read them.
+
+    Args:
+        kept: where their files stay; None: nowhere.
+        state: of the data before their digest was taken, which the files are named after.
+
+    Raises:
+        DataError: the data have changed since then.
+        WriteError: the files cannot be written.
+    """
+    with writing("prepared data to", kept or tempfile.gettempdir()), _place_for(kept) as place:
+        folder = Path(place) / "files"
+        folder.mkdir()
+        _make(data, split, folder)
+        if (source := data.task.source(split)).state() != state:
+            raise DataError(
+                f"{format_path(source.name)} has changed while it was read: start again when "
+                "nobody writes to it"
+            )
+        found = {one: read(folder / f"{one}.safetensors") for one in wanted}
+        if kept is not None and is_first_process():
+            with suppress(OSError):  # another process was first: it is made again
+                sync(folder)
+                os.rename(folder, kept)
+        return found
+
+
+def _place_for(kept: Path | None) -> AbstractContextManager[str | Path]:
+    """A folder to write to, for a while."""
+    if kept is None:
+        return tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    return hidden_folder(kept.parent)
+
+
+def _make(data: Pipeline, split: Split, folder: Path) -> None:
+    """Let processes write the files of a split into a folder."""
+    asked = {
+        "config": data.given.to_dict(),
+        "split": split,
+        "shape": data.shape.name,
+        "processes": _processes(),
+    }
+    paths = [str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    with (
+        tqdm(unit=" rows", leave=False, disable=not is_first_process() or None) as bar,
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            [sys.executable, "-m", "data.tokenize_worker", str(folder)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        ) as process,
+    ):  # fmt: skip
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            with suppress(BrokenPipeError):  # it is over already: its code says why
+                process.stdin.write(json.dumps(asked))
+                process.stdin.close()
+            for line in process.stdout:
+                told = json.loads(line)
+                if isinstance(told, dict):
+                    raise (WriteError if told["unwritten"] else DataError)(told["error"])
+                bar.update(told - bar.n)
+        except BaseException:
+            process.terminate()
+            raise
+        if process.wait():
+            errors.seek(0)
+            last = (errors.read().strip().splitlines() or [f"code {process.returncode}"])[-1]
+            raise DataError(
+                f"the processes that read the data broke off ({last}): try again, with more memory "
+                "if there was too little"
+            )
+
+
+def _processes() -> int:
+    """As many as this process may use processors."""
+    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(min(here // popdist.getNumInstances(), MOST), 1)
+
+
+def _name(data: Pipeline, split: Split) -> str:
+    """The digest of what the examples of a split, and their tokens, follow from."""
+    sha256 = hashlib.sha256()
+    for path in sorted(HERE.glob("*.py")):
+        sha256.update(path.read_bytes())
+    versions = [version(name) for name in LIBRARIES]
+    facts: list[Any] = [split, data.made_by, data.tokenizer.state, data.task.held_out, versions]
+    sha256.update(json.dumps(facts, default=str).encode())
+    for digest in data.task.source(split).digests():
+        sha256.update(digest)
+    return sha256.hexdigest()[:32]

@@ -1,0 +1,152 @@
+"""Corpora in files: texts, tokens and places as columns, which are read when they are asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from checkpoints.safetensors_files import write_shard
+from data.examples import Corpus, Example, Tokens
+from files.atomic_writing import write_file
+from files.errors import FileError
+from files.file_location import FileLocation
+from files.formatting import format_path
+from files.json_files import Fields, parse_json
+
+T = TypeVar("T")
+
+
+class Lazily(Sequence[T]):
+    """A sequence whose items are made when they are asked for."""
+
+    def __init__(self, make: Callable[[int], T], indices: range) -> None:
+        self._make, self._indices = make, indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[T]: ...
+    def __getitem__(self, index: int | slice) -> T | Sequence[T]:
+        if isinstance(index, slice):
+            return Lazily(self._make, self._indices[index])
+        return self._make(self._indices[index])
+
+
+@dataclass
+class Columns:
+    """Examples that are being collected.
+
+    Attributes:
+        texts: UTF-8 of prompts and targets by turns; `sizes`: bytes of each.
+        ids, learned: tokens; `lengths`: of each example.
+        places: of each example, the number of its file among `files`, and its own there.
+    """
+
+    texts: list[bytes] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    ids: list[np.ndarray] = field(default_factory=list)
+    learned: list[np.ndarray] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    places: list[tuple[int, int]] = field(default_factory=list)
+    files: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def add(self, place: FileLocation, example: Example, tokens: Tokens) -> None:
+        """Add an example. The text of a document's part is not kept: its tokens say it."""
+        written = "" if example.part else example.target
+        for text in (example.prompt, written):
+            self.texts.append(text.encode(errors="surrogatepass"))
+            self.sizes.append(len(self.texts[-1]))
+        self.ids.append(tokens.ids)
+        self.learned.append(tokens.learned)
+        self.lengths.append(len(tokens.ids))
+        source = str(place.path), place.unit
+        self.places.append((self.files.setdefault(source, len(self.files)), place.number))
+
+    def write(self, path: Path, facts: dict[str, Any]) -> None:
+        """Write them to a file with further facts, which JSON has forms for.
+
+        Raises:
+            WriteError: it cannot be written.
+        """
+        arrays = {
+            "texts": np.frombuffer(b"".join(self.texts), np.uint8),
+            "text_starts": _starts(self.sizes),
+            "ids": _joined(self.ids, np.int32),
+            "learned": _joined(self.learned, bool),
+            "starts": _starts(self.lengths),
+            "places": np.asarray(self.places, np.int64).reshape(-1, 2),
+        }
+        told = json.dumps({**facts, "files": list(self.files)})
+        metadata = {"facts": told, "sha256": _digest(arrays, told)}
+        write_file("prepared data", path, lambda draft: write_shard(draft, arrays, metadata))
+
+
+def read(path: Path) -> tuple[Corpus, Fields]:
+    """The corpus in a file, and the facts that were written with it.
+
+    Raises:
+        FileError: there is no such file, or it is damaged.
+    """
+    try:
+        with safe_open(path, "np") as file:
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            metadata = file.metadata() or {}
+    except (OSError, SafetensorError) as error:
+        raise FileError(f"{format_path(path)} cannot be read: {error}") from error
+    if metadata.get("sha256") != _digest(arrays, metadata.get("facts", "")):
+        raise FileError(f"{format_path(path)} is damaged")
+    facts = Fields(parse_json(metadata["facts"], path), format_path(path))
+    texts, places = arrays["texts"].tobytes(), arrays["places"]
+    text_starts, starts = arrays["text_starts"].tolist(), arrays["starts"].tolist()
+    ids, learned, files = arrays["ids"], arrays["learned"], facts.data["files"]
+
+    def text(index: int) -> str:
+        one = texts[text_starts[index] : text_starts[index + 1]]
+        return one.decode(errors="surrogatepass")
+
+    def tokens(index: int) -> Tokens:
+        there = slice(starts[index], starts[index + 1])
+        return Tokens(ids[there], learned[there])
+
+    def place(index: int) -> FileLocation:
+        number, line = places[index].tolist()
+        name, unit = files[number]
+        return FileLocation(name, line, unit)
+
+    every = range(len(starts) - 1)
+    corpus = Corpus(
+        Lazily(lambda index: Example(text(2 * index), text(2 * index + 1)), every),
+        facts.count("unlabelled"),
+        facts.count("nulls"),
+        Lazily(place, every),
+        Lazily(tokens, every),
+        facts.text("characters"),
+        metadata["sha256"],
+    )
+    return corpus, facts
+
+
+def _starts(lengths: Sequence[int]) -> np.ndarray:
+    return np.cumsum([0, *lengths], dtype=np.int64)
+
+
+def _joined(arrays: Iterable[np.ndarray], dtype: Any) -> np.ndarray:
+    return np.concatenate([np.zeros(0, dtype), *arrays])
+
+
+def _digest(arrays: dict[str, np.ndarray], told: str) -> str:
+    sha256 = hashlib.sha256(told.encode())
+    for name in sorted(arrays):
+        sha256.update(f"{name}{arrays[name].dtype.str}{arrays[name].shape}".encode())
+        sha256.update(np.ascontiguousarray(arrays[name]).data)
+    return sha256.hexdigest()

@@ -1,0 +1,433 @@
+"""Tokens of texts, and the tokenizer of a run, which owns the special tokens."""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from config.errors import UserError
+from data.document_chunks import Part
+from data.examples import TextSpan
+from data.examples import Tokens as Tokens
+from files.atomic_writing import write_folder, write_json
+from files.formatting import format_name, format_value
+from files.run_folder import RunFolder
+from huggingface.generation_config import GENERATION
+from huggingface.tokenizer_limits import panics_told
+from terminal.screen import say
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
+    from transformers import PreTrainedTokenizerFast
+
+T = TypeVar("T")
+CHUNK = 4096
+"""Texts given to the tokenizer at once; bounds the memory of its Python objects."""
+LONGEST_WORD = 40
+"""Characters of a word on each side of one that is looked at."""
+NO_LIMIT = 2**63 - 1
+"""In place of the rows of an embedding, where no model is there."""
+
+PADDING = "<|extratoken_1|>"
+"""The padding token of a vocabulary that has none: the name that GPT-J's has."""
+
+
+class NoRow(UserError, ValueError):
+    """A text with a token that is beyond the rows of the model's embedding.
+
+    Attributes:
+        token: as the tokenizer writes it.
+    """
+
+    def __init__(self, text: str, token: str, rows: int) -> None:
+        self.token = token
+        start = max(text.find(token) - 20, 0)
+        part = format_value(text[start : start + 40 + len(token)])
+        super().__init__(
+            f"{part} has the token {format_value(token)}, but none of the {rows} rows of the "
+            "model's embedding is for it: leave such rows of data out, or give "
+            f"--model.add_tokens {format_name(token)}, which trains a new one"
+        )
+
+
+class Tokenizer:
+    """A tokenizer of transformers whose end and padding tokens are known.
+
+    Attributes:
+        base: the tokenizer of transformers.
+        end, pad: the tokens that end an answer and that fill a row after it. They may be the same
+            one.
+        chat: whether texts have their special tokens in them, as chat templates write them, so that
+            none are added.
+    """
+
+    def __init__(
+        self,
+        base: PreTrainedTokenizerFast,
+        vocab_size: int | None = None,
+        chat: bool = False,
+        end: int | None = None,
+    ) -> None:
+        """
+        Args:
+            vocab_size: rows of the model's embedding. Where the tokenizer has no padding token, or
+                one without a row, it gets one in a row that it does not use yet, else the end
+                token.
+            end: what ends an answer, if that is not the tokenizer's end token.
+
+        Raises:
+            ValueError: it has no end token, or one without a row.
+        """
+        if base.eos_token_id is None:
+            raise ValueError(
+                "the tokenizer has no eos_token: give one whose tokenizer_config.json names it"
+            )
+        limit = NO_LIMIT if vocab_size is None else vocab_size
+        if base.pad_token_id is None or base.pad_token_id >= limit:
+            _give_padding(base, vocab_size or 0)
+        self.base, self.chat, self._vocab_size = base, chat, limit
+        self.end = int(base.eos_token_id) if end is None else end
+        self.pad = int(base.pad_token_id)
+        self._lacks_rows = self.rows > limit
+        if self.end >= limit:
+            raise ValueError(
+                f"the end token {format_value(base.convert_ids_to_tokens(self.end))} is number "
+                f"{self.end}, but the model's embedding has {vocab_size} rows: give the model's "
+                "own --tokenizer, or --model.add_tokens with that token"
+            )
+
+    @property
+    def rows(self) -> int:
+        """Rows that an embedding needs for all tokens."""
+        return _rows(self.base)
+
+    @property
+    def state(self) -> list[object]:
+        """All that its tokens depend on, as JSON has it."""
+        backend = getattr(self.base, "backend_tokenizer", None)
+        vocabulary = sorted(self.base.get_vocab().items()) if backend is None else backend.to_str()
+        return [vocabulary, self.end, self.pad]
+
+    def ids(self, texts: Iterable[str], *, special: bool = True) -> Iterator[np.ndarray]:
+        """The tokens of each text, int32 [n].
+
+        Args:
+            special: with the tokens that the tokenizer puts around a text, such as T5's end token.
+        """
+        special = special and not self.chat
+        for chunk in chunks(texts):
+            with panics_told():
+                encoded = self.base(chunk, add_special_tokens=special, verbose=False)["input_ids"]
+            self._check_rows(chunk, encoded)
+            yield from (np.asarray(ids, np.int32) for ids in encoded)
+
+    def marked(self, texts: Iterable[Sequence[TextSpan]]) -> Iterator[Tokens]:
+        """The tokens of each text with the end token, and which of them are learned.
+
+        A text is tokenised as a whole. A token is learned if any of its characters is; the end
+        token, as the last span is. Those of chats end as their template says.
+        """
+        for chunk in chunks(texts):
+            whole = ["".join(span.text for span in spans) for spans in chunk]
+            for spans, encoding in zip(chunk, self.encodings(whole, not self.chat), strict=True):
+                ids = np.asarray(encoding.ids, np.int32)
+                learned = _learned(spans, encoding)
+                if not self.chat:
+                    if not len(ids) or ids[-1] != self.end:
+                        ids, learned = np.append(ids, np.int32(self.end)), np.append(learned, False)
+                    learned[-1] = spans[-1].learned
+                yield Tokens(ids, learned)
+
+    def parts(self, texts: Iterable[tuple[str, Part]]) -> Iterator[Tokens]:
+        """The tokens of parts of documents, all learned: those of a document's parts, one after the
+        other, are its own, and the end token."""
+        for chunk in chunks(texts):
+            whole = [part.before + text for text, part in chunk]
+            for (text, part), found in zip(chunk, self.encodings(whole, False), strict=True):
+                first = token_from(found, len(part.before))
+                if first is None:  # one token has characters of both
+                    (found,), first = self.encodings([text], False), 0
+                ends = [] if part.before else self.around[0]
+                ids = [*ends, *found.ids[first:], *([self.end] if part.last else [])]
+                yield Tokens(np.asarray(ids, np.int32), np.ones(len(ids), bool))
+
+    @cached_property
+    def around(self) -> tuple[list[int], list[int]]:
+        """Tokens that the tokenizer puts before and after a text."""
+        whole = self.base("a", add_special_tokens=not self.chat, return_special_tokens_mask=True)
+        ids, mask = list(whole["input_ids"]), whole["special_tokens_mask"]
+        start = next((i for i, special in enumerate(mask) if not special), 0)
+        text = self.base("a", add_special_tokens=False)["input_ids"]
+        return ids[:start], ids[start + len(text) :]
+
+    def ended(self, ids: np.ndarray) -> np.ndarray:
+        """Tokens of a text with the end token, which it may have already, int32 [n]."""
+        if len(ids) and ids[-1] == self.end:
+            return ids
+        return np.append(ids, np.int32(self.end))
+
+    def encodings(self, texts: Sequence[str], special: bool) -> Sequence[Encoding]:
+        """What the tokenizers library made of each text."""
+        with panics_told():
+            found = self.base(
+                list(texts), add_special_tokens=special, return_attention_mask=False,
+                return_token_type_ids=False, verbose=False,
+            ).encodings  # fmt: skip
+        assert found is not None, "the tokenizer is none of the tokenizers library"
+        self._check_rows(texts, (encoding.ids for encoding in found))
+        return list(found)
+
+    def _check_rows(self, texts: Sequence[str], tokens: Iterable[Sequence[int]]) -> None:
+        """Raise NoRow for a text with a token that the embedding has no row for."""
+        if not self._lacks_rows:
+            return
+        for text, ids in zip(texts, tokens, strict=True):
+            above = next((token for token in ids if token >= self._vocab_size), None)
+            if above is not None:
+                raise NoRow(text, self.base.convert_ids_to_tokens(above), self._vocab_size)
+
+    def printed(self, rows: int) -> list[bytes]:
+        """What each token prints within a text, in UTF-8, of which it may be a part of a letter.
+
+        Args:
+            rows: of the model's embedding; those without a token print nothing.
+        """
+        ids = self.base("abc", add_special_tokens=False)["input_ids"]
+        before = self.base.convert_ids_to_tokens(ids)
+        start = len(self.base.convert_tokens_to_string(before))
+        of_bytes = _bytes_of_letters(self.base)
+        pieces = [b""] * rows
+        for token, number in self.base.get_vocab().items():
+            if number >= rows:
+                continue
+            if token and all(letter in of_bytes for letter in token):
+                pieces[number] = bytes(of_bytes[letter] for letter in token)
+            elif byte := re.fullmatch("<0x([0-9A-Fa-f]{2})>", token):
+                pieces[number] = bytes.fromhex(byte[1])
+            else:
+                text = self.base.convert_tokens_to_string([*before, token])
+                pieces[number] = text[start:].encode()
+        return pieces
+
+    def lost(self, texts: Iterable[str]) -> tuple[list[str], list[str]]:
+        """Characters that texts lose as tokens: those that are unknown, and those that come back
+        in another form, such as a small letter for a capital."""
+        texts = list(texts)
+        characters = sorted(set[str]().union(*texts) - {" "})
+        alone, amid = self._read_back(characters), self._read_back(map(_amid_letters, characters))
+        unknown, changed = list[str](), list[str]()
+        for c, *back in zip(characters, alone, amid, strict=True):
+            pairs = [(c, back[0]), (_amid_letters(c), back[1])]
+            if any(_holds(pair, c) for pair in pairs):
+                continue
+            # A letter that is unknown alone may be a part of known words.
+            word = _word_around(c, next(text for text in texts if c in text))
+            pairs.append((word, self._read_back([word])[0]))
+            if not _holds(pairs[-1], c):
+                is_changed = any(_holds((_folded(a), _folded(b)), _folded(c)) for a, b in pairs)
+                (changed if is_changed else unknown).append(c)
+        return unknown, changed
+
+    @cached_property
+    def keeps_runs(self) -> bool:
+        """Whether spaces that follow each other come back from their tokens."""
+        (text,) = self._read_back([_amid_letters(RUN)])
+        return RUN in text
+
+    def _read_back(self, texts: Iterable[str]) -> list[str]:
+        """What the tokens of texts say, unknown ones left out."""
+        unknown = self.base.unk_token_id
+        rows = [[token for token in ids.tolist() if token != unknown] for ids in self.ids(texts)]
+        return self.texts(rows) if rows else []  # the tokenizer decodes no empty list
+
+    def texts(self, tokens: np.ndarray | Sequence[Sequence[int]]) -> list[str]:
+        """What rows of tokens say, special tokens left out."""
+        decoded: list[str] = self.base.batch_decode(tokens, skip_special_tokens=True)
+        return decoded
+
+
+RUN = "  "
+"""Stands for all runs of spaces among characters."""
+
+
+def characters_of(texts: Iterable[str]) -> set[str]:
+    """All characters that texts have, and `RUN` if they have one."""
+    found = set[str]()
+    for text in texts:
+        found.update(text)
+        if RUN in text:
+            found.add(RUN)
+    return found
+
+
+def keep_tokenizer(
+    tokenizer: Tokenizer, run: RunFolder, settings: Mapping[str, Any] = MappingProxyType({})
+) -> None:
+    """Put a tokenizer next to the checkpoints of a run, unless one is there.
+
+    Args:
+        settings: of the model's generation_config.json, which lies with its tokenizer.
+
+    Raises:
+        WriteError: it cannot be written.
+    """
+
+    def fill(draft: Path) -> None:
+        tokenizer.base.save_pretrained(draft)
+        if settings:
+            write_json(draft / GENERATION, settings)
+
+    if not run.tokenizer.exists():
+        write_folder("the tokenizer", run.tokenizer, fill)
+
+
+def kept_tokenizer(run: RunFolder) -> Path | None:
+    """The folder of the tokenizer that a run keeps; None: there is none."""
+    path = run.tokenizer.absolute()
+    return path if path.is_dir() else None
+
+
+def warn_truncated(answers: np.ndarray, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
+    """Say how many answers, int32 [n, length], were cut.
+
+    An answer is whole if it has an end token, or ends with one of the stop texts.
+    """
+    whole = (answers == tokenizer.end).any(axis=1)
+    if stops:
+        whole |= answers[:, -1] == tokenizer.pad  # something ended it before the limit
+        last = tokenizer.texts(answers[~whole])
+        whole[~whole] = [any(stop in text for stop in stops) for text in last]
+    cut = int(np.count_nonzero(~whole))
+    if cut:
+        say(
+            f"{cut} of {len(answers)} answers were cut at {answers.shape[1]} tokens: "
+            "--generation.max_tokens sets the limit"
+        )
+
+
+def _amid_letters(character: str) -> str:
+    """A text with the character between two other letters."""
+    other = "b" if _folded(character) == "a" else "a"
+    return f"{other}{character}{other}"
+
+
+def _word_around(character: str, text: str) -> str:
+    """A word of a text, or a part of a long one, with the character."""
+    place = text.index(character)
+    first, last = text.rfind(" ", 0, place) + 1, text.find(" ", place)
+    last = len(text) if last < 0 else last
+    return text[max(first, place - LONGEST_WORD) : min(last, place + LONGEST_WORD)]
+
+
+def _folded(text: str) -> str:
+    """A text in small letters without accents."""
+    plain = unicodedata.normalize("NFKD", text.casefold())
+    return "".join(c for c in plain if not unicodedata.combining(c))
+
+
+def _holds(pair: tuple[str, str], character: str) -> bool:
+    """True if all of a character that is in a text is in what came back of it."""
+    text, back, one = (unicodedata.normalize("NFKC", s) for s in (*pair, character))
+    return bool(one) and back.count(one) >= max(text.count(one), 1)
+
+
+def _learned(spans: Sequence[TextSpan], encoding: Encoding) -> np.ndarray:
+    """Which tokens have characters that are learned, bool [n]."""
+    learned, start = np.zeros(len(encoding.ids), bool), 0
+    for span in spans:
+        end = start + len(span.text)
+        if span.learned:
+            learned[slice(*_tokens_within(encoding, start, end))] = True
+        start = end
+    return learned
+
+
+def _tokens_within(encoding: Encoding, start: int, end: int) -> tuple[int, int]:
+    """The first token with one of the characters from `start` up to `end`, and one past the last.
+
+    A token without characters counts as the one that follows it; special tokens that are not in the
+    text, as none. Asking for single ones is faster than reading the places of all.
+    """
+    found = (encoding.char_to_token(at) for at in range(start, end))
+    first = next((token for token in found if token is not None), None)
+    if first is None:
+        return 0, 0
+    last = first
+
+    def begins(token: int) -> int:
+        """Where a token begins; -1: not in the text."""
+        if not 0 <= token < len(encoding.ids):
+            return -1
+        place = encoding.token_to_chars(token)
+        return -1 if place is None or place[1] == 0 else int(place[0])
+
+    while begins(first - 1) >= start:
+        first -= 1
+    found = (encoding.char_to_token(at) for at in range(end - 1, start - 1, -1))
+    last = max(last, next((token for token in found if token is not None), last))
+    while 0 <= begins(last + 1) < end:
+        last += 1
+    return first, last + 1
+
+
+def token_from(encoding: Encoding, start: int) -> int | None:
+    """The first token that begins at a character or after it; None: one has characters before it,
+    too."""
+    if start == 0:
+        return 0
+    last = _tokens_within(encoding, 0, start)[1]
+    place = encoding.token_to_chars(last - 1) if last else None
+    return None if place is not None and place[1] > start else last
+
+
+def _bytes_of_letters(base: PreTrainedTokenizerFast) -> dict[str, int]:
+    """The byte that each letter of a token stands for, as in GPT-2's and ByT5's; else nothing."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    if not base.vocab_files_names:
+        return {chr(byte): byte for byte in range(256)}
+    backend = getattr(base, "backend_tokenizer", None)
+    decoder = None if backend is None else json.loads(backend.to_str())["decoder"]
+    if '"ByteLevel"' not in json.dumps(decoder):
+        return {}
+    return {letter: byte for byte, letter in bytes_to_unicode().items()}
+
+
+def add_tokens(base: PreTrainedTokenizerFast, names: Iterable[str]) -> None:
+    """Add the tokens that a tokenizer does not have."""
+    known = base.get_vocab()
+    base.add_tokens([name for name in names if name not in known])
+
+
+def _give_padding(base: PreTrainedTokenizerFast, vocab_size: int) -> None:
+    """Give a tokenizer a padding token that has a row: one of its own, or the end token."""
+    lacks = "the tokenizer has no padding token"
+    if base.pad_token_id is not None:
+        lacks = (
+            f"the model's embedding has no row for the padding token {format_value(base.pad_token)}"
+        )
+    known = base.get_vocab().get(PADDING)
+    there = _rows(base) < vocab_size if known is None else known < (vocab_size or NO_LIMIT)
+    base.add_special_tokens({"pad_token": PADDING if there else base.eos_token})
+    own = "a token of its own" if there else "the end token"
+    say(f"{lacks}: {format_value(base.pad_token)}, {own}, becomes it")
+
+
+def _rows(base: PreTrainedTokenizerFast) -> int:
+    return max(len(base), *(i + 1 for i in base.get_vocab().values()))
+
+
+def chunks(items: Iterable[T]) -> Iterator[list[T]]:
+    """Lists of up to `CHUNK` items."""
+    left = iter(items)
+    while chunk := list(islice(left, CHUNK)):
+        yield chunk

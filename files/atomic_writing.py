@@ -1,0 +1,163 @@
+"""Writing files: whole or not at all, and checked before the work begins."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from files.errors import UserError, WriteError
+from files.formatting import format_path
+from files.temp_folders import draft_of, sync
+
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+_LONGEST_NAME, _LONGEST_PATH = 255, 4095  # bytes, of Linux and of most of its file systems
+
+
+@contextmanager
+def os_errors() -> Iterator[None]:
+    """Turn a failure of the disk inside a library into the OSError that it is.
+
+    Those written in Rust, such as safetensors and tokenizers, raise exceptions of their own, whose
+    text has its number.
+    """
+    try:
+        yield
+    except (OSError, UserError):
+        raise
+    except Exception as error:
+        found = _OS_ERROR.search(str(error))
+        if found is None:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1]))) from error
+
+
+@contextmanager
+def writing(what: str, path: str | Path) -> Iterator[None]:
+    """Turn a failure of the disk inside the context into one sentence.
+
+    Args:
+        what: the file or folder is for, such as "the plan".
+
+    Raises:
+        WriteError: "cannot write {what} {path}: {reason}".
+    """
+    try:
+        with os_errors():
+            yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise WriteError(f"cannot write {what} {format_path(path)}: {reason}") from error
+    except ValueError as error:
+        if "null" not in str(error):  # "embedded null byte", which no path can have
+            raise
+        raise WriteError(f"cannot write {what} {format_path(path)}: {error}") from error
+
+
+def write_text(what: str, path: Path, text: str) -> None:
+    """Write a text file, see `write_file`."""
+    write_file(what, path, lambda draft: draft.write_text(text, encoding="utf-8"))
+
+
+def write_folder(what: str, path: Path, fill: Callable[[Path], object]) -> None:
+    """Write a folder with files, which appears whole or not at all; `path` must be free.
+
+    Args:
+        what: it is, for messages.
+        fill: called with the path of an empty folder to fill.
+
+    Raises:
+        WriteError: it cannot be written; no draft is left.
+    """
+    with writing(what, path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with draft_of(path) as draft:
+            draft.mkdir()
+            fill(draft)
+
+
+def write_file(what: str, path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file, and its folders if need be. An existing file is replaced atomically, or stays.
+
+    Args:
+        what: it is, for messages.
+        write: called with the path of a draft to write.
+
+    Raises:
+        WriteError: it cannot be written; no draft is left.
+    """
+    with writing(what, path):
+        if path.exists() and not path.is_file():  # such as /dev/stdout; a folder is an error
+            write(path)
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Through a link, which stays one, if it leads anywhere.
+        with draft_of(Path(os.path.realpath(path))) as draft:
+            write(draft)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file that survives a loss of power."""
+    write_synced(path, json.dumps(content, indent=2) + "\n")
+
+
+def write_synced(path: Path, text: str) -> None:
+    """Write a text file that survives a loss of power."""
+    path.write_text(text, encoding="utf-8")
+    sync(path)
+
+
+def check_file(what: str, path: str | Path) -> None:
+    """Raise WriteError unless `write_file` can write there. Leaves nothing behind."""
+    path = Path(path)
+    with writing(what, path):
+        if _mode(path) is not None and stat.S_ISDIR(_mode(path) or 0):
+            raise IsADirectoryError(errno.EISDIR, "it is a folder: name a file in it")
+        if _mode(path) is None or stat.S_ISREG(_mode(path) or 0):
+            _check_place(path.parent)
+            _check_names(path)
+
+
+def check_folder(what: str, path: str | Path) -> None:
+    """Raise WriteError unless files can be written into the folder, which need not be there yet.
+
+    Leaves nothing behind.
+    """
+    with writing(what, path):
+        _check_place(Path(path))
+        _check_names(Path(path))
+
+
+def _check_place(folder: Path) -> None:
+    """Write a nameless file into the folder, or into the one in which it would be made."""
+    absolute = Path(os.path.abspath(folder))
+    if absolute.is_symlink() and not absolute.exists():
+        raise FileNotFoundError(errno.ENOENT, "it is a link to nothing")
+    there = next(place for place in (absolute, *absolute.parents) if _mode(place) is not None)
+    if not stat.S_ISDIR(_mode(there) or 0):
+        raise NotADirectoryError(errno.ENOTDIR, f"{format_path(there)} is not a folder")
+    with tempfile.TemporaryFile(dir=there) as probe:
+        probe.write(b"\0" * 4096)
+        probe.flush()
+
+
+def _check_names(path: Path) -> None:
+    absolute = os.path.abspath(path)
+    longest = max(len(os.fsencode(part)) for part in Path(absolute).parts)
+    if longest > _LONGEST_NAME or len(os.fsencode(absolute)) > _LONGEST_PATH:
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+
+
+def _mode(path: Path) -> int | None:
+    """Kind and permissions of what is at a path; None if nothing is."""
+    try:
+        return os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None

@@ -1,0 +1,83 @@
+"""One writer for a folder.
+
+The lock is on a file in the folder. The file stays and says who had it last.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+
+from files.atomic_writing import writing
+from files.errors import FileError, InUseError
+from files.file_lock import open_lock, take
+from files.formatting import format_name, format_path
+from files.json_files import Fields, parse_json
+from files.temp_folders import remove_drafts
+
+FILE_NAME = "writer.lock"
+
+
+@contextmanager
+def locked(folder: Path, wait: bool = False) -> Iterator[None]:
+    """Keep other processes from writing into the folder, which is made if need be; what killed ones
+    left there half written is deleted. A file system without locks does not stop them.
+
+    Args:
+        wait: until another process that writes into it has ended.
+
+    Raises:
+        InUseError: another process writes into it.
+        WriteError: it cannot be written.
+    """
+    with writing("the folder", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = open_lock(folder / FILE_NAME)
+    try:
+        _take(descriptor, folder, wait)
+        _remove_all_drafts(folder)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _remove_all_drafts(folder: Path) -> None:
+    """Delete what killed processes left in the folder and in those directly in it."""
+    remove_drafts(folder)
+    with suppress(OSError):
+        for path in folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                remove_drafts(path)
+
+
+def _take(descriptor: int, folder: Path, wait: bool) -> None:
+    with writing("the lock of", folder):
+        is_locked = take(descriptor, wait)
+    if is_locked is None:
+        return
+    if not is_locked:
+        holder = _holder(os.pread(descriptor, 4096, 0), folder / FILE_NAME)
+        raise InUseError(
+            f"{format_path(folder)} is in use: {holder} writes into it; "
+            "end that one first, or give another folder"
+        )
+    since = datetime.now().astimezone().isoformat(" ", "seconds")
+    note = {"process": os.getpid(), "host": socket.gethostname(), "since": since}
+    with writing("the lock of", folder):
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(note).encode(), 0)
+
+
+def _holder(note: bytes, path: Path) -> str:
+    """Who has the lock, as far as the file tells."""
+    try:
+        owner = Fields(parse_json(note.decode(errors="replace"), path), str(path))
+        process, host, since = owner.count("process"), owner.text("host"), owner.text("since")
+    except FileError:
+        return "another process"
+    return f"process {process} on {format_name(host)}, since {format_name(since)},"

@@ -1,0 +1,97 @@
+"""Drafts: files and folders under construction, in a hidden folder next to their destination.
+
+A draft is locked (flock) while its process lives. One whose lock is free was left by a process that
+was killed: whoever next writes into the folder, or opens the run there, deletes it. This does not
+depend on process numbers, which containers and hosts that share a disk use more than once.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from files.file_lock import open_lock, take
+
+_NAME = re.compile(r"\.[0-9a-f]{16}\.draft")
+_LOCK = "lock"
+
+
+@contextmanager
+def draft_of(target: Path) -> Iterator[Path]:
+    """A path to write a file or folder to; it becomes `target` at the end of the context.
+
+    The path has the name of `target`. If the context fails, what was written is deleted.
+
+    Raises:
+        OSError: the draft cannot be made, flushed or renamed.
+    """
+    with hidden_folder(target.parent) as folder:
+        draft = folder / target.name
+        yield draft
+        for path in (*draft.rglob("*"), draft):
+            sync(path)
+        os.replace(draft, target)
+        sync(target.parent)
+
+
+@contextmanager
+def hidden_folder(parent: Path) -> Iterator[Path]:
+    """A hidden folder in `parent`, which is deleted at the end of the context or, if its process is
+    killed, by the next that writes there.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    remove_drafts(parent)
+    folder, lock = _new(parent)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def remove_drafts(folder: Path) -> None:
+    """Delete the drafts in a folder that no living process writes; what cannot be deleted stays."""
+    with suppress(OSError):
+        for draft in folder.iterdir():
+            if _NAME.fullmatch(draft.name):
+                with suppress(OSError):
+                    _remove_unlocked(draft)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the list of files of a directory, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _new(parent: Path) -> tuple[Path, int]:
+    """A new folder, and the descriptor that locks it."""
+    while True:
+        folder = parent / f".{secrets.token_hex(8)}.draft"
+        folder.mkdir()
+        try:
+            lock = open_lock(folder / _LOCK)
+        except FileNotFoundError:  # another process found it unlocked, and deleted it
+            continue
+        if take(lock) is not False and os.fstat(lock).st_nlink:
+            return folder, lock
+        os.close(lock)
+
+
+def _remove_unlocked(draft: Path) -> None:
+    lock = open_lock(draft / _LOCK)
+    try:
+        if take(lock):
+            shutil.rmtree(draft)
+    finally:
+        os.close(lock)

@@ -1,0 +1,87 @@
+"""Reading text: a regular file of a bounded size, in UTF-8."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from files.errors import FileError
+from files.file_location import FileLocation
+from files.formatting import format_path
+
+MEBIBYTE = 2**20
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """The content of a regular file.
+
+    Args:
+        most: bytes above which it is refused, unread.
+
+    Raises:
+        FileError: it is not there, cannot be read, is no regular file, or is too large.
+    """
+    name, size = format_path(path), check_regular(path)
+    if size > most:
+        raise FileError(
+            f"cannot read {name}: it has {size:,} bytes, more than the {most:,} that such a file "
+            "may have"
+        )
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise FileError(f"cannot read {name}: {error.strerror or error}") from None
+
+
+def check_regular(path: Path) -> int:
+    """The size of a regular file, in bytes.
+
+    Raises:
+        FileError: it is not there or no regular file.
+    """
+    name = format_path(path)
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise FileError(f"cannot read {name}: {error.strerror or error}") from None
+    except ValueError:  # such as a zero character
+        raise FileError(f"cannot read {name}: no file can have this name") from None
+    if stat.S_ISDIR(status.st_mode):
+        raise FileError(f"cannot read {name}: it is a folder")
+    if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for, a device has no end
+        raise FileError(f"cannot read {name}: it is not a regular file")
+    return status.st_size
+
+
+def read_text(path: Path, most: int = 64 * MEBIBYTE) -> str:
+    """The text of a file; a byte order mark at its start is dropped.
+
+    Raises:
+        FileError: as `read_bytes`, or it is not UTF-8, or holds a zero character.
+    """
+    return decoded(read_bytes(path, most), path)
+
+
+def decoded(data: bytes, path: Path, first_line: int = 1) -> str:
+    """Bytes of a file as text.
+
+    Args:
+        first_line: number of the line they start at, for messages.
+
+    Raises:
+        FileError: they are not UTF-8, or hold a zero character.
+    """
+    try:
+        text = data.decode("utf-8-sig" if first_line == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise _at(path, first_line, data[: error.start], "is not UTF-8 text") from None
+    if "\0" in text:
+        at = data.index(b"\0")
+        raise _at(path, first_line, data[:at], "has a zero character: it is damaged, or no text")
+    return text
+
+
+def _at(path: Path, first_line: int, before: bytes, what: str) -> FileError:
+    line = first_line + before.count(b"\n")
+    return FileError(f"{FileLocation(path, line)}: {what}")

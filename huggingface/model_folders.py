@@ -1,0 +1,238 @@
+"""Model folders as `save_pretrained` and `from_pretrained` of transformers have them."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from checkpoints.errors import CheckpointError
+from checkpoints.safetensors_files import as_stored, shards_of, write_shard
+from checkpoints.tensor_files import TensorFiles, is_file_name
+from files.atomic_writing import check_folder, write_json, writing
+from files.errors import FileError, UserError, WriteError
+from files.formatting import format_names
+from files.json_files import read_object
+from files.temp_folders import draft_of
+from huggingface.generation_config import GENERATION, exported_settings
+from huggingface.ignored_tensors import is_no_weight
+from huggingface.pytorch_bin_files import BIN_INDEX, ONE_BIN, BinTensors, has_bin_files, has_torch
+
+CONFIG = "config.json"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+PARAMS, TASK = "task_specific_params", "fine-tuned"
+"""Where config.json has the task that a model was trained for, and its name there."""
+TASK_FIELDS = ("prompt", "target", "labels", "separator", "format", "system", "chat_variables")
+SHARD_BYTES = 5 * 10**9
+OTHER_FORMATS = ("pytorch_model*.bin", "tf_model.h5", "flax_model.msgpack")
+LARGE = (*OTHER_FORMATS, "*.safetensors", "*.gguf", "consolidated*", "*.pt", "*.onnx", "*.ot")
+"""Files that may hold weights."""
+
+ModelFiles = TensorFiles | BinTensors
+"""The weights of a model, in either form."""
+
+
+def is_hf_directory(path: str | Path) -> bool:
+    """Whether it is a folder with a model's config.json or weights in any format."""
+    path = Path(path)
+    patterns = (CONFIG, "*.safetensors", *OTHER_FORMATS)
+    return any(next(path.glob(pattern), None) for pattern in patterns)
+
+
+def is_complete(path: Path) -> bool:
+    """Whether a folder has weights that `read_hf_directory` reads."""
+    return _has_safetensors(path) or (has_bin_files(path) and has_torch())
+
+
+def read_hf_directory(path: str | Path) -> ModelFiles:
+    """The weights of a model by their Hugging Face names; each access reads one from disk.
+
+    Tied weights, such as `encoder.embed_tokens.weight` of T5, may be there under one name only.
+    Tensors that are no weights are left out.
+
+    Raises:
+        CheckpointError: if there is no folder, or no complete set of safetensors or bin files in
+            it.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise CheckpointError(
+            f"no model in {path}: give a Hugging Face model folder with {CONFIG} and {WEIGHTS}"
+        )
+    if not _has_safetensors(path) and has_bin_files(path):
+        _check_torch(path)
+        try:
+            return BinTensors(path)
+        except UserError as error:
+            raise CheckpointError(str(error)) from error
+    files, index = _weight_files(path)
+    tensors = TensorFiles(files, skipped=is_no_weight)
+    tensors.absent = {name: file for name, file in index.items() if name not in tensors}
+    return tensors
+
+
+def hf_description(path: str | Path) -> dict[str, Any] | None:
+    """Hugging Face's description of the model in a folder, its config.json; None without one.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    file = Path(path) / CONFIG
+    if not file.exists():
+        return None
+    try:
+        return read_object(file).data
+    except FileError as error:
+        raise CheckpointError(f"{CONFIG} is damaged: {error}") from error
+
+
+def write_hf_directory(
+    path: str | Path,
+    tensors: Mapping[str, np.ndarray],
+    config_json: Mapping[str, Any],
+    shard_bytes: int = SHARD_BYTES,
+    complete: Callable[[Path], object] | None = None,
+    generation: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """Write a model folder that `from_pretrained` of transformers loads.
+
+    Args:
+        path: see `new_folder`; it may be there if it is empty.
+        tensors: arrays by Hugging Face name. Each is taken when its turn comes to be written.
+        config_json: content of config.json; the weights' type is added. Those of its tokens that
+            generation needs go to generation_config.json too, where transformers looks for them.
+        shard_bytes: size above which the weights are split into several files.
+        complete: adds further files, such as a tokenizer's, to the folder it is given.
+        generation: what generation_config.json has besides.
+
+    Raises:
+        CheckpointError: see `new_folder`.
+        TypeError: for a dtype that cannot be stored.
+    """
+    with new_folder(path) as draft:
+        write_json(draft / GENERATION, exported_settings(generation, config_json))
+        dtype = _write_weights(draft, tensors, shard_bytes)
+        write_json(draft / CONFIG, {**config_json, "dtype": dtype})
+        if complete is not None:
+            complete(draft)
+
+
+@contextmanager
+def new_folder(path: str | Path) -> Iterator[Path]:
+    """A folder to write a model's files to, next to `path`, where it appears whole.
+
+    Raises:
+        CheckpointError: `path` is there and not empty, or cannot be written.
+    """
+    path = Path(os.path.abspath(path))
+    check_is_free(path)
+    try:
+        with writing("the model folder", path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with draft_of(path) as draft:
+                draft.mkdir()
+                yield draft
+    except WriteError as error:
+        raise CheckpointError(str(error)) from error
+
+
+def check_is_free(path: str | Path) -> None:
+    """Check that a model folder can be written at `path`.
+
+    Raises:
+        CheckpointError: something is there, and it is no empty folder, or it cannot be written.
+    """
+    path = Path(path)
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise CheckpointError(
+            f"{path} is there and is not empty: give a new folder for the model, or delete that one"
+        )
+    try:
+        check_folder("the model folder", path)
+    except WriteError as error:
+        raise CheckpointError(str(error)) from error
+
+
+def _has_safetensors(path: Path) -> bool:
+    return (path / WEIGHTS).is_file() or (path / INDEX).is_file()
+
+
+def weight_files(path: Path) -> list[str]:
+    """The names of the files that hold a model's weights, which need not be in its folder yet: of
+    the index that is there; without one, of the only bin file.
+
+    Raises:
+        UserError: they are bin files, and torch is not installed.
+    """
+    if (path / INDEX).is_file():
+        return sorted(set(_index(path / INDEX).values()))
+    _check_torch(path)
+    if (path / BIN_INDEX).is_file():
+        return sorted(set(_index(path / BIN_INDEX).values()))
+    return [ONE_BIN]
+
+
+def _check_torch(path: Path) -> None:
+    if not has_torch():
+        raise CheckpointError(
+            f"{path} has no {WEIGHTS}, and torch, which reads {ONE_BIN}, is not installed: pip "
+            f"install torch, or elsewhere python3 -m huggingface.convert {path} NEW_FOLDER"
+        )
+
+
+def _index(file: Path) -> Mapping[str, str]:
+    """The file of each tensor that an index names."""
+    try:
+        index = read_object(file).texts("weight_map")
+    except FileError as error:
+        raise CheckpointError(f"{file.name} is damaged: {error}") from error
+    if not all(map(is_file_name, index.values())):
+        raise CheckpointError(f"{file} is damaged: it names files of other folders")
+    return index
+
+
+def _weight_files(path: Path) -> tuple[list[Path], Mapping[str, str]]:
+    """The safetensors files that make up the model, chosen as transformers chooses them, and the
+    file of each tensor where an index says it.
+
+    Others are not looked for: without an index nobody knows whether some are missing.
+    """
+    if (path / WEIGHTS).is_file():
+        return [path / WEIGHTS], {}
+    if (path / INDEX).is_file():
+        index = _index(path / INDEX)
+        return [path / file for file in sorted(set(index.values()))], index
+    there = sorted({file.name for pattern in LARGE for file in path.glob(pattern)})
+    others = f" (there is {format_names(there)}, which is not read)" if there else ""
+    raise CheckpointError(f"neither {WEIGHTS} nor {INDEX} found in {path}{others}")
+
+
+def _write_weights(folder: Path, tensors: Mapping[str, np.ndarray], shard_bytes: int) -> str:
+    """Write the files of the weights; returns the type of most of them."""
+    shards: list[list[str]] = []
+    sizes, total = Counter[str](), 0
+    stored = ((name, as_stored(name, tensors[name])) for name in tensors)
+    for shard in shards_of(stored, shard_bytes):
+        write_shard(folder / str(len(shards)), shard)
+        shards.append(list(shard))
+        for array in shard.values():
+            sizes[array.dtype.name] += array.size
+            total += array.nbytes
+    dtype = max(sizes, key=sizes.__getitem__, default="float32")
+    # Their names contain their number, which is known only now.
+    if len(shards) == 1:
+        os.rename(folder / "0", folder / WEIGHTS)
+        return dtype
+    weight_map: dict[str, str] = {}
+    for number, names in enumerate(shards):
+        file = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
+        os.rename(folder / str(number), folder / file)
+        weight_map |= dict.fromkeys(names, file)
+    write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+    return dtype

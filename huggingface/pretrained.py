@@ -1,0 +1,140 @@
+"""Models of the Hugging Face hub, or in folders of the same form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from checkpoints.errors import CheckpointError
+from config.errors import UserError
+from files.atomic_writing import os_errors
+from files.formatting import format_path
+from files.json_files import Fields, read_object
+from huggingface.generation_config import (
+    GENERATION,
+    OF_DECODER,
+    end_tokens,
+    generation_settings,
+)
+from huggingface.hub import is_reachable
+from huggingface.hub_errors import check_not_cache, refusal_of
+from huggingface.model_folders import (
+    CONFIG,
+    is_complete,
+    is_hf_directory,
+    read_hf_directory,
+    weight_files,
+)
+from huggingface.model_folders import WEIGHTS as ONE_FILE
+from huggingface.multimodal import HEADS, text_part, wrapper_of
+
+DESCRIPTIONS = ("*.json",)
+"""Patterns of a model's files that are not large."""
+
+ADAPTER = "adapter_config.json"
+RANDOM = "random"  # in place of a model: random weights
+
+
+@dataclass(frozen=True)
+class Published:
+    """What the files of a model say.
+
+    Attributes:
+        description: its config.json, or that of its text part; of the tokens that end a text, all
+            that generation_config.json names, and of a decoder's what it says.
+        has_head: whether the head has a weight of its own; None: the weights are not here.
+        wrapper: the kind of the model that it is the text part of, if it is one.
+    """
+
+    description: Fields
+    has_head: bool | None
+    wrapper: str | None = None
+
+
+def local_model(name: str, files: Sequence[str] | None = None) -> Path:
+    """The folder of a model: `name` itself, or where the hub's model was downloaded to.
+
+    Args:
+        files: patterns of those that are needed; None: descriptions and weights.
+
+    Raises:
+        UserError: there is none.
+    """
+    folder = Path(name) if Path(name).exists() else _from_hub(name, files)
+    if (folder / ADAPTER).exists() and not (folder / CONFIG).exists():
+        raise CheckpointError(
+            f"{format_path(name)} is an adapter, not a model: give --adapter.load with it, and "
+            "--load with its model"
+        )
+    check_not_cache(folder)
+    if not is_hf_directory(folder):
+        raise CheckpointError(
+            f"there is neither a checkpoint nor a Hugging Face model in {format_path(name)}: give "
+            "a folder that --save wrote, or one with model.safetensors"
+        )
+    return folder
+
+
+def published(name: str) -> Published:
+    """What is said of a model. Weights of the hub's are not downloaded for it.
+
+    Raises:
+        UserError: there is no such model, or no such file in its folder.
+    """
+    folder = local_model(name, [CONFIG, GENERATION])
+    whole = read_object(folder / CONFIG)
+    try:
+        names = None if not is_complete(folder) else set(read_hf_directory(folder))
+    except UserError:  # of damaged ones, which reading them will tell
+        names = None
+    description = text_part(whole, names)
+    settings = generation_settings(folder)
+    ends = end_tokens(settings)
+    tokens: dict[str, Any] = {n: settings[n] for n in OF_DECODER if n in settings}
+    if ends:
+        tokens["eos_token_id"] = ends if len(ends) > 1 else ends[0]
+    if tokens:
+        description = description.replaced({**description.data, **tokens})
+    has_head = None if names is None else not HEADS.isdisjoint(names)
+    return Published(description, has_head, wrapper_of(whole.data))
+
+
+def _from_hub(name: str, files: Sequence[str] | None) -> Path:
+    """Download a model's files. Of its weights those that `read_hf_directory` reads, and no copies
+    in other forms that lie beside or below them."""
+    if files is not None:
+        return _downloaded(name, files)
+    folder = _downloaded(name, [*DESCRIPTIONS, ONE_FILE])
+    return folder if (folder / ONE_FILE).exists() else _downloaded(name, weight_files(folder))
+
+
+def _downloaded(name: str, files: Sequence[str]) -> Path:
+    """Download the files of some patterns that are in no folder of the repository."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    reachable = is_reachable()
+    try:
+        # An unreachable hub would be asked again and again for a minute.
+        with os_errors():
+            return Path(
+                snapshot_download(
+                    name,
+                    allow_patterns=list(files),
+                    ignore_patterns=["*/*"],
+                    local_files_only=not reachable,
+                )
+            )
+    except HFValidationError as error:
+        raise UserError(
+            f"model {format_path(name)}: no such folder here, and no name of a model of the "
+            "Hugging Face hub: check the path"
+        ) from error
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        why = refusal_of(name, error, reachable)
+        raise UserError(
+            f"model {format_path(name)}: no such folder here, and the Hugging Face hub does not "
+            f"give it ({why.reason}): {why.advice}"
+        ) from error

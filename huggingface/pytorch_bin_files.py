@@ -1,0 +1,147 @@
+"""Models in pytorch_model.bin files, read by torch, which builds tensors and plain values only."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from checkpoints.arrays import LazyArrays
+from checkpoints.safetensors_files import TensorSpec, as_stored
+from checkpoints.tensor_files import fingerprint_of, is_file_name
+from config.errors import UserError
+from files.errors import FileError
+from files.formatting import format_name, format_path
+from files.git_lfs import check_no_pointer
+from files.json_files import read_object
+from files.text_files import check_regular
+from huggingface.ignored_tensors import is_no_weight
+
+ONE_BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+
+
+def has_bin_files(folder: Path) -> bool:
+    """True if a folder has a complete set of such files."""
+    return (folder / ONE_BIN).exists() or (folder / BIN_INDEX).exists()
+
+
+def has_torch() -> bool:
+    """True if torch, which reads them, is installed."""
+    from transformers.utils import is_torch_available
+
+    return bool(is_torch_available())
+
+
+class BinTensors(LazyArrays):
+    """The weights in a folder's bin files by name, as `TensorFiles` has those of safetensors.
+
+    torch maps the files into memory; those of before torch 1.6 it reads whole.
+
+    Attributes:
+        absent: the file of each tensor that the index names and no file has.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Open the files.
+
+        Raises:
+            UserError: a file is missing, cannot be read, or holds more than tensors.
+        """
+        self._paths, index = _bin_files(folder)
+        self._tensors: dict[str, tuple[Any, Path]] = {}
+        for path in self._paths:
+            for name, value in _unpickled(path).items():
+                if is_no_weight(name):
+                    continue
+                if name in self._tensors:
+                    raise UserError(
+                        f"{format_path(path)} has {format_name(name)}, as another file has"
+                    )
+                _check_tensor(value, name, path)
+                self._tensors[name] = value, path
+        self._names = self._tensors
+        self.absent = {name: file for name, file in index.items() if name not in self._tensors}
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """Read one tensor. Raises UserError if its name or type cannot be stored."""
+        value, path = self._tensors[name]
+        return _array(value, name, path)
+
+    def spec(self, name: str) -> TensorSpec:
+        """Dtype and shape of a tensor. Raises as reading it does."""
+        value, path = self._tensors[name]
+        dtype = _array(value.new_empty(0), name, path).dtype
+        return TensorSpec(dtype, tuple(value.shape))
+
+    def fingerprint(self) -> str:
+        """See `TensorFiles`."""
+        return fingerprint_of(self._paths)
+
+
+def _bin_files(folder: Path) -> tuple[list[Path], Mapping[str, str]]:
+    """One file, else those of the index, as transformers chooses them; what the index names."""
+    if (folder / ONE_BIN).exists():
+        return [folder / ONE_BIN], {}
+    if not (folder / BIN_INDEX).exists():  # then nobody knows whether some are missing
+        raise UserError(
+            f"neither {ONE_BIN} nor {BIN_INDEX} found in {format_path(folder)}: give the folder of "
+            "a model in that form"
+        )
+    index = read_object(folder / BIN_INDEX).texts("weight_map")
+    if not all(map(is_file_name, index.values())):
+        raise UserError(
+            f"{format_path(folder / BIN_INDEX)} is damaged: it names files of other folders"
+        )
+    return [folder / name for name in sorted(set(index.values()))], {
+        name: file for name, file in index.items() if not is_no_weight(name)
+    }
+
+
+def _unpickled(path: Path) -> dict[str, Any]:
+    """Runs no code from the file: torch builds tensors and plain values only."""
+    import torch
+
+    check_regular(path)
+    check_no_pointer(path)
+    try:
+        mapped = zipfile.is_zipfile(path)
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except OSError as error:
+        raise FileError(f"cannot read {format_path(path)}: {error.strerror or error}") from error
+    except Exception as error:  # torch raises many kinds for a damaged file
+        raise FileError(
+            f"cannot read {format_path(path)}: it is damaged, no file of torch.save, or holds more "
+            "than tensors"
+        ) from error
+    if not isinstance(state, dict) or not state or not all(isinstance(n, str) for n in state):
+        raise FileError(f"{format_path(path)} holds no tensors by name: give a model's state_dict")
+    return state
+
+
+def _check_tensor(value: Any, name: str, path: Path) -> None:
+    import torch
+
+    where = f"{format_name(name)} of {format_path(path)}"
+    if not isinstance(value, torch.Tensor):
+        raise UserError(f"{where} is no tensor: give the file of a model alone")
+    if value.layout != torch.strided:
+        raise UserError(f"{where} is sparse, and cannot be converted")
+
+
+def _array(value: Any, name: str, path: Path) -> np.ndarray:
+    import ml_dtypes
+    import torch
+
+    tensor = value.detach().contiguous()
+    is_bfloat16 = tensor.dtype == torch.bfloat16
+    try:
+        array: np.ndarray = (tensor.view(torch.int16) if is_bfloat16 else tensor).numpy()
+        return as_stored(name, array.view(ml_dtypes.bfloat16) if is_bfloat16 else array)
+    except TypeError as error:  # such as float8 or complex numbers
+        where = f"{format_name(name)} of {format_path(path)}"
+        raise UserError(f"{where} is {tensor.dtype}, which cannot be converted") from error
+    except ValueError as error:
+        raise UserError(f"{format_path(path)}: {error}") from error
