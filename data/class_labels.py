@@ -45,7 +45,7 @@ class Labels:
 
     @classmethod
     def of(cls, text: str) -> Labels:
-        """The labels of the setting `data.class_labels`.
+        """The labels of the setting `data.labels`.
 
         Raises:
             DataError: they are fewer than two, or one is empty or stands twice.

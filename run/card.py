@@ -175,7 +175,7 @@ def _data(flat: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
     for title, field in (
         ("prompt", "data.prompt"),
         ("target", "data.target"),
-        ("labels", "data.class_labels"),
+        ("labels", "data.labels"),
         ("format", "data.format"),
         ("loss on", "data.loss"),
         ("system message", "data.system"),
