@@ -22,7 +22,7 @@ from config.sections import RunConfig
 from data.loader import Loader
 from modelling.spec import family_of
 from planning.hardware.disk_offload import planned_bytes
-from planning.needs import finetuning_needs
+from planning.requirements import finetuning_needs
 from run.records.pace import peak_host_bytes
 from run.throughput import MachineUse, report_throughput
 from sessions.training import FineTuning as FineTuning

@@ -21,9 +21,9 @@ import numpy as np
 from config.flags import Unused
 from config.sections import RunConfig
 from modelling.spec import family_of
-from planning.needs import inference_needs
+from planning.requirements import inference_needs
 from run.throughput import MachineUse, report_throughput
-from sessions.generating import Inference as Inference
+from sessions.generation import Inference as Inference
 from terminal.entry_point import entry_point
 
 UNUSED = Unused(

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from functools import partial
 
 from data.task import check_data
-from planning.options import (
+from planning.origins import ORIGINS
+from planning.plan_options import (
     add_devices_option,
     add_plan_options,
     is_planned,
     planned,
     planned_machine,
 )
-from planning.origins import ORIGINS
 from run.options import RunOptions
 from terminal.command_line import read_command_line, typed
 from terminal.entry_point import entry_point
@@ -43,10 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         check_data(line.config.data)
     # These take seconds: mistakes in the command line are said before.
     from data.data_cache import Loaded
-    from planning.choices import with_choices
+    from planning.auto_config import with_choices
     from planning.hardware.resource_errors import explain_shortages
-    from planning.needs import finetuning_needs
-    from planning.variants import Programs
+    from planning.program_variants import Programs
+    from planning.requirements import finetuning_needs
     from run.loop import finetune
 
     given, loaded, programs = line.options, Loaded(), Programs()

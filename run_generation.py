@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         check_file("the answers", given.out)
     # These take seconds: mistakes in the command line are said before.
     from data.data_cache import Loaded
-    from planning.choices import with_choices, with_own_lengths
+    from planning.auto_config import with_choices, with_own_lengths
     from planning.hardware.resource_errors import explain_shortages
     from run.answers.generate import (
         answer,

@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     # These take seconds: mistakes in the command line are said before.
     from data.data_cache import Loaded
-    from planning.choices import with_choices
+    from planning.auto_config import with_choices
     from planning.hardware.resource_errors import explain_shortages
     from run.evaluation.side_by_side import side_by_side
 

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 
 from data.task import check_data
-from planning.options import add_plan_options, is_planned, planned, planned_machine
 from planning.origins import ORIGINS
+from planning.plan_options import add_plan_options, is_planned, planned, planned_machine
 from terminal.command_line import read_command_line
 from terminal.entry_point import entry_point
 from terminal.parser import path_option
@@ -37,9 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         check_data(line.config.data)
     # These take seconds: mistakes in the command line are said before.
     from data.data_cache import Loaded
-    from planning.choices import with_choices
+    from planning.auto_config import with_choices
     from planning.hardware.resource_errors import explain_shortages
-    from planning.needs import inference_needs
+    from planning.requirements import inference_needs
     from run.evaluation.validate import validate
 
     given, loaded = line.options, Loaded()

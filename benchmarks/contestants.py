@@ -20,7 +20,7 @@ from config.task import Seq2SeqData
 from data.samples import IGNORE_INDEX, Batch
 from data.seq2seq import EncodedExamples, PackedExamples
 from modelling.spec import family_of
-from sessions.generating import Inference
+from sessions.generation import Inference
 from sessions.training import FineTuning
 
 LEARNING_RATE = 1e-4

@@ -41,11 +41,11 @@ from planning.hardware.local_machine import as_tabled, machine_here
 from planning.hardware.machines import Machine, machine
 from planning.hardware.matrix_rate import matrix_rate
 from planning.hardware.memory_check import NotEnoughMemoryError, check_least, host_memory
-from planning.needs import Needs, finetuning_needs, inference_needs
 from planning.report import report
+from planning.requirements import Needs, finetuning_needs, inference_needs
 from popxl import hardware
 from popxl.session import DeviceDesc
-from sessions.generating import Inference
+from sessions.generation import Inference
 from sessions.training import FineTuning
 from terminal.entry_point import entry_point
 from terminal.parser import Parser

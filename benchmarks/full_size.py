@@ -33,11 +33,11 @@ from planning.hardware.disk_offload import planned_bytes
 from planning.hardware.local_machine import disk_rates
 from planning.hardware.machines import machine
 from planning.hardware.resource_errors import explain_shortages
-from planning.needs import finetuning_needs, placed
+from planning.requirements import finetuning_needs, placed
 from run.records.pace import peak_host_bytes
-from sessions.generating import Inference
-from sessions.losses import Losses
-from sessions.running import RunningModel
+from sessions.generation import Inference
+from sessions.loss_evaluation import Losses
+from sessions.session import RunningModel
 from terminal.entry_point import entry_point
 from terminal.parser import Parser
 

@@ -25,7 +25,7 @@ from data.pipeline import Pipeline
 from modelling.spec import family_of
 from modelling.weights import OPTIMIZER
 from modelling.weights.optimizer_state import float32_weight
-from sessions.running import compiled
+from sessions.session import compiled
 from sessions.training import FineTuning
 from terminal.entry_point import entry_point
 from terminal.parser import Parser, count_option

@@ -1,4 +1,4 @@
-"""The fields that `planning.choices` may choose, where no preset says how to run a model."""
+"""The fields that `planning.auto_config` may choose, where no preset says how to run a model."""
 
 CHOSEN = (
     "model.precision",

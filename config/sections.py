@@ -9,7 +9,7 @@ from config.adapter import NEW
 from config.adapter import Adapter as Adapter
 from config.base import Section
 from config.errors import ConfigError, ContradictionError
-from config.least import ITEM_BYTES, check_any_memory
+from config.memory_lower_bound import ITEM_BYTES, check_any_memory
 from config.model import AnyModel, FewBits
 from config.model import Embedding as Embedding
 from config.model import Model as Model
@@ -161,7 +161,7 @@ class RunConfig(Section):
     def min_bytes(self) -> dict[str, int]:
         """Bytes that a run takes at the least, over all devices, by what they are.
 
-        A family adds its own. They are bounds from below: see `config.least`.
+        A family adds its own. They are bounds from below: see `config.memory_lower_bound`.
         """
         m, e = self.model, self.execution
         item = ITEM_BYTES[m.precision]

@@ -30,11 +30,11 @@ from benchmarks.full_size import RUNS
 from config.families import config_class_of
 from config.presets import load_config, preset_data
 from docs.tables import markdown
-from planning.fitting import best_training
+from planning.fit_search import best_training
 from planning.hardware.machines import machine
-from planning.layouts import layouts
+from planning.parallel_layouts import layouts
 from planning.report import Report
-from planning.text import two_digits
+from planning.report_text import two_digits
 
 DOCUMENT = Path(__file__).with_suffix(".md")
 NUMBERS = Path(__file__).with_suffix(".json")

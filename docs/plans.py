@@ -15,9 +15,16 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from planning.advice import advised
-from planning.simulated import HEAD, HEAD_OF_LAYOUTS, Case, best_layout, row, row_of_layout
-from planning.text import as_text
-from planning.variants import Programs
+from planning.program_variants import Programs
+from planning.report_text import as_text
+from planning.simulated_step_times import (
+    HEAD,
+    HEAD_OF_LAYOUTS,
+    Case,
+    best_layout,
+    row,
+    row_of_layout,
+)
 
 ROOT = Path(__file__).parent.parent
 DOCUMENT = ROOT / "docs" / "planning.md"

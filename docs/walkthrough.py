@@ -14,10 +14,10 @@ from data.loader import Loader
 from data.pipeline import Pipeline
 from modelling.spec import family_of
 from planning.hardware.machines import machine
-from planning.needs import finetuning_needs
 from planning.report import report
+from planning.requirements import finetuning_needs
 from run.evaluation.evaluator import Evaluator
-from sessions.generating import Inference
+from sessions.generation import Inference
 from sessions.training import FineTuning
 
 # %% [markdown]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from planning.compact_state import with_compact_state
-from planning.larger_batches import with_larger_batch
+from planning.batch_size_advice import with_larger_batch
+from planning.optimizer_state_advice import with_compact_state
+from planning.program_variants import Programs
 from planning.report import Report
-from planning.variants import Programs
 
 
 def advised(made: Report, programs: Programs, is_told: bool = False) -> Report:

@@ -22,10 +22,10 @@ from config.presets import preset_data, preset_names
 from files.formatting import format_path
 from planning.hardware.machines import Machine, machine, machines
 from planning.hardware.resource_errors import explain_shortages
-from planning.options import add_devices_option
 from planning.origins import ORIGINS
+from planning.plan_options import add_devices_option
 from planning.report import Report
-from planning.text import gigabytes, larger_batch, other_state
+from planning.report_text import gigabytes, larger_batch, other_state
 from terminal.command_line import CommandLine, read_command_line
 from terminal.entry_point import entry_point
 
@@ -35,10 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Plan and print."""
     line = _read(list(sys.argv[1:] if arguments is None else arguments))
     from planning.advice import advised
-    from planning.choices import with_choices
-    from planning.fitting import best_training, generation
+    from planning.auto_config import with_choices
+    from planning.fit_search import best_training, generation
     from planning.hardware.local_machine import machine_here
-    from planning.variants import Programs
+    from planning.program_variants import Programs
 
     config, options = line.config, line.options
     with explain_shortages(line.preset, config):

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from config.sections import RunConfig
 from modelling.devices import device_desc
-from modelling.generation.piecewise import build_piecewise
-from modelling.generation.program import GenerationProgram, build_generation
+from modelling.generation.resident_program import GenerationProgram, build_generation
 from modelling.generation.search import Strategy
-from modelling.generation.streamed import build_streamed
+from modelling.generation.streamed_program import build_streamed
+from modelling.generation.token_by_token import build_piecewise
 from planning.hardware.disk_offload import host_room
 from planning.hardware.memory_check import NotEnoughMemoryError, check_memory
 

@@ -37,7 +37,7 @@ from huggingface.peft_files import (
     ties_weights,
 )
 from huggingface.pretrained import RANDOM, local_model, published
-from planning.new_tokens import asks_for_rows, is_model, new_rows
+from planning.new_embedding_rows import asks_for_rows, is_model, new_rows
 
 OF_ONE_RUN = ("checkpoint", "evaluation")
 """Sections that say where a run started, what it saved and what it was evaluated on: another one

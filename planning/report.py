@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import popxl
-from planning.estimate import Times, times
 from planning.hardware.disk_offload import PROCESS, windows
 from planning.hardware.machines import Machine
-from planning.needs import Needs, host_room, placed, streamed_instead
-from planning.residence import Chosen, Trial, instead_of_given
+from planning.placement_search import Chosen, Trial, instead_of_given
+from planning.requirements import Needs, host_room, placed, streamed_instead
+from planning.roofline import Times, times
 
 REST = "the rest"
 
@@ -66,8 +66,8 @@ class Report:
         timeline: a simulated run; None where host and devices share their memory, and nothing is
             on disk.
         instead: the program without given values that save memory alone.
-        larger_batch: see `planning.larger_batches`.
-        other_state: see `planning.compact_state`.
+        larger_batch: see `planning.batch_size_advice`.
+        other_state: see `planning.optimizer_state_advice`.
     """
 
     preset: str

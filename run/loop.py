@@ -53,7 +53,7 @@ from run.signals import StopSignal
 from run.skipped_steps import SkippedSteps
 from run.stalls import Stalls
 from run.start import Start, saved_base, starting_point
-from sessions.running import compiled
+from sessions.session import compiled
 from sessions.training import FineTuning
 from terminal.interrupts import Interrupted
 from terminal.screen import enduring_streams, is_coloured, is_first_process, say

@@ -41,8 +41,8 @@ from run.reference_files import (
 )
 from run.start import Start
 from run.weight_checks import Digested, digested
-from sessions.losses import Losses
-from sessions.running import compiled
+from sessions.loss_evaluation import Losses
+from sessions.session import compiled
 from terminal.screen import is_first_process, progress_bar, say
 
 REFERENCE, ORIGIN, ORIGIN_STEP = "reference", "reference_origin", "reference_step"

@@ -18,15 +18,15 @@ from config.sections import RunConfig
 from modelling.devices import device_desc
 from planning.hardware.matrix_rate import matrix_rate
 from planning.hardware.resource_errors import explain_shortages
-from planning.needs import Needs
-from planning.options import (
+from planning.origins import ORIGINS
+from planning.plan_options import (
     NeedsOf,
     add_devices_option,
     add_plan_options,
     planned,
     planned_machine,
 )
-from planning.origins import ORIGINS
+from planning.requirements import Needs
 from run.records.pace import peak_host_bytes
 from terminal.command_line import CommandLine, read_command_line
 from terminal.parser import count_option
@@ -102,7 +102,7 @@ def read_throughput_line(
         )
     trains, options = presets == "finetuning", line.options
     if line.settings.is_open or (trains and line.settings.shares_openly):
-        from planning.choices import with_choices  # takes seconds to import
+        from planning.auto_config import with_choices  # takes seconds to import
 
         target = planned_machine(line) if hasattr(options, "machine") else None
         count = getattr(options, "devices", None)

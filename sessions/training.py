@@ -22,11 +22,11 @@ from modelling.objectives import WEIGHT, objective_of
 from modelling.phases.training import TrainingProgram, build_training
 from modelling.spec import family_of
 from modelling.weights import ShardReader, Variables
-from planning.residence import program_here
-from planning.variants import Variant
+from planning.placement_search import program_here
+from planning.program_variants import Variant
 from popxl.random_seed import counter_seeds, two_uint32_to_uint64
 from sessions.aux_metrics import tally_of, told_of_experts
-from sessions.running import RunningModel
+from sessions.session import RunningModel
 
 
 @dataclass(frozen=True)

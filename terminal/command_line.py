@@ -61,7 +61,7 @@ class CommandLine:
     """The values of the script's own options; each name with underscores."""
 
     settings: Settings
-    """What `config` is made of. Where they are open, `planning.choices` completes them."""
+    """What `config` is made of. Where they are open, `planning.auto_config` completes them."""
 
 
 def read_command_line(

@@ -17,8 +17,8 @@ import yaml
 import benchmarks.phased
 import finetuning
 import inference
-import planning.choices
-import planning.options
+import planning.auto_config
+import planning.plan_options
 import popdist
 import run.answers.generate
 import run.evaluation.side_by_side
@@ -76,9 +76,9 @@ def check_script(script: str, arguments: list[str], monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(runs, "ORIGINS", OfPresets(), raising=False)
     monkeypatch.setattr(runs, "check_data", lambda data: None, raising=False)  # nobody's files
     monkeypatch.setattr(module, work, begin)
-    monkeypatch.setattr(planning.options, "machine", begin)  # what a plan looks up first
+    monkeypatch.setattr(planning.plan_options, "machine", begin)  # what a plan looks up first
     monkeypatch.setattr(popdist, "init", lambda *_: None)  # nobody comes
-    monkeypatch.setattr(planning.choices, "with_choices", lambda line, *_, **__: line)
+    monkeypatch.setattr(planning.auto_config, "with_choices", lambda line, *_, **__: line)
     with pytest.raises(SystemExit if "--help" in arguments else Understood):
         runs.main(arguments)
 

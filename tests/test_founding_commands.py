@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-import planning.choices
+import planning.auto_config
 from checkpoints import CheckpointStore
 from config.families import config_class_of
 from config.presets import load_config, preset_data
@@ -92,7 +92,7 @@ def test_it_does_what_its_document_says(command, expected, folders, monkeypatch,
     main, module, work = SCRIPTS[(ROOT / script).resolve(strict=True).name]
     monkeypatch.setattr(sys, "argv", [script, *arguments])
     monkeypatch.setattr(module, work, begin)
-    monkeypatch.setattr(planning.choices, "with_choices", lambda line, *_, **__: line)
+    monkeypatch.setattr(planning.auto_config, "with_choices", lambda line, *_, **__: line)
     monkeypatch.setenv("POPXL_CACHE_DIR", folders["new"])
     if isinstance(expected, str):
         assert main.main() == 2

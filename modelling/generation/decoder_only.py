@@ -12,7 +12,7 @@ from typing import Any
 import popxl
 from config.sections import RunConfig
 from modelling.decoder import Decoder
-from modelling.generation.contexts import Decode, Prefill
+from modelling.generation.attention_contexts import Decode, Prefill
 from modelling.generation.generator import (
     Caches,
     Executor,

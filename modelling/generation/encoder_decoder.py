@@ -22,8 +22,8 @@ from modelling.encoder_decoder import (
     find,
     layer_name,
 )
-from modelling.generation.caches import put
 from modelling.generation.generator import Caches, Executor, LayerInputs, Prompts, Value
+from modelling.generation.kv_cache import put
 from modelling.generation.search import SpecialTokens
 from modelling.layers import CrossAttention, LayerAdapters, Layers, LMHeadLoss, Module
 from modelling.layers.encoder_decoder import (

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 
 import popxl
-from modelling.generation.one_by_one import OneByOne
-from modelling.generation.rules import NO_RULES, Rules
+from modelling.generation.logits_processors import NO_RULES, Rules
 from modelling.generation.search import SearchContext
+from modelling.generation.single_sequence import OneByOne
 from popxl import Tensor, TensorSpec, ops
 
 UNIFORMS = "uniforms"

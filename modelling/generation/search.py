@@ -10,7 +10,7 @@ import numpy as np
 
 import popxl
 from config.model import AnyModel
-from modelling.generation.rules import NO_RULES, Rules
+from modelling.generation.logits_processors import NO_RULES, Rules
 from modelling.layers import Groups
 from popxl import Tensor, TensorSpec, ops
 

@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 import popxl
-from modelling.generation.caches import continued
 from modelling.generation.generator import KEYS_AND_VALUES, Shared, nothing_shared
-from modelling.generation.passes import ModelWeights, Pass
+from modelling.generation.kv_cache import continued
+from modelling.generation.layer_pass import ModelWeights, Pass
 from modelling.layers import Layers
 from modelling.layers.wrapped import Wrapped, renamed
 from modelling.phases.buffers import Port

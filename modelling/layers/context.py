@@ -1,6 +1,7 @@
 """Inputs of a block besides x, for whole samples in training.
 
-Generation has contexts of its own (`modelling.generation.contexts`), for prompts and for a token.
+Generation has contexts of its own for prompts and for a token:
+`modelling.generation.attention_contexts`.
 """
 
 from __future__ import annotations

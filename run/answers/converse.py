@@ -22,12 +22,12 @@ from data.pipeline import Pipeline
 from data.sources import DataError
 from data.tokenizer import warn_truncated
 from files.formatting import format_value
-from modelling.generation.strategies import strategy_of
+from modelling.generation.decoding_strategy import strategy_of
 from modelling.spec import family_of
 from run.answers.generate import next_line
 from run.start import Start, load_ready
-from sessions.generating import Inference
-from sessions.running import compiled
+from sessions.generation import Inference
+from sessions.session import compiled
 from terminal.screen import is_first_process, say
 
 SHORTEST = 64

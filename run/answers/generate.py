@@ -27,13 +27,13 @@ from files.atomic_writing import write_text
 from files.file_location import FileLocation
 from files.formatting import format_path
 from huggingface.pretrained import published
-from modelling.generation.strategies import strategy_of
+from modelling.generation.decoding_strategy import strategy_of
 from modelling.spec import family_of
 from planning.origins import exported_task
 from run.notes import length_note
 from run.start import Start, load_ready
-from sessions.generating import Inference
-from sessions.running import compiled
+from sessions.generation import Inference
+from sessions.session import compiled
 from terminal.screen import is_first_process, progress_bar, say
 
 GENERATED = "generated"

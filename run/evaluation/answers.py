@@ -11,10 +11,10 @@ from data.examples import Corpus
 from data.label_candidates import Candidates
 from data.pipeline import Pipeline
 from data.tokenizer import warn_truncated
-from modelling.generation.strategies import strategy_of
-from sessions.generating import Inference
-from sessions.losses import Losses
-from sessions.running import RunningModel, compiled
+from modelling.generation.decoding_strategy import strategy_of
+from sessions.generation import Inference
+from sessions.loss_evaluation import Losses
+from sessions.session import RunningModel, compiled
 
 OnProgress = Callable[[int], object] | None
 """Called with the number of samples that are done."""

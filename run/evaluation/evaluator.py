@@ -20,8 +20,8 @@ from modelling.spec import family_of
 from run.evaluation.answers import Choosing, Writing
 from run.evaluation.metrics import NO_LABEL, TEXT_METRICS
 from run.evaluation.outcome import Answer, Outcome
-from sessions.losses import Losses
-from sessions.running import RunningModel, compiled
+from sessions.loss_evaluation import Losses
+from sessions.session import RunningModel, compiled
 from terminal.screen import progress_bar, say
 
 

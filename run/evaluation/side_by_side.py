@@ -19,8 +19,8 @@ from modelling.spec import family_of
 from modelling.weights.lora import merge_adapters
 from planning.hardware.memory_check import check_least
 from run.start import Start, load_weights
-from sessions.generating import Inference
-from sessions.running import compiled
+from sessions.generation import Inference
+from sessions.session import compiled
 
 
 @dataclass(frozen=True)

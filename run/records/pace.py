@@ -12,7 +12,7 @@ import popdist
 from config.sections import RunConfig
 from modelling.devices import device_desc
 from planning.hardware.machines import machine_of_kind
-from planning.needs import finetuning_needs
+from planning.requirements import finetuning_needs
 from popxl import hardware
 
 

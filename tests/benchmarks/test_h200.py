@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from planning import residence
+from planning import placement_search
 from planning.hardware.machines import machine
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +35,7 @@ def test_steps_of_several_passes(step: dict[str, Any]) -> None:
 
 
 def test_several_passes_are_faster_where_the_plan_takes_them() -> None:
-    """By `planning.residence._PASS_GAIN`; XL's gain is below it, and it is slower."""
+    """By `planning.placement_search._PASS_GAIN`; XL's gain is below it, and it is slower."""
     in_one = {step["preset"]: step["seconds"] for step in RECORD["steps"]}
     steps = RECORD["passes"]["steps"]
     for step in steps:
@@ -43,7 +43,7 @@ def test_several_passes_are_faster_where_the_plan_takes_them() -> None:
             assert step["seconds"] < 0.92 * in_one[step["preset"]]
     xl = {step["per_pass"]: step for step in steps if step["preset"] == "xl_gpu"}
     assert xl[8]["seconds"] < xl[4]["seconds"] < xl[1]["seconds"]
-    assert 1 - xl[1]["simulated"] / xl[8]["simulated"] < residence._PASS_GAIN
+    assert 1 - xl[1]["simulated"] / xl[8]["simulated"] < placement_search._PASS_GAIN
 
 
 @pytest.mark.parametrize("of", RECORD["kernels"], ids=lambda of: of["preset"])

@@ -20,7 +20,7 @@ from huggingface.multimodal import text_name
 from modelling.spec import family_of
 from planning.origins import ORIGINS
 from run.model_weights import read_weights
-from sessions.losses import Losses
+from sessions.loss_evaluation import Losses
 from tests.huggingface.published import (
     OTHERS,
     SUPPORTED,

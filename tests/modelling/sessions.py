@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from config.sections import RunConfig
-from sessions.generating import Inference
+from sessions.generation import Inference
 from sessions.training import FineTuning
 
 ConfigT = TypeVar("ConfigT", bound=RunConfig)

@@ -22,7 +22,7 @@ import tests.modelling.llama.training as llama
 import tests.modelling.t5.training as t5
 from config.sections import RunConfig
 from modelling.phases.training import TrainingProgram, build_training
-from planning.variants import Build, Variant
+from planning.program_variants import Build, Variant
 from popxl._compile import platforms
 from popxl._run import program
 from sessions import training as sessions

@@ -20,10 +20,10 @@ from config.sections import RunConfig
 from modelling.spec import family_of
 from modelling.weights import without_optimizer_state
 from modelling.weights.optimizer_state import convert_optimizer_state, optimizer_state_specs
-from planning.needs import finetuning_needs
+from planning.requirements import finetuning_needs
 from popxl_addons.optimizers import packed
 from run.start import starting_point
-from sessions.losses import Losses
+from sessions.loss_evaluation import Losses
 from sessions.training import FineTuning
 from tests.modelling.gptj.hf import hf_model, small_config
 from tests.modelling.llama.hf import hf_config

@@ -18,7 +18,7 @@ from config.presets import load_config
 from config.sections import RunConfig
 from config.t5 import T5Config
 from modelling.spec import family_of
-from planning.needs import finetuning_needs
+from planning.requirements import finetuning_needs
 from run.start import starting_point
 from sessions.training import FineTuning
 from tests.modelling import half_training as mixed

@@ -18,14 +18,14 @@ from config.gptj import GPTJConfig
 from config.sections import RunConfig
 from data.samples import Samples
 from modelling.generation import build_generation, build_streamed
-from modelling.generation.piecewise import build_piecewise
-from modelling.generation.strategies import strategy_of
+from modelling.generation.decoding_strategy import strategy_of
+from modelling.generation.token_by_token import build_piecewise
 from modelling.phases.evaluation import build_loss
 from modelling.phases.training import build_training
 from modelling.spec import family_of
-from sessions.generating import Inference
-from sessions.losses import Losses
-from sessions.running import RunningModel
+from sessions.generation import Inference
+from sessions.loss_evaluation import Losses
+from sessions.session import RunningModel
 from sessions.training import FineTuning
 from tests.modelling.gptj.hf import hf_model, small_config
 from tests.modelling.torch_training import logical

@@ -17,7 +17,7 @@ import popxl
 from config.errors import ConfigError
 from modelling.phases.training import build_training
 from planning.hardware import disk_offload
-from planning.variants import Variant, unplanned
+from planning.program_variants import Variant, unplanned
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.llama.hf import hf_config
 from tests.modelling.llama.hf import our_config as llama_config

@@ -19,7 +19,7 @@ from config.t5 import T5Config
 from modelling.layers import Linear
 from modelling.quantisation import PARTS, packed_shapes, quantised
 from popxl import ops
-from sessions.generating import Inference
+from sessions.generation import Inference
 from tests.modelling.generation import gptj, t5
 from tests.modelling.generation.harness import right_padded
 from tests.modelling.gptj.hf import small_config

@@ -21,7 +21,7 @@ from modelling.generation import build_streamed
 from modelling.phases.evaluation import build_loss
 from modelling.phases.training import build_training
 from modelling.spec import family_of
-from planning.needs import finetuning_needs
+from planning.requirements import finetuning_needs
 from popxl._run.schedule_executor import Walker
 from tests.modelling.gptj.hf import hf_model, small_config
 from tests.modelling.llama.hf import hf_config

@@ -12,7 +12,7 @@ from modelling.layers import LMHeadLoss
 from modelling.spec import family_of
 from modelling.weights import Weight, WeightMap, WeightMapping, WeightsError
 from popxl_addons import NamedTensors
-from sessions.generating import Inference
+from sessions.generation import Inference
 from sessions.training import FineTuning
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.weight_map_summary import cases, digest

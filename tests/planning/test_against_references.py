@@ -15,7 +15,7 @@ from config.presets import merge
 from modelling.generation import build_generation
 from modelling.phases.training import build_training
 from modelling.spec import family_of
-from planning.needs import Needs, finetuning_needs
+from planning.requirements import Needs, finetuning_needs
 from tests.modelling.gptj.hf import hf_model as hf_gptj
 from tests.modelling.t5.hf import hf_model as hf_t5
 from tests.planning.presets import preset

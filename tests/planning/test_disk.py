@@ -15,7 +15,7 @@ from config.presets import load_config
 from config.t5 import T5Config
 from planning.hardware.disk_offload import PROCESS, WINDOWS, spill
 from planning.hardware.machines import machines
-from planning.residence import fits_some_way
+from planning.placement_search import fits_some_way
 from tests.popxl.on_disk import ROWS, SIZE, program
 
 ENTRY = 4 * SIZE

@@ -10,15 +10,14 @@ from pathlib import Path
 import pytest
 
 import docs.large_models as large
-import planning.residence as residence
 import popxl
 from config.sections import RunConfig
-from planning import fit
-from planning.fitting import best_training, generation
+from planning import fit, placement_search
+from planning.fit_search import best_training, generation
 from planning.hardware.local_machine import machine_here
 from planning.hardware.machines import Machine, machine
-from planning.needs import finetuning_needs
-from planning.variants import Programs, Variant
+from planning.program_variants import Programs, Variant
+from planning.requirements import finetuning_needs
 from popxl.plan import place
 from tests.planning.presets import preset
 
@@ -65,7 +64,7 @@ def test_a_program_is_built_and_simulated_once(monkeypatch: pytest.MonkeyPatch) 
     config, programs, on, placed = tiny("gptj_tiny"), Programs(), machine("t4"), []
     monkeypatch.setattr(popxl.plan, "place", lambda *given: placed.append(given) or place(*given))
     candidates = programs.of(config, on.target)
-    chosen = residence.choose(candidates, config, on)
+    chosen = placement_search.choose(candidates, config, on)
     assert chosen.best.fits
     count = len(placed)
     assert count >= len(chosen.tried) > 1
@@ -76,10 +75,10 @@ def test_a_program_is_built_and_simulated_once(monkeypatch: pytest.MonkeyPatch) 
     stored = candidates.get()[1].storage()
     least = stored.remote + stored.resident
     small = replace(on, memory=0.6 * least, host_memory=0.3 * least)
-    assert not residence.choose(candidates, config, small).best.fits
+    assert not placement_search.choose(candidates, config, small).best.fits
     count = len(placed)
     with_disk = config.changed({"execution.disk": "somewhere"})
-    assert len(residence.choose(candidates, with_disk, small).tried) == 1
+    assert len(placement_search.choose(candidates, with_disk, small).tried) == 1
     assert len(placed) == count
 
 
@@ -217,8 +216,8 @@ def test_micro_batches_pass_alone_where_that_is_clearly_faster() -> None:
     programs, gpu = Programs(), replace(ONE, platform="gpu", host_link=1e8)
     candidates = programs.of(config, "gpu")
 
-    def chosen(memory: float) -> residence.Trial:
-        return residence.choose(candidates, config, replace(gpu, memory=memory)).best
+    def chosen(memory: float) -> placement_search.Trial:
+        return placement_search.choose(candidates, config, replace(gpu, memory=memory)).best
 
     state = candidates.get()[1].storage().remote
     alone, all_at_once = chosen(1.6 * state), chosen(20 * state)
@@ -226,7 +225,7 @@ def test_micro_batches_pass_alone_where_that_is_clearly_faster() -> None:
     assert alone.is_bound_by_compute
     assert all_at_once.variant.per_pass == 8, "several passes have to gain something"
     one_pass = config.changed({"execution.micro_batches_per_pass": 8})
-    given = residence.choose(candidates, one_pass, replace(gpu, memory=1.6 * state)).best
+    given = placement_search.choose(candidates, one_pass, replace(gpu, memory=1.6 * state)).best
     assert alone.seconds < 0.95 * given.seconds
 
 
@@ -244,7 +243,7 @@ def test_what_a_first_placement_leaves_is_filled(monkeypatch: pytest.MonkeyPatch
     candidates = Programs().of(config, "gpu")
     buffers = candidates.get()[1].ir.remote_buffers
     memory = 0.8 * candidates.get()[1].storage().remote
-    search = residence._Search.on(replace(gpu, memory=memory), candidates, config)
+    search = placement_search._Search.on(replace(gpu, memory=memory), candidates, config)
     first = search.trial(Variant(8))
     count = len(placed)
     best = search.filled(first)

@@ -18,7 +18,7 @@ from tests.popxl.hlo_kernels import traffic
 from config.families import config_class_of
 from config.presets import load_config, preset_data
 from jax.sharding import Mesh
-from planning.needs import finetuning_needs
+from planning.requirements import finetuning_needs
 from popxl._run.program import Program
 
 config = load_config(config_class_of(preset_data("finetuning", "{0}"), "{0}"), "finetuning", "{0}")
@@ -37,7 +37,7 @@ MEMORY = """
 from dataclasses import replace
 from planning.hardware.machines import machine
 from config.presets import merge
-from planning.needs import placed
+from planning.requirements import placed
 
 there = machine("{1}")
 family = config_class_of(preset_data("finetuning", "{0}"), "{0}")

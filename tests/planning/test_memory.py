@@ -20,8 +20,8 @@ from planning.hardware import disk_offload, memory_check
 from planning.hardware.disk_offload import check_placed, place
 from planning.hardware.machines import machines
 from planning.hardware.memory_check import NotEnoughMemoryError
-from planning.needs import Needs, finetuning_needs, inference_needs
-from planning.text import as_text
+from planning.report_text import as_text
+from planning.requirements import Needs, finetuning_needs, inference_needs
 from sessions.training import FineTuning
 from tests.planning.presets import preset
 from tests.slow import slow

@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from modelling.llama.config_json import to_config_json
-from planning.needs import finetuning_needs
+from planning.requirements import finetuning_needs
 from tests.planning.presets import preset
 from tests.slow import slow
 

@@ -23,13 +23,13 @@ from config.families import config_class_of
 from config.presets import load_config, preset_data
 from docs import plans
 from modelling.layers import lm_head_loss
-from planning import residence
-from planning.estimate import times
+from planning import placement_search
 from planning.hardware.machines import Machine, machine, machine_of_kind, machines
-from planning.needs import Needs, finetuning_needs, placed
+from planning.program_variants import Programs, Variant
 from planning.report import report
-from planning.text import as_text
-from planning.variants import Programs, Variant
+from planning.report_text import as_text
+from planning.requirements import Needs, finetuning_needs, placed
+from planning.roofline import times
 from popxl.plan import Collective, Kernel, Part
 from tests.planning.presets import preset
 
@@ -195,7 +195,7 @@ def test_loads_run_as_far_ahead_as_hides_them_and_no_farther(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In several passes state moves once: the memory serves entries that stay."""
-    monkeypatch.setattr(residence, "_LEAST", 2**10)
+    monkeypatch.setattr(placement_search, "_LEAST", 2**10)
     fields = {"micro_batch_size": 8, "micro_batches_per_pass": 1, "activations": "recompute"}
     config = preset(
         "gptj_tiny", model={"layers": 8}, training={"global_batch_size": 64}, execution=fields

@@ -18,10 +18,10 @@ import popxl
 from modelling.phases.training import build_training
 from modelling.spec import family_of
 from planning.hardware.machines import machine
-from planning.needs import finetuning_needs
+from planning.requirements import finetuning_needs
 from popxl._schedule.lookahead import window_of
 from popxl.plan.placement import MARGIN
-from popxl.plan.simulated import Device, drive
+from popxl.plan.simulated_device import Device, drive
 from tests.planning.presets import preset
 from tests.popxl.threads import ThreadDevice
 from tests.slow import slow

@@ -10,13 +10,13 @@ import pytest
 
 import popxl
 from popxl import ops
-from popxl.plan import known
-from popxl.plan.work import work_of
+from popxl.plan import cost_memo
+from popxl.plan.segment_cost import work_of
 
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known, "_known", {})
+    monkeypatch.setattr(cost_memo, "_known", {})
 
 
 def program(label: str = "layer", width: int = 8, layers: int = 2) -> popxl.Ir:
@@ -36,7 +36,7 @@ def program(label: str = "layer", width: int = 8, layers: int = 2) -> popxl.Ir:
 
 def traced(ir: popxl.Ir, target: str = "gpu 9.0") -> tuple[popxl.plan.Traced, int]:
     """And how many segments were traced for it."""
-    with mock.patch.object(known, "work_of", side_effect=work_of) as counted:
+    with mock.patch.object(cost_memo, "work_of", side_effect=work_of) as counted:
         return popxl.plan.trace(ir, target), counted.call_count
 
 
@@ -76,7 +76,7 @@ def test_parts_have_their_own_work() -> None:
 
 
 def test_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known, "_MOST", 1)
+    monkeypatch.setattr(cost_memo, "_MOST", 1)
     _, count = traced(program())
-    assert len(known._known) == 1
+    assert len(cost_memo._known) == 1
     assert count > 1

@@ -12,7 +12,7 @@ from popxl._ir.op_registry import registry
 from popxl.ops import fused_attention
 from popxl.ops._attention import Settings
 from popxl.ops._folds import tracing_for
-from popxl.plan.flat import flatten
+from popxl.plan.flat_jaxpr import flatten
 from popxl.plan.gpu_kernels import GpuKernels
 from popxl.plan.primitives import attention_of
 from popxl.plan.records import Kernel

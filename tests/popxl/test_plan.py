@@ -8,7 +8,7 @@ import pytest
 import popxl
 from popxl import ops
 from popxl.plan import Collective, Part, Plan, plan_of
-from popxl.plan.walk import Walk
+from popxl.plan.cost_walk import Walk
 
 
 def parts(plan: Plan) -> dict[str, Part]:

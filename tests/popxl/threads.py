@@ -1,8 +1,8 @@
 """A fake device: its streams are threads that sleep, under the rules of XLA's GPU client.
 
 It stands in for a GPU where the walker is compared with the simulation of it, which knows only
-clocks (`popxl.plan.simulated`). What waits for what follows from events between threads, and when
-the host gets to dispatch from the time that it takes.
+clocks (`popxl.plan.simulated_device`). What waits for what follows from events between threads, and
+when the host gets to dispatch from the time that it takes.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Stream:
 
 
 class ThreadDevice:
-    """See `popxl.plan.simulated.Driven`.
+    """See `popxl.plan.simulated_device.Driven`.
 
     Attributes:
         ends: when the last segment of each part of the program was done, in seconds since the

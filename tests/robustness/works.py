@@ -41,7 +41,12 @@ from terminal.entry_point import entry_point
 from tests.small_runs import vocabulary
 
 IMPORTED_LATE = [
-    *("planning.hardware.resource_errors", "planning.needs", "planning.picture", "planning.text"),
+    *(
+        "planning.hardware.resource_errors",
+        "planning.requirements",
+        "planning.report_plot",
+        "planning.report_text",
+    ),
     *("transformers.models.auto.tokenization_auto", "transformers.tokenization_utils_tokenizers"),
     "transformers.models.t5.tokenization_t5",
 ]

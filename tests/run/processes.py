@@ -24,8 +24,8 @@ from config.sections import RunConfig
 from data.loader import Loader
 from modelling.spec import family_of
 from modelling.weights import without_optimizer_state
-from sessions.generating import Inference
-from sessions.losses import Losses
+from sessions.generation import Inference
+from sessions.loss_evaluation import Losses
 from sessions.training import FineTuning
 
 STEPS, RATE = 3, 1e-2

@@ -13,7 +13,7 @@ from data.sources import File, Row
 from files.file_location import FileLocation
 from huggingface import hub
 from tests.huggingface.hub_folders import save
-from tests.planning.test_choices import write_rows
+from tests.planning.test_auto_config import write_rows
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from data.samples import Samples
 from data.seq2seq import SEQ2SEQ
 from run.records.metrics import read_metrics
 from run.reference import Reference
-from sessions.losses import Losses
+from sessions.loss_evaluation import Losses
 from tests import small_runs
 from tests.full_disk import full_disk
 from tests.modelling.preferences import t5_logps

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from popxl._compile.executable_cache import Startup
-from sessions.running import startup_text
+from sessions.session import startup_text
 
 
 @pytest.mark.parametrize(

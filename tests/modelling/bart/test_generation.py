@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from modelling.generation import Beam, Greedy, Strategy
-from sessions.generating import Inference
+from sessions.generation import Inference
 from tests.modelling.bart.hf import (
     BOS,
     ENC,

@@ -13,7 +13,7 @@ import popxl
 from config.sections import RunConfig
 from modelling.generation import ResidentModel, SearchContext, SpecialTokens, write_tokens
 from modelling.generation.generator import GeneratorOf
-from modelling.generation.one_by_one import OneByOne
+from modelling.generation.single_sequence import OneByOne
 from modelling.layers import Groups, configured
 from modelling.weights import WeightMap
 from popxl import Tensor, ops

@@ -9,7 +9,7 @@ import torch
 from config.gptj import GPTJConfig
 from modelling.generation import Beam
 from modelling.spec import family_of
-from sessions.generating import Inference
+from sessions.generation import Inference
 from tests.modelling.generation.gptj import POSITIONS, config_of, reference, reference_model
 from tests.modelling.generation.harness import (
     check_worth,

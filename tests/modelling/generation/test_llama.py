@@ -15,7 +15,7 @@ from modelling.generation import Beam, Greedy, Sampling, Strategy
 from modelling.spec import family_of
 from planning.generation_placement import generation_program
 from popxl.plan import storage_of
-from sessions.generating import Inference
+from sessions.generation import Inference
 from tests.modelling.generation.harness import hf_beams, hf_greedy
 from tests.modelling.llama.hf import (
     LENGTH,

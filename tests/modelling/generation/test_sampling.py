@@ -16,8 +16,8 @@ import popxl
 from config.presets import load_config
 from config.t5 import T5Config
 from modelling.generation import Greedy, Sampling, SearchContext, SpecialTokens
+from modelling.generation.decoding_strategy import strategy_of
 from modelling.generation.sampling import UNIFORMS, uniforms
-from modelling.generation.strategies import strategy_of
 from modelling.layers import Groups
 from popxl import ops
 from terminal.command_line import read_command_line

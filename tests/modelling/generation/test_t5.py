@@ -18,7 +18,7 @@ from modelling.spec import family_of
 from modelling.t5 import model as t5
 from popxl import Tensor
 from popxl_addons import NamedTensors
-from sessions.generating import Inference
+from sessions.generation import Inference
 from tests.modelling.generation.harness import (
     PROMPTS,
     check_worth,

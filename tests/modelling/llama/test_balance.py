@@ -15,7 +15,7 @@ from data.causal_lm import CAUSAL_LM
 from data.preference_samples import Referred
 from data.samples import IGNORE_INDEX
 from modelling.llama.config_json import to_config_json
-from sessions.losses import Losses
+from sessions.loss_evaluation import Losses
 from tests.modelling.llama.hf import (
     LENGTH,
     PAD,

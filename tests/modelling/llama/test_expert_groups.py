@@ -14,8 +14,8 @@ from config.errors import ConfigError
 from modelling.phases.evaluation import build_loss
 from modelling.phases.training import build_training
 from modelling.spec import family_of
-from sessions.generating import Inference
-from sessions.losses import Losses
+from sessions.generation import Inference
+from sessions.loss_evaluation import Losses
 from sessions.training import FineTuning
 from tests.modelling.generation.harness import hf_greedy
 from tests.modelling.llama.hf import (

@@ -9,7 +9,7 @@ import pytest
 
 from config.errors import ConfigError
 from config.llama import LlamaConfig
-from planning.needs import finetuning_needs
+from planning.requirements import finetuning_needs
 from tests.modelling.llama.hf import hf_config, hf_model, our_config, weights_of
 from tests.modelling.llama.test_few_bits import base_of
 from tests.modelling.llama.test_training import given_of

@@ -9,7 +9,7 @@ import pytest
 
 from config.llama import LlamaConfig
 from modelling.spec import family_of
-from sessions.generating import Inference
+from sessions.generation import Inference
 from tests.modelling.llama.hf import LENGTH, VOCABULARY, hf_config, hf_model, our_config, weights_of
 from tests.modelling.llama.training import batches
 from tests.modelling.rounding import in_few_bits

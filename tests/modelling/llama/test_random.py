@@ -14,7 +14,7 @@ import transformers
 from config.llama import LlamaConfig
 from huggingface.model_folders import read_hf_directory, write_hf_directory
 from modelling.llama.config_json import ARCHITECTURES, MIXTURES, to_config_json
-from sessions.generating import Inference
+from sessions.generation import Inference
 from tests.modelling.generation.harness import hf_greedy
 from tests.modelling.llama.draws import Draw, draw
 from tests.modelling.llama.hf import LENGTH, PAD, VOCABULARY, hf_model, our_config, weights_of

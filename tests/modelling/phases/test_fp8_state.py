@@ -15,7 +15,7 @@ from config.errors import ConfigError
 from config.sections import FP8, RunConfig
 from modelling.spec import family_of
 from run.start import load_weights, starting_point
-from sessions.losses import Losses
+from sessions.loss_evaluation import Losses
 from sessions.training import FineTuning
 from tests.modelling.gptj import training as gptj
 from tests.modelling.gptj.hf import hf_model, small_config

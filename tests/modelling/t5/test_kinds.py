@@ -23,7 +23,7 @@ from modelling.generation import Beam, Greedy, Strategy
 from modelling.t5.config_json import from_config_json, to_config_json
 from modelling.weights import WeightsError
 from run.start import starting_point
-from sessions.generating import Inference
+from sessions.generation import Inference
 from tests.modelling.generation.harness import hf_beams
 from tests.modelling.sessions import fine_tuning
 from tests.modelling.t5.training import ENC, VOCABULARY, batches, our_config

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from sessions import running
+from sessions import session
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.sessions import fine_tuning
 
@@ -48,8 +48,8 @@ def test_free_blocks_between_others_go_back():
 @pytest.mark.parametrize("limit", [4.0, None])
 def test_runs_with_a_limit_let_blocks_go_back(monkeypatch, tmp_path, limit):
     called = []
-    monkeypatch.setattr(running, "return_blocks", lambda: called.append("blocks"))
-    monkeypatch.setattr(running, "place", lambda *_: called.append("place") or 1 / 0)
+    monkeypatch.setattr(session, "return_blocks", lambda: called.append("blocks"))
+    monkeypatch.setattr(session, "place", lambda *_: called.append("place") or 1 / 0)
     config = small_config(layers=1)
     config = config.changed({"execution.host_memory": limit, "execution.disk": str(tmp_path)})
     with pytest.raises(ZeroDivisionError):  # before anything is compiled

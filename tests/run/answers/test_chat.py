@@ -28,7 +28,7 @@ from huggingface import hub
 from planning.origins import ORIGINS
 from run.answers import converse
 from run.answers.generate import asked_rows
-from sessions.running import RunningModel
+from sessions.session import RunningModel
 from terminal.command_line import read_command_line
 from tests.data.chat_templates import TEMPLATES, chat_tokenizer, plain
 

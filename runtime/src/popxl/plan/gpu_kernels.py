@@ -11,7 +11,7 @@ from typing import Any
 
 from popxl.ops._cudnn import BACKWARD, FORWARD
 from popxl.ops._kernels import KERNELS
-from popxl.plan.flat import Flat, Node, Value
+from popxl.plan.flat_jaxpr import Flat, Node, Value
 from popxl.plan.primitives import attention_of, nbytes
 from popxl.plan.records import Kernel
 

@@ -1,9 +1,9 @@
 """Which entries of remote buffers stay on the device: spare device memory as a cache of the host's.
 
-Entries of one kind that the same parts of the program move are a group. Step by step, entries stay
-of the group that saves most time for each byte, as a run in bulk says (`popxl.plan.flow`), until
-there is no more room. They are spread evenly over the layers of their group, so that each layer's
-compute hides transfers. Results are the same bit for bit.
+Entries of one kind that the same parts of the program move are a group. Step by step, the group
+that saves most time per byte (`popxl.plan.bulk_estimate`) gets more entries on the device, until no
+memory is left. They are spread evenly over the layers of their group, so that each layer's compute
+hides transfers. Results are bit for bit the same.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from popxl._schedule.schedule import Routine, Transfer
 from popxl._schedule.schedule_walk import routines_by_part
-from popxl.plan.flow import Entry, Flow
+from popxl.plan.bulk_estimate import Entry, Flow
 from popxl.plan.rates import Rates
 from popxl.plan.timeline import Timeline
 

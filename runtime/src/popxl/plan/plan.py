@@ -14,15 +14,15 @@ from popxl._schedule.schedule import Run, Schedule
 from popxl._schedule.schedule_builder import build_schedule
 from popxl._schedule.segment import Segment
 from popxl.ir import Ir
+from popxl.plan.bulk_estimate import Flow
+from popxl.plan.cost_memo import works_of
+from popxl.plan.cost_walk import Walk
 from popxl.plan.events import events_of
-from popxl.plan.flow import Flow
-from popxl.plan.known import works_of
+from popxl.plan.loop_extrapolation import shortened
 from popxl.plan.rates import Rates
 from popxl.plan.records import MemoryUse, Plan, Storage
-from popxl.plan.steady import shortened
+from popxl.plan.segment_cost import SegmentWork
 from popxl.plan.timeline import Timeline, no_collection, timeline
-from popxl.plan.walk import Walk
-from popxl.plan.work import SegmentWork
 from popxl.remote_buffer import RemoteBuffer
 from popxl.streams import Stream
 
@@ -74,7 +74,7 @@ class Traced:
         return replace(self, schedule=shortened(self.schedule, most))
 
     def flow(self, rates: Rates, window: int) -> Flow:
-        """A run in bulk, with all entries in host memory; see `popxl.plan.flow`."""
+        """A run in bulk, with all entries in host memory; see `popxl.plan.bulk_estimate`."""
         return Flow.of(self.schedule, self.works, rates, window)
 
     def timeline(self, rates: Rates, window: int | None = None) -> Timeline:
@@ -104,7 +104,7 @@ def plan_of(ir: Ir, target: str = "cpu") -> Plan:
     """What a run of the program of `ir` needs and does.
 
     Sums of operations and traffic are exact, and so is what the schedule keeps on a device; what
-    XLA takes besides inside a segment is estimated (`popxl.plan.estimate`), since nothing is
+    XLA takes besides inside a segment is estimated (`popxl.plan.memory_estimate`), since nothing is
     compiled.
 
     Args:

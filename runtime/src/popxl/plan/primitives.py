@@ -9,7 +9,7 @@ from popxl.ops._cudnn import BACKWARD, FORWARD
 from popxl.ops._kernels import KERNELS
 
 if TYPE_CHECKING:
-    from popxl.plan.flat import Node
+    from popxl.plan.flat_jaxpr import Node
 
 Kind = Literal["free", "fused", "reduction", "kernel"]
 

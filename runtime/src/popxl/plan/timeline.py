@@ -11,10 +11,10 @@ from typing import Any, get_args
 from popxl._schedule.lookahead import window_of
 from popxl._schedule.schedule import Schedule
 from popxl._schedule.segment import Segment
+from popxl.plan.loop_extrapolation import measured
 from popxl.plan.rates import Rates
-from popxl.plan.simulated import STREAMS, Device, Span, Stream, drive
-from popxl.plan.steady import measured
-from popxl.plan.work import SegmentWork, work_of
+from popxl.plan.segment_cost import SegmentWork, work_of
+from popxl.plan.simulated_device import STREAMS, Device, Span, Stream, drive
 
 _FIRST = 2  # iterations of a long loop until streams and disk are in their stride
 
@@ -47,9 +47,10 @@ class Timeline:
             computed any more is under the part that was last.
         peak: most bytes of device memory that are taken at a time, besides variables and host
             streams: resident entries, intermediate values, entries and rows on their way.
-        extent: `peak` with the gaps that XLA's allocator leaves (`popxl.plan.heap`).
+        extent: `peak` with the gaps that XLA's allocator leaves (`popxl.plan.device_allocator`).
         window: bytes that loads might be ahead (see `popxl._storage.prefetch`).
-        spans: what each stream did; of a long loop in its first iterations (`popxl.plan.steady`).
+        spans: what each stream did; of a long loop in its first iterations
+            (`popxl.plan.loop_extrapolation`).
     """
 
     seconds: float
@@ -120,7 +121,7 @@ def timeline(
     window: int | None = None,
     temporaries: Callable[[Segment], int] | None = None,
 ) -> Timeline:
-    """Simulate a run: the walker drives a device that is not there (see `popxl.plan.simulated`).
+    """Simulate a run: the walker drives a simulated device (`popxl.plan.simulated_device`).
 
     A segment takes the time of its slowest resource (`Work.seconds`); what the timeline adds is
     what transfers and dispatching leave exposed. Numbers that only devices know are taken to be 0,

@@ -1,0 +1,250 @@
+"""Generation with all weights on the device: a graph that prefills, and one for each position."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import popxl
+from modelling.decoder import EMBEDDINGS
+from modelling.encoder_decoder import TOKENS
+from modelling.generation.conditional_call import call_if, is_any
+from modelling.generation.decode_loop import Prefilled
+from modelling.generation.generator import (
+    KEYS_AND_VALUES,
+    Generator,
+    LayerInputs,
+    Prompts,
+    Shared,
+    nothing_shared,
+)
+from modelling.layers import Groups, Layers, LMHeadLoss
+from modelling.layers.wrapped import unwrapped
+from popxl import Tensor, TensorSpec
+from popxl_addons import BoundGraph, GraphWithNamedArgs, Module, NamedTensors
+from popxl_addons.variable_factory import NamedVariableFactories
+
+Item = TypeVar("Item")
+
+Caches = list[list[Tensor]]
+"""The caches of each layer."""
+
+
+class ResidentExecutor:
+    """An `Executor` that adds to the graph of a module, whose variables are all layers'.
+
+    Args:
+        moment: "prompt" or "token", for plans.
+        wanted: bool scalar; caches that are filled are zeros unless it is set; None: it is.
+    """
+
+    def __init__(self, module: Module, moment: str, wanted: Tensor | None = None) -> None:
+        self._module, self._moment, self._wanted = module, moment, wanted
+
+    def run(
+        self,
+        name: str,
+        module: Module,
+        x: Tensor,
+        about: Sequence[Tensor] = (),
+        same: Sequence[Tensor] = (),
+    ) -> Tensor:
+        """Implements `Executor`. A table of tokens has the names that it has in the embeddings."""
+        own: Any = unwrapped(module)
+        setattr(self._module, name, own)
+        if name != EMBEDDINGS and TOKENS in own.named_children():
+            self._module.embeddings = own.lend(TOKENS)
+        with popxl.plan.part(f"{name}/{self._moment}"):
+            y: Tensor = module(x, *about, *same)
+        return y
+
+    def run_head(self, head: LMHeadLoss, x: Tensor) -> Tensor:
+        """The logits of one position."""
+        self._module.head = head
+        with popxl.plan.part(f"head/{self._moment}"):
+            table = self._module.get("embeddings").tokens.made if head.tied else None
+            return head.next_logits(x, table)
+
+    def run_layers(
+        self,
+        name: str,
+        layers: Layers,
+        x: Tensor,
+        caches: Caches | None = None,
+        about: Sequence[Tensor] = (),
+        same: Sequence[Tensor] = (),
+        shared: Shared = nothing_shared,
+    ) -> tuple[Tensor, Caches]:
+        """See `Executor`. What layers share is computed once."""
+        others = [shared(kind, *about, *same) for kind in range(len(layers.kinds))]
+        own: list[LayerInputs] = (
+            [[]] * len(layers.order) if caches is None else [[t] for t in caches]
+        )
+        new: Caches = []
+        with popxl.plan.part(f"{name}/{self._moment}"):
+            made = [
+                module.create_graph(x, *first, *given)
+                for module, first, given in zip(
+                    layers.kinds, layers.first_of_kinds(own), others, strict=True
+                )
+            ]
+            for i, kind in enumerate(layers.order):
+                given = [t for t in (*own[i], *others[kind]) if not isinstance(t, list) or t]
+                x, *changed = self._call(f"{name}.{i}", *made[kind], x, *given)
+                new.append([*([] if caches is None else caches[i][:-KEYS_AND_VALUES]), *changed])
+        return x, new
+
+    def prepare_layers(self, name: str, layers: Layers, x: Tensor) -> Caches:
+        """See `Executor`."""
+        with popxl.plan.part(f"{name}/{self._moment}"):
+            made = [module.create_graph(x) for module in layers.kinds]
+            return [
+                list(self._call(f"{name}.{i}", *made[kind], x))
+                for i, kind in enumerate(layers.order)
+            ]
+
+    def run_of_first(self, name: str, path: str, module: Module, *args: Any) -> Tensor:
+        """See `Executor`."""
+        facts, graph = module.create_graph(*args)
+        with popxl.plan.part(f"{name}/{self._moment}"):
+            return graph.bind(self._weights(f"{name}.0.{path}", facts)).call()[0]
+
+    def _call(
+        self, name: str, facts: NamedVariableFactories, graph: GraphWithNamedArgs, *given: Any
+    ) -> tuple[Tensor, ...]:
+        """Call a layer; one that fills caches, if they are wanted.
+
+        Otherwise XLA puts off filling the caches until all layers are done, and keeps their
+        projections until then, one and a half times the caches.
+        """
+        bound = graph.bind(self._weights(name, facts))
+        if self._wanted is None or len(graph.graph.outputs) == 1:
+            return bound.call(*given)
+        return call_if(self._wanted, bound, *given)
+
+    def _weights(self, prefix: str, facts: NamedVariableFactories) -> NamedTensors:
+        """Inputs of the module for a layer's variables."""
+        add = self._module.add_variable_factory
+        inputs = {n: add(f, f"{prefix}.{n}") for n, f in facts.inputs.to_dict().items()}
+        return NamedTensors.from_dict(inputs)
+
+
+class _Prefill(Module):
+    """From prompts to caches, and what is the same for all micro-batches."""
+
+    def __init__(self, model: Generator) -> None:
+        super().__init__()
+        self._model = model
+
+    def build(self, input_ids: Tensor, about: list[Tensor], wanted: Tensor) -> list[Tensor]:
+        """input_ids: int32 (batch, length) -> the caches of each layer, then what is the same."""
+        executor = ResidentExecutor(self, "prompt", wanted)
+        self.caches, same = self._model.prefill(executor, input_ids, about)
+        return [*(t for layer in self.caches for t in layer), *same]
+
+
+class _Decode(Module):
+    """From the token at one position to the logits of the next."""
+
+    def __init__(self, model: Generator) -> None:
+        super().__init__()
+        self._model = model
+
+    def build(
+        self,
+        position: Tensor,
+        input_ids: Tensor,
+        caches: Caches,
+        fixed: Caches,
+        about: list[Tensor],
+        same: list[Tensor],
+    ) -> tuple[Tensor, ...]:
+        """input_ids: int32 (sequences, 1) -> float32 logits (sequences, part of the vocabulary),
+        and the caches with this position.
+
+        Args:
+            position: of the words, int32 scalar.
+            caches: of each layer, keys and values of the positions before.
+            fixed: of each layer, the other caches.
+        """
+        executor = ResidentExecutor(self, "token")
+        whole = [[*f, *c] for f, c in zip(fixed, caches, strict=True)]
+        x, new = self._model.decode(executor, input_ids, position, whole, about, same)
+        logits = executor.run_head(self._model.head(), x)
+        return logits, *(t for layer in new for t in layer[-KEYS_AND_VALUES:])
+
+
+class Begun(NamedTuple):
+    """What a model has read.
+
+    Attributes:
+        caches: what a position changes of the caches, see `Prefilled`.
+        given: what else the graph of a position takes.
+    """
+
+    prompts: Prompts
+    caches: list[Tensor]
+    given: list[Tensor]
+
+
+class ResidentModel:
+    """The graphs of a generator.
+
+    Attributes:
+        facts: the model's variables, under the names of its weight map's layers and paths.
+    """
+
+    def __init__(self, model: Generator, batch: int, groups: Groups) -> None:
+        """Create the graphs in the current Ir. `batch`: samples of a micro-batch."""
+        self._model, self._groups = model, groups
+        input_ids = TensorSpec((batch, model.prompt_length), popxl.int32)
+        prefill, wanted = _Prefill(model), TensorSpec((), popxl.bool)
+        prefill_facts, self._prefill = prefill.create_graph(input_ids, list(model.about), wanted)
+        self._counts = [len(layer) for layer in prefill.caches]
+        outputs = [t.spec for t in self._prefill.graph.outputs]
+        caches, same = self._split(outputs)
+        decode_facts, self._decode = _Decode(model).create_graph(
+            TensorSpec((), popxl.int32),
+            TensorSpec((model.sequences, 1), popxl.int32),
+            [layer[-KEYS_AND_VALUES:] for layer in caches],
+            [layer[:-KEYS_AND_VALUES] for layer in caches],
+            list(model.about),
+            same,
+        )
+        self.facts = NamedVariableFactories.from_dict(
+            prefill_facts.to_dict() | decode_facts.to_dict()  # both have the embeddings
+        )
+
+    def prefill(self, weights: NamedTensors, input_ids: Tensor, mask: Tensor) -> Prefilled:
+        """Read the prompts, in the current graph; arguments as for `begin`."""
+        prompts, caches, given = self.begin(weights, input_ids, mask)
+        decode = self.bound(weights, given)
+        return Prefilled(decode, caches, prompts.first, prompts.prompted, prompts.read)
+
+    def begin(self, weights: NamedTensors, input_ids: Tensor, mask: Tensor) -> Begun:
+        """Read the prompts, in the current graph.
+
+        Args:
+            weights: values of the variables, by the names of `facts`.
+            input_ids, mask: see `Generator.begin`.
+        """
+        prompts = self._model.begin(input_ids, mask)
+        wanted = is_any(prompts.prompted, self._groups)
+        outputs = self._prefill.bind(weights).call(input_ids, *prompts.about, wanted)
+        caches, same = self._split(outputs)
+        own = [t for layer in caches for t in layer[-KEYS_AND_VALUES:]]
+        fixed = [t for layer in caches for t in layer[:-KEYS_AND_VALUES]]
+        return Begun(prompts, own, [*fixed, *prompts.about, *same])
+
+    def bound(self, weights: NamedTensors, given: Sequence[Tensor]) -> BoundGraph:
+        """The graph of one position, for what is the same at all of them; see `Begun`."""
+        changing = sum(KEYS_AND_VALUES for _ in self._counts)
+        rest = self._decode.graph.inputs[2 + changing :]  # after position, words and caches
+        named = dict(zip(rest, given, strict=False))  # then come weights
+        return self._decode.bind(weights).bind(named)
+
+    def _split(self, outputs: Sequence[Item]) -> tuple[list[list[Item]], list[Item]]:
+        """The caches of each layer, and what is the same, from the outputs of prefill."""
+        left = list(outputs)
+        caches = [[left.pop(0) for _ in range(count)] for count in self._counts]
+        return caches, left

@@ -1,0 +1,105 @@
+"""The program that generates with all weights on the device: the same for all families."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import popxl
+from config.sections import RunConfig
+from modelling.building import building
+from modelling.generation.decode_loop import write_tokens
+from modelling.generation.generator import Generator, GeneratorOf
+from modelling.generation.greedy_search import Greedy
+from modelling.generation.resident_executor import ResidentModel
+from modelling.generation.search import SearchContext, Strategy
+from popxl import Tensor, ops
+from popxl_addons import NamedTensors
+
+
+@dataclass(frozen=True)
+class GenerationProgram:
+    """An Ir that generates, its streams and its variables.
+
+    A run takes `ir.num_host_transfers` micro-batches on each replica; the replicas of a
+    tensor-parallel group need the same ones.
+
+    Attributes:
+        input_ids, mask: streams of prompts, int32 (micro_batch_size, prompt_length).
+        inputs: streams of the search's inputs, by name.
+        tokens: stream of what was generated, int32 (micro_batch_size * prompts_per_sample,
+            output_length).
+        begin, going: of a program that writes a token in each run: whether it reads the prompts
+            first, bool (micro_batch_size,), and whether a prompt needs more tokens, bool scalar.
+        variables: by layer and path of the family's weight map; of a streamed program, by phase,
+            layer of the phase, `fwd` and path.
+    """
+
+    ir: popxl.Ir
+    input_ids: popxl.HostToDeviceStream
+    mask: popxl.HostToDeviceStream
+    inputs: Mapping[str, popxl.HostToDeviceStream]
+    tokens: popxl.DeviceToHostStream
+    variables: NamedTensors | Mapping[str, Sequence[NamedTensors]]
+    begin: popxl.HostToDeviceStream | None = None
+    going: popxl.DeviceToHostStream | None = None
+
+    @property
+    def prompts_per_sample(self) -> int:
+        """See `Generator`."""
+        return self.tokens.shape[0] // self.input_ids.shape[0]
+
+
+def build_generation(
+    config: RunConfig, generator_of: GeneratorOf, strategy: Strategy | None = None
+) -> GenerationProgram:
+    """Build the program of a configuration, whose `model.eval` must be set. The variables' values
+    are zeros.
+
+    Args:
+        strategy: how to search; None: greedily.
+    """
+    strategy = strategy or Greedy()
+    with building(config) as (ir, groups):
+        ir.num_host_transfers = config.execution.device_iterations
+        generator = generator_of(config, strategy.sequences)
+        batch = config.execution.micro_batch_size
+        model = ResidentModel(generator, batch, groups)
+        length = generator.output_length
+        search = strategy.search(SearchContext(groups, generator.special, length, strategy.rules))
+        program = declared(ir, generator, batch, strategy, model)
+        names, values = program.variables.unpack()  # type: ignore[union-attr]
+
+        def one_batch(values: list[Tensor]) -> None:
+            weights = NamedTensors.pack(names, values)
+            prompt = ops.host_load(program.input_ids), ops.host_load(program.mask)
+            loaded = [ops.host_load(stream) for stream in program.inputs.values()]
+            start = model.prefill(weights, *prompt)
+            tokens = write_tokens(start, length, search, loaded, groups)
+            ops.host_store(program.tokens, tokens)
+
+        ops.repeat(ir.create_graph(one_batch, values), ir.num_host_transfers, *values)
+    return program
+
+
+def declared(
+    ir: popxl.Ir, generator: Generator, batch: int, strategy: Strategy, model: ResidentModel
+) -> GenerationProgram:
+    """The streams and variables of a program, in its main graph, before there is anything else."""
+    prompts, length = (batch, generator.prompt_length), generator.output_length
+    count = batch * generator.prompts_per_sample
+    input_ids, mask = (
+        popxl.h2d_stream(prompts, popxl.int32, name) for name in ("input_ids", "mask")
+    )
+    inputs = {
+        name: popxl.h2d_stream(spec.shape, spec.dtype, name)
+        for name, spec in strategy.inputs(count, length).items()
+    }
+    return GenerationProgram(
+        ir,
+        input_ids,
+        mask,
+        inputs,
+        popxl.d2h_stream((count, length), popxl.int32, "tokens"),
+        model.facts.inputs.init(empty=True),
+    )

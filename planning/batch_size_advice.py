@@ -1,0 +1,55 @@
+"""Whether a batch is too small to keep several devices busy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from config.layers import BATCH
+from planning.parallel_layouts import Layout, layouts, promising
+from planning.placement_search import choose, trial
+from planning.program_variants import Programs
+from planning.report import LargerBatch, Report
+from planning.requirements import tokens_of_sample
+
+TIMES = 4, 16
+"""Batches to try, in those of the plan."""
+
+MIN_GAIN = 1.25
+"""Times the samples a second for which a larger batch is named."""
+
+ENOUGH = 0.8
+"""Of the samples a second of the fastest batch, by first simulated steps: the smallest batch that
+reaches them is named."""
+
+TOKENS_AT_ONCE = 2**14
+"""Of a micro-batch, for each tensor-parallel device: larger ones are no faster."""
+
+
+def with_larger_batch(made: Report, programs: Programs, is_told: bool = False) -> Report:
+    """A plan that names a batch which feeds its devices, if its own is too small.
+
+    Args:
+        is_told: the layout is not the plan's choice, and stays for larger batches.
+    """
+    config, on = made.needs.config, made.machine
+    if made.needs.chosen is None or config.replicas == 1 or not made.fits:
+        return made
+    first = trial(programs.of(config, on.target), config, on)
+    found = [Layout(config, first.seconds, first.fits)]
+    for times in TIMES:
+        larger = config.changed({BATCH: times * config.training.global_batch_size})
+        micro = None if is_told else max(TOKENS_AT_ONCE // tokens_of_sample(config), 1)
+        ways = layouts(larger, config.replicas, micro)
+        ways = [way for way in ways if not is_told or way.execution == config.execution]
+        fastest = promising(ways, on, programs)[0]
+        if not fastest.fits:
+            break
+        found.append(fastest)
+    rates = [layout.config.training.global_batch_size / layout.seconds for layout in found]
+    enough = next(n for n, rate in enumerate(rates) if rate >= ENOUGH * max(rates))
+    if not enough:
+        return made
+    best = choose(programs.of(found[enough].config, on.target), found[enough].config, on).best
+    gain = TIMES[enough - 1] * made.expected_seconds / best.seconds
+    batch = found[enough].config.training.global_batch_size
+    return made if gain < MIN_GAIN else replace(made, larger_batch=LargerBatch(batch, gain))

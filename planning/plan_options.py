@@ -1,0 +1,152 @@
+"""The command line of plans: `--plan`, and where a plan goes besides the screen."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from config.errors import UserError
+from config.sections import RunConfig
+from files.atomic_writing import check_file, write_text
+from planning.hardware.machines import Machine, machine, machines
+from terminal.command_line import CommandLine
+from terminal.parser import count_option, path_option
+from terminal.screen import is_first_process
+
+if TYPE_CHECKING:  # planning takes seconds to import, and the options are read first
+    from planning.program_variants import Programs
+    from planning.report import Report
+    from planning.requirements import Needs
+
+
+def add_plan_options(parser: argparse.ArgumentParser) -> None:
+    """Options of a script whose program can be planned."""
+    group = parser.add_argument_group("plan")
+    group.add_argument(
+        "--plan",
+        action="store_true",
+        help="show what the program needs and how long it takes, and stop",
+    )
+    group.add_argument(
+        "--plan-json", metavar="FILE", type=path_option, help="write the plan as JSON, and stop"
+    )
+    group.add_argument(
+        "--plan-picture", metavar="FILE", type=path_option, help="draw the plan as PNG, and stop"
+    )
+    group.add_argument(
+        "--plan-trace",
+        metavar="FILE",
+        type=path_option,
+        help="write a simulated run for Perfetto (ui.perfetto.dev) as JSON, and stop",
+    )
+    group.add_argument(
+        "--machine",
+        metavar="NAME",
+        help=f"what to estimate times for: {', '.join(machines())}, or a YAML file with the fields "
+        "of planning/hardware/machines.yml (default: laptop for one device in float32, else h100)",
+    )
+
+
+def add_devices_option(parser: argparse.ArgumentParser) -> None:
+    """The option of a script that trains, or plans that."""
+    parser.add_argument(
+        "--devices",
+        type=count_option,
+        metavar="N",
+        help="devices to use, in the fastest layout (default: all)",
+    )
+
+
+def planned_machine(line: CommandLine) -> Machine | None:
+    """The machine that a plan is for: that of the command line, else a preset's likely one; None:
+    that at hand.
+
+    Raises:
+        UserError: it is not in the hardware table.
+    """
+    if not is_planned(line.options):
+        return None
+    if line.options.machine:
+        return machine(line.options.machine)
+    return None if line.settings.is_open else default_machine(line.config)
+
+
+class NeedsOf(Protocol):
+    """Says what a program needs."""
+
+    def __call__(self, config: RunConfig, target: str = "cpu") -> Needs: ...
+
+
+def _files(options: argparse.Namespace) -> dict[str, str | None]:
+    return {
+        "the plan": options.plan_json,
+        "the picture": options.plan_picture,
+        "the trace": options.plan_trace,
+    }
+
+
+def is_planned(options: argparse.Namespace) -> bool:
+    """Whether a plan is asked for."""
+    return options.plan or any(path is not None for path in _files(options).values())
+
+
+def planned(line: CommandLine, needs_of: NeedsOf, programs: Programs | None = None) -> bool:
+    """Show the plan if the command line asks for one, and say whether it did.
+
+    Args:
+        programs: those that there are already.
+
+    Raises:
+        UserError: the machine is not in the hardware table, or a file cannot be written.
+    """
+    options = line.options
+    if not is_planned(options):
+        return False
+    if not is_first_process():
+        return True
+    for what, path in _files(options).items():
+        if path is not None:
+            check_file(what, path)
+    from planning.advice import advised
+    from planning.program_variants import Programs
+    from planning.report import report
+    from planning.report_plot import draw_plan
+    from planning.report_text import as_text
+
+    target = machine(options.machine) if options.machine else default_machine(line.config)
+    made = report(line.preset, needs_of(line.config, target.target), target)
+    made = advised(made, programs or Programs(), line.settings.is_layout_told)
+    if options.plan:
+        print(as_text(made))
+    if options.plan_json is not None:
+        _write_json(made, Path(options.plan_json))
+    if options.plan_picture is not None:
+        draw_plan(made, Path(options.plan_picture))
+        print(f"the picture is in {options.plan_picture}", file=sys.stderr)
+    if options.plan_trace is not None:
+        _write_trace(made, Path(options.plan_trace))
+    return True
+
+
+def default_machine(config: RunConfig) -> Machine:
+    """The machine that such a configuration is likely to run on."""
+    small = config.replicas == 1 and config.model.precision == "float32"
+    return machine("laptop" if small else "h100")
+
+
+def _write_json(made: Report, path: Path) -> None:
+    write_text("the plan", path, json.dumps(made.as_dict(), indent=2) + "\n")
+    print(f"the plan is in {path}", file=sys.stderr)
+
+
+def _write_trace(made: Report, path: Path) -> None:
+    if made.timeline is None:
+        raise UserError(
+            f"--plan-trace: on {made.machine.title} devices share the host's memory, so nothing is "
+            "transferred: name a GPU with --machine"
+        )
+    write_text("the trace", path, json.dumps(made.timeline.trace()) + "\n")
+    print(f"the trace is in {path}: open it in ui.perfetto.dev", file=sys.stderr)

@@ -1,0 +1,80 @@
+"""A plan as a picture: each phase's use of each resource."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+from files.atomic_writing import write_file
+from planning.report import Report
+from planning.report_text import gigabytes, place
+
+COLOURS = {
+    "compute": "#1f5fa8",
+    "memory": "#6aa84f",
+    "host": "#b3541e",
+    "network": "#8e63b3",
+    "disk": "#7f7f7f",
+}
+_WIDTH, _MARGIN = 10, 0.15  # inches
+
+
+def draw_plan(report: Report, path: Path) -> None:
+    """Draw times by resource and memory of the phases into a PNG file.
+
+    Raises:
+        WriteError: it cannot be written.
+    """
+    layout = ConstrainedLayoutEngine(w_pad=_MARGIN, h_pad=_MARGIN)
+    figure = Figure(figsize=(_WIDTH, 0.42 * len(report.rows) + 2), dpi=120, layout=layout)
+    FigureCanvasAgg(figure)  # no pyplot: nothing global, no display
+    left, right = figure.subplots(1, 2, sharey=True, width_ratios=[3, 1])
+    _draw_times(left, report)
+    _draw_memory(right, report)
+    figure.suptitle(
+        f"{report.preset}, {report.needs.kind}: {_devices(report)}, {report.seconds:.3g} s a run, "
+        f"{gigabytes(report.plan.host or report.plan.device)} "
+        f"{'host memory' if report.plan.host else 'on a device'}",
+        x=_MARGIN / _WIDTH, ha="left",
+    )  # fmt: skip
+    for axes in (left, right):
+        axes.grid(axis="x", color="0.9")
+        axes.set_axisbelow(True)
+        axes.margins(y=0.01)
+        axes.spines[["top", "right"]].set_visible(False)
+    write_file("the picture", path, lambda draft: figure.savefig(draft, format="png"))
+
+
+def _devices(report: Report) -> str:
+    count = report.plan.replicas
+    return f"{count} device{'s' if count > 1 else ''} {place(report)}"
+
+
+def _draw_times(axes: Axes, report: Report) -> None:
+    names = [f"{row.phase} {row.direction}".strip() for row in report.rows]
+    places = np.arange(len(names))
+    height = 0.8 / len(COLOURS)
+    for i, (resource, colour) in enumerate(COLOURS.items()):
+        seconds = [getattr(row.times, resource) * 1e3 for row in report.rows]
+        axes.barh(
+            places + (i - (len(COLOURS) - 1) / 2) * height,
+            seconds,
+            height,
+            color=colour,
+            label=resource,
+        )
+    axes.set_yticks(places, names)
+    axes.invert_yaxis()
+    axes.set_xlabel("ms, if nothing else were needed")
+    axes.legend(frameon=False, ncols=len(COLOURS), loc="lower left", bbox_to_anchor=(0, 1))
+
+
+def _draw_memory(axes: Axes, report: Report) -> None:
+    live = [row.part.device_bytes / 1e6 for row in report.rows]
+    axes.barh(np.arange(len(live)), live, 0.6, color="0.55")
+    axes.set_xlabel("MB of intermediate values")

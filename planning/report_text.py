@@ -1,0 +1,338 @@
+"""A plan as text for people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from config.memory_lower_bound import ITEM_BYTES
+from planning.report import REST, Report, ReportRow
+
+_LEGEND = """\
+One device, one run. device: bytes read and written in its memory; from host, to host: bytes between
+them; sent: to other devices; live: most intermediate values at a time; ms: of the resource that
+takes longest; waits: when a simulated run computes nothing, waiting for transfers or the host."""
+_INPUTS = "inputs: the step's batch, from the data's streams into buffers in host memory."
+_REST = {
+    "finetuning": f"{REST}: buffers set to zero, the gradients' norm, the loops over layers.",
+    "inference": f"{REST}: masks, the choice of each token, the loops over tokens and layers.",
+}
+
+
+@dataclass(frozen=True)
+class _Units:
+    """Units of a table's numbers, and how many of the basic unit they are."""
+
+    flops: tuple[str, float]
+    bytes: tuple[str, float]
+
+    @classmethod
+    def fitting(cls, report: Report) -> _Units:
+        """Those in which the largest rows have digits before the point."""
+        if max(row.part.device_traffic for row in report.rows) < 1e9:
+            return cls(("GFLOP", 1e9), ("MB", 1e6))
+        return cls(("TFLOP", 1e12), ("GB", 1e9))
+
+
+def as_text(report: Report) -> str:
+    """Totals, a table of the phases with its legend, and the collectives."""
+    closing = [*_collectives(report), *_hints(report)]
+    blocks = [_facts(report), _table(report), _legend(report), closing]
+    return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def _facts(report: Report) -> list[str]:
+    needs, plan = report.needs, report.plan
+    c = needs.config
+    e = c.execution
+    stored = plan.host + (plan.resident + plan.disk) * plan.replicas
+    activations = stored - needs.state
+    lines = [
+        f"{needs.kind} of {report.preset}: {needs.parameters / 1e6:,.1f} M parameters in "
+        f"{c.model.precision}",
+        f"devices      {plan.replicas} = {e.data_parallel} dp × {e.tensor_parallel} tp, "
+        f"{place(report)}",
+        f"fits         {_fits(report)}",
+    ]
+    if needs.kind == "finetuning":
+        lines += [
+            f"batch        {c.training.global_batch_size} = {e.micro_batch_size} micro × "
+            f"{c.gradient_accumulation} accumulation × {e.data_parallel} dp",
+            f"state        {gigabytes(needs.state)} = parameters × "
+            f"{needs.state / needs.parameters:.4g} bytes ({_state(report)})",
+            f"buffers      {gigabytes(stored)}: the state and {gigabytes(activations)} of "
+            "activations and inputs",
+            f"host memory  {gigabytes(plan.host)} of them; "
+            f"{gigabytes(report.bytes_per_host)} a host",
+            *_disk(report),
+        ]
+    else:
+        loops = "micro-batches of a pass" if needs.streamed else "device iterations"
+        at_once = e.micro_batch_size * e.data_parallel
+        lines += [
+            f"batch        {needs.samples} = {e.micro_batch_size} micro × {e.data_parallel} dp × "
+            f"{needs.samples // at_once} {loops}",
+            f"weights      {_weights(report)}",
+            f"writes       {needs.tokens:,} tokens a run at most, "
+            f"{report.tokens_per_second:,.1f} tokens/s",
+        ]
+        if plan.disk:
+            lines += _disk(report)
+    lines += [
+        f"device       {gigabytes(report.device_bytes)} each: {', '.join(_on_device(report))}",
+        f"work         {needs.flops_per_sample / 1e9:,.2f} GFLOP a sample in matrix products",
+        f"bound        {report.seconds:,.3f} s a run, {needs.samples / report.seconds:,.1f} "
+        f"samples/s at best: matrix units busy {report.utilisation:.0%}",
+    ]
+    advice = [*_larger_batch(report), *_other_state(report)]
+    tried = [*advice, *_activations(report), *_instead(report)]
+    return [*lines, *_simulated(report), *tried, *_placement(report)]
+
+
+def _state(report: Report) -> str:
+    """What is kept for each parameter, in bytes."""
+    needs, c = report.needs, report.needs.config
+    kept = c.kept_of_weight
+    more = "" if kept is None else f", {kept.name} {kept.itemsize}"
+    gradient = ITEM_BYTES[c.training.gradients]
+    return f"weight, gradient {gradient}, moments {needs.moments / needs.parameters:.2g}{more}"
+
+
+def _weights(report: Report) -> str:
+    """Which of the two programs generates."""
+    if not report.needs.streamed:
+        return "resident: on the device, all the time"
+    return (
+        "streamed: each layer's visit the device once for every position "
+        f"(host memory {gigabytes(report.bytes_per_host)} a host)"
+    )
+
+
+def _disk(report: Report) -> list[str]:
+    """What is on disk, and what a run moves."""
+    if not report.plan.disk:
+        return []
+    read, written = (
+        sum(getattr(row.part, name) for row in report.rows) * report.plan.replicas
+        for name in ("disk_read", "disk_written")
+    )
+    return [
+        f"disk         {gigabytes(report.plan.disk * report.plan.replicas)} of them; "
+        f"{gigabytes(report.disk_per_host)} a host; a run reads {gigabytes(read)} and writes "
+        f"{gigabytes(written)}"
+    ]
+
+
+def _on_device(report: Report) -> list[str]:
+    plan, timeline = report.plan, report.timeline
+    between, on_its_way, gaps = plan.temporaries, "", []
+    if timeline is not None and report.machine.platform != "cpu":
+        between, on_its_way = timeline.peak - plan.resident, " and what is on its way"
+        gaps = [f"{gigabytes(timeline.extent - timeline.peak)} between arrays"]
+    kept = [] if not plan.resident else [f"{gigabytes(plan.resident)} of remote buffers"]
+    return [
+        f"{gigabytes(between)} intermediate values{on_its_way}",
+        *gaps,
+        *kept,
+        f"{gigabytes(plan.variables - plan.resident)} variables",
+        f"{gigabytes(plan.streams)} host streams",
+    ]
+
+
+def _larger_batch(report: Report) -> list[str]:
+    """How large a batch would feed the devices."""
+    text = larger_batch(report)
+    return [] if text is None else [f"small batch  {text}"]
+
+
+def larger_batch(report: Report) -> str | None:
+    """That the batch is too small for the devices, and which one is not; None: it is not."""
+    larger = report.larger_batch
+    if larger is None:
+        return None
+    c = report.needs.config
+    return (
+        f"{c.training.global_batch_size} samples a step are few for {c.replicas} devices: with "
+        f"--global_batch_size {larger.samples} about {larger.gain:.1f} times the samples/s"
+    )
+
+
+def _other_state(report: Report) -> list[str]:
+    """The optimizer state that is faster."""
+    text = other_state(report)
+    return [] if text is None else [f"state pays   {text}"]
+
+
+def other_state(report: Report) -> str | None:
+    """With which optimizer state a step is faster, or fits; None: there is none."""
+    other = report.other_state
+    if other is None:
+        return None
+    fits = "" if report.fits else "it fits, "
+    seconds = two_digits(other.seconds)
+    return f"with --training.optimizer.state {other.state}: {fits}{seconds} s a step"
+
+
+def _instead(report: Report) -> list[str]:
+    """What given values cost that save memory alone."""
+    if report.instead is None or report.needs.chosen is None:
+        return []
+    given, best = report.needs.config.execution, report.needs.chosen.best
+    named = " and ".join(
+        f"{name} {str(getattr(given, name)).lower()}" for name, _ in report.instead.variant.changes
+    )
+    return [
+        f"costs        {named}: {best.seconds - report.instead.seconds:,.3f} s of a run, which "
+        f"takes {report.instead.seconds:,.3f} s without"
+    ]
+
+
+def _placement(report: Report) -> list[str]:
+    """What the plan keeps on the device, and why."""
+    placement = report.needs.placement
+    if placement is None:
+        return []
+    kept = [
+        f"             {gigabytes(kind.nbytes)} of {kind.label}: {kind.entries:,} of {kind.of:,} "
+        + (f"entries; all would save {1e3 * kind.saves:,.0f} ms" if kind.saves else "entries")
+        for kind in sorted(placement.kinds, key=lambda kind: -kind.nbytes)
+        if kind.nbytes >= 5e7
+    ]
+    return [
+        f"placement    {gigabytes(placement.nbytes)} of the buffers on each device, with room for "
+        f"{gigabytes(max(placement.room, 0))}; {placement.before.seconds:,.3f} s with all in host "
+        "memory",
+        *kept,
+    ]
+
+
+def _activations(report: Report) -> list[str]:
+    """How micro-batches pass the layers, which of these save activations, and why."""
+    chosen = report.needs.chosen
+    if chosen is None or len(chosen.tried) < 2:
+        return []
+    others = ", ".join(
+        f"{trial.title}: {trial.seconds:,.3f} s" + ("" if trial.fits else " (does not fit)")
+        for trial in chosen.tried
+        if trial is not chosen.best
+    )
+    return [f"passes       {chosen.best.title}: {chosen.best.seconds:,.3f} s; {others}"]
+
+
+def _simulated(report: Report) -> list[str]:
+    """What a simulated run adds to the bound."""
+    timeline = report.timeline
+    if timeline is None:
+        return []
+    dispatch = sum(phase.dispatch for phase in timeline.exposed.values())
+    ahead = f"loads up to {gigabytes(timeline.window)} ahead" if timeline.loads else "no loads"
+    return [
+        f"simulated    {timeline.seconds:,.3f} s a run, "
+        f"{report.needs.samples / timeline.seconds:,.1f} samples/s: matrix units busy "
+        f"{report.simulated_utilisation:.0%}; {timeline.exposed_transfers:,.3f} s waiting for "
+        f"transfers, {dispatch:,.3f} s for the host; {ahead}"
+    ]
+
+
+def _fits(report: Report) -> str:
+    shares = [
+        f"{gigabytes(needed)} of {gigabytes(there)} {name}"
+        for name, (needed, there) in report.shares.items()
+    ]
+    fits = f"{'yes' if report.fits else 'NO'}: {', '.join(shares)}"
+    short = {name for name, (needed, there) in report.shares.items() if needed > there}
+    if report.needs.config.execution.disk is None and short & {"host memory", "memory"}:
+        fits += "; --execution.disk DIR takes what host memory cannot hold"
+    return fits
+
+
+def _table(report: Report) -> list[str]:
+    units = _Units.fitting(report)
+    rows = [_head(units), *(_cells(row, report, units) for row in report.rows)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [_line(row, widths) for row in rows]
+
+
+def _head(units: _Units) -> tuple[str, ...]:
+    name = units.bytes[0]
+    return ("phase", "", units.flops[0], f"device {name}", f"from host {name}", f"to host {name}",
+            f"sent {name}", "live MB", "ms", "bound by", "waits ms")  # fmt: skip
+
+
+def _cells(row: ReportRow, report: Report, units: _Units) -> tuple[str, ...]:
+    part = row.part
+    sent = sum(c.sent for c in part.collectives)
+    per_flop, per_byte = units.flops[1], units.bytes[1]
+    return (
+        row.phase, row.direction, f"{part.flops / per_flop:.3f}",
+        f"{part.device_traffic / per_byte:.2f}", f"{part.host_to_device / per_byte:.3f}",
+        f"{part.device_to_host / per_byte:.3f}", f"{sent / per_byte:.3f}",
+        f"{part.device_bytes / 1e6:.1f}", f"{row.times.seconds * 1e3:.2f}", row.times.bound,
+        "" if report.timeline is None else f"{report.exposed(row).seconds * 1e3:.2f}",
+    )  # fmt: skip
+
+
+def _legend(report: Report) -> list[str]:
+    """What the columns mean, and the rows that are not phases."""
+    names = {row.phase for row in report.rows}
+    lines = [_LEGEND]
+    if "inputs" in names:
+        lines.append(_INPUTS)
+    if REST in names:
+        lines.append(_REST[report.needs.kind])
+    return lines
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    left = {0, 1, 9}  # names
+    padded = (
+        text.ljust(width) if i in left else text.rjust(width)
+        for i, (text, width) in enumerate(zip(cells, widths, strict=True))
+    )
+    return "  ".join(padded).rstrip()
+
+
+def _collectives(report: Report) -> list[str]:
+    count: Counter[tuple[str, int, bool]] = Counter()
+    nbytes: Counter[tuple[str, int, bool]] = Counter()
+    for row in report.rows:
+        for c in row.part.collectives:
+            key = c.kind, c.group_size, c.consecutive
+            count[key] += c.count
+            nbytes[key] += c.nbytes
+    return [
+        f"{count[key]:8,d} × {key[0]} over {key[1]} {'neighbours' if key[2] else 'replicas apart'}"
+        f", {gigabytes(nbytes[key])}"
+        for key in sorted(count)
+    ]
+
+
+def _hints(report: Report) -> list[str]:
+    """What the configuration asks of Graphcore's hardware, which XLA decides itself."""
+    execution = report.needs.config.execution
+    loads = sum(row.part.code_loads for row in report.rows)
+    hints = [f"code_load: {loads} loads of layers' code"] if execution.code_load else []
+    for name in ("io_tiles", "available_memory_proportion"):
+        value = getattr(execution, name)
+        hints += [] if value is None else [f"{name} {value}"]
+    return [f"hints, without effect here: {', '.join(hints)}"] if hints else []
+
+
+def place(report: Report) -> str:
+    """Where the devices are: on 8 hosts of 8 (NVIDIA H100 SXM)."""
+    machine, hosts = report.machine, report.hosts
+    if machine.devices is None:
+        return f"on {machine.title}"
+    return f"on {hosts} host{'s' if hosts > 1 else ''} of {machine.devices} ({machine.title})"
+
+
+def two_digits(number: float) -> str:
+    """What is simulated, as text: 1,200, 34, 5.6."""
+    rounded = float(f"{number:.2g}")
+    return f"{rounded:,.0f}" if rounded >= 10 else f"{rounded:.2g}"
+
+
+def gigabytes(count: float) -> str:
+    """Bytes as text: 1.50 GB, 20.3 MB."""
+    return f"{count / 1e9:,.2f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"

@@ -1,0 +1,179 @@
+"""What a configured model's program needs, in the application's terms."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import popxl
+from config.memory_lower_bound import ITEM_BYTES
+from config.sections import RunConfig
+from modelling.generation import build_generation, build_streamed
+from modelling.generation.decoding_strategy import strategy_of
+from modelling.spec import family_of
+from modelling.weights import WeightMap
+from modelling.weights.mapping import fits_few_bits, is_of_adapter
+from planning.hardware.disk_offload import spill
+from planning.hardware.machines import Machine
+from planning.placement_search import Chosen, choose, is_automatic
+from planning.program_variants import Candidates, Programs, on_platform
+
+
+@dataclass(frozen=True)
+class Needs:
+    """A program's plan and what it is made of.
+
+    Attributes:
+        kind: "finetuning" or "inference".
+        traced: the program, for its timeline.
+        parameters: number of weights of the model.
+        state: bytes of weights, and in fine-tuning of gradients, moments and masters, once.
+        moments: bytes of the moments.
+        candidates: training programs to choose from.
+        chosen: the one that the plan chose, with which entries stay on the device.
+        samples: samples that a run of the program takes, over all replicas.
+        tokens: that they are, padding included; of generation, those that are written at most.
+        streamed: whether the weights visit the device layer by layer, in generation.
+    """
+
+    kind: str
+    config: RunConfig
+    traced: popxl.plan.Traced
+    plan: popxl.plan.Plan
+    parameters: int
+    state: int
+    samples: int
+    tokens: int
+    moments: int = 0
+    streamed: bool = False
+    candidates: Candidates | None = None
+    chosen: Chosen | None = None
+
+    @property
+    def placement(self) -> popxl.plan.Placement | None:
+        """Which entries the plan chose to stay on the device."""
+        return None if self.chosen is None else self.chosen.best.placement
+
+    @property
+    def flops_per_sample(self) -> float:
+        """Operations of matrix products for one sample, recomputation included."""
+        return self.plan.flops * self.plan.replicas / self.samples
+
+
+def placed(needs: Needs, machine: Machine) -> Needs:
+    """What a program needs on a machine: there the plan may choose what stays on the device, which
+    layers keep their activations, and what goes to disk."""
+    config, apart = needs.config, machine.platform != "cpu"
+    if needs.candidates is not None and apart and is_automatic(config):
+        chosen = choose(needs.candidates, config, machine)
+        traced = chosen.best.traced
+        needs = replace(needs, traced=traced, plan=traced.plan(), chosen=chosen)
+    if config.execution.disk is not None:
+        room = host_room(config, machine)
+        replicas = min(config.replicas, machine.devices or config.replicas)
+        taken = 0 if apart else needs.plan.device * replicas
+        spill(needs.traced.ir, int(room) - taken, replicas)
+        needs = replace(needs, plan=needs.traced.plan())
+    return needs
+
+
+def host_room(config: RunConfig, machine: Machine) -> float:
+    """Bytes of host memory that a run may take there."""
+    given = config.execution.host_memory
+    return machine.host_memory if given is None else min(given * 1e9, machine.host_memory)
+
+
+def finetuning_needs(
+    config: RunConfig, target: str = "cpu", programs: Programs | None = None
+) -> Needs:
+    """What fine-tuning needs, traced for a machine (`Machine.target`).
+
+    Args:
+        programs: those that there are already.
+    """
+    family = family_of(config)
+    weight_map = family.weight_map(config)
+    candidates = (programs or Programs()).of(config, target)
+    _, traced = candidates.get()
+    count, shapes = _parameters(weight_map), [weight.shape for weight in weight_map.trained]
+    rows = [row for row in weight_map.rows if row.updated]
+    kept = [
+        (slot, weight.shape)
+        for row in rows
+        for weight in row.weights
+        for slot in config.optimizer_slots(len(weight.shape), row.of_adapter)
+    ]
+    more = config.kept_of_weight
+    moments = sum(slot.nbytes(shape) for slot, shape in kept if slot != more)
+    masters = sum(slot.nbytes(shape) for slot, shape in kept if slot == more)
+    gradients = ITEM_BYTES[config.training.gradients] * sum(map(math.prod, shapes))
+    state = _weight_bytes(config, weight_map) + gradients + moments + masters
+    samples = config.training.global_batch_size * config.execution.device_iterations
+    tokens = samples * tokens_of_sample(config)
+    sizes = (count, state, samples, tokens, moments)
+    return Needs("finetuning", config, traced, traced.plan(), *sizes, candidates=candidates)
+
+
+def inference_needs(config: RunConfig, target: str = "cpu") -> Needs:
+    """What generation needs, traced for a machine (`Machine.target`)."""
+    config = replace(config, model=replace(config.model, eval=True))
+    family, here = family_of(config), on_platform(config, target)
+    streamed = config.generation.weights == "streamed"
+    strategy, weight_map = strategy_of(config), family.weight_map(config)
+    if streamed:
+        program = build_streamed(here, family.generator, weight_map, strategy)
+    else:
+        program = build_generation(here, family.generator, strategy)
+    execution, count = config.execution, _parameters(weight_map)
+    batches = program.ir.num_host_transfers * execution.data_parallel
+    traced = popxl.plan.trace(program.ir, target)
+    return Needs(
+        "inference",
+        config,
+        traced,
+        traced.plan(),
+        count,
+        _weight_bytes(config, weight_map),
+        batches * execution.micro_batch_size,
+        batches * math.prod(program.tokens.shape),
+        streamed=streamed,
+    )
+
+
+def bytes_of_weights(config: RunConfig) -> int:
+    """Bytes of the weights that generation needs."""
+    config = replace(config, model=replace(config.model, eval=True))
+    return _weight_bytes(config, family_of(config).weight_map(config))
+
+
+def streamed_instead(needs: Needs, target: str) -> Needs | None:
+    """What generation layer by layer needs, where the configuration leaves the choice."""
+    config = needs.config
+    if needs.kind != "inference" or config.generation.weights != "auto":
+        return None
+    generation = replace(config.generation, weights="streamed")
+    return inference_needs(replace(config, generation=generation), target)
+
+
+def tokens_of_sample(config: RunConfig) -> int:
+    """Tokens of a sample, padding included: of both texts, where a model has two."""
+    model = config.model
+    return model.sequence_length + int(getattr(model, "decoder_sequence_length", 0))
+
+
+def _parameters(weight_map: WeightMap) -> int:
+    return sum(math.prod(weight.shape) for weight in weight_map.weights)
+
+
+def _weight_bytes(config: RunConfig, weight_map: WeightMap) -> int:
+    """Bytes of all weights, of which those of adapters are float32."""
+    wide, model = _parameters(weight_map.only(is_of_adapter)), config.model
+    item = popxl.dtype.from_name(model.precision).itemsize
+    total = (_parameters(weight_map) - wide) * item + wide * 4
+    if model.few_bits is None or model.eval:
+        return total
+    packed = _parameters(
+        weight_map.only(fits_few_bits)
+    )  # with two numbers of 16 bits for each group
+    own = packed * model.few_bits.bits // 8 + packed * 4 // model.few_bits.group_size
+    return total - packed * item + own

@@ -1,0 +1,100 @@
+"""Simulated steps of presets on machines, side by side."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from config.families import config_class_of
+from config.presets import load_config, preset_data
+from config.sections import RunConfig
+from planning.fit_search import best_training
+from planning.hardware.machines import machine
+from planning.parallel_layouts import layouts
+from planning.program_variants import Programs
+from planning.report import Report, report
+from planning.report_text import gigabytes, two_digits
+from planning.requirements import finetuning_needs
+
+Case = tuple[str, str, float | None]
+"""A preset, a machine, and gigabytes of host memory if not the machine's."""
+
+HEAD = (
+    "| Preset | Machine | Step | Samples/s | Matrix rate | Waits for transfers | Device | Host |\n"
+    "|---|---|---|---|---|---|---|---|"
+)
+
+
+HEAD_OF_LAYOUTS = (
+    "| Preset | Devices | Layout | Micro-batch | A pass | Step | Samples/s |\n"
+    "|---|---|---|---|---|---|---|"
+)
+
+
+def row_of_layout(case: tuple[str, str, int]) -> str:
+    """A row of a Markdown table below `HEAD_OF_LAYOUTS`: the layout that a plan chooses.
+
+    Args:
+        case: a preset, a machine, and how many of its devices are used.
+    """
+    preset, _, devices = case
+    made = best_layout(*case)
+    c, chosen = made.needs.config, made.needs.chosen
+    assert chosen is not None, "the machine has device memory"
+    e, taken = c.execution, made.expected_seconds
+    cells = (
+        f"`{preset}`",
+        str(devices),
+        f"{e.data_parallel} dp × {e.tensor_parallel} tp",
+        str(e.micro_batch_size),
+        f"{chosen.best.variant.per_pass} of {c.gradient_accumulation}",
+        f"{two_digits(taken)} s",
+        two_digits(made.needs.samples / taken),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def best_layout(preset: str, on: str, devices: int, programs: Programs | None = None) -> Report:
+    """The plan of the fastest layout of a fine-tuning preset over devices of a machine."""
+    config = _config(preset)
+    ways = layouts(config, devices, config.execution.micro_batch_size)
+    return best_training(preset, ways, machine(on), programs)
+
+
+def _config(preset: str) -> RunConfig:
+    data = preset_data("finetuning", preset)
+    return load_config(config_class_of(data, preset), "finetuning", preset)
+
+
+def simulated(preset: str, on: str, host: float | None = None) -> Report:
+    """The plan of a fine-tuning preset, its placement and its simulated run.
+
+    Args:
+        on: name of a machine with device memory.
+        host: gigabytes of host memory, if not the machine's.
+
+    Raises:
+        UserError: there is no such preset or machine.
+    """
+    target = machine(on)
+    if host is not None:
+        target = replace(target, title=f"{target.title}, {host:g} GB host", host_memory=host * 1e9)
+    return report(preset, finetuning_needs(_config(preset), target.target), target)
+
+
+def row(case: Case) -> str:
+    """A row of a Markdown table below `HEAD`: the fraction of the matrix rate, recomputation
+    included, and what waits."""
+    made = simulated(*case)
+    timeline = made.timeline
+    assert timeline is not None, "the machine has device memory"
+    cells = (
+        f"`{made.preset}`",
+        made.machine.title,
+        f"{two_digits(timeline.seconds)} s",
+        two_digits(made.needs.samples / timeline.seconds),
+        f"{made.simulated_utilisation:.0%}",
+        f"{timeline.exposed_transfers / timeline.seconds:.0%}",
+        gigabytes(made.device_bytes),
+        gigabytes(made.bytes_per_host),
+    )
+    return f"| {' | '.join(cells)} |"

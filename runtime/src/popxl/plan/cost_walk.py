@@ -1,0 +1,261 @@
+"""A schedule walked with sizes in place of arrays."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING
+
+from popxl._schedule.schedule import (
+    Branch,
+    Compute,
+    Load,
+    Loop,
+    Routine,
+    Run,
+    Schedule,
+    Slot,
+    Step,
+    Store,
+    calls,
+)
+from popxl._schedule.schedule_walk import routines_by_part
+from popxl.plan.events import events_of
+from popxl.plan.loop_extrapolation import measured
+from popxl.plan.records import Collective, Part
+from popxl.plan.segment_cost import SegmentWork, Work
+
+if TYPE_CHECKING:
+    from popxl._analysis.functionalization import Node
+    from popxl._schedule.segment import Segment
+
+_HOST_OPS = {Load: "remote_load", Store: "remote_store"}
+_WAYS = {Load: ("host_to_device", "disk_read"), Store: ("device_to_host", "disk_written")}
+
+
+@dataclass
+class _Sums:
+    """What a part amounts to.
+
+    Attributes:
+        moved: bytes, by way; of steps whose entries are in several places their mean.
+        device_bytes: most bytes live, besides those that callers keep alive; None: it has no step.
+    """
+
+    work: Work = field(default_factory=Work)
+    moved: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    ops: Counter[str] = field(default_factory=Counter)
+    device_bytes: int | None = None
+
+    def note(self, live: int) -> None:
+        self.device_bytes = max(self.device_bytes or 0, live)
+
+    def add(self, other: _Sums, times: int, outside: int) -> None:
+        """Add that of a routine that is called, with what the caller keeps alive."""
+        if other.device_bytes is not None:
+            self.note(outside + other.device_bytes)
+        if times:
+            self.work.add(other.work, times)
+            for way, nbytes in other.moved.items():
+                self.moved[way] += times * nbytes
+            for name, count in other.ops.items():
+                self.ops[name] += times * count
+
+
+@dataclass
+class _Visit:
+    """What one execution of a routine amounts to: most bytes live, and the sums of its parts."""
+
+    most: int
+    sums: dict[str, _Sums]
+
+
+class Walk:
+    """Walks a schedule, each routine once for each part of the program that calls it.
+
+    Args:
+        works: what segments do; without it only memory is looked at.
+        temporaries: bytes that a segment takes besides its arguments and results.
+    """
+
+    def __init__(
+        self, works: Mapping[Segment, SegmentWork], temporaries: Callable[[Segment], int]
+    ) -> None:
+        self._works, self._temporaries = works, temporaries
+        self._visits: dict[tuple[Routine, str], _Visit] = {}
+        self._placed: _Places | None = None  # of the entries that steps load and store
+
+    def run(self, schedule: Schedule) -> int:
+        """Walk; returns the most bytes of intermediate values that are live at a time."""
+        main, self._schedule = schedule.main, schedule
+        for routine, part in routines_by_part(main):
+            borrowed = {*routine.inputs} - {routine.inputs[i] for i in routine.consumed}
+            if routine is main:
+                borrowed = {*main.inputs, *main.outputs}
+            self._visits[routine, part] = visit = self._routine(routine, part, borrowed)
+        self._sums = visit.sums
+        return visit.most
+
+    # ---- memory ---------------------------------------------------------------------------------
+    def _routine(self, routine: Routine, part: str, borrowed: set[Slot]) -> _Visit:
+        """Walk a routine; bytes of `borrowed` slots are the caller's."""
+        sums: dict[str, _Sums] = defaultdict(_Sums)
+        owned = [s for s in routine.inputs if s in routine.specs]
+        live = {s: 0 if s in borrowed else _size(routine, s) for s in owned}
+        total = most = sum(live.values())
+        for step in routine.steps:
+            label = step.part or part
+            made = {s: _size(routine, s) for s in step.writes() if s in routine.specs}
+            now = total + self._during(step, label, total, live, made, sums)
+            most = max(most, now)
+            if self._works:
+                sums[label].note(now)
+            live.update(made)
+            total += sum(made.values())
+            donated = step.body.donated if isinstance(step, Loop) else ()
+            for slot in (*step.last, *donated):
+                total -= live.pop(slot, 0)
+        return _Visit(most, sums)
+
+    def _during(
+        self,
+        step: Step,
+        part: str,
+        total: int,
+        live: Mapping[Slot, int],
+        made: Mapping[Slot, int],
+        sums: dict[str, _Sums],
+    ) -> int:
+        """Bytes that a step takes while it runs, besides older slots; counts what it does."""
+        if isinstance(step, Run):
+            self._count_run(step.segment, part, sums)
+            reused = sum(live.get(step.args[i], 0) for i in step.segment.donated)
+            return sum(made.values()) - reused + self._temporaries(step.segment)
+        if isinstance(step, (Load, Store)):
+            self._count_transfer(step, sums[part])
+        if isinstance(step, Compute) and not step.outs:
+            sums[part].ops[step.name] += 1
+        most = sum(made.values()) if isinstance(step, Load) else 0
+        for passed in calls(step):
+            # What devices decide is taken to be 0: of two branches the second is what is done.
+            done = not isinstance(step, Branch) or passed is step.branches[1]
+            times = (step.count if isinstance(step, Loop) else 1) if done else 0
+            routine = passed.routine
+            handed = [i for i in routine.consumed if i not in passed.copies]
+            moved = sum(live.get(passed.args[i], 0) for i in handed)
+            visit = self._visits[routine, part]
+            for label, inner in visit.sums.items():
+                sums[label].add(inner, times, total - moved)
+            most = max(most, visit.most - moved)
+        return most
+
+    # ---- sums -----------------------------------------------------------------------------------
+    def _count_run(self, segment: Segment, part: str, sums: dict[str, _Sums]) -> None:
+        if segment in self._works:
+            for label, work in self._works[segment].parts.items():
+                sums[label or part].work.add(work)
+            waiting = [(node, node.part or part, 1) for node in segment.nodes]
+            while waiting:
+                node, label, times = waiting.pop()
+                self._count_node(node, label, times, sums)
+                for region in node.regions:
+                    waiting += [(inner, inner.part or label, times * region.count)
+                                for inner in region.graph.nodes]  # fmt: skip
+
+    @staticmethod
+    def _count_node(node: Node, part: str, times: int, sums: dict[str, _Sums]) -> None:
+        op = node.op
+        if op is None or node.kind in ("view", "write"):
+            return
+        part_sums = sums[part]
+        part_sums.ops[op.defn.name] += times
+        if "stream" in op.attrs:
+            nbytes = times * math.prod(op.attrs["stream"].shape) * op.attrs["stream"].dtype.itemsize
+            part_sums.moved["host_to_device" if op.outputs else "device_to_host"] += nbytes
+
+    def _count_transfer(self, step: Load | Store, sums: _Sums) -> None:
+        if not self._works:
+            return
+        sums.ops[_HOST_OPS[type(step)]] += 1
+        resident, on_disk = self._fractions(step)
+        to, disk = _WAYS[type(step)]
+        sums.moved[to] += step.nbytes * (1 - resident)
+        sums.moved[disk] += step.nbytes * on_disk
+
+    def _fractions(self, step: Load | Store) -> tuple[float, float]:
+        """Of what a step moves: fractions that stay on the device, and that are on disk."""
+        kept, filed = len(step.buffer.residents), len(step.buffer.filed)
+        if step.buffer.entries in (kept, filed) or not (kept or filed):
+            return float(kept > 0), float(filed > 0)
+        if self._placed is None:
+            self._placed = _Places.of(self._schedule)
+        return self._placed.fractions(step)
+
+    def parts(self) -> tuple[Part, ...]:
+        """The record of each part."""
+        return tuple(
+            Part(
+                name,
+                sums.work.flops,
+                sums.work.arithmetic,
+                sums.work.traffic,
+                round(sums.moved["host_to_device"]),
+                round(sums.moved["device_to_host"]),
+                tuple(
+                    Collective(*key, counts["count"], counts["nbytes"])
+                    for key, counts in sorted(sums.work.collectives.items())
+                ),
+                dict(sorted(sums.ops.items())),
+                sums.device_bytes or 0,
+                sums.work.float8_flops,
+                round(sums.moved["disk_read"]),
+                round(sums.moved["disk_written"]),
+            )
+            for name, sums in self._sums.items()
+        )
+
+
+@dataclass
+class _Places:
+    """How often each step is executed, and how often for an entry on the device, or on disk."""
+
+    all: Counter[Load | Store] = field(default_factory=Counter)
+    resident: Counter[Load | Store] = field(default_factory=Counter)
+    on_disk: Counter[Load | Store] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> _Places:
+        """Those of a run."""
+        few, more, times = measured(schedule, cls._counted, 1, 1)
+        for name, counts in vars(more).items():
+            fewer = vars(few)[name]
+            for step in counts:
+                counts[step] += round(times) * (counts[step] - fewer[step])
+        return more
+
+    @classmethod
+    def _counted(cls, schedule: Schedule) -> _Places:
+        places = cls()
+        residents = cache(lambda buffer: buffer.residents)
+        filed = cache(lambda buffer: frozenset(buffer.filed))
+        for step, index in events_of(schedule):
+            if isinstance(step, Run):
+                continue
+            entry = index[0] if isinstance(index, tuple) else index  # replicas are alike
+            places.all[step] += 1
+            places.resident[step] += entry in residents(step.buffer)
+            places.on_disk[step] += entry in filed(step.buffer)
+        return places
+
+    def fractions(self, step: Load | Store) -> tuple[float, float]:
+        """Of a step's executions, those for entries on the device, and on disk."""
+        count = self.all[step] or 1
+        return self.resident[step] / count, self.on_disk[step] / count
+
+
+def _size(routine: Routine, slot: Slot) -> int:
+    spec = routine.specs[slot]
+    return math.prod(spec.shape) * spec.dtype.itemsize

@@ -1,0 +1,163 @@
+"""The memory that a segment takes while it runs, before XLA has compiled it: an estimate.
+
+XLA computes a value where it is used, unless it is used by something that reads memory: a product,
+a loop, a result. So of the values of a function those are in memory that kernels make, and those
+that kernels read. They live from where they are made to where they are last read, in the order of
+the program.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+from popxl.ops._cudnn import workspace_of
+from popxl.plan.flat_jaxpr import Flat, Node, Value
+from popxl.plan.gpu_kernels import GpuKernels
+from popxl.plan.primitives import (
+    MATERIALISED,
+    PICKS,
+    RANDOM_BITS,
+    SCATTERS,
+    is_float8,
+    kind_of,
+    nbytes,
+)
+from popxl.plan.records import Kernel
+
+
+class Memory:
+    """The values of a function that are in memory, and when.
+
+    Args:
+        platform: that the function is compiled for: "cpu", "gpu" or "tpu".
+        donated: arguments that may be overwritten.
+    """
+
+    def __init__(self, flat: Flat, platform: str, donated: Iterable[Any] = ()) -> None:
+        self._flat, self._platform = flat, platform
+        self._kept = set(flat.inputs) - set(donated)
+        self._uses = Counter(v for node in flat.nodes for v in node.inputs)
+        self._gpu = None if platform == "cpu" else GpuKernels(flat)
+        self._names: dict[Any, Any] = {}  # values that are read where another value is
+        written = set()  # because the program says so
+        for node in flat.nodes:
+            if (source := self._source(node)) is not None:
+                self._names[node.outputs[0]] = self.name(source)
+            if node.name in MATERIALISED:
+                written.add(self.name(node.inputs[0]))
+        outputs = [self.name(v) for v in flat.outputs]
+        self._outside = {*flat.inputs, *outputs}
+        self.stored = self._outside | written
+        for node in flat.nodes:
+            if self._is_kernel(node):
+                outputs = [] if self.sum_after(node) else node.outputs
+                self.stored.update(self.name(v) for v in (*node.inputs, *outputs))
+            elif kind_of(node.name) == "reduction":
+                self.stored.update(node.outputs)
+
+    def _source(self, node: Node) -> Any:
+        """The value that a node's is under another shape or order of axes, or the float8 one that
+        it scales back: FP8 products read that, see `popxl.ops.fp8`."""
+        if kind_of(node.name) == "free" or (self._gpu and self._gpu.is_free(node)):
+            return next(iter(node.inputs), None)
+        if self.scatters_in_place(node):
+            return node.atoms[0]
+        if node.name not in ("convert_element_type", "mul"):
+            return None
+        large = [v for v in node.inputs if v.aval.shape]
+        return large[0] if len(large) == 1 and is_float8(self.name(large[0])) else None
+
+    def name(self, value: Any) -> Any:
+        """The value whose memory `value` is in."""
+        return self._names.get(value, value)
+
+    def scatters_in_place(self, node: Node) -> bool:
+        """Whether a node changes rows of an array that nothing else needs."""
+        if node.name not in SCATTERS or not isinstance(node.atoms[0], Value):
+            return False
+        return self._uses[node.atoms[0]] == 1 and self.name(node.atoms[0]) not in self._kept
+
+    @cached_property
+    def reads(self) -> list[dict[Any, int]]:
+        """What each node reads from memory, and how many bytes of it: values that are computed
+        where they are used read their operands there. Nodes that make no value in memory read
+        nothing by themselves."""
+        through: dict[Any, dict[Any, int]] = {}
+        reads = []
+        for node in self._flat.nodes:
+            read: dict[Any, int] = {}
+            most = math.prod(node.outputs[0].aval.shape) if node.name in PICKS else None
+            for v in map(self.name, node.inputs):
+                parts = {v: nbytes(v.aval)} if v in self.stored else through.get(v, {})
+                for part, taken in parts.items():
+                    if most is not None:
+                        taken = min(taken, most * part.aval.dtype.itemsize)
+                    read[part] = min(read.get(part, 0) + taken, nbytes(part.aval))
+            makes = [v for v in node.outputs if v in self.stored]
+            if not makes and not self._is_kernel(node):
+                through.update(dict.fromkeys(node.outputs, read))
+                read = {}
+            reads.append(read)
+        return reads
+
+    def peak(self) -> int:
+        """Most bytes that are live at a time besides arguments and results."""
+        last = {v: i for i, read in enumerate(self.reads) for v in read}
+        live = most = 0
+        held: dict[Any, int] = {}
+        for i, node in enumerate(self._flat.nodes):
+            made = [v for v in node.outputs if v in self.stored and v not in self._outside]
+            dying = [v for v in self.reads[i] if last[v] == i]
+            held.update((v, nbytes(v.aval)) for v in made)
+            live += sum(held[v] for v in made)
+            for v in made:
+                last.setdefault(v, i)
+            over = self._overwritten(node, made, [held[v] for v in dying if v in held])
+            workspace = workspace_of(node.name, [v.aval.shape for v in node.atoms])
+            most = max(most, live - over + self.extra(node) + workspace + self._inner(node))
+            for v in {*self.reads[i], *node.outputs}:
+                if last.get(v) == i:
+                    live -= held.pop(v, 0)
+        return most
+
+    def _is_kernel(self, node: Node) -> bool:
+        return node.runs_others or kind_of(node.name, self._platform) == "kernel"
+
+    def _overwritten(self, node: Node, made: Sequence[Any], dying: list[int]) -> int:
+        """Bytes of values that are made where others, of so many bytes each, are read the last
+        time: a loop may do that, and what is computed element by element, where sizes are equal."""
+        if node.runs_others:
+            return min(sum(dying), sum(nbytes(v.aval) for v in made))
+        over = 0
+        for size in (nbytes(v.aval) for v in made if not self._is_kernel(node)):
+            if size in dying:
+                dying.remove(size)
+                over += size
+        return over
+
+    def extra(self, node: Node) -> int:
+        """Bytes that a kernel writes and reads besides its operands and results."""
+        if node.name == RANDOM_BITS and self._is_kernel(node):
+            return nbytes(node.outputs[-1].aval)  # drawn as two halves, then put together
+        return 0
+
+    def sum_after(self, node: Node) -> Node | None:
+        """The addition that a product does as it is written; None: it does none."""
+        return self._gpu.sums.get(node) if self._gpu else None
+
+    def is_in_product(self, node: Node) -> bool:
+        """Whether a product before it does what a node adds."""
+        return self._gpu is not None and node in self._gpu.added
+
+    def around(self, node: Node) -> list[Kernel]:
+        """Kernels that run for a node besides its own."""
+        return self._gpu.around(node) if self._gpu else []
+
+    def _inner(self, node: Node) -> int:
+        """Most bytes that what a node runs takes."""
+        bodies = [*(body for body, _ in node.bodies), *node.branches]
+        return max((Memory(body, self._platform).peak() for body in bodies), default=0)

@@ -1,0 +1,164 @@
+"""The generation session of a configured model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+import popxl
+from config.sections import RunConfig
+from data.loader import BatchSharding
+from data.samples import EMPTY, concatenate, pack
+from modelling.generation import Strategy
+from modelling.generation.decoding_strategy import strategy_of
+from modelling.spec import family_of
+from modelling.weights import Variables
+from planning.generation_placement import generation_program
+from popxl_addons import NamedTensors
+from sessions.session import RunningModel
+
+
+class Inference(RunningModel):
+    """Generates with a model. Use it as a context; weights must be written before it generates.
+
+    A run of the program takes several micro-batches on each data-parallel replica: as many as
+    `execution.device_iterations` where the weights are on the device, and a large batch where they
+    are streamed (see `generation.weights`).
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        strategy: Strategy | None = None,
+        lender: RunningModel | None = None,
+        piecewise: bool = False,
+    ) -> None:
+        """Build and compile the program.
+
+        Args:
+            config: one for training serves as well.
+            strategy: how tokens are chosen; None: as `generation` of the configuration says, but
+                without stop texts.
+            lender: see `RunningModel`. Weights that are on the device are a copy.
+            piecewise: for `written`, which gives tokens as they come where weights are resident.
+        """
+        family = family_of(config)
+        config = replace(config, model=replace(config.model, eval=True))
+        self._strategy = strategy_of(config) if strategy is None else strategy
+        lender_bytes = None if lender is None else lender.stored
+        self.program = generation_program(config, family, self._strategy, lender_bytes, piecewise)
+        self._sharding = BatchSharding.of(config, self.program.ir.num_host_transfers)
+        weight_map, program_variables = family.weight_map(config), self.program.variables
+        variables: Variables
+        if isinstance(program_variables, NamedTensors):
+            weight_map = family.weight_map(config.changed({"execution.expert_groups": 1}))
+            variables = {
+                layer: NamedTensors(fwd=program_variables.get(layer)) for layer in weight_map.layers
+            }
+        else:
+            variables = program_variables
+        super().__init__(config, self.program.ir, weight_map, variables, lender)
+
+    @property
+    def samples_per_run(self) -> int:
+        """Samples of one run of the program: prompts, or groups of them that share one."""
+        execution, batches = self.config.execution, self.program.ir.num_host_transfers
+        return batches * execution.data_parallel * execution.micro_batch_size
+
+    def generate(
+        self,
+        input_ids: np.ndarray,
+        mask: np.ndarray,
+        on_progress: Callable[[int], object] | None = None,
+    ) -> np.ndarray:
+        """Generate for any number of prompts.
+
+        Args:
+            input_ids: (n, sequence_length) token ids, a prompt in each row, padded on the right.
+            mask: same shape, 1 where there is a token.
+            on_progress: called after each run with the number of prompts it did.
+
+        Returns:
+            int32 (n, decoder_sequence_length): tokens up to and including the end token, then
+            padding.
+
+        Raises:
+            ValueError: the arrays do not have these shapes.
+        """
+        self._check(input_ids, mask)
+        lengths, capacity = mask.sum(axis=1), input_ids.shape[1]
+        tokens = np.zeros((len(input_ids), *self.program.tokens.shape[1:]), np.int32)
+        packed = pack(lengths, capacity, self.program.prompts_per_sample)
+        for start in range(0, len(packed), self.samples_per_run):
+            part = np.full((self.samples_per_run, packed.shape[1]), EMPTY)
+            part[: len(packed) - start] = packed[start : start + self.samples_per_run]
+            own = part[self._sharding.positions(len(part))]
+            filled = concatenate(own, lambda i: input_ids[i, : lengths[i]], capacity, pad=0)
+            indices = part.reshape(-1)
+            there = indices != EMPTY
+            tokens[indices[there]] = self._answers(own.reshape(-1), *filled)[there]
+            if on_progress is not None:
+                on_progress(int(np.count_nonzero(there)))
+        return tokens
+
+    def written(self, input_ids: np.ndarray, mask: np.ndarray) -> Iterator[np.ndarray]:
+        """Generate for one prompt, and give what there is of the tokens each time that one comes.
+
+        Args:
+            input_ids, mask: as for `generate`, (1, sequence_length).
+        """
+        self._check(input_ids, mask)
+        program, length = self.program, int(mask.sum())
+        if program.begin is None or program.going is None:
+            yield self.generate(input_ids, mask)
+            return
+        part = np.full((self.samples_per_run, program.prompts_per_sample), EMPTY)
+        part[0, 0] = 0
+        own = part[self._sharding.positions(len(part))]
+        inputs = self._inputs(
+            own.reshape(-1),
+            *concatenate(own, lambda i: input_ids[i, :length], input_ids.shape[1], pad=0),
+        )
+        for position in range(program.tokens.shape[1]):
+            begin = self._sharding.to_replicas(np.full(len(own), position == 0))
+            found = self._run({**inputs, program.begin: begin})
+            yield self._collected(found[program.tokens])[:1]
+            if not found[program.going].any():
+                return
+
+    def _answers(self, indices: np.ndarray, input_ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """The tokens for all prompts of one run of the program.
+
+        Args:
+            indices: the numbers of the prompts for the replicas of this process, or `EMPTY`.
+            input_ids, mask: their samples.
+        """
+        return self._collected(
+            self._run(self._inputs(indices, input_ids, mask))[self.program.tokens]
+        )
+
+    def _inputs(
+        self, indices: np.ndarray, input_ids: np.ndarray, mask: np.ndarray
+    ) -> dict[popxl.HostToDeviceStream, np.ndarray]:
+        """What one run reads; arguments as for `_answers`."""
+        program, dealt = self.program, self._sharding.to_replicas
+        inputs = {program.input_ids: dealt(input_ids), program.mask: dealt(mask)}
+        for name, array in self._strategy.feed(indices, program.tokens.shape[1]).items():
+            inputs[program.inputs[name]] = dealt(array)
+        return inputs
+
+    def _collected(self, tokens: np.ndarray) -> np.ndarray:
+        """What the replicas gave, in the order of the samples."""
+        copies = tokens[:, :: self.config.execution.tensor_parallel]
+        return copies.reshape(-1, *self.program.tokens.shape[1:])
+
+    def _check(self, input_ids: np.ndarray, mask: np.ndarray) -> None:
+        length = self.program.input_ids.shape[1]
+        for name, array in (("input_ids", input_ids), ("mask", mask)):
+            if array.shape != (len(input_ids), length):
+                raise ValueError(
+                    f"{name} has shape {array.shape}, but must be ({len(input_ids)}, {length}): "
+                    "samples × sequence_length"
+                )

@@ -1,0 +1,129 @@
+"""The session that computes the loss of a configured model, without training it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import reduce
+
+import numpy as np
+
+import popdist
+from config.metrics import Tally, added
+from config.sections import RunConfig
+from data.loader import BatchSharding
+from data.samples import Batch, Samples
+from modelling.objectives import WEIGHT, objective_of
+from modelling.phases.evaluation import build_loss
+from modelling.spec import family_of
+from sessions.aux_metrics import tally_of
+from sessions.session import RunningModel
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The loss of samples.
+
+    Attributes:
+        total: over all of them.
+        tokens: what that is divided by: of target tokens their number, end tokens included.
+        told: what the objective tells besides.
+    """
+
+    total: float
+    tokens: int
+    told: Tally = field(default_factory=dict)
+
+    @property
+    def mean(self) -> float:
+        """The loss as objectives mean it."""
+        return self.total / max(self.tokens, 1)
+
+    @property
+    def tally(self) -> Tally:
+        """All of it, for metrics."""
+        return {**self.told, "loss": (self.total, self.tokens)}
+
+
+class Losses(RunningModel):
+    """Computes losses. Use it as a context; weights must be written before."""
+
+    def __init__(self, config: RunConfig, lender: RunningModel | None = None) -> None:
+        """Build and compile the program. A configuration for training serves as well.
+
+        Args:
+            lender: see `RunningModel`.
+        """
+        e = config.execution
+        at_once = e.micro_batch_size * e.data_parallel
+        batch = at_once * max(config.training.global_batch_size // at_once, 1)
+        config = replace(
+            config,
+            model=replace(config.model, eval=True),
+            training=replace(config.training, global_batch_size=batch),
+        )
+        self._sharding = BatchSharding.of(config)
+        self._family, self.objective = family_of(config), objective_of(config)
+        weight_map = self._family.weight_map(config)
+        self.program = build_loss(config, self._family.layout, weight_map)
+        super().__init__(config, self.program.ir, weight_map, self.program.variables, lender)
+
+    def of(self, samples: Samples, on_progress: Callable[[int], object] | None = None) -> Loss:
+        """The loss of all samples.
+
+        Args:
+            on_progress: called after each run of the program with the number of samples it did.
+        """
+        told: Tally = {}
+        total, tokens = 0.0, 0
+        for indices, batch in self._batches(samples):
+            loss, sums = self._sums(batch)
+            total += loss
+            tokens += self.objective.normaliser(self._sharding.without_duplicates(batch))
+            if sums is not None:
+                told = added(told, tally_of(self.objective, self._sharding, sums, batch))
+            if on_progress is not None:
+                on_progress(len(indices))
+        return Loss(total, sum(popdist.gather(tokens)), reduce(added, popdist.gather(told)))
+
+    def texts(self, samples: Samples, first: int = 0) -> Iterator[tuple[slice, np.ndarray]]:
+        """What the loss is a function of, `Objective.sums`, for batch after batch of all samples.
+
+        Args:
+            first: sample to begin with.
+
+        Yields:
+            Which samples, and for each of them a row for each two texts: [n, rows, 2].
+        """
+        for indices, batch in self._batches(samples, first):
+            sums = self._sums(batch)[1]
+            assert sums is not None, "only objectives that tell have texts"
+            by_sample = sums.reshape(self.config.training.global_batch_size, -1, 2)
+            yield slice(indices[0], indices[-1] + 1), by_sample[: len(indices)]
+
+    def _batches(self, samples: Samples, first: int = 0) -> Iterator[tuple[np.ndarray, Batch]]:
+        """The samples in order, and of each batch what is for the replicas of this process."""
+        size = self.config.training.global_batch_size
+        own = self._sharding.positions(size)
+        for start in range(first, len(samples), size):
+            indices = np.arange(start, min(start + size, len(samples)))
+            taken = samples.take(np.resize(indices, size)[own])
+            yield indices, self.objective.only(taken, own < len(indices))
+
+    def _sums(self, batch: Batch) -> tuple[float, np.ndarray | None]:
+        """The loss of a batch, and in the order of the samples of all processes what it is a
+        function of."""
+        c = self.config
+        arrays = self._family.sample_format.streams(batch)
+        own, streams = self._sharding.own, self.program.inputs
+        dealt = {streams[name]: x for name, x in arrays.items() if name in streams}
+        inputs = {stream: self._sharding.to_replicas(x) for stream, x in dealt.items()}
+
+        inputs[streams[WEIGHT]] = np.ones(
+            (c.gradient_accumulation, own.stop - own.start), np.float32
+        )
+        outputs = self._run(inputs)
+        losses = self._sharding.from_replicas(outputs[self.program.loss][..., None])
+        sums = self.program.sums
+        told = None if sums is None else self._sharding.from_replicas(outputs[sums])
+        return float(losses.astype(np.float64).sum()), told

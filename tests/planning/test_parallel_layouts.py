@@ -1,0 +1,152 @@
+"""How devices share training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from config.sections import RunConfig
+from planning import parallel_layouts as module
+from planning.auto_config import with_choices
+from planning.batch_size_advice import with_larger_batch
+from planning.fit_search import best_training, smallest_that_fits
+from planning.hardware.machines import Machine, machine
+from planning.origins import ORIGINS
+from planning.parallel_layouts import layouts, promising
+from planning.program_variants import Programs
+from planning.report import LargerBatch
+from planning.report_text import as_text
+from terminal.command_line import read_command_line
+from tests.planning.presets import preset
+
+FOUR = replace(machine("t4"), memory=1e9, host_memory=1e9, devices=4)
+
+
+def small(batch: int = 8) -> RunConfig:
+    return preset(
+        "gptj_tiny",
+        model={"layers": 1, "attention": {"heads": 4, "rotary_dim": 2}},
+        training={"global_batch_size": batch},
+        execution={"micro_batch_size": 1, "activations": "recompute"},
+    )
+
+
+def ways(config: RunConfig, devices: int, micro: int | None = 1) -> list[tuple[int, int, int]]:
+    """Copies, devices of each, and samples of a micro-batch."""
+    made = [each.execution for each in layouts(config, devices, micro)]
+    return [(e.data_parallel, e.tensor_parallel, e.micro_batch_size) for e in made]
+
+
+def test_all_ways_in_which_devices_can_share_a_batch_and_layers() -> None:
+    assert ways(small(), 4) == [(4, 1, 1), (2, 2, 2), (1, 4, 4)]
+    assert ways(small(), 8) == [(8, 1, 1), (4, 2, 2), (2, 4, 4)], "there are four heads"
+    assert ways(small(2), 4) == [(2, 2, 1), (1, 4, 2)], "two samples"
+    assert ways(small(), 4, micro=4) == [(4, 1, 2), (2, 2, 4), (1, 4, 8)]
+    assert ways(small(), 1) == [(1, 1, 1)]
+
+
+def test_a_given_micro_batch_stays() -> None:
+    config = small().changed({"execution.micro_batch_size": 4})
+    assert ways(config, 4, None) == [(2, 2, 4), (1, 4, 4)]
+
+
+def test_fewer_devices_where_not_all_can_share() -> None:
+    assert ways(small(), 7) == ways(small(), 4), "7, 6 and 5 share neither 8 samples nor 4 heads"
+
+
+@pytest.mark.parametrize(("batch", "best"), [(8, (4, 1)), (2, (1, 4))])
+def test_no_layout_is_faster_than_the_chosen_one(batch: int, best: tuple[int, int]) -> None:
+    programs, all_ways = Programs(), layouts(small(batch), 4, 1)
+    made = best_training("small", all_ways, FOUR, programs)
+    times = [smallest_that_fits("small", way, FOUR, programs).expected_seconds for way in all_ways]
+    assert made.expected_seconds == min(times)
+    e = made.needs.config.execution
+    assert (e.data_parallel, e.tensor_parallel) == best
+
+
+def test_a_layout_whose_bound_is_too_long_is_not_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulated = list[int]()
+
+    def seen(layout: module.Layout, on: Machine, programs: Programs) -> module.Layout:
+        simulated.append(layout.config.execution.tensor_parallel)
+        return layout
+
+    monkeypatch.setattr(module, "_simulated", seen)
+    slow_links = replace(FOUR, link=1e5)
+    assert promising(layouts(small(), 4, 1), slow_links, Programs())
+    assert simulated == [4, 2], "four copies exchange twice as much"
+
+
+def test_a_batch_that_feeds_the_devices_is_named() -> None:
+    """Exchanging the gradients takes as long for one sample as for many."""
+    on, programs = replace(FOUR, link=1e8), Programs()
+    few = best_training("small", layouts(small(4), 4, 1), on, programs)
+    told = with_larger_batch(few, programs).larger_batch
+    assert told is not None
+    enough = best_training("small", layouts(small(told.samples), 4, 512), on, programs)
+    rates = [n / made.expected_seconds for n, made in ((4, few), (told.samples, enough))]
+    assert told.gain == pytest.approx(rates[1] / rates[0], 0.01)
+    assert told.gain > 1.25
+
+
+def test_a_batch_that_is_large_enough_stays() -> None:
+    programs = Programs()
+    one = best_training("small", [small(4)], FOUR, programs)
+    assert with_larger_batch(one, programs).larger_batch is None, "of one device"
+    slow = replace(FOUR, flops=dict.fromkeys(FOUR.flops, 1e9))
+    many = best_training("small", layouts(small(64), 2, 16)[:1], slow, programs)
+    assert with_larger_batch(many, programs, is_told=True).larger_batch is None
+
+
+# ---- the command line ---------------------------------------------------------------------------
+def layout(*flags: str, count: int | None = None) -> tuple[int, int, int]:
+    """Of a preset, on a machine of four devices: copies, devices of each, micro-batch."""
+    model = ("--config", "gptj_tiny", "--layers", "1", "--global_batch_size", "8")
+    flags = (*model, "--micro_batch_size", "2", "--activations", "recompute", *flags)
+    line = read_command_line("", "finetuning", "tiny", flags, origins=ORIGINS)
+    e = with_choices(line, ("train",), trains=True, machine=FOUR, count=count).config.execution
+    return e.data_parallel, e.tensor_parallel, e.micro_batch_size
+
+
+def test_a_preset_uses_all_devices_of_its_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert layout() == (4, 1, 2)
+    said = capsys.readouterr().err
+    assert said.startswith("devices: 4 = 4 dp × 1 tp, micro-batches of 2 (--data_parallel and")
+
+
+def test_the_number_of_devices_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert layout(count=2) == (2, 1, 2)
+    assert layout(count=3) == (2, 1, 2)
+    assert "devices: 2 = 2 dp × 1 tp of 3, which cannot share it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--data_parallel", "2"), (2, 1, 2)),
+        (("--tensor_parallel", "2"), (1, 2, 2)),
+        (("--data_parallel", "1"), (1, 1, 2)),
+    ],
+)
+def test_what_is_told_is_done(
+    flags: tuple[str, str], told: tuple[int, int, int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert layout(*flags) == told
+    assert not capsys.readouterr().err
+
+
+def test_processors_share_the_batch() -> None:
+    """There is nothing to simulate."""
+    line = read_command_line("", "finetuning", "tiny", ("--config", "tiny"), origins=ORIGINS)
+    made = with_choices(line, ("train",), trains=True, machine=machine("laptop"), count=4).config
+    assert (made.execution.data_parallel, made.execution.micro_batch_size) == (4, 16)
+
+
+def test_a_plan_names_a_larger_batch() -> None:
+    made = best_training("small", [small(4)], FOUR)
+    assert "small batch" not in as_text(made)
+    few = replace(made, larger_batch=LargerBatch(64, 2.5))
+    line = "4 samples a step are few for 1 devices: with --global_batch_size 64 about 2.5 times"
+    assert line in as_text(few)
+    assert few.as_dict()["larger_batch"] == {"samples": 64, "gain": 2.5}

@@ -1,0 +1,105 @@
+"""Evaluation while training reads the training state: the same results, without a copy of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from config.sections import RunConfig
+from data.loader import Loader
+from modelling.generation import Greedy
+from modelling.spec import family_of
+from sessions.generation import Inference
+from sessions.loss_evaluation import Losses
+from sessions.session import RunningModel
+from sessions.training import FineTuning
+from tests.modelling.gptj.hf import small_config as gptj_config
+from tests.modelling.harness import small_config as t5_config
+from tests.slow import slow
+
+pytestmark = pytest.mark.usefixtures("cached")  # lent and copied weights have the same programs
+
+
+@contextmanager
+def trained(config: RunConfig) -> Iterator[FineTuning]:
+    """A model after a step."""
+    family = family_of(config)
+    model = FineTuning(config)
+    model.write(family.weight_map(config).init_weights(1))
+    loader = Loader.of(config, family.sample_format.generated(config, 32, None))
+    with model:
+        model.run([loader.next_batch()], [1e-2])
+        yield model
+
+
+def entered(borrower: RunningModel, model: FineTuning) -> RunningModel:
+    borrower.write(model.tensors(optimizer=False))
+    return borrower
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        gptj_config(1, 2, layers=2),
+        *(
+            slow(config)
+            for config in (
+                t5_config(1),
+                # Phases that are cut:
+                gptj_config(2).changed({"training.trained": "layer.0,layer.2"}),
+                t5_config(1).changed({"training.frozen": "encoder.1,decoder.0"}),
+            )
+        ),
+    ],
+)
+def test_what_is_borrowed_is_what_would_be_copied(config):
+    family = family_of(config)
+    generation = replace(config.generation, weights="streamed", micro_batches=2)
+    writing = replace(config, generation=generation)
+    samples = family.sample_format.generated(config, 32, None)
+    input_ids = np.random.default_rng(0).integers(
+        3, 30, (8, config.model.sequence_length), np.int32
+    )
+    results = []
+    with trained(config) as model:
+        for lender in (None, model):
+            with entered(Losses(config, lender), model) as losses:
+                size, loss = losses.session.remote_bytes(), losses.of(samples).total
+            with entered(Inference(writing, Greedy(), lender), model) as writer:
+                size += writer.session.remote_bytes()
+                results.append((loss, writer.generate(input_ids, np.ones_like(input_ids)), size))
+        model.run([Loader.of(config, samples).next_batch()], [1e-2], 1)  # its state is its own
+    (loss, tokens, copied), (borrowed_loss, borrowed_tokens, borrowed) = results
+    assert borrowed_loss == loss
+    np.testing.assert_array_equal(borrowed_tokens, tokens)
+    assert borrowed == 0
+    assert copied >= 2 * 4 * sum(np.prod(w.shape) for w in family.weight_map(config).weights)
+
+
+def test_the_state_may_be_on_disk(tmp_path, monkeypatch):
+    """All of it, so that what is borrowed is read from files: the bits are those of memory."""
+    monkeypatch.setattr("planning.hardware.disk_offload.MIN_ENTRY", 1)
+    monkeypatch.setattr("planning.hardware.disk_offload.check_limit", lambda *args: None)
+    config = gptj_config(1, 2, layers=2)
+    limited = replace(config.execution, disk=str(tmp_path), host_memory=1e-6)
+    found = []
+    for execution in (config.execution, limited):
+        given = replace(config, execution=execution)
+        family = family_of(given)
+        samples = family.sample_format.generated(given, 32, None)
+        monkeypatch.setattr("planning.hardware.disk_offload.check_memory", lambda *args: None)
+        with trained(given) as model:
+            model.run([Loader.of(given, samples).next_batch()], [1e-2], 1)
+            with entered(Losses(given, model), model) as losses:
+                found.append((losses.of(samples).total, model.read()))
+            traffic = model.session.disk_traffic
+    assert traffic.read > traffic.written > 0
+    (loss, state), (disk_loss, disk_state) = found
+    assert disk_loss == loss
+    for name, value in state.items():
+        np.testing.assert_array_equal(disk_state[name], value)
+    assert not list(tmp_path.iterdir())
