@@ -82,7 +82,7 @@ def compile_program(config: RunConfig) -> Compilation:
     """Build, plan and compile the fine-tuning program on virtual CPU devices."""
     start = time.perf_counter()
     family = family_of(config)
-    ir = build_training(config, family.layout, weight_map=family.weight_map(config)).ir
+    ir = build_training(config, family.build_phases, weight_map=family.weight_map(config)).ir
     built = time.perf_counter()
     plan = popxl.plan.plan_of(ir)
     planned = time.perf_counter()

@@ -287,7 +287,7 @@ def _tensors_on(hosts: int) -> Any:
     config = config_class_of(data, "xxl_pod64").from_dict(data)
     family = family_of(config)
     weight_map = family.weight_map(config)
-    program = build_training(config, family.layout, False, weight_map)
+    program = build_training(config, family.build_phases, False, weight_map)
     owners = tuple(replica // DEVICES_OF_A_HOST for replica in range(config.replicas))
     held = ShardReader(
         lambda v: popxl.plan.variable_parts(v, owners), lambda v, part: np.zeros(part.size)

@@ -49,7 +49,7 @@ def measure(config: RunConfig) -> tuple[float, float, popxl.plan.MemoryUse]:
     """Seconds to build the Ir, seconds to trace and compile it, and its memory."""
     start = time.perf_counter()
     family = family_of(config)
-    program = build_training(config, family.layout, weight_map=family.weight_map(config))
+    program = build_training(config, family.build_phases, weight_map=family.weight_map(config))
     built = time.perf_counter()
     session = popxl.Session(program.ir, device_desc(config))
     return built - start, time.perf_counter() - built, session.memory_use()

@@ -50,7 +50,7 @@ class Decoder:
 
 
 def decoder_weight_map(config: RunConfig, decoder: Decoder) -> WeightMap:
-    """Derive the weight map for the phases of `modelling.phases.decoder_only_layout`."""
+    """Derive the weight map for the phases of `modelling.phases.build_decoder_only_phases`."""
     groups = config.execution.expert_groups
     with configured(config):
         embeddings, head = decoder.embeddings(), decoder.head()

@@ -71,7 +71,7 @@ class EncoderDecoder:
 
 
 def encoder_decoder_weight_map(config: RunConfig, model: EncoderDecoder) -> WeightMap:
-    """Derive the weight map for the phases of `modelling.phases.encoder_decoder_layout`.
+    """Derive the weight map for the phases of `modelling.phases.build_encoder_decoder_phases`.
 
     The table of tokens belongs to the encoder's embeddings, also where the head is tied to it.
     """

@@ -19,10 +19,10 @@ from modelling.generation.decoder_only import DecoderOnlyGenerator
 from modelling.generation.encoder_decoder import EncoderDecoderGenerator
 from modelling.generation.generator import GeneratorOf
 from modelling.layers import LayerAdapters
-from modelling.phases.decoder_only import decoder_only_layout
-from modelling.phases.encoder_decoder import encoder_decoder_layout
-from modelling.phases.layout import Layout
-from modelling.phases.settings import Settings
+from modelling.phases.decoder_only import build_decoder_only_phases
+from modelling.phases.encoder_decoder import build_encoder_decoder_phases
+from modelling.phases.phase_plan import PhasePlan
+from modelling.phases.settings import PhaseSettings
 from modelling.weights import WeightMap
 from modelling.weights.lora import with_adapters, with_trainable_tokens
 from modelling.weights.trainable import (
@@ -51,7 +51,7 @@ class ModelFamily:
     """
 
     sample_format: SampleFormat
-    layout: Callable[[Settings], Layout]
+    build_phases: Callable[[PhaseSettings], PhasePlan]
     generator: GeneratorOf
     base_weight_map: Callable[[Any], WeightMap]
     to_config_json: Callable[[Any], dict[str, Any]]
@@ -92,8 +92,8 @@ def decoder_family(
     def base_weight_map(config: Any) -> WeightMap:
         return decoder_weight_map(config, decoder_of(config))
 
-    def layout(settings: Settings) -> Layout:
-        return decoder_only_layout(settings, *described(settings.config))
+    def build_phases(settings: PhaseSettings) -> PhasePlan:
+        return build_decoder_only_phases(settings, *described(settings.config))
 
     def generator(config: RunConfig, sequences: int) -> DecoderOnlyGenerator:
         return DecoderOnlyGenerator(config, *described(config), sequences)
@@ -102,7 +102,13 @@ def decoder_family(
         return decoder_of(config), LayerAdapters(config, base_weight_map)
 
     return ModelFamily(
-        CAUSAL_LM, layout, generator, base_weight_map, to_config_json, from_config_json, **others
+        CAUSAL_LM,
+        build_phases,
+        generator,
+        base_weight_map,
+        to_config_json,
+        from_config_json,
+        **others,
     )
 
 
@@ -117,8 +123,8 @@ def encoder_decoder_family(
     def base_weight_map(config: Any) -> WeightMap:
         return encoder_decoder_weight_map(config, model_of(config))
 
-    def layout(settings: Settings) -> Layout:
-        return encoder_decoder_layout(settings, *modules(settings.config))
+    def build_phases(settings: PhaseSettings) -> PhasePlan:
+        return build_encoder_decoder_phases(settings, *modules(settings.config))
 
     def generator(config: RunConfig, sequences: int) -> EncoderDecoderGenerator:
         return EncoderDecoderGenerator(config, *modules(config), sequences)
@@ -127,7 +133,13 @@ def encoder_decoder_family(
         return model_of(config), LayerAdapters(config, base_weight_map)
 
     return ModelFamily(
-        SEQ2SEQ, layout, generator, base_weight_map, to_config_json, from_config_json, **others
+        SEQ2SEQ,
+        build_phases,
+        generator,
+        base_weight_map,
+        to_config_json,
+        from_config_json,
+        **others,
     )
 
 

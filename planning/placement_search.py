@@ -207,7 +207,7 @@ class _Search:
             best = better
             left = [kind for kind in left if (kind, 1.0) not in best.variant.kept]
         for kind in kinds:
-            for shares in () if kind in best.program.undivided else _SHARES:
+            for shares in () if kind in best.program.all_or_none_types else _SHARES:
                 others = {(name, share) for name, share in best.variant.kept if name != kind}
                 some = [frozenset(others | {(kind, share)}) for share in shares]
                 better = self._faster(best, some)
@@ -324,7 +324,7 @@ class _Search:
         again = replace(variant, kept=ALL_AGAIN)
         if not variant.kept:
             return self._candidates.get(again)
-        layers = self._candidates.get(again)[0].layers
+        layers = self._candidates.get(again)[0].phases_by_type
         phases = ((name, share) for kind, share in variant.kept for name in layers[kind])
         return self._candidates.get(replace(variant, kept=frozenset(phases)))
 

@@ -103,9 +103,17 @@ def _candidates(config: RunConfig, target: str) -> Candidates:
     weight_map = family.weight_map(config)
 
     def build(variant: Variant) -> TrainingProgram:
-        keeping, per_pass, own = dict(variant.kept), variant.per_pass, variant.applied(there)
+        saved_fractions, per_pass, own = (
+            dict(variant.kept),
+            variant.per_pass,
+            variant.applied(there),
+        )
         return build_training(
-            own, family.layout, weight_map=weight_map, keeping=keeping, per_pass=per_pass
+            own,
+            family.build_phases,
+            weight_map=weight_map,
+            saved_fractions=saved_fractions,
+            per_pass=per_pass,
         )
 
     return Candidates(build, unplanned(there), target)
@@ -187,10 +195,12 @@ class Trial:
 def kinds_worth_saving(program: TrainingProgram, traced: popxl.plan.Traced) -> list[str]:
     """Kinds of layers whose forward pass is a share of the work that counts."""
     flops: Counter[str] = Counter()
-    kinds: Mapping[str, str] = {n: kind for kind, names in program.layers.items() for n in names}
+    kinds: Mapping[str, str] = {
+        n: kind for kind, names in program.phases_by_type.items() for n in names
+    }
     for part in traced.plan().parts:
         phase, _, direction = part.name.partition("/")
         flops["all"] += part.flops
         if direction == "forward" and phase in kinds:
             flops[kinds[phase]] += part.flops
-    return [kind for kind in program.layers if flops[kind] > _MIN_SHARE * flops["all"]]
+    return [kind for kind in program.phases_by_type if flops[kind] > _MIN_SHARE * flops["all"]]

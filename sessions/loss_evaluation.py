@@ -65,7 +65,7 @@ class Losses(RunningModel):
         self._sharding = BatchSharding.of(config)
         self._family, self.objective = family_of(config), objective_of(config)
         weight_map = self._family.weight_map(config)
-        self.program = build_loss(config, self._family.layout, weight_map)
+        self.program = build_loss(config, self._family.build_phases, weight_map)
         super().__init__(config, self.program.ir, weight_map, self.program.variables, lender)
 
     def of(self, samples: Samples, on_progress: Callable[[int], object] | None = None) -> Loss:

@@ -69,7 +69,7 @@ class FineTuning(RunningModel):
 
         def build(variant: Variant) -> TrainingProgram:
             own, kept, per_pass = variant.applied(config), dict(variant.kept), variant.per_pass
-            return build_training(own, family.layout, gradients, weight_map, kept, per_pass)
+            return build_training(own, family.build_phases, gradients, weight_map, kept, per_pass)
 
         self.program = program_here(config, build)
         super().__init__(config, self.program.ir, weight_map, self.program.variables)
@@ -120,8 +120,8 @@ class FineTuning(RunningModel):
 
         All processes do so together.
         """
-        only_update = self.program.only_update
-        if self._pending is None or only_update is None:
+        update_only = self.program.update_only
+        if self._pending is None or update_only is None:
             return
         transfers, own = self.program.ir.num_host_transfers, self._sharding.own
         lead = (transfers, own.stop - own.start)
@@ -129,7 +129,7 @@ class FineTuning(RunningModel):
             stream: np.zeros((*lead, *stream.shape), stream.dtype.as_numpy())
             for stream in self.session.expected_inputs()
         }
-        inputs[only_update] = np.ones(lead, np.bool_)
+        inputs[update_only] = np.ones(lead, np.bool_)
         self._seed_rounding(self._pending)
         self.session.run(inputs)
         self._pending = None
@@ -167,13 +167,13 @@ class FineTuning(RunningModel):
         inputs[self.program.learning_rate] = self._per_step(np.asarray(learning_rates, np.float32))
         if self.program.seed is not None:
             inputs[self.program.seed] = self._seeds(first_step)
-        if self.program.only_update is None:
+        if self.program.update_only is None:
             self._seed_rounding(first_step)
         else:
-            inputs[self.program.only_update] = self._per_step(np.zeros(iterations, np.bool_))
+            inputs[self.program.update_only] = self._per_step(np.zeros(iterations, np.bool_))
             self._seed_rounding(first_step if self._pending is None else self._pending)
         results = self._results(self._run(inputs), counts, batches)
-        if self.program.only_update is not None:
+        if self.program.update_only is not None:
             self._pending = first_step + iterations - 1
         return results
 

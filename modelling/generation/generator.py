@@ -19,7 +19,7 @@ KEYS_AND_VALUES = 2
 values of an encoder's output, stay as they are."""
 
 Value = Any
-"""A tensor of one micro-batch, as an executor has it: a `Tensor`, or the `Port` that has it."""
+"""A tensor of one micro-batch, as an executor has it: a `Tensor`, or the `LayerIO` that has it."""
 
 Caches = Any
 """What the layers of a stack keep between positions, as an executor has it."""

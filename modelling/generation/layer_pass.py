@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 import popxl
-from modelling.phases.buffers import Port, over_layers
-from modelling.phases.settings import Settings
-from modelling.phases.state import VariableStore
+from modelling.phases.buffers import LayerIO, loop_over_layers
+from modelling.phases.phase_variables import PhaseVariables
+from modelling.phases.settings import PhaseSettings
 from modelling.quantisation import PARTS
 from modelling.weights import WeightMapping
 from modelling.weights.weight_map import without_expert_group
@@ -27,20 +27,20 @@ from popxl_addons.transforms.batch_serialisation import (
 )
 from popxl_addons.variable_factory import NamedVariableFactories, VariableFactory
 
-Ports = Port | Sequence[Port]
+LayerIOs = LayerIO | Sequence[LayerIO]
 TOKENS = "tokens."
 """Begins the names of the embedding's variables, in its phase and in those that borrow them."""
 
 
-def _one_row(spec: popxl.TensorSpec, settings: Settings) -> Port:
+def _one_row(spec: popxl.TensorSpec, settings: PhaseSettings) -> LayerIO:
     """An entry for each micro-batch, whichever layer is at work."""
     buffer = popxl.remote_buffer(spec.shape, spec.dtype, settings.micro_batches)
-    return Port(spec, RemoteHandle(buffer, None))
+    return LayerIO(spec, RemoteHandle(buffer, None))
 
 
-def _rows(t: Tensor, settings: Settings, rows: int) -> Port:
+def _rows(t: Tensor, settings: PhaseSettings, rows: int) -> LayerIO:
     """An entry for each layer and micro-batch."""
-    return Port(t.spec, RemoteHandle(batch_serial_buffer(t, settings.micro_batches, rows)))
+    return LayerIO(t.spec, RemoteHandle(batch_serial_buffer(t, settings.micro_batches, rows)))
 
 
 class Pass:
@@ -62,14 +62,14 @@ class Pass:
     def __init__(
         self,
         module: Module,
-        loads: Sequence[Ports],
-        settings: Settings,
+        loads: Sequence[LayerIOs],
+        settings: PhaseSettings,
         same: Sequence[popxl.TensorSpec] = (),
-        stores: Sequence[Port] = (),
+        stores: Sequence[LayerIO] = (),
         rows: int = 1,
     ) -> None:
-        listed = [[p] if isinstance(p, Port) else list(p) for p in loads]
-        specs = [p.spec if isinstance(p, Port) else [port.spec for port in p] for p in loads]
+        listed = [[p] if isinstance(p, LayerIO) else list(p) for p in loads]
+        specs = [p.spec if isinstance(p, LayerIO) else [port.spec for port in p] for p in loads]
         facts, graph = module.create_graph(*specs, *same)
         self.facts, self.names = facts.inputs, graph.args.keys_flat()
         inner, flat = graph.graph, [port for ports in listed for port in ports]
@@ -87,7 +87,7 @@ class Pass:
             settings.micro_batches,
             load_handles={t: port.value for t, port in loaded},
             store_streams={},
-            store_buffers={t: port.place for t, port in stored},
+            store_buffers={t: port.handle for t, port in stored},
             rows=rows,
             io_mode="compute",
         ).graph
@@ -112,12 +112,12 @@ class PhaseWeights:
     """
 
     def __init__(
-        self, name: str, entries: int, settings: Settings, lender: PhaseWeights | None = None
+        self, name: str, entries: int, settings: PhaseSettings, lender: PhaseWeights | None = None
     ) -> None:
         self.name, self.entries = name, entries
         self._settings, self._lender = settings, lender
         self.experts: GroupWeights | None = None
-        self._stores: list[VariableStore] = []
+        self._stores: list[PhaseVariables] = []
         self._loads: dict[tuple[str, ...], Callable[[Tensor], NamedTensors]] = {}
 
     def add(self, facts: NamedVariableFactories) -> None:
@@ -131,7 +131,7 @@ class PhaseWeights:
             new = self.experts.add_own(new)
         if new:
             named = NamedVariableFactories.from_dict(new)
-            store = VariableStore.create(named, self.name, self.entries, self._settings)
+            store = PhaseVariables.create(named, self.name, self.entries, self._settings)
             self._stores.append(store)
 
     @property
@@ -156,7 +156,7 @@ class PhaseWeights:
 
     def _loading(self, names: Sequence[str]) -> Callable[[Tensor], NamedTensors]:
         own = [[n for n in names if n in store.names] for store in self._stores]
-        stores = [store.only(n) for store, n in zip(self._stores, own, strict=True) if n]
+        stores = [store.subset(n) for store, n in zip(self._stores, own, strict=True) if n]
         lent = [n for n in names if n.startswith(TOKENS)] if self._lender is not None else []
         lender = self._lender if lent else None
         experts = self.experts
@@ -164,7 +164,7 @@ class PhaseWeights:
         def load(row: Tensor) -> NamedTensors:
             weights: dict[str, Tensor] = {}
             for store in stores:
-                weights |= store.load_whole(row).to_dict()
+                weights |= store.load_dequantized(row).to_dict()
             if lender is not None:
                 weights |= lender.load_whole(lent, popxl.constant(0, popxl.int32)).to_dict()
             if experts is not None:
@@ -187,7 +187,7 @@ class PhaseWeights:
             visit.call(at, self.load_whole(visit.names, row), *same)
             return []
 
-        over_layers(rows, body, (), same)
+        loop_over_layers(rows, body, (), same)
 
 
 class GroupWeights(PhaseWeights):
@@ -198,7 +198,7 @@ class GroupWeights(PhaseWeights):
     """
 
     def __init__(
-        self, name: str, entries: int, settings: Settings, rows: Sequence[WeightMapping]
+        self, name: str, entries: int, settings: PhaseSettings, rows: Sequence[WeightMapping]
     ) -> None:
         super().__init__(name, entries, settings)
         self._groups = settings.config.execution.expert_groups
@@ -234,7 +234,7 @@ class ModelWeights:
         phases: the weight map's.
     """
 
-    def __init__(self, phases: Mapping[str, Sequence[str]], settings: Settings) -> None:
+    def __init__(self, phases: Mapping[str, Sequence[str]], settings: PhaseSettings) -> None:
         self._phases: dict[str, list[PhaseWeights]] = {}
         self._first: dict[str, PhaseWeights] = {}  # by its first layer
         for phase, layers in phases.items():
@@ -247,7 +247,7 @@ class ModelWeights:
                 self._phases.setdefault(stack, []).append(weights)
                 self._first[layers[0]] = weights
 
-    def _add_experts(self, phase: str, layers: Sequence[str], settings: Settings) -> None:
+    def _add_experts(self, phase: str, layers: Sequence[str], settings: PhaseSettings) -> None:
         """Let the layers of a phase have their groups of experts."""
         assert settings.weight_map is not None
         of, rows = (

@@ -12,12 +12,12 @@ from modelling.generation.kv_cache import continued
 from modelling.generation.layer_pass import ModelWeights, Pass
 from modelling.layers import Layers
 from modelling.layers.wrapped import Wrapped, renamed
-from modelling.phases.buffers import Port
-from modelling.phases.settings import Settings
+from modelling.phases.buffers import LayerIO
+from modelling.phases.settings import PhaseSettings
 from popxl import Tensor
 from popxl_addons import Module
 
-Caches = list[list[Port]]
+Caches = list[list[LayerIO]]
 """The caches of the layers of each kind."""
 
 ONCE = [(0, range(1))]
@@ -55,7 +55,11 @@ class StreamedExecutor:
     """
 
     def __init__(
-        self, weights: ModelWeights, settings: Settings, moment: str, parents: Sequence[Port] = ()
+        self,
+        weights: ModelWeights,
+        settings: PhaseSettings,
+        moment: str,
+        parents: Sequence[LayerIO] = (),
     ) -> None:
         self._weights, self._settings = weights, settings
         self._moment, self._parents = moment, parents
@@ -64,10 +68,10 @@ class StreamedExecutor:
         self,
         name: str,
         module: Module,
-        x: Port,
-        about: Sequence[Port] = (),
+        x: LayerIO,
+        about: Sequence[LayerIO] = (),
         same: Sequence[Tensor] = (),
-    ) -> Port:
+    ) -> LayerIO:
         """See `Executor`."""
         specs = [t.spec for t in same]
         visit = Pass(module, [x, *about], self._settings, same=specs, stores=[x])
@@ -79,12 +83,12 @@ class StreamedExecutor:
         self,
         name: str,
         layers: Layers,
-        x: Port,
+        x: LayerIO,
         caches: Caches | None = None,
-        about: Sequence[Port] = (),
+        about: Sequence[LayerIO] = (),
         same: Sequence[Tensor] = (),
         shared: Shared = nothing_shared,
-    ) -> tuple[Port, Caches]:
+    ) -> tuple[LayerIO, Caches]:
         """See `Executor`."""
         passes: list[Pass] = []
         new: Caches = []
@@ -104,7 +108,7 @@ class StreamedExecutor:
             self._weights.run(name, passes, layers.runs(), *same)
         return x, new
 
-    def prepare_layers(self, name: str, layers: Layers, x: Port) -> Caches:
+    def prepare_layers(self, name: str, layers: Layers, x: LayerIO) -> Caches:
         """See `Executor`."""
         passes = [
             Pass(layer, [x], self._settings, rows=layers.order.count(kind))

@@ -24,8 +24,8 @@ from modelling.generation.search import Search, SearchContext, Strategy
 from modelling.generation.streamed_executor import ONCE, Caches, StreamedExecutor
 from modelling.layers import LMHeadLoss
 from modelling.layers.wrapped import Wrapped
-from modelling.phases.buffers import InputBuffers, over_layers
-from modelling.phases.settings import Settings
+from modelling.phases.buffers import InputBuffers, loop_over_layers
+from modelling.phases.settings import PhaseSettings
 from modelling.weights import WeightMap
 from popxl import Tensor, TensorSpec, ops
 from popxl_addons import Module, NamedTensors
@@ -49,7 +49,7 @@ def build_streamed(
     config = _with_batches(config, streamed_batches(config))
     with building(config) as (ir, groups):
         ir.num_host_transfers = config.gradient_accumulation
-        settings = Settings(config, groups, weight_map)
+        settings = PhaseSettings(config, groups, weight_map)
         generator = generator_of(config, strategy.sequences)
         program = _Program(settings, generator, strategy, weight_map)
         tokens = program.run()
@@ -68,7 +68,7 @@ def streamed_batches(config: RunConfig) -> int:
 
 
 def _with_batches(config: RunConfig, count: int) -> RunConfig:
-    """The configuration whose `Settings.micro_batches` are `count`."""
+    """The configuration whose `PhaseSettings.micro_batches` are `count`."""
     e = config.execution
     size = e.micro_batch_size * e.data_parallel * count
     return replace(config, training=replace(config.training, global_batch_size=size))
@@ -135,7 +135,7 @@ class _Program:
     needs_mask: list[bool]
 
     def __init__(
-        self, settings: Settings, model: Generator, strategy: Strategy, weight_map: WeightMap
+        self, settings: PhaseSettings, model: Generator, strategy: Strategy, weight_map: WeightMap
     ) -> None:
         self.settings, self.model, self.groups = settings, model, settings.groups
         self.reorders = strategy.sequences > 1
@@ -173,14 +173,14 @@ class _Program:
         self._begin(only, nothing)
         caches, same = self.model.prefill(
             StreamedExecutor(self.weights, self.settings, "prompt"),
-            self.inputs.port("input_ids"),
+            self.inputs.layer_io("input_ids"),
             self._about,
         )
         self._all_positions(caches, same)
         end = Pass(_Tokens(self.search), [self._state], self.settings)
         with popxl.plan.part("search/end"):
             end.call(only, nothing)
-            self._over_batches(lambda step: ops.host_store(tokens, end.outputs[0].at(step)))
+            self._over_batches(lambda step: ops.host_store(tokens, end.outputs[0].load(step)))
         return tokens
 
     def _begin(self, only: Tensor, nothing: NamedTensors) -> None:
@@ -234,7 +234,7 @@ class _Program:
         """Whether any micro-batch has a prompt that needs more tokens: int32 scalar, 0 if not."""
 
         def add(step: Tensor, any_so_far: Tensor) -> list[Tensor]:
-            one = self._going_on.at(step)
+            one = self._going_on.load(step)
             return [step + 1, ops.maximum(any_so_far, ops.cast(one, popxl.int32))]
 
         zero = popxl.constant(0, popxl.int32)
@@ -248,4 +248,4 @@ class _Program:
             body(step)
             return []
 
-        over_layers(range(self.settings.micro_batches), one)
+        loop_over_layers(range(self.settings.micro_batches), one)

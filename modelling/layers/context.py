@@ -48,7 +48,7 @@ class Context:
         self._drops = config.model.drops and not config.model.eval
         self._segment_starts, self._seed, self._seeds_drawn = segment_starts, seed, 0
         self._segment_ids, self.usage = segment_ids, usage
-        self.routes_only, self.handed_on = routes_only, dict[str, Tensor]()
+        self.routes_only, self.expert_inputs = routes_only, dict[str, Tensor]()
         self.max_length = config.model.sequence_length
 
     # ---- dropout and residuals ------------------------------------------------------------------
@@ -104,4 +104,4 @@ class Context:
 
     def hand_on(self, **tensors: Tensor) -> None:
         """Leave the experts to phases of their own, which read these tensors."""
-        self.handed_on = tensors
+        self.expert_inputs = tensors

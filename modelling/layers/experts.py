@@ -335,7 +335,7 @@ class MoE(Module):
         ctx.count(chosen, probabilities)
         return None if y is None else y.reshape(x.shape)
 
-    def handed_on(self, x: TensorSpec) -> Mapping[str, TensorSpec]:
+    def expert_inputs(self, x: TensorSpec) -> Mapping[str, TensorSpec]:
         """Specs of what `Context.hand_on` is given, for an x."""
         choices = (math.prod(x.shape[:-1]), self.gate.per_token)
         return {

@@ -5,16 +5,18 @@ device: its variables are loaded from remote buffers and gathered, then all micr
 step pass through it, read from and written to rows of activation buffers.
 """
 
-from modelling.phases.alike import layers_alike as layers_alike
-from modelling.phases.buffers import Chain as Chain
+from modelling.phases.buffers import ActivationRows as ActivationRows
 from modelling.phases.buffers import InputBuffers as InputBuffers
-from modelling.phases.buffers import Port as Port
-from modelling.phases.buffers import over_layers as over_layers
-from modelling.phases.decoder_only import decoder_only_layout as decoder_only_layout
-from modelling.phases.encoder_decoder import encoder_decoder_layout as encoder_decoder_layout
-from modelling.phases.layout import Layout as Layout
-from modelling.phases.layout import Stage as Stage
+from modelling.phases.buffers import LayerIO as LayerIO
+from modelling.phases.buffers import loop_over_layers as loop_over_layers
+from modelling.phases.decoder_only import build_decoder_only_phases as build_decoder_only_phases
+from modelling.phases.encoder_decoder import (
+    build_encoder_decoder_phases as build_encoder_decoder_phases,
+)
 from modelling.phases.loss_phase import LossPhase as LossPhase
 from modelling.phases.phase import Phase as Phase
-from modelling.phases.settings import Settings as Settings
-from modelling.phases.step import StepInputs as StepInputs
+from modelling.phases.phase_plan import PhasePlan as PhasePlan
+from modelling.phases.phase_plan import PhaseRun as PhaseRun
+from modelling.phases.remat_split import split_by_remat as split_by_remat
+from modelling.phases.settings import PhaseSettings as PhaseSettings
+from modelling.phases.step_inputs import StepInputs as StepInputs

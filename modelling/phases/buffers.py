@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import popxl
-from modelling.phases.settings import Settings
+from modelling.phases.settings import PhaseSettings
 from popxl import ops
 from popxl_addons.remote import create_remote_buffer
 from popxl_addons.transforms.batch_serialisation import OfRow, RemoteHandle
@@ -23,7 +23,7 @@ def fixed_row(
 
 
 @dataclass(frozen=True)
-class Port:
+class LayerIO:
     """An input or output of a layer: its spec and rows of buffers.
 
     Attributes:
@@ -37,18 +37,18 @@ class Port:
     value: RemoteHandle | OfRow
     grad: RemoteHandle | None = None
 
-    def at(self, step: popxl.Tensor) -> popxl.Tensor:
+    def load(self, step: popxl.Tensor) -> popxl.Tensor:
         """Load the value of micro-batch `step`, int32 scalar; of its first row, not sharded."""
-        return ops.remote_load(self.place.buffer, step)
+        return ops.remote_load(self.handle.buffer, step)
 
     @property
-    def place(self) -> RemoteHandle:
+    def handle(self) -> RemoteHandle:
         """Where the value is, which depends on more than the row."""
         assert isinstance(self.value, RemoteHandle)
         return self.value
 
 
-class Chain:
+class ActivationRows:
     """The values that the layers of a stack hand on, and their gradients.
 
     Each layer reads a row, with an entry for each micro-batch, and writes the next one. As long as
@@ -60,7 +60,7 @@ class Chain:
         trained: whether what gives the first row has a backward pass.
     """
 
-    def __init__(self, spec: popxl.TensorSpec, settings: Settings, trained: bool) -> None:
+    def __init__(self, spec: popxl.TensorSpec, settings: PhaseSettings, trained: bool) -> None:
         self._spec, self._settings = spec, settings
         self._shards = settings.activation_shards
         self._x = activation_buffer(spec, 1, settings)
@@ -71,11 +71,11 @@ class Chain:
         return gradient_buffer(self._spec, 1, self._settings)
 
     @property
-    def end(self) -> Port:
+    def last_row(self) -> LayerIO:
         """The row that was written last, as a phase of one layer takes it."""
         return self._port(0)
 
-    def through(self, layers: int, trained: bool) -> tuple[Port, Port]:
+    def reserve(self, layers: int, trained: bool) -> tuple[LayerIO, LayerIO]:
         """Where the next layers read, and where they write.
 
         Args:
@@ -84,46 +84,46 @@ class Chain:
                 has a gradient.
         """
         if not (trained or self._has_gradient):
-            return self.end, self.end
+            return self.last_row, self.last_row
         # Layers of a phase are alike: those after the first have a gradient to give back.
         self._has_gradient = self._has_gradient or layers > 1
-        ports = self._port(0), self._port(1, gradient=True)
+        layer_ios = self._port(0), self._port(1, gradient=True)
         self._row, self._has_gradient = self._row + layers, True
-        return ports
+        return layer_ios
 
-    def shared(self) -> Port:
+    def shared_output(self) -> LayerIO:
         """The row that was written last, whichever row a phase is at: each layer adds to its
         gradient."""
         value = fixed_row(self._x, self._row, self._shards)
         if not self._has_gradient:
-            return Port(self._spec, value)
+            return LayerIO(self._spec, value)
         grad = fixed_row(self._dx, self._row, self._shards)
-        return Port(self._spec, value, replace(grad, adds=True))
+        return LayerIO(self._spec, value, replace(grad, adds=True))
 
-    def begin_gradient(self) -> None:
+    def zero_grad(self) -> None:
         """Let the gradient of the row that was written last be zero for all micro-batches, before
         layers add to it."""
         if self._has_gradient:
-            begin_row(self._dx, self._row, self._settings)
+            zero_row(self._dx, self._row, self._settings)
 
-    def begin_value(self) -> None:
+    def zero_first_row(self) -> None:
         """Let the first row be zero for all micro-batches."""
-        begin_row(self._x, 0, self._settings)
+        zero_row(self._x, 0, self._settings)
 
-    def _port(self, ahead: int, gradient: bool = False) -> Port:
+    def _port(self, row_offset: int, gradient: bool = False) -> LayerIO:
         """The row so many beyond the last one, for a phase's row 0.
 
         Args:
             gradient: it has one, whatever the rows before.
         """
         if not (gradient or self._has_gradient):
-            return Port(self._spec, fixed_row(self._x, self._row, self._shards))
-        offset = self._row + ahead
+            return LayerIO(self._spec, fixed_row(self._x, self._row, self._shards))
+        offset = self._row + row_offset
         x, dx = (RemoteHandle(buffer, offset, self._shards) for buffer in (self._x, self._dx))
-        return Port(self._spec, x, dx)
+        return LayerIO(self._spec, x, dx)
 
 
-def begin_row(buffer: popxl.RemoteBuffer, row: int, settings: Settings) -> None:
+def zero_row(buffer: popxl.RemoteBuffer, row: int, settings: PhaseSettings) -> None:
     """Let a row of a buffer be zero for all micro-batches."""
     steps = settings.micro_batches_per_pass
 
@@ -136,7 +136,9 @@ def begin_row(buffer: popxl.RemoteBuffer, row: int, settings: Settings) -> None:
     ops.repeat(popxl.gir().create_graph(one_step, first), steps, first)
 
 
-def activation_buffer(spec: popxl.TensorSpec, rows: int, settings: Settings) -> popxl.RemoteBuffer:
+def activation_buffer(
+    spec: popxl.TensorSpec, rows: int, settings: PhaseSettings
+) -> popxl.RemoteBuffer:
     """A buffer of `rows` rows for activations of `spec`."""
     shards = settings.activation_shards
     count = 1 if shards is None else shards.group_size
@@ -147,7 +149,9 @@ def activation_buffer(spec: popxl.TensorSpec, rows: int, settings: Settings) -> 
     return buffer
 
 
-def gradient_buffer(spec: popxl.TensorSpec, rows: int, settings: Settings) -> popxl.RemoteBuffer:
+def gradient_buffer(
+    spec: popxl.TensorSpec, rows: int, settings: PhaseSettings
+) -> popxl.RemoteBuffer:
     """A buffer of `rows` rows for gradients of activations of `spec`."""
     buffer = activation_buffer(spec, rows, settings)
     buffer.kind = "gradients between layers"
@@ -161,7 +165,7 @@ class InputBuffers:
         specs: of one micro-batch on one replica, by name.
     """
 
-    def __init__(self, specs: Mapping[str, popxl.TensorSpec], settings: Settings) -> None:
+    def __init__(self, specs: Mapping[str, popxl.TensorSpec], settings: PhaseSettings) -> None:
         self.streams = {
             name: popxl.h2d_stream(spec.shape, spec.dtype, name) for name, spec in specs.items()
         }
@@ -177,13 +181,13 @@ class InputBuffers:
         """Where a phase loads the input `name` from."""
         return fixed_row(self.buffers[name], 0)
 
-    def port(self, name: str) -> Port:
+    def layer_io(self, name: str) -> LayerIO:
         """The input `name` as a phase takes it."""
-        return Port(self.streams[name].spec, self[name])
+        return LayerIO(self.streams[name].spec, self[name])
 
-    def ports(self, names: Iterable[str]) -> dict[str, Port]:
+    def layer_ios(self, names: Iterable[str]) -> dict[str, LayerIO]:
         """The inputs of these names, by name."""
-        return {name: self.port(name) for name in names}
+        return {name: self.layer_io(name) for name in names}
 
     def load(self) -> None:
         """Load the micro-batches of a pass from the host."""
@@ -199,12 +203,12 @@ class InputBuffers:
             ops.repeat(graph, self._steps, start)
 
 
-def over_layers(
+def loop_over_layers(
     rows: Sequence[int] | range,
     body: Callable[..., Sequence[popxl.Tensor]],
-    carried: Sequence[popxl.Tensor] = (),
-    invariant: Sequence[popxl.Tensor] = (),
-    ahead: popxl.Tensor | None = None,
+    carry: Sequence[popxl.Tensor] = (),
+    invariants: Sequence[popxl.Tensor] = (),
+    row_offset: popxl.Tensor | None = None,
 ) -> list[popxl.Tensor]:
     """Run a phase for each of `rows` in one loop of the program.
 
@@ -218,14 +222,14 @@ def over_layers(
         The carried tensors after the last row.
     """
     if len(rows) == 0:
-        return list(carried)
+        return list(carry)
     stride = rows[1] - rows[0] if len(rows) > 1 else 1
 
     def one_row(
-        row: popxl.Tensor, carried: list[popxl.Tensor], invariant: list[popxl.Tensor]
+        row: popxl.Tensor, carry: list[popxl.Tensor], invariants: list[popxl.Tensor]
     ) -> list[popxl.Tensor]:
-        return [row + stride, *body(row, *carried, *invariant)]
+        return [row + stride, *body(row, *carry, *invariants)]
 
-    first = popxl.constant(rows[0], popxl.int32) if ahead is None else ahead + rows[0]
-    graph = popxl.gir().create_graph(one_row, first, list(carried), list(invariant))
-    return list(ops.repeat(graph, len(rows), first, *carried, *invariant))[1:]
+    first = popxl.constant(rows[0], popxl.int32) if row_offset is None else row_offset + rows[0]
+    graph = popxl.gir().create_graph(one_row, first, list(carry), list(invariants))
+    return list(ops.repeat(graph, len(rows), first, *carry, *invariants))[1:]

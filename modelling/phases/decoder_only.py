@@ -9,17 +9,19 @@ import popxl
 from data.preference_samples import SEGMENT_IDS, texts_per_row
 from modelling.decoder import Decoder
 from modelling.layers import Axes, LayerAdapters
-from modelling.phases.buffers import Chain, InputBuffers
-from modelling.phases.expert_groups import layers_and_experts
-from modelling.phases.layer_stack import layers_alone, named
-from modelling.phases.layout import Layout, Stage
+from modelling.phases.block_wrappers import RouterOnlyBlock, TrainingBlock
+from modelling.phases.buffers import ActivationRows, InputBuffers
+from modelling.phases.dense_layers import build_dense_runs, by_name
 from modelling.phases.loss_phase import LossPhase
+from modelling.phases.moe_layers import build_moe_runs
 from modelling.phases.phase import Phase
-from modelling.phases.samples import RoutedSamples, WholeSamples
-from modelling.phases.settings import Settings
+from modelling.phases.phase_plan import PhasePlan, PhaseRun
+from modelling.phases.settings import PhaseSettings
 
 
-def decoder_only_layout(settings: Settings, decoder: Decoder, adapters: LayerAdapters) -> Layout:
+def build_decoder_only_phases(
+    settings: PhaseSettings, decoder: Decoder, adapters: LayerAdapters
+) -> PhasePlan:
     """Embeddings, layers, and the head.
 
     Inputs: `input_ids`, int32 (micro-batch, sequence_length), those of the head's objective, and
@@ -37,31 +39,31 @@ def decoder_only_layout(settings: Settings, decoder: Decoder, adapters: LayerAda
     inputs = InputBuffers({"input_ids": input_ids} | learned | read, settings)
     shape = Axes.of(config).shape(batch, model.sequence_length, model.hidden_size)
     hidden = popxl.TensorSpec(shape, settings.dtype)
-    chain = Chain(hidden, settings, trained=settings.trains_any("embeddings"))
-    read_words = inputs.ports(["input_ids"])
+    chain = ActivationRows(hidden, settings, trained=settings.is_phase_trainable("embeddings"))
+    read_words = inputs.layer_ios(["input_ids"])
     embeddings = adapters.embeddings(decoder.embeddings())
-    first = Phase("embeddings", embeddings, read_words, [chain.end], settings)
+    first = Phase("embeddings", embeddings, read_words, [chain.last_row], settings)
     usage = decoder.usage
     chains = [chain]
     if usage is not None:
-        chains.append(Chain(usage.spec, settings, trained=False))
+        chains.append(ActivationRows(usage.spec, settings, trained=False))
     balances = usage is not None and usage.coefficient > 0
-    stack: list[Stage] = []
+    stack: list[PhaseRun] = []
     has_groups = config.execution.expert_groups > 1
-    sampled = layers.wrapped(RoutedSamples if has_groups else WholeSamples)
+    sampled = layers.wrapped(RouterOnlyBlock if has_groups else TrainingBlock)
     first_layer = 0
-    for name, count in settings.runs("layer", len(layers.order)).items():
+    for name, count in settings.layers_per_phase("layer", len(layers.order)).items():
         part = sampled.part(range(first_layer, first_layer + count))
-        others = inputs.ports(read)
+        others = inputs.layer_ios(read)
         if decoder.experts is None:
-            stack += layers_alone(name, part, chains, others, settings, balances)
+            stack += build_dense_runs(name, part, chains, others, settings, balances)
         else:
             group = adapters.experts(decoder.experts(), decoder.names[first_layer])
             names = name, name.replace("layer", "experts", 1)
-            stack += layers_and_experts(names, part, group, chains, others, settings, balances)
+            stack += build_moe_runs(names, part, group, chains, others, settings, balances)
         first_layer += count
-    head_inputs = {**named(c.end for c in chains), **inputs.ports(learned)}
+    head_inputs = {**by_name(c.last_row for c in chains), **inputs.layer_ios(learned)}
     last = LossPhase("head", head, head_inputs, settings, {"tokens": first} if head.tied else None)
-    order = [Stage(first, range(1)), *stack, Stage(last, range(1))]
-    begin = {} if usage is None else {"begin_forward": chains[1].begin_value}
-    return Layout(inputs, order, **begin)
+    order = [PhaseRun(first, range(1)), *stack, PhaseRun(last, range(1))]
+    begin = {} if usage is None else {"zero_activations": chains[1].zero_first_row}
+    return PhasePlan(inputs, order, **begin)

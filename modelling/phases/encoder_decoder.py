@@ -31,16 +31,16 @@ from modelling.layers.encoder_decoder import (
 )
 from modelling.layers.packing import Packing
 from modelling.layers.wrapped import Wrapped
-from modelling.phases.alike import layers_alike
-from modelling.phases.buffers import Chain, InputBuffers, Port
-from modelling.phases.layout import Layout, Stage
+from modelling.phases.buffers import ActivationRows, InputBuffers, LayerIO
 from modelling.phases.loss_phase import LossPhase
 from modelling.phases.phase import Phase
-from modelling.phases.settings import Settings
+from modelling.phases.phase_plan import PhasePlan, PhaseRun
+from modelling.phases.remat_split import split_by_remat
+from modelling.phases.settings import PhaseSettings
 from popxl import Tensor
 
 
-class StackSamples(Wrapped):
+class StackBlock(Wrapped):
     """A block of a stack over whole samples."""
 
     layer: Module
@@ -67,9 +67,9 @@ class StackSamples(Wrapped):
         return y
 
 
-def encoder_decoder_layout(
-    settings: Settings, model: EncoderDecoder, adapters: LayerAdapters
-) -> Layout:
+def build_encoder_decoder_phases(
+    settings: PhaseSettings, model: EncoderDecoder, adapters: LayerAdapters
+) -> PhasePlan:
     """Embeddings and layers of both stacks, the encoder's end, and the head.
 
     Inputs: `input_ids` and `mask`, int32 (micro-batch, sequence_length), see `EncoderContext`;
@@ -87,65 +87,67 @@ def encoder_decoder_layout(
         settings,
     )
 
-    def chain_of(tokens: popxl.TensorSpec, *phases: str) -> Chain:
+    def rows_of(tokens: popxl.TensorSpec, *phases: str) -> ActivationRows:
         shape = Axes.of(config).shape(tokens.shape[0], tokens.shape[1], config.model.hidden_size)
         spec = popxl.TensorSpec(shape, settings.dtype)
-        return Chain(spec, settings, any(map(settings.trains_any, phases)))
+        return ActivationRows(spec, settings, any(map(settings.is_phase_trainable, phases)))
 
     own = [] if model.decoder_embeddings is None else [DECODER_EMBEDDINGS]
-    encoder, decoder = chain_of(input_ids, EMBEDDINGS), chain_of(targets, EMBEDDINGS, *own)
-    mask, start = inputs.ports(["mask"]), over_samples(adapters.embeddings(model.embeddings()))
-    read = inputs.ports(["input_ids", "mask"] if isinstance(start, EncoderWords) else ["input_ids"])
-    first = Phase(EMBEDDINGS, start, read, [encoder.end], settings)
+    encoder, decoder = rows_of(input_ids, EMBEDDINGS), rows_of(targets, EMBEDDINGS, *own)
+    mask, start = inputs.layer_ios(["mask"]), over_samples(adapters.embeddings(model.embeddings()))
+    read = inputs.layer_ios(
+        ["input_ids", "mask"] if isinstance(start, EncoderWords) else ["input_ids"]
+    )
+    first = Phase(EMBEDDINGS, start, read, [encoder.last_row], settings)
     given = settings, model, adapters
-    stages = [Stage(first, range(1)), *_stack("encoder", mask, encoder, *given)]
+    runs = [PhaseRun(first, range(1)), *_stack("encoder", mask, encoder, *given)]
     if model.encoder_head is not None:
-        x, y = encoder.through(1, settings.trains_any(ENCODER_HEAD))
+        x, y = encoder.reserve(1, settings.is_phase_trainable(ENCODER_HEAD))
         last = Phase(ENCODER_HEAD, model.encoder_head(), {"x": x}, [y], settings)
-        stages.append(Stage(last, range(1)))
-    last, read = stages[-1].phase, {"input_ids": inputs.port("decoder_input_ids")}
+        runs.append(PhaseRun(last, range(1)))
+    last, read = runs[-1].phase, {"input_ids": inputs.layer_io("decoder_input_ids")}
     again = adapters.embeddings((model.decoder_embeddings or model.embeddings)())
     table = {TOKENS: first}
-    begin = Phase(DECODER_EMBEDDINGS, again, read, [decoder.end], settings, 1, table)
-    stages.append(Stage(begin, range(1)))
-    stages += _stack("decoder", {"encoded": encoder.shared(), **mask}, decoder, *given)
-    loss_inputs = {"x": decoder.end, **inputs.ports(learned)}
+    begin = Phase(DECODER_EMBEDDINGS, again, read, [decoder.last_row], settings, 1, table)
+    runs.append(PhaseRun(begin, range(1)))
+    runs += _stack("decoder", {"encoded": encoder.shared_output(), **mask}, decoder, *given)
+    loss_inputs = {"x": decoder.last_row, **inputs.layer_ios(learned)}
     loss = LossPhase("head", end, loss_inputs, settings, table if end.tied else None)
 
-    def begin_gradient() -> None:
+    def zero_grads() -> None:
         with last.part("backward"):
-            encoder.begin_gradient()
+            encoder.zero_grad()
 
-    ends = replace(stages.pop(), begin=begin_gradient), Stage(loss, range(1))
-    return Layout(inputs, [*stages, *ends])
+    ends = replace(runs.pop(), zero_grads=zero_grads), PhaseRun(loss, range(1))
+    return PhasePlan(inputs, [*runs, *ends])
 
 
 def _stack(
     name: str,
-    others: Mapping[str, Port],
-    chain: Chain,
-    settings: Settings,
+    others: Mapping[str, LayerIO],
+    chain: ActivationRows,
+    settings: PhaseSettings,
     model: EncoderDecoder,
     adapters: LayerAdapters,
-) -> list[Stage]:
+) -> list[PhaseRun]:
     """The stages of a stack: its first layer by itself, if it lends the others a part, and those
     after it.
 
     Args:
         others: what layers take besides x.
     """
-    stack, stages, lent = model.stacks[name], list[Stage](), dict[str, Phase]()
+    stack, runs, lent = model.stacks[name], list[PhaseRun](), dict[str, Phase]()
     bias, before = stack.position_bias(), 0
     first = {} if bias is None else {f"first_{name}_layer": 1}
-    others_alike = settings.runs(f"{name}_block", stack.layers - len(first))
+    others_alike = settings.layers_per_phase(f"{name}_block", stack.layers - len(first))
     for title, layers in (first | others_alike).items():
         if layers:
-            reads_trained = any(port.grad for port in others.values())
-            x, y = chain.through(layers, settings.trains_any(title) or reads_trained)
+            reads_trained = any(layer_io.grad for layer_io in others.values())
+            x, y = chain.reserve(layers, settings.is_phase_trainable(title) or reads_trained)
             block = adapters.give(stack.block(before == 0), layer_name(name, before))
-            module = StackSamples(block)
+            module = StackBlock(block)
             phase = Phase(title, module, {"x": x, **others}, [y], settings, layers, lent)
-            stages += layers_alike(phase)
+            runs += split_by_remat(phase)
             before += layers
-            lent = {} if bias is None else {bias[0]: stages[0].phase}
-    return stages
+            lent = {} if bias is None else {bias[0]: runs[0].phase}
+    return runs

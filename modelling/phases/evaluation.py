@@ -10,9 +10,9 @@ import popxl_addons as addons
 from config.sections import RunConfig
 from modelling.building import building
 from modelling.layers.lm_head_loss import SUMS
-from modelling.phases.layout import Layout
-from modelling.phases.settings import Settings
-from modelling.phases.step import StepInputs
+from modelling.phases.phase_plan import PhasePlan
+from modelling.phases.settings import PhaseSettings
+from modelling.phases.step_inputs import StepInputs
 from modelling.weights import WeightMap
 
 
@@ -35,7 +35,7 @@ class LossProgram:
 
 
 def build_loss(
-    config: RunConfig, layout_of: Callable[[Settings], Layout], weight_map: WeightMap
+    config: RunConfig, build_phases: Callable[[PhaseSettings], PhasePlan], weight_map: WeightMap
 ) -> LossProgram:
     """Build the program of a configuration, whose `model.eval` must be set.
 
@@ -44,10 +44,10 @@ def build_loss(
     """
     with building(config) as (ir, groups):
         ir.num_host_transfers = config.gradient_accumulation
-        layout = layout_of(Settings(config, groups, weight_map))
-        variables = {phase.name: phase.init_variables() for phase in layout.phases}
-        layout.inputs.load()
-        layout.forward(StepInputs())
-    head = layout.head
+        phase_plan = build_phases(PhaseSettings(config, groups, weight_map))
+        variables = {phase.name: phase.init_variables() for phase in phase_plan.phases}
+        phase_plan.inputs.load()
+        phase_plan.forward(StepInputs())
+    head = phase_plan.head
     sums = head.told.get(SUMS)
-    return LossProgram(ir, layout.inputs.streams, head.loss_stream, sums, variables)
+    return LossProgram(ir, phase_plan.inputs.streams, head.loss_stream, sums, variables)

@@ -10,7 +10,7 @@ import numpy as np
 import popxl
 import popxl_addons as addons
 from modelling.fp8 import recipe_of
-from modelling.phases.settings import Settings
+from modelling.phases.settings import PhaseSettings
 from popxl import ops
 from popxl.ops.fp8_e4m3_e5m2 import OPERANDS
 from popxl_addons.fp8 import SCALE, DelayedScaling, fp8_products
@@ -49,7 +49,7 @@ class FP8State:
 
     @classmethod
     def create(
-        cls, facts: NamedVariableFactories, entries: int, settings: Settings
+        cls, facts: NamedVariableFactories, entries: int, settings: PhaseSettings
     ) -> FP8State | None:
         """Buffers for the FP8 state among the variables of `facts`, if there is any."""
         recipe, state = recipe_of(settings.config), facts.of_kind("fp8")

@@ -12,7 +12,7 @@ from popxl_addons.remote import NamedRemoteBuffers, create_remote_buffer
 from popxl_addons.variable_factory import NamedVariableFactories
 
 
-def wide(t: popxl.Tensor) -> popxl.Tensor:
+def to_float32(t: popxl.Tensor) -> popxl.Tensor:
     """A tensor in float32."""
     # A cast to the same type would be a segment of its own, and a copy.
     return t if t.dtype == popxl.float32 else ops.cast(t, popxl.float32)
@@ -56,7 +56,7 @@ class GradientSums:
                 buffers[name].kind = "gradients"
         return cls(facts, NamedRemoteBuffers.from_dict({**buffers, **at_hand}))
 
-    def begin(self, row: popxl.Tensor) -> addons.NamedTensors:
+    def load_accumulators(self, row: popxl.Tensor) -> addons.NamedTensors:
         """Accumulators for a further pass over layer `row`, as the pass before left them, or zero
         where the entry is narrower."""
         exact = {
@@ -97,4 +97,4 @@ class GradientSums:
     def _sum(self, name: str, row: popxl.Tensor, accumulators: addons.NamedTensors) -> popxl.Tensor:
         """The sum of an entry and of the pass's gradient, in float32."""
         before = ops.remote_load(self.buffers.get(name), row, name=name)
-        return wide(before) + wide(accumulators.get(name))
+        return to_float32(before) + to_float32(accumulators.get(name))

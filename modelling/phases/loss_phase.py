@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import popxl
 import popxl_addons as addons
-from modelling.phases.buffers import Port
+from modelling.phases.buffers import LayerIO
 from modelling.phases.phase import Phase
-from modelling.phases.settings import Settings
-from modelling.phases.step import StepInputs
+from modelling.phases.settings import PhaseSettings
+from modelling.phases.step_inputs import StepInputs
 from popxl import ops
 from popxl_addons.transforms.batch_serialisation import batch_serialise
 
@@ -39,8 +39,8 @@ class LossPhase(Phase):
         self,
         name: str,
         module: addons.Module,
-        inputs: Mapping[str, Port],
-        settings: Settings,
+        inputs: Mapping[str, LayerIO],
+        settings: PhaseSettings,
         shared: Mapping[str, Phase] | None = None,
     ) -> None:
         self.loss_stream = popxl.d2h_stream((), popxl.float32, "loss")
@@ -53,8 +53,8 @@ class LossPhase(Phase):
         self._told = len(forward.graph.outputs)
         with_grad = [
             t
-            for t, port in zip(forward.graph.inputs, inputs.values(), strict=False)
-            if port.grad is not None
+            for t, layer_io in zip(forward.graph.inputs, inputs.values(), strict=False)
+            if layer_io.grad is not None
         ]
         self._grad_facts, grad = addons.autodiff_with_accumulation(
             forward,
@@ -70,11 +70,11 @@ class LossPhase(Phase):
         tensors = dict(zip(inputs, both.graph.inputs, strict=False))
         seed = both.graph.inputs[len(inputs)] if settings.seed_spec is not None else None
         told, grads = both.graph.outputs[: self._told], both.graph.outputs[self._told :]
-        input_grads = [port.grad for port in inputs.values() if port.grad is not None]
+        input_grads = [layer_io.grad for layer_io in inputs.values() if layer_io.grad is not None]
         serialised = batch_serialise(
             both,
             settings.micro_batches_per_pass,
-            load_handles={tensors[n]: port.value for n, port in inputs.items()},
+            load_handles={tensors[n]: layer_io.value for n, layer_io in inputs.items()},
             store_streams=self._streams(told),
             store_buffers=dict(zip(grads, input_grads, strict=True)),
             seed_input=seed,

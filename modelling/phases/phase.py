@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import popxl
 import popxl_addons as addons
 from modelling.layers.wrapped import ByName, kind_of
-from modelling.phases.buffers import Port
+from modelling.phases.buffers import LayerIO
 from modelling.phases.fp8_state import FP8State
 from modelling.phases.gradient_sums import GradientSums
-from modelling.phases.optimizer import OptimizerStore, weighted_squares
-from modelling.phases.settings import Settings
-from modelling.phases.state import VariableStore
-from modelling.phases.step import StepInputs, Update
+from modelling.phases.phase_optimizer import PhaseOptimizer, weighted_squares
+from modelling.phases.phase_variables import PhaseVariables
+from modelling.phases.settings import PhaseSettings
+from modelling.phases.step_inputs import StepInputs, UpdateInputs
 from popxl import ops
 from popxl.ops.random import create_random_seed
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
@@ -31,7 +31,7 @@ from popxl_addons.variable_factory import NamedVariableFactories
 _SEED = "seed"  # name of a gradient graph's seed among its arguments
 
 
-class LastLayers(NamedTuple):
+class SavedTail(NamedTuple):
     """The last layers of a kind.
 
     Attributes:
@@ -54,7 +54,7 @@ class Phase:
         layer: the module's class, which layers of a kind have in common.
         names: of the variables that the phase loads, own and borrowed.
         trained: those of them that the program trains: they alone have gradients, accumulators and
-            optimizer state, and are written back (`modelling.weights.WeightMapping.trained`).
+            optimizer state, and are written back (`WeightMapping.trained`).
         bwd: the gradient graph; None where nothing in or before the phase is trained.
         kept: how many of its layers, the last ones, are to keep their activations.
 
@@ -65,12 +65,12 @@ class Phase:
         entries: number of layers of this kind.
         shared: variables, by name in the module's tree, that another phase owns; as name -> phase.
             The name of a tree of variables stands for all of them, "" for all variables.
-        weights_of: a phase of as many layers that has the same variables and keeps them; the caller
-            decides in which of the two it runs a layer.
-        last: layers that keep their activations, where `weights_of` runs others that do not.
+        share_weights_with: another phase over the same layers which owns the variables; the
+            caller picks one of the two for each layer.
+        last: the layers that save their activations, where `share_weights_with` runs the others.
     """
 
-    _owner: dict[str, Phase]  # of borrowed variables
+    _owner_of: dict[str, Phase]  # of borrowed variables
     _optim: popxl.Graph  # the update of a layer
     _updated: list[str]  # what it returns, by name
 
@@ -78,45 +78,53 @@ class Phase:
         self,
         name: str,
         module: addons.Module,
-        inputs: Mapping[str, Port],
-        outputs: Sequence[Port],
-        settings: Settings,
+        inputs: Mapping[str, LayerIO],
+        outputs: Sequence[LayerIO],
+        settings: PhaseSettings,
         entries: int = 1,
         shared: Mapping[str, Phase] | None = None,
-        weights_of: Phase | None = None,
-        last: LastLayers | None = None,
+        share_weights_with: Phase | None = None,
+        last: SavedTail | None = None,
     ) -> None:
         self.name, self.entries, self._settings = name, entries, settings
         self._module, self._inputs, self._outputs = module, inputs, outputs
-        self.kept = settings.layers_kept(name, entries)
-        self._keeps = last is not None or self.kept == entries
-        self._first, self._tag = (0, name) if last is None else (last.first, last.others)
+        self.saved_layers = settings.num_saved_layers(name, entries)
+        self._saves_activations = last is not None or self.saved_layers == entries
+        self._first, self._seed_name = (0, name) if last is None else (last.first, last.others)
         self.layer = kind_of(module)
-        self._keeper, self.keeps_variables = weights_of or self, weights_of is None
-        specs = [port.spec for port in inputs.values()]
+        self._weights_owner = share_weights_with or self
+        self.owns_variables = share_weights_with is None
+        specs = [layer_io.spec for layer_io in inputs.values()]
         by_name = ByName(module, list(inputs))
         self._facts, forward = by_name.create_graph(*specs, seed=settings.seed_spec)
         self.names = [n for n in forward.args.keys_flat() if self._facts.get(n).kind == "parameter"]
-        self._owner = self._owners(shared or {}) if weights_of is None else weights_of._owner
-        self.trained = [n for n in self.names if self._trains(n)]
+        self._owner_of = (
+            self._find_owners(shared or {})
+            if share_weights_with is None
+            else share_weights_with._owner_of
+        )
+        self.trainable = [n for n in self.names if self._is_trainable(n)]
         self.bwd: addons.GraphWithNamedArgs | None = None
-        if self.trained or (settings.training and any(port.grad for port in inputs.values())):
+        if self.trainable or (
+            settings.training and any(layer_io.grad for layer_io in inputs.values())
+        ):
             self._build_graphs(forward)
         else:
             self._build_forward(forward)
-        if weights_of is None:
-            self._own()
+        if share_weights_with is None:
+            self._create_variables()
         else:
-            self._share(weights_of)
+            self._borrow_variables(share_weights_with)
 
-    def keeping(self) -> Phase:
-        """A phase with the same variables that runs the last `kept` layers, which keep their
-        activations."""
-        last = LastLayers(self.entries - self.kept, self.name)
+    def saved_tail(self) -> Phase:
+        """Another phase with the same variables, for the last `saved_layers` layers, whose
+        activations are saved."""
+        last = SavedTail(self.entries - self.saved_layers, self.name)
         layer = self._module, self._inputs, self._outputs, self._settings, self.entries
-        return Phase(f"{self.name}_kept", *layer, weights_of=self._keeper, last=last)
+        owner = self._weights_owner
+        return Phase(f"{self.name}_saved", *layer, share_weights_with=owner, last=last)
 
-    def _owners(self, shared: Mapping[str, Phase]) -> dict[str, Phase]:
+    def _find_owners(self, shared: Mapping[str, Phase]) -> dict[str, Phase]:
         """The phases of variables that this phase borrows, by the variable's name."""
         return {
             name: owner
@@ -125,10 +133,10 @@ class Phase:
             if not prefix or name == prefix or name.startswith(f"{prefix}.")
         }
 
-    def _trains(self, name: str) -> bool:
+    def _is_trainable(self, name: str) -> bool:
         """Whether a variable is trained."""
-        settings, owner = self._settings, self._owner.get(name, self._keeper)
-        return settings.training and settings.trains(owner.name, name)
+        settings, owner = self._settings, self._owner_of.get(name, self._weights_owner)
+        return settings.training and settings.is_variable_trainable(owner.name, name)
 
     # ---- graphs ---------------------------------------------------------------------------------
     def _build_forward(self, forward: addons.GraphWithNamedArgs) -> None:
@@ -138,9 +146,11 @@ class Phase:
         serialised = batch_serialise(
             forward,
             settings.micro_batches_per_pass,
-            load_handles={t: port.value for t, port in tensors},
+            load_handles={t: layer_io.value for t, layer_io in tensors},
             store_streams=self._streams(results),
-            store_buffers={t: port.place for t, port in zip(results, self._outputs, strict=False)},
+            store_buffers={
+                t: layer_io.handle for t, layer_io in zip(results, self._outputs, strict=False)
+            },
             seed_input=self._seed_input(forward),
             rows=max(self.entries, 2),
             io_mode="compute",
@@ -164,30 +174,30 @@ class Phase:
         settings, inputs = self._settings, self._inputs
         tensors = dict(zip(inputs, forward.graph.inputs, strict=False))
         seed = self._seed_input(forward)
-        with_grad = [tensors[n] for n, port in inputs.items() if port.grad is not None]
+        with_grad = [tensors[n] for n, layer_io in inputs.items() if layer_io.grad is not None]
         results = dict(zip(forward.graph.outputs, self._outputs, strict=True))
         with popxl.transforms.saving(popxl.transforms.products_saveable):
             self._grad_facts, grad = addons.autodiff_with_accumulation(
                 forward,
                 self._accumulated(forward),
-                grads_provided=[t for t, port in results.items() if port.grad is not None],
+                grads_provided=[t for t, layer_io in results.items() if layer_io.grad is not None],
                 grads_required=with_grad,
                 mean=False,
                 accumulator_dtype=popxl.float32 if settings.adds_gradients else None,
                 adds=settings.adds_gradients,
             )
         # So keeping activations and computing them again give the same bits.
-        popxl.transforms.outline(forward.graph, _taken_from_inside(forward, grad))
+        popxl.transforms.outline(forward.graph, _forward_residuals(forward, grad))
         popxl.transforms.outline(grad.graph)
-        if not self._keeps:
+        if not self._saves_activations:
             grad = addons.recompute_graph(grad)
-        loads = {tensors[n]: port.value for n, port in inputs.items()}
-        for given, result in _gradient_inputs(grad).items():
+        loads = {tensors[n]: layer_io.value for n, layer_io in inputs.items()}
+        for given, result in _output_grads(grad).items():
             gradient = results[result].grad
             assert gradient is not None, "the output of a layer has a gradient"
             loads[given] = gradient
-        stores = {t: port.place for t, port in results.items()}
-        input_grads = [port.grad for port in inputs.values() if port.grad is not None]
+        stores = {t: layer_io.handle for t, layer_io in results.items()}
+        input_grads = [layer_io.grad for layer_io in inputs.values() if layer_io.grad is not None]
         stores.update(zip(grad.graph.outputs, input_grads, strict=True))
         named = forward.args.copy()
         if seed is not None:  # so it is passed again, not stored with the activations
@@ -213,40 +223,44 @@ class Phase:
     def _accumulated(self, forward: addons.GraphWithNamedArgs) -> tuple[popxl.Tensor, ...]:
         """The inputs whose gradients are added up: trained variables, and scales of FP8 products,
         whose gradients are what was observed."""
-        frozen = {*self.names} - {*self.trained}
+        frozen = {*self.names} - {*self.trainable}
         wanted = [name for name in forward.args.keys_flat() if name not in frozen]
         return forward.args.filter_keys(wanted).tensors
 
-    def _own(self) -> None:
+    def _create_variables(self) -> None:
         """Give own variables buffers, and let the phases that keep the others know."""
         settings = self._settings
         parameters = self._facts.of_kind("parameter").to_dict()
-        own = {n: f for n, f in parameters.items() if n not in self._owner}
+        own = {n: f for n, f in parameters.items() if n not in self._owner_of}
         facts = NamedVariableFactories.from_dict(own)
-        trained = [name for name in self.trained if name in own]
+        trainable = [name for name in self.trainable if name in own]
         self.variables = (
-            VariableStore.create(facts, self.name, self.entries, settings, trained) if own else None
+            PhaseVariables.create(facts, self.name, self.entries, settings, trainable)
+            if own
+            else None
         )
         self.optimizer = (
-            OptimizerStore.create(self.variables, self.name, self.entries, settings)
-            if self.variables and trained
+            PhaseOptimizer.create(self.variables, self.name, self.entries, settings)
+            if self.variables and trainable
             else None
         )
         self.fp8 = FP8State.create(self._facts, self.entries, settings)
         if self.optimizer is not None:
             self._build_update()
         self.keep_resident(settings.config.execution.resident_layers)
-        self._lent: dict[str, list[Phase]] = {}  # own variables, and who adds to their gradients
-        for name, owner in self._owner.items():
-            if name in self.trained:
-                owner._lent.setdefault(name, []).append(self)
+        self._borrowers: dict[
+            str, list[Phase]
+        ] = {}  # own variables, and who adds to their gradients
+        for name, owner in self._owner_of.items():
+            if name in self.trainable:
+                owner._borrowers.setdefault(name, []).append(self)
         self._build_reduction()
 
-    def _share(self, other: Phase) -> None:
+    def _borrow_variables(self, other: Phase) -> None:
         """Use the variables, FP8 state and gradients of a phase, and its optimizer."""
         assert self.names == other.names, "phases that are alike have the same variables"
         self.variables, self.fp8, self.optimizer = other.variables, other.fp8, other.optimizer
-        self._lent = other._lent
+        self._borrowers = other._borrowers
         if self.optimizer is not None:
             self._optim, self._updated = other._optim, other._updated
         self._build_reduction()
@@ -254,10 +268,10 @@ class Phase:
     def _build_update(self) -> None:
         """The update of a layer, the same executables wherever in a step it runs."""
 
-        def update(row: popxl.Tensor, norm: popxl.Tensor, rate: popxl.Tensor) -> list[popxl.Tensor]:
+        def update(row: popxl.Tensor, norm: popxl.Tensor, lr: popxl.Tensor) -> list[popxl.Tensor]:
             assert self.variables is not None
             assert self.optimizer is not None
-            new = self.optimizer.update(self.variables, row, Update(norm, rate))
+            new = self.optimizer.update(self.variables, row, UpdateInputs(norm, lr))
             if self.fp8:
                 new |= self.fp8.update(row, norm)
             self._updated[:] = new
@@ -268,10 +282,10 @@ class Phase:
         self._optim = popxl.gir().create_graph(update, row, scalar, scalar)
 
     def _build_reduction(self) -> None:
-        if not self.trained or self.bwd is None:
+        if not self.trainable or self.bwd is None:
             return
         settings = self._settings
-        groups = {n: self._store_of(n).shard_groups[n] for n in self.trained}
+        groups = {n: self._store_of(n).shard_groups[n] for n in self.trainable}
         sums = self._accumulators(self.bwd.args).map(
             lambda t: popxl.TensorSpec(t.shape, popxl.float32, t.meta_shape)
         )
@@ -291,10 +305,10 @@ class Phase:
                     buffer.resident = min(entries, self.entries)
 
     def _accumulators(self, args: addons.NamedTensors) -> addons.NamedTensors:
-        return addons.NamedTensors.from_dict({n: args.get(f"accum.{n}") for n in self.trained})
+        return addons.NamedTensors.from_dict({n: args.get(f"accum.{n}") for n in self.trainable})
 
-    def _store_of(self, name: str) -> VariableStore:
-        store = self._owner[name].variables if name in self._owner else self.variables
+    def _store_of(self, name: str) -> PhaseVariables:
+        store = self._owner_of[name].variables if name in self._owner_of else self.variables
         assert store is not None
         return store
 
@@ -309,7 +323,7 @@ class Phase:
             (optimizer state by variable) and, if asked, `grad` (gradients times
             `RunConfig.gradient_scaling`).
         """
-        if not self.variables or not self.keeps_variables:
+        if not self.variables or not self.owns_variables:
             return []
         return [self._init_layer(row, gradients) for row in range(self.entries)]
 
@@ -353,7 +367,7 @@ class Phase:
         if self.variables:
             full = self.variables.load_full(row, new)
             if not step.is_last:
-                self.variables.keep_full(row, full)
+                self.variables.store_gathered(row, full)
             own = self.variables.dequantized(full).to_dict()
         scales = self.fp8.scales(new or self.fp8.load(row)) if self.fp8 else {}
         return addons.NamedTensors.from_dict({**own, **self._borrowed(), **scales})
@@ -371,15 +385,15 @@ class Phase:
     def _borrowed(self) -> dict[str, popxl.Tensor]:
         """Full variables of other phases, which came before this one."""
         first, borrowed = popxl.constant(0, popxl.int32), dict[str, popxl.Tensor]()
-        for owner in dict.fromkeys(self._owner.values()):
+        for owner in dict.fromkeys(self._owner_of.values()):
             assert owner.variables is not None
-            names = [name for name, of in self._owner.items() if of is owner]
-            borrowed |= self._reloaded(owner.variables.of(names), first)
+            names = [name for name, of in self._owner_of.items() if of is owner]
+            borrowed |= self._reloaded(owner.variables.of_variables(names), first)
         return borrowed
 
-    def _reloaded(self, store: VariableStore, row: popxl.Tensor) -> dict[str, popxl.Tensor]:
+    def _reloaded(self, store: PhaseVariables, row: popxl.Tensor) -> dict[str, popxl.Tensor]:
         """Full variables, which were gathered before if there are several passes."""
-        full = store.load_kept(row) if self._settings.passes > 1 else store.load_full(row)
+        full = store.load_gathered(row) if self._settings.passes > 1 else store.load_full(row)
         return store.dequantized(full).to_dict()
 
     def _seed(self, row: popxl.Tensor, step: StepInputs) -> list[popxl.Tensor]:
@@ -388,7 +402,7 @@ class Phase:
         if self._settings.seed_spec is None:
             return []
         assert step.seed is not None
-        tag = popxl.constant(_tag(self._tag), popxl.uint32)
+        tag = popxl.constant(_phase_seed(self._seed_name), popxl.uint32)
         seed = create_random_seed(create_random_seed(step.seed, tag), ops.cast(row, popxl.uint32))
         first = step.first_micro_batch
         return [seed] if first is None else [first, seed]
@@ -399,11 +413,11 @@ class Phase:
         It does where this phase alone borrows it. The layers of a loop are alike, so all of them
         add to what is there.
         """
-        return self.entries == 1 and self._owner[name]._lent[name] == [self]
+        return self.entries == 1 and self._owner_of[name]._borrowers[name] == [self]
 
-    def begin_gradients(self) -> None:
+    def zero_shared_grads(self) -> None:
         """Let the gradients that other phases add to start from zero, after the last update."""
-        for name, borrowers in sorted(self._lent.items()):
+        for name, borrowers in sorted(self._borrowers.items()):
             if borrowers[0]._begins(name):
                 continue
             buffer = self._store_of(name).grads.get(name)
@@ -428,15 +442,17 @@ class Phase:
             return squares
         with self.part("backward"):
             self._load_code(self.bwd.graph)
-            sums = None if step.is_first else self._keeper._sums
-            accumulators = self._grad_facts.init_zero() if sums is None else sums.begin(row)
+            sums = None if step.is_first else self._weights_owner._sums
+            accumulators = (
+                self._grad_facts.init_zero() if sums is None else sums.load_accumulators(row)
+            )
             values = {**self._load_for_gradients(row, step).to_dict(), **accumulators.to_dict()}
             bound = self.bwd.bind(addons.NamedTensors.from_dict(values))
             # Where activations are kept, so are the masks of dropout: there is no seed to pass.
             takes_seed = self.bwd is self.fwd or _SEED in self.bwd.args
             bound.call(row, *(self._seed(row, step) if takes_seed else []))
             if not step.is_last:
-                self._keeper._sums.store(row, accumulators, is_first=step.is_first)
+                self._weights_owner._sums.store(row, accumulators, is_first=step.is_first)
                 return squares
             total = accumulators if sums is None else sums.total(row, accumulators)
             return squares + self._finish_gradients(row, total)
@@ -446,12 +462,12 @@ class Phase:
         """Buffers of accumulators between passes: for gradients that are stored whole, and that no
         other phase adds to, their own. Known once all phases are there."""
         at_hand, dtype = {}, self._settings.gradient_dtype
-        for name in self.trained:
-            if name not in self._owner and name not in self._lent:
+        for name in self.trainable:
+            if name not in self._owner_of and name not in self._borrowers:
                 buffer = self._store_of(name).grads.get(name)
                 if not buffer.meta_shape:
                     at_hand[f"accum.{name}"] = buffer
-        dtypes = {f"accum.{name}": dtype for name in self.trained}
+        dtypes = {f"accum.{name}": dtype for name in self.trainable}
         return GradientSums.create(self._grad_facts, at_hand, dtypes, self.entries)
 
     def _finish_gradients(
@@ -459,16 +475,16 @@ class Phase:
     ) -> popxl.Tensor:
         if self.fp8:
             self.fp8.observe(row, accumulators)
-        if not self.trained:
+        if not self.trainable:
             return popxl.constant(0.0, popxl.float32)
         outputs = self._reduce.bind(self._accumulators(accumulators)).call()
         reduced = dict(zip(self._reduced, outputs, strict=True))
         complete = {}
         for name, grad in reduced.items():
-            foreign = name in self._owner
+            foreign = name in self._owner_of
             buffer = self._store_of(name).grads.get(name)
             at = popxl.constant(0, popxl.int32) if foreign else row
-            if name in self._lent or (foreign and not self._begins(name)):
+            if name in self._borrowers or (foreign and not self._begins(name)):
                 grad = grad + ops.cast(ops.remote_load(buffer, at), grad.dtype)
             ops.remote_store(buffer, at, addons.rounded_by_hash(grad, buffer.tensor_dtype))
             if not foreign:
@@ -477,7 +493,7 @@ class Phase:
             return popxl.constant(0.0, popxl.float32)
         return weighted_squares(complete, self.variables, self._settings.config.gradient_scaling)
 
-    def update(self, row: popxl.Tensor, update: Update) -> dict[str, popxl.Tensor]:
+    def update(self, row: popxl.Tensor, update: UpdateInputs) -> dict[str, popxl.Tensor]:
         """Optimizer step of layer `row`.
 
         Returns:
@@ -490,7 +506,7 @@ class Phase:
         return dict(zip(self._updated, new, strict=True))
 
 
-def _gradient_inputs(grad: addons.GraphWithNamedArgs) -> dict[popxl.Tensor, popxl.Tensor]:
+def _output_grads(grad: addons.GraphWithNamedArgs) -> dict[popxl.Tensor, popxl.Tensor]:
     """The inputs of a gradient graph for gradients of the layer's outputs, and these outputs."""
     expected = grad.grad_graph_info.expected_inputs
     given = popxl.transforms.ExpectedConnectionType.FwdGrad
@@ -498,7 +514,7 @@ def _gradient_inputs(grad: addons.GraphWithNamedArgs) -> dict[popxl.Tensor, popx
     return {t: c.fwd_tensor for t, c in pairs if c.connection_type == given}
 
 
-def _taken_from_inside(
+def _forward_residuals(
     forward: addons.GraphWithNamedArgs, grad: addons.GraphWithNamedArgs
 ) -> list[popxl.Tensor]:
     """What a gradient graph takes from its forward graph, besides inputs."""
@@ -509,6 +525,6 @@ def _taken_from_inside(
     return [t for t in tensors if t not in inputs]
 
 
-def _tag(name: str) -> int:
+def _phase_seed(name: str) -> int:
     """A number for the name of a phase, the same in every process."""
     return zlib.crc32(name.encode())

@@ -17,11 +17,11 @@ from popxl_addons.optimizers import packed
 from popxl_addons.optimizers.adafactor import Whole
 
 ALL = "*"
-"""In `Settings.keeping`: phases that it does not name."""
+"""In `PhaseSettings.saved_fractions`: phases that it does not name."""
 
 
 @dataclass(frozen=True)
-class Settings:
+class PhaseSettings:
     """Facts of a run that graphs are built from.
 
     Attributes:
@@ -38,7 +38,7 @@ class Settings:
     config: RunConfig
     groups: Groups
     weight_map: WeightMap | None = None
-    keeping: Mapping[str, float] = field(default_factory=dict)
+    saved_fractions: Mapping[str, float] = field(default_factory=dict)
     per_pass: int | None = None
 
     @property
@@ -59,11 +59,13 @@ class Settings:
         """Passes through all layers in an optimizer step."""
         return self.micro_batches // self.micro_batches_per_pass
 
-    def layers_kept(self, phase: str, layers: int) -> int:
+    def num_saved_layers(self, phase: str, layers: int) -> int:
         """How many layers of a phase keep their activations for the backward pass."""
         wanted = self.config.execution.activations
         if wanted == "auto":
-            return round(self.keeping.get(phase, self.keeping.get(ALL, 0.0)) * layers)
+            return round(
+                self.saved_fractions.get(phase, self.saved_fractions.get(ALL, 0.0)) * layers
+            )
         return layers if wanted == "keep" else 0
 
     @property
@@ -105,27 +107,27 @@ class Settings:
         random = drops and not model.eval
         return popxl.TensorSpec((2,), popxl.uint32) if random else None
 
-    def runs(self, phase: str, layers: int) -> dict[str, int]:
+    def layers_per_phase(self, phase: str, layers: int) -> dict[str, int]:
         """The phases that a family's phase of so many layers is cut into, where not all of them are
-        trained alike, and how many layers each has; see `WeightMap.runs`."""
+        trained alike, and how many layers each has; see `WeightMap.phase_splits`."""
         if self.weight_map is None:
             return {phase: layers}
         return {
             name: len(self.weight_map.phases[name])
-            for name in self.weight_map.runs.get(phase, [phase])
+            for name in self.weight_map.phase_splits.get(phase, [phase])
         }
 
-    def trains_any(self, phase: str) -> bool:
+    def is_phase_trainable(self, phase: str) -> bool:
         """Whether anything that a phase owns is trained."""
         if self.weight_map is None or not self.training:
             return self.training
         return any(row.updated for row in self.weight_map.layers[self.weight_map.phases[phase][0]])
 
-    def trains(self, phase: str, variable: str) -> bool:
+    def is_variable_trainable(self, phase: str, variable: str) -> bool:
         """Whether a variable of the layers of a phase is trained."""
-        return self.weight_map is None or self.row(phase, variable).updated
+        return self.weight_map is None or self.mapping(phase, variable).updated
 
-    def row(self, phase: str, variable: str) -> WeightMapping:
+    def mapping(self, phase: str, variable: str) -> WeightMapping:
         """The table's row for a variable of the layers of a phase."""
         assert self.weight_map is not None, "this needs the weight map"
         layer = self.weight_map.phases[phase][0]
@@ -138,11 +140,11 @@ class Settings:
         """How a variable is stored that is expanded before a layer takes it; None: as it is."""
         if not self.training or self.weight_map is None:
             return None
-        return self.config.model.few_bits if fits_few_bits(self.row(phase, variable)) else None
+        return self.config.model.few_bits if fits_few_bits(self.mapping(phase, variable)) else None
 
     def whole(self, phase: str, variable: str) -> Whole:
         """To which matrices a variable belongs, for optimizers that treat weights as such."""
-        row = self.row(phase, variable)
+        row = self.mapping(phase, variable)
         return Whole(len(row.weights), row.axis, self.groups.identical)
 
     def shards(

@@ -12,9 +12,9 @@ import popxl_addons as addons
 from config.sections import RunConfig
 from modelling.building import building
 from modelling.devices import platform
-from modelling.phases.layout import Layout
-from modelling.phases.settings import Settings
-from modelling.phases.step import StepInputs, Update
+from modelling.phases.phase_plan import PhasePlan
+from modelling.phases.settings import PhaseSettings
+from modelling.phases.step_inputs import StepInputs, UpdateInputs
 from modelling.weights import WeightMap
 from popxl import ops
 
@@ -46,10 +46,10 @@ class TrainingProgram:
     loss: popxl.DeviceToHostStream
     told: Mapping[str, popxl.DeviceToHostStream]
     gradient_norm: popxl.DeviceToHostStream
-    only_update: popxl.HostToDeviceStream | None
+    update_only: popxl.HostToDeviceStream | None
     variables: Mapping[str, list[addons.NamedTensors]]
-    layers: Mapping[str, Sequence[str]]
-    undivided: Set[str]
+    phases_by_type: Mapping[str, Sequence[str]]
+    all_or_none_types: Set[str]
 
 
 NOTHING: Mapping[str, float] = {}
@@ -58,10 +58,10 @@ NOTHING: Mapping[str, float] = {}
 
 def build_training(
     config: RunConfig,
-    layout_of: Callable[[Settings], Layout],
+    build_phases: Callable[[PhaseSettings], PhasePlan],
     gradients: bool = False,
     weight_map: WeightMap | None = None,
-    keeping: Mapping[str, float] = NOTHING,
+    saved_fractions: Mapping[str, float] = NOTHING,
     per_pass: int | None = None,
 ) -> TrainingProgram:
     """Build the training program of a configuration.
@@ -70,54 +70,54 @@ def build_training(
         layout_of: builds the family's phases in the current Ir.
         gradients: let the host read the gradients of the last step, as variables.
         table: the family's weights; Adafactor needs them.
-        keeping, per_pass: see `Settings`.
+        keeping, per_pass: see `PhaseSettings`.
     """
     iterations = config.execution.device_iterations
     with building(config) as (ir, groups):
         addons.enable_stochastic_rounding(ir, config.rounds_stochastically)
         ir.num_host_transfers = config.gradient_accumulation * iterations
-        settings = Settings(config, groups, weight_map, keeping, per_pass)
-        layout = layout_of(settings)
+        settings = PhaseSettings(config, groups, weight_map, saved_fractions, per_pass)
+        phase_plan = build_phases(settings)
         seed = None
         if settings.seed_spec is not None:
             seed = popxl.h2d_stream(settings.seed_spec.shape, settings.seed_spec.dtype, "seed")
-        optimizer_step = OptimizerStep(
-            layout,
+        training_step = TrainingStep(
+            phase_plan,
             settings,
             popxl.h2d_stream((), popxl.float32, "learning_rate"),
             seed,
             popxl.d2h_stream((), popxl.float32, "gradient_norm"),
         )
-        variables = {phase.name: phase.init_variables(gradients) for phase in layout.phases}
-        only_update = None
-        if updates_behind(config):
-            only_update = _run_with_updates_behind(optimizer_step, iterations)
+        variables = {phase.name: phase.init_variables(gradients) for phase in phase_plan.phases}
+        update_only = None
+        if defers_update(config):
+            update_only = _run_deferred_updates(training_step, iterations)
         else:
-            ops.repeat(ir.create_graph(optimizer_step.whole), iterations)
+            ops.repeat(ir.create_graph(training_step.run), iterations)
     return TrainingProgram(
         ir,
-        layout.inputs.streams,
-        optimizer_step.rate,
-        optimizer_step.seed,
-        layout.head.loss_stream,
-        layout.head.told,
-        optimizer_step.norm,
-        only_update,
+        phase_plan.inputs.streams,
+        training_step.lr,
+        training_step.seed,
+        phase_plan.head.loss_stream,
+        phase_plan.head.told,
+        training_step.norm,
+        update_only,
         variables,
-        _layers(layout),
-        {stage.experts.phase.layer for stage in layout.order if stage.experts is not None},
+        _layers(phase_plan),
+        {run.experts.phase.layer for run in phase_plan.order if run.experts is not None},
     )
 
 
-def _layers(layout: Layout) -> dict[str, list[str]]:
+def _layers(phase_plan: PhasePlan) -> dict[str, list[str]]:
     by_kind: dict[str, list[str]] = defaultdict(list)
-    for phase in layout.phases:
-        if phase is not layout.head and phase.bwd is not None:
+    for phase in phase_plan.phases:
+        if phase is not phase_plan.head and phase.bwd is not None:
             by_kind[phase.layer].append(phase.name)
     return by_kind
 
 
-def updates_behind(config: RunConfig) -> bool:
+def defers_update(config: RunConfig) -> bool:
     """Whether updates run before the next forward pass; "auto": where that hides their transfers.
 
     Devices that share the host's memory have none to hide, but those of a disk.
@@ -130,20 +130,20 @@ def updates_behind(config: RunConfig) -> bool:
 
 
 @dataclass(frozen=True)
-class OptimizerStep:
+class TrainingStep:
     """The parts of an optimizer step, added to the current graph, and its streams."""
 
-    layout: Layout
-    settings: Settings
-    rate: popxl.HostToDeviceStream
+    phase_plan: PhasePlan
+    settings: PhaseSettings
+    lr: popxl.HostToDeviceStream
     seed: popxl.HostToDeviceStream | None
     norm: popxl.DeviceToHostStream
 
-    def whole(self) -> None:
+    def run(self) -> None:
         """Gradients, and at the end the update."""
         self.update(self.gradients())
 
-    def gradients(self, pending: Update | None = None) -> Update:
+    def gradients(self, pending: UpdateInputs | None = None) -> UpdateInputs:
         """Forward and backward phases; where layers are first used, they do a pending update.
 
         Returns:
@@ -153,13 +153,13 @@ class OptimizerStep:
         squares = self._one_pass(step) if self.settings.passes == 1 else self._passes(step)
         norm = ops.sqrt(ops.collectives.replicated_all_reduce(squares, "add"))
         ops.host_store(self.norm, norm)
-        return Update(norm, ops.host_load(self.rate))
+        return UpdateInputs(norm, ops.host_load(self.lr))
 
     def _one_pass(self, step: StepInputs) -> popxl.Tensor:
         """Micro-batches forwards and backwards through all layers; see `Layout.backward`."""
-        self.layout.inputs.load()
-        self.layout.forward(step)
-        return self.layout.backward(step)
+        self.phase_plan.inputs.load()
+        self.phase_plan.forward(step)
+        return self.phase_plan.backward(step)
 
     def _passes(self, step: StepInputs) -> popxl.Tensor:
         """All passes of a step: the first does the pending update, the last completes gradients.
@@ -174,7 +174,7 @@ class OptimizerStep:
 
         def body(first: popxl.Tensor, *seed: popxl.Tensor) -> popxl.Tensor:
             given = replace(later, first_micro_batch=first, is_last=False)
-            self._one_pass(given.of([*seed, first]))
+            self._one_pass(given.with_tensors([*seed, first]))
             return first + count
 
         if passes > 2:
@@ -183,42 +183,42 @@ class OptimizerStep:
             ops.repeat(graph, passes - 2, number(count), *seeds)
         return self._one_pass(replace(later, first_micro_batch=number(count * (passes - 1))))
 
-    def update(self, update: Update) -> None:
+    def update(self, update: UpdateInputs) -> None:
         """The optimizer phases."""
-        self.layout.update(update)
+        self.phase_plan.update(update)
 
 
-def _run_with_updates_behind(step: OptimizerStep, iterations: int) -> popxl.HostToDeviceStream:
+def _run_deferred_updates(step: TrainingStep, iterations: int) -> popxl.HostToDeviceStream:
     """Run optimizer steps, each with the update of the one before it in its forward pass.
 
     What the last update takes waits in variables for the next run. Before the first step these hold
     a norm that is not finite, as after a step that is left out: the update changes nothing.
 
     Returns:
-        See `TrainingProgram.only_update`.
+        See `TrainingProgram.update_only`.
     """
     ir = popxl.gir()
     norm = popxl.variable(math.nan, popxl.float32, name="pending_norm")
-    rate = popxl.variable(0.0, popxl.float32, name="pending_rate")
+    lr = popxl.variable(0.0, popxl.float32, name="pending_lr")
 
-    def one_step(norm: popxl.Tensor, rate: popxl.Tensor) -> list[popxl.Tensor]:
-        return step.gradients(Update(norm, rate)).tensors
+    def one_step(norm: popxl.Tensor, lr: popxl.Tensor) -> list[popxl.Tensor]:
+        return step.gradients(UpdateInputs(norm, lr)).tensors
 
-    def steps(norm: popxl.Tensor, rate: popxl.Tensor) -> list[popxl.Tensor]:
-        return list(ops.repeat(ir.create_graph(one_step, norm, rate), iterations, norm, rate))
+    def steps(norm: popxl.Tensor, lr: popxl.Tensor) -> list[popxl.Tensor]:
+        return list(ops.repeat(ir.create_graph(one_step, norm, lr), iterations, norm, lr))
 
-    def update(norm: popxl.Tensor, rate: popxl.Tensor) -> list[popxl.Tensor]:
-        step.update(Update(norm, rate))
-        return [popxl.constant(math.nan, popxl.float32), rate + 0]
+    def update(norm: popxl.Tensor, lr: popxl.Tensor) -> list[popxl.Tensor]:
+        step.update(UpdateInputs(norm, lr))
+        return [popxl.constant(math.nan, popxl.float32), lr + 0]
 
-    only_update = popxl.h2d_stream((), popxl.bool, "only_update")
+    update_only = popxl.h2d_stream((), popxl.bool, "update_only")
     new_norm, new_rate = ops.conditional(
-        ops.host_load(only_update),
-        ir.create_graph(update, norm, rate),
-        ir.create_graph(steps, norm, rate),
-        [norm, rate],
-        [norm, rate],
+        ops.host_load(update_only),
+        ir.create_graph(update, norm, lr),
+        ir.create_graph(steps, norm, lr),
+        [norm, lr],
+        [norm, lr],
     )
     ops.var_updates.copy_var_update_(norm, new_norm)
-    ops.var_updates.copy_var_update_(rate, new_rate)
-    return only_update
+    ops.var_updates.copy_var_update_(lr, new_rate)
+    return update_only

@@ -119,13 +119,13 @@ def split_phases_by_trainable(weight_map: WeightMap) -> WeightMap:
         return list(alike[without_expert_group(layer)].values())
 
     phases: dict[str, tuple[str, ...]] = {}
-    runs: dict[str, list[str]] = {}
+    phase_splits: dict[str, list[str]] = {}
     for phase, layers in weight_map.phases.items():
         parts = [tuple(members) for _, members in groupby(layers, key)] or [()]
         names = [phase, *(f"{phase}_from_{_number(part[0])}" for part in parts[1:])]
         phases |= dict(zip(names, parts, strict=True))
-        runs[phase] = names
-    return replace(weight_map, phases=phases, runs=runs)
+        phase_splits[phase] = names
+    return replace(weight_map, phases=phases, phase_splits=phase_splits)
 
 
 def _number(layer: str) -> str:

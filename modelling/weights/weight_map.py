@@ -84,7 +84,7 @@ class WeightMap:
     phases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     tensor_parallel: int = 1
     files: HfTensorNames = field(default_factory=HfTensorNames)
-    runs: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    phase_splits: Mapping[str, Sequence[str]] = field(default_factory=dict)
     trainable_tokens: Mapping[str, TrainableTokens] = field(default_factory=dict)
 
     @property

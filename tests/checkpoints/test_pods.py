@@ -50,7 +50,7 @@ def listed(config: RunConfig, processes: int):
     """The tensors of a program that nobody compiles, as so many processes would have them."""
     family = family_of(config)
     weight_map = family.weight_map(config)
-    program = build_training(config, family.layout, False, weight_map)
+    program = build_training(config, family.build_phases, False, weight_map)
     mesh = mesh_of(config.replicas, processes)
     held = ShardReader(
         lambda v: device_variables.parts_of(mesh, v),
@@ -158,7 +158,10 @@ def test_a_host_reads_the_ranges_of_its_devices_once(tmp_path, monkeypatch):
     found = load_checkpoint(tmp_path, verify=False).tensors
     assert not read
     family = family_of(config)
-    weight_map, program = family.weight_map(config), build_training(config, family.layout, False)
+    weight_map, program = (
+        family.weight_map(config),
+        build_training(config, family.build_phases, False),
+    )
     sources = weight_map.to_variables(found, program.variables)
     for processes, process in ((8, 0), (8, 5), (2, 1)):
         mesh, held = mesh_of(config.replicas, processes), 0
@@ -200,7 +203,7 @@ def test_each_of_8_hosts_reads_what_its_devices_hold(monkeypatch):
     config = preset("xxl_pod64", SMALL, SMALL_T5, layers)
     family = family_of(config)
     weight_map, mesh = family.weight_map(config), mesh_of(config.replicas, 8)
-    program = build_training(config, family.layout, False, weight_map)
+    program = build_training(config, family.build_phases, False, weight_map)
     rng = np.random.default_rng(0)
     tensors = Ranges(
         {one.name: rng.standard_normal(one.layout[0].shape) for one in listed(config, 8).parts()}

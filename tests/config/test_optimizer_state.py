@@ -9,7 +9,7 @@ import pytest
 import popxl
 from config.optimizer_state import MASTER, OPTIMIZERS, RESIDUALS, SLOTS, Adafactor, Slot
 from config.run import Optimizer
-from modelling.phases.masters import keeping
+from modelling.phases.master_weights import with_master_weight
 from popxl_addons.optimizers.adafactor import Whole
 
 BETA1 = [None, 0.9]
@@ -18,7 +18,7 @@ BETA1 = [None, 0.9]
 def taken(optimizer: Optimizer, shape: tuple[int, ...], kept: Slot | None) -> dict[str, object]:
     """Shapes and types of the state that an update takes, by name."""
     step, own = optimizer.record.step(optimizer, len(shape), Whole)
-    module = step() if kept is None else keeping(step, kept)()
+    module = step() if kept is None else with_master_weight(step, kept)()
     with popxl.Ir().main_graph:
         var = popxl.TensorSpec(shape, popxl.float32 if kept is None else popxl.bfloat16)
         rate, grad = popxl.TensorSpec((), popxl.float32), popxl.TensorSpec(shape, popxl.float32)

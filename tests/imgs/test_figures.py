@@ -19,7 +19,7 @@ from imgs.figures import activation_rows, replica_grid, rts_groups, step_timelin
 from imgs.style import PLAIN, SHARPNESS, WIDTH, Area, Canvas
 from modelling.layers import Groups
 from modelling.phases import LossPhase, Phase
-from modelling.phases.optimizer import OptimizerStore
+from modelling.phases.phase_optimizer import PhaseOptimizer
 from modelling.phases.training import build_training
 from modelling.t5.model import FAMILY
 from tests.modelling.harness import small_config
@@ -161,8 +161,8 @@ def program() -> dict[str, list]:
         for kind, method in itertools.product((Phase, LossPhase), ("forward", "backward")):
             if method in vars(kind):
                 record(patch, kind, method, lambda phase, m=method: found[m].append(phase.name))
-        record(patch, OptimizerStore, "update", lambda store: found["update"].append(store.facts))
-        built = build_training(config, FAMILY.layout)
+        record(patch, PhaseOptimizer, "update", lambda store: found["update"].append(store.facts))
+        built = build_training(config, FAMILY.build_phases)
     owners = [name for name, entries in built.variables.items() if entries]
     between = [b for b in built.ir.remote_buffers if (b.kind or "").endswith("between layers")]
     return {**found, "owners": owners, "rows": [b.entries // steps for b in between]}

@@ -11,8 +11,8 @@ from config.t5 import T5Config
 from modelling.gptj import model as gptj
 from modelling.layers import configured
 from modelling.layers.wrapped import ByName, Wrapped
-from modelling.phases.encoder_decoder import StackSamples
-from modelling.phases.samples import WholeSamples
+from modelling.phases.block_wrappers import TrainingBlock
+from modelling.phases.encoder_decoder import StackBlock
 from modelling.t5 import model as t5
 from popxl_addons import Module
 
@@ -43,13 +43,13 @@ def t5_embeddings(config: T5Config) -> Made:
 
 
 def encoder_block(config: T5Config) -> Made:
-    return Made(config, lambda: StackSamples(t5.T5EncoderBlock(config.model, True)))
+    return Made(config, lambda: StackBlock(t5.T5EncoderBlock(config.model, True)))
 
 
 def decoder_block(config: T5Config) -> Made:
     return Made(
         config,
-        lambda: StackSamples(t5.T5DecoderBlock(config.model, True)),
+        lambda: StackBlock(t5.T5DecoderBlock(config.model, True)),
         ("x", "encoded", "mask"),
     )
 
@@ -64,7 +64,7 @@ def t5_head(config: T5Config) -> Made:
 
 
 def gptj_block(config: GPTJConfig) -> Made:
-    return Made(config, lambda: WholeSamples(gptj.GPTJBlock(config.model)))
+    return Made(config, lambda: TrainingBlock(gptj.GPTJBlock(config.model)))
 
 
 def gptj_embeddings(config: GPTJConfig) -> Made:

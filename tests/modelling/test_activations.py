@@ -111,12 +111,14 @@ def _two_memories(
         variant = Variant(per_pass or config.gradient_accumulation)
         program = build(variant)
         if kinds:
-            names = list(program.layers.values())[-kinds:]
+            names = list(program.phases_by_type.values())[-kinds:]
             kept = frozenset((name, share) for each in names for name in each)
             program = build(replace(variant, kept=kept))
             if share < 1:
                 assert any(
-                    phase.endswith("_kept") for each in program.layers.values() for phase in each
+                    phase.endswith("_saved")
+                    for each in program.phases_by_type.values()
+                    for phase in each
                 )
         if device is not None:
             traced = popxl.plan.trace(program.ir)
@@ -231,7 +233,7 @@ def test_layers_that_compute_again_have_no_room_for_activations(share: float, la
     family = modelling.gptj.model.FAMILY
     config = _config(GPTJ, {"activations": "auto"}, "float32", 0.0)
     config = config.changed({"model.layers": 4})
-    ir = build_training(config, family.layout, keeping={"layer": share}).ir
+    ir = build_training(config, family.build_phases, keeping={"layer": share}).ir
     kept = [b for b in ir.remote_buffers if b.kind == "activations inside layers"]
     micro_batches = config.training.global_batch_size // config.execution.micro_batch_size
     assert {buffer.entries for buffer in kept} == {layers * micro_batches}

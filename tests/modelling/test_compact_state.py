@@ -29,7 +29,7 @@ from tests.modelling.gptj.hf import hf_model, small_config
 from tests.modelling.llama.hf import hf_config
 from tests.modelling.llama.hf import our_config as llama_config
 from tests.modelling.sessions import check_continuing, fine_tuning
-from tests.modelling.test_updates_behind import differences
+from tests.modelling.test_deferred_updates import differences
 from tests.modelling.torch_training import logical
 from tests.slow import slow
 

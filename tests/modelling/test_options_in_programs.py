@@ -197,8 +197,10 @@ def texts_of(config: RunConfig, wanted: str = ALL) -> dict[str, str]:
         strategy_of(written),
     )
     build: dict[str, Callable[[], Any]] = {
-        "T": lambda: build_training(config, family.layout, weight_map=family.weight_map(config)),
-        "E": lambda: build_loss(written, family.layout, weight_map),
+        "T": lambda: build_training(
+            config, family.build_phases, weight_map=family.weight_map(config)
+        ),
+        "E": lambda: build_loss(written, family.build_phases, weight_map),
         "R": lambda: build_generation(written, generator, strategy),
         "P": lambda: build_piecewise(written, generator, strategy),
         "S": lambda: build_streamed(written, generator, weight_map, strategy),

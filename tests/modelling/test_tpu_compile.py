@@ -30,7 +30,7 @@ from tests.modelling.t5.training import our_config
 
 NAMES = ("alias", "host_argument", "host_output", "host_temp")
 dp, tp = map(int, sys.argv[1:])
-ir = build_training(our_config(dp, tp), FAMILY.layout).ir
+ir = build_training(our_config(dp, tp), FAMILY.build_phases).ir
 devices = np.array(topologies.get_topology_desc("v5e:2x4", platform="tpu").devices)
 program = Program(ir, Mesh(devices[: dp * tp], ("r",)))
 program.compile()

@@ -108,7 +108,7 @@ def test_layers_that_are_trained_alike_are_a_phase() -> None:
         "layer_from_2": ["layer.2"],
         "head": ["head"],
     }
-    assert weight_map.runs["layer"] == ["layer", "layer_from_1", "layer_from_2"]
+    assert weight_map.phase_splits["layer"] == ["layer", "layer_from_1", "layer_from_2"]
     weight_map = split_phases_by_trainable(mark_trainable(T5, Training(frozen="*norm*")))
     assert weight_map.phases == T5.phases
     weight_map = split_phases_by_trainable(mark_trainable(T5, Training(trained="decoder.2")))

@@ -223,8 +223,8 @@ def test_programs_that_borrow_have_the_same_phases() -> None:
     model = replace(config.model, eval=True)
     written = replace(config, model=model)
     programs = (
-        build_training(config, family.layout, weight_map=training),
-        build_loss(written, family.layout, training),
+        build_training(config, family.build_phases, weight_map=training),
+        build_loss(written, family.build_phases, training),
         build_streamed(written, family.generator, training),
     )
     counts = [{name: len(layers) for name, layers in p.variables.items()} for p in programs]

@@ -84,7 +84,7 @@ def check_memory(ir: popxl.Ir, bound: float) -> None:
 )
 def test_memory_of_training_is_what_xla_gives(name: str) -> None:
     config = preset(name, **({} if name == "base" else {"model": {"layers": 1}}))
-    check_memory(build_training(config, family_of(config).layout).ir, 0.25)
+    check_memory(build_training(config, family_of(config).build_phases).ir, 0.25)
 
 
 @pytest.mark.parametrize(("name", "bound"), [("tiny", 0.15), ("gptj_tiny", 0.1)])

@@ -46,7 +46,7 @@ def traced(name: str, update: str = "end") -> popxl.plan.Traced:
     )
     weight_map = family_of(config).weight_map(config)
     return popxl.plan.trace(
-        build_training(config, family_of(config).layout, weight_map=weight_map).ir
+        build_training(config, family_of(config).build_phases, weight_map=weight_map).ir
     )
 
 

@@ -92,7 +92,7 @@ from tests.popxl.test_fp8_compile import calls
 
 settings = {"model": {"precision": "bfloat16"}}
 config = load_config(GPTJConfig, "finetuning", "gptj_tiny_fp8", settings)
-ir = build_training(config, family_of(config).layout).ir
+ir = build_training(config, family_of(config).build_phases).ir
 program = Program(ir, Mesh(np.array(devices), ("r",)))
 for segment in program.schedule.segments:
     one = lower_segment(segment, program.mesh, program.specs_of(segment)[0])

@@ -55,7 +55,7 @@ def test_so_with_the_loss_in_slices_of_the_tokens(dp: int, tp: int, monkeypatch)
 def test_the_program_is_verified() -> None:
     from popxl._analysis.verify import verify_ir
 
-    verify_ir(build_training(small_config(2, 2), FAMILY.layout).ir)
+    verify_ir(build_training(small_config(2, 2), FAMILY.build_phases).ir)
 
 
 @pytest.mark.parametrize("slices", [in_fours, slow(lambda self, x: 1)])

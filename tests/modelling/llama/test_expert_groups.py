@@ -207,7 +207,7 @@ def test_device_memory_falls_with_groups_and_work_does_not_grow() -> None:
         for trains in (True, False):
             given = replace(config, model=replace(config.model, eval=not trains))
             build, family = build_training if trains else build_loss, family_of(given)
-            program = build(given, family.layout, weight_map=family.weight_map(given))
+            program = build(given, family.build_phases, weight_map=family.weight_map(given))
             plan = popxl.plan.trace(program.ir, "gpu").plan()
             needed[groups, trains] = plan.device
             flops |= {plan.flops} if trains else set()

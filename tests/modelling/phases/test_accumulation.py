@@ -18,7 +18,7 @@ from tests.slow import slow
 
 def collectives(config: RunConfig) -> Counter[tuple[str, int, int]]:
     """Number by kind, group size and bytes of each one."""
-    plan = popxl.plan.plan_of(build_training(config, family_of(config).layout).ir)
+    plan = popxl.plan.plan_of(build_training(config, family_of(config).build_phases).ir)
     found: Counter[tuple[str, int, int]] = Counter()
     for part in plan.parts:
         for c in part.collectives:

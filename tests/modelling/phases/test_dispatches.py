@@ -22,7 +22,7 @@ def _steps(config: Any, activations: str, **execution: Any) -> list[Routine]:
     changes |= {f"execution.{name}": value for name, value in execution.items()}
     config = config.changed(changes)
     family = family_of(config)
-    program = build_training(config, family.layout, weight_map=family.weight_map(config))
+    program = build_training(config, family.build_phases, weight_map=family.weight_map(config))
     routines = build_schedule(program.ir).routines
     layers = [r for r in routines if "Block" in r.title or "Layer" in r.title]
     found = [r for r in layers if "batch_serial_step" in r.title]
@@ -68,6 +68,6 @@ def test_a_hint_costs_no_segment() -> None:
     counts = set()
     for hinted in (False, True):
         family, there = family_of(config), config.changed({"execution.code_load": hinted})
-        program = build_training(there, family.layout, weight_map=family.weight_map(there))
+        program = build_training(there, family.build_phases, weight_map=family.weight_map(there))
         counts.add(len(build_schedule(program.ir).segments))
     assert len(counts) == 1

@@ -12,10 +12,10 @@ import pytest
 
 import popxl
 from modelling.layers import Groups
-from modelling.phases import Phase, Settings
+from modelling.phases import Phase, PhaseSettings
 from modelling.phases.training import TrainingProgram, build_training
 from tests.modelling.phases.test_phased_training import NAMES, train_torch
-from tests.modelling.phases.toy import toy_config, toy_layout, toy_weight_map
+from tests.modelling.phases.toy import build_toy_phases, toy_config, toy_weight_map
 from tests.modelling.phases.toy_runs import STEPS, draw, feed, toy_session, weights_of
 from tests.slow import slow
 
@@ -54,15 +54,15 @@ def test_equals_torch_without_their_gradients(frozen, dp, tp, update) -> None:
     with session:
         for x, y in zip(xs, ys, strict=True):
             inputs = feed(program, config, {"x": x[None], "y": y[None]})
-            if program.only_update is not None:
-                inputs[program.only_update] = np.zeros(
+            if program.update_only is not None:
+                inputs[program.update_only] = np.zeros(
                     (program.ir.num_host_transfers, dp * tp), bool
                 )
             out = session.run(inputs)
             losses.append(out[program.loss].mean())
             norms.append(out[program.gradient_norm].reshape(-1)[0])
-        if program.only_update is not None:
-            inputs[program.only_update] = ~inputs[program.only_update]
+        if program.update_only is not None:
+            inputs[program.update_only] = ~inputs[program.update_only]
             session.run(inputs)
     expected_losses, expected_norms, expected = train_torch(*frozen)
     assert len(losses) == STEPS
@@ -80,10 +80,10 @@ def test_equals_torch_without_their_gradients(frozen, dp, tp, update) -> None:
 @pytest.mark.parametrize("frozen", FROZEN)
 def test_they_are_loaded_and_have_nothing_else(frozen) -> None:
     config = toy_config()
-    program = build_training(config, toy_layout, weight_map=toy_weight_map(*frozen))
+    program = build_training(config, build_toy_phases, weight_map=toy_weight_map(*frozen))
     ir = popxl.Ir()
     with ir.main_graph:
-        layout = toy_layout(Settings(config, Groups.current(1), toy_weight_map(*frozen)))
+        layout = build_toy_phases(PhaseSettings(config, Groups.current(1), toy_weight_map(*frozen)))
     written = stored(program)
     for name, variable in zip(NAMES, weights_of(program), strict=True):
         assert (variable._remote[0] in written) == (name not in frozen), name
@@ -95,7 +95,7 @@ def test_they_are_loaded_and_have_nothing_else(frozen) -> None:
 def check_phase(phase: Phase, trained: list[str]) -> None:
     """It loads all that it uses, and has gradients and state of what is trained alone."""
     assert phase.names == ["w", "scale"]
-    assert phase.trained == trained
+    assert phase.trainable == trained
     args = [] if phase.bwd is None else phase.bwd.args.keys_flat()
     assert {n for n in args if n.startswith("accum.")} == {f"accum.{n}" for n in trained}
     store = phase.variables

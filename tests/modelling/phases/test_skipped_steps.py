@@ -105,12 +105,12 @@ def test_without_the_selection_a_step_would_spoil_the_state(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Why the tests above can fail."""
-    from modelling.phases import optimizer
+    from modelling.phases import phase_optimizer
 
     def always(_: popxl.Tensor, new: object, old: object) -> object:
         return new
 
-    monkeypatch.setattr(optimizer, "_chosen", always)
+    monkeypatch.setattr(phase_optimizer, "_select", always)
     run = Run(1, 1)
     with run.session:
         run.step(0, np.inf)
@@ -119,7 +119,7 @@ def test_without_the_selection_a_step_would_spoil_the_state(
 
 def test_the_selection_costs_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither temporaries nor copies: it belongs to the loop that computes the update."""
-    from modelling.phases import optimizer
+    from modelling.phases import phase_optimizer
 
     def measured() -> tuple[int, int]:
         run = Run(1, 1)
@@ -132,7 +132,7 @@ def test_the_selection_costs_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         return new
 
     with_it = measured()
-    monkeypatch.setattr(optimizer, "_chosen", always)
+    monkeypatch.setattr(phase_optimizer, "_select", always)
     without = measured()
     entry = 4 * toy.WIDTH**2
     assert with_it[0] - without[0] < entry

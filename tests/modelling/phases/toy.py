@@ -9,13 +9,13 @@ import popxl_addons as addons
 from config.sections import Execution, Model, Optimizer, RunConfig, Training
 from config.sections import LearningRate as Rate
 from modelling.phases import (
-    Chain,
+    ActivationRows,
     InputBuffers,
-    Layout,
     LossPhase,
     Phase,
-    Settings,
-    Stage,
+    PhasePlan,
+    PhaseRun,
+    PhaseSettings,
 )
 from modelling.weights import Weight, WeightMap, WeightMapping
 from popxl import ops
@@ -46,19 +46,21 @@ class Loss(addons.Module):
         return ops.sum(error * error) * weight
 
 
-def toy_layout(settings: Settings) -> Layout:
+def build_toy_phases(settings: PhaseSettings) -> PhasePlan:
     """The first layer, which lends its scale, the others and the loss."""
     batch, layers = settings.config.execution.micro_batch_size, settings.config.model.layers
     spec, scalar = (popxl.TensorSpec(shape, popxl.float32) for shape in ((batch, WIDTH), ()))
     inputs = InputBuffers({"x": spec, "y": spec, "weight": scalar}, settings)
-    chain = Chain(spec, settings, trained=settings.trains_any("first"))
-    first = Phase("first", Layer(), inputs.ports(["x"]), [chain.end], settings)
+    chain = ActivationRows(spec, settings, trained=settings.is_phase_trainable("first"))
+    first = Phase("first", Layer(), inputs.layer_ios(["x"]), [chain.last_row], settings)
     lent = {"scale": first}
-    x, y = chain.through(layers - 1, settings.trains_any("rest"))
+    x, y = chain.reserve(layers - 1, settings.is_phase_trainable("rest"))
     rest = Phase("rest", Layer(), {"x": x}, [y], settings, layers - 1, lent)
-    ends = {"x": chain.end} | inputs.ports(["y", "weight"])
+    ends = {"x": chain.last_row} | inputs.layer_ios(["y", "weight"])
     head = LossPhase("head", Loss(), ends, settings)
-    return Layout(inputs, [Stage(phase, range(phase.entries)) for phase in (first, rest, head)])
+    return PhasePlan(
+        inputs, [PhaseRun(phase, range(phase.entries)) for phase in (first, rest, head)]
+    )
 
 
 def toy_weight_map(*frozen: str) -> WeightMap:

@@ -85,10 +85,10 @@ def test_examples_that_share_rows_train_as_each_by_itself(
 def test_the_program_is_verified() -> None:
     from popxl._analysis.verify import verify_ir
 
-    verify_ir(build_training(our_config(2, 2), FAMILY.layout).ir)
+    verify_ir(build_training(our_config(2, 2), FAMILY.build_phases).ir)
 
 
 def test_one_layer_has_no_block_phase() -> None:
-    program = build_training(our_config(layers=1), FAMILY.layout)
+    program = build_training(our_config(layers=1), FAMILY.build_phases)
     assert "encoder_block" not in program.variables
     assert isinstance(program.ir, popxl.Ir)

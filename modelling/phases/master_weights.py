@@ -42,6 +42,6 @@ class _OnWhole:
             keep_split(var, kept, whole)
 
 
-def keeping(step: type[addons.Module], slot: Slot) -> type[addons.Module]:
+def with_master_weight(step: type[addons.Module], slot: Slot) -> type[addons.Module]:
     """The module of an optimizer's step that updates what `slot` keeps of a weight."""
     return type(f"{step.__name__}On{slot.name.title()}", (_OnWhole, step), {"slot": slot})

@@ -10,7 +10,7 @@ from modelling.layers.wrapped import Wrapped
 from popxl import Tensor, TensorSpec
 
 
-class WholeSamples(Wrapped):
+class TrainingBlock(Wrapped):
     """A block of a decoder alone."""
 
     layer: Module
@@ -32,15 +32,15 @@ class WholeSamples(Wrapped):
         seed_adapters(self.layer, seed)
         ctx = Context(segment_starts, seed, usage, segment_ids, self.routes_only)
         y = self.layer(x, ctx)
-        return y, *([] if ctx.usage is None else [ctx.usage]), *ctx.handed_on.values()
+        return y, *([] if ctx.usage is None else [ctx.usage]), *ctx.expert_inputs.values()
 
 
-class RoutedSamples(WholeSamples):
+class RouterOnlyBlock(TrainingBlock):
     """A block that ends with its router: it hands on what groups of experts read."""
 
     routes_only = True
 
-    def handed_on(self, x: TensorSpec) -> Mapping[str, TensorSpec]:
+    def expert_inputs(self, x: TensorSpec) -> Mapping[str, TensorSpec]:
         """Specs of that, for an x, by name."""
         (moe,) = (part for part in parts_of(self.layer) if isinstance(part, MoE))
-        return moe.handed_on(x)
+        return moe.expert_inputs(x)

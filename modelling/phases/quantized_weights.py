@@ -14,12 +14,12 @@ import numpy as np
 import popxl
 import popxl_addons as addons
 from config.model import FewBits
-from modelling.phases.settings import Settings
+from modelling.phases.settings import PhaseSettings
 from modelling.quantisation import PART_DTYPES, PARTS, packed_shapes, unpacked
 from popxl_addons.variable_factory import NamedVariableFactories, VariableFactory
 
 
-class Whole(NamedTuple):
+class DequantSpec(NamedTuple):
     """What a packed variable is expanded to.
 
     Attributes:
@@ -30,33 +30,33 @@ class Whole(NamedTuple):
     axis: int
 
 
-def packed(
-    facts: NamedVariableFactories, phase: str, settings: Settings
-) -> tuple[NamedVariableFactories, dict[str, Whole]]:
+def quantize_factories(
+    facts: NamedVariableFactories, phase: str, settings: PhaseSettings
+) -> tuple[NamedVariableFactories, dict[str, DequantSpec]]:
     """The factories of what a phase stores for its variables.
 
     Returns:
         Factories, three for a variable that is packed, and what these variables are, by name.
     """
     stored: dict[str, VariableFactory] = {}
-    expanded: dict[str, Whole] = {}
+    dequantize_variables: dict[str, DequantSpec] = {}
     for name, factory in facts.to_dict().items():
         few_bits = settings.few_bits(phase, name)
         if few_bits is None:
             stored[name] = factory
             continue
-        axis = settings.row(phase, name).input_axis
-        expanded[name] = Whole(factory.dtype, axis)
+        axis = settings.mapping(phase, name).input_axis
+        dequantize_variables[name] = DequantSpec(factory.dtype, axis)
         shapes = packed_shapes(factory.shape_on_replica, few_bits, axis)  # type: ignore[arg-type]
         for part, shape, dtype in zip(PARTS, shapes, PART_DTYPES, strict=True):
             zeros = np.broadcast_to(np.zeros((), dtype.as_numpy()), shape)
             group = factory.replica_grouping
             stored[f"{name}.{part}"] = VariableFactory(zeros, dtype, part, replica_grouping=group)
-    return NamedVariableFactories.from_dict(stored), expanded
+    return NamedVariableFactories.from_dict(stored), dequantize_variables
 
 
-def expanded(
-    stored: addons.NamedTensors, wholes: Mapping[str, Whole], few_bits: FewBits
+def dequantize_variables(
+    stored: addons.NamedTensors, wholes: Mapping[str, DequantSpec], few_bits: FewBits
 ) -> addons.NamedTensors:
     """Whole variables from what is stored; `wholes` are the packed ones."""
     tensors = stored.to_dict()

@@ -13,26 +13,26 @@ from dataclasses import replace
 import popxl
 import popxl_addons as addons
 from modelling.layers import Layers
-from modelling.phases.alike import those_of
 from modelling.phases.buffers import (
-    Chain,
-    Port,
+    ActivationRows,
+    LayerIO,
     activation_buffer,
-    begin_row,
     fixed_row,
     gradient_buffer,
+    zero_row,
 )
-from modelling.phases.grouped_experts import GroupedExperts
-from modelling.phases.layer_stack import kinds_of, named, through
-from modelling.phases.layout import Stage
+from modelling.phases.dense_layers import build_runs_by_type, by_name, reserve_rows
 from modelling.phases.phase import Phase
-from modelling.phases.settings import Settings
+from modelling.phases.phase_plan import PhaseRun
+from modelling.phases.remat_split import slice_runs
+from modelling.phases.settings import PhaseSettings
+from modelling.phases.streamed_experts import StreamedExperts
 from popxl_addons.transforms.batch_serialisation import RemoteHandle
 
 ROW = popxl.TensorSpec((), popxl.int32)
 
 
-class HandedOn:
+class ExpertInputs:
     """What each layer of a phase hands to its groups of experts besides x.
 
     Args:
@@ -42,7 +42,11 @@ class HandedOn:
     """
 
     def __init__(
-        self, specs: Mapping[str, popxl.TensorSpec], settings: Settings, kept: bool, gradient: bool
+        self,
+        specs: Mapping[str, popxl.TensorSpec],
+        settings: PhaseSettings,
+        kept: bool,
+        gradient: bool,
     ) -> None:
         self._specs, self._settings, self._kept = specs, settings, kept
         self._shards = settings.activation_shards
@@ -54,10 +58,10 @@ class HandedOn:
         }
 
     @property
-    def ports(self) -> dict[str, Port]:
+    def layer_ios(self) -> dict[str, LayerIO]:
         """Where a layer writes it. Only the layer at work has gradients."""
         return {
-            name: Port(
+            name: LayerIO(
                 spec,
                 RemoteHandle(self._values[name], 0 if self._kept else None, self._shards),
                 fixed_row(self._gradients[name], 0, self._shards)
@@ -67,21 +71,21 @@ class HandedOn:
             for name, spec in self._specs.items()
         }
 
-    def begin_gradients(self) -> None:
+    def zero_grads(self) -> None:
         """Let the gradients be zero, before the groups of a layer add to them."""
         for buffer in self._gradients.values():
-            begin_row(buffer, 0, self._settings)
+            zero_row(buffer, 0, self._settings)
 
 
-def layers_and_experts(
+def build_moe_runs(
     names: tuple[str, str],
     layers: Layers,
     group: addons.Module,
-    chains: Sequence[Chain],
-    others: Mapping[str, Port],
-    settings: Settings,
+    chains: Sequence[ActivationRows],
+    others: Mapping[str, LayerIO],
+    settings: PhaseSettings,
     balances: bool,
-) -> list[Stage]:
+) -> list[PhaseRun]:
     """The stages of layers that are trained alike.
 
     Args:
@@ -93,46 +97,46 @@ def layers_and_experts(
         balances: whether that has a gradient.
     """
     groups = settings.config.execution.expert_groups
-    trained = [settings.trains_any(name) for name in names]
-    into, out = through(chains, layers, any(trained), trained[0] and balances)
-    x, back = out[0], trained[0] or any(port.grad is not None for port in into)
-    specs = layers.kinds[0].handed_on(x.spec)  # type: ignore[attr-defined]
-    handed = HandedOn(specs, settings, kept=x.grad is not None, gradient=back)
-    inputs, outputs = {**named(into), **others}, [*out, *handed.ports.values()]
-    kinds = kinds_of(names[0], layers, inputs, outputs, settings)
-    reads = {name: _read(port, groups) for name, port in handed.ports.items()}
-    reads["number"] = Port(ROW, lambda row: row % groups)
+    trained = [settings.is_phase_trainable(name) for name in names]
+    into, out = reserve_rows(chains, layers, any(trained), trained[0] and balances)
+    x, back = out[0], trained[0] or any(layer_io.grad is not None for layer_io in into)
+    specs = layers.kinds[0].expert_inputs(x.spec)  # type: ignore[attr-defined]
+    handed = ExpertInputs(specs, settings, kept=x.grad is not None, gradient=back)
+    inputs, outputs = {**by_name(into), **others}, [*out, *handed.layer_ios.values()]
+    kinds = build_runs_by_type(names[0], layers, inputs, outputs, settings)
+    reads = {name: _read(layer_io, groups) for name, layer_io in handed.layer_ios.items()}
+    reads["number"] = LayerIO(ROW, lambda row: row % groups)
     writes = [_added_to(x, groups)]
     phase = Phase(names[1], group, reads, writes, settings, len(layers.order) * groups)
     phase.keep_resident(settings.config.execution.resident_layers * groups)
-    experts = GroupedExperts(phase, groups, handed.begin_gradients)
+    experts = StreamedExperts(phase, groups, handed.zero_grads)
     return [
-        replace(stage, experts=experts)
+        replace(run, experts=experts)
         for kind, rows in layers.runs()
-        for stage in those_of(kinds[kind], rows)
+        for run in slice_runs(kinds[kind], rows)
     ]
 
 
-def _read(port: Port, groups: int) -> Port:
+def _read(layer_io: LayerIO, groups: int) -> LayerIO:
     """What a layer writes, as each of its groups reads it, adding to its gradient."""
-    grad = None if port.grad is None else replace(port.grad, adds=True)
-    return Port(port.spec, _of_layer(port.place, groups), grad)
+    grad = None if layer_io.grad is None else replace(layer_io.grad, adds=True)
+    return LayerIO(layer_io.spec, _of_layer(layer_io.handle, groups), grad)
 
 
-def _added_to(port: Port, groups: int) -> Port:
+def _added_to(layer_io: LayerIO, groups: int) -> LayerIO:
     """What a layer writes, as each of its groups adds to it."""
-    grad = None if port.grad is None else _of_layer(port.grad, groups)
-    return Port(port.spec, replace(_of_layer(port.place, groups), adds=True), grad)
+    grad = None if layer_io.grad is None else _of_layer(layer_io.grad, groups)
+    return LayerIO(layer_io.spec, replace(_of_layer(layer_io.handle, groups), adds=True), grad)
 
 
 def _of_layer(handle: RemoteHandle, groups: int) -> RemoteHandle:
     """A layer's row, for the row of one of its groups."""
-    ahead = handle.row_offset
-    if not isinstance(ahead, int):
+    row_offset = handle.row_offset
+    if not isinstance(row_offset, int):
         return handle
 
     def row_of(row: popxl.Tensor) -> popxl.Tensor:
         layer = row / groups
-        return layer + ahead if ahead else layer
+        return layer + row_offset if row_offset else layer
 
     return replace(handle, row_offset=row_of, grows=False)

@@ -8,10 +8,10 @@ from functools import partial
 
 import popxl
 import popxl_addons as addons
-from modelling.phases.masters import keeping
-from modelling.phases.settings import Settings
-from modelling.phases.state import VariableStore, name_kind
-from modelling.phases.step import Update
+from modelling.phases.master_weights import with_master_weight
+from modelling.phases.phase_variables import PhaseVariables, label_buffers
+from modelling.phases.settings import PhaseSettings
+from modelling.phases.step_inputs import UpdateInputs
 from popxl import ops
 from popxl_addons.optimizers.adafactor import Whole
 from popxl_addons.remote import NamedRemoteBuffers, named_variable_buffers
@@ -22,7 +22,7 @@ _SCALAR = popxl.TensorSpec((), popxl.float32)
 
 
 @dataclass(frozen=True)
-class OptimizerStore:
+class PhaseOptimizer:
     """The optimizer state of a phase, and the graphs that update its variables.
 
     Attributes:
@@ -37,8 +37,8 @@ class OptimizerStore:
 
     @classmethod
     def create(
-        cls, variables: VariableStore, phase: str, entries: int, settings: Settings
-    ) -> OptimizerStore:
+        cls, variables: PhaseVariables, phase: str, entries: int, settings: PhaseSettings
+    ) -> PhaseOptimizer:
         """State and graphs for the trained variables of a phase; vectors (norms, biases) have no
         weight decay."""
         made, steps = {}, {}
@@ -50,12 +50,12 @@ class OptimizerStore:
             made[name], steps[name] = _graph(whole, shard.spec, factory, settings)
         facts = NamedVariableFactories.from_dict(made)
         buffers = named_variable_buffers(facts, entries, False)
-        name_kind(buffers, "moments")
+        label_buffers(buffers, "moments")
         clips = settings.config.training.optimizer.gradient_clipping is not None
         return cls(facts, buffers, clips, steps)
 
     def update(
-        self, variables: VariableStore, row: popxl.Tensor, update: Update
+        self, variables: PhaseVariables, row: popxl.Tensor, update: UpdateInputs
     ) -> dict[str, popxl.Tensor]:
         """One optimizer step on the variables of layer `row`; none if the norm is not finite.
 
@@ -76,9 +76,9 @@ class OptimizerStore:
             shard = tensors[_VARIABLE]
             state = {key: t for key, t in tensors.items() if key != _VARIABLE}
             step.bind(addons.NamedTensors.from_dict(state)).call(
-                shard, grad, update.rate, *self._norm(update.norm)
+                shard, grad, update.lr, *self._norm(update.norm)
             )
-            new = _chosen(finite, tensors, before)
+            new = _select(finite, tensors, before)
             for key, t in new.items():
                 ops.remote_store(buffers[key], row, t)
             updated[name] = new[_VARIABLE]
@@ -89,7 +89,7 @@ class OptimizerStore:
         return [norm] if self.clips else []
 
 
-def _chosen(
+def _select(
     condition: popxl.Tensor, new: dict[str, popxl.Tensor], old: dict[str, popxl.Tensor]
 ) -> dict[str, popxl.Tensor]:
     """`new` where the condition holds, else `old`.
@@ -100,7 +100,7 @@ def _chosen(
 
 
 def _buffers_of(
-    name: str, variables: VariableStore, optimizer: OptimizerStore
+    name: str, variables: PhaseVariables, optimizer: PhaseOptimizer
 ) -> dict[str, popxl.RemoteBuffer]:
     """The buffers of a variable and of its optimizer state."""
     state = optimizer.buffers.get(name).to_dict()
@@ -111,14 +111,14 @@ def _graph(
     whole: Callable[[], Whole],
     spec: popxl.TensorSpec,
     factory: addons.VariableFactory,
-    settings: Settings,
+    settings: PhaseSettings,
 ) -> tuple[NamedVariableFactories, addons.GraphWithNamedArgs]:
     """The update of a variable, of which a replica has a part of `spec`."""
     optimizer = settings.config.training.optimizer
     rank = len(factory.shape_on_replica)
     kept = None if spec.dtype == popxl.float32 else settings.config.kept_of_weight
     step, own = optimizer.record.step(optimizer, rank, whole)
-    module = step() if kept is None else keeping(step, kept)()
+    module = step() if kept is None else with_master_weight(step, kept)()
     clipping = {}
     if optimizer.gradient_clipping is not None:
         clipping = {"global_norm": _SCALAR, "global_norm_max": optimizer.gradient_clipping}
@@ -136,7 +136,7 @@ def _graph(
 
 
 def weighted_squares(
-    grads: dict[str, popxl.Tensor], variables: VariableStore, scaling: float
+    grads: dict[str, popxl.Tensor], variables: PhaseVariables, scaling: float
 ) -> popxl.Tensor:
     """This replica's part of the sum of squares of unscaled gradients, float32 scalar."""
     total: popxl.Tensor = popxl.constant(0.0, popxl.float32)

@@ -10,8 +10,8 @@ import numpy as np
 import popxl
 import popxl_addons as addons
 from config.model import FewBits
-from modelling.phases.packed_weights import Whole, expanded, packed
-from modelling.phases.settings import Settings
+from modelling.phases.quantized_weights import DequantSpec, dequantize_variables, quantize_factories
+from modelling.phases.settings import PhaseSettings
 from popxl import ops
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
 from popxl_addons.remote import NamedRemoteBuffers, create_remote_buffer, named_variable_buffers
@@ -20,7 +20,7 @@ from popxl_addons.variable_factory import NamedVariableFactories
 
 
 @dataclass(frozen=True)
-class VariableStore:
+class PhaseVariables:
     """The variables a phase owns: where they are and how to bring them to the device.
 
     Attributes:
@@ -42,7 +42,7 @@ class VariableStore:
     names: list[str]
     load: addons.GraphWithNamedArgs
     gather: addons.GraphWithNamedArgs
-    packed: Mapping[str, Whole] = field(default_factory=dict)
+    quantized: Mapping[str, DequantSpec] = field(default_factory=dict)
     few_bits: FewBits | None = None
     _full: dict[str, popxl.RemoteBuffer] = field(default_factory=dict)
 
@@ -52,20 +52,20 @@ class VariableStore:
         facts: NamedVariableFactories,
         phase: str,
         entries: int,
-        settings: Settings,
-        trained: Sequence[str] = (),
-    ) -> VariableStore:
+        settings: PhaseSettings,
+        trainable: Sequence[str] = (),
+    ) -> PhaseVariables:
         """Buffers and graphs for the variables of `facts`, of `entries` layers of a phase."""
-        facts, in_few_bits = packed(facts, phase, settings)
+        facts, in_few_bits = quantize_factories(facts, phase, settings)
         groupings = _cut_over(facts)
         shapes = {name: f.shape_on_replica for name, f in facts.to_dict().items()}
         over = {n: settings.shards(phase, n, shapes[n], groupings[n]) for n in shapes}
         alone = popxl.gir().replica_grouping(group_size=1)
         buffers = named_variable_buffers(facts, entries, over)
         dtype = settings.gradient_dtype
-        grads = buffers.filter_keys(trained).map(lambda b: _gradient_buffer(b, entries, dtype))
-        name_kind(buffers, "weights")
-        name_kind(grads, "gradients")
+        grads = buffers.filter_keys(trainable).map(lambda b: _gradient_buffer(b, entries, dtype))
+        label_buffers(buffers, "weights")
+        label_buffers(grads, "gradients")
         load, names, gather = _loading(buffers, groupings)
         return cls(
             facts,
@@ -79,7 +79,7 @@ class VariableStore:
             settings.config.model.few_bits,
         )
 
-    def only(self, names: Sequence[str]) -> VariableStore:
+    def subset(self, names: Sequence[str]) -> PhaseVariables:
         """A store for a graph that needs no more than these; itself, if that is all there is."""
         if list(names) == self.names:
             return self
@@ -90,9 +90,9 @@ class VariableStore:
             self, facts=wanted, buffers=buffers, names=loaded_names, load=load, gather=gather
         )
 
-    def of(self, variables: Sequence[str]) -> VariableStore:
+    def of_variables(self, variables: Sequence[str]) -> PhaseVariables:
         """A store of these variables alone, by the names that a layer gives them."""
-        return self.only([n for n in self.names if _variable_of(n, self.packed) in variables])
+        return self.subset([n for n in self.names if _variable_of(n, self.quantized) in variables])
 
     def load_shards(
         self, row: popxl.Tensor, at_hand: Mapping[str, popxl.Tensor] | None = None
@@ -105,11 +105,11 @@ class VariableStore:
         missing = [name for name in self.names if name not in (at_hand or {})]
         if missing == self.names:
             return addons.NamedTensors.pack(self.names, self.load.call(row))
-        loaded = self.only(missing).load_shards(row).to_dict() if missing else {}
+        loaded = self.subset(missing).load_shards(row).to_dict() if missing else {}
         shards = {**loaded, **(at_hand or {})}
         return addons.NamedTensors.from_dict({name: shards[name] for name in self.names})
 
-    def load_whole(self, row: popxl.Tensor) -> addons.NamedTensors:
+    def load_dequantized(self, row: popxl.Tensor) -> addons.NamedTensors:
         """The variables of layer `row` as it takes them, gathered."""
         return self.dequantized(self.load_full(row))
 
@@ -120,21 +120,21 @@ class VariableStore:
         shards = self.load_shards(row, at_hand)
         return addons.NamedTensors.pack(self.names, self.gather.bind(shards).call())
 
-    def keep_full(self, row: popxl.Tensor, full: addons.NamedTensors) -> None:
+    def store_gathered(self, row: popxl.Tensor, full: addons.NamedTensors) -> None:
         """Keep the gathered variables of layer `row` for the passes of this step."""
         for name, buffer in self._gathered().items():
             ops.remote_store(buffer, row, full.get(name))
 
-    def load_kept(self, row: popxl.Tensor) -> addons.NamedTensors:
-        """Like `load_full`, from what `keep_full` kept."""
+    def load_gathered(self, row: popxl.Tensor) -> addons.NamedTensors:
+        """Like `load_full`, from what `store_gathered` kept."""
         kept = {n: ops.remote_load(b, row) for n, b in self._gathered().items()}
         others = [name for name in self.names if name not in kept]
-        loaded = self.only(others).load_full(row).to_dict() if others else {}
+        loaded = self.subset(others).load_full(row).to_dict() if others else {}
         return addons.NamedTensors.from_dict({**loaded, **kept})
 
     def dequantized(self, full: addons.NamedTensors) -> addons.NamedTensors:
         """Variables as a layer takes them, of those that `load_full` gives."""
-        return expanded(full, self.packed, self.few_bits) if self.few_bits else full
+        return dequantize_variables(full, self.quantized, self.few_bits) if self.few_bits else full
 
     def _gathered(self) -> dict[str, popxl.RemoteBuffer]:
         """Buffers of full variables, for those that replicas share; made when first needed."""
@@ -176,13 +176,13 @@ class VariableStore:
         return addons.NamedTensors.from_dict(variables)
 
 
-def _variable_of(stored: str, packed: Mapping[str, Whole]) -> str:
+def _variable_of(stored: str, quantized: Mapping[str, DequantSpec]) -> str:
     """The variable that something stored is, or is a part of."""
     whole, _, _ = stored.rpartition(".")
-    return whole if whole in packed else stored
+    return whole if whole in quantized else stored
 
 
-def name_kind(buffers: NamedRemoteBuffers, kind: str) -> None:
+def label_buffers(buffers: NamedRemoteBuffers, kind: str) -> None:
     """Say what buffers hold; see `planning.hardware.disk_offload`."""
     for buffer in buffers.to_dict().values():
         buffer.kind = kind

@@ -201,10 +201,10 @@ def test_random_rounding_needs_runs_of_one_step() -> None:
     changes = {"execution": {"device_iterations": 2}, "model": {"precision": "bfloat16"}}
     with pytest.raises(ConfigError, match="device_iterations 1"):
         _with(small_config(), "behind", changes)
-    assert not program.updates_behind(_with(small_config(), "auto", changes))
+    assert not program.defers_update(_with(small_config(), "auto", changes))
 
 
 @pytest.mark.parametrize(("execution", "behind"), [({}, False), ({"disk": "scratch"}, True)])
 def test_auto_hides_the_disk_of_devices_that_share_the_hosts_memory(execution, behind):
     changes = {"execution": {"device": "cpu"} | execution}
-    assert program.updates_behind(_with(small_config(), "auto", changes)) is behind
+    assert program.defers_update(_with(small_config(), "auto", changes)) is behind

@@ -9,7 +9,7 @@ import popxl
 
 
 @dataclass(frozen=True)
-class Update:
+class UpdateInputs:
     """What an optimizer update takes besides gradients and state; float32 scalars.
 
     Attributes:
@@ -18,12 +18,12 @@ class Update:
     """
 
     norm: popxl.Tensor
-    rate: popxl.Tensor
+    lr: popxl.Tensor
 
     @property
     def tensors(self) -> list[popxl.Tensor]:
         """All of it, as a graph takes it."""
-        return [self.norm, self.rate]
+        return [self.norm, self.lr]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class StepInputs:
     """
 
     seed: popxl.Tensor | None = None
-    update: Update | None = None
+    update: UpdateInputs | None = None
     first_micro_batch: popxl.Tensor | None = None
     is_first: bool = True
     is_last: bool = True
@@ -52,10 +52,10 @@ class StepInputs:
         given = [t for t in (self.seed, self.first_micro_batch) if t is not None]
         return given if self.update is None else [*given, *self.update.tensors]
 
-    def of(self, tensors: Sequence[popxl.Tensor]) -> StepInputs:
+    def with_tensors(self, tensors: Sequence[popxl.Tensor]) -> StepInputs:
         """These inputs in another graph, from their `tensors` there."""
         given = list(tensors)
         seed = None if self.seed is None else given.pop(0)
         first = None if self.first_micro_batch is None else given.pop(0)
-        update = None if self.update is None else Update(*given)
+        update = None if self.update is None else UpdateInputs(*given)
         return replace(self, seed=seed, first_micro_batch=first, update=update)

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import popxl
-from modelling.phases.buffers import over_layers
+from modelling.phases.buffers import loop_over_layers
 from modelling.phases.phase import Phase
-from modelling.phases.step import StepInputs
+from modelling.phases.step_inputs import StepInputs
 
 
 @dataclass(frozen=True)
-class GroupedExperts:
+class StreamedExperts:
     """The experts of layers, in groups.
 
     Attributes:
@@ -23,17 +23,17 @@ class GroupedExperts:
 
     phase: Phase
     groups: int
-    begin: Callable[[], None]
+    zero_grads: Callable[[], None]
 
     def forward(self, layer: popxl.Tensor, step: StepInputs) -> None:
         """Run all groups of a layer forwards, one after the other."""
 
         def body(row: popxl.Tensor, *given: popxl.Tensor) -> list[popxl.Tensor]:
-            self.phase.forward(row, step.of(given))
+            self.phase.forward(row, step.with_tensors(given))
             return []
 
         first = layer * self.groups
-        over_layers(range(self.groups), body, (), step.tensors, first)
+        loop_over_layers(range(self.groups), body, (), step.tensors, first)
 
     def backward(
         self, layer: popxl.Tensor, step: StepInputs, squares: popxl.Tensor
@@ -49,10 +49,10 @@ class GroupedExperts:
         def body(
             row: popxl.Tensor, squares: popxl.Tensor, *given: popxl.Tensor
         ) -> list[popxl.Tensor]:
-            return [self.phase.backward(row, step.of(given), squares)]
+            return [self.phase.backward(row, step.with_tensors(given), squares)]
 
         with self.phase.part("backward"):
-            self.begin()
+            self.zero_grads()
         rows, first = range(self.groups)[::-1], layer * self.groups
-        (squares,) = over_layers(rows, body, [squares], step.tensors, first)
+        (squares,) = loop_over_layers(rows, body, [squares], step.tensors, first)
         return squares

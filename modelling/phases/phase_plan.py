@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import popxl
-from modelling.phases.buffers import InputBuffers, over_layers
-from modelling.phases.grouped_experts import GroupedExperts
+from modelling.phases.buffers import InputBuffers, loop_over_layers
 from modelling.phases.loss_phase import LossPhase
 from modelling.phases.phase import Phase
-from modelling.phases.step import StepInputs, Update
+from modelling.phases.step_inputs import StepInputs, UpdateInputs
+from modelling.phases.streamed_experts import StreamedExperts
 
 
 def _nothing() -> None:
@@ -19,17 +19,17 @@ def _nothing() -> None:
 
 
 @dataclass(frozen=True)
-class Stage:
+class PhaseRun:
     """Layers of a phase that run one after the other."""
 
     phase: Phase
     rows: range
     """Of its layers, those that run."""
 
-    experts: GroupedExperts | None = None
+    experts: StreamedExperts | None = None
     """The experts of these layers: those of a layer run after it."""
 
-    begin: Callable[[], None] = _nothing
+    zero_grads: Callable[[], None] = _nothing
     """Lets gradients be zero that they add to, before they run backwards."""
 
     @property
@@ -39,7 +39,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Layout:
+class PhasePlan:
     """What a family provides: its phases, built in the current Ir.
 
     Attributes:
@@ -50,13 +50,13 @@ class Layout:
     """
 
     inputs: InputBuffers
-    order: Sequence[Stage]
-    begin_forward: Callable[[], None] = _nothing
+    order: Sequence[PhaseRun]
+    zero_activations: Callable[[], None] = _nothing
 
     @cached_property
     def phases(self) -> list[Phase]:
         """All phases, each once, in the order of their first layers."""
-        return list(dict.fromkeys(phase for stage in self.order for phase in stage.phases))
+        return list(dict.fromkeys(phase for run in self.order for phase in run.phases))
 
     @property
     def head(self) -> LossPhase:
@@ -67,18 +67,18 @@ class Layout:
 
     def forward(self, step: StepInputs) -> None:
         """All phases forwards, without the loss in training."""
-        self.begin_forward()
-        for stage in self.order:
+        self.zero_activations()
+        for run in self.order:
 
             def body(
-                row: popxl.Tensor, *given: popxl.Tensor, stage: Stage = stage
+                row: popxl.Tensor, *given: popxl.Tensor, run: PhaseRun = run
             ) -> list[popxl.Tensor]:
-                stage.phase.forward(row, step.of(given))
-                if stage.experts is not None:
-                    stage.experts.forward(row, step.of(given))
+                run.phase.forward(row, step.with_tensors(given))
+                if run.experts is not None:
+                    run.experts.forward(row, step.with_tensors(given))
                 return []
 
-            _over(stage, stage.rows, body, (), step)
+            _over(run, run.rows, body, (), step)
 
     def backward(self, step: StepInputs) -> popxl.Tensor:
         """All phases backwards, the loss first.
@@ -89,49 +89,49 @@ class Layout:
         """
         if step.is_last:
             for phase in self.phases:
-                phase.begin_gradients()
+                phase.zero_shared_grads()
         zero, row = popxl.constant(0.0, popxl.float32), popxl.constant(0, popxl.int32)
         squares = self.head.backward(row, step, zero)
-        for stage in self.order[-2::-1]:
-            if all(phase.bwd is None for phase in stage.phases):
+        for run in self.order[-2::-1]:
+            if all(phase.bwd is None for phase in run.phases):
                 continue
-            stage.begin()
+            run.zero_grads()
 
             def body(
                 row: popxl.Tensor,
                 squares: popxl.Tensor,
                 *given: popxl.Tensor,
-                stage: Stage = stage,
+                run: PhaseRun = run,
             ) -> list[popxl.Tensor]:
-                if stage.experts is not None:
-                    squares = stage.experts.backward(row, step.of(given), squares)
-                return [stage.phase.backward(row, step.of(given), squares)]
+                if run.experts is not None:
+                    squares = run.experts.backward(row, step.with_tensors(given), squares)
+                return [run.phase.backward(row, step.with_tensors(given), squares)]
 
-            (squares,) = _over(stage, stage.rows[::-1], body, [squares], step)
+            (squares,) = _over(run, run.rows[::-1], body, [squares], step)
         return squares
 
-    def update(self, update: Update) -> None:
+    def update(self, update: UpdateInputs) -> None:
         """The optimizer's update of all layers."""
         for phase in self.phases:
 
             def body(
                 row: popxl.Tensor, *given: popxl.Tensor, phase: Phase = phase
             ) -> list[popxl.Tensor]:
-                phase.update(row, Update(*given))
+                phase.update(row, UpdateInputs(*given))
                 return []
 
-            if phase.optimizer is not None and phase.keeps_variables:
-                over_layers(range(phase.entries), body, (), update.tensors)
+            if phase.optimizer is not None and phase.owns_variables:
+                loop_over_layers(range(phase.entries), body, (), update.tensors)
 
 
 def _over(
-    stage: Stage,
+    run: PhaseRun,
     rows: range,
     body: Callable[..., list[popxl.Tensor]],
-    carried: Sequence[popxl.Tensor],
+    carry: Sequence[popxl.Tensor],
     step: StepInputs,
 ) -> list[popxl.Tensor]:
     """Run layers of a phase in a loop of the program, or the only one as it is."""
-    if stage.phase.entries == 1:
-        return body(popxl.constant(0, popxl.int32), *carried, *step.tensors)
-    return over_layers(rows, body, carried, step.tensors)
+    if run.phase.entries == 1:
+        return body(popxl.constant(0, popxl.int32), *carry, *step.tensors)
+    return loop_over_layers(rows, body, carry, step.tensors)
