@@ -27,7 +27,7 @@ from checkpoints.tensor_files import (
 from checkpoints.tensor_shards import Layout, Part, check_whole, with_starts
 from files.errors import FileError
 from files.formatting import format_name, format_path, format_value
-from files.json_files import Fields, read_object
+from files.json_files import JsonObject, read_object
 from files.text_files import MEBIBYTE, read_bytes
 
 FILE_NAME = "manifest.json"
@@ -112,7 +112,7 @@ class Manifest:
             raise CheckpointError(f"{FILE_NAME} is damaged: {error}") from error
 
     @classmethod
-    def _of(cls, content: Fields, path: Path, sha256: str) -> Self:
+    def _of(cls, content: JsonObject, path: Path, sha256: str) -> Self:
         written = content.count("format")
         if written != FORMAT:
             age = "newer" if written > FORMAT else "older"
@@ -162,7 +162,7 @@ class Manifest:
         return open_records(folder, records)
 
 
-def _read_sharded(content: Fields, processes: int) -> dict[str, ShardedTensor]:
+def _read_sharded(content: JsonObject, processes: int) -> dict[str, ShardedTensor]:
     """The tensors in parts. Raises FileError if they are none."""
     layouts = [_read_layout(row) for row in content.rows("layouts")]
     owners, parsed = content.lists("owners"), {}
@@ -187,7 +187,7 @@ def _layout_data(layout: Layout) -> dict[str, Any]:
     return {"shape": list(layout[0].shape), "boxes": boxes}
 
 
-def _read_layout(fields: Fields) -> Layout:
+def _read_layout(fields: JsonObject) -> Layout:
     """The layout in a manifest.
 
     Raises:
@@ -204,7 +204,7 @@ def _read_layout(fields: Fields) -> Layout:
     return layout
 
 
-def _read_box(fields: Fields, shape: tuple[int, ...]) -> list[Part]:
+def _read_box(fields: JsonObject, shape: tuple[int, ...]) -> list[Part]:
     axes, corner, box = (tuple(fields.counts(what)) for what in ("axes", "corner", "box"))
     if sorted(axes) != list(range(len(shape))) or not len(corner) == len(box) == len(shape):
         raise FileError(f"{format_value(box)} is no box of a tensor of shape {shape}")

@@ -22,7 +22,7 @@ from files.atomic_writing import write_text
 from files.errors import FileError
 from files.folder_lock import locked
 from files.formatting import format_name, format_path
-from files.json_files import Fields, parse_json, read_object
+from files.json_files import JsonObject, parse_json, read_object
 from files.run_folder import RunFolder
 from terminal.screen import say
 
@@ -161,7 +161,7 @@ def _read(remote: RemoteRun) -> Note | None:
 
 
 def _parsed(data: bytes, path: str) -> Note:
-    fields = Fields(parse_json(data.decode(errors="replace"), Path(path)), path)
+    fields = JsonObject(parse_json(data.decode(errors="replace"), Path(path)), path)
     run, writer, folder, host = map(fields.text, ("run", "writer", "folder", "host"))
     return Note(run, writer, folder, host, fields.count("beat"))
 

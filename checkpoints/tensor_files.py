@@ -35,7 +35,7 @@ from checkpoints.tensor_shards import Part, StoredParts, chunks_needed
 from files.atomic_writing import write_synced
 from files.errors import FileError
 from files.formatting import format_name, format_path, format_value
-from files.json_files import Fields, parse_json
+from files.json_files import JsonObject, parse_json
 from files.text_files import MEBIBYTE, decoded, read_bytes
 
 NAMED_DTYPES = {dtype.name: dtype for dtype in DTYPES.values()}
@@ -231,7 +231,7 @@ class TensorRecord:
             )
 
     @classmethod
-    def read(cls, fields: Fields) -> Self:
+    def read(cls, fields: JsonObject) -> Self:
         """The record in a file. Raises FileError if it is none."""
         file = fields.text("file")
         if not is_file_name(file):
@@ -276,7 +276,7 @@ def write_records(path: Path, records: Records) -> str:
     return write_checked(path, json.dumps({"tensors": records_data(records)}))
 
 
-def records_in(fields: Fields) -> Records:
+def records_in(fields: JsonObject) -> Records:
     """The records in a manifest or a file of records. Raises FileError if they are none."""
     return {name: TensorRecord.read(row) for name, row in fields.objects("tensors").items()}
 
@@ -291,7 +291,7 @@ def read_records(path: Path, sha256: str) -> Records:
         content = read_bytes(path, MAX_RECORDS)
         if digest_of_bytes(content) != sha256:
             raise CheckpointError(f"{format_path(path)} is not what was saved")
-        return records_in(Fields(parse_json(decoded(content, path), path), format_path(path)))
+        return records_in(JsonObject(parse_json(decoded(content, path), path), format_path(path)))
     except CheckpointError:
         raise
     except FileError as error:

@@ -227,7 +227,7 @@ def without_dropout(settings: Settings) -> tuple[Settings, list[str]]:
     """
     config, lines, off = settings.config, list[str](), dict[str, float]()
     values = flattened(config.to_dict())
-    trains = config.training.prefers is not None and not config.model.eval
+    trains = config.training.preference_type is not None and not config.model.eval
     for name in DROPOUTS if trains else ():
         value = values.get(name)
         if not value:

@@ -191,11 +191,11 @@ class Training(Section):
             )
 
     @property
-    def prefers(self) -> Literal["pairs", "marked"] | None:
+    def preference_type(self) -> Literal["paired", "unpaired"] | None:
         """What preferences are learned of: pairs of answers, or single ones; None: none."""
         if self.objective == "cross_entropy":
             return None
-        return "marked" if self.objective == "kto" else "pairs"
+        return "unpaired" if self.objective == "kto" else "paired"
 
     @property
     def some_frozen(self) -> bool:

@@ -263,7 +263,11 @@ class RunConfig(Section):
             )
 
     def _check_what_is_trained(self) -> None:
-        if self.training.prefers and isinstance(self.data, CausalLMData) and self.data.packing:
+        if (
+            self.training.preference_type
+            and isinstance(self.data, CausalLMData)
+            and self.data.packing
+        ):
             raise ContradictionError(
                 f"data.packing joins texts, but {self.training.objective} compares whole ones: set "
                 "data.packing false",

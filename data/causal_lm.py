@@ -183,7 +183,7 @@ class PackedTexts:
 class CausalLM(SampleFormat):
     """The shape of a language model's data; see `SampleFormat`."""
 
-    name: str = "streams"
+    name: str = "causal_lm"
     sample_tokenizer: str = "gptj_tokenizer"
     output_field: str = "output_length"
     takes_chats: bool = True

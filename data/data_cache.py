@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
-class Loaded:
+class DataCache:
     """Tokenizers by name, and the examples of splits until somebody has made samples of them.
 
     Attributes:
@@ -27,7 +27,7 @@ class Loaded:
     def __init__(self) -> None:
         self._tokenizers: dict[str, PreTrainedTokenizerFast] = {}
         self._corpora: dict[Split, tuple[object, Corpus]] = {}
-        self._parts: dict[str, Loaded] = {}
+        self._parts: dict[str, DataCache] = {}
         self.noted: set[tuple[str, str]] = set()
 
     def tokenizer(self, name: str) -> PreTrainedTokenizerFast:
@@ -36,10 +36,10 @@ class Loaded:
             self._tokenizers[name] = hub.load_tokenizer(name)
         return self._tokenizers[name]
 
-    def part(self, name: str) -> Loaded:
+    def part(self, name: str) -> DataCache:
         """What the pipelines of one source of a mixture load; tokenizers are shared."""
         if name not in self._parts:
-            self._parts[name] = Loaded()
+            self._parts[name] = DataCache()
             self._parts[name]._tokenizers = self._tokenizers
         return self._parts[name]
 

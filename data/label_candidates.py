@@ -58,8 +58,8 @@ class Candidates:
             tokens = [Tokens(one.ids[:-1], one.learned[:-1]) for one in tokens]
         config = data.config.changed({"training.objective": OBJECTIVE} | _whole_texts(data.config))
         whole = Unit.all(examples, tokens, False)
-        config, units = data.shape.fitting(config, whole, data.tokenizer)
-        samples = data.shape.of_units(config, units, data.tokenizer)
+        config, units = data.sample_format.fitting(config, whole, data.tokenizer)
+        samples = data.sample_format.of_units(config, units, data.tokenizer)
         shorter = (
             len(one.texts[0].ids) < len(before.texts[0].ids)
             for one, before in zip(units, whole, strict=True)

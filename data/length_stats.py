@@ -58,12 +58,16 @@ def lengths_of(data: Pipeline, splits: Sequence[Split]) -> Lengths:
 
 def _measured(data: Pipeline, corpus: Corpus) -> list[tuple[int, int]]:
     """Tokens that a sample holds of each example, and those of its target."""
-    tokens, prefers, length = corpus.tokens or (), data.task.prefers, data.shape.length
-    if prefers is None:
+    tokens, preference_type, length = (
+        corpus.tokens or (),
+        data.task.preference_type,
+        data.sample_format.length,
+    )
+    if preference_type is None:
         return [length(one) for one in tokens]
     # Two texts share a sample; an encoder-decoder reads one prompt for both.
-    both = sum if data.shape.takes_chats else max
-    units = Unit.all(corpus.examples, tokens, prefers == "marked")
+    both = sum if data.sample_format.takes_chats else max
+    units = Unit.all(corpus.examples, tokens, preference_type == "unpaired")
     found = [[*zip(*map(length, unit.texts), strict=True)] for unit in units]
     return [(both(read), max(written)) for read, written in found]
 

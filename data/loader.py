@@ -17,7 +17,7 @@ import numpy as np
 import popdist
 from config.sections import RunConfig
 from data.samples import Batch, Samples, epoch_of, order
-from files.json_files import Fields
+from files.json_files import JsonObject
 
 
 class Loader:
@@ -104,7 +104,7 @@ class Loader:
             ValueError: the state belongs to another data set.
             FileError: it is no such state.
         """
-        fields = Fields(dict(state), "the saved data position")
+        fields = JsonObject(dict(state), "the saved data position")
         seed, epoch, position, samples = map(fields.count, ("seed", "epoch", "position", "samples"))
         if samples != len(self._samples):
             raise ValueError(

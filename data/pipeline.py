@@ -17,7 +17,7 @@ from config.sections import RunConfig
 from config.values import listed
 from data.chat_template import ChatTemplate, chat_template_of
 from data.class_labels import Labels
-from data.data_cache import Loaded
+from data.data_cache import DataCache
 from data.data_warnings import Notes
 from data.examples import Corpus, Example, Tokens
 from data.mixture import Ingredient, Mixed, ingredients, is_mixture
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
-WHOLE_NAMES = ("pairs", "streams")
+SAMPLE_FORMAT_NAMES = ("seq2seq", "causal_lm")
 """Names of the formats that other processes know; see `data.tokenize_worker`."""
 
 KINDS = {"text": "examples", "chat": "conversations", "plain": "parts of documents",
-         "pairs": "pairs", "marked": "answers"}  # fmt: skip
+         "paired": "pairs", "unpaired": "answers"}  # fmt: skip
 """What rows of a format are called."""
 
 LONGEST_TARGETS = 2000
@@ -58,12 +58,12 @@ class Pipeline:
     Attributes:
         given: the configuration.
         shape: that of the model's data.
-        loaded: what this pipeline and others of the run share.
+        data_cache: what this pipeline and others of the run share.
     """
 
     given: RunConfig
-    shape: SampleFormat
-    loaded: Loaded = field(default_factory=Loaded, repr=False, compare=False)
+    sample_format: SampleFormat
+    data_cache: DataCache = field(default_factory=DataCache, repr=False, compare=False)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -73,10 +73,10 @@ class Pipeline:
             UserError: it is unavailable, lacks what training needs, or has tokens that the model
                 does not.
         """
-        rows, (_, base) = self.given.model.vocab_size, self._loaded
+        rows, (_, base) = self.given.model.vocab_size, self._named_tokenizer
         chat = self._chat_template(base) if self.is_chat else None
         try:
-            if chat is not None and self.shape.takes_chats:
+            if chat is not None and self.sample_format.takes_chats:
                 made = Tokenizer(base, rows, chat=True, end=chat.end)
             else:
                 made = Tokenizer(base, rows)
@@ -90,22 +90,22 @@ class Pipeline:
         return made
 
     @cached_property
-    def _loaded(self) -> tuple[str | None, PreTrainedTokenizerFast]:
+    def _named_tokenizer(self) -> tuple[str | None, PreTrainedTokenizerFast]:
         """`data.tokenizer`, and what it names. A run that is continued has a copy, which stands in
         for what is gone."""
         data, save = self.given.data, self.given.checkpoint.save
         default = self.given.published_tokenizer
         if data.dataset == "sample":
-            default = str(SAMPLE_FOLDER / self.shape.sample_tokenizer)
+            default = str(SAMPLE_FOLDER / self.sample_format.sample_tokenizer)
         name = data.tokenizer or default
         try:
-            return data.tokenizer, self._with_added(self.loaded.tokenizer(name))
+            return data.tokenizer, self._with_added(self.data_cache.tokenizer(name))
         except hub.DataUnavailable:
             kept = None if save is None else kept_tokenizer(RunFolder(Path(save)))
             if kept is None or Path(name).exists():
                 raise
             say(f"tokenizer {name} is gone: the run's copy in {kept} is used")
-            return str(kept), self._with_added(self.loaded.tokenizer(str(kept)))
+            return str(kept), self._with_added(self.data_cache.tokenizer(str(kept)))
 
     def _with_added(self, base: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
         add_tokens(base, listed(self.given.model.add_tokens))
@@ -118,7 +118,7 @@ class Pipeline:
         Raises:
             DataError: see `task_of`.
         """
-        task = task_of(self.given.data, self.given.training.prefers)
+        task = task_of(self.given.data, self.given.training.preference_type)
         if not self.parts or task.format is not None:
             return task
         kinds = [part.task.kind for part in self.parts.values()]
@@ -135,7 +135,9 @@ class Pipeline:
             return {}
         return {
             one: replace(
-                self, given=replace(self.given, data=one.data), loaded=self.loaded.part(one.name)
+                self,
+                given=replace(self.given, data=one.data),
+                data_cache=self.data_cache.part(one.name),
             )
             for one in ingredients(self.given.data)
         }
@@ -160,7 +162,7 @@ class Pipeline:
 
     def _chat_template(self, base: PreTrainedTokenizerFast, frozen: bool = True) -> ChatTemplate:
         data = self.given.data
-        part = self.shape.learned(replace(self.given, data=replace(data, format="chat")))
+        part = self.sample_format.learned(replace(self.given, data=replace(data, format="chat")))
         return chat_template_of(base, data.chat_template, data.chat_variables, part, frozen)
 
     @cached_property
@@ -168,7 +170,7 @@ class Pipeline:
         """The configuration, with the tokenizer's end and padding tokens in the model's section,
         where the tokenizer is, and the format of the data."""
         end, pad = self.tokenizer.end, self.tokenizer.pad
-        data = replace(self._settled.data, tokenizer=self._loaded[0])
+        data = replace(self._settled.data, tokenizer=self._named_tokenizer[0])
         model = replace(self.given.model, eos_token_id=end, pad_token_id=pad)
         return replace(self.given, model=model, data=data)
 
@@ -178,7 +180,7 @@ class Pipeline:
         kind = self.task.kind
         if kind == "text":
             first = next((p for p in self.parts.values() if p.task.kind == kind), self)
-            return self.shape.settled(self.given, first.task.separator)
+            return self.sample_format.settled(self.given, first.task.separator)
         return replace(self.given, data=replace(self.given.data, format=kind))
 
     def corpus(self, split: Split) -> Corpus:
@@ -187,14 +189,14 @@ class Pipeline:
         Raises:
             UserError: the data are unavailable, or do not fit the task.
         """
-        return self.loaded.corpus(split, self._read_by, lambda: self._corpora(split))
+        return self.data_cache.corpus(split, self._read_by, lambda: self._corpora(split))
 
     def tokenised(self, split: Split) -> Corpus:
         """The examples of a split, with their tokens. Raises as `corpus` and `tokenizer`."""
         corpus = self.corpus(split)
         if corpus.tokens is None:
             corpus = self.with_tokens(corpus)
-            self.loaded.keep(split, corpus)
+            self.data_cache.keep(split, corpus)
         return corpus
 
     def with_tokens(self, corpus: Corpus) -> Corpus:
@@ -211,16 +213,16 @@ class Pipeline:
 
     def encoded(self, examples: Sequence[Example]) -> list[Tokens]:
         """The tokens of examples."""
-        return list(self.shape.encoded(self._settled, examples, self.tokenizer))
+        return list(self.sample_format.encoded(self._settled, examples, self.tokenizer))
 
     def as_asked(self, example: Example) -> Example:
         """An example of the task as the model is given it; conversations are that already."""
-        return example if self.is_chat else self.shape.example(self._settled, example)
+        return example if self.is_chat else self.sample_format.example(self._settled, example)
 
     @cached_property
     def _read_by(self) -> tuple[object, ...]:
         """The settings that examples follow from."""
-        return self.made_by, id(self._loaded[1]) if self.is_chat else None
+        return self.made_by, id(self._named_tokenizer[1]) if self.is_chat else None
 
     @property
     def made_by(self) -> tuple[object, ...]:
@@ -229,21 +231,25 @@ class Pipeline:
         open_ = ("format", "tokenizer", "loss", "separator")  # which a run fills in
         said = {f.name: getattr(data, f.name) for f in fields(data) if f.name not in open_}
         if not self.is_chat:
-            return said, self.task.kind, self.shape.asked(self._settled, "")
-        chat = self._chat_template(self._loaded[1])
+            return said, self.task.kind, self.sample_format.asked(self._settled, "")
+        chat = self._chat_template(self._named_tokenizer[1])
         return said, chat.loss, chat.made_by
 
     def _corpora(self, split: Split) -> dict[Split, Corpus]:
         task = self.task
-        if task.kind == "plain" and not self.shape.takes_chats:
+        if task.kind == "plain" and not self.sample_format.takes_chats:
             raise DataError(
                 "plain text is for models with a decoder alone, but this one reads a prompt and "
                 "writes a target: give rows that have both, or another --model"
             )
-        if task.prefers and task.kind == "plain":
+        if task.preference_type and task.kind == "plain":
             raise DataError("preferences are answers to prompts: leave out --data.format plain")
-        large = is_large(task.source(split)) and not task.prefers
-        if large and self.shape.name in WHOLE_NAMES and (made := prepared(self, split)):
+        large = is_large(task.source(split)) and not task.preference_type
+        if (
+            large
+            and self.sample_format.name in SAMPLE_FORMAT_NAMES
+            and (made := prepared(self, split))
+        ):
             return self._prepared(split, made)
         if not self.is_chat:
             notes = self.notes()
@@ -284,7 +290,7 @@ class Pipeline:
 
     def _say(self, notes: Notes) -> None:
         """Say what was noted of rows, once for all splits."""
-        for note in notes.lines(self.loaded.noted):
+        for note in notes.lines(self.data_cache.noted):
             say(note)
 
     def _check_chats(
@@ -292,7 +298,7 @@ class Pipeline:
     ) -> None:
         """Say what was noted of conversations; raise DataError if none is left."""
         self._say(chat.noted)
-        if chat.stop is None and self.shape.takes_chats:
+        if chat.stop is None and self.sample_format.takes_chats:
             say(
                 "warning: the chat template ends answers with no special token: the model will not "
                 "learn where to stop"
@@ -332,12 +338,12 @@ class Pipeline:
         self._check_targets(corpus)
         samples = self.samples(corpus)
         notes = [f"{name}{': ' if name else ''}{len(samples)} training samples"]
-        prefers = self.task.prefers
-        each = 2 if prefers == "pairs" else 1
+        preference_type = self.task.preference_type
+        each = 2 if preference_type == "paired" else 1
         rows = len(corpus.examples) // each
         if len(samples) != rows:
-            notes[0] += f" of {rows} {KINDS[prefers or self.task.kind]}"
-        if equal := prefers == "pairs" and equal_pairs(corpus.examples):
+            notes[0] += f" of {rows} {KINDS[preference_type or self.task.kind]}"
+        if equal := preference_type == "paired" and equal_pairs(corpus.examples):
             notes.append(f"{equal} pairs of equal answers, which teach no preference")
         if self.task.held_out is not None:
             others = len(self.corpus("validation").examples) // each
@@ -352,7 +358,7 @@ class Pipeline:
         self._say_lost(corpus)
         for hint in self._hints(corpus.examples):
             say(hint)
-        self.loaded.forget("train")
+        self.data_cache.forget("train")
         return samples
 
     def _mixed_samples(self) -> Samples:
@@ -378,7 +384,7 @@ class Pipeline:
         data = self.given.data
         if data.validation is None or data.long_targets != "refuse" or self.task.kind != "text":
             return
-        if self.task.prefers:
+        if self.task.preference_type:
             return
         corpora = [training, self.corpus("validation")]
         targets = [
@@ -388,9 +394,9 @@ class Pipeline:
         ]
         longest = sorted(targets, key=lambda target: len(target[0]))[-LONGEST_TARGETS:]
         texts = [text for text, _ in longest]
-        tokens = self.shape.answers(self._settled, texts, self.tokenizer)
+        tokens = self.sample_format.answers(self._settled, texts, self.tokenizer)
         try:
-            fitted_targets(tokens, texts, self.shape.target_limit(self.config), "refuse")
+            fitted_targets(tokens, texts, self.sample_format.target_limit(self.config), "refuse")
         except TooLong as error:
             raise _placed(error, longest[error.index][1]) from error
 
@@ -401,26 +407,30 @@ class Pipeline:
             ConfigError: one does not fit the model.
         """
         examples, tokens = corpus.examples, self.with_tokens(corpus).tokens or ()
-        prefers = self.task.prefers
+        preference_type = self.task.preference_type
         try:
-            if prefers is not None:
-                units = Unit.all(examples, tokens, prefers == "marked")
-                return self.shape.of_units(self.config, units, self.tokenizer)
-            return self.shape.samples(self.config, examples, tokens, self.tokenizer, evaluated)
+            if preference_type is not None:
+                units = Unit.all(examples, tokens, preference_type == "unpaired")
+                return self.sample_format.of_units(self.config, units, self.tokenizer)
+            return self.sample_format.samples(
+                self.config, examples, tokens, self.tokenizer, evaluated
+            )
         except TooLong as error:
             raise _placed(error, corpus.place(error.index)) from error
 
     def label_tokens(self, names: Sequence[str]) -> list[np.ndarray]:
         """The tokens of each label as an answer, int32 [n]."""
-        return self.shape.answers(self._settled, names, self.tokenizer)
+        return self.sample_format.answers(self._settled, names, self.tokenizer)
 
     def prompts(self, texts: Sequence[str]) -> tuple[RunConfig, Prompts]:
         """Prompts to answer, and the configuration of a model that they and the answers fit.
 
         At most `SampleFormat.room` tokens are written.
         """
-        fitted, prompts = self.shape.prompts(self.config, texts, self.tokenizer)
-        return self.shape.with_output_length(fitted, self.shape.room(self.given)), prompts
+        fitted, prompts = self.sample_format.prompts(self.config, texts, self.tokenizer)
+        return self.sample_format.with_output_length(
+            fitted, self.sample_format.room(self.given)
+        ), prompts
 
     def answering(self, corpus: Corpus) -> tuple[RunConfig, Prompts]:
         """The examples' prompts, and a configuration; as `prompts`.
@@ -433,15 +443,17 @@ class Pipeline:
                 allows it.
         """
         fitted, prompts = self.prompts([example.prompt for example in corpus.examples])
-        names, room = self.task.labels, self.shape.room(self.given)
+        names, room = self.task.labels, self.sample_format.room(self.given)
         texts: Sequence[str] = [example.target for example in corpus.examples]
         if names is not None:  # with the white space of the targets
             labels, found = Labels(names), dict.fromkeys(texts)
             texts = [
                 *dict.fromkeys(labels.with_name(text, name) for text in found for name in names)
             ]
-        tokens = self.shape.answers(self._settled, texts, self.tokenizer)
-        limit = Limit(room, self.shape.output_field, self.given.model.max_position_embeddings)
+        tokens = self.sample_format.answers(self._settled, texts, self.tokenizer)
+        limit = Limit(
+            room, self.sample_format.output_field, self.given.model.max_position_embeddings
+        )
         # A reference too long to be written only lowers the score, if the user accepts that.
         try:
             fitted_targets(tokens, texts, limit, self.given.data.long_targets)
@@ -450,19 +462,19 @@ class Pipeline:
             raise _placed(error, place) from error
         if names and self.given.generation.max_tokens is None:
             room = min(room, max(map(len, tokens)))
-        return self.shape.with_output_length(fitted, room), prompts
+        return self.sample_format.with_output_length(fitted, room), prompts
 
     def _hints(self, examples: Sequence[Example]) -> Iterator[str]:
         """What a person may have overlooked of prompts and targets that become one stream."""
         data = self.given.data
-        if data.train is None or self.task.kind != "text" or not self.shape.takes_chats:
+        if data.train is None or self.task.kind != "text" or not self.sample_format.takes_chats:
             return
         if data.prompt is None and data.format is None and self.tokenizer.base.chat_template:
             yield "the tokenizer has a chat template: --data.format chat asks the model through it"
         first = examples[0]
         ends, begins = first.prompt[-1:], first.target[:1]
         if (
-            not self.shape.asked(self._settled, "")
+            not self.sample_format.asked(self._settled, "")
             and ends
             and begins
             and not (ends.isspace() or begins.isspace())

@@ -34,7 +34,7 @@ OF_UNITS = (NUM_LOSS_TOKENS, KTO_LABELS, REFERENCE)
 
 def answers_of(config: RunConfig) -> int:
     """Texts of an example."""
-    return 2 if config.training.prefers else 1
+    return 2 if config.training.preference_type else 1
 
 
 def texts_per_row(config: RunConfig) -> int:

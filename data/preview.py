@@ -22,7 +22,7 @@ PLAIN = "⟪", "⟫"
 def preview(
     samples: Samples,
     indices: Sequence[int],
-    shape: SampleFormat,
+    sample_format: SampleFormat,
     tokenizer: Tokenizer,
     coloured: bool,
 ) -> Iterator[str]:
@@ -31,7 +31,7 @@ def preview(
     yield f"the first samples: {BETWEEN} separates tokens, learned ones are {how}"
     for number, index in enumerate(indices, 1):
         batch = samples.take(np.asarray([index]))
-        texts = shape.marked(batch)
+        texts = sample_format.marked(batch)
         tokens = sum(len(text) for text in texts)
         learned = sum(mark for text in texts for _, mark in text)
         kind = "text" if len(texts) == 1 else "texts"

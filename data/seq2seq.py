@@ -166,7 +166,7 @@ class PackedExamples:
 class Seq2Seq(SampleFormat):
     """The shape of an encoder-decoder's data; see `SampleFormat`."""
 
-    name: str = "pairs"
+    name: str = "seq2seq"
     sample_tokenizer: str = "t5_tokenizer"
     output_field: str = "decoder_sequence_length"
 

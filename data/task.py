@@ -65,7 +65,7 @@ class Task:
             data of its own.
         nulls: see `Data.nulls`.
         format, messages, system: as in the configuration.
-        prefers: see `Training.prefers`: rows hold answers that are compared or judged.
+        prefers: see `Training.preference_type`: rows hold answers that are compared or judged.
         between: what goes between prompt and target in one stream; None: the columns decide.
     """
 
@@ -80,7 +80,7 @@ class Task:
     messages: str | None = None
     system: str | None = None
     between: str | None = None
-    prefers: Literal["pairs", "marked"] | None = None
+    preference_type: Literal["paired", "unpaired"] | None = None
 
     @cached_property
     def kind(self) -> Format:
@@ -91,7 +91,7 @@ class Task:
         """
         if self.format is not None:
             return self.format
-        if self.prefers is not None:
+        if self.preference_type is not None:
             return "text" if self._first is None else form_of_answers(self._first[1])
         if self.prompt is not None and self.target is not None:
             return "text"
@@ -107,7 +107,7 @@ class Task:
     @property
     def separator(self) -> str:
         """What goes between a prompt and what a model writes, if they are one stream."""
-        if self.between is not None or self.prefers or self.kind != "text":
+        if self.between is not None or self.preference_type or self.kind != "text":
             return self.between or ""
         return "" if self._first is None else self._pair(*self._first).between
 
@@ -130,7 +130,7 @@ class Task:
 
     def _class_names(self, source: Source) -> tuple[str, ...] | None:
         """The names of the target's column in a source, if it has some."""
-        if self.kind == "plain" or self.prefers:
+        if self.kind == "plain" or self.preference_type:
             return None
         first = next(iter(source.rows()), None)
         if first is None or self._has_conversation(first[1]):
@@ -150,7 +150,7 @@ class Task:
     @property
     def metrics(self) -> tuple[str, ...]:
         """What generated answers are judged by; documents and preferences have none."""
-        if self.prefers or self.kind == "plain":
+        if self.preference_type or self.kind == "plain":
             return ()
         return ("accuracy", "macro_f1") if self.labels else ("exact_match", "rouge_l", "bleu")
 
@@ -198,7 +198,7 @@ class Task:
         """How the rows of a source are read: by the forms of its first one, unless they are none
         of texts, or there is no row."""
         labels = self._labels_of(source)
-        if self.kind != "text" or self.prefers:
+        if self.kind != "text" or self.preference_type:
             return Reading(None, labels)
         if self.prompt is not None and self.target is not None:
             return Reading(Pair(self.prompt, self.target), labels)
@@ -241,7 +241,7 @@ class Task:
     def _examples(
         self, place: FileLocation, row: Row, reading: Reading, chat: Reader | None
     ) -> Iterable[Example | int]:
-        if self.prefers is not None:
+        if self.preference_type is not None:
             return self._answers(place, row, chat)
         if chat is not None:
             talk = self._conversation(place, row, reading.labels)
@@ -257,9 +257,9 @@ class Task:
         self, place: FileLocation, row: Row, pair: Pair | None, chat: Reader | None
     ) -> set[str]:
         """The columns of a row that become text, or say how it does."""
-        if self.prefers is not None:
+        if self.preference_type is not None:
             own = () if self.prompt is None else self.prompt.columns
-            return {*own, *columns_of_answers(self.prefers == "marked", chat is not None)}
+            return {*own, *columns_of_answers(self.preference_type == "unpaired", chat is not None)}
         if chat is not None and self._has_conversation(row):
             return conversation_columns(row, self.messages)
         if chat is None and self.kind == "plain":
@@ -287,7 +287,7 @@ class Task:
         """The answers of a row of preferences; none if the chat template refuses one."""
         prompt = None if self.prompt is None else self.prompt.render(row)
         found = list[Example]()
-        single = self.prefers == "marked"
+        single = self.preference_type == "unpaired"
         for answer, desirable in answers_of_row(row, single, prompt, chat is not None):
             if isinstance(answer, Conversation):
                 assert chat is not None
@@ -440,7 +440,7 @@ TASKS: dict[str, Task] = {
 """Tasks by the name that `data.dataset` has."""
 
 
-def task_of(data: Data, prefers: Literal["pairs", "marked"] | None = None) -> Task:
+def task_of(data: Data, preference_type: Literal["paired", "unpaired"] | None = None) -> Task:
     """The configured task: `data.dataset`, or that of the files that are given.
 
     Args:
@@ -473,7 +473,7 @@ def task_of(data: Data, prefers: Literal["pairs", "marked"] | None = None) -> Ta
         format=data.format,
         messages=data.messages,
         system=data.system,
-        prefers=prefers,
+        preference_type=preference_type,
     )
     try:
         if data.prompt is not None:

@@ -29,7 +29,7 @@ from data.token_store import read
 from files.atomic_writing import writing
 from files.errors import FileError, WriteError
 from files.formatting import format_path
-from files.json_files import Fields
+from files.json_files import JsonObject
 from files.run_folder import RunFolder
 from files.temp_folders import hidden_folder, sync
 from terminal.screen import is_first_process, say
@@ -54,7 +54,7 @@ def is_large(source: Source) -> bool:
     return source.size() >= LARGE
 
 
-Prepared = dict[Split, tuple[Corpus, Fields]]
+Prepared = dict[Split, tuple[Corpus, JsonObject]]
 """By split, examples with tokens, and facts for people."""
 
 
@@ -130,7 +130,7 @@ def _make(data: Pipeline, split: Split, folder: Path) -> None:
     asked = {
         "config": data.given.to_dict(),
         "split": split,
-        "shape": data.shape.name,
+        "sample_format": data.sample_format.name,
         "processes": _processes(),
     }
     paths = [str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]

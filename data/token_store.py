@@ -18,7 +18,7 @@ from files.atomic_writing import write_file
 from files.errors import FileError
 from files.file_location import FileLocation
 from files.formatting import format_path
-from files.json_files import Fields, parse_json
+from files.json_files import JsonObject, parse_json
 
 T = TypeVar("T")
 
@@ -91,7 +91,7 @@ class Columns:
         write_file("prepared data", path, lambda draft: write_shard(draft, arrays, metadata))
 
 
-def read(path: Path) -> tuple[Corpus, Fields]:
+def read(path: Path) -> tuple[Corpus, JsonObject]:
     """The corpus in a file, and the facts that were written with it.
 
     Raises:
@@ -105,7 +105,7 @@ def read(path: Path) -> tuple[Corpus, Fields]:
         raise FileError(f"{format_path(path)} cannot be read: {error}") from error
     if metadata.get("sha256") != _digest(arrays, metadata.get("facts", "")):
         raise FileError(f"{format_path(path)} is damaged")
-    facts = Fields(parse_json(metadata["facts"], path), format_path(path))
+    facts = JsonObject(parse_json(metadata["facts"], path), format_path(path))
     texts, places = arrays["texts"].tobytes(), arrays["places"]
     text_starts, starts = arrays["text_starts"].tolist(), arrays["starts"].tolist()
     ids, learned, files = arrays["ids"], arrays["learned"], facts.data["files"]

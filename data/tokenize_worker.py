@@ -37,9 +37,11 @@ from data.token_store import Columns
 from data.tokenizer import characters_of
 from files.errors import WriteError
 from files.file_location import FileLocation
-from files.json_files import Fields
+from files.json_files import JsonObject
 
-SHAPES: dict[str, SampleFormat] = {shape.name: shape for shape in (SEQ2SEQ, CAUSAL_LM)}
+SAMPLE_FORMATS: dict[str, SampleFormat] = {
+    sample_format.name: sample_format for sample_format in (SEQ2SEQ, CAUSAL_LM)
+}
 """The formats of samples that other processes know."""
 
 CHUNK = 500
@@ -139,9 +141,9 @@ def main() -> None:
     """Read what is asked for, and answer it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run that asked decides
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
-    asked = Fields(json.load(sys.stdin), "standard input")
+    asked = JsonObject(json.load(sys.stdin), "standard input")
     config = config_class_of(asked.mapping("config"), "").from_dict(asked.mapping("config"))
-    data = Pipeline(config, SHAPES[asked.text("shape")])
+    data = Pipeline(config, SAMPLE_FORMATS[asked.text("sample_format")])
     split: Split = "train" if asked.text("split") == "train" else "validation"
     try:
         prepare(data, split, asked.count("processes"), Path(sys.argv[1]))

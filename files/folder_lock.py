@@ -17,7 +17,7 @@ from files.atomic_writing import writing
 from files.errors import FileError, InUseError
 from files.file_lock import open_lock, take
 from files.formatting import format_name, format_path
-from files.json_files import Fields, parse_json
+from files.json_files import JsonObject, parse_json
 from files.temp_folders import remove_drafts
 
 FILE_NAME = "writer.lock"
@@ -76,7 +76,7 @@ def _take(descriptor: int, folder: Path, wait: bool) -> None:
 def _holder(note: bytes, path: Path) -> str:
     """Who has the lock, as far as the file tells."""
     try:
-        owner = Fields(parse_json(note.decode(errors="replace"), path), str(path))
+        owner = JsonObject(parse_json(note.decode(errors="replace"), path), str(path))
         process, host, since = owner.count("process"), owner.text("host"), owner.text("since")
     except FileError:
         return "another process"

@@ -31,9 +31,9 @@ def read_json(path: Path, most: int = 64 * MEBIBYTE) -> Any:
     return parse_json(read_text(path, most), path)
 
 
-def read_object(path: Path, most: int = 64 * MEBIBYTE) -> Fields:
+def read_object(path: Path, most: int = 64 * MEBIBYTE) -> JsonObject:
     """The object in a JSON file, to be read field by field. Raises as `read_json`."""
-    return Fields(read_json(path, most), format_path(path))
+    return JsonObject(read_json(path, most), format_path(path))
 
 
 def json_lines(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
@@ -106,7 +106,7 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number of JSON")
 
 
-class Fields:
+class JsonObject:
     """A JSON object, whose fields are read by the type they must have.
 
     Every method raises FileError, naming file and field, if the field is missing or of another
@@ -120,9 +120,9 @@ class Fields:
         self.data: dict[str, Any] = data
         self._where = where
 
-    def replaced(self, data: Mapping[str, Any]) -> Fields:
+    def replaced(self, data: Mapping[str, Any]) -> JsonObject:
         """Other content in place of this, which messages say is there."""
-        return Fields(dict(data), self._where)
+        return JsonObject(dict(data), self._where)
 
     def text(self, name: str) -> str:
         """A text."""
@@ -163,28 +163,30 @@ class Fields:
             raise self.error(name, "a list of texts")
         return values
 
-    def object(self, name: str) -> Fields:
+    def object(self, name: str) -> JsonObject:
         """An object."""
-        return Fields(self._value(name), f"{self._where}: {format_name(name)}")
+        return JsonObject(self._value(name), f"{self._where}: {format_name(name)}")
 
     def mapping(self, name: str) -> dict[str, Any]:
         """An object as it is."""
         return self.object(name).data
 
-    def objects(self, name: str) -> Mapping[str, Fields]:
+    def objects(self, name: str) -> Mapping[str, JsonObject]:
         """An object of objects."""
         inner = self.object(name)
         return {key: inner.object(key) for key in inner.data}
 
-    def rows(self, name: str) -> list[Fields]:
+    def rows(self, name: str) -> list[JsonObject]:
         """A list of objects."""
         values = self._of(name, list, "a list of objects")
-        return [Fields(v, f"{self._where}: {format_name(name)}[{i}]") for i, v in enumerate(values)]
+        return [
+            JsonObject(v, f"{self._where}: {format_name(name)}[{i}]") for i, v in enumerate(values)
+        ]
 
     def lists(self, name: str) -> list[list[int]]:
         """A list of lists of integers, 0 or more."""
         values = self._of(name, list, "a list of lists")
-        where = Fields(dict(enumerate(values)), f"{self._where}: {format_name(name)}")
+        where = JsonObject(dict(enumerate(values)), f"{self._where}: {format_name(name)}")
         return [where.counts(i) for i in where.data]
 
     def texts(self, name: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from checkpoints.arrays import Arrays, LazyArrays, View
-from files.json_files import Fields
+from files.json_files import JsonObject
 from huggingface.model_folders import ModelFiles
 
 WRAPPERS = {"gemma3": "gemma3_text", "mistral3": "mistral"}
@@ -39,7 +39,7 @@ def base_prefix(description: Mapping[str, Any], names: Collection[str]) -> str:
     return "" if any(name.startswith(prefix) for name in names) else prefix
 
 
-def text_part(description: Fields, names: Collection[str] | None) -> Fields:
+def text_part(description: JsonObject, names: Collection[str] | None) -> JsonObject:
     """The config.json of the language model in one, if it is such a model; else itself.
 
     Args:

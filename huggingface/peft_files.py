@@ -26,7 +26,7 @@ from config.adapter import (
 from config.rows import rows_text
 from files.atomic_writing import write_json
 from files.formatting import format_path
-from files.json_files import Fields, read_object
+from files.json_files import JsonObject, read_object
 
 SETTINGS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -81,7 +81,7 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
     return fields | {name: _pattern(found, name, named) for name in PATTERNS}
 
 
-def _parameters(found: Fields, modules: AdapterModules) -> list[str]:
+def _parameters(found: JsonObject, modules: AdapterModules) -> list[str]:
     """The parameters that an adapter's file may have matrices of, by their whole names."""
     ends = [name.rpartition(".")[2] for name in _list(found, "target_parameters")]
     return [f"{m}.{end}" for m in modules.low_rank or () for end in ends if _BASE not in f"{m}."]
@@ -157,7 +157,7 @@ def _used(
     return [name for name in names if any(means(module, name) for module in modules)]
 
 
-def _check(found: Fields) -> None:
+def _check(found: JsonObject) -> None:
     """Raise CheckpointError for what is not known here."""
     kind = found.text("peft_type")
     if kind != "LORA":
@@ -170,7 +170,7 @@ def _check(found: Fields) -> None:
             raise found.error(name, "left out: such adapters are not known")
 
 
-def _trained_tokens(found: Fields) -> dict[str, Any]:
+def _trained_tokens(found: JsonObject) -> dict[str, Any]:
     """The fields for rows that are trained: a list is of the embedding, an object of modules."""
     field = "trainable_token_indices"
     value = found.data.get(field)
@@ -186,11 +186,11 @@ def _trained_tokens(found: Fields) -> dict[str, Any]:
     return {"trainable_tokens": rows_text(tokens[0]), "trainable_tokens_head": any(has_head)}
 
 
-def _list(found: Fields, name: str) -> Sequence[str]:
+def _list(found: JsonObject, name: str) -> Sequence[str]:
     return found.text_list(name) if found.data.get(name) else []
 
 
-def _targets(found: Fields, modules: Collection[str] | None) -> str | None:
+def _targets(found: JsonObject, modules: Collection[str] | None) -> str | None:
     """A text is an expression for whole names, even one that looks like a name."""
     value = found.data.get("target_modules")
     if value == ALL_LINEAR:
@@ -208,12 +208,12 @@ def _targets(found: Fields, modules: Collection[str] | None) -> str | None:
     return ",".join(dict.fromkeys([*(_used(names, modules, ends_with) or names), *tied]))
 
 
-def _ties_head(found: Fields, modules: Collection[str] | None) -> bool:
+def _ties_head(found: JsonObject, modules: Collection[str] | None) -> bool:
     """Decide whether the head has an adapter that targets need not name: the embedding's."""
     return found.data.get("ensure_weight_tying") is True and HEAD_MODULE in (modules or ())
 
 
-def _of_layers(found: Fields, names: Sequence[str]) -> str:
+def _of_layers(found: JsonObject, names: Sequence[str]) -> str:
     """An expression for modules of some layers, whose numbers are the first ones in their names, or
     follow the first of `layers_pattern` that is there."""
     field, pattern = "layers_to_transform", found.data.get("layers_pattern")
@@ -227,11 +227,11 @@ def _of_layers(found: Fields, names: Sequence[str]) -> str:
     return rf"{ends}|(?=(?>{'|'.join(before)})(?:{layers})\.)(?:.*\.)?(?:{ends})"
 
 
-def _is_unused(found: Fields, name: str) -> bool:
+def _is_unused(found: JsonObject, name: str) -> bool:
     return found.data.get(name) in (None, [])
 
 
-def _pattern(found: Fields, name: str, modules: Collection[str] | None) -> str | None:
+def _pattern(found: JsonObject, name: str, modules: Collection[str] | None) -> str | None:
     values = found.mapping(name) if found.data.get(name) else {}
     if any("," in key or "=" in key for key in values):
         raise found.error(name, "one whose expressions have no comma")

@@ -11,7 +11,7 @@ from checkpoints.errors import CheckpointError
 from config.errors import UserError
 from files.atomic_writing import os_errors
 from files.formatting import format_path
-from files.json_files import Fields, read_object
+from files.json_files import JsonObject, read_object
 from huggingface.generation_config import (
     GENERATION,
     OF_DECODER,
@@ -48,7 +48,7 @@ class Published:
         wrapper: the kind of the model that it is the text part of, if it is one.
     """
 
-    description: Fields
+    description: JsonObject
     has_head: bool | None
     wrapper: str | None = None
 

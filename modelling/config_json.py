@@ -9,7 +9,7 @@ from typing import Any
 
 from config.errors import ConfigError
 from files.formatting import format_name, format_value
-from files.json_files import Fields
+from files.json_files import JsonObject
 
 NO_EFFECT = re.compile(
     r"""
@@ -144,7 +144,7 @@ def type_of(kind: str) -> Any:
     return CONFIG_MAPPING[kind]
 
 
-def token_id(description: Fields, name: str, default: int) -> int:
+def token_id(description: JsonObject, name: str, default: int) -> int:
     """The special token `name` (eos, pad) of a config.json, of several the first; the default where
     there is none, or none of the vocabulary: some files have -1.
 

@@ -12,7 +12,7 @@ from config.sections import RunConfig
 from data.causal_lm import CAUSAL_LM
 from data.sample_format import SampleFormat
 from data.seq2seq import SEQ2SEQ
-from files.json_files import Fields
+from files.json_files import JsonObject
 from modelling.decoder import Decoder, decoder_weight_map
 from modelling.encoder_decoder import EncoderDecoder, encoder_decoder_weight_map
 from modelling.generation.decoder_only import DecoderOnlyGenerator
@@ -55,7 +55,7 @@ class ModelFamily:
     generator: GeneratorOf
     base_weight_map: Callable[[Any], WeightMap]
     to_config_json: Callable[[Any], dict[str, Any]]
-    from_config_json: Callable[[Fields], dict[str, Any]]
+    from_config_json: Callable[[JsonObject], dict[str, Any]]
     head_in_files: bool = False
     normalise: Callable[[Any, dict[str, Any]], dict[str, Any]] = lambda config, description: (
         description
@@ -79,7 +79,7 @@ class ModelFamily:
 def decoder_family(
     decoder_of: Callable[[Any], Decoder],
     to_config_json: Callable[[Any], dict[str, Any]],
-    from_config_json: Callable[[Fields], dict[str, Any]],
+    from_config_json: Callable[[JsonObject], dict[str, Any]],
     **others: Any,
 ) -> ModelFamily:
     """Return the record of a family of decoders alone.
@@ -115,7 +115,7 @@ def decoder_family(
 def encoder_decoder_family(
     model_of: Callable[[Any], EncoderDecoder],
     to_config_json: Callable[[Any], dict[str, Any]],
-    from_config_json: Callable[[Fields], dict[str, Any]],
+    from_config_json: Callable[[JsonObject], dict[str, Any]],
     **others: Any,
 ) -> ModelFamily:
     """Return the record of a family of encoder-decoders; arguments as for `decoder_family`."""

@@ -26,7 +26,7 @@ from config.layers import (
     largest_divisor,
 )
 from config.sections import RunConfig
-from data.data_cache import Loaded
+from data.data_cache import DataCache
 from data.length_stats import Lengths, lengths_of
 from data.pipeline import Pipeline
 from data.preference_samples import answers_of
@@ -63,8 +63,8 @@ TOKENS_AT_ONCE = {"cpu": 2**12, "gpu": 2**14, "tpu": 2**14}
 """Tokens of a micro-batch that keep a device busy."""
 
 RATES = {
-    "pairs": ((1.5e8, 3e-4), (5e8, 1e-4), (1.5e9, 5e-5), (5e9, 1e-5), (float("inf"), 5e-6)),
-    "streams": ((1.5e8, 1e-4), (5e8, 5e-5), (1.5e9, 2e-5), (5e9, 1e-5), (float("inf"), 5e-6)),
+    "seq2seq": ((1.5e8, 3e-4), (5e8, 1e-4), (1.5e9, 5e-5), (5e9, 1e-5), (float("inf"), 5e-6)),
+    "causal_lm": ((1.5e8, 1e-4), (5e8, 5e-5), (1.5e9, 2e-5), (5e9, 1e-5), (float("inf"), 5e-6)),
 }
 """Learning rates of full fine-tuning with AdamW, by shape and for models of fewer parameters than
 that: those of the presets."""
@@ -170,7 +170,7 @@ def with_choices(
     only_plans: bool = False,
     machine: Machine | None = None,
     count: int | None = None,
-    loaded: Loaded | None = None,
+    data_cache: DataCache | None = None,
     programs: Programs | None = None,
 ) -> CommandLine:
     """The command line with a complete configuration. Says in a line what was chosen: of presets,
@@ -182,7 +182,7 @@ def with_choices(
         only_plans: there need not be any data.
         machine: to choose for; None: the one at hand.
         count: devices to use; None: all of the machine.
-        loaded: what the run shares; the data that are read stay there.
+        data_cache: what the run shares; the data that are read stay there.
         programs: where those that are tried stay.
 
     Raises:
@@ -207,7 +207,7 @@ def with_choices(
         devices = Devices.here(line.config) if machine is None else Devices.of(machine)
         made = Choices(settings, devices if count is None else replace(devices, count=count))
         if settings.is_open:
-            made = _chosen(made, splits, trains, loaded or Loaded(), answers)
+            made = _chosen(made, splits, trains, data_cache or DataCache(), answers)
         if shares:
             made = _with_layout(made, line.preset, programs)
         if settings.is_open and trains:
@@ -218,13 +218,13 @@ def with_choices(
 
 
 def _chosen(
-    choices: Choices, splits: Sequence[Split], trains: bool, loaded: Loaded, answers: bool
+    choices: Choices, splits: Sequence[Split], trains: bool, data_cache: DataCache, answers: bool
 ) -> Choices:
     config = choices.config
     shape = family_of(config).sample_format
     bits = "bfloat16" if choices.devices.bfloat16 else "float32"
     choices = choices.with_(model__precision=bits)
-    data = Pipeline(choices.config, shape, loaded) if splits else None
+    data = Pipeline(choices.config, shape, data_cache) if splits else None
     lengths = None if data is None else lengths_of(data, splits)
     if answers:
         choices = _with_lengths_of_answers(choices, shape)
@@ -316,7 +316,7 @@ def _habits(config: RunConfig, shape: SampleFormat, is_plain: bool) -> dict[str,
     size = config.min_weights()
     of_shape = next(rate for most, rate in RATES[shape.name] if size < most)
     rate = ADAPTER_RATE if config.adapter.rank else of_shape
-    rate *= PREFERENCES if config.training.prefers else 1
+    rate *= PREFERENCES if config.training.preference_type else 1
     learned = {} if shape is SEQ2SEQ else {"data__loss": "all" if is_plain else "answers"}
     prefix = "training__optimizer__learning_rate"
     return {f"{prefix}__maximum": rate, f"{prefix}__warmup_proportion": WARMUP, **learned}

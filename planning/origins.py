@@ -25,7 +25,7 @@ from config.sections import RunConfig
 from config.values import is_address
 from data.tokenizer import kept_tokenizer
 from files.formatting import format_name, format_value
-from files.json_files import Fields
+from files.json_files import JsonObject
 from files.run_folder import CONFIG, RunFolder
 from huggingface.model_folders import CONFIG as MODEL_CONFIG
 from huggingface.model_folders import PARAMS, TASK, TASK_FIELDS
@@ -174,7 +174,7 @@ def _whole(name: str) -> str:
     return os.path.abspath(name) if os.path.isdir(name) else name
 
 
-def exported_task(description: Fields) -> dict[str, str]:
+def exported_task(description: JsonObject) -> dict[str, str]:
     """The fields of the task that an exported model was trained for; empty for other models."""
     here: Any = description.data
     for name in (PARAMS, TASK):

@@ -21,7 +21,7 @@ from checkpoints.safetensors_files import digest_of_bytes
 from checkpoints.store import SHARD_BYTES, write_tensors
 from files.atomic_writing import write_folder, write_synced
 from files.formatting import format_path
-from files.json_files import Fields
+from files.json_files import JsonObject
 from files.run_folder import CONFIG, RunFolder
 from files.yaml_files import yaml_text
 from huggingface.pretrained import RANDOM
@@ -169,6 +169,6 @@ def weight_names(checkpoint: Checkpoint) -> list[str]:
     return [n for n in checkpoint.tensors if not n.startswith((f"{OPTIMIZER}/", f"{FP8}/"))]
 
 
-def metadata_of(checkpoint: Checkpoint) -> Fields:
+def metadata_of(checkpoint: Checkpoint) -> JsonObject:
     """The metadata of a checkpoint, to be read field by field."""
-    return Fields(checkpoint.metadata, f"the manifest of {format_path(checkpoint.path)}")
+    return JsonObject(checkpoint.metadata, f"the manifest of {format_path(checkpoint.path)}")

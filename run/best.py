@@ -14,7 +14,7 @@ from checkpoints.arrays import Arrays
 from config.metrics import METRICS
 from config.sections import RunConfig
 from files.formatting import format_number, format_path
-from files.json_files import Fields
+from files.json_files import JsonObject
 from files.run_folder import CONFIG, RunFolder
 from files.yaml_files import yaml_text
 from terminal.screen import say
@@ -42,7 +42,9 @@ class Best:
         self._metric = config.checkpoint.keep_best or "loss"
         self._value: float | None = None
         self._step = self._since = 0
-        saved = None if state is None else Fields(state, "the best evaluation of the checkpoint")
+        saved = (
+            None if state is None else JsonObject(state, "the best evaluation of the checkpoint")
+        )
         if saved is not None and saved.text("metric") == self._metric:
             self._value = None if saved.data.get("value") is None else saved.number("value")
             self._step, self._since = saved.count("step"), saved.count("since")

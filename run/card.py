@@ -93,7 +93,7 @@ class RunRecord:
 def write_card(
     folder: Path,
     name: str,
-    shape: SampleFormat,
+    sample_format: SampleFormat,
     load: str | None,
     run: RunRecord | None,
     adapter: AdapterOf | None = None,
@@ -106,7 +106,7 @@ def write_card(
         load: where the weights are from, if they are from no run: a Hugging Face model.
         adapter: what the folder has an adapter of; None: it has a model.
     """
-    sequence_to_sequence = shape.name == "pairs"
+    sequence_to_sequence = sample_format.name == "seq2seq"
     if run is None:
         card = ModelCard(name, sequence_to_sequence, *_base(load), adapter=adapter)
     else:

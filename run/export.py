@@ -17,7 +17,7 @@ from config.adapter import Adapter, is_within
 from config.errors import ConfigError
 from config.sections import RunConfig
 from config.values import listed
-from data.data_cache import Loaded
+from data.data_cache import DataCache
 from data.pipeline import Pipeline
 from files.formatting import format_name, format_path
 from huggingface.hub import DataUnavailable
@@ -58,7 +58,7 @@ def export(
     weights: Arrays,
     folder: str | Path,
     run: RunRecord | None = None,
-    loaded: Loaded | None = None,
+    data_cache: DataCache | None = None,
     base: BaseModelRef | None = None,
     precision: str | None = None,
 ) -> None:
@@ -71,7 +71,7 @@ def export(
     Args:
         weights: whole weights by logical name; each is read once.
         run: the run that they are from; None: they are from what `checkpoint.load` names.
-        loaded: what the run shares; None: it has loaded nothing yet.
+        data_cache: what the run shares; None: it has loaded nothing yet.
         base: what adapters are for.
         precision: the type of the weights that are written; None: the one that they have.
 
@@ -88,7 +88,7 @@ def export(
         for name in weights:
             weights[name]
         return
-    data = Pipeline(config, family.sample_format, loaded or Loaded())
+    data = Pipeline(config, family.sample_format, data_cache or DataCache())
     tokenizer, load = None, config.checkpoint.load
     try:
         tokenizer, config = data.tokenizer, data.config
@@ -161,7 +161,7 @@ def _adapter_settings(config: RunConfig, named: str | None) -> dict[str, Any]:
     """
     family, adapter = family_of(config), config.adapter
     weight_map = family.weight_map(config)
-    task = "SEQ_2_SEQ_LM" if family.sample_format.name == "pairs" else "CAUSAL_LM"
+    task = "SEQ_2_SEQ_LM" if family.sample_format.name == "seq2seq" else "CAUSAL_LM"
     saved = list(listed(adapter.modules_to_save)) if config.training.trained is None else []
     more = [m for m in saved_modules(weight_map) if not any(is_within(m, name) for name in saved)]
     modules, tokens = modules_of(weight_map), _trained_tokens(config, weight_map)

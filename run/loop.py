@@ -19,7 +19,7 @@ from checkpoints.step_folders import remove_run
 from config.agreement import agree, agree_on_run
 from config.errors import ConfigError, UserError
 from config.sections import RunConfig
-from data.data_cache import Loaded
+from data.data_cache import DataCache
 from data.loader import Loader
 from data.pipeline import Pipeline
 from data.preview import preview
@@ -60,23 +60,25 @@ from terminal.screen import enduring_streams, is_coloured, is_first_process, say
 from terminal.wandb_environment import check_wandb
 
 
-def finetune(config: RunConfig, options: RunOptions, loaded: Loaded | None = None) -> None:
+def finetune(config: RunConfig, options: RunOptions, data_cache: DataCache | None = None) -> None:
     """Train. A log that breaks meanwhile ends nothing.
 
     Args:
-        loaded: what was loaded to choose the configuration.
+        data_cache: what was loaded to choose the configuration.
 
     Raises:
         UserError: for anything a person can mend; nothing already saved is damaged.
         Interrupted: a signal asked for the end, before the last step; the state is saved.
     """
     with enduring_streams():
-        stopped = _finetune_alone(config, options, loaded or Loaded())
+        stopped = _finetune_alone(config, options, data_cache or DataCache())
     if stopped is not None:
         raise stopped
 
 
-def _finetune_alone(config: RunConfig, options: RunOptions, loaded: Loaded) -> Interrupted | None:
+def _finetune_alone(
+    config: RunConfig, options: RunOptions, data_cache: DataCache
+) -> Interrupted | None:
     """Train in folders that no other run uses meanwhile."""
     agree_on_run(config, **{"--fresh": options.fresh, "--profile": options.profile})
     path = RunFolder.chosen(options.run_dir, config.checkpoint.save, options.name).path
@@ -95,7 +97,7 @@ def _finetune_alone(config: RunConfig, options: RunOptions, loaded: Loaded) -> I
             mirror = mirror_of(settings.mirror, settings.to_keep, save, options.fresh)
         if mirror is not None:
             stack.enter_context(mirror)
-        stopped = _finetune(config, options, folder, loaded, mirror)
+        stopped = _finetune(config, options, folder, data_cache, mirror)
     if mirror is None or mirror.problem is None:
         return stopped
     if stopped is None:
@@ -136,12 +138,12 @@ def _finetune(
     config: RunConfig,
     options: RunOptions,
     folder: RunFolder,
-    loaded: Loaded,
+    data_cache: DataCache,
     mirror: Mirror | None,
 ) -> Interrupted | None:
     """Train; returns why it ended early, if it did."""
     family = family_of(config)
-    data = Pipeline(config, family.sample_format, loaded)
+    data = Pipeline(config, family.sample_format, data_cache)
     if config.evaluation.steps is not None:
         wanted_metrics(config, data.task)
     samples = data.training_samples()
@@ -164,7 +166,7 @@ def _finetune(
             if options.save_hf is not None and is_first_process():
                 weights = View(start.tensors, [w.name for w in family.weight_map(config).weights])
                 record = RunRecord(config.to_dict(), start.step, folder)
-                export(config, weights, options.save_hf, record, loaded, start.base)
+                export(config, weights, options.save_hf, record, data_cache, start.base)
             return None
     of_run = RunFolder(Path(config.checkpoint.save or folder.path))
     reference = Reference.of_run(config, start, of_run)
@@ -177,10 +179,10 @@ def _finetune(
     model = compiled(lambda: FineTuning(config), "the training program")
     evaluates = config.evaluation.steps is not None
     refer = None if reference is None else reference.of
-    evaluator = Evaluator(config, model, loaded, refer) if evaluates else None
+    evaluator = Evaluator(config, model, data_cache, refer) if evaluates else None
     if reference is not None:
         reference.remove_drafts()
-    loaded.forget("validation")
+    data_cache.forget("validation")
     with ExitStack() as stack:
         used, _ = start.load_with_fallback(partial(_enter, stack, model))
         if used is not start:
@@ -203,7 +205,7 @@ def _finetune(
                 mirror.remove()
         run = _Run(
             config, options, loader, start, model, evaluator, best, skipped, checkpoints, folder,
-            loaded,
+            data_cache,
         )  # fmt: skip
         stopped = run.train()
         if mirror is not None:
@@ -273,7 +275,7 @@ class _Run:
     skipped: SkippedSteps
     checkpoints: Checkpoints
     folder: RunFolder
-    loaded: Loaded
+    data_cache: DataCache
 
     def train(self) -> Interrupted | None:
         """Train, and leave records, checkpoints and, if wanted, a model for Hugging Face.
@@ -301,7 +303,7 @@ class _Run:
             if options.save_hf is not None and stop.name is None:
                 weights, base = self.model.tensors(optimizer=False), self.start.base
                 record = RunRecord(config.to_dict(), last, self.folder)
-                export(config, weights, options.save_hf, record, self.loaded, base)
+                export(config, weights, options.save_hf, record, self.data_cache, base)
         if config.checkpoint.keep_best is not None and save is not None:
             say_best(save)
         say(f"records of the run are in {self.folder.path}")

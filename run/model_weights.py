@@ -19,7 +19,7 @@ from config.base import flattened
 from config.errors import UserError
 from config.sections import RunConfig
 from files.formatting import format_name, format_path
-from files.json_files import Fields
+from files.json_files import JsonObject
 from huggingface.model_folders import ModelFiles, hf_description, read_hf_directory
 from huggingface.multimodal import base_prefix, text_part, text_tensors, wrapper_of
 from huggingface.peft_files import adapter_tensors
@@ -142,7 +142,7 @@ def _hf_weights(config: RunConfig, weight_map: WeightMap, name: str) -> tuple[Ar
     tensors: LazyArrays = files
     if description is not None and (kind := wrapper_of(description)) is not None:
         tensors = text_tensors(files)
-        description = text_part(Fields(description, name), tensors).data
+        description = text_part(JsonObject(description, name), tensors).data
         say(
             f"{format_path(name)} is a {kind}: its text part is read, the other "
             f"{len(files) - len(tensors)} weights stay as they are"
@@ -208,7 +208,7 @@ def _as_loaded(
             values[f"model.{token}"] = min(getattr(model, token), rows - 1)
     may_untie = not family.head_in_files and HEAD not in tensors and description is not None
     if may_untie and model.tie_word_embeddings is False:
-        of_model = family.from_config_json(Fields(dict(description or {}), name))
+        of_model = family.from_config_json(JsonObject(dict(description or {}), name))
         tied = model.path("tie_word_embeddings")
         values[tied] = flattened({"model": of_model}).get(tied, False)
     return config.changed(values)

@@ -49,7 +49,9 @@ def length_note(config: RunConfig, written: int = 0) -> list[str]:
     Args:
         written: tokens that follow those that are read.
     """
-    shared = 2 if config.training.prefers and not isinstance(config.data, Seq2SeqData) else 1
+    shared = (
+        2 if config.training.preference_type and not isinstance(config.data, Seq2SeqData) else 1
+    )
     most, read = config.model.max_position_embeddings, config.model.sequence_length // shared
     if most is None or read + written <= most:
         return []

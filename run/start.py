@@ -21,7 +21,7 @@ from config.agreement import agree
 from config.base import flattened
 from config.sections import RunConfig
 from files.formatting import format_name, format_path
-from files.json_files import Fields
+from files.json_files import JsonObject
 from huggingface.pretrained import RANDOM
 from modelling.spec import family_of
 from modelling.weights import FP8, OPTIMIZER, WeightMap
@@ -234,7 +234,7 @@ def _continued(
     )
 
 
-def _mapping(metadata: Fields, name: str) -> dict[str, Any] | None:
+def _mapping(metadata: JsonObject, name: str) -> dict[str, Any] | None:
     """An object among the metadata; None if there is none."""
     return None if metadata.data.get(name) is None else metadata.mapping(name)
 

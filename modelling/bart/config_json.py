@@ -7,7 +7,7 @@ from typing import Any
 from config.bart import BartConfig
 from config.errors import ConfigError
 from files.formatting import format_value
-from files.json_files import Fields
+from files.json_files import JsonObject
 from modelling.config_json import check_settings, defaults, is_token, token_id
 
 SAME = (
@@ -41,7 +41,7 @@ def to_config_json(config: BartConfig) -> dict[str, Any]:
     }
 
 
-def from_config_json(description: Fields) -> dict[str, Any]:
+def from_config_json(description: JsonObject) -> dict[str, Any]:
     """Fields of the model section for a config.json of BART. Raises as `check_settings`."""
     data, (usual, _) = description.data, defaults("bart")
     needed = {
@@ -85,7 +85,7 @@ def _activation(name: Any) -> Any:
     return ALIKE.get(name, name) if isinstance(name, str) else name
 
 
-def _forced(description: Fields, name: str) -> int | None:
+def _forced(description: JsonObject, name: str) -> int | None:
     """A token that answers begin or end with; of several the first."""
     given: Any = description.data.get(name, 2 if name == "forced_eos_token_id" else None)
     if isinstance(given, list) and given:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from config.gptj import GPTJConfig
-from files.json_files import Fields
+from files.json_files import JsonObject
 from modelling.config_json import check_settings, token_id
 
 READ = {
@@ -37,7 +37,7 @@ def to_config_json(config: GPTJConfig) -> dict[str, Any]:
     }
 
 
-def from_config_json(description: Fields) -> dict[str, Any]:
+def from_config_json(description: JsonObject) -> dict[str, Any]:
     """Fields of the model section for a config.json of GPT-J. Raises as `check_settings`."""
     data = description.data
     hidden = description.count("n_embd")

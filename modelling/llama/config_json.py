@@ -16,7 +16,7 @@ from config.errors import ConfigError
 from config.llama import FULL, MIXTURES, ROPE_TYPES, SLIDING, LlamaConfig, LlamaModel, LlamaRope
 from config.values import factors
 from files.formatting import format_name, format_names, format_value
-from files.json_files import Fields
+from files.json_files import JsonObject
 from modelling.config_json import check_settings, defaults, is_token, type_of
 
 _ACT = {"hidden_act": "hidden_activation"}
@@ -91,7 +91,7 @@ LISTS = ("short_factor", "long_factor")
 
 
 # ---- from config.json ---------------------------------------------------------------------------
-def from_config_json(description: Fields) -> dict[str, Any]:
+def from_config_json(description: JsonObject) -> dict[str, Any]:
     """Fields of the model section for a config.json.
 
     Raises:
@@ -305,7 +305,7 @@ def _check_same(model: LlamaModel, description: Mapping[str, Any]) -> None:
 def _read_again(model: LlamaModel, description: Mapping[str, Any]) -> LlamaModel:
     """The model with what a description says of it."""
     return LlamaModel.from_dict(
-        model.to_dict() | from_config_json(Fields(dict(description), "config.json"))
+        model.to_dict() | from_config_json(JsonObject(dict(description), "config.json"))
     )
 
 

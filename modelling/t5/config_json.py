@@ -8,7 +8,7 @@ from typing import Any
 from config.errors import ConfigError
 from config.t5 import T5Config, T5Model
 from files.formatting import format_value
-from files.json_files import Fields
+from files.json_files import JsonObject
 from modelling.config_json import check_settings, token_id
 
 CLASSES = {"t5": "T5ForConditionalGeneration", "mt5": "MT5ForConditionalGeneration"}
@@ -67,7 +67,7 @@ def _feed_forward(model: T5Model) -> str:
 
 
 # ---- from config.json ---------------------------------------------------------------------------
-def from_config_json(description: Fields) -> dict[str, Any]:
+def from_config_json(description: JsonObject) -> dict[str, Any]:
     """Fields of the model section for a config.json of T5, T5 v1.1, FLAN-T5 or mT5.
 
     transformers 5 writes `tie_word_embeddings` true for all that it saves, also where head and

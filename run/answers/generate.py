@@ -17,7 +17,7 @@ from config.agreement import agree, digest_of
 from config.sections import RunConfig
 from data.assistant_spans import Refused
 from data.conversations import Conversation, has_conversation, is_message, said
-from data.data_cache import Loaded
+from data.data_cache import DataCache
 from data.pipeline import Pipeline
 from data.prompt_template import ColumnError
 from data.sources import DataError, File, Row
@@ -53,7 +53,7 @@ class Asked:
     text: str
 
 
-def answer(config: RunConfig, prompts: Sequence[Asked], loaded: Loaded) -> Iterator[str]:
+def answer(config: RunConfig, prompts: Sequence[Asked], data_cache: DataCache) -> Iterator[str]:
     """What the configured model writes for each prompt.
 
     Raises:
@@ -64,7 +64,7 @@ def answer(config: RunConfig, prompts: Sequence[Asked], loaded: Loaded) -> Itera
     prompted = digest_of(asked.text for asked in prompts)
     agree({"number of prompts": len(prompts), "digest of the prompts": prompted})
     family = family_of(config)
-    data = Pipeline(_for_so_many(config, len(prompts)), family.sample_format, loaded)
+    data = Pipeline(_for_so_many(config, len(prompts)), family.sample_format, data_cache)
     fitted, encoded = data.prompts([asked.text for asked in prompts])
     if encoded.truncated:
         say(
@@ -105,7 +105,9 @@ def with_format(config: RunConfig, file: str | None, chat: bool, raw: bool) -> R
     return replace(config, data=replace(data, format="chat" if talks else "text"))
 
 
-def asked_texts(config: RunConfig, texts: Sequence[str], raw: bool, loaded: Loaded) -> list[Asked]:
+def asked_texts(
+    config: RunConfig, texts: Sequence[str], raw: bool, data_cache: DataCache
+) -> list[Asked]:
     """Prompts given as texts: where the task's template has one column, its content. In a chat,
     what the user says first.
 
@@ -119,11 +121,11 @@ def asked_texts(config: RunConfig, texts: Sequence[str], raw: bool, loaded: Load
     if config.data.format == "chat":
         talks = (Conversation([said("user", text)]) for text in read)
         placed = [(f"prompt {i}", talk) for i, talk in enumerate(talks, 1)]
-        return _asked_talks(config, placed, rows, loaded)
+        return _asked_talks(config, placed, rows, data_cache)
     return [Asked(row, _read(config, prompt, raw)) for row, prompt in zip(rows, read, strict=True)]
 
 
-def asked_rows(config: RunConfig, file: str, raw: bool, loaded: Loaded) -> list[Asked]:
+def asked_rows(config: RunConfig, file: str, raw: bool, data_cache: DataCache) -> list[Asked]:
     """Prompts of a file: rows with the columns of the task's template, with `prompt`, or with
     conversations. A file may be one conversation, too: an array of messages.
 
@@ -132,7 +134,7 @@ def asked_rows(config: RunConfig, file: str, raw: bool, loaded: Loaded) -> list[
     """
     task, asked = task_of(config.data), []
     if config.data.format == "chat":
-        return _asked_file(config, file, loaded)
+        return _asked_file(config, file, data_cache)
     for place, row in File(file).rows():
         try:
             text = row["prompt"] if raw and "prompt" in row else task.prompt_of(row)
@@ -142,7 +144,7 @@ def asked_rows(config: RunConfig, file: str, raw: bool, loaded: Loaded) -> list[
     return asked
 
 
-def _asked_file(config: RunConfig, file: str, loaded: Loaded) -> list[Asked]:
+def _asked_file(config: RunConfig, file: str, data_cache: DataCache) -> list[Asked]:
     task = task_of(config.data)
     placed: list[tuple[FileLocation | str, Row]] = list(File(file).rows())
     if placed and all(is_message(row) for _, row in placed):
@@ -153,17 +155,17 @@ def _asked_file(config: RunConfig, file: str, loaded: Loaded) -> list[Asked]:
             talks.append((place, task.asked(row)))
         except ColumnError as error:
             raise DataError(f"{place}: {error}") from None
-    return _asked_talks(config, talks, [row for _, row in placed], loaded)
+    return _asked_talks(config, talks, [row for _, row in placed], data_cache)
 
 
 def _asked_talks(
     config: RunConfig,
     talks: Sequence[tuple[FileLocation | str, Conversation]],
     rows: Sequence[Mapping[str, Any]],
-    loaded: Loaded,
+    data_cache: DataCache,
 ) -> list[Asked]:
     """Conversations, each after its place for messages, as the chat template writes them."""
-    chat = Pipeline(config, family_of(config).sample_format, loaded).chat
+    chat = Pipeline(config, family_of(config).sample_format, data_cache).chat
     asked = []
     for (place, talk), row in zip(talks, rows, strict=True):
         try:

@@ -9,7 +9,7 @@ import numpy as np
 from config.errors import ConfigError
 from config.sections import RunConfig
 from data.class_labels import Labels
-from data.data_cache import Loaded
+from data.data_cache import DataCache
 from data.examples import Corpus
 from data.label_candidates import Candidates
 from data.pipeline import Pipeline
@@ -34,27 +34,27 @@ class Evaluator:
         self,
         config: RunConfig,
         lender: RunningModel | None = None,
-        loaded: Loaded | None = None,
+        data_cache: DataCache | None = None,
         refer: Callable[[Samples], Samples] | None = None,
     ) -> None:
         """
         Args:
             lender: the model whose weights are evaluated while it is entered, if there is one.
                 Weights that both programs store alike are not copied.
-            loaded: what the run shares; None: it has loaded nothing yet.
+            data_cache: what the run shares; None: it has loaded nothing yet.
             refer: gives samples what the objective's reference says of them.
 
         Raises:
             UserError: data, tokenizer or metrics do not fit, or there are too few devices or too
                 little memory.
         """
-        task = task_of(config.data, config.training.prefers)
+        task = task_of(config.data, config.training.preference_type)
         self.metrics = wanted_metrics(config, task)
-        data = Pipeline(config, family_of(config).sample_format, loaded or Loaded())
+        data = Pipeline(config, family_of(config).sample_format, data_cache or DataCache())
         corpus = data.corpus("validation")  # first: its advice helps offline
         config = data.config
         rows = config.evaluation.samples
-        corpus = corpus.first(rows and rows * (2 if task.prefers == "pairs" else 1))
+        corpus = corpus.first(rows and rows * (2 if task.preference_type == "paired" else 1))
         data.agree(corpus)
         self._labels = None if task.labels is None else Labels(task.labels)
         self._prompts = [example.prompt for example in corpus.examples]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from config.sections import RunConfig
-from data.data_cache import Loaded
+from data.data_cache import DataCache
 from data.pipeline import Pipeline
 from data.samples import Prompts
 from data.tokenizer import Tokenizer
@@ -70,12 +70,12 @@ class SideBySide:
         return "\n\n".join([*(pair.text() for pair in self.pairs), summary])
 
 
-def side_by_side(config: RunConfig, loaded: Loaded | None = None) -> SideBySide:
+def side_by_side(config: RunConfig, data_cache: DataCache | None = None) -> SideBySide:
     """Generate for one micro-batch of a configuration, on one copy of the model; with PyTorch, by
     Hugging Face's model too.
 
     Args:
-        loaded: what was loaded to choose the configuration.
+        data_cache: what was loaded to choose the configuration.
 
     Raises:
         UserError: for anything a person can mend.
@@ -86,7 +86,7 @@ def side_by_side(config: RunConfig, loaded: Loaded | None = None) -> SideBySide:
     family = family_of(config)
     weight_map = family.weight_map(config)
     start = load_weights(config, weight_map)
-    data = Pipeline(config, family.sample_format, loaded or Loaded())
+    data = Pipeline(config, family.sample_format, data_cache or DataCache())
     corpus = data.corpus("validation").first(e.micro_batch_size)
     fitted, prompts = data.answering(corpus)
     model = compiled(lambda: Inference(fitted, Greedy()), "the program that generates")

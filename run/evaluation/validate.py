@@ -10,7 +10,7 @@ import popdist
 from checkpoints import CheckpointStore, has_checkpoint
 from config.agreement import agree_on_run
 from config.sections import RunConfig
-from data.data_cache import Loaded
+from data.data_cache import DataCache
 from files.atomic_writing import check_folder
 from files.run_folder import RunFolder
 from run.evaluation.evaluator import Evaluator
@@ -22,14 +22,14 @@ from terminal.screen import is_first_process, say
 
 
 def validate(
-    config: RunConfig, name: str, out: str | None = None, loaded: Loaded | None = None
+    config: RunConfig, name: str, out: str | None = None, data_cache: DataCache | None = None
 ) -> Outcome:
     """Evaluate a configuration, and write validation.json.
 
     Args:
         name: of the configuration, for a new directory.
         out: where validation.json goes; by default next to the checkpoint, else a new directory.
-        loaded: what was loaded to choose the configuration.
+        data_cache: what was loaded to choose the configuration.
 
     Raises:
         UserError: for anything a person can mend.
@@ -42,7 +42,7 @@ def validate(
     start = load_ready(config)
     reference = Reference.of_checkpoint(config, start)
     refer = None if reference is None else reference.of
-    evaluator = Evaluator(config, None, loaded, refer)
+    evaluator = Evaluator(config, None, data_cache, refer)
     begin = time.perf_counter()
     start, outcome = start.load_with_fallback(lambda one: evaluator.evaluate(one.tensors))
     seconds = time.perf_counter() - begin

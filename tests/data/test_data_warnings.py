@@ -16,7 +16,7 @@ from config.presets import load_config
 from config.t5 import T5Config
 from data import token_cache
 from data.causal_lm import CAUSAL_LM
-from data.data_cache import Loaded
+from data.data_cache import DataCache
 from data.dropped_content import unwritten
 from data.pipeline import Pipeline
 from data.seq2seq import SEQ2SEQ
@@ -244,7 +244,7 @@ def test_a_rows_own_variables_are_its_templates(tmp_path, written):
             [ASKS], tokenize=False, add_generation_prompt=True, **own
         )
         assert example.prompt == expected
-    asked = asked_rows(data.config, str(tmp_path / "rows.jsonl"), False, Loaded())
+    asked = asked_rows(data.config, str(tmp_path / "rows.jsonl"), False, DataCache())
     assert [one.text for one in asked] == [e.prompt for e in data.corpus("train").examples]
 
 

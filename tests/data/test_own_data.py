@@ -20,7 +20,7 @@ from data.pipeline import Pipeline
 from data.seq2seq import SEQ2SEQ
 from data.sources import DataError, source_of
 from data.tokenizer import warn_truncated
-from files.json_files import Fields
+from files.json_files import JsonObject
 from modelling.gptj.config_json import from_config_json as gptj_sizes
 from modelling.t5.config_json import from_config_json as t5_sizes
 from terminal.command_line import read_command_line
@@ -47,8 +47,8 @@ def test_the_longest_target_of_both_splits_is_named_at_once(tmp_path, preset):
     longer.write_text(json.dumps({"prompt": "a", "completion": "the red lamp " * 30}) + "\n")
     data = own(tmp_path, preset, LONG, validation=str(longer))
     texts = ["the red lamp " * 30]
-    (needed,) = map(len, data.shape.answers(data.config, texts, data.tokenizer))
-    limit = data.shape.target_limit(data.config)
+    (needed,) = map(len, data.sample_format.answers(data.config, texts, data.tokenizer))
+    limit = data.sample_format.target_limit(data.config)
     said = f"{limit.field} is {limit.tokens}: give --{limit.field} {needed} or more"
     with pytest.raises(ConfigError, match=said):
         data.training_samples()
@@ -90,11 +90,11 @@ def test_a_language_model_keeps_the_prompts_of_targets_that_were_cut(tmp_path):
 @pytest.mark.parametrize(("preset", "given"), [("tiny", 4), ("gptj_tiny", 5)])
 def test_the_limit_of_a_preset_belongs_to_its_task(tmp_path, preset, given):
     data = own(tmp_path, preset, LONG[1:])
-    assert data.shape.room(data.given) == data.given.model.sequence_length > given
+    assert data.sample_format.room(data.given) == data.given.model.sequence_length > given
     sample = replace(data.given, data=replace(data.given.data, train=None, validation=None))
-    assert data.shape.room(sample) < 8
+    assert data.sample_format.room(sample) < 8
     few = replace(data.given, generation=replace(data.given.generation, max_tokens=3))
-    assert data.shape.room(few) == 3
+    assert data.sample_format.room(few) == 3
 
 
 def test_answers_that_were_cut_are_counted(capsys):
@@ -187,16 +187,16 @@ GPTJ_JSON = {"n_embd": 8, "n_layer": 1, "n_head": 2, "rotary_dim": 2, "vocab_siz
     ],
 )
 def test_what_is_not_computed_is_refused_by_name(sizes, description, more, named):
-    sizes(Fields(description, "config.json"))
+    sizes(JsonObject(description, "config.json"))
     with pytest.raises(ConfigError, match=f"config.json has {named} "):
-        sizes(Fields(description | more, "config.json"))
+        sizes(JsonObject(description | more, "config.json"))
 
 
 def test_dropout_is_that_of_config_json():
-    found = t5_sizes(Fields(T5_JSON | {"dropout_rate": 0.3}, "config.json"))
+    found = t5_sizes(JsonObject(T5_JSON | {"dropout_rate": 0.3}, "config.json"))
     assert found["dropout_prob"] == 0.3
     all_alike = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.2)
-    assert gptj_sizes(Fields(GPTJ_JSON | all_alike, "config.json"))["dropout_prob"] == 0.2
+    assert gptj_sizes(JsonObject(GPTJ_JSON | all_alike, "config.json"))["dropout_prob"] == 0.2
 
 
 # ---- files --------------------------------------------------------------------------------------

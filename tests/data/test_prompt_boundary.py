@@ -143,7 +143,7 @@ def test_separators_are_asked_as_they_were_trained(tmp_path, separator):
     data = run_of(tmp_path, base, {"prompt": "Who?", "completion": "Anna"}, separator=separator)
     before, learned = trained(data)
     assert asked(data) == before
-    (answer,) = data.shape.answers(data.config, ["Anna"], data.tokenizer)
+    (answer,) = data.sample_format.answers(data.config, ["Anna"], data.tokenizer)
     assert answer.tolist() == learned
 
 

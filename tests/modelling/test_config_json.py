@@ -8,7 +8,7 @@ import pytest
 
 from config.errors import ConfigError
 from config.families import FAMILIES, kinds
-from files.json_files import Fields
+from files.json_files import JsonObject
 from huggingface.multimodal import text_part
 from modelling.spec import family_named
 from tests.huggingface.published import SUPPORTED, facts, small
@@ -28,7 +28,7 @@ def description(kind: str) -> dict[str, Any]:
 
 def read(data: dict[str, Any]) -> dict[str, Any]:
     family = family_named(kinds()[data["model_type"]])
-    return family.from_config_json(Fields(data, "config.json"))
+    return family.from_config_json(JsonObject(data, "config.json"))
 
 
 NO_EFFECT: dict[str, Any] = {
@@ -76,7 +76,7 @@ def test_a_copy_of_another_setting_is_passed_over_if_it_is_equal(kind: str) -> N
 
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_a_published_model_of_whole_size_is_read_and_written(name: str) -> None:
-    described = text_part(Fields(facts()[name]["config"], "config.json"), None).data
+    described = text_part(JsonObject(facts()[name]["config"], "config.json"), None).data
     kind = kinds()[described["model_type"]]
     model = read(described)
     config = FAMILIES[kind].config.from_dict(

@@ -12,7 +12,7 @@ import transformers
 
 from config.families import FAMILIES, kinds
 from config.sections import RunConfig
-from files.json_files import Fields
+from files.json_files import JsonObject
 from modelling.spec import family_named
 from tests.modelling.published import PUBLISHED
 
@@ -20,7 +20,7 @@ from tests.modelling.published import PUBLISHED
 def read(data: dict[str, Any]) -> RunConfig:
     """The configuration of a model with random weights."""
     name = kinds()[data["model_type"]]
-    model = family_named(name).from_config_json(Fields(data, "config.json"))
+    model = family_named(name).from_config_json(JsonObject(data, "config.json"))
     return FAMILIES[name].config.from_dict(
         {"family": name, "model": model, "training": {"global_batch_size": 1}}
     )

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from config.bart import BartConfig
-from files.json_files import Fields
+from files.json_files import JsonObject
 from modelling.bart.config_json import from_config_json
 from tests.modelling.torch_training import ADAMW, Reference, execution, named_by_hf, train
 
@@ -77,7 +77,7 @@ def our_config(
     kind: str = "as published", dp: int = 1, tp: int = 1, micro_batch: int = 4, **model: object
 ) -> BartConfig:
     """Our configuration of the model that a config.json of `hf_model` describes."""
-    read = from_config_json(Fields(description_of(kind), "config.json"))
+    read = from_config_json(JsonObject(description_of(kind), "config.json"))
     lengths = {"sequence_length": ENC, "decoder_sequence_length": DEC}
     return BartConfig.from_dict(
         {

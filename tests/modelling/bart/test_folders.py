@@ -14,7 +14,7 @@ import transformers
 from safetensors.numpy import load_file, save_file
 
 from config.errors import ConfigError
-from files.json_files import Fields
+from files.json_files import JsonObject
 from huggingface.model_folders import read_hf_directory, write_hf_directory
 from modelling.bart.config_json import from_config_json, to_config_json
 from run.start import starting_point
@@ -86,7 +86,7 @@ def published(**changes: Any) -> dict[str, Any]:
         "forced_bos_token_id": 0, "forced_eos_token_id": 2, "is_encoder_decoder": True,
         "early_stopping": True, "no_repeat_ngram_size": 3, "num_beams": 4, "use_cache": True,
     }  # fmt: skip
-    return from_config_json(Fields(json.loads(json.dumps(data | changes)), "config.json"))
+    return from_config_json(JsonObject(json.loads(json.dumps(data | changes)), "config.json"))
 
 
 def test_a_published_file_is_that_of_bart_large() -> None:
@@ -115,6 +115,6 @@ def test_what_is_not_computed_is_refused_by_name(change: dict[str, Any], said: s
 def test_our_configuration_is_read_back() -> None:
     for kind in KINDS:
         written = to_config_json(our_config(kind))
-        read = from_config_json(Fields(written, "config.json"))
-        assert read == from_config_json(Fields(description_of(kind), "config.json"))
+        read = from_config_json(JsonObject(written, "config.json"))
+        assert read == from_config_json(JsonObject(description_of(kind), "config.json"))
         assert {n: written[n] for n in SIZES} == SIZES | KINDS[kind] or kind != "as published"

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from files.json_files import Fields
+from files.json_files import JsonObject
 from modelling.gptj.config_json import from_config_json, to_config_json
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.harness import TENSOR_PARALLEL
@@ -39,7 +39,7 @@ def test_every_weight_is_used_once_and_comes_back(tensor_parallel):
 def test_an_export_keeps_the_positions_of_its_base():
     """transformers' GPT-J has a table of them, and fails beyond its end."""
     described = to_config_json(small_config()) | {"n_positions": 4096}
-    read = from_config_json(Fields(described, "config.json"))
+    read = from_config_json(JsonObject(described, "config.json"))
     assert to_config_json(small_config(max_length=read["max_length"]))["n_positions"] == 4096
 
 

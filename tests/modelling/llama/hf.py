@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from config.llama import LlamaConfig
-from files.json_files import Fields
+from files.json_files import JsonObject
 from modelling.llama.config_json import ARCHITECTURES, MIXTURES, from_config_json
 from modelling.weights import WeightMap
 from tests.modelling.torch_training import ADAMW, execution
@@ -137,7 +137,7 @@ def our_config(
     theirs: Any, dp: int = 1, tp: int = 1, micro_batch: int = 4, slices: int = 1, **model: Any
 ) -> LlamaConfig:
     """Our configuration of the model of a config.json: global batch 8, everything sharded."""
-    read = from_config_json(Fields(theirs.to_dict(), "config.json"))
+    read = from_config_json(JsonObject(theirs.to_dict(), "config.json"))
     optimizer = ADAMW | {"learning_rate": {"function": "constant"}}
     return LlamaConfig.from_dict(
         {

@@ -13,7 +13,7 @@ import transformers
 from config.adapter import Adapter
 from config.errors import ConfigError
 from config.llama import LlamaConfig
-from files.json_files import Fields
+from files.json_files import JsonObject
 from huggingface.model_folders import read_hf_directory, write_hf_directory
 from modelling.llama.config_json import (
     ARCHITECTURES,
@@ -27,7 +27,7 @@ from tests.modelling.weight_maps import base_weight_map
 
 
 def read(data: dict[str, Any]) -> dict[str, Any]:
-    return from_config_json(Fields(data, "config.json"))
+    return from_config_json(JsonObject(data, "config.json"))
 
 
 @pytest.mark.parametrize("kind", SETTINGS)

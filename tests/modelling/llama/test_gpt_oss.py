@@ -14,7 +14,7 @@ import transformers
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 import popxl
-from files.json_files import Fields
+from files.json_files import JsonObject
 from huggingface.model_folders import read_hf_directory, write_hf_directory
 from modelling.llama.config_json import from_config_json, to_config_json
 from modelling.llama.model import clamped_swiglu
@@ -184,7 +184,7 @@ def test_the_published_description_is_read() -> None:
         "rope_theta": 150000, "router_aux_loss_coef": 0.9, "sliding_window": 128,
         "swiglu_limit": 7.0, "vocab_size": 201088,
     }  # fmt: skip
-    read = from_config_json(Fields(given, "config.json"))
+    read = from_config_json(JsonObject(given, "config.json"))
     expected = {
         "layer_types": "sliding_attention,full_attention", "sliding_window": 128,
         "num_experts": 32, "num_experts_per_tok": 4, "attention_bias": True, "swiglu_limit": 7.0,

@@ -17,7 +17,7 @@ from checkpoints import CheckpointError
 from config.errors import ConfigError
 from config.model import TiedEmbedding
 from config.t5 import T5Config
-from files.json_files import Fields
+from files.json_files import JsonObject
 from huggingface.model_folders import read_hf_directory, write_hf_directory
 from modelling.generation import Beam, Greedy, Strategy
 from modelling.t5.config_json import from_config_json, to_config_json
@@ -100,7 +100,7 @@ def config_of(
     kind: str, dp: int = 1, tp: int = 1, micro_batch: int = 4, layers: int = 2, **model: Any
 ) -> T5Config:
     """Our configuration of the model that a config.json of `their_model` describes."""
-    read = from_config_json(Fields(their_model(kind).config.to_dict(), "config.json"))
+    read = from_config_json(JsonObject(their_model(kind).config.to_dict(), "config.json"))
     read["embedding"]["tied"] = kind in TIED  # a config.json does not say it
     config = our_config(dp, tp, micro_batch)
     return replace(config, model=T5Config.from_dict(
@@ -222,7 +222,7 @@ def test_export_is_loaded_by_transformers_bit_for_bit(kind: str, tmp_path: Path)
 def test_a_folder_of_transformers_is_read_bit_for_bit(kind: str, tmp_path: Path) -> None:
     their_model(kind).save_pretrained(tmp_path)
     description = transformers.AutoConfig.from_pretrained(tmp_path).to_dict()
-    read = from_config_json(Fields(description, "config.json"))
+    read = from_config_json(JsonObject(description, "config.json"))
     model = config_of(kind).to_dict()["model"]
     assert {n: model[n] for n in read if n not in ("embedding", "attention")} == {
         n: x for n, x in read.items() if n not in ("embedding", "attention")
@@ -258,7 +258,9 @@ SIZES = {"vocab_size": 96, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_files_say_which_kind_they_are(name: str) -> None:
     said, expected = PUBLISHED[name]
-    found = from_config_json(Fields(SIZES | {"decoder_start_token_id": 0} | said, "config.json"))
+    found = from_config_json(
+        JsonObject(SIZES | {"decoder_start_token_id": 0} | said, "config.json")
+    )
     kind = (found["gated"], found["activation"], found["scaled_head"], found["embedding"]["tied"])
     assert kind == expected
     assert found["architecture"] == said["model_type"]
@@ -277,7 +279,7 @@ def test_published_files_say_which_kind_they_are(name: str) -> None:
 )
 def test_what_is_not_computed_is_refused_by_name(change: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        from_config_json(Fields(SIZES | change, "config.json"))
+        from_config_json(JsonObject(SIZES | change, "config.json"))
     assert said in str(caught.value)
     assert len(str(caught.value)) < 300
 

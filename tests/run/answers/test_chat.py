@@ -20,7 +20,7 @@ from config.llama import LlamaConfig
 from config.presets import load_config
 from data.causal_lm import CAUSAL_LM
 from data.conversations import Conversation
-from data.data_cache import Loaded
+from data.data_cache import DataCache
 from data.pipeline import Pipeline
 from data.tokenizer import keep_tokenizer
 from files.run_folder import RunFolder
@@ -177,7 +177,7 @@ def test_a_file_can_be_one_conversation(folder, tmp_path):
     config = config_of(folder)
     for name, content in (("a.json", [SYSTEM, ASKED]), ("b.json", {"messages": [SYSTEM, ASKED]})):
         (tmp_path / name).write_text(json.dumps(content))
-        (asked,) = asked_rows(config, str(tmp_path / name), False, Loaded())
+        (asked,) = asked_rows(config, str(tmp_path / name), False, DataCache())
         assert asked.text.startswith("<|im_start|>system\nAnswer in one word.<|im_end|>")
 
 

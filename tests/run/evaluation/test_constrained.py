@@ -20,7 +20,7 @@ from config.llama import LlamaConfig
 from config.presets import load_config
 from config.t5 import T5Config
 from data.causal_lm import CAUSAL_LM
-from data.data_cache import Loaded
+from data.data_cache import DataCache
 from data.examples import Corpus
 from data.label_candidates import Candidates
 from data.pipeline import Pipeline
@@ -105,7 +105,7 @@ def test_scores_are_those_of_transformers(preset, labels, target, tmp_path):
     flags += [] if preset == "tiny" else ["--data.separator", ""]
     line = read_command_line("", "inference", "tiny", flags, origins=ORIGINS)
     family, config = family_of(line.config), line.config
-    data = Pipeline(config, family.sample_format, Loaded())
+    data = Pipeline(config, family.sample_format, DataCache())
     corpus = data.corpus("validation")
     candidates = Candidates.of(data, corpus, data.task.labels)
     weights = load_weights(config, family.weight_map(config)).tensors
@@ -176,7 +176,7 @@ def test_scores_on_four_devices(preset, tmp_path):
     def scores(*more: str) -> np.ndarray:
         line = read_command_line("", "inference", "tiny", [*flags, *more], origins=ORIGINS)
         family, config = family_of(line.config), line.config
-        data = Pipeline(config, family.sample_format, Loaded())
+        data = Pipeline(config, family.sample_format, DataCache())
         candidates = Candidates.of(data, data.corpus("validation"), data.task.labels)
         weights = load_weights(config, family.weight_map(config)).tensors
         return Choosing(candidates).scores(weights)
@@ -216,7 +216,7 @@ def test_labels_in_a_chat_template(template, labels, tmp_path):
         model = {"vocab_size": 640, "sequence_length": 128}
         over = {"data": data, "model": model}
         config = load_config(LlamaConfig, "inference", "qwen3_tiny", over)
-        pipeline = Pipeline(config, CAUSAL_LM, Loaded())
+        pipeline = Pipeline(config, CAUSAL_LM, DataCache())
         return pipeline, pipeline.corpus("validation")
 
     data, corpus = corpus_of(names)
@@ -239,7 +239,7 @@ def test_long_prompts_are_cut_as_for_generation(preset, shape, tmp_path):
     data = {"validation": rows_of(tmp_path, ["hat", "lamp"]), "prompt": "{t}", "target": "{l}"}
     over = {"data": data | {"labels": "hat,lamp,box"}, "model": {"sequence_length": 8}}
     kind = {"tiny": T5Config, "gptj_tiny": GPTJConfig}[preset]
-    pipeline = Pipeline(load_config(kind, "inference", preset, over), shape, Loaded())
+    pipeline = Pipeline(load_config(kind, "inference", preset, over), shape, DataCache())
     corpus = pipeline.corpus("validation")
     candidates = Candidates.of(pipeline, corpus, ["hat", "lamp", "box"])
     _, prompts = pipeline.prompts([example.prompt for example in corpus.examples])

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from config.toy import ToyConfig
-from files.json_files import Fields
+from files.json_files import JsonObject
 
 
 def to_config_json(config: ToyConfig) -> dict[str, Any]:
     return {"model_type": "toy"}
 
 
-def from_config_json(description: Fields) -> dict[str, Any]:
+def from_config_json(description: JsonObject) -> dict[str, Any]:
     return {}
