@@ -42,14 +42,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not is_planned(line.options):
         check_data(line.config.data)
     # These take seconds: mistakes in the command line are said before.
-    from data.data_cache import Loaded
+    from data.data_cache import DataCache
     from planning.auto_config import with_choices
     from planning.hardware.resource_errors import explain_shortages
     from planning.program_variants import Programs
     from planning.requirements import finetuning_needs
     from run.loop import finetune
 
-    given, loaded, programs = line.options, Loaded(), Programs()
+    given, data_cache, programs = line.options, DataCache(), Programs()
     line = with_choices(
         line,
         ("train",),
@@ -57,14 +57,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         only_plans=is_planned(given),
         machine=planned_machine(line),
         count=given.devices,
-        loaded=loaded,
+        data_cache=data_cache,
         programs=programs,
     )
     if planned(line, partial(finetuning_needs, programs=programs), programs):
         return
     del programs  # gigabytes
     with explain_shortages(line.preset, line.config):
-        finetune(line.config, options, loaded)
+        finetune(line.config, options, data_cache)
 
 
 if __name__ == "__main__":

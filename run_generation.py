@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.out is not None:
         check_file("the answers", given.out)
     # These take seconds: mistakes in the command line are said before.
-    from data.data_cache import Loaded
+    from data.data_cache import DataCache
     from planning.auto_config import with_choices, with_own_lengths
     from planning.hardware.resource_errors import explain_shortages
     from run.answers.generate import (
@@ -91,13 +91,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with explain_shortages(line.preset, config):
             converse(config)
         return
-    raw, loaded = given.raw or is_raw(config), Loaded()
+    raw, data_cache = given.raw or is_raw(config), DataCache()
     if given.file is not None:
-        asked = asked_rows(config, given.file, raw, loaded)
+        asked = asked_rows(config, given.file, raw, data_cache)
     else:
-        asked = asked_texts(config, given.prompts or lines_of_standard_input(), raw, loaded)
+        asked = asked_texts(config, given.prompts or lines_of_standard_input(), raw, data_cache)
     with explain_shortages(line.preset, config):
-        answers = list(answer(config, asked, loaded))
+        answers = list(answer(config, asked, data_cache))
     if not is_first_process():
         return
     if given.out is not None:

@@ -23,15 +23,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         __doc__, "inference", "gptj_6B_gpu", arguments, origins=ORIGINS, takes_default=True
     )
     # These take seconds: mistakes in the command line are said before.
-    from data.data_cache import Loaded
+    from data.data_cache import DataCache
     from planning.auto_config import with_choices
     from planning.hardware.resource_errors import explain_shortages
     from run.evaluation.side_by_side import side_by_side
 
-    loaded = Loaded()
-    line = with_choices(line, ("validation",), loaded=loaded)
+    data_cache = DataCache()
+    line = with_choices(line, ("validation",), data_cache=data_cache)
     with explain_shortages(line.preset, line.config):
-        text = side_by_side(line.config, loaded).text()
+        text = side_by_side(line.config, data_cache).text()
     if is_first_process():
         print(text)
 

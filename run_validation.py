@@ -36,23 +36,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not is_planned(line.options):
         check_data(line.config.data)
     # These take seconds: mistakes in the command line are said before.
-    from data.data_cache import Loaded
+    from data.data_cache import DataCache
     from planning.auto_config import with_choices
     from planning.hardware.resource_errors import explain_shortages
     from planning.requirements import inference_needs
     from run.evaluation.validate import validate
 
-    given, loaded = line.options, Loaded()
+    given, data_cache = line.options, DataCache()
     line = with_choices(
         line,
         ("validation",),
         only_plans=is_planned(given),
         machine=planned_machine(line),
-        loaded=loaded,
+        data_cache=data_cache,
     )
     if not planned(line, inference_needs):
         with explain_shortages(line.preset, line.config):
-            summary = validate(line.config, line.preset, given.out, loaded).summary()
+            summary = validate(line.config, line.preset, given.out, data_cache).summary()
         if is_first_process():
             print(summary)
 
