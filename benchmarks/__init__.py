@@ -1,1 +1,42 @@
-"""Measurements, one command each: `python3 -m benchmarks.NAME`."""
+"""Measurements, one command each: `python3 -m benchmarks.NAME`; here, how they start processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from config.errors import UserError
+
+ROOT = Path(__file__).parent.parent
+
+
+def run_in_processes(count: int, module: str, *arguments: str) -> Any:
+    """Run `python3 -m MODULE ARGUMENTS` in `count` processes and return the JSON that it prints.
+
+    Raises:
+        UserError: a process ended with an error.
+    """
+    launcher = [sys.executable, "-m", "popdist.run", "--processes", str(count), "--"]
+    done = subprocess.run(
+        [*launcher, sys.executable, "-m", module, *arguments],
+        stdout=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise UserError(f"one of {count} processes ended with the error above")
+    return json.loads(done.stdout)
+
+
+def run_script(script: str, *arguments: str) -> None:
+    """Run one of the repository's scripts. Raises UserError if it fails."""
+    done = subprocess.run([sys.executable, str(ROOT / script), *arguments], cwd=ROOT, check=False)
+    if done.returncode:
+        raise UserError(f"{script} {' '.join(arguments)} ended with exit code {done.returncode}")
+
+
+def read_metric(folder: Path, name: str) -> float:
+    """Returns a metric of the `validation.json` in a folder."""
+    report = json.loads((folder / "validation.json").read_text(encoding="utf-8"))
+    return float(report[name])

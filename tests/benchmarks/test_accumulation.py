@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 import popxl
-from benchmarks.accumulation import programs
-from benchmarks.accumulation.__main__ import HEAD, Kept, main, row
-from benchmarks.accumulation.planned import planned
-from benchmarks.accumulation.settings import Measured, Size
+from benchmarks import accumulation_programs as programs
+from benchmarks.accumulation import HEAD, MeasurementFile, main, plan_reductions, row
+from benchmarks.accumulation_programs import AccumulationRun, Size
 from planning.hardware.machines import machine
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +20,9 @@ SIZE = Size(layers=1, hidden=32, vocabulary=64, length=8, batch=16)
 
 def test_one_of_both_ways_reduces_once():
     naive, local, big = (
-        programs.reductions(programs.Program(SIZE, way, count, popxl.Ir(replication=2)).ir)
+        programs.reductions(
+            programs.AccumulationProgram(SIZE, way, count, popxl.Ir(replication=2)).ir
+        )
         for way, count in (("naive", 4), ("local", 4), ("local", 1))
     )
     assert local == big
@@ -33,7 +34,7 @@ def test_both_ways_train_alike_and_one_reduces_once():
     naive, local = programs.measure_both(SIZE, 4, 2, 3)
     np.testing.assert_allclose(naive.losses, local.losses, rtol=1e-5)
     assert local.losses[-1] < local.losses[0]
-    big = programs.Program(SIZE, "local", 1, popxl.Ir(replication=2))
+    big = programs.AccumulationProgram(SIZE, "local", 1, popxl.Ir(replication=2))
     nbytes, count = programs.reductions(big.ir)
     assert (local.reductions, local.reduced) == (count, nbytes)
     assert (naive.reductions, naive.reduced) == (4 * count, 4 * nbytes)
@@ -42,14 +43,14 @@ def test_both_ways_train_alike_and_one_reduces_once():
 @pytest.mark.slow
 def test_processes_train_as_one_does_on_one_big_batch():
     big = programs.measure(SIZE, "local", 1, 2, 3)
-    for measured in programs.measure_apart(SIZE, 4, 2, 3):
+    for measured in programs.measure_in_processes(SIZE, 4, 2, 3):
         np.testing.assert_allclose(measured.losses, big.losses, rtol=1e-5)
         assert (measured.processes, measured.devices) == (2, 2)
 
 
 def test_the_command_prints_a_table_and_draws(tmp_path, capsys, monkeypatch):
     measured = {
-        (way, n): Measured(way, 1, 8, n, n * share, 8, 1, [2.0])
+        (way, n): AccumulationRun(way, 1, 8, n, n * share, 8, 1, [2.0])
         for way, share in (("naive", 1.0), ("local", 0.5))
         for n in (1, 32)
     }
@@ -69,9 +70,9 @@ def test_the_command_prints_a_table_and_draws(tmp_path, capsys, monkeypatch):
 def test_the_documents_table_is_that_of_the_record():
     page = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
     path = ROOT / "benchmarks/results/accumulation.json"
-    kept = Kept(path, json.loads(path.read_text(encoding="utf-8"))["of"])
+    file = MeasurementFile(path, json.loads(path.read_text(encoding="utf-8"))["of"])
     assert HEAD in page
-    rows = [row(*pair) for pair in kept.pairs.values()]
+    rows = [row(*pair) for pair in file.pairs.values()]
     shown = [line for line in rows if line.startswith("| 4 processes |")]
     assert shown
     assert [line for line in page.splitlines() if " processes | " in line] == shown
@@ -95,7 +96,7 @@ def test_a_plan_counts_reductions_and_their_seconds(capsys):
             for line in capsys.readouterr().out.splitlines()[2:]]  # fmt: skip
     assert [(row[0], row[1], row[4]) for row in rows] == [("4", "116", "29"), ("8", "232", "29")]
     assert [row[7] for row in rows] == ["-", "-"]
-    (plan,) = planned(Size(layers=3, hidden=32, batch=64), [4], 2, machine("h100"))
+    (plan,) = plan_reductions(Size(layers=3, hidden=32, batch=64), [4], 2, machine("h100"))
     weights = 2 * 32 * 512 + 512 + 64 + 3 * (64 + 4 * 32 * 32 + 2 * 32 * 128 + 32 + 128)
     assert plan.local.nbytes == 4 * weights
     assert plan.naive.sent == plan.naive.nbytes == 4 * plan.local.nbytes, "two send a half twice"

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import real_models, real_weights
-from benchmarks.real_models import MODELS, PackagedModel, model_folder
+from benchmarks import real_weights
+from benchmarks.real_weights import MODELS, PackagedModel, model_folder
 from config.errors import UserError
 
 PARTS = (b"GGUF, the first", b" and the second part")
@@ -42,8 +42,8 @@ def converted(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
         (folder / "config.json").write_text("{}")
 
     monkeypatch.setattr(subprocess, "run", pip)
-    monkeypatch.setattr(real_models, "_convert", convert)
-    monkeypatch.setattr(real_models, "MODELS", {"joined": JOINED})
+    monkeypatch.setattr(real_weights, "_convert", convert)
+    monkeypatch.setattr(real_weights, "MODELS", {"joined": JOINED})
     return found
 
 
@@ -56,7 +56,7 @@ def test_parts_are_joined_in_their_order_once(converted: list[bytes], tmp_path: 
 
 def test_other_weights_are_refused(converted, tmp_path, monkeypatch) -> None:
     other = PackagedModel(JOINED.packages, "0" * 64, "Q4_1", "none")
-    monkeypatch.setattr(real_models, "MODELS", {"joined": other})
+    monkeypatch.setattr(real_weights, "MODELS", {"joined": other})
     with pytest.raises(UserError, match="holds other weights"):
         model_folder("joined", tmp_path)
     assert converted == []
@@ -71,7 +71,7 @@ def test_a_download_that_fails_says_why(tmp_path, monkeypatch) -> None:
 
 
 def test_losses_that_differ_are_refused() -> None:
-    result = real_weights.Result("full", 1, (2.0, 1.0), (0.0, 0.0), (2.0, 1.001), 1.0)
+    result = real_weights.ModelResult("full", 1, (2.0, 1.0), (0.0, 0.0), (2.0, 1.001), 1.0)
     with pytest.raises(UserError, match=r"full: our loss is 1.0, transformers' 1.001"):
         result.check()
 

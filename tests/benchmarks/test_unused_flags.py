@@ -8,8 +8,8 @@ import pytest
 
 import finetuning
 import inference
-from benchmarks import beside_huggingface
 from benchmarks import compile as compile_benchmark
+from benchmarks import vs_huggingface
 from config.base import leaves
 from config.flags import flag_of
 from config.gptj import GPTJConfig
@@ -72,7 +72,7 @@ def test_flags_of_other_scripts_are_refused_by_name(main, arguments, named, caps
 @pytest.mark.parametrize("flag", ["--load", "--data.train", "--save", "--generation.top_k"])
 def test_so_does_the_comparison_with_hugging_face(flag: str, capsys) -> None:
     """It takes presets alone."""
-    assert beside_huggingface.main([flag, "3"]) == 2
+    assert vs_huggingface.main([flag, "3"]) == 2
     assert f"{flag}: not used here, since it compares presets" in capsys.readouterr().err
 
 

@@ -275,8 +275,7 @@ def test_programs_of_configurations_are_built_in_one_way() -> None:
         if re.search(r"popxl\.Ir\(|linear_layers\(config\)", path.read_text("utf-8"))
     }
     own = {
-        "benchmarks/bandwidth.py",
-        *(f"benchmarks/accumulation/{n}.py" for n in ("planned", "programs")),
+        *(f"benchmarks/{n}.py" for n in ("device_tasks", "accumulation", "accumulation_programs")),
     }
     assert found - own == {"modelling/building.py"}
 

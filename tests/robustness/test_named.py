@@ -802,7 +802,7 @@ sys.exit(main())
 
 SCRIPTS = [
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    for folder in (".", "planning", "huggingface", "benchmarks", "benchmarks/accumulation")
+    for folder in (".", "planning", "huggingface", "benchmarks")
     for path in (ROOT / folder).glob("*.py")
     if "\n@entry_point(" in path.read_text()
 ]

@@ -2,7 +2,7 @@
 
 Requests are large, aligned, and past the page cache where the file system allows it (O_DIRECT):
 what is read is needed once, and the cache would take the memory that the files are to save. They
-are made by threads in calls that release Python's lock. `benchmarks.disk` measures them.
+are made by threads in calls that release Python's lock.
 
 A checksum of what each request wrote stays in memory: what is read must have it. Files lose their
 names when they are made, so that the kernel frees them with the process, however that ends.

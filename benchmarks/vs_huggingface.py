@@ -1,17 +1,17 @@
-"""Our speed and that of Hugging Face's on torch: the same weights, examples and optimizer, in turn.
+"""Compare our speed with Hugging Face's in torch: same weights, examples and optimizer, in turn.
 
-    python3 -m benchmarks.beside_huggingface --config small
-    python3 -m benchmarks.beside_huggingface --config small --generated_tokens 54 \
+    python3 -m benchmarks.vs_huggingface --config small
+    python3 -m benchmarks.vs_huggingface --config small --generated_tokens 54 \
         --examples_per_row 4 --prompts 128
-    python3 -m benchmarks.beside_huggingface --config gptj_small --micro_batch_size 4 --rounds 9
+    python3 -m benchmarks.vs_huggingface --config gptj_small --micro_batch_size 4 --rounds 9
 
 Training: an optimizer step on a micro-batch of examples, with activations recomputed and kept,
 compared with torch with and without gradient checkpointing, and for Llamas with one JAX program
-with all state on the device (`benchmarks/monolithic.py`). Generation: answers to `--prompts`
-prompts, compared with `generate`. Each program is in a process of its own; they run one after the
-other, `--rounds` times; a ratio is the median of the rounds' ratios, so that noise which lasts
-longer than a round drops out. Before that, losses and tokens are compared: the speed of another
-computation would mean nothing. Ends with one JSON line.
+with all state on the device (`benchmarks/reference_training.py`). Generation: answers to
+`--prompts` prompts, compared with `generate`. Each program has a process of its own. They take
+turns, `--rounds` times; a ratio is the median of the rounds' ratios, which cancels noise that lasts
+longer than a round. Before that, losses and tokens are compared: the speed of another computation
+would mean nothing. Ends with one JSON line.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ from typing import Any
 import numpy as np
 
 import finetuning
-from benchmarks.contestants import (
+from benchmarks.implementations import (
     GENERATION,
     OURS,
-    generation_contestant,
-    training_contestant,
+    Worker,
+    generation_implementation,
+    serve,
+    training_implementation,
     training_programs,
 )
-from benchmarks.processes import Worker, serve
 from config.errors import UserError
 from config.sections import RunConfig
 from huggingface.torch_model import need_torch
@@ -56,8 +57,8 @@ WORK = ("training", "generation")
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """What one kind of work takes.
+class SpeedComparison:
+    """Speed of all programs at one kind of work.
 
     Attributes:
         samples: examples that a program works on in a run.
@@ -87,7 +88,9 @@ def check_results(results: Mapping[str, Any]) -> None:
         raise UserError("the generated tokens differ")
 
 
-def compare(workers: Mapping[str, Worker], samples: int, rounds: int, rate: float) -> Comparison:
+def compare(
+    workers: Mapping[str, Worker], samples: int, rounds: int, rate: float
+) -> SpeedComparison:
     """Run the programs in turn, `rounds` times, after one round to warm up.
 
     Args:
@@ -109,7 +112,7 @@ def compare(workers: Mapping[str, Worker], samples: int, rounds: int, rate: floa
         if a not in ours
         for b in ours
     }
-    return Comparison(
+    return SpeedComparison(
         samples,
         medians,
         ratios,
@@ -119,7 +122,7 @@ def compare(workers: Mapping[str, Worker], samples: int, rounds: int, rate: floa
     )
 
 
-def text(name: str, comparison: Comparison) -> str:
+def text(name: str, comparison: SpeedComparison) -> str:
     """For a person."""
     lines = [f"{name:22}  seconds  samples/s  of the matrix rate"]
     lines += [
@@ -147,14 +150,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         kind: _measured(kind, given, line, rate) for kind in (WORK if work == "both" else [work])
     }
     print("\n".join(text(name, comparison) for name, comparison in results.items()))
-    facts = {"benchmark": "beside_huggingface", "config": line.preset, "matrix_rate": rate}
+    facts = {"benchmark": "vs_huggingface", "config": line.preset, "matrix_rate": rate}
     facts |= {"rounds": line.options.rounds}
     print(json.dumps(facts | {name: asdict(comparison) for name, comparison in results.items()}))
 
 
-def _measured(kind: str, given: Sequence[str], line: CommandLine, rate: float) -> Comparison:
+def _measured(kind: str, given: Sequence[str], line: CommandLine, rate: float) -> SpeedComparison:
     """Compare the programs of one kind of work, each made by this script in another process."""
-    command = [sys.executable, "-m", "benchmarks.beside_huggingface", *given]
+    command = [sys.executable, "-m", "benchmarks.vs_huggingface", *given]
     trains = kind == "training"
     programs = training_programs(line.config) if trains else GENERATION
     samples = line.config.execution.micro_batch_size if trains else _prompts(line)
@@ -170,12 +173,12 @@ def _be(line: CommandLine) -> None:
     """The program that a `Worker` runs."""
     kind, name = line.options.program.split(":")
     if kind == "training":
-        contestant = training_contestant(name, line.config, line.options.generated_tokens)
+        implementation = training_implementation(name, line.config, line.options.generated_tokens)
     else:
-        contestant = generation_contestant(
+        implementation = generation_implementation(
             name, line.config, _prompts(line), line.options.generated_tokens
         )
-    serve(contestant.facts, contestant.timed)
+    serve(implementation.facts, implementation.timed)
 
 
 def _prompts(line: CommandLine) -> int:

@@ -7,11 +7,11 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import beside_huggingface
-from benchmarks.contestants import (
+from benchmarks import vs_huggingface
+from benchmarks.implementations import (
     JAX,
-    generation_contestant,
-    training_contestant,
+    generation_implementation,
+    training_implementation,
     training_programs,
     trimmed,
 )
@@ -33,7 +33,7 @@ ARGUMENTS = ["--layers", "1", "--micro_batch_size", "4", "--rounds", "1"]
     ],
 )
 def test_it_ends_with_ratios(preset, more, capfd):
-    assert beside_huggingface.main(["--config", preset, *ARGUMENTS, *more]) == 0
+    assert vs_huggingface.main(["--config", preset, *ARGUMENTS, *more]) == 0
     facts = json.loads(capfd.readouterr().out.splitlines()[-1])
     measured = {work: facts[work] for work in ("training", "generation") if work in facts}
     assert facts["generation"]["samples"] == int(more[-1])
@@ -51,9 +51,9 @@ def test_it_ends_with_ratios(preset, more, capfd):
     "results", [{"keep": 2.0, "torch": 2.001}, {"ours": [[3, 1]], "torch": [[3, 2]]}]
 )
 def test_it_refuses_to_compare_different_work(results):
-    beside_huggingface.check_results(dict.fromkeys(results, next(iter(results.values()))))
+    vs_huggingface.check_results(dict.fromkeys(results, next(iter(results.values()))))
     with pytest.raises(UserError, match="differ"):
-        beside_huggingface.check_results(results)
+        vs_huggingface.check_results(results)
 
 
 @pytest.mark.parametrize(
@@ -80,8 +80,8 @@ def test_jax_trains_as_torch_does():
     config = load_config(LlamaConfig, "finetuning", "llama_small", changes)
     losses = []
     for name in (JAX, "torch"):
-        contestant = training_contestant(name, config)
-        losses.append([contestant.result, *(contestant.run() for _ in range(3))])
+        implementation = training_implementation(name, config)
+        losses.append([implementation.result, *(implementation.run() for _ in range(3))])
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
     assert losses[0][-1] < losses[0][0]
 
@@ -89,7 +89,7 @@ def test_jax_trains_as_torch_does():
 def test_a_process_that_fails_is_named(capfd):
     """What ails it is on the screen already."""
     program = ["--config", "tiny", "--work", "training", "--micro_batch_size", "0"]
-    assert beside_huggingface.main(program) == 2
+    assert vs_huggingface.main(program) == 2
     assert "micro_batch_size" in capfd.readouterr().err
 
 
@@ -110,16 +110,16 @@ def config_of(rows: int) -> T5Config:
 
 @pytest.mark.slow  # four programs; tests of the models hold that sharing rows changes nothing
 def test_sharing_rows_is_the_same_work():
-    losses = [training_contestant("keep", config_of(rows), 9.0).result for rows in (1, 3)]
+    losses = [training_implementation("keep", config_of(rows), 9.0).result for rows in (1, 3)]
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
-    tokens = [generation_contestant("ours", config_of(rows), 6, 9.0).result for rows in (1, 3)]
+    tokens = [generation_implementation("ours", config_of(rows), 6, 9.0).result for rows in (1, 3)]
     assert tokens[0] == tokens[1]
 
 
 def test_flops_are_those_of_the_examples_without_padding():
     """Encoder and decoder layers are linear in tokens but for attention's scores."""
     short, long = (
-        training_contestant(
+        training_implementation(
             "torch", load_config(T5Config, "finetuning", "tiny", {
                 "model": {"layers": 1, "sequence_length": length},
                 "training": {"global_batch_size": 4},
@@ -147,5 +147,5 @@ def test_columns_without_anything_are_cut():
 
 def test_it_says_that_torch_is_missing(monkeypatch, capsys):
     monkeypatch.setattr("transformers.utils.is_torch_available", lambda: False)
-    assert beside_huggingface.main(["--config", "tiny"]) == 2
+    assert vs_huggingface.main(["--config", "tiny"]) == 2
     assert "pip install -r requirements-dev.txt" in capsys.readouterr().err

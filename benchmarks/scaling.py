@@ -1,10 +1,10 @@
-"""How a run of several processes grows with them: messages, bytes and seconds.
+"""Measure how messages, bytes and seconds of a run grow with its processes.
 
-    python3 -m benchmarks.growth --processes 1 2 4 8 16 32 64
-    python3 -m benchmarks.growth --hosts 8 16 64 256 1024
+    python3 -m benchmarks.scaling --processes 1 2 4 8 16 32 64
+    python3 -m benchmarks.scaling --hosts 8 16 64 256 1024
 
 `--record FILE` writes both as JSON Lines; `benchmarks/results/growth.jsonl` is such a file, which
-`imgs/figures/growth.py` draws.
+`imgs/figures/scaling.py` draws.
 
 The first measures what processes of this machine do besides compute: they meet, exchange small
 values as after each step, watch each other, save and load a state of which each holds a row of
@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import popdist
-from benchmarks.launch import in_processes
+from benchmarks import run_in_processes
 from terminal.entry_point import entry_point
 from terminal.parser import Parser, count_option
 
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     further = []
     for count in given.processes:
         with tempfile.TemporaryDirectory() as folder:
-            one = in_processes(count, "benchmarks.growth", "--be-one", folder)
+            one = run_in_processes(count, "benchmarks.scaling", "--be-one", folder)
         rows.append({"processes": count} | one)
         _print_row(rows)
     if len(rows) > 3:
@@ -136,7 +136,7 @@ def _saving(folder: str) -> dict[str, float]:
 
     with CheckpointStore(folder) as store:
         popdist.gather("saving begins")
-        save = _slowest(lambda: store.save(1, _Rows(), {}, wait=True))
+        save = _slowest(lambda: store.save(1, _RowShards(), {}, wait=True))
     loads = []
     load = _slowest(lambda: loads.append(_loaded(folder)))
     sizes = {p.name: p.stat().st_size for p in loads[0].path.glob("*.json")}
@@ -157,7 +157,7 @@ def _loaded(folder: str) -> Any:
     return checkpoint
 
 
-class _Rows(Mapping[str, np.ndarray]):
+class _RowShards(Mapping[str, np.ndarray]):
     """Tensors of which each process holds a row."""
 
     def parts(self) -> Iterator[CutTensor]:

@@ -1,4 +1,4 @@
-"""The comparison of ways to use a disk runs, and each way gives back what it was given."""
+"""Runs with state on disk are configurations, and one trains within its plan."""
 
 from __future__ import annotations
 
@@ -9,19 +9,9 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks import disk
-from benchmarks.full_size import RUNS, config_of
-from benchmarks.idle_disk import idle_disk
+from benchmarks.disk_offload import RUNS, config_of, idle_disk
 from popxl._storage.scratch_files import Scratch
 from popxl.errors import DiskError
-
-
-def test_it_measures_every_way(tmp_path, capsys):
-    disk.main(["--folder", str(tmp_path), "--mib", "1", "--entries", "3", "--rounds", "1"])
-    facts = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert facts["direct"]["read_gb_per_second"] > 0
-    assert facts["buffered"]["write_gb_per_second"] > 0
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_run_goes_on_with_a_disk_that_answers_at_once(tmp_path):
@@ -39,7 +29,7 @@ def test_a_run_goes_on_with_a_disk_that_answers_at_once(tmp_path):
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_runs_of_full_size_are_configurations(name, tmp_path):
+def test_runs_are_configurations(name, tmp_path):
     config = config_of(name, str(tmp_path))
     assert config.execution.disk == str(tmp_path)
     assert config.execution.micro_batch_size == 1
@@ -51,7 +41,7 @@ def test_a_model_of_248_million_trains_within_its_plan(tmp_path):
     """FLAN-T5 base with AdamW: 4 GB of state, a limit of 2.5 GB of memory; in a process of its
     own, whose peak is what is measured."""
     record = tmp_path / "record.json"
-    command = ["-m", "benchmarks.full_size", "base_adamw", "--folder", str(tmp_path / "disk")]
+    command = ["-m", "benchmarks.disk_offload", "base_adamw", "--folder", str(tmp_path / "disk")]
     subprocess.run([sys.executable, *command, "--record", str(record)], check=True)
     facts = json.loads(record.read_text())
     assert facts["disk_bytes"] > 1.5e9

@@ -1,11 +1,11 @@
-"""Models of real size on one machine, with the state that memory cannot hold on disk.
+"""Train, evaluate or generate with models of real size whose state lies on disk.
 
-    python3 -m benchmarks.full_size xl_adamw --folder /scratch/mine --record records.json
+    python3 -m benchmarks.disk_offload xl_adamw --folder /scratch/mine --record records.json
 
-A run to warm up and some that are measured, on generated data and random weights, of training, of
-the validation loss, or of generation layer by layer. Adds a line of JSON to the record: seconds,
-the fraction of the machine's matrix rate, bytes to and from disk, and memory against the plan. It
-names the command that made it.
+Runs once to warm up and then some measured times, on generated data with random weights: training,
+the validation loss, or generation layer by layer. Adds a line of JSON to the record: seconds, the
+fraction of the machine's matrix rate, bytes to and from disk, memory beside the plan, and the
+command.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from benchmarks.idle_disk import idle_disk
 from config.families import config_class_of
 from config.presets import load_config, preset_data
 from config.sections import RunConfig
@@ -34,6 +34,7 @@ from planning.hardware.local_machine import disk_rates
 from planning.hardware.machines import machine
 from planning.hardware.resource_errors import explain_shortages
 from planning.requirements import finetuning_needs, placed
+from popxl._storage.scratch_files import ScratchFile
 from run.records.pace import peak_host_bytes
 from sessions.generation import Inference
 from sessions.loss_evaluation import Losses
@@ -42,9 +43,24 @@ from terminal.entry_point import entry_point
 from terminal.parser import Parser
 
 
+@contextmanager
+def idle_disk() -> Iterator[None]:
+    """A context in which requests to scratch files return at once; their contents are lost.
+
+    Checksums are still computed, because they take processor time.
+    """
+    request, verify = ScratchFile._all, ScratchFile._verify
+    ScratchFile._all = lambda *_: None  # type: ignore[method-assign]
+    ScratchFile._verify = lambda *_: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        ScratchFile._all, ScratchFile._verify = request, verify  # type: ignore[method-assign]
+
+
 @dataclass(frozen=True)
-class Run:
-    """What is run.
+class OffloadRun:
+    """A preset with changes, the measured work, and a memory limit.
 
     Attributes:
         preset: of fine-tuning.
@@ -93,24 +109,24 @@ OLMOE = {
     "pad_token_id": 1,
 }
 """allenai/OLMoE-1B-7B-0924: 6.9 B parameters, 1.3 B of a token."""
-RUNS: Mapping[str, Run] = {
-    "base_adamw": Run("base", 2.5, 4, {}),
-    "base_validation": Run("base", 1.8, 4, {}, "validation"),
-    "base_generation": Run("base", 1.8, 4, {}, "generation"),
-    "large_adamw": Run("large", 6.0, 8, {}),
-    "xl_adamw": Run("xl_gpu", 9.0, 4, {}),
-    "xl_adamw_of_one": Run("xl_gpu", 9.0, 1, {}),  # the disk has the least to hide behind
-    "xl_compact_of_one": Run("xl_gpu", 9.0, 1, COMPACT),
-    "xl_validation": Run("xl_gpu", 3.75, 4, {}, "validation"),
-    "xl_generation": Run("xl_gpu", 3.75, 4, {}, "generation"),
-    "gptj_6b_adamw": Run("gptj_6B_gpu", 15.0, 1, COMPACT, steps=1),
-    "gptj_6b_adafactor": Run("gptj_6B_gpu", 15.0, 1, ADAFACTOR, steps=1),
-    "xl_adapters": Run("xl_gpu", 9.0, 4, ADAPTERS),
-    "xl_adapters_int4": Run("xl_gpu", 5.0, 4, IN_4_BITS),
-    "gptj_6b_adapters": Run("gptj_6B_gpu", 15.0, 1, ADAPTERS, steps=1),
-    "gptj_6b_adapters_int4": Run("gptj_6B_gpu", 8.0, 1, IN_4_BITS, steps=1),
-    "llama_8b_adapters_int4": Run("llama3_1_8B", 7.0, 1, SHORT_IN_4_BITS, steps=1),
-    "olmoe_7b": Run("qwen3_30B_A3B", 15.0, 4, {**COMPACT, "model": OLMOE}, steps=1),
+RUNS: Mapping[str, OffloadRun] = {
+    "base_adamw": OffloadRun("base", 2.5, 4, {}),
+    "base_validation": OffloadRun("base", 1.8, 4, {}, "validation"),
+    "base_generation": OffloadRun("base", 1.8, 4, {}, "generation"),
+    "large_adamw": OffloadRun("large", 6.0, 8, {}),
+    "xl_adamw": OffloadRun("xl_gpu", 9.0, 4, {}),
+    "xl_adamw_of_one": OffloadRun("xl_gpu", 9.0, 1, {}),  # the disk has the least to hide behind
+    "xl_compact_of_one": OffloadRun("xl_gpu", 9.0, 1, COMPACT),
+    "xl_validation": OffloadRun("xl_gpu", 3.75, 4, {}, "validation"),
+    "xl_generation": OffloadRun("xl_gpu", 3.75, 4, {}, "generation"),
+    "gptj_6b_adamw": OffloadRun("gptj_6B_gpu", 15.0, 1, COMPACT, steps=1),
+    "gptj_6b_adafactor": OffloadRun("gptj_6B_gpu", 15.0, 1, ADAFACTOR, steps=1),
+    "xl_adapters": OffloadRun("xl_gpu", 9.0, 4, ADAPTERS),
+    "xl_adapters_int4": OffloadRun("xl_gpu", 5.0, 4, IN_4_BITS),
+    "gptj_6b_adapters": OffloadRun("gptj_6B_gpu", 15.0, 1, ADAPTERS, steps=1),
+    "gptj_6b_adapters_int4": OffloadRun("gptj_6B_gpu", 8.0, 1, IN_4_BITS, steps=1),
+    "llama_8b_adapters_int4": OffloadRun("llama3_1_8B", 7.0, 1, SHORT_IN_4_BITS, steps=1),
+    "olmoe_7b": OffloadRun("qwen3_30B_A3B", 15.0, 4, {**COMPACT, "model": OLMOE}, steps=1),
 }
 
 
@@ -236,7 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if run.kind == "training"
             else evaluated(config, run.kind, run.steps)
         )
-    command = f"python3 -m benchmarks.full_size {given.run} --folder DIR"
+    command = f"python3 -m benchmarks.disk_offload {given.run} --folder DIR"
     record({"command": command, "host_memory": config.execution.host_memory, **facts}, given.record)
 
 

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from benchmarks import kill_and_continue
-from benchmarks.limits import limited
+from benchmarks import kill_and_resume
+from benchmarks.kill_and_resume import limited
 from checkpoints.step_folders import step_folders
 from tests.planning.presets import preset
 
@@ -37,7 +37,7 @@ def test_the_limit_is_hard():
 def test_what_the_processes_do(tmp_path, capsys, monkeypatch):
     """With a tiny model, one after the other in this process; the second step is lost."""
     monkeypatch.setattr("planning.hardware.disk_offload.check_limit", lambda *args: None)
-    folders = kill_and_continue.Folders(tmp_path)
+    folders = kill_and_resume.Folders(tmp_path)
     config = preset(
         "tiny",
         model={"layers": 1, "hidden_size": 64, "d_ff": 64},
@@ -46,7 +46,7 @@ def test_what_the_processes_do(tmp_path, capsys, monkeypatch):
         checkpoint={"save": str(folders.run)},
     )
     said = {}
-    for name, child in kill_and_continue.CHILDREN.items():
+    for name, child in kill_and_resume.CHILDREN.items():
         child(config, folders)
         lines = [x for x in capsys.readouterr().out.splitlines() if x.startswith("{")]
         said[name] = [json.loads(line) for line in lines]
@@ -67,7 +67,7 @@ def test_what_the_processes_do(tmp_path, capsys, monkeypatch):
 def test_base_lives_on_under_a_hard_limit(tmp_path):
     """FLAN-T5 base, 248 M parameters, with 4 GB of state and 2.75 GB of memory."""
     record, folder = tmp_path / "record.jsonl", tmp_path / "folder"
-    command = ["-m", "benchmarks.kill_and_continue", "base", "--folder", str(folder)]
+    command = ["-m", "benchmarks.kill_and_resume", "base", "--folder", str(folder)]
     subprocess.run([sys.executable, *command, "--record", str(record)], check=True)
     facts = json.loads(record.read_text())
     assert facts["tensors_read_back"] > 200

@@ -10,8 +10,8 @@ from unittest import mock
 
 import pytest
 
-from benchmarks import device_record, device_tasks
-from benchmarks.device_record import in_a_process, record, tasks
+from benchmarks import device, device_tasks
+from benchmarks.device import in_a_process, record, tasks
 from config.errors import UserError
 from planning.hardware.machines import machine
 from planning.hardware.memory_check import NotEnoughMemoryError
@@ -121,7 +121,7 @@ def test_a_task_that_fails_in_its_process_says_why(
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho 1 >&2; echo 'error: no '$5 >&2; exit 2\n")
     python.chmod(0o700)
-    monkeypatch.setattr(device_record.sys, "executable", str(python))
+    monkeypatch.setattr(device.sys, "executable", str(python))
     with pytest.raises(RuntimeError, match="^error: no none$"):
         in_a_process(["train", "--config", "none", *TINY], 60)
 

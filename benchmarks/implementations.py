@@ -1,20 +1,26 @@
-"""Programs that do the same work: ours, Hugging Face's model on torch, and one program of JAX.
+"""Implementations of one computation: ours, Hugging Face's model in torch, and one JAX program.
 
-All have the same examples. Ours and JAX's have the shapes of the configuration; torch's are padded
-to the longest of a batch, as users of transformers do. Sequences share rows in ours if
-`data.examples_per_row` says so.
+All have the same examples. Ours and JAX's have the shapes of the configuration; torch's batches are
+padded to their longest sequence, as users of transformers pad them. Several examples share a sample
+of ours if `data.examples_per_row` allows it. Each implementation runs in a process of its own,
+because threads of a library that has just worked keep spinning and slow down the other one.
 """
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from types import TracebackType
+from typing import IO, Any
 
 import numpy as np
 
-from benchmarks.monolithic import JaxTraining, is_written_for
+from benchmarks.reference_training import JaxTraining, is_supported
+from config.errors import UserError
 from config.sections import RunConfig
 from config.task import Seq2SeqData
 from data.samples import IGNORE_INDEX, Batch
@@ -22,6 +28,75 @@ from data.seq2seq import EncodedExamples, PackedExamples
 from modelling.spec import family_of
 from sessions.generation import Inference
 from sessions.training import FineTuning
+
+Facts = Mapping[str, Any]
+"""What a program says of itself, as JSON has it."""
+
+
+class Worker:
+    """A program in another process, as a context.
+
+    Args:
+        name: for messages.
+        command: starts a process that calls `serve`.
+    """
+
+    def __init__(self, name: str, command: Sequence[str]) -> None:
+        self.name = name
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def facts(self) -> Facts:
+        """What the program says when it is ready. To be read once, before the first run."""
+        said: Facts = self._line()
+        return said
+
+    def run(self) -> float:
+        """Run the program once; returns the seconds it took."""
+        _pipe(self._process.stdin).write("run\n")
+        _pipe(self._process.stdin).flush()
+        return float(self._line()["seconds"])
+
+    def _line(self) -> Any:
+        line = _pipe(self._process.stdout).readline()
+        if not line:
+            raise UserError(f"{self.name!r} ended with exit code {self._process.wait()}")
+        return json.loads(line)
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self._process.kill()
+        self._process.communicate()  # closes its input, at whose end it ends
+
+
+def serve(facts: Facts, program: Callable[[], float]) -> None:
+    """Be the other side of a `Worker`, until it ends.
+
+    Args:
+        program: runs once and returns the seconds it took.
+    """
+    _say(facts)
+    for _ in sys.stdin:
+        _say({"seconds": program()})
+
+
+def _say(facts: Facts) -> None:
+    print(json.dumps(facts), flush=True)
+
+
+def _pipe(stream: IO[str] | None) -> IO[str]:
+    assert stream is not None
+    return stream
+
 
 LEARNING_RATE = 1e-4
 
@@ -34,11 +109,11 @@ GENERATION = ("ours", "torch")
 def training_programs(config: RunConfig) -> tuple[str, ...]:
     """Who trains a model."""
     facts = family_of(config).to_config_json(config)
-    return (*TRAINING, JAX) if is_written_for(facts) else TRAINING
+    return (*TRAINING, JAX) if is_supported(facts) else TRAINING
 
 
 @dataclass(frozen=True)
-class Contestant:
+class Implementation:
     """A program that is ready to run.
 
     Attributes:
@@ -65,9 +140,9 @@ class Contestant:
 
 
 # ---- training -----------------------------------------------------------------------------------
-def training_contestant(
+def training_implementation(
     name: str, config: RunConfig, mean_tokens: float | None = None
-) -> Contestant:
+) -> Implementation:
     """One of `training_programs`: an optimizer step on `execution.micro_batch_size` examples.
 
     Args:
@@ -76,7 +151,7 @@ def training_contestant(
     weights = family_of(config).weight_map(config).init_weights(config.model.seed)
     samples = _examples(config, config.execution.micro_batch_size, mean_tokens)
     if name.startswith("torch"):
-        from benchmarks.huggingface import TorchTraining
+        from benchmarks.reference_training import TorchTraining
 
         batch = trimmed(samples.take(range(len(samples))))
         model = TorchTraining(config, weights, checkpointing=name != "torch")
@@ -100,9 +175,9 @@ def training_contestant(
 
 
 # ---- generation ---------------------------------------------------------------------------------
-def generation_contestant(
+def generation_implementation(
     name: str, config: RunConfig, count: int, mean_tokens: float | None = None
-) -> Contestant:
+) -> Implementation:
     """One of `GENERATION`: answers to `count` prompts, in batches of the micro-batch size."""
     weight_map = family_of(config).weight_map(config)
     weights = weight_map.init_weights(config.model.seed)
@@ -179,8 +254,8 @@ def _prompts(
     return input_ids, batch["segment_ids"]
 
 
-def _tried(run: Callable[[], Any], flops: float | None = None) -> Contestant:
-    return Contestant(run(), run, flops)
+def _tried(run: Callable[[], Any], flops: float | None = None) -> Implementation:
+    return Implementation(run(), run, flops)
 
 
 def _model_flops(work: Callable[[], object]) -> float:

@@ -1,13 +1,13 @@
-"""Gradient accumulation: naive, with a reduction for each micro-batch, and with one for each step.
+"""Compare gradient accumulation with one reduction per micro-batch and with one per step.
 
     python3 -m benchmarks.accumulation
     python3 -m benchmarks.accumulation --processes 2 4 --counts 1 8 64
     python3 -m benchmarks.accumulation --layers 12 --hidden_size 768 --sequence_length 512 --plan
 
 Measures both ways for each number of micro-batches, in turn, on 8 virtual devices of one process
-(`--processes 1`) and on several processes, and prints a table. With `--out DIR` it writes
-`accumulation.json` and the picture `accumulation.png`; what is in the file is not measured again.
-With `--plan` nothing runs: it counts reductions, and says how long they take on a machine.
+(`--processes 1`) and on several processes, and prints a table. `--out DIR` writes
+`accumulation.json` and the picture `accumulation.png`; measurements in the file are not repeated.
+`--plan` runs nothing: it counts the reductions and computes their time on a machine.
 """
 
 from __future__ import annotations
@@ -16,49 +16,145 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accumulation import programs
-from benchmarks.accumulation.settings import COUNTS, WAYS, Measured, Size
+import popxl
+from benchmarks import accumulation_programs as programs
+from benchmarks.accumulation_programs import (
+    COUNTS,
+    WAYS,
+    AccumulationProgram,
+    AccumulationRun,
+    Size,
+    collectives,
+)
 from config.errors import UserError
 from files.atomic_writing import write_text
-from planning.hardware.machines import machine
+from planning.hardware.machines import Machine, machine
 from terminal.entry_point import entry_point
 from terminal.parser import Parser, count_option
 
+PLANNED_VOCABULARY = 50400
+"""GPT-J's; a plan holds no weights."""
+
+PUBLISHED = {32: (3.4460, 2.0715), 64: (5.1833, 2.3332)}
+"""Seconds of a naive and of a local step by micro-batches, that `optax.MultiSteps` and a loop of
+gradients took on a TPU v2-8."""
+
+PUBLISHED_SIZE = (12, 768, 512, 512, 8)
+"""Layers, hidden size, length, batch and devices of these."""
+
+
+@dataclass(frozen=True)
+class Reductions:
+    """Reductions of a device in a step.
+
+    Attributes:
+        count: reductions that it takes part in.
+        nbytes: bytes that it brings into them.
+        sent: bytes that it sends, in a ring.
+        seconds: on a machine.
+    """
+
+    count: int
+    nbytes: int
+    sent: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class PlannedCase:
+    """Planned reductions of both ways with a number of micro-batches.
+
+    Attributes:
+        link: bytes per second that explain the times in `PUBLISHED`; None: that is another size.
+    """
+
+    micro_batches: int
+    naive: Reductions
+    local: Reductions
+    link: float | None
+
+    def row(self) -> str:
+        """A line of the table."""
+        cells = [f"{self.micro_batches}"]
+        for way in (self.naive, self.local):
+            cells += [f"{way.count:,}", f"{way.nbytes / 1e9:.2f}", f"{way.seconds:.3f}"]
+        cells.append("-" if self.link is None else f"{self.link / 1e9:.1f}")
+        return f"| {' | '.join(cells)} |"
+
+
+def plan_head(machine: Machine) -> str:
+    """The table's head."""
+    names = ["micro-batches"]
+    for way in WAYS:
+        names += [f"{way}: reductions", "GB reduced", f"s on {machine.title}"]
+    names.append("GB/s that explain the measured seconds")
+    return f"| {' | '.join(names)} |\n|{' --- |' * len(names)}"
+
+
+def plan_reductions(
+    size: Size, counts: Sequence[int], devices: int, machine: Machine
+) -> Iterator[PlannedCase]:
+    """Plan both ways for each number of micro-batches."""
+    for count in counts:
+        naive, local = (
+            _reductions(
+                AccumulationProgram(size, way, count, popxl.Ir(replication=devices)).ir, machine
+            )
+            for way in WAYS
+        )
+        of = (size.layers, size.hidden, size.length, size.batch, devices)
+        link = None
+        if of == PUBLISHED_SIZE and count in PUBLISHED:
+            before, after = PUBLISHED[count]
+            link = (naive.sent - local.sent) / (before - after)
+        yield PlannedCase(count, naive, local, link)
+
+
+def _reductions(ir: popxl.Ir, machine: Machine) -> Reductions:
+    found = collectives(ir)
+    return Reductions(
+        sum(c.count for c in found),
+        sum(c.nbytes for c in found),
+        sum(c.sent for c in found),
+        machine.reached_rates("float32", ir.replication_factor).exchange(found),
+    )
+
+
 DEVICES = 8
-Pairs = dict[tuple[int, int], tuple[Measured, Measured]]
+Pairs = dict[tuple[int, int], tuple[AccumulationRun, AccumulationRun]]
 """(naive, local) by processes and micro-batches."""
 
 
-class Kept:
-    """The measurements, kept in a file if there is one.
+class MeasurementFile:
+    """Measurements, also in a JSON file if a path is given.
 
     Args:
-        of: what they are measurements of; a file of others is refused with UserError.
+        settings: of the measurements; a file with other settings is refused with UserError.
     """
 
-    def __init__(self, path: Path | None, of: dict[str, Any]) -> None:
-        self._path, self._of = path, of
+    def __init__(self, path: Path | None, settings: dict[str, Any]) -> None:
+        self._path, self._settings = path, settings
         self.pairs: Pairs = {}
         if path is None or not path.exists():
             return
         held = json.loads(path.read_text(encoding="utf-8"))
-        if held["of"] != of:
+        if held["of"] != settings:
             raise UserError(f"{path} has measurements of another size: give another --out")
-        facts = [Measured(**m) for m in held["measured"]]
+        facts = [AccumulationRun(**m) for m in held["measured"]]
         for naive, local in zip(facts[::2], facts[1::2], strict=True):
             self.pairs[local.processes, local.micro_batches] = naive, local
 
-    def add(self, naive: Measured, local: Measured) -> None:
+    def add(self, naive: AccumulationRun, local: AccumulationRun) -> None:
         """Keep both ways of a number of processes and micro-batches."""
         self.pairs[local.processes, local.micro_batches] = naive, local
         if self._path is not None:
             facts = [asdict(m) for pair in self.pairs.values() for m in pair]
-            text = json.dumps({"of": self._of, "measured": facts}, indent=1)
+            text = json.dumps({"of": self._settings, "measured": facts}, indent=1)
             write_text("the measurements", self._path, text + "\n")
 
 
@@ -71,18 +167,23 @@ def check_batch(size: Size, count: int, devices: int) -> None:
 
 
 def measure_all(
-    kept: Kept, size: Size, counts: Sequence[int], groups: Sequence[int], steps: int, devices: int
+    file: MeasurementFile,
+    size: Size,
+    counts: Sequence[int],
+    groups: Sequence[int],
+    steps: int,
+    devices: int,
 ) -> None:
     """Measure what is not there yet, and print all."""
     for group, count in ((group, count) for group in groups for count in counts):
         check_batch(size, count, devices if group == 1 else group)
-        if (group, count) not in kept.pairs:
-            kept.add(
+        if (group, count) not in file.pairs:
+            file.add(
                 *programs.measure_both(size, count, devices, steps)
                 if group == 1
-                else programs.measure_apart(size, count, group, steps)
+                else programs.measure_in_processes(size, count, group, steps)
             )
-        print(row(*kept.pairs[group, count]), flush=True)
+        print(row(*file.pairs[group, count]), flush=True)
 
 
 HEAD = """\
@@ -90,7 +191,7 @@ HEAD = """\
 | --- | --- | --- | --- | --- | --- | --- | --- |"""
 
 
-def row(naive: Measured, local: Measured) -> str:
+def row(naive: AccumulationRun, local: AccumulationRun) -> str:
     """A line of the table. The perplexity is that of the last step, the same for both."""
     where = f"{local.processes} processes" if local.processes > 1 else f"{local.devices} devices"
     perplexity = math.exp(local.losses[-1])
@@ -133,22 +234,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise UserError("--steps must be 2 or more: the first step is not counted")
     size, path = _size(given, Size.vocabulary), given.out and given.out / "accumulation.json"
     of = asdict(size) | {"steps": given.steps}
-    kept = Kept(path, of if given.devices == DEVICES else of | {"devices": given.devices})
+    file = MeasurementFile(
+        path, of if given.devices == DEVICES else of | {"devices": given.devices}
+    )
     print(HEAD)
-    measure_all(kept, size, given.counts or COUNTS, given.processes, given.steps, given.devices)
+    measure_all(file, size, given.counts or COUNTS, given.processes, given.steps, given.devices)
     if given.out is not None:
-        draw(kept.pairs, given.out / "accumulation.png")
+        draw(file.pairs, given.out / "accumulation.png")
 
 
 def _plan(given: argparse.Namespace) -> None:
-    from benchmarks.accumulation.planned import VOCABULARY, head, planned
-
-    size, target = _size(given, VOCABULARY), machine(given.machine)
+    size, target = _size(given, PLANNED_VOCABULARY), machine(given.machine)
     counts = given.counts or (32, 64)
     for count in counts:
         check_batch(size, count, given.devices)
-    print(head(target))
-    for case in planned(size, counts, given.devices, target):
+    print(plan_head(target))
+    for case in plan_reductions(size, counts, given.devices, target):
         print(case.row(), flush=True)
 
 

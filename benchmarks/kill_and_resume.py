@@ -1,6 +1,6 @@
-"""A model larger than memory is saved, killed, continued, exported and read back.
+"""Save, kill, resume, export and read back a model that is larger than memory.
 
-    python3 -m benchmarks.kill_and_continue xl --folder /scratch/mine --record records.json
+    python3 -m benchmarks.kill_and_resume xl --folder /scratch/mine --record records.json
 
 On generated data, in processes of their own, each of which keeps its state on disk:
 
@@ -20,19 +20,20 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.full_size import config_of, record
-from benchmarks.limits import limited
+from benchmarks.disk_offload import config_of, record
 from checkpoints import CheckpointStore, load_checkpoint
 from config.errors import UserError
 from config.sections import RunConfig
@@ -47,15 +48,64 @@ from terminal.entry_point import entry_point
 from terminal.huge_pages import with_huge_pages
 from terminal.parser import Parser
 
+_ROOTS = (  # of control groups: the folder, and the file with the limit
+    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
+    (Path("/sys/fs/cgroup"), "memory.max"),
+)
+_STACKS = 2**30  # bytes that threads map and never touch
+
+
+@contextmanager
+def limited(nbytes: int) -> Iterator[tuple[str, Callable[[], None]]]:
+    """A memory limit: yields its name, and a function that a child process calls first.
+
+    In a control group all those processes together have so many bytes; what is resident counts, the
+    page cache among it as far as the kernel cannot drop it. Without one, each has so many, and a
+    gigabyte for the stacks of threads: its private memory counts, touched or not (RLIMIT_DATA).
+    """
+    group = _group(nbytes)
+    if group is None:
+        limit = nbytes + _STACKS
+        yield "RLIMIT_DATA", lambda: resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+        return
+    procs = group / "cgroup.procs"
+    try:
+        yield "a control group", lambda: _join(procs)
+    finally:
+        with suppress(OSError):  # a process that was killed may be going yet
+            group.rmdir()
+
+
+def _group(nbytes: int) -> Path | None:
+    """A new control group with a limit; None where there can be none."""
+    for root, file in _ROOTS:
+        group = root / f"popxl-{os.getpid()}"
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        try:
+            (group / file).write_text(str(nbytes))
+        except OSError:
+            group.rmdir()
+            continue
+        return group
+    return None
+
+
+def _join(procs: Path) -> None:
+    procs.write_text(str(os.getpid()))
+
+
 RUNS: Mapping[str, tuple[str, float]] = {"base": ("base_adamw", 2.5), "xl": ("xl_adamw", 16.0)}
-"""By name: one of `benchmarks.full_size.RUNS`, and gigabytes of memory."""
+"""By name: one of `benchmarks.disk_offload.RUNS`, and gigabytes of memory."""
 
 _SAVED = 2**26  # bytes of the second step that are written before the kill
 
 
 @dataclass(frozen=True)
 class Folders:
-    """Where things go."""
+    """Folders of the state on disk, the checkpoints and the export."""
 
     root: Path
 
@@ -211,7 +261,7 @@ def _told(
         kills: whether it is killed while it saves the second step.
     """
     start = time.perf_counter()
-    command = [sys.executable, "-m", "benchmarks.kill_and_continue", name, "--child", child,
+    command = [sys.executable, "-m", "benchmarks.kill_and_resume", name, "--child", child,
                "--folder", str(folders.root)]  # fmt: skip
     with subprocess.Popen(
         command,
@@ -270,7 +320,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if folders.run.exists() or folders.export.exists():
         raise UserError(f"--folder {folders.root} is not empty: name a new one")
     facts = measure(given.run, folders)
-    command = f"python3 -m benchmarks.kill_and_continue {given.run} --folder DIR"
+    command = f"python3 -m benchmarks.kill_and_resume {given.run} --folder DIR"
     record({"command": command, "host_memory": RUNS[given.run][1], **facts}, given.record)
 
 

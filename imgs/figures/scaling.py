@@ -28,7 +28,7 @@ class Series(NamedTuple):
 
 
 def records() -> list[dict[str, float]]:
-    """What `benchmarks.growth --record` wrote."""
+    """What `benchmarks.scaling --record` wrote."""
     return [json.loads(line) for line in RECORDS.read_text(encoding="utf-8").splitlines()]
 
 

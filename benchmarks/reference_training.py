@@ -1,9 +1,9 @@
-"""A Llama's training step as one program of JAX: how fast XLA is without our engine.
+"""Training steps of other programs to compare with: one JAX program, and Hugging Face's in torch.
 
-What somebody would write who has the memory: all state on the device, one `jax.jit` that changes it
-in place, `lax.scan` over stacked layers, `jax.checkpoint` around each. Products, attention and the
-loss have gradients of their own, without which XLA's CPU backend takes twice as long. For the
-architecture `llama` without scaled rotary frequencies, biases or a tied head.
+`JaxTraining` is the program to write where memory suffices: all state on the device, one `jax.jit`
+that updates it in place, `lax.scan` over stacked layers, `jax.checkpoint` around each. Products,
+attention and the loss have custom gradients, without which XLA's CPU backend takes twice as long.
+It supports the architecture `llama` without scaled rotary frequencies, biases or a tied head.
 """
 
 from __future__ import annotations
@@ -15,27 +15,29 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
 from jax import lax
 
-from config.sections import RunConfig
+from config.sections import Optimizer, RunConfig
 from data.samples import IGNORE_INDEX, Batch
+from huggingface.torch_model import model_of
 from modelling.spec import family_of
 
 Tree = Any
 
 
-def is_written_for(facts: Mapping[str, Any]) -> bool:
-    """Whether this is the training step of a model with such a config.json."""
-    plain = (facts.get("rope_parameters") or {}).get("rope_type", "default") == "default"
-    others = ("tie_word_embeddings", "attention_bias", "mlp_bias", "rope_scaling")
-    return facts["model_type"] == "llama" and plain and not any(map(facts.get, others))
+def is_supported(hf_config: Mapping[str, Any]) -> bool:
+    """True if `JaxTraining` computes a model with this config.json."""
+    plain = (hf_config.get("rope_parameters") or {}).get("rope_type", "default") == "default"
+    options = ("tie_word_embeddings", "attention_bias", "mlp_bias", "rope_scaling")
+    return hf_config["model_type"] == "llama" and plain and not any(map(hf_config.get, options))
 
 
 class JaxTraining:
     """Optimizer steps: the same loss, clipping and AdamW as ours, on one micro-batch.
 
     Args:
-        config: of a model that it `is_written_for`.
+        config: of a model that it `is_supported`.
     """
 
     def __init__(self, config: RunConfig, weights: Mapping[str, np.ndarray]) -> None:
@@ -229,3 +231,67 @@ def _step(
         return w - rate * (m / (jnp.sqrt(v) + optimizer.eps) + optimizer.weight_decay * w)
 
     return jax.tree.map(updated, weights, first, second), [first, second], loss
+
+
+class TorchTraining:
+    """Optimizer steps: the same loss, clipping and AdamW as ours, on one micro-batch.
+
+    Args:
+        checkpointing: compute each layer's activations again in the backward pass.
+    """
+
+    def __init__(
+        self, config: RunConfig, weights: Mapping[str, np.ndarray], checkpointing: bool
+    ) -> None:
+        family = family_of(config)
+        files = family.weight_map(config).to_hf(weights)
+        self.model = model_of(family.to_config_json(config), config.model.precision, files)
+        if checkpointing:
+            self.model.activation_checkpointing_enable({"use_reentrant": False})
+            self.model.train()  # checkpointing works in this mode only; dropout is 0
+            for module in self.model.modules():
+                if isinstance(module, torch.nn.Dropout):
+                    module.p = 0.0
+        optimizer = config.training.optimizer
+        self.clip = optimizer.gradient_clipping
+        self.optimizer = torch.optim.AdamW(
+            _decayed_apart(self.model, optimizer),
+            betas=(optimizer.beta1, optimizer.beta2),
+            eps=optimizer.eps,
+            foreach=True,
+        )
+
+    def step(self, batch: Batch, learning_rate: float) -> float:
+        """One optimizer step; returns the loss before it."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.loss(batch)
+        loss.backward()
+        if self.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+        self.optimizer.step()
+        return loss.item()
+
+    def loss(self, batch: Batch) -> torch.Tensor:
+        """Mean over the target tokens. Labels stand where they are predicted, for all families."""
+        arrays = {n: torch.from_numpy(np.ascontiguousarray(a)).long() for n, a in batch.items()}
+        labels = arrays.pop("labels")
+        if "segment_ids" in arrays:  # of one text each: a mask of its tokens
+            arrays["attention_mask"] = arrays.pop("segment_ids")
+        logits = self.model(**arrays, use_cache=False).logits.float()
+        return torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE_INDEX
+        )
+
+
+def _decayed_apart(model: Any, optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Parameters in two groups: vectors, such as norms' scales, have no weight decay."""
+    parameters = list(model.parameters())
+    return [
+        {
+            "params": [p for p in parameters if (p.ndim > 1) == decayed],
+            "weight_decay": optimizer.weight_decay if decayed else 0.0,
+        }
+        for decayed in (True, False)
+    ]

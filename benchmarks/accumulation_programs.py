@@ -1,8 +1,13 @@
-"""Both ways as PopXL programs: layers of GPT-J, with all state on the devices.
+"""Gradient accumulation as PopXL programs: one reduction per step, or one per micro-batch.
 
-    python3 -m benchmarks.accumulation.programs SETTINGS
+- *Naive*, like `optax.MultiSteps`: the gradients of each micro-batch are averaged over all devices
+  and added to a running mean; the optimizer steps after the last one.
+- *Local*, like fine-tuning: each device sums its own gradients, and one reduction per step averages
+  the sums.
 
-is one of the processes that `measure_apart` starts.
+The model is made of GPT-J's layers, with all state on the devices. The devices are virtual ones of
+one process, or several processes with one each: `measure_in_processes` starts these as
+`python3 -m benchmarks.accumulation_programs SETTINGS`.
 """
 
 from __future__ import annotations
@@ -11,7 +16,7 @@ import json
 import statistics
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Literal
 
@@ -20,8 +25,7 @@ import numpy as np
 import popdist
 import popxl
 import popxl_addons as addons
-from benchmarks.accumulation.settings import WAYS, Measured, Size, Way
-from benchmarks.launch import in_processes
+from benchmarks import run_in_processes
 from config.gptj import GPTJConfig
 from modelling.decoder import decoder_weight_map
 from modelling.gptj.model import decoder
@@ -29,12 +33,71 @@ from modelling.layers import Context, configured
 from popxl import ops
 from popxl_addons.optimizers.adam import AdamOptimizerStep
 
+Way = Literal["naive", "local"]
+WAYS: tuple[Way, ...] = ("naive", "local")
+COUNTS = (1, 2, 8, 32, 64)
+
+
+@dataclass(frozen=True)
+class Size:
+    """A causal transformer and its batch. The global batch is the same whatever the accumulation.
+
+    Attributes:
+        batch: samples of a global batch.
+        rate: learning rate of AdamW.
+    """
+
+    layers: int = 2
+    hidden: int = 192
+    heads: int = 4
+    vocabulary: int = 512
+    length: int = 16
+    batch: int = 512
+    rate: float = 1e-3
+
+    def samples(self, steps: int) -> np.ndarray:
+        """Global batches: int32 (steps, batch, length + 1), learnable: each token follows from the
+        one before, with some noise."""
+        rng = np.random.default_rng(0)
+        shape = (steps, self.batch, self.length + 1)
+        tokens = np.empty(shape, np.int32)
+        tokens[..., 0] = rng.integers(0, self.vocabulary, shape[:2])
+        for i in range(1, shape[2]):
+            tokens[..., i] = (
+                3 * tokens[..., i - 1] + rng.integers(0, 3, shape[:2])
+            ) % self.vocabulary
+        return tokens
+
+
+@dataclass(frozen=True)
+class AccumulationRun:
+    """Measurement of one way of accumulating.
+
+    Attributes:
+        processes, devices: on which it ran; devices of all processes.
+        micro_batches: on each device in a step.
+        seconds: of a step, the median.
+        reduced: bytes that a device brings into reductions in a step.
+        reductions: how many reductions a device takes part in.
+        losses: of the first steps.
+    """
+
+    way: Way
+    processes: int
+    devices: int
+    micro_batches: int
+    seconds: float
+    reduced: int
+    reductions: int
+    losses: list[float]
+
+
 ROTARY = 8
 """Features of a head that are rotated."""
 
 
-class Model(addons.Module):
-    """A whole model, and its loss."""
+class ModelWithLoss(addons.Module):
+    """All layers of a model, and its loss."""
 
     def __init__(self, config: GPTJConfig) -> None:
         super().__init__()
@@ -71,7 +134,7 @@ def config_of(size: Size, devices: int) -> GPTJConfig:
     return GPTJConfig.from_dict({"model": model, "execution": execution, "training": training})
 
 
-class Program:
+class AccumulationProgram:
     """A program that takes one optimizer step a run.
 
     Args:
@@ -89,7 +152,7 @@ class Program:
             self.words = popxl.h2d_stream(spec, popxl.int32, "words")
             self.labels = popxl.h2d_stream(spec, popxl.int32, "labels")
             self.loss = popxl.d2h_stream((), popxl.float32, "loss")
-            self.facts, self.forward = Model(self.config).create_graph(
+            self.facts, self.forward = ModelWithLoss(self.config).create_graph(
                 self.words.spec, self.labels.spec
             )
             self.variables = self.facts.init(empty=True)
@@ -181,7 +244,7 @@ class Program:
         }
 
 
-def train(program: Program, steps: int) -> tuple[list[float], list[float]]:
+def train(program: AccumulationProgram, steps: int) -> tuple[list[float], list[float]]:
     """Losses of this process's replicas, and seconds, of each step."""
     losses, seconds = [], []
     with popxl.Session(program.ir, "cpu") as session:
@@ -196,11 +259,11 @@ def train(program: Program, steps: int) -> tuple[list[float], list[float]]:
 
 def measure(
     size: Size, way: Way, micro_batches: int, replication: int | Literal["popdist"], steps: int
-) -> Measured:
+) -> AccumulationRun:
     """Train for `steps` steps; the first, which is slower, counts for the losses alone."""
-    program = Program(size, way, micro_batches, popxl.Ir(replication=replication))
+    program = AccumulationProgram(size, way, micro_batches, popxl.Ir(replication=replication))
     losses, seconds = train(program, steps)
-    return Measured(
+    return AccumulationRun(
         way,
         popdist.getNumInstances(),
         program.ir.replication_factor,
@@ -224,25 +287,25 @@ def collectives(ir: popxl.Ir) -> list[popxl.plan.Collective]:
 
 def measure_both(
     size: Size, micro_batches: int, replication: int | Literal["popdist"], steps: int
-) -> tuple[Measured, Measured]:
+) -> tuple[AccumulationRun, AccumulationRun]:
     """(naive, local)."""
     naive, local = (measure(size, way, micro_batches, replication, steps) for way in WAYS)
     return naive, local
 
 
 # ---- several processes --------------------------------------------------------------------------
-def measure_apart(
+def measure_in_processes(
     size: Size, micro_batches: int, processes: int, steps: int
-) -> tuple[Measured, Measured]:
+) -> tuple[AccumulationRun, AccumulationRun]:
     """`measure_both` in several processes with a replica each, which talk through gloo."""
     settings = json.dumps([asdict(size), micro_batches, steps])
-    pair = in_processes(processes, "benchmarks.accumulation.programs", settings)
-    naive, local = (Measured(**facts) for facts in pair)
+    pair = run_in_processes(processes, "benchmarks.accumulation_programs", settings)
+    naive, local = (AccumulationRun(**fields) for fields in pair)
     return naive, local
 
 
-def be_one(settings: str) -> None:
-    """Be one of the processes; the first one prints what was measured."""
+def run_as_process(settings: str) -> None:
+    """Measure as one of the processes; the first one prints the result as JSON."""
     popdist.init()  # layers look at the devices
     size, micro_batches, steps = json.loads(settings)
     both = measure_both(Size(**size), micro_batches, "popdist", steps)
@@ -251,4 +314,4 @@ def be_one(settings: str) -> None:
 
 
 if __name__ == "__main__":
-    be_one(sys.argv[1])
+    run_as_process(sys.argv[1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.growth import MAX_PROCESSES, _computed
+from benchmarks.scaling import MAX_PROCESSES, _computed
 
 
 def test_messages_and_bytes_of_many_processes():
