@@ -14,7 +14,7 @@ from typing import Literal
 from config.base import Section
 from config.errors import ConfigError, ContradictionError, nearest
 from config.metrics import METRICS, MetricName, ObjectiveName
-from config.optimizer_state import OPTIMIZERS, RESIDUALS, Adafactor, OptimizerRecord, Slot
+from config.optimizer_state import OPTIMIZERS, RESIDUAL_SLOTS, Adafactor, OptimizerSpec, StateSlot
 from config.schedules import CourseName
 from config.values import (
     Address,
@@ -111,18 +111,18 @@ class Optimizer(Section):
     """Largest norm of all gradients together; longer ones are scaled down. null: no limit."""
 
     @property
-    def record(self) -> OptimizerRecord:
+    def record(self) -> OptimizerSpec:
         """The registry's entry for this optimizer."""
         return OPTIMIZERS[self.name]
 
     @property
-    def packs(self) -> bool:
+    def is_8bit(self) -> bool:
         """Whether state is kept in few bits."""
-        return self.state in RESIDUALS
+        return self.state in RESIDUAL_SLOTS
 
-    def slots(self, rank: int) -> tuple[Slot, ...]:
+    def slots(self, rank: int) -> tuple[StateSlot, ...]:
         """What it keeps for a weight of so many axes, besides the step's number."""
-        return self.record.keeps(self, rank)
+        return self.record.slots_for(self, rank)
 
 
 SMOOTHED = ("dpo", "simpo", "cpo")

@@ -14,7 +14,7 @@ from config.model import AnyModel, FewBits
 from config.model import Embedding as Embedding
 from config.model import Model as Model
 from config.model import TiedEmbedding as TiedEmbedding
-from config.optimizer_state import MASTER, RESIDUALS, Slot
+from config.optimizer_state import MASTER_WEIGHT, RESIDUAL_SLOTS, StateSlot
 from config.optimizer_state import Adafactor as Adafactor
 from config.rows import numbered_rows
 from config.run import FP8 as FP8
@@ -108,27 +108,27 @@ class RunConfig(Section):
         of it."""
         wanted = self.training.stochastic_rounding
         if wanted is None:
-            loses = self.model.precision != "float32" and self.kept_of_weight is None
+            loses = self.model.precision != "float32" and self.master_slot is None
             return loses or self.training.optimizer.state == "bfloat16"
         return wanted
 
     @property
-    def kept_of_weight(self) -> Slot | None:
+    def master_slot(self) -> StateSlot | None:
         """What is kept of a 16-bit weight besides itself; None: nothing, or weights are float32."""
         if self.model.precision == "float32":
             return None
         if self.execution.master_weights:
-            return MASTER
-        return RESIDUALS.get(self.training.optimizer.state)
+            return MASTER_WEIGHT
+        return RESIDUAL_SLOTS.get(self.training.optimizer.state)
 
-    def optimizer_slots(self, rank: int, wide: bool = False) -> tuple[Slot, ...]:
+    def optimizer_slots(self, rank: int, wide: bool = False) -> tuple[StateSlot, ...]:
         """What is kept for a weight of so many axes, besides the step's number.
 
         Args:
             wide: it is float32, whatever the model's precision.
         """
         slots = self.training.optimizer.slots(rank)
-        more = None if wide else self.kept_of_weight
+        more = None if wide else self.master_slot
         return slots if more is None else (*slots, more)
 
     @property
@@ -179,7 +179,7 @@ class RunConfig(Section):
     def _least_state(self) -> int:
         """Bytes of a weight's gradient and of state as large as the weights."""
         slots = self.optimizer_slots(2)
-        state = sum(slot.itemsize for slot in slots if slot.over == "elements")
+        state = sum(slot.itemsize for slot in slots if slot.per == "element")
         return ITEM_BYTES[self.training.gradients] + state
 
     def min_weights(self) -> int:
@@ -319,7 +319,7 @@ class RunConfig(Section):
         state = "training.optimizer.state"
         ways = {
             "execution.master_weights": (self.execution.master_weights, False),
-            state: (optimizer.packs, "float32"),
+            state: (optimizer.is_8bit, "float32"),
             "training.stochastic_rounding": (random, None),
         }
         chosen = [way for way, (on, _) in ways.items() if on]

@@ -93,7 +93,7 @@ def _facts(report: Report) -> list[str]:
 def _state(report: Report) -> str:
     """What is kept for each parameter, in bytes."""
     needs, c = report.needs, report.needs.config
-    kept = c.kept_of_weight
+    kept = c.master_slot
     more = "" if kept is None else f", {kept.name} {kept.itemsize}"
     gradient = ITEM_BYTES[c.training.gradients]
     return f"weight, gradient {gradient}, moments {needs.moments / needs.parameters:.2g}{more}"

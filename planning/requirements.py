@@ -103,7 +103,7 @@ def finetuning_needs(
         for weight in row.weights
         for slot in config.optimizer_slots(len(weight.shape), row.of_adapter)
     ]
-    more = config.kept_of_weight
+    more = config.master_slot
     moments = sum(slot.nbytes(shape) for slot, shape in kept if slot != more)
     masters = sum(slot.nbytes(shape) for slot, shape in kept if slot == more)
     gradients = ITEM_BYTES[config.training.gradients] * sum(map(math.prod, shapes))

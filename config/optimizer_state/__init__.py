@@ -4,35 +4,35 @@ from __future__ import annotations
 
 from config.optimizer_state.adafactor import ADAFACTOR, Adafactor
 from config.optimizer_state.adamw import ADAMW
-from config.optimizer_state.slots import (
-    MASTER,
+from config.optimizer_state.state_slots import (
+    MASTER_WEIGHT,
     RESIDUAL,
-    RESIDUALS,
-    STEP,
-    OptimizerRecord,
-    Slot,
+    RESIDUAL_SLOTS,
+    STEP_COUNTER,
+    OptimizerSpec,
+    StateSlot,
 )
 
 __all__ = [
-    "MASTER",
+    "MASTER_WEIGHT",
     "OPTIMIZERS",
     "RESIDUAL",
-    "RESIDUALS",
-    "SLOTS",
+    "RESIDUAL_SLOTS",
+    "STATE_SLOTS",
     "Adafactor",
-    "OptimizerRecord",
-    "Slot",
+    "OptimizerSpec",
+    "StateSlot",
 ]
 
-OPTIMIZERS: dict[str, OptimizerRecord] = {
+OPTIMIZERS: dict[str, OptimizerSpec] = {
     "adamw": ADAMW,
     "adafactor": ADAFACTOR,
 }
 
-SLOTS = {
+STATE_SLOTS = {
     slot.name: slot
     for slot in (
-        *(STEP, MASTER, RESIDUALS["compact"]),
+        *(STEP_COUNTER, MASTER_WEIGHT, RESIDUAL_SLOTS["compact"]),
         *(slot for record in OPTIMIZERS.values() for slot in record.slots),
     )
 }

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from config.base import Section
-from config.optimizer_state.slots import FIRST, SECOND, OptimizerRecord, Slot
+from config.optimizer_state.state_slots import FIRST_MOMENT, SECOND_MOMENT, OptimizerSpec, StateSlot
 from config.values import PositiveFloat, Probability
 
 if TYPE_CHECKING:
     from config.run import Optimizer
     from popxl_addons import Module
-    from popxl_addons.optimizers.adafactor import Whole
+    from popxl_addons.optimizers.adafactor import MatrixLayout
 
 
 @dataclass(frozen=True)
@@ -35,20 +35,20 @@ class Adafactor(Section):
     scale_parameter: bool = True
     """Multiply the learning rate by the root mean square of the weight."""
 
-    least_scale: PositiveFloat = 1e-3
+    min_scale: PositiveFloat = 1e-3
     """Least root mean square that a weight counts as. HF: eps[1]."""
 
 
-FACTORS = (replace(SECOND, over="rows"), replace(SECOND, over="columns"))
+FACTORED_SECOND_MOMENT = (replace(SECOND_MOMENT, per="row"), replace(SECOND_MOMENT, per="column"))
 
 
-def _keeps(optimizer: Optimizer, rank: int) -> tuple[Slot, ...]:
-    mean = () if optimizer.adafactor.beta1 is None else (FIRST,)
-    return mean + (FACTORS if rank == 2 else (SECOND,))
+def _slots_for(optimizer: Optimizer, rank: int) -> tuple[StateSlot, ...]:
+    mean = () if optimizer.adafactor.beta1 is None else (FIRST_MOMENT,)
+    return mean + (FACTORED_SECOND_MOMENT if rank == 2 else (SECOND_MOMENT,))
 
 
-def _step(
-    optimizer: Optimizer, rank: int, whole: Callable[[], Whole]
+def _build_step(
+    optimizer: Optimizer, rank: int, matrix_layout: Callable[[], MatrixLayout]
 ) -> tuple[type[Module], dict[str, Any]]:
     """Each weight of a variable counts as a matrix of its own, whether it is sharded or not."""
     from popxl_addons.optimizers.adafactor import AdafactorOptimizerStep
@@ -57,11 +57,16 @@ def _step(
     return AdafactorOptimizerStep, {
         "beta1": own.beta1,
         "decay_rate": -own.decay_rate,
-        "eps": (own.eps, own.least_scale),
+        "eps": (own.eps, own.min_scale),
         "clip_threshold": own.clip_threshold,
         "scale_parameter": own.scale_parameter,
-        "whole": whole(),
+        "matrix_layout": matrix_layout(),
     }
 
 
-ADAFACTOR = OptimizerRecord((FIRST, SECOND, *FACTORS), _keeps, _step, shared_parts=False)
+ADAFACTOR = OptimizerSpec(
+    (FIRST_MOMENT, SECOND_MOMENT, *FACTORED_SECOND_MOMENT),
+    _slots_for,
+    _build_step,
+    allows_shard_replicas=False,
+)

@@ -6,44 +6,44 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from config.optimizer_state.slots import FIRST, SECOND, OptimizerRecord, Slot
+from config.optimizer_state.state_slots import FIRST_MOMENT, SECOND_MOMENT, OptimizerSpec, StateSlot
 
 if TYPE_CHECKING:
     from config.run import Optimizer
     from popxl_addons import Module
-    from popxl_addons.optimizers.adafactor import Whole
+    from popxl_addons.optimizers.adafactor import MatrixLayout
 
-HALF = tuple(replace(moment, dtype="bfloat16") for moment in (FIRST, SECOND))
-PACKED = (
-    Slot("first_order_codes", dtype="int8"),
-    Slot("first_order_scales", "groups", "bfloat16"),
-    Slot("second_order_codes", dtype="uint8"),
-    Slot("second_order_scales", "groups", "bfloat16"),
+BF16_MOMENTS = tuple(replace(moment, dtype="bfloat16") for moment in (FIRST_MOMENT, SECOND_MOMENT))
+QUANTIZED_MOMENTS = (
+    StateSlot("first_order_codes", dtype="int8"),
+    StateSlot("first_order_scales", "block", "bfloat16"),
+    StateSlot("second_order_codes", dtype="uint8"),
+    StateSlot("second_order_scales", "block", "bfloat16"),
 )
 """The moments of a matrix in 8 bits; vectors are few, and keep float32."""
 
 
-def _keeps(optimizer: Optimizer, rank: int) -> tuple[Slot, ...]:
+def _slots_for(optimizer: Optimizer, rank: int) -> tuple[StateSlot, ...]:
     if optimizer.state == "bfloat16":
-        return HALF
-    return PACKED if _packs(optimizer, rank) else (FIRST, SECOND)
+        return BF16_MOMENTS
+    return QUANTIZED_MOMENTS if _is_8bit(optimizer, rank) else (FIRST_MOMENT, SECOND_MOMENT)
 
 
-def _packs(optimizer: Optimizer, rank: int) -> bool:
-    return optimizer.packs and rank == 2
+def _is_8bit(optimizer: Optimizer, rank: int) -> bool:
+    return optimizer.is_8bit and rank == 2
 
 
-def _step(
-    optimizer: Optimizer, rank: int, whole: Callable[[], Whole]
+def _build_step(
+    optimizer: Optimizer, rank: int, matrix_layout: Callable[[], MatrixLayout]
 ) -> tuple[type[Module], dict[str, Any]]:
     import popxl
-    from popxl_addons.optimizers import AdamOptimizerStep, PackedAdamOptimizerStep
+    from popxl_addons.optimizers import Adam8bitOptimizerStep, AdamOptimizerStep
 
     own = {"beta1": optimizer.beta1, "beta2": optimizer.beta2, "eps": optimizer.eps}
-    if _packs(optimizer, rank):
-        return PackedAdamOptimizerStep, {**own, "axis": whole().uncut_axis}
-    first, second = (popxl.dtype.from_name(slot.dtype) for slot in _keeps(optimizer, rank))
+    if _is_8bit(optimizer, rank):
+        return Adam8bitOptimizerStep, {**own, "axis": matrix_layout().unsharded_axis}
+    first, second = (popxl.dtype.from_name(slot.dtype) for slot in _slots_for(optimizer, rank))
     return AdamOptimizerStep, {**own, "first_order_dtype": first, "second_order_dtype": second}
 
 
-ADAMW = OptimizerRecord((FIRST, SECOND, *PACKED), _keeps, _step)
+ADAMW = OptimizerSpec((FIRST_MOMENT, SECOND_MOMENT, *QUANTIZED_MOMENTS), _slots_for, _build_step)

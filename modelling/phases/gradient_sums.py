@@ -88,7 +88,7 @@ class GradientSums:
         for name, buffer in self.buffers.to_dict().items():
             adds = self._rounds(name) and not is_first
             total = self._sum(name, row, accumulators) if adds else accumulators.get(name)
-            ops.remote_store(buffer, row, addons.rounded_by_hash(total, buffer.tensor_dtype))
+            ops.remote_store(buffer, row, addons.round_by_hash(total, buffer.tensor_dtype))
 
     def _rounds(self, name: str) -> bool:
         """True if the entries of an accumulator are rounded."""

@@ -11,18 +11,18 @@ from typing import Any
 
 import popxl
 import popxl_addons as addons
-from config.optimizer_state import MASTER, Slot
+from config.optimizer_state import MASTER_WEIGHT, StateSlot
 from popxl import ReplicaGrouping, ops
-from popxl_addons.optimizers.residual import joined, keep_split
+from popxl_addons.optimizers.weight_residual import join_weight, store_split_weight
 
 
-class _OnWhole:
+class _WithMasterWeight:
     """Makes an optimizer step update the whole weight: its master, or the weight joined with its
     residual. A mixin: list it before the step among the bases. `slot` is what is kept of the weight
     besides its 16 bits; it is optimizer state with the shape and sharding of the variable.
     """
 
-    slot: Slot
+    slot: StateSlot
 
     def build(
         self,
@@ -33,15 +33,15 @@ class _OnWhole:
     ) -> None:
         """Update what is kept, the other state, and `var`; see the optimizer's own `build`."""
         dtype = popxl.dtype.from_name(self.slot.dtype)
-        kept = self.state_like(self.slot.name, var, dtype, replica_grouping)  # type: ignore[attr-defined]
-        whole = kept if self.slot == MASTER else joined(var, kept)
+        kept = self.add_state_like(self.slot.name, var, dtype, replica_grouping)  # type: ignore[attr-defined]
+        whole = kept if self.slot == MASTER_WEIGHT else join_weight(var, kept)
         super().build(whole, grad, replica_grouping, **settings)  # type: ignore[misc]
-        if self.slot == MASTER:
+        if self.slot == MASTER_WEIGHT:
             ops.var_updates.copy_var_update_(var, ops.cast(kept, var.dtype))
         else:
-            keep_split(var, kept, whole)
+            store_split_weight(var, kept, whole)
 
 
-def with_master_weight(step: type[addons.Module], slot: Slot) -> type[addons.Module]:
+def with_master_weight(step: type[addons.Module], slot: StateSlot) -> type[addons.Module]:
     """The module of an optimizer's step that updates what `slot` keeps of a weight."""
-    return type(f"{step.__name__}On{slot.name.title()}", (_OnWhole, step), {"slot": slot})
+    return type(f"{step.__name__}On{slot.name.title()}", (_WithMasterWeight, step), {"slot": slot})

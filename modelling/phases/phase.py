@@ -486,7 +486,7 @@ class Phase:
             at = popxl.constant(0, popxl.int32) if foreign else row
             if name in self._borrowers or (foreign and not self._begins(name)):
                 grad = grad + ops.cast(ops.remote_load(buffer, at), grad.dtype)
-            ops.remote_store(buffer, at, addons.rounded_by_hash(grad, buffer.tensor_dtype))
+            ops.remote_store(buffer, at, addons.round_by_hash(grad, buffer.tensor_dtype))
             if not foreign:
                 complete[name] = grad
         if not self.variables:

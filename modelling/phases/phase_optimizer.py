@@ -13,7 +13,7 @@ from modelling.phases.phase_variables import PhaseVariables, label_buffers
 from modelling.phases.settings import PhaseSettings
 from modelling.phases.step_inputs import UpdateInputs
 from popxl import ops
-from popxl_addons.optimizers.adafactor import Whole
+from popxl_addons.optimizers.adafactor import MatrixLayout
 from popxl_addons.remote import NamedRemoteBuffers, named_variable_buffers
 from popxl_addons.variable_factory import NamedVariableFactories
 
@@ -46,8 +46,8 @@ class PhaseOptimizer:
         for name in variables.grads.keys_flat():
             shard = loaded[name]
             factory = variables.facts.get(name)
-            whole = partial(settings.whole, phase, name)
-            made[name], steps[name] = _graph(whole, shard.spec, factory, settings)
+            matrix_layout = partial(settings.matrix_layout, phase, name)
+            made[name], steps[name] = _graph(matrix_layout, shard.spec, factory, settings)
         facts = NamedVariableFactories.from_dict(made)
         buffers = named_variable_buffers(facts, entries, False)
         label_buffers(buffers, "moments")
@@ -108,7 +108,7 @@ def _buffers_of(
 
 
 def _graph(
-    whole: Callable[[], Whole],
+    matrix_layout: Callable[[], MatrixLayout],
     spec: popxl.TensorSpec,
     factory: addons.VariableFactory,
     settings: PhaseSettings,
@@ -116,8 +116,8 @@ def _graph(
     """The update of a variable, of which a replica has a part of `spec`."""
     optimizer = settings.config.training.optimizer
     rank = len(factory.shape_on_replica)
-    kept = None if spec.dtype == popxl.float32 else settings.config.kept_of_weight
-    step, own = optimizer.record.step(optimizer, rank, whole)
+    kept = None if spec.dtype == popxl.float32 else settings.config.master_slot
+    step, own = optimizer.record.build_step(optimizer, rank, matrix_layout)
     module = step() if kept is None else with_master_weight(step, kept)()
     clipping = {}
     if optimizer.gradient_clipping is not None:

@@ -13,8 +13,8 @@ from modelling.layers.parallel import Groups
 from modelling.weights import WeightMap, WeightMapping
 from modelling.weights.mapping import WeightsError, fits_few_bits
 from modelling.weights.weight_map import missing_mapping
-from popxl_addons.optimizers import packed
-from popxl_addons.optimizers.adafactor import Whole
+from popxl_addons.optimizers import state_8bit
+from popxl_addons.optimizers.adafactor import MatrixLayout
 
 ALL = "*"
 """In `PhaseSettings.saved_fractions`: phases that it does not name."""
@@ -142,21 +142,21 @@ class PhaseSettings:
             return None
         return self.config.model.few_bits if fits_few_bits(self.mapping(phase, variable)) else None
 
-    def whole(self, phase: str, variable: str) -> Whole:
+    def matrix_layout(self, phase: str, variable: str) -> MatrixLayout:
         """To which matrices a variable belongs, for optimizers that treat weights as such."""
         row = self.mapping(phase, variable)
-        return Whole(len(row.weights), row.axis, self.groups.identical)
+        return MatrixLayout(len(row.weights), row.axis, self.groups.identical)
 
     def shards(
         self, phase: str, variable: str, shape: tuple[int, ...], grouping: popxl.ReplicaGrouping
     ) -> int:
         """Over how many replicas a variable is sharded, which has a shape on each: of a group, or
-        1, also where the parts would cut what the optimizer packs together."""
+        1, also where shards would split a quantization block of the optimizer state."""
         nelms, count = math.prod(shape), grouping.group_size
         small = nelms < self.config.execution.rts_weights_threshold
         if small or nelms % count:
             return 1
-        if self.config.training.optimizer.packs and len(shape) == 2:
-            axis = self.whole(phase, variable).uncut_axis
-            return count if packed.Groups.along(axis, shape, count) else 1
+        if self.config.training.optimizer.is_8bit and len(shape) == 2:
+            axis = self.matrix_layout(phase, variable).unsharded_axis
+            return count if state_8bit.QuantBlocks.along_axis(axis, shape, count) else 1
         return count

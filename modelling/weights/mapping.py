@@ -11,8 +11,8 @@ import numpy as np
 from checkpoints.arrays import Arrays
 from config.errors import UserError
 from popxl_addons.array_munging import pad_axis, shard
-from popxl_addons.optimizers.adafactor import Whole
-from popxl_addons.optimizers.packed import scales_shape
+from popxl_addons.optimizers.adafactor import MatrixLayout
+from popxl_addons.optimizers.state_8bit import scales_shape
 
 EMBEDDING = "tokens.weight"
 """The path of the embedding."""
@@ -218,9 +218,9 @@ class WeightMapping:
         return self.trained and not self.is_buffer
 
     @property
-    def uncut_axis(self) -> int:
+    def unsharded_axis(self) -> int:
         """An axis of this row's matrix that is not cut, nor are weights joined along it."""
-        return Whole(len(self.weights), self.axis).uncut_axis
+        return MatrixLayout(len(self.weights), self.axis).unsharded_axis
 
     @property
     def input_axis(self) -> int:

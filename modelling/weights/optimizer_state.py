@@ -10,19 +10,19 @@ from typing import Any, Protocol
 import numpy as np
 
 from checkpoints.arrays import Arrays, LazyArrays, Overlay, View
-from config.optimizer_state import MASTER, RESIDUAL, RESIDUALS, SLOTS, Slot
+from config.optimizer_state import MASTER_WEIGHT, RESIDUAL, RESIDUAL_SLOTS, STATE_SLOTS, StateSlot
 from config.sections import RunConfig
 from modelling.weights.variables import OPTIMIZER
 from modelling.weights.weight_map import WeightMap
 from popxl.dtypes import dtype
-from popxl_addons.optimizers import packed
+from popxl_addons.optimizers import state_8bit
 
 _MOMENTS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    "first_order": (packed.pack_first, packed.unpack_first),
-    "second_order": (packed.pack_second, packed.unpack_second),
+    "first_order": (state_8bit.quantize_first_moment, state_8bit.dequantize_first_moment),
+    "second_order": (state_8bit.quantize_second_moment, state_8bit.dequantize_second_moment),
 }
 _PACKED = ("codes", "scales")
-_WHOLE = (MASTER.name, RESIDUAL)
+_WHOLE = (MASTER_WEIGHT.name, RESIDUAL)
 
 
 class Spec(Protocol):
@@ -44,7 +44,7 @@ class OptimizerStateSpec:
         axis: of that weight, along which groups of elements are packed together.
     """
 
-    slot: Slot
+    slot: StateSlot
     weight: str
     of: tuple[int, ...]
     axis: int
@@ -68,7 +68,7 @@ def optimizer_state_specs(
     kept = {}
     for row in (row for row in weight_map.rows if row.updated):
         for weight in row.weights:
-            axis = 1 - row.uncut_axis if row.transpose else row.uncut_axis
+            axis = 1 - row.unsharded_axis if row.transpose else row.unsharded_axis
             for slot in config.optimizer_slots(len(weight.shape), row.of_adapter):
                 name = f"{OPTIMIZER}/{slot.name}/{weight.name}"
                 kept[name] = OptimizerStateSpec(slot, weight.name, weight.shape, axis)
@@ -110,12 +110,12 @@ def convert_optimizer_state(
 
 def float32_weight(tensors: Arrays, name: str) -> np.ndarray:
     """A weight in float32, with what is kept of it besides its 16 bits."""
-    if _name(MASTER.name, name) in tensors:
-        return tensors[_name(MASTER.name, name)]
+    if _name(MASTER_WEIGHT.name, name) in tensors:
+        return tensors[_name(MASTER_WEIGHT.name, name)]
     low = tensors[name]
     if _name(RESIDUAL, name) not in tensors:
         return low.astype(np.float32)
-    whole: np.ndarray = packed.join(low, tensors[_name(RESIDUAL, name)])
+    whole: np.ndarray = state_8bit.join_weight(low, tensors[_name(RESIDUAL, name)])
     return whole
 
 
@@ -129,14 +129,14 @@ def _maker(
         return _name(slot, weight) in specs
 
     def fits(slot: str) -> bool:
-        kinds = RESIDUALS.values() if slot == RESIDUAL else (SLOTS[slot],)
+        kinds = RESIDUAL_SLOTS.values() if slot == RESIDUAL else (STATE_SLOTS[slot],)
         spec = specs[_name(slot, weight)]
         return any(replace(state, slot=kind).is_like(spec) for kind in kinds)
 
     if name in _WHOLE:
         if not all(fits(slot) for slot in _WHOLE if is_kept(slot)):
             return None
-        if state.slot == MASTER:
+        if state.slot == MASTER_WEIGHT:
             return partial(float32_weight, tensors, weight)
         return partial(_residual, tensors, weight, precision, 8 * state.slot.itemsize)
     moment, _, part = name.rpartition("_")
@@ -153,7 +153,7 @@ def _maker(
 
 def _residual(tensors: Arrays, weight: str, precision: str, bits: int) -> np.ndarray:
     low = tensors[weight].astype(dtype.from_name(precision).as_numpy())
-    residual: np.ndarray = packed.residual(float32_weight(tensors, weight), low, bits)
+    residual: np.ndarray = state_8bit.quantize_residual(float32_weight(tensors, weight), low, bits)
     return residual
 
 
@@ -162,7 +162,7 @@ def _moment(tensors: Arrays, moment: str, weight: str, axis: int) -> np.ndarray:
     if _name(moment, weight) in tensors:
         return tensors[_name(moment, weight)].astype(np.float32, copy=False)
     codes, scales = (tensors[_name(f"{moment}_{part}", weight)] for part in _PACKED)
-    values: np.ndarray = _MOMENTS[moment][1](codes, scales.reshape(-1), _groups(codes, axis))
+    values: np.ndarray = _MOMENTS[moment][1](codes, scales.reshape(-1), _quant_blocks(codes, axis))
     return values
 
 
@@ -170,12 +170,12 @@ def _packed(
     read: Callable[[], np.ndarray], moment: str, part: str, state: OptimizerStateSpec
 ) -> np.ndarray:
     values = read()
-    made = _MOMENTS[moment][0](values, _groups(values, state.axis))[_PACKED.index(part)]
+    made = _MOMENTS[moment][0](values, _quant_blocks(values, state.axis))[_PACKED.index(part)]
     return np.reshape(made, state.shape)
 
 
-def _groups(values: np.ndarray, axis: int) -> packed.Groups:
-    groups = packed.Groups.along(axis, values.shape)
+def _quant_blocks(values: np.ndarray, axis: int) -> state_8bit.QuantBlocks:
+    groups = state_8bit.QuantBlocks.along_axis(axis, values.shape)
     assert groups is not None, "a whole tensor cuts no group"
     return groups
 

@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 
 from checkpoints.arrays import Arrays, LazyArrays
-from config.optimizer_state import MASTER, RESIDUAL, SLOTS
+from config.optimizer_state import MASTER_WEIGHT, RESIDUAL, STATE_SLOTS
 from modelling.quantisation import PARTS, KeepsPacked, QuantisedParts, quantised
 from modelling.weights.hf_tensor_names import HfTensorNames
 from modelling.weights.mapping import (
@@ -30,7 +30,7 @@ from modelling.weights.variables import OPTIMIZER, HfNamedTensors, ShardReader, 
 from popxl import Variable
 from popxl.session import OnDemand, VariablePart
 from popxl_addons import NamedTensors
-from popxl_addons.optimizers.packed import split
+from popxl_addons.optimizers.state_8bit import split_weight
 
 Variables = Mapping[str, NamedTensors | Sequence[NamedTensors]]
 """A program's variables: by layer, or by phase for each of its layers, the trees `fwd` (variables),
@@ -238,7 +238,9 @@ class WeightMap:
         data, own = self._host_data(place, tensors), place.variable.dtype.as_numpy()
         if place.rest_of is not None:
             bits = 8 * own.itemsize
-            rest: np.ndarray = split(data.astype(np.float32, copy=False), place.rest_of, bits)[1]
+            rest: np.ndarray = split_weight(
+                data.astype(np.float32, copy=False), place.rest_of, bits
+            )[1]
             return rest
         return data.astype(own, copy=False)
 
@@ -354,14 +356,14 @@ def _optimizer_state(row: WeightMapping, tree: NamedTensors) -> Mapping[str, Var
 
 def _state_place(row: WeightMapping, name: str, variable: Variable) -> VariableSource:
     """Optimizer state, under the name that it has for a weight as Hugging Face turns it."""
-    slot = SLOTS[name]
+    slot = STATE_SLOTS[name]
     own = row
-    if slot.over == "groups":
-        own = row.grouped(row.uncut_axis)
-    elif slot.over in ("rows", "columns"):
-        own = row.means(slot.over == "columns")
-    theirs = slot.turned if row.transpose else slot
-    return VariableSource(own, variable, f"{OPTIMIZER}/{theirs.name}/", slot.over == "weight")
+    if slot.per == "block":
+        own = row.grouped(row.unsharded_axis)
+    elif slot.per in ("row", "column"):
+        own = row.means(slot.per == "column")
+    theirs = slot.transposed if row.transpose else slot
+    return VariableSource(own, variable, f"{OPTIMIZER}/{theirs.name}/", slot.per == "weight")
 
 
 def _kept_places(rows: Sequence[tuple[WeightMapping, NamedTensors]]) -> list[VariableSource]:
@@ -369,8 +371,8 @@ def _kept_places(rows: Sequence[tuple[WeightMapping, NamedTensors]]) -> list[Var
     places = []
     for row, tree in rows:
         state = _optimizer_state(row, tree)
-        if MASTER.name in state:
-            places.append(VariableSource(row, state[MASTER.name], ""))
+        if MASTER_WEIGHT.name in state:
+            places.append(VariableSource(row, state[MASTER_WEIGHT.name], ""))
         if RESIDUAL in state:
             weight = tree.fwd.get(row.path).dtype.as_numpy()
             places.append(VariableSource(row, state[RESIDUAL], "", rest_of=weight))

@@ -20,8 +20,8 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import popxl_addons.ops
-import popxl_addons.optimizers.packed_adam
-import popxl_addons.optimizers.residual
+import popxl_addons.optimizers.adam_8bit
+import popxl_addons.optimizers.weight_residual
 from popxl import ops
 from popxl._ir.op_registry import NoGrad, OpDef, registry
 from runtime.tools.compare_api import absent

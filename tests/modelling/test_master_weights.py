@@ -13,7 +13,7 @@ import torch
 from checkpoints import CheckpointStore
 from config.errors import ConfigError, UserError
 from config.gptj import GPTJConfig
-from config.optimizer_state import MASTER as MASTER_SLOT
+from config.optimizer_state import MASTER_WEIGHT as MASTER_SLOT
 from config.presets import load_config
 from config.sections import RunConfig
 from config.t5 import T5Config
@@ -144,10 +144,10 @@ def test_one_way_to_keep_small_updates() -> None:
         load_config(T5Config, "finetuning", "tiny", changes)
     changes["training"] = {}
     config = load_config(T5Config, "finetuning", "tiny", changes)
-    assert config.kept_of_weight == MASTER_SLOT
+    assert config.master_slot == MASTER_SLOT
     assert not config.rounds_stochastically
     wide = replace(config, model=replace(config.model, precision="float32"))
-    assert wide.kept_of_weight is None
+    assert wide.master_slot is None
 
 
 @pytest.mark.slow

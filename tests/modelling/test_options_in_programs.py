@@ -140,7 +140,7 @@ OPTIONS: Mapping[str, tuple[Mapping[str, Any], Cases]] = {
     "adafactor": ({"training.optimizer.name": "adafactor"}, {
         f"training.optimizer.adafactor.{name}": (value, "T")
         for name, value in {"beta1": 0.5, "decay_rate": 0.5, "eps": 1e-3, "clip_threshold": 0.5,
-                            "scale_parameter": False, "least_scale": 0.1}.items()
+                            "scale_parameter": False, "min_scale": 0.1}.items()
     }),
     "halves": ({"model.precision": "bfloat16"}, {"execution.master_weights": (True, "T")}),
     "cut": ({"execution.tensor_parallel": 2, "execution.data_parallel": 2}, {

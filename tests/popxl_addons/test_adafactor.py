@@ -8,7 +8,7 @@ from transformers.optimization import Adafactor
 import popxl
 from popxl import ops
 from popxl_addons import NamedTensors
-from popxl_addons.optimizers.adafactor import AdafactorOptimizerStep, Whole
+from popxl_addons.optimizers.adafactor import AdafactorOptimizerStep, MatrixLayout
 from popxl_addons.remote import load_remote, named_variable_buffers, store_remote
 from popxl_addons.variable_factory import NamedVariableFactories, VariableFactory
 from tests.slow import slow
@@ -136,7 +136,7 @@ def test_replicas_hold_parts(shape, count, axis, tp, dp):
         assert bool(var.meta_shape) == (dp > 1 and np.prod(host.shape[1:]) % dp == 0)
         grad = ops.collectives.replica_sharded_slice(part, group) if var.meta_shape else part
         facts, step = AdafactorOptimizerStep().create_graph(
-            var, grad, group, whole=Whole(count, axis, ir.replica_grouping()),
+            var, grad, group, matrix_layout=MatrixLayout(count, axis, ir.replica_grouping()),
             **{**DEFAULTS, **settings},
         )  # fmt: skip
         state_buffers = named_variable_buffers(facts, 1, False)
@@ -172,7 +172,7 @@ def test_misuse_is_told():
             ({"lr": 0.1, "relative_step": True}, "lr, or relative_step"),
             ({"lr": 0.1, "warmup_init": True}, "warmup_init needs"),
             ({"lr": 0.1, "global_norm_max": 1.0}, "both global_norm"),
-            ({"lr": 0.1, "whole": Whole(3)}, "does not hold 3 matrices"),
+            ({"lr": 0.1, "matrix_layout": MatrixLayout(3)}, "does not hold 3 matrices"),
         ):
             explicit = {"relative_step": False} if not settings else {}
             with pytest.raises(ValueError, match=message):

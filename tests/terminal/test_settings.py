@@ -289,7 +289,7 @@ def flags_of(values: Mapping[str, object]) -> list[str]:
 def test_presets_take_a_flag(flags, presets):
     for preset in presets:
         config = read("--config", preset, *flags).config
-        assert config.kept_of_weight is None or not config.rounds_stochastically
+        assert config.master_slot is None or not config.rounds_stochastically
 
 
 # ---- a file of one's own ------------------------------------------------------------------------

@@ -78,7 +78,7 @@ from popxl_addons.seed_variable import seed_variable as seed_variable
 from popxl_addons.stochastic_rounding import (
     enable_stochastic_rounding as enable_stochastic_rounding,
 )
-from popxl_addons.stochastic_rounding import rounded_by_hash as rounded_by_hash
+from popxl_addons.stochastic_rounding import round_by_hash as round_by_hash
 from popxl_addons.stochastic_rounding import seed_stochastic_rounding as seed_stochastic_rounding
 from popxl_addons.streams import InputStreams as InputStreams
 from popxl_addons.streams import OutputStreams as OutputStreams

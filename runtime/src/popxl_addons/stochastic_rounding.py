@@ -51,7 +51,7 @@ def _by_hash(t: Any, *, dtype: str) -> Any:
     return to_neighbour(t, np.dtype(dtype), (x ^ (x >> 16)).astype(xp.uint16))
 
 
-def rounded_by_hash(t: popxl.Tensor, dtype: popxl.dtype) -> popxl.Tensor:
+def round_by_hash(t: popxl.Tensor, dtype: popxl.dtype) -> popxl.Tensor:
     """A float32 tensor in 16 bits, rounded up or down as a hash of each value says.
 
     On average over many values that is the value itself, as with stochastic rounding. But nothing

@@ -41,7 +41,12 @@ OF_ADDONS = {
     *("group_quantize_decompress", "saturate", "round_by_hash"),
     *("count_experts", "rows_by_expert", "rows_of_experts", "rows_of_groups", "spread_weights"),
     "weigh_rows",
-    *("pack_first_moment", "unpack_first_moment", "pack_second_moment", "unpack_second_moment"),
+    *(
+        "quantize_first_moment",
+        "dequantize_first_moment",
+        "quantize_second_moment",
+        "dequantize_second_moment",
+    ),
     *("residual_of_weight", "split_weight"),
 }
 COLLECTIVE_FAMILY = ("replica", "all_reduce")

@@ -5,10 +5,16 @@ from __future__ import annotations
 import popxl
 from popxl import ReplicaGrouping, ops
 from popxl_addons.layers.initialisers import zeros
-from popxl_addons.optimizers._common import Number, OptimizerStep, as_tensor, is_on, wide
-from popxl_addons.optimizers._matrices import Matrices, Whole
+from popxl_addons.optimizers._optimizer_step import (
+    Number,
+    OptimizerStep,
+    as_tensor,
+    has_effect,
+    to_float32,
+)
+from popxl_addons.optimizers._sharded_matrices import MatrixLayout, ShardedMatrices
 
-__all__ = ["AdafactorOptimizerStep", "Whole"]
+__all__ = ["AdafactorOptimizerStep", "MatrixLayout"]
 
 
 class AdafactorOptimizerStep(OptimizerStep):
@@ -42,7 +48,7 @@ class AdafactorOptimizerStep(OptimizerStep):
         loss_scaling: Number = 1,
         global_norm: popxl.Tensor | None = None,
         global_norm_max: Number | None = None,
-        whole: Whole | None = None,
+        matrix_layout: MatrixLayout | None = None,
     ) -> None:
         """Update `var` and the state.
 
@@ -76,9 +82,9 @@ class AdafactorOptimizerStep(OptimizerStep):
                 "warmup_init needs relative_step"
             )
         group = popxl.gcg().ir.replica_grouping() if replica_grouping is None else replica_grouping
-        gradient = self.unscaled(var, grad, loss_scaling, global_norm, global_norm_max)
-        matrices = Matrices(var, group, whole or Whole())
-        step = self.next_step()
+        gradient = self.unscale_and_clip(var, grad, loss_scaling, global_norm, global_norm_max)
+        matrices = ShardedMatrices(var, group, matrix_layout or MatrixLayout())
+        step = self.increment_step()
         rate = _relative_step(step, warmup_init) if lr is None else as_tensor(lr)
         decay = 1 - ops.pow(step, as_tensor(decay_rate))
 
@@ -88,16 +94,16 @@ class AdafactorOptimizerStep(OptimizerStep):
         rates = rate / ops.maximum(length / clip_threshold, one)
         shrinking = rate * one
         if scale_parameter:
-            value = matrices.blocks(wide(var))
+            value = matrices.blocks(to_float32(var))
             size = ops.sqrt(matrices.means(value * value))
             scale = ops.maximum(size, as_tensor(eps[1]))
             rates, shrinking = rates * scale, rate * scale
         update = matrices.elements(direction * _per_matrix(rates, matrices))
         if beta1 is not None:
-            mean = self.state_like("first_order", var, popxl.float32, group)
+            mean = self.add_state_like("first_order", var, popxl.float32, group)
             update = ops.var_updates.accumulate_moving_average_(mean, update, beta1)
-        if is_on(weight_decay, 0):
-            taken = matrices.blocks(wide(var)) * _per_matrix(shrinking, matrices)
+        if has_effect(weight_decay, 0):
+            taken = matrices.blocks(to_float32(var)) * _per_matrix(shrinking, matrices)
             update = update + matrices.elements(taken) * as_tensor(weight_decay)
         ops.var_updates.accumulate_(var, update, -1.0)
 
@@ -105,7 +111,7 @@ class AdafactorOptimizerStep(OptimizerStep):
         self,
         var: popxl.Tensor,
         gradient: popxl.Tensor,
-        matrices: Matrices,
+        matrices: ShardedMatrices,
         group: ReplicaGrouping,
         decay: popxl.Tensor,
         eps: float,
@@ -113,7 +119,7 @@ class AdafactorOptimizerStep(OptimizerStep):
         """The gradient over the root of the second moment: (height, count, columns)."""
         average = ops.var_updates.accumulate_moving_average_
         if not matrices.is_matrix:
-            second = self.state_like("second_order", var, popxl.float32, group)
+            second = self.add_state_like("second_order", var, popxl.float32, group)
             square = average(second, gradient * gradient + eps, decay)
             return matrices.blocks(gradient / ops.sqrt(square))
         blocks = matrices.blocks(gradient)
@@ -125,14 +131,14 @@ class AdafactorOptimizerStep(OptimizerStep):
         row = average(rows, by_row.flatten() + eps, decay).reshape(by_row.shape)
         column = average(columns, by_column.flatten() + eps, decay).reshape(by_column.shape)
         row = ops.transpose(row)
-        relative = matrices.own_rows(row / matrices.mean_of_means(row, column))
+        relative = matrices.local_rows(row / matrices.mean_of_means(row, column))
         root = ops.sqrt(relative).reshape((matrices.height, matrices.count, 1))
         return blocks / root / ops.sqrt(column)
 
-    def _factor(self, name: str, axis: int, matrices: Matrices) -> popxl.Tensor:
+    def _factor(self, name: str, axis: int, matrices: ShardedMatrices) -> popxl.Tensor:
         """State of a number for each row (axis 0) or column of each matrix, one after the other."""
         elements = matrices.count * (matrices.columns if axis else matrices.rows)
-        group = matrices.sharing(axis)
+        group = matrices.replicas_with_equal_means(axis)
         return self.add_variable_input(name, zeros((elements,)), popxl.float32, True, group)
 
 
@@ -142,6 +148,6 @@ def _relative_step(step: popxl.Tensor, warmup: bool) -> popxl.Tensor:
     return 1 / ops.maximum(least, ops.sqrt(step))
 
 
-def _per_matrix(values: popxl.Tensor, matrices: Matrices) -> popxl.Tensor:
+def _per_matrix(values: popxl.Tensor, matrices: ShardedMatrices) -> popxl.Tensor:
     """A number for each matrix, or for all, to multiply blocks with."""
     return values.reshape((1, -1 if values.rank else 1, 1))

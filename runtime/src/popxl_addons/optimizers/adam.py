@@ -6,7 +6,13 @@ from typing import Any
 
 import popxl
 from popxl import ReplicaGrouping, ops
-from popxl_addons.optimizers._common import Number, OptimizerStep, as_tensor, is_on, wide
+from popxl_addons.optimizers._optimizer_step import (
+    Number,
+    OptimizerStep,
+    as_tensor,
+    has_effect,
+    to_float32,
+)
 
 __all__ = ["AdamOptimizerStep"]
 
@@ -62,20 +68,20 @@ class AdamOptimizerStep(OptimizerStep):
         Raises:
             ValueError: shapes differ, or only one of the norms is given.
         """
-        gradient = self.unscaled(var, grad, loss_scaling, global_norm, global_norm_max)
+        gradient = self.unscale_and_clip(var, grad, loss_scaling, global_norm, global_norm_max)
         dtypes = first_order_dtype, second_order_dtype
-        mean, square = self._averages(var, gradient, replica_grouping, beta1, beta2, dtypes)
+        mean, square = self._update_moments(var, gradient, replica_grouping, beta1, beta2, dtypes)
         if bias_correction:
-            step = self.next_step()
+            step = self.increment_step()
             mean = mean / (1 - ops.pow(as_tensor(beta1), step))
             square = square / (1 - ops.pow(as_tensor(beta2), step))
         update = mean / (ops.sqrt(square) + as_tensor(eps))
-        if is_on(weight_decay, 0):
-            update = update + wide(var) * as_tensor(weight_decay)
-        step_size = ops.negate(wide(lr)) if isinstance(lr, popxl.Tensor) else -lr
+        if has_effect(weight_decay, 0):
+            update = update + to_float32(var) * as_tensor(weight_decay)
+        step_size = ops.negate(to_float32(lr)) if isinstance(lr, popxl.Tensor) else -lr
         ops.var_updates.accumulate_(var, update, step_size)
 
-    def _averages(
+    def _update_moments(
         self,
         var: popxl.Tensor,
         gradient: popxl.Tensor,
@@ -86,12 +92,12 @@ class AdamOptimizerStep(OptimizerStep):
     ) -> tuple[popxl.Tensor, popxl.Tensor]:
         """Update the moving averages of gradients and of their squares; returns them in float32."""
         updates = ops.var_updates
-        first = self.state_like("first_order", var, dtypes[0], group)
-        second = self.state_like("second_order", var, dtypes[1], group)
+        first = self.add_state_like("first_order", var, dtypes[0], group)
+        second = self.add_state_like("second_order", var, dtypes[1], group)
         mean = updates.accumulate_moving_average_(first, gradient, _scalar(beta1))
         square = updates.accumulate_moving_average_square_(second, gradient, _scalar(beta2))
-        return wide(mean), wide(square)
+        return to_float32(mean), to_float32(square)
 
 
 def _scalar(x: Number) -> Number:
-    return wide(x) if isinstance(x, popxl.Tensor) else float(x)
+    return to_float32(x) if isinstance(x, popxl.Tensor) else float(x)

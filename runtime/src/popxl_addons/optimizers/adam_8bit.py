@@ -7,30 +7,30 @@ from typing import Any
 import popxl
 from popxl import ReplicaGrouping, ops
 from popxl.custom import jax_op
-from popxl_addons.optimizers import packed
-from popxl_addons.optimizers._common import Number, wide
+from popxl_addons.optimizers import state_8bit
+from popxl_addons.optimizers._optimizer_step import Number, to_float32
 from popxl_addons.optimizers.adam import AdamOptimizerStep
 from popxl_addons.sharding import shards_of
 
-__all__ = ["PackedAdamOptimizerStep"]
+__all__ = ["Adam8bitOptimizerStep"]
 
 _NO_GRAD = "optimizer state is not differentiated"
-_pack_first = jax_op(name="pack_first_moment", no_grad=_NO_GRAD)(
-    lambda moment, *, groups: packed.pack_first(moment, groups)
+_quantize_first_moment = jax_op(name="quantize_first_moment", no_grad=_NO_GRAD)(
+    lambda moment, *, blocks: state_8bit.quantize_first_moment(moment, blocks)
 )
-_unpack_first = jax_op(name="unpack_first_moment", no_grad=_NO_GRAD)(
-    lambda codes, scales, *, groups: packed.unpack_first(codes, scales, groups)
+_dequantize_first_moment = jax_op(name="dequantize_first_moment", no_grad=_NO_GRAD)(
+    lambda codes, scales, *, blocks: state_8bit.dequantize_first_moment(codes, scales, blocks)
 )
-_pack_second = jax_op(name="pack_second_moment", no_grad=_NO_GRAD)(
-    lambda moment, *, groups: packed.pack_second(moment, groups)
+_quantize_second_moment = jax_op(name="quantize_second_moment", no_grad=_NO_GRAD)(
+    lambda moment, *, blocks: state_8bit.quantize_second_moment(moment, blocks)
 )
-_unpack_second = jax_op(name="unpack_second_moment", no_grad=_NO_GRAD)(
-    lambda codes, scales, *, groups: packed.unpack_second(codes, scales, groups)
+_dequantize_second_moment = jax_op(name="dequantize_second_moment", no_grad=_NO_GRAD)(
+    lambda codes, scales, *, blocks: state_8bit.dequantize_second_moment(codes, scales, blocks)
 )
 
 
-class PackedAdamOptimizerStep(AdamOptimizerStep):
-    """`AdamOptimizerStep` with moments in 8 bits (FlashOptim, arXiv:2602.23349), see `packed`.
+class Adam8bitOptimizerStep(AdamOptimizerStep):
+    """`AdamOptimizerStep` with moments in 8 bits (FlashOptim, arXiv:2602.23349), see `state_8bit`.
 
     Variables: `first_order_codes` (int8) and `second_order_codes` (uint8), of the shape of the
     variable, `first_order_scales` and `second_order_scales` (bfloat16), for each 32 neighbours
@@ -61,12 +61,12 @@ class PackedAdamOptimizerStep(AdamOptimizerStep):
         shape = tuple(var.meta_shape or var.shape)
         if not -len(shape) <= axis < len(shape):
             raise ValueError(
-                f"PackedAdamOptimizerStep: {var.id!r} of shape {shape} has no axis {axis}"
+                f"Adam8bitOptimizerStep: {var.id!r} of shape {shape} has no axis {axis}"
             )
         self._axis = axis % len(shape)
         super().build(var, grad, replica_grouping, **settings)
 
-    def _averages(
+    def _update_moments(
         self,
         var: popxl.Tensor,
         gradient: popxl.Tensor,
@@ -75,45 +75,47 @@ class PackedAdamOptimizerStep(AdamOptimizerStep):
         beta2: Number,
         dtypes: tuple[popxl.dtype, popxl.dtype],
     ) -> tuple[popxl.Tensor, popxl.Tensor]:
-        groups = self._groups(var, group)
+        blocks = self._quant_blocks(var, group)
         first = self._state("first_order", popxl.int8, var, group)
         second = self._state("second_order", popxl.uint8, var, group)
-        old_mean = _unpack_first(*first, groups=groups)
-        old_square = _unpack_second(*second, groups=groups)
-        mean = _moved(old_mean, gradient, beta1)
-        square = _moved(old_square, gradient * gradient, beta2)
+        old_mean = _dequantize_first_moment(*first, blocks=blocks)
+        old_square = _dequantize_second_moment(*second, blocks=blocks)
+        mean = _moving_average(old_mean, gradient, beta1)
+        square = _moving_average(old_square, gradient * gradient, beta2)
         for state, new in (
-            (first, _pack_first(mean, groups=groups)),
-            (second, _pack_second(square, groups=groups)),
+            (first, _quantize_first_moment(mean, blocks=blocks)),
+            (second, _quantize_second_moment(square, blocks=blocks)),
         ):
             for variable, value in zip(state, new, strict=True):
                 ops.var_updates.copy_var_update_(variable, value.reshape(variable.shape))
         return mean, square
 
-    def _groups(self, var: popxl.Tensor, group: ReplicaGrouping | None) -> packed.Groups:
+    def _quant_blocks(
+        self, var: popxl.Tensor, group: ReplicaGrouping | None
+    ) -> state_8bit.QuantBlocks:
         whole = popxl.gcg().ir.replica_grouping() if group is None else group
         shape = tuple(var.meta_shape or var.shape)
         shards = shards_of(var.spec, whole.group_size)
-        groups = packed.Groups.along(self._axis, shape, shards)
-        if groups is None:
+        blocks = state_8bit.QuantBlocks.along_axis(self._axis, shape, shards)
+        if blocks is None:
             raise ValueError(
-                f"{shards} parts of {var.id!r}, {list(shape)}, cut groups of {packed.GROUP} along "
-                f"axis {self._axis}: keep it whole"
+                f"{shards} shards of {var.id!r}, {list(shape)}, split blocks of {state_8bit.BLOCK} "
+                f"along axis {self._axis}: do not shard it"
             )
-        return groups
+        return blocks
 
     def _state(
         self, name: str, dtype: popxl.dtype, var: popxl.Tensor, group: ReplicaGrouping | None
     ) -> tuple[popxl.Tensor, popxl.Tensor]:
         """The codes of a moment, and their scales."""
-        scales = packed.scales_shape(tuple(var.meta_shape or var.shape), self._axis)
+        scales = state_8bit.scales_shape(tuple(var.meta_shape or var.shape), self._axis)
         return (
-            self.state_like(f"{name}_codes", var, dtype, group),
-            self.state_like(f"{name}_scales", var, popxl.bfloat16, group, scales),
+            self.add_state_like(f"{name}_codes", var, dtype, group),
+            self.add_state_like(f"{name}_scales", var, popxl.bfloat16, group, scales),
         )
 
 
-def _moved(average: popxl.Tensor, value: popxl.Tensor, beta: Number) -> popxl.Tensor:
+def _moving_average(average: popxl.Tensor, value: popxl.Tensor, beta: Number) -> popxl.Tensor:
     """A moving average after one more value."""
-    keep = wide(beta) if isinstance(beta, popxl.Tensor) else beta
+    keep = to_float32(beta) if isinstance(beta, popxl.Tensor) else beta
     return average * keep + value * (1 - keep)

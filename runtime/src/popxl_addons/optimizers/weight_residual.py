@@ -7,29 +7,31 @@ from typing import Any
 import popxl
 from popxl import ops
 from popxl.custom import jax_op
-from popxl_addons.optimizers import packed
+from popxl_addons.optimizers import state_8bit
 
 _NO_GRAD = "variable updates are not differentiated"
 
 
 @jax_op(name="residual_of_weight", no_grad=_NO_GRAD)
-def _rest(low: Any, residual: Any) -> Any:
-    return packed.rest_of(low, residual)
+def _dequantize_residual(low: Any, residual: Any) -> Any:
+    return state_8bit.dequantize_residual(low, residual)
 
 
 @jax_op(name="split_weight", no_grad=_NO_GRAD)
-def _split(weight: Any, low: Any, residual: Any) -> Any:
+def _split_weight(weight: Any, low: Any, residual: Any) -> Any:
     bits = 8 * residual.dtype.itemsize
-    return packed.split(weight, low.dtype, bits)
+    return state_8bit.split_weight(weight, low.dtype, bits)
 
 
-def joined(var: popxl.Tensor, residual: popxl.Tensor) -> popxl.Tensor:
+def join_weight(var: popxl.Tensor, residual: popxl.Tensor) -> popxl.Tensor:
     """The whole weight, float32, from a 16-bit variable and its residual, int8 or int16."""
-    return ops.cast(var, popxl.float32) + _rest(var, residual)
+    return ops.cast(var, popxl.float32) + _dequantize_residual(var, residual)
 
 
-def keep_split(var: popxl.TensorByRef, residual: popxl.TensorByRef, weight: popxl.Tensor) -> None:
+def store_split_weight(
+    var: popxl.TensorByRef, residual: popxl.TensorByRef, weight: popxl.Tensor
+) -> None:
     """Store a float32 weight in a 16-bit variable and its residual."""
-    low, rest = _split(weight, var, residual)
+    low, rest = _split_weight(weight, var, residual)
     ops.var_updates.copy_var_update_(var, low)
     ops.var_updates.copy_var_update_(residual, rest)

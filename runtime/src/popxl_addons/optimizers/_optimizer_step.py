@@ -11,17 +11,17 @@ from popxl_addons.sharding import shards_of
 Number = float | popxl.Tensor
 
 
-def wide(t: popxl.Tensor) -> popxl.Tensor:
+def to_float32(t: popxl.Tensor) -> popxl.Tensor:
     """`t` in float32."""
     return t if t.dtype == popxl.float32 else ops.cast(t, popxl.float32)
 
 
 def as_tensor(x: Number) -> popxl.Tensor:
     """A number as a float32 tensor."""
-    return wide(x) if isinstance(x, popxl.Tensor) else popxl.constant(x, popxl.float32)
+    return to_float32(x) if isinstance(x, popxl.Tensor) else popxl.constant(x, popxl.float32)
 
 
-def is_on(x: Number, off: float) -> bool:
+def has_effect(x: Number, off: float) -> bool:
     """Whether a number has an effect, as far as is known: it is a tensor, or is not `off`."""
     return isinstance(x, popxl.Tensor) or x != off
 
@@ -34,7 +34,7 @@ class OptimizerStep(Module):
     """
 
     @staticmethod
-    def unscaled(
+    def unscale_and_clip(
         var: popxl.Tensor,
         grad: popxl.Tensor,
         loss_scaling: Number,
@@ -52,15 +52,15 @@ class OptimizerStep(Module):
             )
         if (global_norm is None) != (global_norm_max is None):
             raise ValueError("gradient clipping needs both global_norm and global_norm_max")
-        gradient = wide(grad)
-        if is_on(loss_scaling, 1):
+        gradient = to_float32(grad)
+        if has_effect(loss_scaling, 1):
             gradient = gradient / as_tensor(loss_scaling)
         if global_norm is not None and global_norm_max is not None:
             limit = as_tensor(global_norm_max)
-            gradient = gradient * (limit / ops.maximum(wide(global_norm), limit))
+            gradient = gradient * (limit / ops.maximum(to_float32(global_norm), limit))
         return gradient
 
-    def state_like(
+    def add_state_like(
         self,
         name: str,
         var: popxl.Tensor,
@@ -78,7 +78,7 @@ class OptimizerStep(Module):
             name, zeros(shape), dtype, True, whole, shards
         )
 
-    def next_step(self) -> popxl.Tensor:
+    def increment_step(self) -> popxl.Tensor:
         """The number of this step, from 1: a float32 scalar that is counted up."""
         counter = self.add_variable_input("step", zeros(()), popxl.float32, by_ref=True)
         return ops.var_updates.accumulate_(counter, popxl.constant(1, popxl.float32))

@@ -21,7 +21,7 @@ from modelling.spec import family_of
 from modelling.weights import without_optimizer_state
 from modelling.weights.optimizer_state import convert_optimizer_state, optimizer_state_specs
 from planning.requirements import finetuning_needs
-from popxl_addons.optimizers import packed
+from popxl_addons.optimizers import state_8bit
 from run.start import starting_point
 from sessions.loss_evaluation import Losses
 from sessions.training import FineTuning
@@ -105,7 +105,7 @@ def test_weights_of_16_bits_have_residuals(state) -> None:
     for name in ("transformer.h.0.attn.q_proj.weight", "lm_head.bias"):
         rest = found[f"optimizer/residual/{name}"]
         assert rest.dtype == (np.int8 if state == "compact" else np.int16)
-        whole = packed.join(found[name], rest)
+        whole = state_8bit.join_weight(found[name], rest)
         moved = np.abs(exact[name] - start[name]).mean()
         assert np.abs(whole - exact[name]).mean() < 0.15 * moved  # gradients are of 16-bit weights
         assert (whole != found[name].astype(np.float32)).any()
@@ -226,14 +226,14 @@ def test_compact_state_becomes_any_other_and_is_made_of_it(tmp_path, state, prec
     assert ("its optimizer state in another form" in source) != same
     name = "transformer.h.1.mlp.fc_in.weight"
     codes, scales = (there[f"optimizer/second_order_{part}/{name}"] for part in ("codes", "scales"))
-    groups = packed.Groups.along(1, codes.shape)
-    exact = packed.unpack_second(codes, scales.reshape(-1), groups)
+    groups = state_8bit.QuantBlocks.along_axis(1, codes.shape)
+    exact = state_8bit.dequantize_second_moment(codes, scales.reshape(-1), groups)
     if state != "compact16":
         np.testing.assert_array_equal(found[f"optimizer/second_order/{name}"], exact)
     elif precision == "bfloat16":
         rest = found[f"optimizer/residual/{name}"]
-        whole = packed.join(there[name], there[f"optimizer/residual/{name}"])
-        np.testing.assert_allclose(packed.join(there[name], rest), whole, rtol=1e-6)
+        whole = state_8bit.join_weight(there[name], there[f"optimizer/residual/{name}"])
+        np.testing.assert_allclose(state_8bit.join_weight(there[name], rest), whole, rtol=1e-6)
     back, _ = saved(tmp_path / "other", state, precision)
     _, again = started(tmp_path / "other", "compact", precision)
     assert again[f"optimizer/second_order_codes/{name}"].dtype == np.uint8
@@ -266,7 +266,7 @@ def test_residuals_of_a_new_run_are_what_rounding_takes() -> None:
     with model:
         found = dict(model.read())
     for name, weight in start.items():
-        whole = packed.join(found[name], found[f"optimizer/residual/{name}"])
+        whole = state_8bit.join_weight(found[name], found[f"optimizer/residual/{name}"])
         np.testing.assert_allclose(
             whole, weight, rtol=2.0**-8 / 127 / 2 * 1.01, atol=1e-38, err_msg=name
         )

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from config.run import Optimizer
     from popxl_addons import Module
-    from popxl_addons.optimizers.adafactor import Whole
+    from popxl_addons.optimizers.adafactor import MatrixLayout
 
 
 @dataclass(frozen=True)
-class Slot:
+class StateSlot:
     """An array that is kept for each weight.
 
     Attributes:
@@ -23,8 +23,8 @@ class Slot:
             of 32 neighbours, or one for all.
     """
 
-    of: str
-    over: Literal["elements", "rows", "columns", "groups", "weight"] = "elements"
+    quantity: str
+    per: Literal["element", "row", "column", "block", "weight"] = "element"
     dtype: Literal["float32", "bfloat16", "int16", "int8", "uint8"] = "float32"
 
     @property
@@ -35,60 +35,62 @@ class Slot:
     @property
     def name(self) -> str:
         """In checkpoints, and in the update's graph."""
-        return f"{self.of}_{self.over}" if self.over in ("rows", "columns") else self.of
+        return f"{self.quantity}_{self.per}s" if self.per in ("row", "column") else self.quantity
 
     @property
-    def turned(self) -> Slot:
+    def transposed(self) -> StateSlot:
         """The slot of the transposed weight: rows and columns change places."""
-        axes: dict[str, Any] = {"rows": "columns", "columns": "rows"}
-        return replace(self, over=axes.get(self.over, self.over))
+        axes: dict[str, Any] = {"row": "column", "column": "row"}
+        return replace(self, per=axes.get(self.per, self.per))
 
     def shape(self, weight: tuple[int, ...], axis: int = -1) -> tuple[int, ...]:
         """For a weight of a shape, whose groups are along an axis."""
-        if self.over == "groups":
-            from popxl_addons.optimizers.packed import scales_shape
+        if self.per == "block":
+            from popxl_addons.optimizers.state_8bit import scales_shape
 
             return scales_shape(weight, axis % len(weight))
-        of = {"elements": weight, "rows": weight[:1], "columns": weight[1:], "weight": ()}
-        return of[self.over]
+        of = {"element": weight, "row": weight[:1], "column": weight[1:], "weight": ()}
+        return of[self.per]
 
     def nbytes(self, weight: tuple[int, ...]) -> int:
         """For a weight of a shape."""
         return math.prod(self.shape(weight)) * self.itemsize
 
 
-FIRST, SECOND = Slot("first_order"), Slot("second_order")
-STEP = Slot("step", "weight")
+FIRST_MOMENT, SECOND_MOMENT = StateSlot("first_order"), StateSlot("second_order")
+STEP_COUNTER = StateSlot("step", "weight")
 """The number of the step, which every optimizer keeps."""
 
-MASTER = Slot("master")
+MASTER_WEIGHT = StateSlot("master")
 """The float32 copy of a 16-bit weight (execution.master_weights), which any optimizer may keep."""
 
 RESIDUAL = "residual"
-RESIDUALS = {
-    "compact": Slot(RESIDUAL, dtype="int8"),
-    "compact16": Slot(RESIDUAL, dtype="int16"),
+RESIDUAL_SLOTS = {
+    "compact": StateSlot(RESIDUAL, dtype="int8"),
+    "compact16": StateSlot(RESIDUAL, dtype="int16"),
 }
 """What rounding to 16 bits took from a weight, which any optimizer may keep, by its `state`."""
 
 
 @dataclass(frozen=True)
-class OptimizerRecord:
+class OptimizerSpec:
     """All that a run needs to know of an optimizer.
 
     The functions take its fields, `training.optimizer`. The runtime is imported when a graph is
     made: configurations are read without it.
 
     Attributes:
-        slots: what it may keep for a weight, besides `STEP`.
+        slots: what it may keep for a weight, besides `STEP_COUNTER`.
         keeps: which of them it keeps for a weight of so many axes.
         step: the module that updates a variable of so many axes, and its settings that other
-            optimizers do not have. `Whole` says which matrices the variable belongs to.
+            optimizers do not have. `MatrixLayout` says which matrices the variable belongs to.
         shared_parts: whether replicas of a tensor-parallel group may hold the same part of a
             weight.
     """
 
-    slots: tuple[Slot, ...]
-    keeps: Callable[[Optimizer, int], tuple[Slot, ...]]
-    step: Callable[[Optimizer, int, Callable[[], Whole]], tuple[type[Module], dict[str, Any]]]
-    shared_parts: bool = True
+    slots: tuple[StateSlot, ...]
+    slots_for: Callable[[Optimizer, int], tuple[StateSlot, ...]]
+    build_step: Callable[
+        [Optimizer, int, Callable[[], MatrixLayout]], tuple[type[Module], dict[str, Any]]
+    ]
+    allows_shard_replicas: bool = True
