@@ -3,7 +3,7 @@
     python3 finetuning.py --config tiny
     python3 finetuning.py --config small --micro_batch_size 8 --runs 10
 
-Starts from random weights. Ends with one JSON line. `FineTuning` is the session to import.
+Starts from random weights. Ends with one JSON line. `TrainingSession` is the session to import.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from config.flags import Unused
 from config.sections import RunConfig
 from data.loader import Loader
 from modelling.spec import family_of
-from planning.hardware.disk_offload import planned_bytes
+from planning.hardware.disk_offload import process_bytes
 from planning.requirements import finetuning_needs
 from run.records.pace import peak_host_bytes
 from run.throughput import MachineUse, report_throughput
-from sessions.training import FineTuning as FineTuning
 from sessions.training import StepResult
+from sessions.training import TrainingSession as TrainingSession
 from terminal.entry_point import entry_point
 
 UNUSED = Unused(
@@ -94,7 +94,7 @@ def measure(
         )
     family = family_of(config)
     start = time.perf_counter()
-    model = FineTuning(config)
+    model = TrainingSession(config)
     startup = time.perf_counter() - start
     samples, iterations = config.training.global_batch_size, config.execution.device_iterations
     loader = Loader.of(config, family.sample_format.generated(config, 4 * samples, None))
@@ -133,7 +133,7 @@ def measure(
         memory.disk,
         (after.read - before.read) / (runs * iterations),
         (after.written - before.written) / (runs * iterations),
-        planned_bytes(memory, config.replicas),
+        process_bytes(memory, config.replicas),
         in_kernel,
         besides_disk,
         results[-1].loss,

@@ -4,8 +4,8 @@
     python3 inference.py --config small --micro_batch_size 8 --runs 10
 
 Starts from random weights. All prompts have the full length, and random weights hardly ever end a
-sequence early: it is the slowest case. Ends with one JSON line. `Inference` is the session to
-import.
+sequence early: it is the slowest case. Ends with one JSON line. Import
+`GenerationSession` for a session of your own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from config.sections import RunConfig
 from modelling.spec import family_of
 from planning.requirements import inference_needs
 from run.throughput import MachineUse, report_throughput
-from sessions.generation import Inference as Inference
+from sessions.generation import GenerationSession as GenerationSession
 from terminal.entry_point import entry_point
 
 UNUSED = Unused(
@@ -66,7 +66,7 @@ class GenerationThroughput:
 def measure(config: RunConfig, runs: int) -> GenerationThroughput:
     """Build the program of a configuration and run it, once to warm up and then `runs` times."""
     family, start = family_of(config), time.perf_counter()
-    inference = Inference(config)
+    inference = GenerationSession(config)
     startup = time.perf_counter() - start
     samples, length = inference.samples_per_run, inference.program.input_ids.shape[1]
     rng = np.random.default_rng(config.model.seed)

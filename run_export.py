@@ -31,10 +31,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "null: give --merge, or the --quantisation that they were trained with"
         )
     # These take seconds: mistakes in the command line are said before.
-    from planning.hardware.resource_errors import explain_shortages
+    from planning.hardware.resource_errors import explain_resource_errors
     from run.export import export_checkpoint
 
-    with explain_shortages(line.preset, line.config):
+    with explain_resource_errors(line.preset, line.config):
         precision = line.config.model.precision if line.settings.by_flag(PRECISION) else None
         export_checkpoint(line.config, line.options.save_hf, precision, line.options.merge)
 

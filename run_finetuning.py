@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # These take seconds: mistakes in the command line are said before.
     from data.data_cache import DataCache
     from planning.auto_config import with_choices
-    from planning.hardware.resource_errors import explain_shortages
+    from planning.hardware.resource_errors import explain_resource_errors
     from planning.program_variants import Programs
     from planning.requirements import finetuning_needs
     from run.loop import finetune
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if planned(line, partial(finetuning_needs, programs=programs), programs):
         return
     del programs  # gigabytes
-    with explain_shortages(line.preset, line.config):
+    with explain_resource_errors(line.preset, line.config):
         finetune(line.config, options, data_cache)
 
 

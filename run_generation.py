@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # These take seconds: mistakes in the command line are said before.
     from data.data_cache import DataCache
     from planning.auto_config import with_choices, with_own_lengths
-    from planning.hardware.resource_errors import explain_shortages
+    from planning.hardware.resource_errors import explain_resource_errors
     from run.answers.generate import (
         answer,
         asked_rows,
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.chat:
         from run.answers.converse import converse
 
-        with explain_shortages(line.preset, config):
+        with explain_resource_errors(line.preset, config):
             converse(config)
         return
     raw, data_cache = given.raw or is_raw(config), DataCache()
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         asked = asked_rows(config, given.file, raw, data_cache)
     else:
         asked = asked_texts(config, given.prompts or lines_of_standard_input(), raw, data_cache)
-    with explain_shortages(line.preset, config):
+    with explain_resource_errors(line.preset, config):
         answers = list(answer(config, asked, data_cache))
     if not is_first_process():
         return

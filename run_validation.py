@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # These take seconds: mistakes in the command line are said before.
     from data.data_cache import DataCache
     from planning.auto_config import with_choices
-    from planning.hardware.resource_errors import explain_shortages
+    from planning.hardware.resource_errors import explain_resource_errors
     from planning.requirements import inference_needs
     from run.evaluation.validate import validate
 
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         data_cache=data_cache,
     )
     if not planned(line, inference_needs):
-        with explain_shortages(line.preset, line.config):
+        with explain_resource_errors(line.preset, line.config):
             summary = validate(line.config, line.preset, given.out, data_cache).summary()
         if is_first_process():
             print(summary)

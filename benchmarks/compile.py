@@ -26,7 +26,7 @@ from config.sections import RunConfig
 from finetuning import UNUSED
 from modelling.phases.training import build_training
 from modelling.spec import family_of
-from planning.hardware.resource_errors import explain_shortages
+from planning.hardware.resource_errors import explain_resource_errors
 from run.records.pace import peak_host_bytes
 from run.throughput import read_throughput_line
 from terminal.entry_point import entry_point
@@ -158,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Compile and print."""
     line = read_throughput_line("finetuning", __doc__, arguments, UNUSED, _add_options)
     result: dict[str, Any]
-    with explain_shortages(line.preset, line.config):
+    with explain_resource_errors(line.preset, line.config):
         if line.options.depths:
             rows = compile_depths(line.config, line.options.depths, line.options.rounds)
             print(format_depths(rows))

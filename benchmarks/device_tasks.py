@@ -36,16 +36,16 @@ from data.loader import Loader
 from modelling.devices import device_desc, platform
 from modelling.spec import family_of
 from modelling.weights import WeightMap
-from planning.hardware.local_machine import as_tabled, machine_here
+from planning.hardware.local_machine import machine_from_table, measure_local_machine
 from planning.hardware.machines import Machine, machine
 from planning.hardware.matrix_rate import matrix_rate
-from planning.hardware.memory_check import NotEnoughMemoryError, check_least, host_memory
+from planning.hardware.memory_check import NotEnoughMemoryError, check_lower_bound, host_memory
 from planning.report import report
 from planning.requirements import Needs, finetuning_needs, inference_needs
 from popxl import hardware, ops
 from popxl.session import DeviceDesc
-from sessions.generation import Inference
-from sessions.training import FineTuning
+from sessions.generation import GenerationSession
+from sessions.training import TrainingSession
 from terminal.entry_point import entry_point
 from terminal.parser import Parser
 
@@ -157,7 +157,7 @@ def bandwidth(given: argparse.Namespace) -> Facts:
 
 def _described(device: DeviceDesc) -> Facts:
     """The fields of `planning.hardware.machines.Machine`, with the memories that are here."""
-    fields, host = asdict(as_tabled(device)), host_memory()
+    fields, host = asdict(machine_from_table(device)), host_memory()
     del fields["name"]
     fields |= {"title": f"{hardware.device_kinds(device, 1)[0]}, as measured"}
     return fields | ({} if host is None else {"host_memory": float(host)})
@@ -188,7 +188,7 @@ def _smaller_until_it_fits(
     config = _configured(given, kind)
     while True:
         try:
-            check_least(config)
+            check_lower_bound(config)
             return measure(config, given.runs) | {"layers": config.model.num_hidden_layers}
         except NotEnoughMemoryError as error:
             if config.model.num_hidden_layers == 1:
@@ -208,10 +208,10 @@ def _configured(given: argparse.Namespace, kind: str) -> RunConfig:
     return load_config(config_class, kind, given.config, nested(values))
 
 
-def _prepared(config: RunConfig) -> tuple[FineTuning, Loader]:
+def _prepared(config: RunConfig) -> tuple[TrainingSession, Loader]:
     """A model with random weights, and generated samples."""
     family, samples = family_of(config), 4 * config.training.global_batch_size
-    model = FineTuning(config)
+    model = TrainingSession(config)
     model.write(weights(family.weight_map(config)))
     return model, Loader.of(config, family.sample_format.generated(config, samples, None))
 
@@ -260,7 +260,7 @@ def _traced(config: RunConfig, runs: int) -> Facts:
     return facts | _predicted(config, on, finetuning_needs)
 
 
-def _step(model: FineTuning, loader: Loader, step: int) -> float:
+def _step(model: TrainingSession, loader: Loader, step: int) -> float:
     batch, start = loader.next_batch(), time.perf_counter()
     model.run([batch], [1e-4], step)
     return time.perf_counter() - start
@@ -268,7 +268,7 @@ def _step(model: FineTuning, loader: Loader, step: int) -> float:
 
 def _generate(config: RunConfig, runs: int) -> Facts:
     family, on = family_of(config), _machine(config)
-    model = Inference(config)
+    model = GenerationSession(config)
     samples, length = model.samples_per_run, model.program.input_ids.shape[1]
     rng = np.random.default_rng(0)
     input_ids = rng.integers(2, config.model.vocab_size, (samples, length), np.int32)
@@ -305,7 +305,7 @@ def _predicted(
 
 def _machine(config: RunConfig) -> Machine:
     """This one, with the memory that it has before the run."""
-    return machine("laptop") if platform(config) == "cpu" else machine_here(config, None)
+    return machine("laptop") if platform(config) == "cpu" else measure_local_machine(config, None)
 
 
 TASKS: Mapping[str, Callable[[argparse.Namespace], Facts]] = {

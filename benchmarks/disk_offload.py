@@ -29,16 +29,16 @@ from files.atomic_writing import write_text
 from finetuning import measure
 from finetuning import summary as summary_of
 from modelling.spec import family_of
-from planning.hardware.disk_offload import planned_bytes
+from planning.hardware.disk_offload import process_bytes
 from planning.hardware.local_machine import disk_rates
 from planning.hardware.machines import machine
-from planning.hardware.resource_errors import explain_shortages
+from planning.hardware.resource_errors import explain_resource_errors
 from planning.requirements import finetuning_needs, placed
 from popxl._storage.scratch_files import ScratchFile
 from run.records.pace import peak_host_bytes
-from sessions.generation import Inference
-from sessions.loss_evaluation import Losses
-from sessions.session import RunningModel
+from sessions.generation import GenerationSession
+from sessions.loss_evaluation import LossSession
+from sessions.session import ModelSession
 from terminal.entry_point import entry_point
 from terminal.parser import Parser
 
@@ -160,13 +160,13 @@ def config_of(
 def evaluated(config: RunConfig, kind: str, runs: int) -> dict[str, Any]:
     """Measure the validation loss, or generation layer by layer."""
     family = family_of(config)
-    model: RunningModel
+    model: ModelSession
     samples = family.sample_format.generated(config, config.training.global_batch_size, None)
     if kind == "validation":
-        losses = model = Losses(config)
-        do: Callable[[], object] = lambda: losses.of(samples)  # noqa: E731
+        losses = model = LossSession(config)
+        do: Callable[[], object] = lambda: losses.compute(samples)  # noqa: E731
     else:
-        inference = model = Inference(config)
+        inference = model = GenerationSession(config)
         shape = inference.samples_per_run, inference.program.input_ids.shape[1]
         input_ids = np.random.default_rng(0).integers(2, 1000, shape, np.int32)
         do = lambda: inference.generate(input_ids, np.ones_like(input_ids))  # noqa: E731
@@ -188,7 +188,7 @@ def evaluated(config: RunConfig, kind: str, runs: int) -> dict[str, Any]:
         "disk_bytes": memory.disk,
         "disk_read": (traffic[-1].read - traffic[0].read) / runs,
         "disk_written": (traffic[-1].written - traffic[0].written) / runs,
-        "planned_host_bytes": planned_bytes(memory, config.replicas),
+        "planned_host_bytes": process_bytes(memory, config.replicas),
         "peak_host_bytes": peak_host_bytes(),
     }
 
@@ -246,7 +246,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--record", type=Path, help="file that the line of JSON is added to")
     given = parser.parse_args(arguments)
     run, config = RUNS[given.run], config_of(given.run, given.folder)
-    with explain_shortages(run.preset, config):
+    with explain_resource_errors(run.preset, config):
         facts = (
             trained(config, run.steps)
             if run.kind == "training"

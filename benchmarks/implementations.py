@@ -26,8 +26,8 @@ from config.task import Seq2SeqData
 from data.samples import IGNORE_INDEX, Batch
 from data.seq2seq import EncodedExamples, PackedExamples
 from modelling.spec import family_of
-from sessions.generation import Inference
-from sessions.training import FineTuning
+from sessions.generation import GenerationSession
+from sessions.training import TrainingSession
 
 Facts = Mapping[str, Any]
 """What a program says of itself, as JSON has it."""
@@ -167,7 +167,7 @@ def training_implementation(
         samples = PackedExamples.of(samples, _examples_per_row(config))
     execution = replace(config.execution, activations=name, micro_batch_size=len(samples))
     training = replace(config.training, global_batch_size=len(samples))
-    ours = FineTuning(replace(config, execution=execution, training=training))
+    ours = TrainingSession(replace(config, execution=execution, training=training))
     ours.write(weights)
     ours.__enter__()  # for as long as the process lives
     batch = samples.take(range(len(samples)))
@@ -184,7 +184,7 @@ def generation_implementation(
     input_ids, mask = _prompts(config, count, mean_tokens)
     pad = family_of(config).to_config_json(config)["pad_token_id"]
     if name == "ours":
-        ours = Inference(config)
+        ours = GenerationSession(config)
         ours.write(weights)
         ours.__enter__()  # for as long as the process lives
         return _tried(lambda: [row[row != pad].tolist() for row in ours.generate(input_ids, mask)])

@@ -43,7 +43,7 @@ from modelling.spec import family_of
 from run.records.pace import peak_host_bytes
 from run.saving import SHARD_OF_DISK
 from run.start import starting_point
-from sessions.training import FineTuning
+from sessions.training import TrainingSession
 from terminal.entry_point import entry_point
 from terminal.huge_pages import with_huge_pages
 from terminal.parser import Parser
@@ -129,7 +129,7 @@ class Folders:
 def train(config: RunConfig, folders: Folders) -> None:
     """Train two steps, save both."""
     family = family_of(config)
-    model, batches = FineTuning(config), _batches(config)
+    model, batches = TrainingSession(config), _batches(config)
     store = CheckpointStore(folders.run, shard_bytes=SHARD_OF_DISK)
     model.write(family.weight_map(config).init_weights(config.model.seed))
     with model:
@@ -143,7 +143,7 @@ def train(config: RunConfig, folders: Folders) -> None:
 def resume(config: RunConfig, folders: Folders) -> None:
     """Train the second step from the first one's checkpoint."""
     family, batches = family_of(config), _batches(config)
-    model = FineTuning(config)
+    model = TrainingSession(config)
     start = starting_point(config, family.weight_map(config))
     _say(loaded=start.step)
     model.write(start.tensors)
@@ -212,7 +212,7 @@ def _batches(config: RunConfig) -> Iterator[list[Batch]]:
         yield [loader.next_batch() for _ in range(config.execution.device_iterations)]
 
 
-def _step(model: FineTuning, batches: Sequence[Batch], step: int) -> None:
+def _step(model: TrainingSession, batches: Sequence[Batch], step: int) -> None:
     (result,) = model.run(batches, [1e-4], step - 1)
     _say(step=step, loss=result.loss.hex(), norm=result.gradient_norm.hex(), peak=peak_host_bytes())
 

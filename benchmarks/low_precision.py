@@ -42,8 +42,8 @@ from data.pipeline import Pipeline
 from modelling.spec import family_of
 from modelling.weights import OPTIMIZER
 from modelling.weights.optimizer_state import float32_weight
-from sessions.session import compiled
-from sessions.training import FineTuning
+from sessions.session import compile_session
+from sessions.training import TrainingSession
 from terminal.entry_point import entry_point
 from terminal.parser import Parser, count_option
 
@@ -113,7 +113,7 @@ def train_steps(config: RunConfig, steps: int, lr: float) -> UpdateResult:
     family = family_of(config)
     data = Pipeline(config, family.sample_format)
     loader = Loader.of(config, data.training_samples())
-    model = compiled(lambda: FineTuning(data.config), "the training program")
+    model = compile_session(lambda: TrainingSession(data.config), "the training program")
     model.write(family.weight_map(config).init_weights(config.model.seed))
     with model:
         initial = full_weights(model.tensors())

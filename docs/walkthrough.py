@@ -17,8 +17,8 @@ from planning.hardware.machines import machine
 from planning.report import report
 from planning.requirements import finetuning_needs
 from run.evaluation.evaluator import Evaluator
-from sessions.generation import Inference
-from sessions.training import FineTuning
+from sessions.generation import GenerationSession
+from sessions.training import TrainingSession
 
 # %% [markdown]
 # ## The configuration
@@ -73,7 +73,7 @@ print(data.tokenizer.texts(batch["input_ids"][:1])[0])
 # asks the devices to run a segment of the layer's graph, and stores what comes out.
 
 # %%
-model = FineTuning(config)
+model = TrainingSession(config)
 print("\n".join(str(model.session.schedule).splitlines()[:8]))
 
 # %% [markdown]
@@ -123,7 +123,7 @@ print({name: round(value, 3) for name, value in metrics.items()})
 # %%
 prompt = "mnli hypothesis: Nina slept. premise: Nina slept in the kitchen."
 fitted, encoded = data.prompts([prompt])
-writer = Inference(fitted)
+writer = GenerationSession(fitted)
 writer.write(weights)
 with writer:
     tokens = writer.generate(encoded.input_ids, encoded.mask)

@@ -135,7 +135,7 @@ class Head(addons.Module):
         return addons.cross_entropy(logits.reshape((-1, logits.shape[-1])), labels.flatten())
 
 
-class FineTuning:
+class TrainingSession:
     """A step of gradient descent over the micro-batches.
 
     Args:

@@ -37,9 +37,9 @@ from modelling.devices import device_desc
 from modelling.spec import family_of
 from planning.expert_group_count import fewest
 from planning.fit_search import best_training
-from planning.hardware.machines import Machine, machine, machine_of_kind
+from planning.hardware.machines import Machine, machine, machine_for_device_kind
 from planning.hardware.memory_check import host_memory
-from planning.hardware.resource_errors import explain_shortages
+from planning.hardware.resource_errors import explain_resource_errors
 from planning.parallel_layouts import layouts
 from planning.placement_search import choose, fits_some_way, is_automatic
 from planning.program_variants import Programs
@@ -106,7 +106,7 @@ class Devices:
         count = (machine.devices or 1) if accelerated else 1
         on = machine if accelerated else None
         bfloat16 = accelerated and machine.flops["bfloat16"] >= machine.flops["float16"]
-        return cls(machine.platform, bfloat16, count, machine.room, on)
+        return cls(machine.platform, bfloat16, count, machine.usable_bytes, on)
 
     @classmethod
     def here(cls, config: RunConfig) -> Devices:
@@ -123,12 +123,12 @@ class Devices:
         on = None
         if platform != "cpu":
             kind = hardware.device_kinds(desc, 1)[0]
-            tabled = machine_of_kind(kind) or machine("h100")
+            tabled = machine_for_device_kind(kind) or machine("h100")
             local = hardware.device_count(desc)
             if instances > 1:  # each may have some of a host's
                 local = max(local, tabled.devices or 1)
             host = min(popdist.gather(host_memory() or tabled.host_memory))
-            on = replace(tabled.with_room(least), devices=local, host_memory=host)
+            on = replace(tabled.with_usable_bytes(least), devices=local, host_memory=host)
         return cls(platform, hardware.has_bfloat16(desc), count, least, on)
 
 
@@ -203,7 +203,7 @@ def with_choices(
     if trains and splits and line.config.data.validation is not None:
         splits = (*splits, "validation")
     programs = programs or Programs()
-    with explain_shortages(line.preset, line.config):
+    with explain_resource_errors(line.preset, line.config):
         devices = Devices.here(line.config) if machine is None else Devices.of(machine)
         made = Choices(settings, devices if count is None else replace(devices, count=count))
         if settings.is_open:

@@ -21,7 +21,7 @@ from config.errors import ConfigError
 from config.presets import preset_data, preset_names
 from files.formatting import format_path
 from planning.hardware.machines import Machine, machine, machines
-from planning.hardware.resource_errors import explain_shortages
+from planning.hardware.resource_errors import explain_resource_errors
 from planning.origins import ORIGINS
 from planning.plan_options import add_devices_option
 from planning.report import Report
@@ -37,15 +37,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from planning.advice import advised
     from planning.auto_config import with_choices
     from planning.fit_search import best_training, generation
-    from planning.hardware.local_machine import machine_here
+    from planning.hardware.local_machine import measure_local_machine
     from planning.program_variants import Programs
 
     config, options = line.config, line.options
-    with explain_shortages(line.preset, config):
+    with explain_resource_errors(line.preset, config):
         target = (
             machine(options.machine)
             if options.machine
-            else machine_here(config, config.execution.disk)
+            else measure_local_machine(config, config.execution.disk)
         )
         programs, count = Programs(), options.devices
         line = with_choices(line, trains=True, machine=target, count=count, programs=programs)

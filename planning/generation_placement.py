@@ -10,7 +10,7 @@ from modelling.generation.resident_program import GenerationProgram, build_gener
 from modelling.generation.search import Strategy
 from modelling.generation.streamed_program import build_streamed
 from modelling.generation.token_by_token import build_piecewise
-from planning.hardware.disk_offload import host_room
+from planning.hardware.disk_offload import usable_host_bytes
 from planning.hardware.memory_check import NotEnoughMemoryError, check_memory
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def generation_program(
     config: RunConfig,
     family: ModelFamily,
     strategy: Strategy,
-    lender_bytes: int | None = None,
+    shared_bytes: int | None = None,
     piecewise: bool = False,
 ) -> GenerationProgram:
     """The program that `generation.weights` asks for; auto: the resident one if it fits, else the
@@ -29,7 +29,7 @@ def generation_program(
 
     Args:
         config: with `model.eval` set.
-        lender_bytes: see `planning.hardware.memory_check.check_memory`.
+        shared_bytes: see `planning.hardware.memory_check.check_memory`.
         piecewise: each run of the resident program writes one token.
 
     Raises:
@@ -39,14 +39,16 @@ def generation_program(
     if wanted != "streamed":
         build = build_piecewise if piecewise else build_generation
         resident = build(config, family.generator, strategy)
-        if wanted != "auto" or _fits(resident, config, lender_bytes):
+        if wanted != "auto" or _fits(resident, config, shared_bytes):
             return resident
     return build_streamed(config, family.generator, family.weight_map(config), strategy)
 
 
-def _fits(program: GenerationProgram, config: RunConfig, lender_bytes: int | None) -> bool:
+def _fits(program: GenerationProgram, config: RunConfig, shared_bytes: int | None) -> bool:
     try:
-        check_memory(program.ir, device_desc(config), lender_bytes, room=host_room(config))
+        check_memory(
+            program.ir, device_desc(config), shared_bytes, host_bytes=usable_host_bytes(config)
+        )
     except NotEnoughMemoryError:
         return False
     return True

@@ -78,7 +78,7 @@ def promising(configs: Sequence[RunConfig], on: Machine, programs: Programs) -> 
 def _bound(config: RunConfig, on: Machine, programs: Programs) -> Layout:
     """A layout at the rates that programs reach, with everything hidden behind the slowest."""
     _, traced = programs.of(config, on.target).get()
-    rates = on.reached_rates(config.model.precision, config.replicas)
+    rates = on.achieved_rates(config.model.precision, config.replicas)
     return Layout(config, sum(times(part, rates).seconds for part in traced.plan().parts), True)
 
 

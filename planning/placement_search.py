@@ -16,8 +16,8 @@ import popxl
 from config.sections import RunConfig
 from modelling.devices import device_desc
 from modelling.phases.training import TrainingProgram
-from planning.hardware.disk_offload import host_room
-from planning.hardware.machines import Machine, machine, machine_of_kind
+from planning.hardware.disk_offload import usable_host_bytes
+from planning.hardware.machines import Machine, machine, machine_for_device_kind
 from planning.program_variants import (
     ALL_AGAIN,
     HIDDEN,
@@ -175,9 +175,9 @@ class _Search:
         host: float | None = None,
     ) -> Self:
         """A search on a machine; arguments as for `choose`."""
-        rates = machine.reached_rates(config.model.precision, config.replicas)
+        rates = machine.achieved_rates(config.model.precision, config.replicas)
         host = host or _host_share(config, machine)
-        return cls(candidates, rates, config, memory or machine.room, host)
+        return cls(candidates, rates, config, memory or machine.usable_bytes, host)
 
     def saving(self, per_pass: int) -> Trial:
         """The best trial with so many micro-batches per pass.
@@ -346,7 +346,7 @@ class _Search:
 
 def fits_some_way(candidates: Candidates, config: RunConfig, on: Machine) -> bool:
     """Whether device and host could hold the entries of a program, wherever they are placed."""
-    return _entries(candidates.get()[1]) <= on.room + _host_share(config, on)
+    return _entries(candidates.get()[1]) <= on.usable_bytes + _host_share(config, on)
 
 
 def _entries(traced: popxl.plan.Traced) -> int:
@@ -360,7 +360,7 @@ def _host_share(config: RunConfig, on: Machine) -> float:
     return on.host_memory / min(config.replicas, on.devices or config.replicas)
 
 
-def program_here(config: RunConfig, build: Build) -> TrainingProgram:
+def build_best_program(config: RunConfig, build: Build) -> TrainingProgram:
     """Build a training program and place its entries on the devices that are here, and say what was
     chosen. Where the configuration decides, or devices share the host's memory, nothing is placed.
 
@@ -372,8 +372,8 @@ def program_here(config: RunConfig, build: Build) -> TrainingProgram:
     if memory is None or not is_automatic(config):
         return build(unplanned(config))
     kind = hardware.device_kinds(desc, config.replicas, instances)[0]
-    known = machine_of_kind(kind)
-    room = (host_room(config) or 2**63) * (1 - _SPARE_HOST) / (config.replicas // instances)
+    known = machine_for_device_kind(kind)
+    room = (usable_host_bytes(config) or 2**63) * (1 - _SPARE_HOST) / (config.replicas // instances)
     memory, room = (min(popdist.gather(each)) for each in (memory, room))  # all choose alike
     target = "gpu" if known is None else known.target
     candidates = Candidates(build, unplanned(config), target)

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import popxl
-from planning.hardware.disk_offload import PROCESS, windows
+from planning.hardware.disk_offload import PROCESS_BYTES, io_buffer_bytes
 from planning.hardware.machines import Machine
 from planning.placement_search import Chosen, Trial, instead_of_given
-from planning.requirements import Needs, host_room, placed, streamed_instead
+from planning.requirements import Needs, placed, streamed_instead, usable_host_bytes_on
 from planning.roofline import Times, times
 
 REST = "the rest"
@@ -74,7 +74,7 @@ class Report:
     needs: Needs
     machine: Machine
     rows: Sequence[ReportRow]
-    reached: popxl.plan.Rates
+    achieved: popxl.plan.Rates
     timeline: popxl.plan.Timeline | None = None
     instead: Trial | None = None
     larger_batch: LargerBatch | None = None
@@ -109,15 +109,17 @@ class Report:
         """Bytes needed and bytes there are, of each kind of memory of the machine; of the host's,
         those that `execution.host_memory` allows."""
         machine, plan = self.machine, self.plan
-        host = host_room(self.needs.config, machine)
+        host = usable_host_bytes_on(self.needs.config, machine)
         limited = plan.disk or host < machine.host_memory  # which holds the program, too
-        besides = (PROCESS if limited else 0) + (windows(self.needs.config) if plan.disk else 0)
+        besides = (PROCESS_BYTES if limited else 0) + (
+            io_buffer_bytes(self.needs.config) if plan.disk else 0
+        )
         disk = {"disk": (float(self.disk_per_host), machine.disk)} if plan.disk else {}
         if machine.devices is None:  # virtual devices are in the host's memory
             needed = plan.host + plan.device * plan.replicas + besides
             return {"memory": (needed, host)} | disk
         return {
-            "device memory": (self.device_bytes, machine.room),
+            "device memory": (self.device_bytes, machine.usable_bytes),
             "host memory": (self.bytes_per_host + besides, host),
         } | disk
 
@@ -139,7 +141,7 @@ class Report:
         programs reach."""
         if self.timeline is not None:
             return self.timeline.seconds
-        return sum(times(row.part, self.reached).seconds for row in self.rows)
+        return sum(times(row.part, self.achieved).seconds for row in self.rows)
 
     @property
     def tokens_per_second(self) -> float:
@@ -219,7 +221,10 @@ def report(preset: str, needs: Needs, machine: Machine) -> Report:
 def _report(preset: str, needs: Needs, machine: Machine) -> Report:
     needs = placed(needs, machine)
     precision, replicas = needs.config.model.precision, needs.plan.replicas
-    rates, reached = machine.rates(precision, replicas), machine.reached_rates(precision, replicas)
+    rates, achieved = (
+        machine.rates(precision, replicas),
+        machine.achieved_rates(precision, replicas),
+    )
     rows = []
     for part in needs.plan.parts:
         phase, _, direction = part.name.partition("/")
@@ -229,11 +234,11 @@ def _report(preset: str, needs: Needs, machine: Machine) -> Report:
     if needs.placement is not None and not needs.plan.disk:
         timeline = needs.placement.after
     elif machine.platform != "cpu" or needs.plan.disk:
-        timeline = needs.traced.timeline(reached)
+        timeline = needs.traced.timeline(achieved)
     instead = None
     if needs.candidates is not None and needs.chosen is not None:
         instead = instead_of_given(needs.candidates, needs.config, machine, needs.chosen.best)
-    return Report(preset, needs, machine, rows, reached, timeline, instead)
+    return Report(preset, needs, machine, rows, achieved, timeline, instead)
 
 
 def _placement(placement: popxl.plan.Placement) -> dict[str, Any]:

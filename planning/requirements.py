@@ -13,7 +13,7 @@ from modelling.generation.decoding_strategy import strategy_of
 from modelling.spec import family_of
 from modelling.weights import WeightMap
 from modelling.weights.mapping import fits_few_bits, is_of_adapter
-from planning.hardware.disk_offload import spill
+from planning.hardware.disk_offload import offload_to_disk
 from planning.hardware.machines import Machine
 from planning.placement_search import Chosen, choose, is_automatic
 from planning.program_variants import Candidates, Programs, on_platform
@@ -69,15 +69,15 @@ def placed(needs: Needs, machine: Machine) -> Needs:
         traced = chosen.best.traced
         needs = replace(needs, traced=traced, plan=traced.plan(), chosen=chosen)
     if config.execution.disk is not None:
-        room = host_room(config, machine)
+        room = usable_host_bytes_on(config, machine)
         replicas = min(config.replicas, machine.devices or config.replicas)
         taken = 0 if apart else needs.plan.device * replicas
-        spill(needs.traced.ir, int(room) - taken, replicas)
+        offload_to_disk(needs.traced.ir, int(room) - taken, replicas)
         needs = replace(needs, plan=needs.traced.plan())
     return needs
 
 
-def host_room(config: RunConfig, machine: Machine) -> float:
+def usable_host_bytes_on(config: RunConfig, machine: Machine) -> float:
     """Bytes of host memory that a run may take there."""
     given = config.execution.host_memory
     return machine.host_memory if given is None else min(given * 1e9, machine.host_memory)

@@ -45,7 +45,7 @@ from modelling.weights.lora import (
     tied_modules,
     with_tied,
 )
-from planning.hardware.memory_check import check_least
+from planning.hardware.memory_check import check_lower_bound
 from run.base_model_ref import BaseModelRef
 from run.card import RunRecord, write_card
 from run.export_extras import base_settings, copy_processors, with_other_parts
@@ -217,7 +217,7 @@ def export_checkpoint(
             that.
     """
     check_is_free(folder)
-    check_least(config)
+    check_lower_bound(config)
     weight_map = family_of(config).weight_map(config)
     if config.checkpoint.load == RANDOM:
         export(config, weight_map.init_weights(config.model.seed), folder, precision=precision)

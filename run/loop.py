@@ -31,7 +31,7 @@ from huggingface.model_folders import check_is_free
 from modelling.spec import family_of
 from modelling.weights import without_optimizer_state
 from planning.hardware.announce_devices import announce_devices, describe_devices
-from planning.hardware.memory_check import check_least
+from planning.hardware.memory_check import check_lower_bound
 from run.base_model_ref import BaseModelRef, keep_steps, remove_other_steps
 from run.best import Best, say_best
 from run.card import RunRecord
@@ -53,8 +53,8 @@ from run.signals import StopSignal
 from run.skipped_steps import SkippedSteps
 from run.stalls import Stalls
 from run.start import Start, saved_base, starting_point
-from sessions.session import compiled
-from sessions.training import FineTuning
+from sessions.session import compile_session
+from sessions.training import TrainingSession
 from terminal.interrupts import Interrupted
 from terminal.screen import enduring_streams, is_coloured, is_first_process, say
 from terminal.wandb_environment import check_wandb
@@ -122,7 +122,7 @@ def _check(config: RunConfig, options: RunOptions, folder: RunFolder) -> None:
         check_folder("the best weights to", RunFolder(Path(config.checkpoint.save)).best)
     if options.save_hf is not None:
         _check_export(options.save_hf, folder.path, config.checkpoint.save)
-    check_least(config)
+    check_lower_bound(config)
 
 
 def _check_export(folder: str, path: Path, save: str | None) -> None:
@@ -176,7 +176,7 @@ def _finetune(
     kept = _keep_steps(config, start, reference, of_run)
     _say_mirror_lacks(config, start, reference)
     say_profile(config, options, start.step)
-    model = compiled(lambda: FineTuning(config), "the training program")
+    model = compile_session(lambda: TrainingSession(config), "the training program")
     evaluates = config.evaluation.steps is not None
     refer = None if reference is None else reference.of
     evaluator = Evaluator(config, model, data_cache, refer) if evaluates else None
@@ -256,7 +256,7 @@ def _verify(start: Start) -> None:
         start.checkpoint.verify()
 
 
-def _enter(stack: ExitStack, model: FineTuning, start: Start) -> None:
+def _enter(stack: ExitStack, model: TrainingSession, start: Start) -> None:
     model.write(start.tensors)
     stack.enter_context(model)
 
@@ -269,7 +269,7 @@ class _Run:
     options: RunOptions
     loader: Loader
     start: Start
-    model: FineTuning
+    model: TrainingSession
     evaluator: Evaluator | None
     best: Best
     skipped: SkippedSteps

@@ -21,7 +21,7 @@ from popxl.session import Timing
 from run.options import RunOptions
 from run.records.phase_table import phase_table
 from run.records.recorder import Lenient
-from sessions.training import FineTuning
+from sessions.training import TrainingSession
 from terminal.screen import say
 
 WARM_UP, STAGES = 1, 3
@@ -30,7 +30,7 @@ WARM_UP, STAGES = 1, 3
 class Profile:
     """Use it as a context, and call `before_run` before every run of the program."""
 
-    def __init__(self, runs: int, model: FineTuning, title: str, folder: RunFolder) -> None:
+    def __init__(self, runs: int, model: TrainingSession, title: str, folder: RunFolder) -> None:
         """
         Args:
             runs: of the program, for each of the three measurements; 0: do not measure.

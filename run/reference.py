@@ -41,8 +41,8 @@ from run.reference_files import (
 )
 from run.start import Start
 from run.weight_checks import Digested, digested
-from sessions.loss_evaluation import Losses
-from sessions.session import compiled
+from sessions.loss_evaluation import LossSession
+from sessions.session import compile_session
 from terminal.screen import is_first_process, progress_bar, say
 
 REFERENCE, ORIGIN, ORIGIN_STEP = "reference", "reference_origin", "reference_step"
@@ -158,7 +158,7 @@ class Reference:
             logps = draft.begin(first)
             if first < len(samples):
                 say(f"the reference: {len(samples) - first} of {len(samples)} samples to compute")
-                model = compiled(lambda: Losses(config), "the program of the reference")
+                model = compile_session(lambda: LossSession(config), "the program of the reference")
                 model.write(weights)
                 unknown = Referred(samples, np.zeros(logps.shape, np.float32))
                 bar = progress_bar("reference", len(samples), "sample", first)

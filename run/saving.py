@@ -26,7 +26,7 @@ from run.export_extras import base_settings
 from run.mirror import Mirror
 from run.model_weights import MODEL
 from run.skipped_steps import SkippedSteps
-from sessions.training import FineTuning
+from sessions.training import TrainingSession
 from terminal.screen import is_first_process, say
 
 MAX_FAILURES = 2
@@ -43,7 +43,7 @@ class Checkpoints:
     def __init__(
         self,
         config: RunConfig,
-        model: FineTuning,
+        model: TrainingSession,
         loader: Loader,
         skipped: SkippedSteps,
         best: Best,

@@ -27,7 +27,7 @@ from modelling.spec import family_of
 from modelling.weights import FP8, OPTIMIZER, WeightMap
 from modelling.weights.optimizer_state import convert_optimizer_state, optimizer_state_specs
 from planning.hardware.announce_devices import announce_devices
-from planning.hardware.memory_check import check_least
+from planning.hardware.memory_check import check_lower_bound
 from run.base_model_ref import BaseModelRef, metadata_of, weight_names
 from run.best import say_best
 from run.model_weights import check_checkpoint, has_adapters, read_weights, with_base
@@ -329,7 +329,7 @@ def _load_weights(config: RunConfig, weight_map: WeightMap, load: str, needs_bas
 def load_ready(config: RunConfig) -> Start:
     """The configured model's weights, for a machine that has room for them, the same on all
     processes. Raises as `load_weights`."""
-    check_least(config)
+    check_lower_bound(config)
     announce_devices(config)
     start = load_weights(config, family_of(config).weight_map(config))
     agree({"step of the weights": start.step, "digest of the weights": start.sha256})

@@ -17,7 +17,7 @@ from config.flags import Unused
 from config.sections import RunConfig
 from modelling.devices import device_desc
 from planning.hardware.matrix_rate import matrix_rate
-from planning.hardware.resource_errors import explain_shortages
+from planning.hardware.resource_errors import explain_resource_errors
 from planning.origins import ORIGINS
 from planning.plan_options import (
     NeedsOf,
@@ -60,7 +60,7 @@ def report_throughput(
     line = read_throughput_line(name, doc, arguments, unused, options)
     if planned(line, needs_of):
         return
-    with explain_shortages(line.preset, line.config):
+    with explain_resource_errors(line.preset, line.config):
         measured = measure(line.config, line.options.runs)
     if not is_first_process():
         return

@@ -25,7 +25,7 @@ def tally_of(
     return objective.tally(once[_SUMS], once)
 
 
-def told_of_experts(usage: np.ndarray) -> dict[str, float]:
+def expert_metrics(usage: np.ndarray) -> dict[str, float]:
     """How a batch used experts: what the loss that balances them is without its factor, 1 at best
     times the experts of a token, and the share of the choices that each expert has.
 

@@ -17,10 +17,10 @@ from modelling.spec import family_of
 from modelling.weights import Variables
 from planning.generation_placement import generation_program
 from popxl_addons import NamedTensors
-from sessions.session import RunningModel
+from sessions.session import ModelSession
 
 
-class Inference(RunningModel):
+class GenerationSession(ModelSession):
     """Generates with a model. Use it as a context; weights must be written before it generates.
 
     A run of the program takes several micro-batches on each data-parallel replica: as many as
@@ -32,7 +32,7 @@ class Inference(RunningModel):
         self,
         config: RunConfig,
         strategy: Strategy | None = None,
-        lender: RunningModel | None = None,
+        weight_source: ModelSession | None = None,
         piecewise: bool = False,
     ) -> None:
         """Build and compile the program.
@@ -41,14 +41,14 @@ class Inference(RunningModel):
             config: one for training serves as well.
             strategy: how tokens are chosen; None: as `generation` of the configuration says, but
                 without stop texts.
-            lender: see `RunningModel`. Weights that are on the device are a copy.
-            piecewise: for `written`, which gives tokens as they come where weights are resident.
+            weight_source: see `ModelSession`. Weights that are on the device are a copy.
+            piecewise: for `stream`, which gives tokens as they come where weights are resident.
         """
         family = family_of(config)
         config = replace(config, model=replace(config.model, eval=True))
         self._strategy = strategy_of(config) if strategy is None else strategy
-        lender_bytes = None if lender is None else lender.stored
-        self.program = generation_program(config, family, self._strategy, lender_bytes, piecewise)
+        shared_bytes = None if weight_source is None else weight_source.host_bytes
+        self.program = generation_program(config, family, self._strategy, shared_bytes, piecewise)
         self._sharding = BatchSharding.of(config, self.program.ir.num_host_transfers)
         weight_map, program_variables = family.weight_map(config), self.program.variables
         variables: Variables
@@ -59,7 +59,7 @@ class Inference(RunningModel):
             }
         else:
             variables = program_variables
-        super().__init__(config, self.program.ir, weight_map, variables, lender)
+        super().__init__(config, self.program.ir, weight_map, variables, weight_source)
 
     @property
     def samples_per_run(self) -> int:
@@ -103,7 +103,7 @@ class Inference(RunningModel):
                 on_progress(int(np.count_nonzero(there)))
         return tokens
 
-    def written(self, input_ids: np.ndarray, mask: np.ndarray) -> Iterator[np.ndarray]:
+    def stream(self, input_ids: np.ndarray, mask: np.ndarray) -> Iterator[np.ndarray]:
         """Generate for one prompt, and give what there is of the tokens each time that one comes.
 
         Args:

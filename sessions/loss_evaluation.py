@@ -17,11 +17,11 @@ from modelling.objectives import WEIGHT, objective_of
 from modelling.phases.evaluation import build_loss
 from modelling.spec import family_of
 from sessions.aux_metrics import tally_of
-from sessions.session import RunningModel
+from sessions.session import ModelSession
 
 
 @dataclass(frozen=True)
-class Loss:
+class LossResult:
     """The loss of samples.
 
     Attributes:
@@ -45,14 +45,14 @@ class Loss:
         return {**self.told, "loss": (self.total, self.tokens)}
 
 
-class Losses(RunningModel):
+class LossSession(ModelSession):
     """Computes losses. Use it as a context; weights must be written before."""
 
-    def __init__(self, config: RunConfig, lender: RunningModel | None = None) -> None:
+    def __init__(self, config: RunConfig, weight_source: ModelSession | None = None) -> None:
         """Build and compile the program. A configuration for training serves as well.
 
         Args:
-            lender: see `RunningModel`.
+            weight_source: see `ModelSession`.
         """
         e = config.execution
         at_once = e.micro_batch_size * e.data_parallel
@@ -66,9 +66,11 @@ class Losses(RunningModel):
         self._family, self.objective = family_of(config), objective_of(config)
         weight_map = self._family.weight_map(config)
         self.program = build_loss(config, self._family.build_phases, weight_map)
-        super().__init__(config, self.program.ir, weight_map, self.program.variables, lender)
+        super().__init__(config, self.program.ir, weight_map, self.program.variables, weight_source)
 
-    def of(self, samples: Samples, on_progress: Callable[[int], object] | None = None) -> Loss:
+    def compute(
+        self, samples: Samples, on_progress: Callable[[int], object] | None = None
+    ) -> LossResult:
         """The loss of all samples.
 
         Args:
@@ -84,7 +86,7 @@ class Losses(RunningModel):
                 told = added(told, tally_of(self.objective, self._sharding, sums, batch))
             if on_progress is not None:
                 on_progress(len(indices))
-        return Loss(total, sum(popdist.gather(tokens)), reduce(added, popdist.gather(told)))
+        return LossResult(total, sum(popdist.gather(tokens)), reduce(added, popdist.gather(told)))
 
     def texts(self, samples: Samples, first: int = 0) -> Iterator[tuple[slice, np.ndarray]]:
         """What the loss is a function of, `Objective.sums`, for batch after batch of all samples.

@@ -15,14 +15,14 @@ from checkpoints.collective_io import raise_on_all
 from config.sections import RunConfig
 from modelling.devices import device_desc
 from modelling.weights import Variables, WeightMap
-from planning.hardware.disk_offload import check_placed, place, place_compiled
-from planning.hardware.memory_check import return_blocks
+from planning.hardware.disk_offload import check_fits, offload_compiled, offload_if_needed
+from planning.hardware.memory_check import return_freed_blocks
 from popxl import Variable
 from popxl_addons import NamedTensors
 from terminal.screen import say
 
 
-class RunningModel:
+class ModelSession:
     """A compiled program of a model. Entering it brings the weights to the devices, and leaving it
     drops them: nothing of them stays on the host, whose memory may be full of them.
 
@@ -38,33 +38,33 @@ class RunningModel:
         ir: popxl.Ir,
         weight_map: WeightMap,
         variables: Variables,
-        lender: RunningModel | None = None,
+        weight_source: ModelSession | None = None,
     ) -> None:
         """Compile `ir`.
 
         Args:
             variables: the program's, which `weight_map` says the weights of.
-            lender: a model that is entered while this one is, and lends its weights.
+            weight_source: a model that is entered while this one is, and lends its weights.
         """
         weight_map.check_complete(variables)
-        self.config, self._weight_map, self.variables, self._lender = (
+        self.config, self._weight_map, self.variables, self._weight_source = (
             config,
             weight_map,
             variables,
-            lender,
+            weight_source,
         )
         if config.execution.host_memory is not None:
-            return_blocks()
-        lender_bytes = None if lender is None else lender.stored
-        place(config, ir, lender_bytes)
-        check_placed(config, ir, lender_bytes)
+            return_freed_blocks()
+        shared_bytes = None if weight_source is None else weight_source.host_bytes
+        offload_if_needed(config, ir, shared_bytes)
+        check_fits(config, ir, shared_bytes)
         self.session = popxl.Session(
             ir, device_desc(config), weights_to_host_on_exit=False, disk=config.execution.disk
         )
-        place_compiled(config, self.session, lender_bytes)
+        offload_compiled(config, self.session, shared_bytes)
 
     @property
-    def stored(self) -> int:
+    def host_bytes(self) -> int:
         """Bytes of host memory that the state of this process's replicas takes."""
         ir = self.session.ir
         return popxl.plan.storage_of(ir).remote * ir.instance_replication_factor
@@ -80,14 +80,16 @@ class RunningModel:
             ValueError: one is missing. One of the wrong shape is an error when it is read.
         """
         values: dict[Any, Any] = dict(self._weight_map.to_variables(tensors, self.variables))
-        if self._lender is not None:
-            values |= self._lender.borrowed(self.variables)
+        if self._weight_source is not None:
+            values |= self._weight_source.shared_values(self.variables)
         self.session.write_variables_data(values, concurrent=getattr(tensors, "concurrent", False))
 
-    def borrowed(self, borrowers: Variables) -> dict[Variable, Callable[[], np.ndarray]]:
+    def shared_values(
+        self, program_variables: Variables
+    ) -> dict[Variable, Callable[[], np.ndarray]]:
         """This model's values of those variables of another program that are like its own."""
         values = {}
-        for name, layers in borrowers.items():
+        for name, layers in program_variables.items():
             own = self.variables.get(name)
             if isinstance(layers, NamedTensors) or own is None or isinstance(own, NamedTensors):
                 continue
@@ -141,10 +143,10 @@ class RunningModel:
         self.session.__exit__(*exc)
 
 
-Model = TypeVar("Model", bound=RunningModel)
+Model = TypeVar("Model", bound=ModelSession)
 
 
-def compiled(make: Callable[[], Model], what: str) -> Model:
+def compile_session(make: Callable[[], Model], what: str) -> Model:
     """The model that `make` makes; says on the screen that it takes a while, and what it took.
 
     Args:

@@ -22,11 +22,11 @@ from modelling.objectives import WEIGHT, objective_of
 from modelling.phases.training import TrainingProgram, build_training
 from modelling.spec import family_of
 from modelling.weights import ShardReader, Variables
-from planning.placement_search import program_here
+from planning.placement_search import build_best_program
 from planning.program_variants import Variant
 from popxl.random_seed import counter_seeds, two_uint32_to_uint64
-from sessions.aux_metrics import tally_of, told_of_experts
-from sessions.session import RunningModel
+from sessions.aux_metrics import expert_metrics, tally_of
+from sessions.session import ModelSession
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class StepResult:
         return not math.isfinite(self.gradient_norm)
 
 
-class FineTuning(RunningModel):
+class TrainingSession(ModelSession):
     """Trains a model. Use it as a context; weights must be written before the first step."""
 
     def __init__(self, config: RunConfig, gradients: bool = False) -> None:
@@ -71,7 +71,7 @@ class FineTuning(RunningModel):
             own, kept, per_pass = variant.applied(config), dict(variant.kept), variant.per_pass
             return build_training(own, family.build_phases, gradients, weight_map, kept, per_pass)
 
-        self.program = program_here(config, build)
+        self.program = build_best_program(config, build)
         super().__init__(config, self.program.ir, weight_map, self.program.variables)
 
     # ---- state ----------------------------------------------------------------------------------
@@ -111,9 +111,11 @@ class FineTuning(RunningModel):
         self.finish_update()
         super().write(tensors)
 
-    def borrowed(self, borrowers: Variables) -> dict[popxl.Variable, Callable[[], np.ndarray]]:
+    def shared_values(
+        self, program_variables: Variables
+    ) -> dict[popxl.Variable, Callable[[], np.ndarray]]:
         self.finish_update()
-        return super().borrowed(borrowers)
+        return super().shared_values(program_variables)
 
     def finish_update(self) -> None:
         """Do the update that waits for the next step, if one does (`execution.update` behind).
@@ -274,4 +276,4 @@ class FineTuning(RunningModel):
         each = outputs[stream].reshape(steps, -1, self.config.replicas, *stream.shape)[
             :, :, ::parts
         ]
-        return [told_of_experts(x.reshape(-1, *stream.shape)) for x in each]
+        return [expert_metrics(x.reshape(-1, *stream.shape)) for x in each]

@@ -17,75 +17,78 @@ from config.sections import RunConfig
 from modelling.devices import device_desc
 from planning.hardware.memory_check import (
     NotEnoughMemoryError,
-    borrowed_bytes,
     check_memory,
-    compare,
     host_memory,
+    require_memory,
+    shared_weight_bytes,
 )
 
-KINDS = ("moments", "gradients", "", "weights")
+OFFLOAD_ORDER = ("moments", "gradients", "", "weights")
 """`RemoteBuffer.kind` in the order of going to disk; "": all others, activations and inputs."""
 
-MIN_ENTRY = 2**16
+MIN_ENTRY_BYTES = 2**16
 """Size from which an entry is worth a request to a disk, in bytes."""
 
-PROCESS = 7 * 10**8
+PROCESS_BYTES = 7 * 10**8
 """Bytes that Python, JAX and a compiled program take without any state."""
 
-WINDOWS = 4 * popxl.plan.DISK_WINDOW
+IO_BUFFERS = 4 * popxl.plan.DISK_WINDOW
 """Bytes that are read ahead, that are written behind, and that are kept to be used again: blocks of
 memory, and arrays."""
 
 
-def place(config: RunConfig, ir: popxl.Ir, lender_bytes: int | None = None) -> None:
+def offload_if_needed(config: RunConfig, ir: popxl.Ir, shared_bytes: int | None = None) -> None:
     """Put what host memory cannot hold on disk, if `execution.disk` names a folder.
 
     Args:
-        lender_bytes: see `check_memory`; what is lent stays where it is.
+        shared_bytes: see `check_memory`; what is lent stays where it is.
 
     Host memory is what is free, or `execution.host_memory`. Where devices are virtual, what they
     hold is in it as well.
     """
     if config.execution.disk is not None:
-        _spill_over(config, ir, lender_bytes)
+        _offload_excess(config, ir, shared_bytes)
 
 
-def place_compiled(
-    config: RunConfig, session: popxl.Session, lender_bytes: int | None = None
+def offload_compiled(
+    config: RunConfig, session: popxl.Session, shared_bytes: int | None = None
 ) -> None:
-    """Put more on disk if the compiled program takes more memory than `place` expected. Before the
-    session is entered, as state is placed then; arguments as for `place`."""
+    """Put more on disk if the compiled program takes more memory than `offload_if_needed` expected.
+
+    Call it before the session is entered, as state is placed then; arguments as for
+    `offload_if_needed`.
+    """
     if config.execution.disk is not None and _shares_host_memory(config, session.ir):
-        _spill_over(config, session.ir, lender_bytes, session.memory_use().device)
+        _offload_excess(config, session.ir, shared_bytes, session.memory_use().device)
 
 
-def check_placed(config: RunConfig, ir: popxl.Ir, lender_bytes: int | None = None) -> None:
-    """Check that a program fits as it is placed; arguments as for `place`.
+def check_fits(config: RunConfig, ir: popxl.Ir, shared_bytes: int | None = None) -> None:
+    """Check that a program fits as it is placed; arguments as for `offload_if_needed`.
 
     Raises:
         DeviceError: fewer devices than replicas.
         NotEnoughMemoryError: it does not; with the bytes of a disk that would help, if one would.
     """
     desc = device_desc(config)
-    check_limit(config, ir, lender_bytes)
+    check_memory_limit(config, ir, shared_bytes)
     try:
-        check_memory(ir, desc, lender_bytes)
+        check_memory(ir, desc, shared_bytes)
     except NotEnoughMemoryError as error:
         if error.place == "host" and config.execution.disk is None:
-            _spill_over(config, ir, lender_bytes)  # nobody will run this program
+            _offload_excess(config, ir, shared_bytes)  # nobody will run this program
             with suppress(NotEnoughMemoryError):
-                check_memory(ir, desc, lender_bytes)
+                check_memory(ir, desc, shared_bytes)
                 replicas = ir.instance_replication_factor
                 error.disk = popxl.plan.storage_of(ir).disk * replicas
         raise
 
 
-def windows(config: RunConfig) -> int:
-    """Bytes of `WINDOWS` that a program takes: what is not trained is not written."""
-    return WINDOWS * 3 // 4 if config.model.eval else WINDOWS
+def io_buffer_bytes(config: RunConfig) -> int:
+    """Bytes of `IO_BUFFERS` that a program takes: what is not trained is not written."""
+    return IO_BUFFERS * 3 // 4 if config.model.eval else IO_BUFFERS
 
 
-def check_limit(config: RunConfig, ir: popxl.Ir, lender_bytes: int | None) -> None:
+def check_memory_limit(config: RunConfig, ir: popxl.Ir, shared_bytes: int | None) -> None:
     """Check that a process stays within `execution.host_memory`, with all on disk that can be.
 
     Raises:
@@ -93,19 +96,19 @@ def check_limit(config: RunConfig, ir: popxl.Ir, lender_bytes: int | None) -> No
     """
     if config.execution.host_memory is None:
         return
-    room, replicas = round(config.execution.host_memory * 1e9), ir.instance_replication_factor
+    free_bytes, replicas = round(config.execution.host_memory * 1e9), ir.instance_replication_factor
     stored = popxl.plan.storage_of(ir)
     parts = {
-        "the program": PROCESS,
-        "what is on its way to and from the disk": windows(config) if stored.disk else 0,
-        "buffers": (stored.remote - borrowed_bytes(ir, lender_bytes)) * replicas,
-        "the other program": lender_bytes or 0,
+        "the program": PROCESS_BYTES,
+        "what is on its way to and from the disk": io_buffer_bytes(config) if stored.disk else 0,
+        "buffers": (stored.remote - shared_weight_bytes(ir, shared_bytes)) * replicas,
+        "the other program": shared_bytes or 0,
     }
     if _shares_host_memory(config, ir):
         parts["the devices' variables and intermediate values"] = (
             popxl.plan.plan_of(ir).device * replicas
         )
-    compare("limit", parts, room)
+    require_memory("limit", parts, free_bytes)
 
 
 def _shares_host_memory(config: RunConfig, ir: popxl.Ir) -> bool:
@@ -114,44 +117,46 @@ def _shares_host_memory(config: RunConfig, ir: popxl.Ir) -> bool:
     return popxl.plan.device_memory(desc, replicas, _instances()) is None
 
 
-def _spill_over(
-    config: RunConfig, ir: popxl.Ir, lender_bytes: int | None, device: int | None = None
+def _offload_excess(
+    config: RunConfig, ir: popxl.Ir, shared_bytes: int | None, device: int | None = None
 ) -> None:
     """Args: `device`: bytes on a device; None: what is estimated."""
-    room = host_room(config)
-    if room is None:
+    free_bytes = usable_host_bytes(config)
+    if free_bytes is None:
         return
-    room -= lender_bytes or 0
+    free_bytes -= shared_bytes or 0
     if _shares_host_memory(config, ir):
         device = popxl.plan.plan_of(ir).device if device is None else device
-        room -= device * ir.instance_replication_factor
-    spill(ir, room, ir.instance_replication_factor, lender_bytes)
+        free_bytes -= device * ir.instance_replication_factor
+    offload_to_disk(ir, free_bytes, ir.instance_replication_factor, shared_bytes)
 
 
-def spill(ir: popxl.Ir, room: int, replicas: int, lender_bytes: int | None = None) -> None:
+def offload_to_disk(
+    ir: popxl.Ir, free_bytes: int, replicas: int, shared_bytes: int | None = None
+) -> None:
     """Put on disk what a process's state takes beyond so many bytes.
 
     Args:
         replicas: of the process.
-        lender_bytes: as for `place`.
+        shared_bytes: as for `offload_if_needed`.
     """
     storage = popxl.plan.storage_of(ir)
-    stored = (storage.remote - borrowed_bytes(ir, lender_bytes)) * replicas + PROCESS
-    if stored + (WINDOWS if storage.disk else 0) > room:
-        kinds = [kind for kind in KINDS if lender_bytes is None or kind != "weights"]
-        _spill(ir, kinds, stored + WINDOWS - room, replicas)
+    stored = (storage.remote - shared_weight_bytes(ir, shared_bytes)) * replicas + PROCESS_BYTES
+    if stored + (IO_BUFFERS if storage.disk else 0) > free_bytes:
+        kinds = [kind for kind in OFFLOAD_ORDER if shared_bytes is None or kind != "weights"]
+        _offload_entries(ir, kinds, stored + IO_BUFFERS - free_bytes, replicas)
 
 
-def planned_bytes(use: popxl.plan.MemoryUse, replicas: int) -> int:
+def process_bytes(use: popxl.plan.MemoryUse, replicas: int) -> int:
     """Bytes that a process with virtual devices takes.
 
     Args:
         replicas: of this process.
     """
-    return PROCESS + (use.device + use.remote) * replicas + (WINDOWS if use.disk else 0)
+    return PROCESS_BYTES + (use.device + use.remote) * replicas + (IO_BUFFERS if use.disk else 0)
 
 
-def host_room(config: RunConfig) -> int | None:
+def usable_host_bytes(config: RunConfig) -> int | None:
     """Bytes of host memory for this process; None if not known."""
     given = config.execution.host_memory
     return host_memory() if given is None else round(given * 1e9)
@@ -161,14 +166,14 @@ def _instances() -> int:
     return int(popdist.getNumInstances())
 
 
-def _spill(ir: popxl.Ir, kinds: Sequence[str], excess: int, replicas: int) -> None:
+def _offload_entries(ir: popxl.Ir, kinds: Sequence[str], excess: int, replicas: int) -> None:
     """Put entries of so many more bytes on disk, or all that are worth it."""
     for kind in kinds:
         for buffer in ir.remote_buffers:
             nbytes = math.prod(buffer.tensor_shape) * buffer.tensor_dtype.itemsize * replicas
             movable = max(buffer.entries - buffer.resident - buffer.on_disk, 0)
-            own = buffer.kind if buffer.kind in KINDS else ""
-            if own == kind and excess > 0 and nbytes >= MIN_ENTRY * replicas:
+            own = buffer.kind if buffer.kind in OFFLOAD_ORDER else ""
+            if own == kind and excess > 0 and nbytes >= MIN_ENTRY_BYTES * replicas:
                 more = min(movable, math.ceil(excess / nbytes))
                 buffer.on_disk += more
                 excess -= more * nbytes

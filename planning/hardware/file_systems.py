@@ -16,7 +16,7 @@ def _existing(folder: str) -> Path:
     return next((p for p in (path, *path.parents) if p.exists()), path)
 
 
-def free_bytes(folder: str) -> int:
+def free_disk_bytes(folder: str) -> int:
     """Bytes left there; 0 where nobody can tell."""
     try:
         return shutil.disk_usage(_existing(folder)).free

@@ -14,7 +14,7 @@ import numpy as np
 import popxl
 from config.sections import RunConfig
 from modelling.devices import device_desc, platform
-from planning.hardware.machines import Machine, machine, machine_of_kind
+from planning.hardware.machines import Machine, machine, machine_for_device_kind
 from planning.hardware.matrix_rate import matrix_rate
 from planning.hardware.memory_check import host_memory
 from popxl import hardware
@@ -25,7 +25,7 @@ _BLOCKS = 4
 _RUNS = 2
 
 
-def machine_here(config: RunConfig, folder: str | None) -> Machine:
+def measure_local_machine(config: RunConfig, folder: str | None) -> Machine:
     """The machine at hand. Takes a few seconds, in which it measures.
 
     A GPU or TPU has the rates of the hardware table (an H100's, where it is not in there), and its
@@ -39,7 +39,11 @@ def machine_here(config: RunConfig, folder: str | None) -> Machine:
         DiskError: `folder` is in use, or has no room for 256 MiB.
     """
     here, memory = platform(config), host_memory()
-    own = _processor(config.model.precision) if here == "cpu" else as_tabled(device_desc(config))
+    own = (
+        _processor(config.model.precision)
+        if here == "cpu"
+        else machine_from_table(device_desc(config))
+    )
     if memory is not None:
         own = replace(own, host_memory=memory)
     if here == "cpu":
@@ -47,18 +51,18 @@ def machine_here(config: RunConfig, folder: str | None) -> Machine:
     return _with_disk(own, folder)
 
 
-def as_tabled(desc: DeviceDesc) -> Machine:
+def machine_from_table(desc: DeviceDesc) -> Machine:
     """Devices that are here, with their own memory, at the rates of the hardware table: of an H100,
     or of a laptop's processor, where it lacks theirs."""
     kind, here = hardware.device_kinds(desc, 1)[0], hardware.platform(desc)
-    described = machine_of_kind(kind)
+    described = machine_for_device_kind(kind)
     if described is None:
         like = machine("laptop" if here == "cpu" else "h100")
         at_rates = "" if here == "cpu" else ", at the rates of an H100"
         described = replace(like, title=f"{kind}{at_rates}")
     memory = popxl.plan.device_memory(desc, 1)
     if memory is not None:
-        described = described.with_room(memory)
+        described = described.with_usable_bytes(memory)
     return replace(described, name="here", devices=hardware.device_count(desc), platform=here)
 
 
@@ -77,7 +81,7 @@ def _processor(precision: str) -> Machine:
         bandwidth=bandwidth,
         host_link=bandwidth,
         link=bandwidth,
-        reached=flops | moving,
+        achieved=flops | moving,
     )
 
 

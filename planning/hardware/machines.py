@@ -21,7 +21,7 @@ TABLE = Path(__file__).with_name("machines.yml")
 _MOVING = ("bandwidth", "host_link", "link", "network")
 _RATES = ("memory", "bandwidth", "host_link", "link", "network", "disk_read", "disk_write")
 _OF_HOST = ("host_memory", "disk")
-TYPICAL = {
+TYPICAL_ACHIEVED = {
     "flops": 0.75,
     "attention": 0.5,  # of the products' (FlashAttention-2, arXiv:2307.08691: 50 to 73 %)
     "bandwidth": 0.88,
@@ -51,7 +51,7 @@ class Machine:
         capability: NVIDIA's compute capability of the device; 0: it has none.
         kind: what the platform calls the device, where that is not the machine's name.
         reached: what programs reach of the rates above, by the names of fields and of types; of
-            `host_link` also `both_ways` at once. What is not there is `TYPICAL`.
+            `host_link` also `both_ways` at once. What is not there is `TYPICAL_ACHIEVED`.
         attention: operations that attention as one kernel reaches, forwards and backwards, by
             features of a head.
     """
@@ -72,7 +72,7 @@ class Machine:
     platform: str = "gpu"
     capability: float = 0.0
     kind: str = ""
-    reached: Mapping[str, float] = field(default_factory=dict)
+    achieved: Mapping[str, float] = field(default_factory=dict)
     attention: Mapping[int, Sequence[float]] = field(default_factory=dict)
 
     def check(self) -> None:
@@ -83,7 +83,7 @@ class Machine:
             raise ValueError(f"platform must be gpu, tpu or cpu, not {self.platform!r}")
         rates = {f"flops.{name}": rate for name, rate in self.flops.items()}
         rates |= {name: getattr(self, name) for name in (*_RATES, *_OF_HOST)}
-        rates |= self._check_reached()
+        rates |= self._check_achieved()
         if type(self.capability) not in (int, float) or not 0 <= self.capability < 100:
             raise ValueError(f"capability must be a number such as 9.0, not {self.capability!r}")
         for name, rate in rates.items():
@@ -92,15 +92,15 @@ class Machine:
         if self.devices is not None and not (type(self.devices) is int and self.devices > 0):
             raise ValueError(f"devices must be a whole number above 0, not {self.devices!r}")
 
-    def _check_reached(self) -> dict[str, Any]:
-        """The rates of `reached` and `attention` by name; see `check`."""
+    def _check_achieved(self) -> dict[str, Any]:
+        """The rates of `achieved` and `attention` by name; see `check`."""
         named = {*self.flops, *_MOVING, "both_ways"}
-        if not isinstance(self.reached, Mapping) or not named >= set(self.reached):
-            raise ValueError(f"reached must have rates by these names: {', '.join(sorted(named))}")
+        if not isinstance(self.achieved, Mapping) or not named >= set(self.achieved):
+            raise ValueError(f"achieved must have rates by these names: {', '.join(sorted(named))}")
         pairs = self.attention.items() if isinstance(self.attention, Mapping) else [(None, ())]
         if any(type(n) is not int or not isinstance(p, list) or len(p) != 2 for n, p in pairs):
             raise ValueError("attention must have two rates for each size: {64: [3e14, 2e14]}")
-        rates = {f"reached.{name}": rate for name, rate in self.reached.items()}
+        rates = {f"achieved.{name}": rate for name, rate in self.achieved.items()}
         for size, pair in pairs:
             rates |= {f"attention.{size}": rate for rate in pair}
         return rates
@@ -111,15 +111,15 @@ class Machine:
         return f"{self.platform} {self.capability}" if self.capability else self.platform
 
     @property
-    def room(self) -> float:
+    def usable_bytes(self) -> float:
         """Bytes of a device's memory that a program may take."""
         from popxl.plan import MEMORY_FRACTION
 
         return self.memory if self.platform == "cpu" else self.memory * MEMORY_FRACTION
 
-    def with_room(self, nbytes: float) -> Machine:
+    def with_usable_bytes(self, nbytes: float) -> Machine:
         """The machine with devices of which a program may take so many bytes."""
-        return replace(self, memory=self.memory * nbytes / self.room)
+        return replace(self, memory=self.memory * nbytes / self.usable_bytes)
 
     def is_kind(self, kind: str) -> bool:
         """Whether a platform that calls a device `kind` has this machine's, such as "NVIDIA H100
@@ -142,26 +142,26 @@ class Machine:
         peaks = {name: getattr(self, name) for name in _MOVING}
         return self._shared(replicas, flops=self.flops[dtype], float8_flops=float8, **peaks)
 
-    def reached_rates(self, dtype: str, replicas: int) -> Rates:
+    def achieved_rates(self, dtype: str, replicas: int) -> Rates:
         """Like `rates`, those that programs reach, which simulated runs take."""
-        flops = self._reached(dtype, "flops", self.flops[dtype])
+        flops = self._achieved(dtype, "flops", self.flops[dtype])
         float8 = flops
         if "float8" in self.flops:
-            float8 = self._reached("float8", "flops", self.flops["float8"])
-        reached = {name: self._reached(name, name, getattr(self, name)) for name in _MOVING}
+            float8 = self._achieved("float8", "flops", self.flops["float8"])
+        achieved = {name: self._achieved(name, name, getattr(self, name)) for name in _MOVING}
         attention = {size: (pair[0], pair[1]) for size, pair in self.attention.items()}
-        usual = self.flops[dtype] * TYPICAL["attention"]
+        usual = self.flops[dtype] * TYPICAL_ACHIEVED["attention"]
         return self._shared(
             replicas,
             attention or {1: (usual, usual)},
             flops=flops,
             float8_flops=float8,
-            both_ways=self._reached("both_ways", "both_ways", self.host_link),
-            **reached,
+            both_ways=self._achieved("both_ways", "both_ways", self.host_link),
+            **achieved,
         )
 
-    def _reached(self, name: str, kind: str, peak: float) -> float:
-        return self.reached.get(name, peak * TYPICAL[kind])
+    def _achieved(self, name: str, kind: str, peak: float) -> float:
+        return self.achieved.get(name, peak * TYPICAL_ACHIEVED[kind])
 
     def _shared(
         self,
@@ -217,7 +217,7 @@ def machine(name: str) -> Machine:
     return known[name]
 
 
-def machine_of_kind(kind: str) -> Machine | None:
+def machine_for_device_kind(kind: str) -> Machine | None:
     """The machine whose device a platform calls `kind`."""
     return next((known for known in machines().values() if known.is_kind(kind)), None)
 

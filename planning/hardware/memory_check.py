@@ -12,7 +12,7 @@ import popxl
 from config.errors import ConfigError
 from config.sections import RunConfig
 from modelling import devices
-from planning.hardware.file_systems import free_bytes
+from planning.hardware.file_systems import free_disk_bytes
 from popxl import hardware
 from popxl.session import DeviceDesc
 
@@ -41,7 +41,7 @@ class NotEnoughMemoryError(Exception):
         super().__init__(f"needs {needed} bytes of {place} memory, of which {available} are there")
 
 
-def return_blocks() -> None:
+def return_freed_blocks() -> None:
     """From here on, let blocks of a megabyte go back to the system as soon as they are free, where
     the C library can do so (glibc's mallopt), unless the environment sets its threshold.
 
@@ -54,7 +54,7 @@ def return_blocks() -> None:
         ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _BLOCK)
 
 
-def check_least(config: RunConfig) -> None:
+def check_lower_bound(config: RunConfig) -> None:
     """Check lower bounds against the host's memory, before anything is built.
 
     Devices with memory of their own may hold a part, if `execution.placement` lets them.
@@ -77,23 +77,23 @@ def check_least(config: RunConfig) -> None:
             device = popxl.plan.device_memory(platform, config.replicas, instances) or 0
             own["less what devices hold"] = -device * (config.replicas // instances)
         if e.disk is None:
-            compare("host", own, available, max(sum(own.values()) - available, 0))
+            require_memory("host", own, available, max(sum(own.values()) - available, 0))
         else:
-            compare("host and disk", own, available + free_bytes(e.disk))
+            require_memory("host and disk", own, available + free_disk_bytes(e.disk))
 
 
 def check_memory(
     ir: popxl.Ir,
     device_desc: DeviceDesc,
-    lender_bytes: int | None = None,
-    room: int | None = None,
+    shared_bytes: int | None = None,
+    host_bytes: int | None = None,
 ) -> None:
     """Raise NotEnoughMemoryError if the state of a program does not fit host or devices.
 
     Args:
-        lender_bytes: of host memory, what the program takes that lends this one its weights; None:
+        shared_bytes: of host memory, what the program takes that lends this one its weights; None:
             its weights are its own.
-        room: bytes of host memory for this process; None: what is free.
+        host_bytes: bytes of host memory for this process; None: what is free.
 
     Raises:
         DeviceError: fewer devices than replicas.
@@ -101,28 +101,28 @@ def check_memory(
     instances = popdist.getNumInstances()
     device = popxl.plan.device_memory(device_desc, ir.replication_factor, instances)
     stored, replicas = popxl.plan.storage_of(ir), ir.instance_replication_factor
-    needs = {"remote buffers": (stored.remote - borrowed_bytes(ir, lender_bytes)) * replicas}
-    if lender_bytes:
-        needs["the other program"] = lender_bytes
-    available = room
-    if room is None and (free := host_memory()) is not None:
+    needs = {"remote buffers": (stored.remote - shared_weight_bytes(ir, shared_bytes)) * replicas}
+    if shared_bytes:
+        needs["the other program"] = shared_bytes
+    available = host_bytes
+    if host_bytes is None and (free := host_memory()) is not None:
         available = free if device is None else int(hardware.MAX_PINNED * free)
     if device is None:  # devices share the host's memory
         needs["the devices' variables"] = (stored.variables + stored.streams) * replicas
     if available is not None:
         if device is None and sum(needs.values()) * _FAR > available:
             needs["intermediate values"] = popxl.plan.plan_of(ir).temporaries * replicas
-        compare("host", needs, available)
+        require_memory("host", needs, available)
     if device is not None:
         plan = popxl.plan.plan_of(ir)
         on_device = {"intermediate values": plan.temporaries, "variables": plan.variables}
-        compare("device", on_device | {"host streams": plan.streams}, device)
+        require_memory("device", on_device | {"host streams": plan.streams}, device)
 
 
-def borrowed_bytes(ir: popxl.Ir, lender_bytes: int | None) -> int:
+def shared_weight_bytes(ir: popxl.Ir, shared_bytes: int | None) -> int:
     """Bytes of the weights in remote buffers, on one replica, that another program lends; 0 if
-    `lender_bytes`, as for `check_memory`, is None."""
-    if lender_bytes is None:
+    `shared_bytes`, as for `check_memory`, is None."""
+    if shared_bytes is None:
         return 0
     return sum(
         math.prod(b.tensor_shape) * b.tensor_dtype.itemsize * (b.entries - len(b.filed))
@@ -131,7 +131,9 @@ def borrowed_bytes(ir: popxl.Ir, lender_bytes: int | None) -> int:
     )
 
 
-def compare(place: str, needs: dict[str, int], available: int, disk: int | None = None) -> None:
+def require_memory(
+    place: str, needs: dict[str, int], available: int, disk: int | None = None
+) -> None:
     """Raise NotEnoughMemoryError if the bytes that are needed, by what they are, are not there."""
     needed = sum(needs.values())
     if needed > available:

@@ -15,7 +15,7 @@ from planning.hardware.memory_check import NotEnoughMemoryError
 
 
 @contextmanager
-def explain_shortages(preset: str, config: RunConfig) -> Iterator[None]:
+def explain_resource_errors(preset: str, config: RunConfig) -> Iterator[None]:
     """Turn a lack of devices, of memory or of a fit JAX into a `UserError` naming the preset.
 
     Raises:

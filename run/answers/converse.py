@@ -26,8 +26,8 @@ from modelling.generation.decoding_strategy import strategy_of
 from modelling.spec import family_of
 from run.answers.generate import next_line
 from run.start import Start, load_ready
-from sessions.generation import Inference
-from sessions.session import compiled
+from sessions.generation import GenerationSession
+from sessions.session import compile_session
 from terminal.screen import is_first_process, say
 
 SHORTEST = 64
@@ -107,7 +107,7 @@ class Partner:
         self._config = replace(config, execution=execution)
         self._family, self._start = family_of(self._config), load_ready(self._config)
         self._data = Pipeline(self._config, self._family.sample_format)
-        self._model: Inference | None = None
+        self._model: GenerationSession | None = None
         self._entered = ExitStack()
         self._room = 0
         self._said: list[Message] = []
@@ -155,7 +155,7 @@ class Partner:
         written: list[np.ndarray] = []
 
         def growing() -> Iterator[str]:
-            for tokens in model.written(input_ids, mask):
+            for tokens in model.stream(input_ids, mask):
                 written[:] = [tokens]
                 yield self._data.tokenizer.texts(tokens)[0]
 
@@ -167,15 +167,15 @@ class Partner:
         self._said.append(said("assistant", answer))
         return answer
 
-    def _ready(self, fitted: RunConfig, room: int) -> Inference:
+    def _ready(self, fitted: RunConfig, room: int) -> GenerationSession:
         """The model on the devices, with a program for so many tokens."""
         if self._model is None or room != self._room:
             self._leave()
             self._room = room
             strategy = strategy_of(fitted, self._data.tokenizer)
             piecewise = strategy.sequences == 1  # beams change their mind
-            model = compiled(
-                lambda: Inference(fitted, strategy, piecewise=piecewise),
+            model = compile_session(
+                lambda: GenerationSession(fitted, strategy, piecewise=piecewise),
                 "the program that generates",
             )
 

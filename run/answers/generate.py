@@ -32,8 +32,8 @@ from modelling.spec import family_of
 from planning.origins import exported_task
 from run.notes import length_note
 from run.start import Start, load_ready
-from sessions.generation import Inference
-from sessions.session import compiled
+from sessions.generation import GenerationSession
+from sessions.session import compile_session
 from terminal.screen import is_first_process, progress_bar, say
 
 GENERATED = "generated"
@@ -75,7 +75,9 @@ def answer(config: RunConfig, prompts: Sequence[Asked], data_cache: DataCache) -
         say(note)
     start = load_ready(fitted)
     strategy = strategy_of(fitted, data.tokenizer)
-    model = compiled(lambda: Inference(fitted, strategy), "the program that generates")
+    model = compile_session(
+        lambda: GenerationSession(fitted, strategy), "the program that generates"
+    )
     bar = progress_bar("", len(prompts), "prompt")
 
     def generated(start: Start) -> np.ndarray:

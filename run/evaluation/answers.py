@@ -12,9 +12,9 @@ from data.label_candidates import Candidates
 from data.pipeline import Pipeline
 from data.tokenizer import warn_truncated
 from modelling.generation.decoding_strategy import strategy_of
-from sessions.generation import Inference
-from sessions.loss_evaluation import Losses
-from sessions.session import RunningModel, compiled
+from sessions.generation import GenerationSession
+from sessions.loss_evaluation import LossSession
+from sessions.session import ModelSession, compile_session
 
 OnProgress = Callable[[int], object] | None
 """Called with the number of samples that are done."""
@@ -27,13 +27,13 @@ class Writing:
         cut: prompts that lost a part.
     """
 
-    def __init__(self, data: Pipeline, corpus: Corpus, lender: RunningModel | None) -> None:
-        """Raises as `Pipeline.answering`; `lender`: see `RunningModel`."""
+    def __init__(self, data: Pipeline, corpus: Corpus, weight_source: ModelSession | None) -> None:
+        """Raises as `Pipeline.answering`; `weight_source`: see `ModelSession`."""
         fitted, self._prompts = data.answering(corpus)
         self.cut, self._tokenizer = self._prompts.truncated, data.tokenizer
         self._stops = data.config.generation.stops()
-        self._inference = compiled(
-            lambda: Inference(fitted, strategy_of(fitted, data.tokenizer), lender),
+        self._inference = compile_session(
+            lambda: GenerationSession(fitted, strategy_of(fitted, data.tokenizer), weight_source),
             "the program that generates",
         )
 
@@ -56,11 +56,13 @@ class Writing:
 class Choosing:
     """Answers among labels, by `scores`; otherwise like `Writing`."""
 
-    def __init__(self, candidates: Candidates, lender: RunningModel | None = None) -> None:
-        """`lender`: see `RunningModel`."""
+    def __init__(self, candidates: Candidates, weight_source: ModelSession | None = None) -> None:
+        """`weight_source`: see `ModelSession`."""
         self._candidates, self.cut = candidates, candidates.cut
         config: RunConfig = candidates.config
-        self._losses = compiled(lambda: Losses(config, lender), "the program that compares labels")
+        self._losses = compile_session(
+            lambda: LossSession(config, weight_source), "the program that compares labels"
+        )
 
     def __len__(self) -> int:
         return len(self._candidates.samples)

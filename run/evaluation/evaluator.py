@@ -20,8 +20,8 @@ from modelling.spec import family_of
 from run.evaluation.answers import Choosing, Writing
 from run.evaluation.metrics import NO_LABEL, TEXT_METRICS
 from run.evaluation.outcome import Answer, Outcome
-from sessions.loss_evaluation import Losses
-from sessions.session import RunningModel, compiled
+from sessions.loss_evaluation import LossSession
+from sessions.session import ModelSession, compile_session
 from terminal.screen import progress_bar, say
 
 
@@ -33,14 +33,14 @@ class Evaluator:
     def __init__(
         self,
         config: RunConfig,
-        lender: RunningModel | None = None,
+        weight_source: ModelSession | None = None,
         data_cache: DataCache | None = None,
         refer: Callable[[Samples], Samples] | None = None,
     ) -> None:
         """
         Args:
-            lender: the model whose weights are evaluated while it is entered, if there is one.
-                Weights that both programs store alike are not copied.
+            weight_source: the model whose weights are evaluated while it is entered, if there is
+                one. Weights that both programs store alike are not copied.
             data_cache: what the run shares; None: it has loaded nothing yet.
             refer: gives samples what the objective's reference says of them.
 
@@ -60,18 +60,20 @@ class Evaluator:
         self._prompts = [example.prompt for example in corpus.examples]
         self._targets = [example.target for example in corpus.examples]
         self.facts = {"task": task.name, "left_out_without_label": corpus.unlabelled}
-        self._losses: Losses | None = None
+        self._losses: LossSession | None = None
         if any(name in objective_of(config).metrics for name in self.metrics):
             samples = data.samples(corpus, evaluated=True)
             self._samples = samples if refer is None else refer(samples)
             self._count_cut(self._samples.cuts.prompts)
-            self._losses = compiled(lambda: Losses(config, lender), "the program of the loss")
+            self._losses = compile_session(
+                lambda: LossSession(config, weight_source), "the program of the loss"
+            )
         self._answering: Writing | Choosing | None = None
         answers = any(name in TEXT_METRICS for name in self.metrics)
         if config.evaluation.constrained and not answers:
             say("evaluation.constrained is not used: evaluation.metrics has none of answers")
         if answers:
-            self._answering = _answering(config, data, corpus, lender)
+            self._answering = _answering(config, data, corpus, weight_source)
             self._count_cut(self._answering.cut)
 
     def _count_cut(self, prompts: int) -> None:
@@ -92,7 +94,7 @@ class Evaluator:
             self._losses.write(weights)
             bar = progress_bar("loss", len(self._samples), "sample", quiet=quiet)
             with self._losses, bar:
-                loss = self._losses.of(self._samples, bar.update)
+                loss = self._losses.compute(self._samples, bar.update)
             metrics_of = self._losses.objective.metrics.items()
             values |= {name: metric(loss.tally) for name, metric in metrics_of}
         answers: list[Answer] = []
@@ -123,12 +125,12 @@ class Evaluator:
 
 
 def _answering(
-    config: RunConfig, data: Pipeline, corpus: Corpus, lender: RunningModel | None
+    config: RunConfig, data: Pipeline, corpus: Corpus, weight_source: ModelSession | None
 ) -> Writing | Choosing:
     """The program that answers the prompts of a corpus."""
     if config.evaluation.constrained:
-        return Choosing(Candidates.of(data, corpus, data.task.labels or ()), lender)
-    return Writing(data, corpus, lender)
+        return Choosing(Candidates.of(data, corpus, data.task.labels or ()), weight_source)
+    return Writing(data, corpus, weight_source)
 
 
 def wanted_metrics(config: RunConfig, task: Task) -> tuple[str, ...]:

@@ -17,10 +17,10 @@ from huggingface.torch_model import NEEDS_TORCH, generate, has_torch, model_of
 from modelling.generation import Greedy
 from modelling.spec import family_of
 from modelling.weights.lora import merge_adapters
-from planning.hardware.memory_check import check_least
+from planning.hardware.memory_check import check_lower_bound
 from run.start import Start, load_weights
-from sessions.generation import Inference
-from sessions.session import compiled
+from sessions.generation import GenerationSession
+from sessions.session import compile_session
 
 
 @dataclass(frozen=True)
@@ -82,14 +82,16 @@ def side_by_side(config: RunConfig, data_cache: DataCache | None = None) -> Side
     """
     e = replace(config.execution, data_parallel=1, device_iterations=1)
     config = replace(config, execution=e)
-    check_least(config)
+    check_lower_bound(config)
     family = family_of(config)
     weight_map = family.weight_map(config)
     start = load_weights(config, weight_map)
     data = Pipeline(config, family.sample_format, data_cache or DataCache())
     corpus = data.corpus("validation").first(e.micro_batch_size)
     fitted, prompts = data.answering(corpus)
-    model = compiled(lambda: Inference(fitted, Greedy()), "the program that generates")
+    model = compile_session(
+        lambda: GenerationSession(fitted, Greedy()), "the program that generates"
+    )
 
     def generated(start: Start) -> np.ndarray:
         model.write(start.tensors)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import popdist
 from config.sections import RunConfig
 from modelling.devices import device_desc
-from planning.hardware.machines import machine_of_kind
+from planning.hardware.machines import machine_for_device_kind
 from planning.requirements import finetuning_needs
 from popxl import hardware
 
@@ -85,7 +85,7 @@ def utilisation_of(config: RunConfig) -> Utilisation:
     def peak() -> int | None:
         return hardware.peak_device_bytes(desc, replicas, instances)
 
-    machine = machine_of_kind(hardware.device_kinds(desc, replicas, instances)[0])
+    machine = machine_for_device_kind(hardware.device_kinds(desc, replicas, instances)[0])
     rate = machine.flops.get(config.model.precision) if machine else None
     if rate is None:
         return Utilisation(device_bytes=peak)

@@ -54,8 +54,8 @@ def test_rates_are_measured_and_written(tmp_path: Path) -> None:
     rates = {"bfloat16": matrix["flops"], "float16": matrix["flops"], "float8": fp8["flops"]}
     assert own.flops == {**machine("laptop").flops, **rates}
     assert (own.bandwidth, own.host_link) == (bandwidths["memory"], bandwidths["both"])
-    assert own.reached_rates("bfloat16", 1).flops == matrix["flops"], "no fraction of it"
-    assert own.reached_rates("bfloat16", 1).bandwidth == bandwidths["memory"]
+    assert own.achieved_rates("bfloat16", 1).flops == matrix["flops"], "no fraction of it"
+    assert own.achieved_rates("bfloat16", 1).bandwidth == bandwidths["memory"]
     assert own.memory == 2e8
     assert own.title == "cpu, as measured"
 

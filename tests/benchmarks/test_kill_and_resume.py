@@ -36,7 +36,7 @@ def test_the_limit_is_hard():
 @pytest.mark.slow
 def test_what_the_processes_do(tmp_path, capsys, monkeypatch):
     """With a tiny model, one after the other in this process; the second step is lost."""
-    monkeypatch.setattr("planning.hardware.disk_offload.check_limit", lambda *args: None)
+    monkeypatch.setattr("planning.hardware.disk_offload.check_memory_limit", lambda *args: None)
     folders = kill_and_resume.Folders(tmp_path)
     config = preset(
         "tiny",

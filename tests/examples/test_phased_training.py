@@ -69,7 +69,7 @@ def test_gptj_is_hugging_faces(dtype) -> None:
     )  # fmt: skip
     rng = np.random.default_rng(0)
     words, labels = rng.integers(0, c.vocab, (2, c.micro_batches, c.batch, c.length), np.int32)
-    model = gptj.FineTuning(c)
+    model = gptj.TrainingSession(c)
     for accumulators in (p.grad_facts.accum for p in (model.blocks, model.head)):
         assert {f.dtype for f in accumulators.values_flat()} == {dtype}
     losses, masks, weights = model.run(hf, words, labels)
@@ -116,7 +116,7 @@ def test_flan_t5_is_hugging_faces(dtype) -> None:
         for n in (c.length, c.target_length)
     )
     targets = np.concatenate([0 * labels[..., :1], labels[..., :-1]], -1)
-    model = flan_t5.FineTuning(c, tuple(buckets))
+    model = flan_t5.TrainingSession(c, tuple(buckets))
     for phase in (model.encoder, model.decoder, model.words):
         assert {f.dtype for f in phase.grad_facts.accum.values_flat()} == {dtype}
         assert set(phase.bwd.graph.inputs[1:]) == set(phase.bwd.args.tensors)

@@ -20,7 +20,7 @@ from huggingface.multimodal import text_name
 from modelling.spec import family_of
 from planning.origins import ORIGINS
 from run.model_weights import read_weights
-from sessions.loss_evaluation import Losses
+from sessions.loss_evaluation import LossSession
 from tests.huggingface.published import (
     OTHERS,
     SUPPORTED,
@@ -137,9 +137,9 @@ def test_the_loss_of_a_published_model_is_transformers(name: str, tmp_path: Path
     config = replace(config, model=replace(config.model, **lengths))
     family = family_of(config)
     samples = family.sample_format.generated(config, 3, None)
-    with Losses(config) as model:
+    with LossSession(config) as model:
         model.write(read_weights(config, family.weight_map(config), str(tmp_path))[0])
-        found = model.of(samples).mean
+        found = model.compute(samples).mean
     theirs = class_of(tmp_path).from_pretrained(
         tmp_path, dtype=torch.float32, attn_implementation="eager"
     )

@@ -9,8 +9,8 @@ from typing import TypeVar
 import numpy as np
 
 from config.sections import RunConfig
-from sessions.generation import Inference
-from sessions.training import FineTuning
+from sessions.generation import GenerationSession
+from sessions.training import TrainingSession
 
 ConfigT = TypeVar("ConfigT", bound=RunConfig)
 
@@ -21,14 +21,14 @@ def transposed(config: ConfigT, wanted: bool = True) -> ConfigT:
     return replace(config, execution=execution)
 
 
-def fine_tuning(config: RunConfig, gradients: bool = False) -> FineTuning:
-    return FineTuning(config, gradients=gradients)
+def fine_tuning(config: RunConfig, gradients: bool = False) -> TrainingSession:
+    return TrainingSession(config, gradients=gradients)
 
 
 def check_continuing(
-    model: FineTuning,
+    model: TrainingSession,
     weights: Mapping[str, np.ndarray],
-    train: Callable[[FineTuning, int, int], None],
+    train: Callable[[TrainingSession, int, int], None],
 ) -> dict[str, np.ndarray]:
     """Four steps from `weights` are bit for bit two and, from the state read then, two more.
 
@@ -54,5 +54,5 @@ def check_continuing(
     return half
 
 
-def inference(config: RunConfig) -> Inference:
-    return Inference(config)
+def inference(config: RunConfig) -> GenerationSession:
+    return GenerationSession(config)

@@ -135,7 +135,7 @@ def _two_memories(
         patches.enter_context(mock.patch.object(platforms.Cpu, "host_memory", "pinned_host"))
         if window is not None:
             patches.enter_context(mock.patch.object(platforms, "window_of", return_value=window))
-        patches.enter_context(mock.patch.object(sessions, "program_here", placed))
+        patches.enter_context(mock.patch.object(sessions, "build_best_program", placed))
         yield
 
 

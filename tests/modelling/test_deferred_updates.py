@@ -18,7 +18,7 @@ import tests.modelling.t5.training as t5
 from config.errors import ConfigError
 from config.sections import RunConfig
 from modelling.spec import family_of
-from sessions.training import FineTuning
+from sessions.training import TrainingSession
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.llama.hf import hf_config
 from tests.modelling.llama.hf import our_config as llama_config
@@ -43,11 +43,11 @@ def _with(config: RunConfig, update: str, changes: dict[str, dict[str, Any]]) ->
     return type(config).from_dict(found)
 
 
-def _bits(model: FineTuning) -> dict[str, bytes]:
+def _bits(model: TrainingSession) -> dict[str, bytes]:
     return {name: np.asarray(value).tobytes() for name, value in model.read().items()}
 
 
-def _spoil_step(model: FineTuning, spoilt: int) -> None:
+def _spoil_step(model: TrainingSession, spoilt: int) -> None:
     """Let the loss of one step be infinite."""
     feed, fed = model._feed, []
 
@@ -83,7 +83,7 @@ def train(config: RunConfig, batches: list[Any], restart: bool = False) -> Found
         return _numbers(results), middle, _bits(model)
 
 
-def _rest(model: FineTuning, batches: list[Any]) -> list[Any]:
+def _rest(model: TrainingSession, batches: list[Any]) -> list[Any]:
     _spoil_step(model, SKIPPED - 2)
     found = []
     for step in range(2, STEPS):

@@ -20,7 +20,7 @@ from config.t5 import T5Config
 from modelling.spec import family_of
 from planning.requirements import finetuning_needs
 from run.start import starting_point
-from sessions.training import FineTuning
+from sessions.training import TrainingSession
 from tests.modelling import half_training as mixed
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.gptj.training import batches
@@ -45,7 +45,7 @@ def config_of(dp: int = 2, tp: int = 2) -> GPTJConfig:
 
 
 @cache
-def trainer(dp: int = 2, tp: int = 2) -> FineTuning:
+def trainer(dp: int = 2, tp: int = 2) -> TrainingSession:
     """A model for all tests: compiling it is most of the work."""
     return fine_tuning(config_of(dp, tp), gradients=True)
 
@@ -55,7 +55,7 @@ def initial() -> Mapping[str, np.ndarray]:
     return family_of(config).weight_map(config).init_weights(seed=0)
 
 
-def train(model: FineTuning, first: int, last: int) -> None:
+def train(model: TrainingSession, first: int, last: int) -> None:
     for step in range(first, last):
         model.run([batches(last)[step]], [RATE], step)
 

@@ -23,10 +23,10 @@ from modelling.generation.token_by_token import build_piecewise
 from modelling.phases.evaluation import build_loss
 from modelling.phases.training import build_training
 from modelling.spec import family_of
-from sessions.generation import Inference
-from sessions.loss_evaluation import Losses
-from sessions.session import RunningModel
-from sessions.training import FineTuning
+from sessions.generation import GenerationSession
+from sessions.loss_evaluation import LossSession
+from sessions.session import ModelSession
+from sessions.training import TrainingSession
 from tests.modelling.gptj.hf import hf_model, small_config
 from tests.modelling.torch_training import logical
 from tests.slow import slow
@@ -290,24 +290,24 @@ def results_of(config: RunConfig, samples: Samples) -> dict[str, np.ndarray]:
         3, 60, (16, config.model.sequence_length), np.int32
     )
 
-    def run(model: RunningModel, do: Callable[[Any], Any]) -> np.ndarray:
+    def run(model: ModelSession, do: Callable[[Any], Any]) -> np.ndarray:
         model.write(weights)
         with model:
             return np.asarray(do(model))
 
     batch = samples.take(np.arange(config.training.global_batch_size))
-    found["T"] = run(FineTuning(config), lambda model: model.run([batch], [1e-3])[0].loss)
-    found["E"] = run(Losses(config), lambda model: model.of(samples).mean)
+    found["T"] = run(TrainingSession(config), lambda model: model.run([batch], [1e-3])[0].loss)
+    found["E"] = run(LossSession(config), lambda model: model.compute(samples).mean)
     for kind, placed in (("R", "resident"), ("S", "streamed")):
         writing = config.changed({"generation.weights": placed})
         found[kind] = run(
-            Inference(writing), lambda m: m.generate(input_ids, np.ones_like(input_ids))
+            GenerationSession(writing), lambda m: m.generate(input_ids, np.ones_like(input_ids))
         )
     one = config.changed({"execution.micro_batch_size": 1})
     rows = [row[None] for row in input_ids]
     found["P"] = run(
-        Inference(one, piecewise=True),
-        lambda model: [[*model.written(row, np.ones_like(row))][-1][0] for row in rows],
+        GenerationSession(one, piecewise=True),
+        lambda model: [[*model.stream(row, np.ones_like(row))][-1][0] for row in rows],
     )
     return found
 

@@ -39,8 +39,8 @@ MODELS = {
 def all_on_disk() -> Iterator[str]:
     """A folder that takes all entries of a program, the smallest too."""
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(disk_offload, "MIN_ENTRY", 1)
-        patch.setattr(disk_offload, "host_room", lambda config: 0)
+        patch.setattr(disk_offload, "MIN_ENTRY_BYTES", 1)
+        patch.setattr(disk_offload, "usable_host_bytes", lambda config: 0)
         yield folder
 
 

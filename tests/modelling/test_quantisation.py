@@ -19,7 +19,7 @@ from config.t5 import T5Config
 from modelling.layers import Linear
 from modelling.quantisation import PARTS, packed_shapes, quantised
 from popxl import ops
-from sessions.generation import Inference
+from sessions.generation import GenerationSession
 from tests.modelling.generation import gptj, t5
 from tests.modelling.generation.harness import right_padded
 from tests.modelling.gptj.hf import small_config
@@ -86,7 +86,7 @@ def quantised_config(config: RunConfig, size: int, bits: int) -> RunConfig:
     return replace(config, model=model)
 
 
-def bytes_of(model: Inference) -> int:
+def bytes_of(model: GenerationSession) -> int:
     """Bytes of the variables, all shards together."""
     return sum(
         v.nelms * v.dtype.as_numpy().itemsize * v.replica_grouping.num_groups

@@ -23,8 +23,8 @@ from modelling.weights.optimizer_state import convert_optimizer_state, optimizer
 from planning.requirements import finetuning_needs
 from popxl_addons.optimizers import state_8bit
 from run.start import starting_point
-from sessions.loss_evaluation import Losses
-from sessions.training import FineTuning
+from sessions.loss_evaluation import LossSession
+from sessions.training import TrainingSession
 from tests.modelling.gptj.hf import hf_model, small_config
 from tests.modelling.llama.hf import hf_config
 from tests.modelling.llama.hf import our_config as llama_config
@@ -51,7 +51,7 @@ def initial(config: RunConfig) -> Mapping[str, np.ndarray]:
     return logical(hf_model(config))
 
 
-def train(model: FineTuning, first: int, last: int) -> list[float]:
+def train(model: TrainingSession, first: int, last: int) -> list[float]:
     losses = []
     for step in range(first, last):
         losses += [r.loss for r in model.run([gptj.batches(last)[step]], [RATE], step)]
@@ -112,7 +112,7 @@ def test_weights_of_16_bits_have_residuals(state) -> None:
 
 
 @cache
-def trainer() -> FineTuning:
+def trainer() -> TrainingSession:
     """A model in bfloat16 for two tests: compiling it is most of the work."""
     return fine_tuning(
         with_state(config_of("compact", precision="bfloat16"), "compact", "bfloat16")
@@ -172,12 +172,12 @@ def test_evaluation_reads_the_training_state() -> None:
     samples = family_of(config).sample_format.generated(config, 16, None)
     with model:
         train(model, 0, 1)
-        losses = Losses(config, lender=model)
+        losses = LossSession(config, lender=model)
         losses.write(model.tensors())
         with losses:
-            borrowed = losses.of(samples).mean
+            borrowed = losses.compute(samples).mean
         weights = {n: a.copy() for n, a in without_optimizer_state(model.tensors()).items()}
-    own = Losses(config)
+    own = LossSession(config)
     own.write(weights)
     with own:
         assert own.of(samples).mean == borrowed

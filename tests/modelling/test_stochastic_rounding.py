@@ -18,7 +18,7 @@ from data.loader import Loader
 from data.pipeline import Pipeline
 from data.seq2seq import SEQ2SEQ
 from modelling.spec import family_of
-from sessions.training import FineTuning
+from sessions.training import TrainingSession
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.gptj.training import batches
 from tests.modelling.sessions import check_continuing, fine_tuning
@@ -36,7 +36,7 @@ def config_of(dp: int = 2, tp: int = 2, threshold: int = 64) -> GPTJConfig:
 
 
 @cache
-def trainer(dp: int = 2, tp: int = 2) -> FineTuning:
+def trainer(dp: int = 2, tp: int = 2) -> TrainingSession:
     """A model for all tests: compiling it is most of the work."""
     return fine_tuning(config_of(dp, tp), gradients=True)
 
@@ -45,7 +45,7 @@ def initial(config: RunConfig) -> Mapping[str, np.ndarray]:
     return family_of(config).weight_map(config).init_weights(seed=0)
 
 
-def train(model: FineTuning, first: int, last: int) -> None:
+def train(model: TrainingSession, first: int, last: int) -> None:
     for step in range(first, last):
         model.run([batches(last)[step]], [RATE], step)
 
@@ -110,7 +110,7 @@ def test_copies_of_weights_stay_equal_on_all_replicas() -> None:
     assert compared > 100
 
 
-def copies_of(model: FineTuning, variable: popxl.Variable) -> int:
+def copies_of(model: TrainingSession, variable: popxl.Variable) -> int:
     """How many replicas hold a copy of what another one holds; all are compared."""
     assert variable._remote is not None
     buffer, entry = variable._remote

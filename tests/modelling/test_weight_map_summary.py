@@ -12,8 +12,8 @@ from modelling.layers import LMHeadLoss
 from modelling.spec import family_of
 from modelling.weights import Weight, WeightMap, WeightMapping, WeightsError
 from popxl_addons import NamedTensors
-from sessions.generation import Inference
-from sessions.training import FineTuning
+from sessions.generation import GenerationSession
+from sessions.training import TrainingSession
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.weight_map_summary import cases, digest
 
@@ -41,7 +41,7 @@ def test_a_variable_without_a_row_or_a_row_without_a_variable_is_refused() -> No
         weight_map.check_complete(program())
 
 
-@pytest.mark.parametrize("session", [FineTuning, Inference])
+@pytest.mark.parametrize("session", [TrainingSession, GenerationSession])
 def test_a_module_reached_by_two_paths_is_found(session, monkeypatch: pytest.MonkeyPatch) -> None:
     """In silence, its weights would be zeros in one of the two."""
     build = LMHeadLoss.__init__

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from sessions.training import FineTuning
+from sessions.training import TrainingSession
 
 Batch = Mapping[str, np.ndarray]
 OptimizerOf = Callable[[list[dict[str, Any]], float], torch.optim.Optimizer]
@@ -106,7 +106,7 @@ chosen it is 0, and transformers computes the softmax in float32."""
 
 
 def check_training(
-    model: FineTuning,
+    model: TrainingSession,
     batches: Sequence[Any],
     expected: Reference,
     rate: float,

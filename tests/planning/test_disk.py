@@ -13,7 +13,7 @@ import pytest
 import popxl
 from config.presets import load_config
 from config.t5 import T5Config
-from planning.hardware.disk_offload import PROCESS, WINDOWS, spill
+from planning.hardware.disk_offload import IO_BUFFERS, PROCESS_BYTES, offload_to_disk
 from planning.hardware.machines import machines
 from planning.placement_search import fits_some_way
 from tests.popxl.on_disk import ROWS, SIZE, program
@@ -80,7 +80,7 @@ def test_entries_need_room_wherever_they_are() -> None:
 
     def fits(nbytes: int) -> bool:
         """Half of them on the device."""
-        half = machines()["h200"].with_room(nbytes / 2)
+        half = machines()["h200"].with_usable_bytes(nbytes / 2)
         return fits_some_way(candidates, one, replace(half, host_memory=nbytes / 2, devices=1))
 
     entries = 2 * ROWS * ENTRY
@@ -111,7 +111,7 @@ def test_what_stays_on_devices_never_goes_to_disk() -> None:
     x, m = ir.remote_buffers
     x.resident, m.resident = {1, ROWS - 1, ROWS - 2}, 2
     x.on_disk = 1
-    spill(ir, PROCESS + WINDOWS + 3 * 2**17, replicas=1)
+    offload_to_disk(ir, PROCESS_BYTES + IO_BUFFERS + 3 * 2**17, replicas=1)
     stored = popxl.plan.storage_of(ir)
     assert (stored.resident, stored.remote, stored.disk) == (5 * 2**17, 3 * 2**17, 4 * 2**17)
     assert (list(x.filed), list(m.filed)) == ([0, 2, 3], [ROWS - 1])

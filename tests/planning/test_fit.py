@@ -14,7 +14,7 @@ import popxl
 from config.sections import RunConfig
 from planning import fit, placement_search
 from planning.fit_search import best_training, generation
-from planning.hardware.local_machine import machine_here
+from planning.hardware.local_machine import measure_local_machine
 from planning.hardware.machines import Machine, machine
 from planning.program_variants import Programs, Variant
 from planning.requirements import finetuning_needs
@@ -146,9 +146,9 @@ def test_published_models_are_their_presets() -> None:
 
 
 def test_the_machine_at_hand_is_measured(tmp_path: Path) -> None:
-    here = machine_here(tiny(device="cpu"), str(tmp_path))
+    here = measure_local_machine(tiny(device="cpu"), str(tmp_path))
     assert 1e9 < here.flops["float32"] < 1e14
-    assert here.reached_rates("float32", 1).flops == here.flops["float32"], "it is measured"
+    assert here.achieved_rates("float32", 1).flops == here.flops["float32"], "it is measured"
     assert 1e6 < here.disk_write < 1e12
     assert here.disk > 0
     assert not list(tmp_path.iterdir())

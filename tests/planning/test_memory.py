@@ -17,12 +17,12 @@ from modelling.generation import Greedy
 from modelling.spec import family_of
 from planning.generation_placement import generation_program
 from planning.hardware import disk_offload, memory_check
-from planning.hardware.disk_offload import check_placed, place
+from planning.hardware.disk_offload import check_fits, offload_if_needed
 from planning.hardware.machines import machines
 from planning.hardware.memory_check import NotEnoughMemoryError
 from planning.report_text import as_text
 from planning.requirements import Needs, finetuning_needs, inference_needs
-from sessions.training import FineTuning
+from sessions.training import TrainingSession
 from tests.planning.presets import preset
 from tests.slow import slow
 
@@ -84,7 +84,7 @@ def test_entries_of_a_gpu_leave_the_host_some_memory(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(memory_check, "host_memory", lambda: needed)
     with pytest.raises(NotEnoughMemoryError):
         memory_check.check_memory(ir, "cpu")
-    memory_check.check_memory(ir, "cpu", room=needed)
+    memory_check.check_memory(ir, "cpu", host_bytes=needed)
     monkeypatch.setattr(memory_check, "host_memory", lambda: int(needed / 0.95) + 2)
     memory_check.check_memory(ir, "cpu")
 
@@ -97,12 +97,12 @@ def test_the_disk_that_a_message_names_is_enough(monkeypatch: pytest.MonkeyPatch
     for module in (memory_check, disk_offload):
         monkeypatch.setattr(module, "host_memory", lambda: needed.remote + needed.device - 1)
     with pytest.raises(NotEnoughMemoryError) as error:
-        check_placed(config, ir)
+        check_fits(config, ir)
     assert error.value.disk is not None
     assert 0 < error.value.disk <= needed.remote
     config = config.changed({"execution.disk": "anywhere"})
-    place(config, another)
-    check_placed(config, another)
+    offload_if_needed(config, another)
+    check_fits(config, another)
     assert popxl.plan.storage_of(another).disk == error.value.disk
     monkeypatch.setattr(disk_offload, "host_memory", lambda: 10**6)
     config = config.changed({"model.eval": True})
@@ -115,9 +115,9 @@ def test_a_limit_is_kept_by_plan_and_run_or_refused_with_the_least(
     trained: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of the state that can be is on disk then; with a program as small as it is."""
-    for name in ("PROCESS", "WINDOWS"):
+    for name in ("PROCESS_BYTES", "IO_BUFFERS"):
         monkeypatch.setattr(disk_offload, name, 1000)
-    monkeypatch.setattr(planning.report, "PROCESS", 1000)
+    monkeypatch.setattr(planning.report, "PROCESS_BYTES", 1000)
     config = preset("gptj_tiny", model=WIDE, execution={"device": "cpu"})
     config = config.changed({"execution.disk": "anywhere", "model.eval": not trained})
 
@@ -129,8 +129,8 @@ def test_a_limit_is_kept_by_plan_and_run_or_refused_with_the_least(
 
     def run(limit: float) -> popxl.Ir:
         made = needs(limit)
-        place(made.config, made.traced.ir)
-        check_placed(made.config, made.traced.ir)
+        offload_if_needed(made.config, made.traced.ir)
+        check_fits(made.config, made.traced.ir)
         return made.traced.ir
 
     with pytest.raises(NotEnoughMemoryError) as error:
@@ -158,14 +158,14 @@ def test_a_limit_that_no_program_keeps_is_one_sentence(
     assert said.endswith(ends)
 
 
-@pytest.mark.parametrize(("windows", "estimated"), [(1000, 0.0), (20 * 10**6, 0.9)])
+@pytest.mark.parametrize(("io_buffer_bytes", "estimated"), [(1000, 0.0), (20 * 10**6, 0.9)])
 def test_a_program_that_takes_more_than_planned_has_more_of_its_state_on_disk(
-    windows: int, estimated: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    io_buffer_bytes: int, estimated: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Estimates of intermediate values may be low, by less than the windows too; the limit is kept
     all the same."""
-    monkeypatch.setattr(disk_offload, "PROCESS", 1000)
-    monkeypatch.setattr(disk_offload, "WINDOWS", windows)
+    monkeypatch.setattr(disk_offload, "PROCESS_BYTES", 1000)
+    monkeypatch.setattr(disk_offload, "IO_BUFFERS", io_buffer_bytes)
     execution = {"device": "cpu", "disk": str(tmp_path)}
     config = preset("gptj_tiny", model=WIDE, execution=execution)
     plan = popxl.plan.plan_of(finetuning_needs(config).traced.ir)
@@ -173,6 +173,6 @@ def test_a_program_that_takes_more_than_planned_has_more_of_its_state_on_disk(
     config = config.changed({"execution.host_memory": limit / 1e9})
     low = replace(plan, temporaries=int(plan.temporaries * estimated))
     monkeypatch.setattr(popxl.plan, "plan_of", lambda ir: low)
-    use = FineTuning(config).session.memory_use()
+    use = TrainingSession(config).session.memory_use()
     assert 0 < use.disk < plan.remote
-    assert disk_offload.planned_bytes(use, 1) <= limit
+    assert disk_offload.process_bytes(use, 1) <= limit

@@ -24,7 +24,7 @@ from config.presets import load_config, preset_data
 from docs import plans
 from modelling.layers import lm_head_loss
 from planning import placement_search
-from planning.hardware.machines import Machine, machine, machine_of_kind, machines
+from planning.hardware.machines import Machine, machine, machine_for_device_kind, machines
 from planning.program_variants import Programs, Variant
 from planning.report import report
 from planning.report_text import as_text
@@ -115,16 +115,16 @@ def test_virtual_devices_divide_the_machine() -> None:
 
 def test_simulated_runs_take_what_programs_reach() -> None:
     """Bounds take the data sheet's rates."""
-    h100, h200 = machine("h100"), machine("h200").reached_rates("bfloat16", 1)
-    reached = h100.reached_rates("bfloat16", 1)
-    assert (reached.flops, reached.float8_flops) == (742e12, 1435e12)
-    assert (reached.host_link, reached.both_ways) == (52e9, 41e9)
-    assert reached.bandwidth == pytest.approx(0.88 * 3.35e12)
+    h100, h200 = machine("h100"), machine("h200").achieved_rates("bfloat16", 1)
+    achieved = h100.achieved_rates("bfloat16", 1)
+    assert (achieved.flops, achieved.float8_flops) == (742e12, 1435e12)
+    assert (achieved.host_link, achieved.both_ways) == (52e9, 41e9)
+    assert achieved.bandwidth == pytest.approx(0.88 * 3.35e12)
     assert h100.rates("bfloat16", 1).flops == 989e12
     forward, backward = Kernel(0, 10**12, attention=64), Kernel(0, 10**12, False, 80, True)
     assert h200.kernels({forward: 1}) == pytest.approx(1 / 195 + 2e-6)
     assert h200.kernels({backward: 2}) == pytest.approx(2 * (1 / 188 + 2e-6)), "as of 128 features"
-    usual = machine("t4").reached_rates("float16", 1)
+    usual = machine("t4").achieved_rates("float16", 1)
     assert usual.flops == 0.75 * 65e12
     assert usual.kernels({forward: 1}) == pytest.approx(1 / 32.5 + 2e-6)
 
@@ -139,9 +139,9 @@ def test_the_hardware_table_is_complete() -> None:
     for found in machines().values():
         assert set(found.flops) - {"float8"} == {"float32", "bfloat16", "float16"}
         found.check()
-        data, reached = (rates("bfloat16", 1) for rates in (found.rates, found.reached_rates))
+        data, achieved = (rates("bfloat16", 1) for rates in (found.rates, found.achieved_rates))
         for name in ("flops", "float8_flops", "bandwidth", "host_link", "link", "network"):
-            assert 0.5 < getattr(reached, name) / getattr(data, name) < 1, (found.name, name)
+            assert 0.5 < getattr(achieved, name) / getattr(data, name) < 1, (found.name, name)
 
 
 # ---- command lines ------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def test_the_plan_places_what_saves_time_in_spare_device_memory() -> None:
     assert min(kept.values()) < 1
     assert placement.after.exposed_transfers < 0.01 * placement.after.seconds
     assert placement.after.seconds < 0.98 * placement.before.seconds
-    assert made.device_bytes < 0.95 * machine_of.room
+    assert made.device_bytes < 0.95 * machine_of.usable_bytes
     assert made.plan.resident == placement.nbytes
     assert re.search(r"^placement    \d+... GB of the buffers on each", as_text(made), re.MULTILINE)
     by_hand = report("gptj_6B_gpu", gptj_6b(resident_layers=28), machine_of)
@@ -204,11 +204,11 @@ def test_loads_run_as_far_ahead_as_hides_them_and_no_farther(
     best = placed(finetuning_needs(config, "gpu"), on).chosen
     assert best is not None
     traced, placement = best.best.traced, best.best.placement
-    after, rates = placement.after, on.reached_rates("float32", 1)
+    after, rates = placement.after, on.achieved_rates("float32", 1)
     assert traced.ir.load_window == after.window <= traced.window // 2
     assert after.loads
     assert placement.within(traced.window, rates).after.extent > after.extent
-    default = popxl.plan.place(traced, rates, int(on.room))
+    default = popxl.plan.place(traced, rates, int(on.usable_bytes))
     assert default.nbytes < placement.nbytes
     assert default.after.seconds > after.seconds
     placement.set()
@@ -270,7 +270,7 @@ def test_what_the_host_has_no_room_for_stays_on_the_device() -> None:
     made = report("gptj_6B_gpu", gptj_6b(micro_batch_size=32, activations="recompute"), small)
     assert made.plan.host < 40e9
     assert made.fits
-    margin = 1 - made.device_bytes / small.room
+    margin = 1 - made.device_bytes / small.usable_bytes
     assert 0.05 <= margin < 0.1, "less than is left where the host has room"
 
 
@@ -289,7 +289,7 @@ def test_what_the_host_has_no_room_for_stays_on_the_device() -> None:
     ],
 )
 def test_the_running_device_is_recognised(kind: str, name: str | None) -> None:
-    found = machine_of_kind(kind)
+    found = machine_for_device_kind(kind)
     assert (found.name if found else None) == name
 
 
@@ -326,9 +326,9 @@ def test_a_file_describes_ones_own_machine(
         ("link: 12.0e+9\nd", "lnk: 12.0e+9\nd", "has no field 'lnk'"),
         ("float16: 5.0e+13, ", "", "flops must have the rates"),
         ("devices: 1", "devices: -1", "devices must be a whole number above 0"),
-        ("devices: 1", "devices: 1\nreached: 1", "reached must have rates by these names: bandw"),
-        ("devices: 1", "devices: 1\nreached: {flop: 1}", "reached must have rates by these"),
-        ("devices: 1", "devices: 1\nreached: {link: 0}", "reached.link must be a number above 0"),
+        ("devices: 1", "devices: 1\nachieved: 1", "achieved must have rates by these names: bandw"),
+        ("devices: 1", "devices: 1\nachieved: {flop: 1}", "achieved must have rates by these"),
+        ("devices: 1", "devices: 1\nachieved: {link: 0}", "achieved.link must be a number above 0"),
         ("devices: 1", "devices: 1\nattention: {64: 1}", "attention must have two rates"),
         (OWN, "[", "is not a YAML file"),
         (OWN, "3", "must have the fields of a machine"),

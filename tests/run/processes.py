@@ -24,9 +24,9 @@ from config.sections import RunConfig
 from data.loader import Loader
 from modelling.spec import family_of
 from modelling.weights import without_optimizer_state
-from sessions.generation import Inference
-from sessions.loss_evaluation import Losses
-from sessions.training import FineTuning
+from sessions.generation import GenerationSession
+from sessions.loss_evaluation import LossSession
+from sessions.training import TrainingSession
 
 STEPS, RATE = 3, 1e-2
 
@@ -60,7 +60,7 @@ def train(case: str, folder: Path) -> dict[str, object]:
     family = family_of(config)
     samples = family.sample_format.generated(config, 16, None)
     loader = Loader.of(config, samples)
-    model = FineTuning(config)
+    model = TrainingSession(config)
     model.write(family.weight_map(config).init_weights(0))
     with model, CheckpointStore(folder / case) as store:
         results = [model.run([loader.next_batch()], [RATE], i)[0] for i in range(STEPS)]
@@ -73,10 +73,10 @@ def train(case: str, folder: Path) -> dict[str, object]:
         "digests": {name: digest(array) for name, array in weights.items()},
     }
     if case.endswith("2-2"):
-        losses = Losses(config)
+        losses = LossSession(config)
         losses.write(load_checkpoint(folder / case).tensors)
         with losses:
-            found["evaluated"] = losses.of(samples).mean
+            found["evaluated"] = losses.compute(samples).mean
         found["answers"] = generated(config, load_checkpoint(folder / case).tensors)
     assert all(np.isfinite(array).all() for array in weights.values())
     return found
@@ -84,7 +84,7 @@ def train(case: str, folder: Path) -> dict[str, object]:
 
 def generated(config: RunConfig, weights: Mapping[str, np.ndarray]) -> list[list[int]]:
     """Greedy answers to five prompts, which do not fill the last run of the program."""
-    model = Inference(config)
+    model = GenerationSession(config)
     input_ids = np.random.default_rng(0).integers(1, 32, (5, config.model.sequence_length))
     model.write(weights)
     with model:

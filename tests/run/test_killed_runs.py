@@ -43,7 +43,7 @@ FLAGS_ON_DISK = [
 """Entries are large enough for a disk."""
 ALL_ON_DISK = """\
 import planning.hardware.disk_offload as disk_offload
-disk_offload.check_limit = lambda *_: None
+disk_offload.check_memory_limit = lambda *_: None
 """
 """A limit below what any program takes puts all on disk that can be."""
 FLAGS_OF_FEW = [*GPTJ, *RATE, "--dropout_prob", "0.1", "--checkpoint.steps", "3"]

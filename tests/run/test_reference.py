@@ -28,7 +28,7 @@ from data.samples import Samples
 from data.seq2seq import SEQ2SEQ
 from run.records.metrics import read_metrics
 from run.reference import Reference
-from sessions.loss_evaluation import Losses
+from sessions.loss_evaluation import LossSession
 from tests import small_runs
 from tests.full_disk import full_disk
 from tests.modelling.preferences import t5_logps
@@ -155,16 +155,16 @@ def test_a_run_begins_at_its_reference_and_tells_of_rewards(run: Path) -> None:
 
 
 def test_a_pass_that_was_killed_goes_on(run, base, rows, tmp_path, monkeypatch) -> None:
-    texts, done = Losses.texts, []
+    texts, done = LossSession.texts, []
 
-    def killed(model: Losses, samples: Samples, first: int = 0) -> Iterator[Any]:
+    def killed(model: LossSession, samples: Samples, first: int = 0) -> Iterator[Any]:
         for part in texts(model, samples, first):
             yield part
             done.append(part[0].start)
             if len(done) == 2:
                 raise KeyboardInterrupt
 
-    monkeypatch.setattr(Losses, "texts", killed)
+    monkeypatch.setattr(LossSession, "texts", killed)
     assert train(tmp_path / "run", base, rows, "--steps", "4") == 128 + signal.SIGINT
     (draft,) = (tmp_path / "run/reference").iterdir()
     stale = draft.with_name("0" * 64 + draft.suffix)  # of other samples
@@ -195,13 +195,13 @@ def test_a_full_disk_ends_no_run_that_needs_a_reference(
 def test_each_process_says_that_the_reference_is_not_finite(
     is_first, base, rows, tmp_path, monkeypatch, capsys
 ) -> None:
-    texts, begun = Losses.texts, []
+    texts, begun = LossSession.texts, []
 
     def infinite(*given: Any) -> Iterator[Any]:
         begun.append(True)
         return ((part, logps - np.inf) for part, logps in texts(*given))
 
-    monkeypatch.setattr(Losses, "texts", infinite)
+    monkeypatch.setattr(LossSession, "texts", infinite)
     # The draft is the first process's in any case.
     monkeypatch.setattr("run.reference.is_first_process", lambda: is_first or not begun)
     assert train(tmp_path / "run", base, rows, "--steps", "4") == 2

@@ -11,7 +11,7 @@ import torch
 from data.causal_lm import PackedTexts, TokenStream
 from data.seq2seq import EncodedExamples, shift_right
 from modelling.objectives import CrossEntropy
-from sessions.loss_evaluation import Losses
+from sessions.loss_evaluation import LossSession
 from tests.modelling.gptj import hf as gptj
 from tests.modelling.harness import small_config
 from tests.modelling.t5 import hf as t5
@@ -74,9 +74,9 @@ def gptj_case(dp: int, tp: int):
 def test_the_loss_is_hugging_faces(case, dp, tp):
     config, weights, samples, total, tokens = case(dp, tp)
     done: list[int] = []
-    with Losses(config) as model:
+    with LossSession(config) as model:
         model.write(weights)
-        loss = model.of(samples, done.append)
+        loss = model.compute(samples, done.append)
     assert (loss.tokens, sum(done)) == (tokens, SAMPLES)
     np.testing.assert_allclose(loss.total, total, rtol=1e-5)
     assert CrossEntropy.metrics["perplexity"](loss.tally) == pytest.approx(

@@ -13,10 +13,10 @@ from config.sections import RunConfig
 from data.loader import Loader
 from modelling.generation import Greedy
 from modelling.spec import family_of
-from sessions.generation import Inference
-from sessions.loss_evaluation import Losses
-from sessions.session import RunningModel
-from sessions.training import FineTuning
+from sessions.generation import GenerationSession
+from sessions.loss_evaluation import LossSession
+from sessions.session import ModelSession
+from sessions.training import TrainingSession
 from tests.modelling.gptj.hf import small_config as gptj_config
 from tests.modelling.harness import small_config as t5_config
 from tests.slow import slow
@@ -25,10 +25,10 @@ pytestmark = pytest.mark.usefixtures("cached")  # lent and copied weights have t
 
 
 @contextmanager
-def trained(config: RunConfig) -> Iterator[FineTuning]:
+def trained(config: RunConfig) -> Iterator[TrainingSession]:
     """A model after a step."""
     family = family_of(config)
-    model = FineTuning(config)
+    model = TrainingSession(config)
     model.write(family.weight_map(config).init_weights(1))
     loader = Loader.of(config, family.sample_format.generated(config, 32, None))
     with model:
@@ -36,7 +36,7 @@ def trained(config: RunConfig) -> Iterator[FineTuning]:
         yield model
 
 
-def entered(borrower: RunningModel, model: FineTuning) -> RunningModel:
+def entered(borrower: ModelSession, model: TrainingSession) -> ModelSession:
     borrower.write(model.tensors(optimizer=False))
     return borrower
 
@@ -66,10 +66,10 @@ def test_what_is_borrowed_is_what_would_be_copied(config):
     )
     results = []
     with trained(config) as model:
-        for lender in (None, model):
-            with entered(Losses(config, lender), model) as losses:
-                size, loss = losses.session.remote_bytes(), losses.of(samples).total
-            with entered(Inference(writing, Greedy(), lender), model) as writer:
+        for weight_source in (None, model):
+            with entered(LossSession(config, weight_source), model) as losses:
+                size, loss = losses.session.remote_bytes(), losses.compute(samples).total
+            with entered(GenerationSession(writing, Greedy(), weight_source), model) as writer:
                 size += writer.session.remote_bytes()
                 results.append((loss, writer.generate(input_ids, np.ones_like(input_ids)), size))
         model.run([Loader.of(config, samples).next_batch()], [1e-2], 1)  # its state is its own
@@ -82,8 +82,8 @@ def test_what_is_borrowed_is_what_would_be_copied(config):
 
 def test_the_state_may_be_on_disk(tmp_path, monkeypatch):
     """All of it, so that what is borrowed is read from files: the bits are those of memory."""
-    monkeypatch.setattr("planning.hardware.disk_offload.MIN_ENTRY", 1)
-    monkeypatch.setattr("planning.hardware.disk_offload.check_limit", lambda *args: None)
+    monkeypatch.setattr("planning.hardware.disk_offload.MIN_ENTRY_BYTES", 1)
+    monkeypatch.setattr("planning.hardware.disk_offload.check_memory_limit", lambda *args: None)
     config = gptj_config(1, 2, layers=2)
     limited = replace(config.execution, disk=str(tmp_path), host_memory=1e-6)
     found = []
@@ -94,8 +94,8 @@ def test_the_state_may_be_on_disk(tmp_path, monkeypatch):
         monkeypatch.setattr("planning.hardware.disk_offload.check_memory", lambda *args: None)
         with trained(given) as model:
             model.run([Loader.of(given, samples).next_batch()], [1e-2], 1)
-            with entered(Losses(given, model), model) as losses:
-                found.append((losses.of(samples).total, model.read()))
+            with entered(LossSession(given, model), model) as losses:
+                found.append((losses.compute(samples).total, model.read()))
             traffic = model.session.disk_traffic
     assert traffic.read > traffic.written > 0
     (loss, state), (disk_loss, disk_state) = found

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from modelling.generation import Beam, Greedy, Strategy
-from sessions.generation import Inference
+from sessions.generation import GenerationSession
 from tests.modelling.bart.hf import (
     BOS,
     ENC,
@@ -71,7 +71,7 @@ def check_tokens(
     generation = replace(config.generation, weights=weights, micro_batches=2)
     data = replace(config.data, examples_per_row=places)
     config = replace(config, generation=generation, data=data)
-    with Inference(config, strategy) as model:
+    with GenerationSession(config, strategy) as model:
         model.write(weights_of(model_of(kind)))
         np.testing.assert_array_equal(model.generate(*prompts()), expected)
 

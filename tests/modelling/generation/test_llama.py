@@ -15,7 +15,7 @@ from modelling.generation import Beam, Greedy, Sampling, Strategy
 from modelling.spec import family_of
 from planning.generation_placement import generation_program
 from popxl.plan import storage_of
-from sessions.generation import Inference
+from sessions.generation import GenerationSession
 from tests.modelling.generation.harness import hf_beams, hf_greedy
 from tests.modelling.llama.hf import (
     LENGTH,
@@ -72,7 +72,7 @@ def ours(
     """Args: `given`: weights; default: those of the reference."""
     _, weights, input_ids, mask = reference(kind)
     config = config_of(kind, tp, where, **model)
-    with Inference(config, strategy) as made:
+    with GenerationSession(config, strategy) as made:
         made.write(base_weight_map(config).from_hf(given or weights))
         return made.generate(input_ids, mask)
 

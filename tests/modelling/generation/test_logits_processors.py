@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from config.sections import RunConfig
 from data.tokenizer import Tokenizer
 from modelling.generation import Beam, Greedy, Rules, Sampling, Stops, Strategy
-from sessions.generation import Inference
+from sessions.generation import GenerationSession
 from tests.modelling.generation import gptj, t5
 from tests.modelling.torch_training import logical
 from tests.slow import slow
@@ -116,7 +116,7 @@ def ours(
     stops = Stops.of(TEXTS, case.tokenizer.printed(config.model.embedding.vocab_size))
     strategy = replace(strategy, rules=Rules(PENALTY, SIZE, stops))
     config = replace(config, generation=generation)
-    with Inference(config, strategy) as model:
+    with GenerationSession(config, strategy) as model:
         model.write(case.weights)
         return model.generate(case.input_ids, case.mask)
 

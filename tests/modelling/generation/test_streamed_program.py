@@ -14,7 +14,7 @@ from modelling.generation import Beam, Greedy, Sampling, Strategy
 from modelling.spec import family_of
 from planning.generation_placement import generation_program
 from popxl.plan import plan_of
-from sessions.generation import Inference
+from sessions.generation import GenerationSession
 from tests.modelling.generation import gptj, t5
 from tests.modelling.generation.test_t5 import SEARCHED, their_beams
 from tests.modelling.gptj.hf import small_config
@@ -48,7 +48,7 @@ def tokens_of(
     reference = family.reference()
     generation = replace(config.generation, weights=weights, micro_batches=4)
     config = replace(config, generation=generation)
-    with Inference(config, strategy) as model:
+    with GenerationSession(config, strategy) as model:
         model.write(own or reference.weights)
         return model.generate(reference.input_ids, reference.mask)
 

@@ -18,7 +18,7 @@ from modelling.spec import family_of
 from modelling.t5 import model as t5
 from popxl import Tensor
 from popxl_addons import NamedTensors
-from sessions.generation import Inference
+from sessions.generation import GenerationSession
 from tests.modelling.generation.harness import (
     PROMPTS,
     check_worth,
@@ -77,7 +77,7 @@ def test_prompts_that_share_rows_are_answered_alike(dp, tp, iterations, slices):
 
 
 @pytest.fixture(scope="module")
-def model() -> Iterator[Inference]:
+def model() -> Iterator[GenerationSession]:
     """Micro-batches of 16 on one device."""
     with inference(config_of(micro_batch=16)) as model:
         model.write(reference().weights)
@@ -121,7 +121,7 @@ def test_beams_are_hugging_faces(tp, beams, penalty, places):
     config = config_of(1, tp, 12).to_dict()
     config["data"]["examples_per_row"] = places
     config = transposed(T5Config.from_dict(config), places > 1)
-    with Inference(config, Beam(beams, penalty)) as model:
+    with GenerationSession(config, Beam(beams, penalty)) as model:
         model.write(expected.weights)
         ours = model.generate(expected.input_ids[:SEARCHED], expected.mask[:SEARCHED])
     np.testing.assert_array_equal(ours, theirs)
@@ -137,7 +137,7 @@ def test_a_seed_gives_the_same_text_however_prompts_are_shared_out():
         config = config_of(1, tp, micro_batch).to_dict()
         config["data"]["examples_per_row"] = places
         config = T5Config.from_dict(config)
-        with Inference(config, replace(strategy, seed=seed)) as model:
+        with GenerationSession(config, replace(strategy, seed=seed)) as model:
             model.write(expected.weights)
             found.append(model.generate(expected.input_ids, expected.mask))
     one, packed, other = found

@@ -9,7 +9,7 @@ import pytest
 
 from modelling.generation import Sampling, Strategy
 from modelling.generation.greedy_search import Greedy
-from sessions.generation import Inference
+from sessions.generation import GenerationSession
 from tests.modelling.generation.harness import hf_greedy
 from tests.modelling.generation.test_llama import POSITIONS, config_of, ours, reference
 from tests.modelling.llama.hf import PAD
@@ -20,11 +20,11 @@ def one_by_one(strategy: Strategy, tp: int, where: str) -> list[list[np.ndarray]
     _, weights, input_ids, mask = reference("gemma3_text")
     config = config_of("gemma3_text", tp, where)
     config = replace(config, execution=replace(config.execution, micro_batch_size=1))
-    with Inference(config, strategy, piecewise=True) as model:
+    with GenerationSession(config, strategy, piecewise=True) as model:
         model.write(base_weight_map(config).from_hf(weights))
         with pytest.raises(ValueError, match="mask has shape"):
-            next(model.written(input_ids[:1], mask[:1, :-1]))
-        return [[*model.written(input_ids[i : i + 1], mask[i : i + 1])] for i in range(2)]
+            next(model.stream(input_ids[:1], mask[:1, :-1]))
+        return [[*model.stream(input_ids[i : i + 1], mask[i : i + 1])] for i in range(2)]
 
 
 def test_tokens_one_by_one_are_those_at_once() -> None:

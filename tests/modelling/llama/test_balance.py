@@ -15,7 +15,7 @@ from data.causal_lm import CAUSAL_LM
 from data.preference_samples import Referred
 from data.samples import IGNORE_INDEX
 from modelling.llama.config_json import to_config_json
-from sessions.loss_evaluation import Losses
+from sessions.loss_evaluation import LossSession
 from tests.modelling.llama.hf import (
     LENGTH,
     PAD,
@@ -144,10 +144,10 @@ def test_the_validation_loss_is_without_balance() -> None:
     """It is the cross-entropy, as models without experts report it; nothing is added up."""
     config, batch = our_config(balanced("olmoe"), 1, 1, 4), padded_batch()
     model = hf_model(balanced("olmoe"))
-    losses = Losses(config)
+    losses = LossSession(config)
     losses.write(base_weight_map(config).from_hf(weights_of(model)))
     with losses:
-        found = losses.of(Batches(batch))
+        found = losses.compute(Batches(batch))
     given = {n: torch.tensor(x).long() for n, x in batch.items()}
     logits = model(input_ids=given["input_ids"], attention_mask=given["segment_ids"]).logits
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), given["labels"].flatten())

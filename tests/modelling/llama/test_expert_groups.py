@@ -14,9 +14,9 @@ from config.errors import ConfigError
 from modelling.phases.evaluation import build_loss
 from modelling.phases.training import build_training
 from modelling.spec import family_of
-from sessions.generation import Inference
-from sessions.loss_evaluation import Losses
-from sessions.training import FineTuning
+from sessions.generation import GenerationSession
+from sessions.loss_evaluation import LossSession
+from sessions.training import TrainingSession
 from tests.modelling.generation.harness import hf_greedy
 from tests.modelling.llama.hf import (
     LENGTH,
@@ -138,10 +138,10 @@ def test_kept_is_computed_again_and_killed_is_continued_bit_for_bit() -> None:
     given = batches(4)
     theirs = hf_config("qwen3_moe", num_hidden_layers=2, moe_intermediate_size=96)
 
-    def model_of(groups: int, activations: str) -> FineTuning:
+    def model_of(groups: int, activations: str) -> TrainingSession:
         return fine_tuning(with_groups(our_config(theirs), groups, activations=activations))
 
-    def train(model: FineTuning, start: int, stop: int) -> None:
+    def train(model: TrainingSession, start: int, stop: int) -> None:
         for step in range(start, stop):
             model.run([given[step]], [RATE], step)
 
@@ -179,14 +179,14 @@ def test_evaluation_and_generation_read_what_is_trained() -> None:
         config = replace(config, generation=replace(config.generation, weights="streamed"))
         family = family_of(config)
         samples = family.sample_format.generated(config, 16, None)
-        model = FineTuning(config)
+        model = TrainingSession(config)
         model.write(base_weight_map(config).from_hf(start))
         with model:
-            for borrower in (Losses(config, model), Inference(config, None, model)):
+            for borrower in (LossSession(config, model), GenerationSession(config, None, model)):
                 borrower.write(model.tensors(optimizer=False))
                 with borrower:
                     assert borrower.session.remote_bytes() == 0
-                    if isinstance(borrower, Losses):
+                    if isinstance(borrower, LossSession):
                         losses.append(borrower.of(samples).total)
                     else:
                         tokens = borrower.generate(input_ids, mask)

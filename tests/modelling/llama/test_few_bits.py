@@ -9,7 +9,7 @@ import pytest
 
 from config.llama import LlamaConfig
 from modelling.spec import family_of
-from sessions.generation import Inference
+from sessions.generation import GenerationSession
 from tests.modelling.llama.hf import LENGTH, VOCABULARY, hf_config, hf_model, our_config, weights_of
 from tests.modelling.llama.training import batches
 from tests.modelling.rounding import in_few_bits
@@ -72,7 +72,7 @@ def test_generation_from_packed_experts_is_that_from_expanded_ones() -> None:
     packed = {"model.quantisation": "int4", "model.quantisation_group_size": SIZE}
     found = []
     for fields, weights in (({}, expanded(base, 4)), (packed, base), ({}, base)):
-        with Inference(config.changed(fields)) as model:
+        with GenerationSession(config.changed(fields)) as model:
             model.write(weights)
             found.append(model.generate(input_ids, mask))
     np.testing.assert_array_equal(found[1], found[0])

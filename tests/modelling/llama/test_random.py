@@ -14,7 +14,7 @@ import transformers
 from config.llama import LlamaConfig
 from huggingface.model_folders import read_hf_directory, write_hf_directory
 from modelling.llama.config_json import ARCHITECTURES, MIXTURES, to_config_json
-from sessions.generation import Inference
+from sessions.generation import GenerationSession
 from tests.modelling.generation.harness import hf_greedy
 from tests.modelling.llama.draws import Draw, draw
 from tests.modelling.llama.hf import LENGTH, PAD, VOCABULARY, hf_model, our_config, weights_of
@@ -44,7 +44,7 @@ def check_writing(drawn: Draw, weights: dict[str, np.ndarray]) -> None:
     config = config_of(drawn, 1, drawn.tp, batch, eval=True, output_length=POSITIONS)
     where = "streamed" if drawn.streamed else "resident"
     generation = replace(config.generation, weights=where, micro_batches=2)
-    with Inference(replace(config, generation=generation)) as made:
+    with GenerationSession(replace(config, generation=generation)) as made:
         made.write(base_weight_map(config).from_hf(weights))
         tokens = made.generate(input_ids, mask)
     expected = hf_greedy(hf_model(drawn.theirs), input_ids, mask, POSITIONS, PAD)

@@ -15,8 +15,8 @@ from config.errors import ConfigError
 from config.sections import FP8, RunConfig
 from modelling.spec import family_of
 from run.start import load_weights, starting_point
-from sessions.loss_evaluation import Losses
-from sessions.training import FineTuning
+from sessions.loss_evaluation import LossSession
+from sessions.training import TrainingSession
 from tests.modelling.gptj import training as gptj
 from tests.modelling.gptj.hf import hf_model, small_config
 from tests.modelling.llama import training as llama
@@ -56,7 +56,7 @@ def initial(family: str) -> Tensors:
 class Trained:
     """A model, what it held before its last step and after, and losses."""
 
-    model: FineTuning
+    model: TrainingSession
     losses: list[float]
     before: Tensors
     after: Tensors
@@ -234,10 +234,10 @@ def test_the_loss_of_evaluation_is_that_of_training(family, lends):
     one = trained(family, 1, 1, 4)
     one.model.write(one.before)
     with one.model as model:
-        losses = Losses(model.config, model if lends else None)
+        losses = LossSession(model.config, model if lends else None)
         losses.write(one.before)
         with losses:
-            found = losses.of(Samples(batches(family)[-1])).mean
+            found = losses.compute(Samples(batches(family)[-1])).mean
     assert found == pytest.approx(one.losses[-1], rel=1e-6)
     assert found != pytest.approx(one.losses[0], rel=1e-3)
 

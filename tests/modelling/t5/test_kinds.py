@@ -23,7 +23,7 @@ from modelling.generation import Beam, Greedy, Strategy
 from modelling.t5.config_json import from_config_json, to_config_json
 from modelling.weights import WeightsError
 from run.start import starting_point
-from sessions.generation import Inference
+from sessions.generation import GenerationSession
 from tests.modelling.generation.harness import hf_beams
 from tests.modelling.sessions import fine_tuning
 from tests.modelling.t5.training import ENC, VOCABULARY, batches, our_config
@@ -166,7 +166,7 @@ def ours(kind: str, strategy: Strategy, dp: int, tp: int, weights: str) -> np.nd
     config = config_of(kind, dp, tp, 4, eval=True, decoder_sequence_length=POSITIONS)
     generation = replace(config.generation, weights=weights, micro_batches=2)
     config = replace(config, generation=generation)
-    with Inference(config, strategy) as model:
+    with GenerationSession(config, strategy) as model:
         model.write(weights_of(their_model(kind, writing=True)))
         return model.generate(*prompts())
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from planning.hardware import memory_check
-from planning.hardware.memory_check import NotEnoughMemoryError, check_least
+from planning.hardware.memory_check import NotEnoughMemoryError, check_lower_bound
 from tests.planning.presets import preset
 
 DEVICE = 10**5
@@ -30,8 +30,8 @@ def test_devices_hold_what_the_host_cannot(
     monkeypatch.setattr(memory_check.devices, "platform", lambda config: "gpu")
     monkeypatch.setattr(memory_check.popxl.plan, "device_memory", lambda *_: DEVICE)
     monkeypatch.setattr(memory_check, "host_memory", lambda: least)
-    check_least(config)
+    check_lower_bound(config)
     monkeypatch.setattr(memory_check, "host_memory", lambda: least - 1)
     with pytest.raises(NotEnoughMemoryError) as error:
-        check_least(config)
+        check_lower_bound(config)
     assert (error.value.place, error.value.needed) == ("host", least)

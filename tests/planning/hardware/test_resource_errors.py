@@ -7,7 +7,7 @@ import pytest
 from config.errors import UserError
 from config.families import config_class_of
 from config.presets import load_config, preset_data
-from planning.hardware.resource_errors import explain_shortages
+from planning.hardware.resource_errors import explain_resource_errors
 from popxl.errors import DeviceMemoryError, DiskError, VersionError
 
 FULL = "the memory of the devices is full: Out of memory"
@@ -41,7 +41,7 @@ HOST = "leave state in host memory with --execution.placement host"
 def test_a_device_that_is_full_says_what_takes_less(changes, expected) -> None:
     data = preset_data("finetuning", "tiny")
     config = load_config(config_class_of(data, "tiny"), "finetuning", "tiny").changed(changes)
-    with pytest.raises(UserError) as caught, explain_shortages("tiny", config):
+    with pytest.raises(UserError) as caught, explain_resource_errors("tiny", config):
         raise DeviceMemoryError(FULL)
     assert str(caught.value) == f"preset 'tiny': {FULL}: {expected}{HOST}"
 
@@ -50,5 +50,5 @@ def test_a_device_that_is_full_says_what_takes_less(changes, expected) -> None:
 def test_a_message_of_the_runtime_for_people_is_said_as_it_is(error) -> None:
     data = preset_data("finetuning", "tiny")
     config = load_config(config_class_of(data, "tiny"), "finetuning", "tiny")
-    with pytest.raises(UserError, match="^install jax<9$"), explain_shortages("tiny", config):
+    with pytest.raises(UserError, match="^install jax<9$"), explain_resource_errors("tiny", config):
         raise error("install jax<9")

@@ -48,8 +48,8 @@ def test_free_blocks_between_others_go_back():
 @pytest.mark.parametrize("limit", [4.0, None])
 def test_runs_with_a_limit_let_blocks_go_back(monkeypatch, tmp_path, limit):
     called = []
-    monkeypatch.setattr(session, "return_blocks", lambda: called.append("blocks"))
-    monkeypatch.setattr(session, "place", lambda *_: called.append("place") or 1 / 0)
+    monkeypatch.setattr(session, "return_freed_blocks", lambda: called.append("blocks"))
+    monkeypatch.setattr(session, "offload_if_needed", lambda *_: called.append("place") or 1 / 0)
     config = small_config(layers=1)
     config = config.changed({"execution.host_memory": limit, "execution.disk": str(tmp_path)})
     with pytest.raises(ZeroDivisionError):  # before anything is compiled

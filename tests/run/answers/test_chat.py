@@ -28,7 +28,7 @@ from huggingface import hub
 from planning.origins import ORIGINS
 from run.answers import converse
 from run.answers.generate import asked_rows
-from sessions.session import RunningModel
+from sessions.session import ModelSession
 from terminal.command_line import read_command_line
 from tests.data.chat_templates import TEMPLATES, chat_tokenizer, plain
 
@@ -107,8 +107,8 @@ def test_a_conversation_goes_on(folder, capsys, executables, monkeypatch):
     monkeypatch.setattr(converse, "SHORTEST", 32)  # the second question needs another program
     lines = f"{ASKED['content']}\n\n{ASKED['content']}\n/new\n{ASKED['content']}\n"
     monkeypatch.setattr("sys.stdin", io.StringIO(lines))
-    loads, write = [], RunningModel.write
-    monkeypatch.setattr(RunningModel, "write", lambda *given: (loads.append(1), write(*given))[1])
+    loads, write = [], ModelSession.write
+    monkeypatch.setattr(ModelSession, "write", lambda *given: (loads.append(1), write(*given))[1])
     assert run_generation.main([*command(folder), "--chat"]) == 0
     assert len(loads) == 2  # for each program, not for each answer
     first = of_transformers(folder, [ASKED])
