@@ -89,6 +89,6 @@ def _without_experts(
     own = [row for row in rows if ".experts." not in row.path]
     numbers = range(groups)
     return own, {
-        f"{layer}{EXPERT_GROUP}{g}": tuple(row.of_experts(g, groups) for row in held)
+        f"{layer}{EXPERT_GROUP}{g}": tuple(row.expert_slice(g, groups) for row in held)
         for g in numbers
     }

@@ -23,9 +23,9 @@ from popxl_addons.ops.group_quantize_decompress import (
     group_quantize_decompress_numpy,
 )
 
-PARTS = ("packed", "scale", "bias")
+QUANT_FIELDS = ("packed", "scale", "bias")
 """Names of the variables that stand for one weight; see `packed_shapes`."""
-PART_DTYPES = (popxl.uint16, popxl.bfloat16, popxl.bfloat16)
+QUANT_DTYPES = (popxl.uint16, popxl.bfloat16, popxl.bfloat16)
 _WORD = 16  # bits
 _AT_ONCE = 2**22  # elements that are quantised at a time, whose steps take memory
 
@@ -58,13 +58,13 @@ def packed_shapes(
 def unpacked(
     parts: Sequence[Tensor], few_bits: FewBits, dtype: popxl.dtype, axis: int = 0
 ) -> Tensor:
-    """The weight that `PARTS` stand for, whose input features are along `axis`."""
+    """The weight that `QUANT_FIELDS` stand for, whose input features are along `axis`."""
     words, scale, bias = parts
     return group_quantize_decompress(words, scale, bias, axis, few_bits.bits, dtype)
 
 
 def quantised(weight: np.ndarray, parts: NamedTensors, axis: int = 0) -> list[np.ndarray]:
-    """Host data of the variables of a packed weight, in the order of `PARTS`.
+    """Host data of the variables of a packed weight, in the order of `QUANT_FIELDS`.
 
     An element is off by half a step at most; a step is a fifteenth of the range of its group in 4
     bits, a 255th in 8, and 1.6 % more at most where a group has numbers of both signs, see
@@ -72,7 +72,7 @@ def quantised(weight: np.ndarray, parts: NamedTensors, axis: int = 0) -> list[np
 
     Args:
         weight: float (..., in features, out features), such as one for each shard.
-        parts: the variables `PARTS`.
+        parts: the variables `QUANT_FIELDS`.
         axis: 1: it is (..., out features, in features).
     """
     _, groups, words = parts.packed.shape[-3:]
@@ -95,7 +95,7 @@ def _compressed(
     weight: np.ndarray, few_bits: FewBits, axis: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     bits, size = few_bits
-    of_parts = PART_DTYPES[1].as_numpy()
+    of_parts = QUANT_DTYPES[1].as_numpy()
     return group_quantize_compress_numpy(weight, size, axis, bits, of_parts)
 
 
@@ -116,11 +116,11 @@ class KeepsPacked(Protocol):
         """
 
 
-class QuantisedParts:
+class QuantizedWeight:
     """The parts of a packed weight, which are made together and handed out one by one."""
 
     def __init__(self, make: Callable[[], Sequence[np.ndarray]], parts: NamedTensors) -> None:
-        """Args: `make`: makes their data, in the order of `PARTS`."""
+        """Args: `make`: makes their data, in the order of `QUANT_FIELDS`."""
         self._make, self._parts = make, parts
         self._made: dict[Variable, np.ndarray] = {}
         self._lock = threading.Lock()
@@ -128,7 +128,7 @@ class QuantisedParts:
     @property
     def variables(self) -> list[Variable]:
         """The parts' variables."""
-        return [self._parts.get(name) for name in PARTS]
+        return [self._parts.get(name) for name in QUANT_FIELDS]
 
     def of(self, variable: Variable) -> np.ndarray:
         """The data of one part."""

@@ -24,7 +24,7 @@ from modelling.phases.encoder_decoder import build_encoder_decoder_phases
 from modelling.phases.phase_plan import PhasePlan
 from modelling.phases.settings import PhaseSettings
 from modelling.weights import WeightMap
-from modelling.weights.lora import with_adapters, with_trainable_tokens
+from modelling.weights.lora import add_adapters, add_trainable_tokens
 from modelling.weights.trainable import (
     check_quantized_frozen,
     mark_trainable,
@@ -65,12 +65,12 @@ class ModelFamily:
         """The table of a configured model with its adapters, which says what is trained.
 
         Raises:
-            ConfigError: see `with_adapters` and `mark_trainable`.
+            ConfigError: see `add_adapters` and `mark_trainable`.
         """
-        weight_map = with_adapters(
+        weight_map = add_adapters(
             self.base_weight_map(config), config.adapter, config.adapter_targets
         )
-        weight_map = with_trainable_tokens(mark_trainable(weight_map, config.training), config)
+        weight_map = add_trainable_tokens(mark_trainable(weight_map, config.training), config)
         if config.model.quantisation is not None and not config.model.eval:
             check_quantized_frozen(weight_map)
         return split_phases_by_trainable(weight_map) if config.some_frozen else weight_map

@@ -95,8 +95,11 @@ def finetuning_needs(
     weight_map = family.weight_map(config)
     candidates = (programs or Programs()).of(config, target)
     _, traced = candidates.get()
-    count, shapes = _parameters(weight_map), [weight.shape for weight in weight_map.trained]
-    rows = [row for row in weight_map.rows if row.updated]
+    count, shapes = (
+        _parameters(weight_map),
+        [weight.shape for weight in weight_map.trainable_weights],
+    )
+    rows = [row for row in weight_map.mappings if row.is_updated]
     kept = [
         (slot, weight.shape)
         for row in rows
@@ -167,13 +170,13 @@ def _parameters(weight_map: WeightMap) -> int:
 
 def _weight_bytes(config: RunConfig, weight_map: WeightMap) -> int:
     """Bytes of all weights, of which those of adapters are float32."""
-    wide, model = _parameters(weight_map.only(is_of_adapter)), config.model
+    wide, model = _parameters(weight_map.filter(is_of_adapter)), config.model
     item = popxl.dtype.from_name(model.precision).itemsize
     total = (_parameters(weight_map) - wide) * item + wide * 4
     if model.few_bits is None or model.eval:
         return total
     packed = _parameters(
-        weight_map.only(fits_few_bits)
+        weight_map.filter(fits_few_bits)
     )  # with two numbers of 16 bits for each group
     own = packed * model.few_bits.bits // 8 + packed * 4 // model.few_bits.group_size
     return total - packed * item + own

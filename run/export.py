@@ -35,15 +35,15 @@ from huggingface.pretrained import RANDOM
 from modelling.spec import family_of
 from modelling.weights import WeightMap
 from modelling.weights.lora import (
+    adapted_modules,
+    adapted_parameters,
+    add_tied_copies,
     has_tied_head,
     has_trainable_tokens,
     merge_adapters,
-    module_of,
-    modules_of,
-    parameters_of,
+    module_name,
     saved_modules,
     tied_modules,
-    with_tied,
 )
 from planning.hardware.memory_check import check_lower_bound
 from run.base_model_ref import BaseModelRef
@@ -108,7 +108,7 @@ def export(
         own = {name: weights[name] for name in weights}
         settings = _adapter_settings(config, named)
         with new_folder(folder) as draft:
-            write_adapter(draft, with_tied(exported, exported.to_hf(own)), settings)
+            write_adapter(draft, add_tied_copies(exported, exported.to_hf(own)), settings)
             complete(draft)
     else:
         _write_model(config, weights, folder, complete, precision)
@@ -125,7 +125,9 @@ def _exported(config: RunConfig, weight_map: WeightMap) -> WeightMap:
         for n in weight_map.vocabulary_names
         if new and not has_trainable_tokens(weight_map, n, new)
     }
-    return weight_map.only(lambda row: row.trained or any(w.name in lacking for w in row.weights))
+    return weight_map.filter(
+        lambda row: row.trainable or any(w.name in lacking for w in row.weights)
+    )
 
 
 def _write_model(
@@ -164,9 +166,9 @@ def _adapter_settings(config: RunConfig, named: str | None) -> dict[str, Any]:
     task = "SEQ_2_SEQ_LM" if family.sample_format.name == "seq2seq" else "CAUSAL_LM"
     saved = list(listed(adapter.modules_to_save)) if config.training.trained is None else []
     more = [m for m in saved_modules(weight_map) if not any(is_within(m, name) for name in saved)]
-    modules, tokens = modules_of(weight_map), _trained_tokens(config, weight_map)
+    modules, tokens = adapted_modules(weight_map), _trained_tokens(config, weight_map)
     whole, tied = [*saved, *more], tied_modules(weight_map)
-    experts = parameters_of(weight_map)
+    experts = adapted_parameters(weight_map)
     settings = settings_of(adapter, modules, whole, tokens, named, task, tied, experts)
     return settings | {
         "ensure_weight_tying": has_tied_head(
@@ -178,7 +180,7 @@ def _adapter_settings(config: RunConfig, named: str | None) -> dict[str, Any]:
 def _trained_tokens(config: RunConfig, weight_map: WeightMap) -> Any:
     """PEFT's `trainable_token_indices`: a list is of the embedding and what is tied to it."""
     tokens = {
-        module_of(name): list(rows.tokens) for name, rows in weight_map.trainable_tokens.items()
+        module_name(name): list(tokens.rows) for name, tokens in weight_map.trainable_tokens.items()
     }
     return tokens if len(tokens) > 1 else next(iter(tokens.values()), None)
 

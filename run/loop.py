@@ -224,7 +224,7 @@ def _keep_steps(
 
 def _bases(config: RunConfig, start: Start, reference: Reference | None) -> list[BaseModelRef]:
     """The models whose weights the run's checkpoints will not hold."""
-    frozen = start.base if family_of(config).weight_map(config).frozen else None
+    frozen = start.base if family_of(config).weight_map(config).frozen_names else None
     origin = None if reference is None else reference.origin
     return [base for base in (frozen, origin) if base is not None]
 

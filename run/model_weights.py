@@ -76,7 +76,7 @@ def read_weights(
 # ---- checkpoints --------------------------------------------------------------------------------
 def has_adapters(weight_map: WeightMap, checkpoint: Checkpoint) -> bool:
     """True if a checkpoint has some of the table's adapters; else it has their base."""
-    return any(w.name in checkpoint.tensors for w in weight_map.only(is_of_adapter).weights)
+    return any(w.name in checkpoint.tensors for w in weight_map.filter(is_of_adapter).weights)
 
 
 def check_checkpoint(
@@ -174,13 +174,13 @@ def _of_absent(files: ModelFiles, name: str) -> CheckpointError | None:
 def _with_adapters(config: RunConfig, weight_map: WeightMap, weights: Arrays) -> Arrays:
     """The weights of a base model with those of the table's adapters: `adapter.load` has them, or
     they begin."""
-    own, folder = weight_map.only(is_of_adapter), config.adapter.load
+    own, folder = weight_map.filter(is_of_adapter), config.adapter.load
     if not own.weights:
         return weights
     if folder is None:
         return Overlay(init_adapters(weight_map, weights, config.model.seed), weights)
     alone = config.changed({"training.trained": None, "training.frozen": None})
-    own, files = family_of(config).weight_map(alone).only(is_trainable), adapter_tensors(folder)
+    own, files = family_of(config).weight_map(alone).filter(is_trainable), adapter_tensors(folder)
     check_fit(own, files, files, folder)
     return Overlay(finite(config, own.from_hf(files), folder), weights)
 

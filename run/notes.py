@@ -13,7 +13,7 @@ from config.task import Seq2SeqData
 from data.samples import Samples, get_segment_ids, labelled_tokens
 from files.formatting import format_names
 from modelling.weights import Weight, WeightMap, WeightMapping
-from modelling.weights.lora import has_trainable_tokens, module_of
+from modelling.weights.lora import has_trainable_tokens, module_name
 
 LOOKED_AT = 256
 """Samples, evenly spread."""
@@ -72,12 +72,14 @@ def _adapted_note(weight_map: WeightMap) -> list[str]:
     if not weight_map.has_adapters:
         return []
     adapted, full, others = (Counter[str]() for _ in range(3))
-    for row in weight_map.base.rows:
+    for row in weight_map.base.mappings:
         inside = {name for adapter in row.adapters for name in adapter.weights}
         for weight in row.weights:
-            kind = adapted if weight.name in inside else full if row.trained else others
+            kind = adapted if weight.name in inside else full if row.trainable else others
             kind[_module(row, weight)] += math.prod(weight.shape)
-    own = sum(math.prod(w.shape) for row in weight_map.rows if row.of_adapter for w in row.weights)
+    own = sum(
+        math.prod(w.shape) for row in weight_map.mappings if row.of_adapter for w in row.weights
+    )
     total = sum(map(Counter.total, (adapted, full, others)))
     kinds = {"in full": _shares(full, total), "not at all": _shares(others, total)}
     rest = [f"{name} {shares}" for name, shares in kinds.items() if shares]
@@ -95,12 +97,12 @@ def _shares(sizes: Counter[str], total: int) -> str:
 
 def _module(row: WeightMapping, weight: Weight) -> str:
     """The last part of a module's name; of all experts' maps, one name."""
-    return "experts" if row.experts else module_of(weight.name).rpartition(".")[2]
+    return "experts" if row.expert_matrices else module_name(weight.name).rpartition(".")[2]
 
 
 def _new_rows_note(config: RunConfig, weight_map: WeightMap) -> list[str]:
     """Warn of new rows that stay what they begin with, as the weights are frozen."""
-    trained, new = {w.name for w in weight_map.trained}, config.model.rows_to_begin()
+    trained, new = {w.name for w in weight_map.trainable_weights}, config.model.rows_to_begin()
     frozen = [
         name
         for name in weight_map.vocabulary_names
@@ -108,7 +110,7 @@ def _new_rows_note(config: RunConfig, weight_map: WeightMap) -> list[str]:
     ]
     if not new or not frozen:
         return []
-    modules = ",".join(dict.fromkeys(map(module_of, frozen)))
+    modules = ",".join(dict.fromkeys(map(module_name, frozen)))
     field = "--adapter.modules_to_save" if config.adapter.rank else "--training.trained"
     return [
         f"warning: the new tokens' rows in {format_names(frozen)} are not trained: "

@@ -121,7 +121,7 @@ def starting_point(config: RunConfig, weight_map: WeightMap, fresh: bool = False
     def found() -> Start:
         start = _starting_point(config, weight_map, fresh)
         known = {} if start.base is None else start.base.sha256  # these are verified
-        tensors = digested(start.tensors, start.source, {*weight_map.frozen} - known.keys())
+        tensors = digested(start.tensors, start.source, {*weight_map.frozen_names} - known.keys())
         cached = with_quantized_cache(config, tensors, known or tensors.sha256)
         return replace(start, tensors=cached, digested=tensors)
 
@@ -176,7 +176,7 @@ def _of_weights(
         source = "random weights" if is_random else load
         return Start(weights, source=source, sha256=sha256, base=base)
     own = BaseModelRef.of_checkpoint(checkpoint)
-    if own is None or not own.sha256.keys() >= {*weight_map.frozen}:
+    if own is None or not own.sha256.keys() >= {*weight_map.frozen_names}:
         own = BaseModelRef.at(checkpoint.path, checkpoint.sha256)
     source = f"step {checkpoint.step} in {load}"
     return Start(weights, source=source, sha256=sha256, checkpoint=checkpoint, base=own)
@@ -201,7 +201,7 @@ def _continued(
         raise CheckpointError(
             f"the checkpoint in {folder} has no optimizer state to continue with: {anew}"
         )
-    if set(weight_names(checkpoint)) != {weight.name for weight in weight_map.trained}:
+    if set(weight_names(checkpoint)) != {weight.name for weight in weight_map.trainable_weights}:
         raise CheckpointError(
             f"the run in {format_path(folder)} trains other weights than training.trained and "
             f"frozen mean: continue it as it was; {anew}"
@@ -251,14 +251,14 @@ def saved_base(start: Start, weight_map: WeightMap) -> dict[str, Any]:
     Raises:
         CheckpointError: a process has read other weights than process 0.
     """
-    if not weight_map.frozen:
+    if not weight_map.frozen_names:
         return {}
     base, tensors = start.base, start.digested
     assert base is not None, "who starts to train knows where its weights are"
     assert tensors is not None, "see `starting_point`"
     if base.sha256:
-        return base.record({name: base.sha256[name] for name in weight_map.frozen})
-    own = tensors.digests(weight_map.frozen) if is_first_process() else None
+        return base.record({name: base.sha256[name] for name in weight_map.frozen_names})
+    own = tensors.digests(weight_map.frozen_names) if is_first_process() else None
     first: Mapping[str, str] = popdist.gather(own)[0]
     for name, sha256 in tensors.sha256.items():
         if first.get(name, sha256) != sha256:

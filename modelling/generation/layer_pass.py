@@ -15,7 +15,7 @@ import popxl
 from modelling.phases.buffers import LayerIO, loop_over_layers
 from modelling.phases.phase_variables import PhaseVariables
 from modelling.phases.settings import PhaseSettings
-from modelling.quantisation import PARTS
+from modelling.quantisation import QUANT_FIELDS
 from modelling.weights import WeightMapping
 from modelling.weights.weight_map import without_expert_group
 from popxl import Tensor, ops
@@ -203,7 +203,7 @@ class GroupWeights(PhaseWeights):
         super().__init__(name, entries, settings)
         self._groups = settings.config.execution.expert_groups
         self._axes = {row.path: 0 for row in rows}  # along which groups follow each other
-        self._axes |= {f"{row.path}.{p}": 1 - row.input_axis for row in rows for p in PARTS}
+        self._axes |= {f"{row.path}.{p}": 1 - row.input_axis for row in rows for p in QUANT_FIELDS}
 
     def add_own(self, facts: Mapping[str, VariableFactory]) -> dict[str, VariableFactory]:
         """Make buffers for what is a group's of a layer's variables, and give the others."""

@@ -140,18 +140,18 @@ class ExpertMaps(Module):
         self, maps: Sequence[str], shape: tuple[int, int], std: float, has_bias: bool, is_out: bool
     ) -> None:
         super().__init__(hf_name="")
-        shared_out, count = self.config.execution.expert_parallel, len(maps) // (2 - is_out)
+        expert_parallel, count = self.config.execution.expert_parallel, len(maps) // (2 - is_out)
         weights = [Weight(f"{name}.weight", shape, std) for name in maps]
         self.weight = parameters(
-            weights, 0, transposed=is_out, experts=count, shared_out=shared_out
+            weights, 0, transposed=is_out, expert_matrices=count, expert_parallel=expert_parallel
         )
         if has_bias:
             biases = [Weight(f"{name}.bias", shape[:1], 0.0) for name in maps]
-            how = {"cut": False} if is_out else {"shared_out": shared_out}
+            how = {"cut": False} if is_out else {"expert_parallel": expert_parallel}
             self.bias = parameters(biases, 0, **how)
 
     def is_quantized(self, row: WeightMapping) -> bool:
-        return row.experts > 0
+        return row.expert_matrices > 0
 
 
 class Experts(Module):
@@ -223,11 +223,11 @@ class Experts(Module):
                 joined[f"{parent}.experts.{title}{end}"] = FusedWeights(
                     groups,
                     stack=0,
-                    alternating=of.interleaved and title == "gate_up_proj",
+                    interleaved=of.interleaved and title == "gate_up_proj",
                     transposed=of.interleaved and kind == "weight",
-                    written=of.interleaved,
+                    in_exports=of.interleaved,
                 )
-        return HfTensorNames(joined=joined)
+        return HfTensorNames(fused=joined)
 
     # ---- arithmetic -----------------------------------------------------------------------------
     def build(

@@ -19,7 +19,7 @@ from modelling.layers.dropout import NO_DROPOUT, Dropout
 from modelling.layers.kinds import Layers
 from modelling.layers.module import Module, cast, declared
 from modelling.weights import LowRank, WeightMap, WeightMapping
-from modelling.weights.lora import with_adapters
+from modelling.weights.lora import add_adapters
 from modelling.weights.mapping import is_vocabulary
 from modelling.weights.weight_map import EMBEDDINGS
 from popxl import Tensor, float32, ops
@@ -181,7 +181,7 @@ class ExpertAdapter(LowRankMatrices):
 
     def __init__(self, row: WeightMapping, rows: Rows) -> None:
         super().__init__(row.adapters[0], rows)  # those of all experts are equal
-        self._cut_in, self._shared_out = row.transpose, row.shared_out
+        self._cut_in, self._shared_out = row.transpose, row.expert_parallel
 
     def build(self, x: Tensor, y: Tensor, sizes: Tensor, usual: int | None, rows: Tensor) -> Tensor:
         """y with the adapters, of the same type: the products of rows of x with experts' maps.
@@ -250,7 +250,7 @@ class LayerAdapters:
         self._groups = config.execution.expert_groups
         if config.adapter.rank:
             full = replace(config, execution=replace(config.execution, expert_groups=1))
-            weight_map = with_adapters(weight_map_of(full), config.adapter, config.adapter_targets)
+            weight_map = add_adapters(weight_map_of(full), config.adapter, config.adapter_targets)
             self._layers = weight_map.layers
         self._dropout = NO_DROPOUT if config.model.eval else Dropout(config.adapter.dropout)
 
@@ -266,7 +266,7 @@ class LayerAdapters:
     def experts(self, group: ModuleT, layer: str) -> ModuleT:
         """A group of a layer's experts with theirs; all groups have equal ones."""
         rows = [row for row in self._layers.get(layer, ()) if ".experts." in row.path]
-        return self._with(group, [row.of_experts(0, self._groups) for row in rows])
+        return self._with(group, [row.expert_slice(0, self._groups) for row in rows])
 
     def _with(self, module: ModuleT, layer: Sequence[WeightMapping]) -> ModuleT:
         rows = {row.path: row for row in layer}
@@ -275,7 +275,7 @@ class LayerAdapters:
             *path, name, _ = row.path.split(".")
             around = _at(module, path)
             of_map = _at(around, [name])
-            if row.experts and around is not None:
+            if row.expert_matrices and around is not None:
                 setattr(around, f"{name}_adapter", ExpertAdapter(row, rows))
             elif of_map is not None and is_vocabulary(row):
                 of_map.adapters = VocabularyAdapter(row, rows)
@@ -303,7 +303,7 @@ class LayerAdapters:
             make: a new module of a type.
         """
         rows = [self._layers.get(name, ()) for name in names]
-        forms = [tuple(a.form for row in layer for a in row.adapters) for layer in rows]
+        forms = [tuple(a.graph_key for row in layer for a in row.adapters) for layer in rows]
         kinds = list(zip(types, forms, strict=True))
         return Layers.of(kinds, lambda kind: self.give(make(kind[0]), names[kinds.index(kind)]))
 

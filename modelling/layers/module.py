@@ -18,7 +18,7 @@ import popxl_addons as addons
 from modelling.layers.axes import Axes
 from modelling.layers.parallel import Groups
 from modelling.layers.run_config import run_config
-from modelling.quantisation import PART_DTYPES, PARTS, packed_shapes, unpacked
+from modelling.quantisation import QUANT_DTYPES, QUANT_FIELDS, packed_shapes, unpacked
 from modelling.weights.hf_tensor_names import HfTensorNames
 from modelling.weights.mapping import Weight, WeightMapping
 from popxl import ReplicaGrouping, Tensor, ops
@@ -160,7 +160,7 @@ class Module(addons.Module):
         shapes = packed_shapes((shape[0], shape[1]), few_bits, row.input_axis)
         parts = [
             self.variable(f"{row.path}.{part}", s, d, grouping)
-            for part, s, d in zip(PARTS, shapes, PART_DTYPES, strict=True)
+            for part, s, d in zip(QUANT_FIELDS, shapes, QUANT_DTYPES, strict=True)
         ]
         return unpacked(parts, few_bits, self.dtype, row.input_axis)
 

@@ -103,7 +103,7 @@ class LlamaAttention(MultiHeadAttention):
         if self.kind != "phi3":
             return HfTensorNames()
         parts = [f"{hf_path}.{name}_proj.weight" for name in "qkv"]
-        return HfTensorNames(joined={f"{hf_path}.qkv_proj.weight": FusedWeights.fused(parts)})
+        return HfTensorNames(fused={f"{hf_path}.qkv_proj.weight": FusedWeights.from_weights(parts)})
 
 
 # ---- feed-forward -------------------------------------------------------------------------------
@@ -128,7 +128,9 @@ class LlamaMLP(Module):
         if self.kind != "phi3":
             return HfTensorNames()
         parts = [f"{hf_path}.{name}_proj.weight" for name in ("gate", "up")]
-        return HfTensorNames(joined={f"{hf_path}.gate_up_proj.weight": FusedWeights.fused(parts)})
+        return HfTensorNames(
+            fused={f"{hf_path}.gate_up_proj.weight": FusedWeights.from_weights(parts)}
+        )
 
 
 def experts(c: LlamaModel, held: int | None = None) -> Experts:

@@ -54,7 +54,7 @@ class Phase:
         layer: the module's class, which layers of a kind have in common.
         names: of the variables that the phase loads, own and borrowed.
         trained: those of them that the program trains: they alone have gradients, accumulators and
-            optimizer state, and are written back (`WeightMapping.trained`).
+            optimizer state, and are written back (`WeightMapping.trainable`).
         bwd: the gradient graph; None where nothing in or before the phase is trained.
         kept: how many of its layers, the last ones, are to keep their activations.
 

@@ -15,7 +15,7 @@ import popxl
 import popxl_addons as addons
 from config.model import FewBits
 from modelling.phases.settings import PhaseSettings
-from modelling.quantisation import PART_DTYPES, PARTS, packed_shapes, unpacked
+from modelling.quantisation import QUANT_DTYPES, QUANT_FIELDS, packed_shapes, unpacked
 from popxl_addons.variable_factory import NamedVariableFactories, VariableFactory
 
 
@@ -48,7 +48,7 @@ def quantize_factories(
         axis = settings.mapping(phase, name).input_axis
         dequantize_variables[name] = DequantSpec(factory.dtype, axis)
         shapes = packed_shapes(factory.shape_on_replica, few_bits, axis)  # type: ignore[arg-type]
-        for part, shape, dtype in zip(PARTS, shapes, PART_DTYPES, strict=True):
+        for part, shape, dtype in zip(QUANT_FIELDS, shapes, QUANT_DTYPES, strict=True):
             zeros = np.broadcast_to(np.zeros((), dtype.as_numpy()), shape)
             group = factory.replica_grouping
             stored[f"{name}.{part}"] = VariableFactory(zeros, dtype, part, replica_grouping=group)
@@ -61,7 +61,7 @@ def dequantize_variables(
     """Whole variables from what is stored; `wholes` are the packed ones."""
     tensors = stored.to_dict()
     for name, (dtype, axis) in wholes.items():
-        if f"{name}.{PARTS[0]}" in tensors:
-            parts = [tensors.pop(f"{name}.{part}") for part in PARTS]
+        if f"{name}.{QUANT_FIELDS[0]}" in tensors:
+            parts = [tensors.pop(f"{name}.{part}") for part in QUANT_FIELDS]
             tensors[name] = unpacked(parts, few_bits, dtype, axis)
     return addons.NamedTensors.from_dict(tensors)

@@ -121,11 +121,13 @@ class PhaseSettings:
         """Whether anything that a phase owns is trained."""
         if self.weight_map is None or not self.training:
             return self.training
-        return any(row.updated for row in self.weight_map.layers[self.weight_map.phases[phase][0]])
+        return any(
+            row.is_updated for row in self.weight_map.layers[self.weight_map.phases[phase][0]]
+        )
 
     def is_variable_trainable(self, phase: str, variable: str) -> bool:
         """Whether a variable of the layers of a phase is trained."""
-        return self.weight_map is None or self.mapping(phase, variable).updated
+        return self.weight_map is None or self.mapping(phase, variable).is_updated
 
     def mapping(self, phase: str, variable: str) -> WeightMapping:
         """The table's row for a variable of the layers of a phase."""

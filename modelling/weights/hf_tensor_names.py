@@ -35,12 +35,12 @@ class FusedWeights:
 
     groups: tuple[tuple[str, ...], ...]
     stack: Literal[0, -1] | None = None
-    alternating: bool = False
+    interleaved: bool = False
     transposed: bool = False
-    written: bool = True
+    in_exports: bool = True
 
     @classmethod
-    def fused(cls, weights: Iterable[str]) -> FusedWeights:
+    def from_weights(cls, weights: Iterable[str]) -> FusedWeights:
         """Weights one after the other."""
         return cls((tuple(weights),))
 
@@ -65,7 +65,7 @@ class FusedWeights:
         for number, names in enumerate(self.groups):
             ends = accumulate((shapes[name][0] for name in names), initial=0)
             for place, (name, rows) in enumerate(zip(names, pairwise(ends), strict=True)):
-                part = slice(place, None, len(names)) if self.alternating else slice(*rows)
+                part = slice(place, None, len(names)) if self.interleaved else slice(*rows)
                 yield name, partial(self._part, read, number, part)
 
     def _part(self, read: Callable[[], np.ndarray], number: int, rows: slice) -> np.ndarray:
@@ -83,7 +83,7 @@ class FusedWeights:
         return tensor if self.stack == 0 else tensor.reshape(*tensor.shape[:-2], -1)
 
     def _matrix(self, parts: list[np.ndarray]) -> np.ndarray:
-        if self.alternating:
+        if self.interleaved:
             matrix = np.stack(parts, 1).reshape(-1, *parts[0].shape[1:])
         else:
             matrix = np.concatenate(parts)
@@ -102,23 +102,23 @@ class HfTensorNames:
     """
 
     aliases: Mapping[str, str] = field(default_factory=dict)
-    joined: Mapping[str, FusedWeights] = field(default_factory=dict)
-    turned: frozenset[str] = frozenset()
+    fused: Mapping[str, FusedWeights] = field(default_factory=dict)
+    transposed: frozenset[str] = frozenset()
     buffers: frozenset[str] = frozenset()
 
     def __or__(self, other: HfTensorNames) -> HfTensorNames:
         return HfTensorNames(
             {**self.aliases, **other.aliases},
-            {**self.joined, **other.joined},
-            self.turned | other.turned,
+            {**self.fused, **other.fused},
+            self.transposed | other.transposed,
             self.buffers | other.buffers,
         )
 
-    def only(self, names: Collection[str]) -> HfTensorNames:
+    def subset(self, names: Collection[str]) -> HfTensorNames:
         """Those of some weights alone."""
         aliases = {alias: name for alias, name in self.aliases.items() if name in names}
-        joined = {n: x for n, x in self.joined.items() if all(own in names for own in x.weights)}
-        return HfTensorNames(aliases, joined, self.turned, self.buffers & {*names})
+        fused = {n: x for n, x in self.fused.items() if all(own in names for own in x.weights)}
+        return HfTensorNames(aliases, fused, self.transposed, self.buffers & {*names})
 
     def from_hf(self, tensors: Arrays, shapes: Shapes) -> Arrays:
         """The weights of a file under their logical names; each is read when asked for.
@@ -135,27 +135,27 @@ class HfTensorNames:
         sources = self._sources(names, shapes)
         read = lru_cache(1)(tensors.__getitem__)  # the parts of one follow each other
         makers: dict[str, Callable[[], np.ndarray]] = {
-            own: partial(self._turned, tensors, name) for own, name in sources.items()
+            own: partial(self._read_weight, tensors, name) for own, name in sources.items()
         }
         lacking = self.buffers - sources.keys()
         makers |= {name: partial(np.zeros, shapes[name], np.float32) for name in lacking}
-        for name, joined in self.joined.items():
+        for name, fused in self.fused.items():
             if name in tensors:
-                makers |= joined.split(partial(read, name), shapes)
+                makers |= fused.split(partial(read, name), shapes)
         for name in names:
             own = self.aliases.get(name)
             if own is not None and sources[own] != name:
-                copy = partial(self._turned, tensors, name)
+                copy = partial(self._read_weight, tensors, name)
                 makers[own] = partial(_same, makers[own], sources[own], copy, name)
         return LazyArrays(makers)
 
     def to_hf(self, weights: Arrays) -> Arrays:
         """The inverse of `from_hf`: logical weights as files have them."""
-        joined = {name: x for name, x in self.joined.items() if x.written}
-        parts = {own for x in joined.values() for own in x.weights}
+        fused = {name: x for name, x in self.fused.items() if x.in_exports}
+        parts = {own for x in fused.values() for own in x.weights}
         makers = {
             name: partial(x.join, weights)
-            for name, x in joined.items()
+            for name, x in fused.items()
             if all(own in weights for own in x.weights)
         }
         return Overlay(LazyArrays(makers), View(weights, [n for n in weights if n not in parts]))
@@ -171,24 +171,24 @@ class HfTensorNames:
         """
         found = shapes_without_blocks(found)
         sources = self._sources(self._split_names(found), shapes)
-        for name, joined in self.joined.items():
+        for name, fused in self.fused.items():
             if name in found:
-                check_shape(name, found[name], joined.shape(shapes))
+                check_shape(name, found[name], fused.shape(shapes))
         for own, shape in shapes.items():
             if sources.get(own) in found:
-                own_shape = shape[::-1] if sources[own] in self.turned else shape
+                own_shape = shape[::-1] if sources[own] in self.transposed else shape
                 check_shape(sources[own], found[sources[own]], own_shape)
 
-    def _turned(self, tensors: Arrays, name: str) -> np.ndarray:
+    def _read_weight(self, tensors: Arrays, name: str) -> np.ndarray:
         """A tensor of a file as its logical weight is."""
-        return tensors[name].T if name in self.turned else tensors[name]
+        return tensors[name].T if name in self.transposed else tensors[name]
 
     def _split_names(self, names: Iterable[str]) -> list[str]:
         """Names in a file, with joined tensors replaced by the names of their parts."""
         return [
             own
             for name in names
-            for own in (self.joined[name].weights if name in self.joined else [name])
+            for own in (self.fused[name].weights if name in self.fused else [name])
         ]
 
     def _sources(self, names: Iterable[str], shapes: Shapes) -> dict[str, str]:

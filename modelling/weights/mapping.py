@@ -87,7 +87,7 @@ class LowRank:
     parameter: str = ""
 
     @property
-    def form(self) -> tuple[str, int, float, int, str]:
+    def graph_key(self) -> tuple[str, int, float, int, str]:
         """What layers have in common whose adapters a graph can be shared by."""
         return self.path, self.rank, self.scale, len(self.weights), self.owner
 
@@ -121,12 +121,12 @@ class WeightMapping:
     axis: int | None = None
     cut: bool = True
     holders: int = 1
-    trained: bool = True
+    trainable: bool = True
     is_buffer: bool = False
     of_adapter: bool = False
     adapters: tuple[LowRank, ...] = ()
-    experts: int = 0
-    shared_out: bool = False
+    expert_matrices: int = 0
+    expert_parallel: bool = False
 
     @classmethod
     def linear(
@@ -136,7 +136,7 @@ class WeightMapping:
         axis = 0 if cut == "in" else 1
         return cls(f"{path}.weight", weights, transpose=True, axis=axis, holders=holders)
 
-    def cut_into(self, tensor_parallel: int) -> int:
+    def num_shards(self, tensor_parallel: int) -> int:
         """Into how many parts the weights are cut."""
         return tensor_parallel // self.holders if self.cut else 1
 
@@ -146,9 +146,11 @@ class WeightMapping:
         shape = list(first[::-1] if self.transpose else first)
         if self.axis is None:
             return tuple(shape)
-        parts, size = self.cut_into(tensor_parallel), shape[self.axis]
+        parts, size = self.num_shards(tensor_parallel), shape[self.axis]
         count = len(self.weights)
-        shape[self.axis] = size * count // parts if self.shared_out else -(-size // parts) * count
+        shape[self.axis] = (
+            size * count // parts if self.expert_parallel else -(-size // parts) * count
+        )
         return tuple(shape)
 
     def to_host(self, logical: Arrays, tensor_parallel: int, prefix: str = "") -> np.ndarray:
@@ -164,12 +166,12 @@ class WeightMapping:
         Raises:
             ValueError: an array is missing or has the wrong shape.
         """
-        arrays = [self._turned(_checked(w, logical, prefix)) for w in self.weights]
+        arrays = [self._transposed(_checked(w, logical, prefix)) for w in self.weights]
         if self.axis is None:
             (array,) = arrays
             return array
-        tensor_parallel = self.cut_into(tensor_parallel)
-        if self.shared_out:
+        tensor_parallel = self.num_shards(tensor_parallel)
+        if self.expert_parallel:
             arrays = [np.concatenate(arrays, self.axis)]
         cut = [_shards(array, self.axis, tensor_parallel) for array in arrays]
         data = cut[0] if len(cut) == 1 else np.concatenate(cut, 1 + self.axis)
@@ -180,42 +182,42 @@ class WeightMapping:
     ) -> dict[str, np.ndarray]:
         """The inverse of `to_host`. Padding is dropped."""
         if self.axis is None:
-            return {prefix + self.weights[0].name: self._turned(data)}
-        tensor_parallel = self.cut_into(tensor_parallel)
+            return {prefix + self.weights[0].name: self._transposed(data)}
+        tensor_parallel = self.num_shards(tensor_parallel)
         shards = data if tensor_parallel > 1 else data[None]
-        if self.shared_out:
+        if self.expert_parallel:
             shards = np.concatenate(list(shards), self.axis)[None]
         parts = np.split(shards, len(self.weights), 1 + self.axis)
         out = {}
         for weight, part in zip(self.weights, parts, strict=True):
             whole = np.concatenate(list(part), self.axis)
             shape = weight.shape[::-1] if self.transpose else weight.shape
-            out[prefix + weight.name] = self._turned(whole[tuple(map(slice, shape))])
+            out[prefix + weight.name] = self._transposed(whole[tuple(map(slice, shape))])
         return out
 
-    def means(self, axis: int) -> WeightMapping:
+    def axis_moments(self, axis: int) -> WeightMapping:
         """The row of a vector along `axis` of this row's variable, a matrix for each weight."""
         size = 1 - axis if self.transpose else axis
         weights = tuple(replace(w, shape=(w.shape[size],)) for w in self.weights)
         cut = self.cut and axis == self.axis
         return WeightMapping(self.path, weights, axis=0, cut=cut, holders=self.holders)
 
-    def grouped(self, axis: int) -> WeightMapping:
+    def block_scales(self, axis: int) -> WeightMapping:
         """The row of the scales of groups along an axis of this row's variable."""
         size = 1 - axis if self.transpose else axis
         weights = tuple(replace(w, shape=scales_shape(w.shape, size)) for w in self.weights)
         return replace(self, weights=weights)
 
-    def of_experts(self, group: int, groups: int) -> WeightMapping:
+    def expert_slice(self, group: int, groups: int) -> WeightMapping:
         """The row of one of so many groups of the experts whose matrices it has."""
         size = len(self.weights) // groups
         own = self.weights[group * size : (group + 1) * size]
-        return replace(self, weights=own, experts=self.experts // groups)
+        return replace(self, weights=own, expert_matrices=self.expert_matrices // groups)
 
     @property
-    def updated(self) -> bool:
+    def is_updated(self) -> bool:
         """True if steps change it."""
-        return self.trained and not self.is_buffer
+        return self.trainable and not self.is_buffer
 
     @property
     def unsharded_axis(self) -> int:
@@ -227,38 +229,43 @@ class WeightMapping:
         """The axis of this row's matrices that has the input features."""
         return 0 if self.transpose else 1
 
-    def _turned(self, array: np.ndarray) -> np.ndarray:
+    def _transposed(self, array: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(array.T if self.transpose else array)
 
 
-def is_linear(row: WeightMapping) -> bool:
+def is_linear(mapping: WeightMapping) -> bool:
     """Whether a row is a linear map inside a layer, which the head is not."""
-    return row.transpose and row.path != HEAD and not row.of_adapter and not row.experts
+    return (
+        mapping.transpose
+        and mapping.path != HEAD
+        and not mapping.of_adapter
+        and not mapping.expert_matrices
+    )
 
 
-def can_have_adapter(row: WeightMapping) -> bool:
+def can_have_adapter(mapping: WeightMapping) -> bool:
     """Decide whether a row can have an adapter: a linear map inside a layer, or at an end."""
-    return is_linear(row) or is_vocabulary(row)
+    return is_linear(mapping) or is_vocabulary(mapping)
 
 
-def is_vocabulary(row: WeightMapping) -> bool:
+def is_vocabulary(mapping: WeightMapping) -> bool:
     """Decide whether a row is the embedding or a head of its own."""
-    return row.path in (EMBEDDING, HEAD)
+    return mapping.path in (EMBEDDING, HEAD)
 
 
-def fits_few_bits(row: WeightMapping) -> bool:
+def fits_few_bits(mapping: WeightMapping) -> bool:
     """Whether a row may be held in few bits: a linear map inside a layer, or its experts'."""
-    return is_linear(row) or row.experts > 0
+    return is_linear(mapping) or mapping.expert_matrices > 0
 
 
-def is_trainable(row: WeightMapping) -> bool:
+def is_trainable(mapping: WeightMapping) -> bool:
     """Whether training changes a row."""
-    return row.trained
+    return mapping.trainable
 
 
-def is_of_adapter(row: WeightMapping) -> bool:
+def is_of_adapter(mapping: WeightMapping) -> bool:
     """Whether a row is an adapter's."""
-    return row.of_adapter
+    return mapping.of_adapter
 
 
 def _checked(weight: Weight, logical: Arrays, prefix: str) -> np.ndarray:

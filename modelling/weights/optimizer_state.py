@@ -66,10 +66,10 @@ def optimizer_state_specs(
 ) -> dict[str, OptimizerStateSpec]:
     """All optimizer state of a run but the numbers of steps, by the names in checkpoints."""
     kept = {}
-    for row in (row for row in weight_map.rows if row.updated):
-        for weight in row.weights:
-            axis = 1 - row.unsharded_axis if row.transpose else row.unsharded_axis
-            for slot in config.optimizer_slots(len(weight.shape), row.of_adapter):
+    for mapping in (mapping for mapping in weight_map.mappings if mapping.is_updated):
+        for weight in mapping.weights:
+            axis = 1 - mapping.unsharded_axis if mapping.transpose else mapping.unsharded_axis
+            for slot in config.optimizer_slots(len(weight.shape), mapping.of_adapter):
                 name = f"{OPTIMIZER}/{slot.name}/{weight.name}"
                 kept[name] = OptimizerStateSpec(slot, weight.name, weight.shape, axis)
     return kept

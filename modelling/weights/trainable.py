@@ -33,33 +33,35 @@ def mark_trainable(weight_map: WeightMap, training: Training) -> WeightMap:
     if not training.some_frozen:
         return weight_map
     chosen, frozen = listed(training.trained), listed(training.frozen)
-    names = _names(weight_map.base)
-    own = {w.name for w in weight_map.trained} if weight_map.has_adapters else set[str]()
-    changed = _meant(names, "training.trained", chosen or ("*",))
-    changed -= _meant(names, "training.frozen", frozen)
+    names = _weights_by_name(weight_map.base)
+    own = {w.name for w in weight_map.trainable_weights} if weight_map.has_adapters else set[str]()
+    changed = _match_patterns(names, "training.trained", chosen or ("*",))
+    changed -= _match_patterns(names, "training.frozen", frozen)
     if not changed:
         raise ConfigError("nothing is left to train: training.frozen means all that is trained")
     changed |= own
     marked = {
-        layer: tuple(_marked(layer, row, changed) for row in rows)
-        for layer, rows in weight_map.layers.items()
+        layer: tuple(_mark_mapping(layer, mapping, changed) for mapping in mappings)
+        for layer, mappings in weight_map.layers.items()
     }
     return replace(weight_map, layers=marked)
 
 
-def _names(weight_map: WeightMap) -> dict[str, list[str]]:
+def _weights_by_name(weight_map: WeightMap) -> dict[str, list[str]]:
     """Each name that there is for weights, and those that it means."""
     names = {w.name: [w.name] for w in weight_map.weights}
-    names |= {alias: [name] for alias, name in weight_map.files.aliases.items()}
-    names |= {name: joined.weights for name, joined in weight_map.files.joined.items()}
-    for layer, rows in weight_map.layers.items():
-        for row in rows:
-            own = names.setdefault(f"{without_expert_group(layer)}.{row.path}", [])
-            own += [w.name for w in row.weights]
+    names |= {alias: [name] for alias, name in weight_map.hf_names.aliases.items()}
+    names |= {name: joined.weights for name, joined in weight_map.hf_names.fused.items()}
+    for layer, mappings in weight_map.layers.items():
+        for mapping in mappings:
+            own = names.setdefault(f"{without_expert_group(layer)}.{mapping.path}", [])
+            own += [w.name for w in mapping.weights]
     return names
 
 
-def _meant(names: Mapping[str, Sequence[str]], field: str, patterns: Sequence[str]) -> set[str]:
+def _match_patterns(
+    names: Mapping[str, Sequence[str]], field: str, patterns: Sequence[str]
+) -> set[str]:
     """The weights that patterns mean."""
     meant: set[str] = set()
     for pattern in patterns:
@@ -73,29 +75,29 @@ def _meant(names: Mapping[str, Sequence[str]], field: str, patterns: Sequence[st
     return meant
 
 
-def _marked(layer: str, row: WeightMapping, changed: Collection[str]) -> WeightMapping:
-    trained = [w.name for w in row.weights if w.name in changed]
-    frozen = [w.name for w in row.weights if w.name not in changed]
+def _mark_mapping(layer: str, mapping: WeightMapping, changed: Collection[str]) -> WeightMapping:
+    trained = [w.name for w in mapping.weights if w.name in changed]
+    frozen = [w.name for w in mapping.weights if w.name not in changed]
     if trained and frozen:
         raise ConfigError(
             f"training.trained and frozen leave {trained[0]} trained and {frozen[0]} frozen, but "
-            f"they are one variable, {layer}.{row.path}: name both of them, or neither"
+            f"they are one variable, {layer}.{mapping.path}: name both of them, or neither"
         )
-    if trained and row.adapters:
+    if trained and mapping.adapters:
         raise ConfigError(
             f"training.trained means {trained[0]}, which has an adapter: leave it out of one of "
             "them, such as by adapter.targets"
         )
-    return replace(row, trained=bool(trained))
+    return replace(mapping, trainable=bool(trained))
 
 
 def check_quantized_frozen(weight_map: WeightMap) -> None:
     """Raise ConfigError if a linear map of a layer is trained whole, which 4 bits do not allow."""
-    for row in weight_map.rows:
-        if is_linear(row) and row.trained:
+    for mapping in weight_map.mappings:
+        if is_linear(mapping) and mapping.trainable:
             raise ConfigError(
-                f"{row.weights[0].name} is trained whole, but model.quantisation holds it in few "
-                "bits: leave one of the two out"
+                f"{mapping.weights[0].name} is trained whole, but model.quantisation holds it in "
+                "few bits: leave one of the two out"
             )
 
 
@@ -104,8 +106,10 @@ def split_phases_by_trainable(weight_map: WeightMap) -> WeightMap:
     adapters that are alike."""
 
     alike = defaultdict[str, dict[str, list[object]]](dict)
-    for layer, rows in weight_map.layers.items():
-        how: list[object] = [(row.trained, [a.form for a in row.adapters]) for row in rows]
+    for layer, mappings in weight_map.layers.items():
+        how: list[object] = [
+            (mapping.trainable, [a.graph_key for a in mapping.adapters]) for mapping in mappings
+        ]
         alike[without_expert_group(layer)][layer] = how
     for whole, of_parts in alike.items():
         groups = [how for layer, how in of_parts.items() if layer != whole]
@@ -122,11 +126,11 @@ def split_phases_by_trainable(weight_map: WeightMap) -> WeightMap:
     phase_splits: dict[str, list[str]] = {}
     for phase, layers in weight_map.phases.items():
         parts = [tuple(members) for _, members in groupby(layers, key)] or [()]
-        names = [phase, *(f"{phase}_from_{_number(part[0])}" for part in parts[1:])]
+        names = [phase, *(f"{phase}_from_{_layer_index(part[0])}" for part in parts[1:])]
         phases |= dict(zip(names, parts, strict=True))
         phase_splits[phase] = names
     return replace(weight_map, phases=phases, phase_splits=phase_splits)
 
 
-def _number(layer: str) -> str:
+def _layer_index(layer: str) -> str:
     return without_expert_group(layer).rpartition(".")[2]

@@ -25,30 +25,30 @@ Held = tuple[VariablePart, ...]
 class VariableSource(NamedTuple):
     """A variable, and the row that says which logical tensors make it up."""
 
-    row: WeightMapping
+    mapping: WeightMapping
     variable: Any
     """For a weight in few bits, which is written only, the tree of its parts."""
 
     prefix: str
     """Prefix of the tensors' names, before the names of the weights."""
 
-    common: bool = False
+    is_shared: bool = False
     """True if all weights of the row share the data, as they share a step counter."""
 
-    rest_of: np.dtype | None = None
+    residual_of_dtype: np.dtype | None = None
     """The data are what rounding to this type takes from the weights."""
 
     @property
-    def names(self) -> list[str]:
+    def tensor_names(self) -> list[str]:
         """The names of the tensors."""
-        return [self.prefix + weight.name for weight in self.row.weights]
+        return [self.prefix + weight.name for weight in self.mapping.weights]
 
-    def cuts(self, held: Held) -> tuple[Cut, ...]:
+    def shardings(self, held: Held) -> tuple[WeightSharding, ...]:
         """How each tensor is cut, where the variable is held in parts."""
-        row, shape = self.row, self.variable.shape
-        if self.common:
-            return cuts_of(VariableLayout((shape,), shape), held) * len(row.weights)
-        return cuts_of(VariableLayout.of(row, shape), held)
+        mapping, shape = self.mapping, self.variable.shape
+        if self.is_shared:
+            return weight_shardings(VariableLayout((shape,), shape), held) * len(mapping.weights)
+        return weight_shardings(VariableLayout.from_mapping(mapping, shape), held)
 
 
 @dataclass(frozen=True)
@@ -64,15 +64,15 @@ class VariableLayout:
     variable: tuple[int, ...]
     transpose: bool = False
     axis: int | None = None
-    shared_out: bool = False
+    expert_parallel: bool = False
 
     @classmethod
-    def of(cls, row: WeightMapping, variable: tuple[int, ...]) -> VariableLayout:
+    def from_mapping(cls, mapping: WeightMapping, variable: tuple[int, ...]) -> VariableLayout:
         """The layout of a row's variable of some shape."""
-        shapes = tuple(w.shape for w in row.weights)
-        return cls(shapes, variable, row.transpose, row.axis, row.shared_out)
+        shapes = tuple(w.shape for w in mapping.weights)
+        return cls(shapes, variable, mapping.transpose, mapping.axis, mapping.expert_parallel)
 
-    def parts(self, group: int, start: int, size: int) -> Iterator[WeightPart]:
+    def slices(self, group: int, start: int, size: int) -> Iterator[WeightSlice]:
         """Yield the elements of weights among consecutive elements of the variable.
 
         Args:
@@ -81,11 +81,11 @@ class VariableLayout:
         """
         if not self.variable:
             scalar = Part((), (), (), (), 0, 1)
-            yield from (WeightPart(i, scalar, 0, (0, 1, 1, 1)) for i in range(len(self.shapes)))
+            yield from (WeightSlice(i, scalar, 0, (0, 1, 1, 1)) for i in range(len(self.shapes)))
             return
         axis, count, first_weight = self.axis or 0, len(self.shapes), 0
         length, inner = self.variable[axis], math.prod(self.variable[axis + 1 :])
-        if self.shared_out:
+        if self.expert_parallel:
             own = self.shapes[0][-1 - axis if self.transpose else axis]
             count = length // own
             first_weight, group = group * count, 0
@@ -110,11 +110,11 @@ class VariableLayout:
                 axes = range(len(box))
                 order = tuple(reversed(axes) if self.transpose else axes)
                 part = Part(shape, order, tuple(corner), tuple(box), first, end - first)
-                yield WeightPart(number, part, start, (low, high, length, inner))
+                yield WeightSlice(number, part, start, (low, high, length, inner))
 
 
 @dataclass(frozen=True)
-class WeightPart:
+class WeightSlice:
     """The elements of one weight among consecutive elements of a row's variable.
 
     Attributes:
@@ -142,41 +142,41 @@ class WeightPart:
         return chosen[begin : begin + self.part.size]
 
 
-class Cut(NamedTuple):
+class WeightSharding(NamedTuple):
     """How one weight of a row is cut, where its variable is held in parts."""
 
     layout: Layout
     holders: tuple[tuple[int, ...], ...]
-    sources: tuple[tuple[VariablePart, WeightPart], ...]
+    sources: tuple[tuple[VariablePart, WeightSlice], ...]
 
     @classmethod
-    def of(cls, sources: Sequence[tuple[VariablePart, WeightPart]]) -> Cut:
+    def from_sources(cls, sources: Sequence[tuple[VariablePart, WeightSlice]]) -> WeightSharding:
         """From the parts of the variable, and what each has of the weight."""
-        layout = tuple(of_weight.part for _, of_weight in sources)
+        layout = tuple(weight_slice.part for _, weight_slice in sources)
         return cls(layout, tuple(part.processes for part, _ in sources), tuple(sources))
 
     def read(
         self, variable: Variable, read: Callable[[Variable, VariablePart], np.ndarray], number: int
     ) -> np.ndarray:
         """The elements of a part of the weight."""
-        part, of_weight = self.sources[number]
-        return of_weight.select(read(variable, part))
+        part, weight_slice = self.sources[number]
+        return weight_slice.select(read(variable, part))
 
 
 @cache
-def cuts_of(layout: VariableLayout, held: Held) -> tuple[Cut, ...]:
+def weight_shardings(layout: VariableLayout, held: Held) -> tuple[WeightSharding, ...]:
     """How each weight of a row is cut. Equal layers share what this returns."""
-    sources: list[list[tuple[VariablePart, WeightPart]]] = [[] for _ in layout.shapes]
+    sources: list[list[tuple[VariablePart, WeightSlice]]] = [[] for _ in layout.shapes]
     for part in held:
-        for of_weight in layout.parts(part.group, part.start, part.size):
-            sources[of_weight.weight].append((part, of_weight))
-    return tuple(map(Cut.of, sources))
+        for weight_slice in layout.slices(part.group, part.start, part.size):
+            sources[weight_slice.weight].append((part, weight_slice))
+    return tuple(map(WeightSharding.from_sources, sources))
 
 
 class ShardReader(NamedTuple):
     """Access to the parts of variables that the replicas hold; see `popxl.Session`."""
 
-    of: Callable[[Variable], tuple[VariablePart, ...]]
+    shards_of: Callable[[Variable], tuple[VariablePart, ...]]
     read: Callable[[Variable, VariablePart], np.ndarray]
 
 
@@ -190,24 +190,24 @@ class HfNamedTensors(LazyArrays):
 
     def __init__(
         self,
-        places: Sequence[VariableSource],
+        sources: Sequence[VariableSource],
         read: Callable[[Variable], np.ndarray],
         tensor_parallel: int,
         held: ShardReader | None,
     ) -> None:
-        self._all, self._held = places, held
-        self._places = {name: place for place in places for name in place.names}
-        self._names = self._places
+        self._all, self._held = sources, held
+        self._sources = {name: source for source in sources for name in source.tensor_names}
+        self._names = self._sources
         self._read, self._tensor_parallel = read, tensor_parallel
         self._made: dict[str, np.ndarray] = {}
 
     def parts(self) -> Iterator[CutTensor]:
         """Like `ShardSource`: what the variables' parts hold of each tensor."""
         assert self._held is not None
-        for place in self._all:
-            variable, dtype = place.variable, place.variable.dtype.as_numpy()
-            cuts = place.cuts(self._held.of(variable))
-            for name, cut in zip(place.names, cuts, strict=True):
+        for source in self._all:
+            variable, dtype = source.variable, source.variable.dtype.as_numpy()
+            cuts = source.shardings(self._held.shards_of(variable))
+            for name, cut in zip(source.tensor_names, cuts, strict=True):
                 read = partial(cut.read, variable, self._held.read)
                 yield CutTensor(name, dtype, cut.layout, cut.holders, read)
 
@@ -215,25 +215,25 @@ class HfNamedTensors(LazyArrays):
     def nbytes(self) -> int:
         """Bytes of all tensors."""
         return sum(
-            math.prod(place.variable.shape if place.common else weight.shape)
-            * place.variable.dtype.as_numpy().itemsize
-            for place in self._all
-            for weight in place.row.weights
+            math.prod(source.variable.shape if source.is_shared else weight.shape)
+            * source.variable.dtype.as_numpy().itemsize
+            for source in self._all
+            for weight in source.mapping.weights
         )
 
     def without(self, prefix: str) -> HfNamedTensors:
         """All tensors but those whose names begin with `prefix`."""
-        places = [p for p in self._all if not p.prefix.startswith(prefix)]
-        return HfNamedTensors(places, self._read, self._tensor_parallel, self._held)
+        sources = [p for p in self._all if not p.prefix.startswith(prefix)]
+        return HfNamedTensors(sources, self._read, self._tensor_parallel, self._held)
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self._made:
-            place = self._places[name]
-            data = self._read(place.variable)
-            if place.common:
-                self._made = dict.fromkeys(place.names, data)
+            source = self._sources[name]
+            data = self._read(source.variable)
+            if source.is_shared:
+                self._made = dict.fromkeys(source.tensor_names, data)
             else:
-                self._made = place.row.to_logical(data, self._tensor_parallel, place.prefix)
+                self._made = source.mapping.to_logical(data, self._tensor_parallel, source.prefix)
         return self._made.pop(name)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from checkpoints.arrays import Arrays, LazyArrays
 from config.optimizer_state import MASTER_WEIGHT, RESIDUAL, STATE_SLOTS
-from modelling.quantisation import PARTS, KeepsPacked, QuantisedParts, quantised
+from modelling.quantisation import QUANT_FIELDS, KeepsPacked, QuantizedWeight, quantised
 from modelling.weights.hf_tensor_names import HfTensorNames
 from modelling.weights.mapping import (
     EMBEDDING,
@@ -57,11 +57,11 @@ class TrainableTokens:
 
     Attributes:
         delta: name of the tensor with these rows.
-        tokens: which rows they are.
+        rows: which rows they are.
     """
 
     delta: str
-    tokens: Sequence[int]
+    rows: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -83,19 +83,19 @@ class WeightMap:
     layers: Mapping[str, tuple[WeightMapping, ...]]
     phases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     tensor_parallel: int = 1
-    files: HfTensorNames = field(default_factory=HfTensorNames)
+    hf_names: HfTensorNames = field(default_factory=HfTensorNames)
     phase_splits: Mapping[str, Sequence[str]] = field(default_factory=dict)
     trainable_tokens: Mapping[str, TrainableTokens] = field(default_factory=dict)
 
     @property
-    def rows(self) -> tuple[WeightMapping, ...]:
+    def mappings(self) -> tuple[WeightMapping, ...]:
         """The rows of all layers."""
-        return tuple(row for rows in self.layers.values() for row in rows)
+        return tuple(mapping for mappings in self.layers.values() for mapping in mappings)
 
     @property
     def weights(self) -> tuple[Weight, ...]:
         """Every logical weight once."""
-        return tuple(w for row in self.rows for w in row.weights)
+        return tuple(w for mapping in self.mappings for w in mapping.weights)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -103,44 +103,48 @@ class WeightMap:
         return {w.name: w.shape for w in self.weights}
 
     @property
-    def trained(self) -> tuple[Weight, ...]:
+    def trainable_weights(self) -> tuple[Weight, ...]:
         """The logical weights that training changes."""
-        return tuple(w for row in self.rows if row.trained for w in row.weights)
+        return tuple(w for mapping in self.mappings if mapping.trainable for w in mapping.weights)
 
     @property
     def has_adapters(self) -> bool:
         """Whether any row has one."""
-        return any(row.adapters for row in self.rows)
+        return any(mapping.adapters for mapping in self.mappings)
 
     @property
-    def frozen(self) -> list[str]:
+    def frozen_names(self) -> list[str]:
         """The names of the other logical weights."""
-        trained = {w.name for w in self.trained}
+        trained = {w.name for w in self.trainable_weights}
         return [w.name for w in self.weights if w.name not in trained]
 
     @property
     def vocabulary_names(self) -> list[str]:
         """The weights of the embedding and the head, which have a row for each token."""
         paths = (EMBEDDING, HEAD, HEAD.replace("weight", "bias"))
-        return [w.name for row in self.rows if row.path in paths for w in row.weights]
+        return [
+            w.name for mapping in self.mappings if mapping.path in paths for w in mapping.weights
+        ]
 
     @property
     def embedding_names(self) -> list[str]:
         """The embedding's names in files: its own, then those of weights that are tied to it."""
-        (row,) = (row for row in self.layers[EMBEDDINGS] if row.path == EMBEDDING)
-        own = row.weights[0].name
-        return [own, *(alias for alias, name in self.files.aliases.items() if name == own)]
+        (mapping,) = (mapping for mapping in self.layers[EMBEDDINGS] if mapping.path == EMBEDDING)
+        own = mapping.weights[0].name
+        return [own, *(alias for alias, name in self.hf_names.aliases.items() if name == own)]
 
-    def only(self, wanted: Callable[[WeightMapping], bool]) -> WeightMap:
+    def filter(self, wanted: Callable[[WeightMapping], bool]) -> WeightMap:
         """The table of some rows alone."""
-        layers = {name: tuple(filter(wanted, rows)) for name, rows in self.layers.items()}
-        names = {w.name for rows in layers.values() for row in rows for w in row.weights}
-        return replace(self, layers=layers, files=self.files.only(names))
+        layers = {name: tuple(filter(wanted, mappings)) for name, mappings in self.layers.items()}
+        names = {
+            w.name for mappings in layers.values() for mapping in mappings for w in mapping.weights
+        }
+        return replace(self, layers=layers, hf_names=self.hf_names.subset(names))
 
     @property
     def base(self) -> WeightMap:
         """The table without adapters."""
-        return self.only(lambda row: not row.of_adapter)
+        return self.filter(lambda mapping: not mapping.of_adapter)
 
     # ---- logical weights ------------------------------------------------------------------------
     def init_weights(self, seed: int) -> Arrays:
@@ -149,15 +153,15 @@ class WeightMap:
 
     def from_hf(self, tensors: Arrays) -> Arrays:
         """The weights of a file under their logical names; see `HfTensorNames`."""
-        return self.files.from_hf(tensors, self.shapes)
+        return self.hf_names.from_hf(tensors, self.shapes)
 
     def to_hf(self, weights: Arrays) -> Arrays:
         """The inverse of `from_hf`: logical weights as files have them."""
-        return self.files.to_hf(weights)
+        return self.hf_names.to_hf(weights)
 
     def check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Check that a file has the weights of this model; see `HfTensorNames`."""
-        self.files.check_shapes(shapes, self.shapes)
+        self.hf_names.check_shapes(shapes, self.shapes)
 
     # ---- variables ------------------------------------------------------------------------------
     def check_complete(self, variables: Variables) -> None:
@@ -168,12 +172,12 @@ class WeightMap:
             WeightsError: one has none, which is a fault of the family's modules.
         """
         for layer, tree in self._trees(variables):
-            rows = {row.path for row in self.layers[layer]}
-            paths = (_path_of(name, rows) for name in tree.fwd.keys_flat())
+            mappings = {mapping.path for mapping in self.layers[layer]}
+            paths = (_path_of(name, mappings) for name in tree.fwd.keys_flat())
             found = {path for path in paths if path is not None}
-            for name in sorted(rows ^ found):
+            for name in sorted(mappings ^ found):
                 missing = f"{layer}.{name}, of the weight map, is not in the program: {_SEE}"
-                raise WeightsError(missing if name in rows else missing_mapping(layer, name))
+                raise WeightsError(missing if name in mappings else missing_mapping(layer, name))
 
     def to_variables(
         self, tensors: Arrays, variables: Variables
@@ -193,65 +197,71 @@ class WeightMap:
         """
         with_state = any(name.startswith(f"{OPTIMIZER}/") for name in tensors)
         out: dict[Variable, Callable[[], np.ndarray]] = {}
-        rows = self._rows(variables)
-        places = self._places(variables, with_state, fp8=False)
-        places += [] if with_state else _kept_places(rows)
-        places += [p for p in self._fp8_places(rows) if p.names[0] in tensors]
-        for place in places:
-            for name in place.names:
+        mappings = self._pairs(variables)
+        sources = self._sources(variables, with_state, fp8=False)
+        sources += [] if with_state else _master_sources(mappings)
+        sources += [p for p in self._fp8_sources(mappings) if p.tensor_names[0] in tensors]
+        for source in sources:
+            for name in source.tensor_names:
                 check_presence(name, tensors)
-            if isinstance(place.variable, NamedTensors):
-                parts = QuantisedParts(partial(self._packed, place, tensors), place.variable)
+            if isinstance(source.variable, NamedTensors):
+                parts = QuantizedWeight(
+                    partial(self._quantized_data, source, tensors), source.variable
+                )
                 out.update({v: partial(parts.of, v) for v in parts.variables})
             else:
-                out[place.variable] = self._source(place, tensors)
+                out[source.variable] = self._reader(source, tensors)
         return out
 
-    def _source(self, place: VariableSource, tensors: Arrays) -> Callable[[], np.ndarray]:
+    def _reader(self, source: VariableSource, tensors: Arrays) -> Callable[[], np.ndarray]:
         """What makes the data of a variable; of what some elements can be had, a part of it."""
-        whole = partial(self._typed_data, place, tensors)
+        whole = partial(self._typed_data, source, tensors)
         if not isinstance(tensors, LazyArrays):
             return whole
 
         def some(held: tuple[VariablePart, ...]) -> np.ndarray:
-            cuts = zip(place.names, place.cuts(held), strict=True)
+            cuts = zip(source.tensor_names, source.shardings(held), strict=True)
             wanted = {name: partial(tensors.some, name, cut.layout) for name, cut in cuts}
-            return self._typed_data(place, LazyArrays(wanted))
+            return self._typed_data(source, LazyArrays(wanted))
 
         return OnDemand(whole, some)
 
-    def _packed(self, place: VariableSource, tensors: Arrays) -> Sequence[np.ndarray]:
+    def _quantized_data(self, source: VariableSource, tensors: Arrays) -> Sequence[np.ndarray]:
         """The data of a variable in few bits."""
-        row, parts = place.row, place.variable
+        mapping, parts = source.mapping, source.variable
 
         def make(tensors: Arrays) -> Sequence[np.ndarray]:
-            return quantised(self._host_data(place, tensors), parts, row.input_axis)
+            return quantised(self._host_data(source, tensors), parts, mapping.input_axis)
 
         if not isinstance(tensors, KeepsPacked):
             return make(tensors)
-        shapes = [w.shape for w in row.weights]
-        cut: tuple[object, ...] = row.axis, row.cut_into(self.tensor_parallel), row.transpose
-        cut += ("shared out",) if row.shared_out else ()  # which folders need not say of others
-        return tensors.packed(place.names, f"{shapes} {cut} {parts.packed.shape}", make)
+        shapes = [w.shape for w in mapping.weights]
+        cut: tuple[object, ...] = mapping.axis, mapping.num_shards(self.tensor_parallel)
+        cut += (mapping.transpose,)
+        if mapping.expert_parallel:  # other folders need not say so
+            cut += ("shared out",)
+        return tensors.packed(source.tensor_names, f"{shapes} {cut} {parts.packed.shape}", make)
 
-    def _typed_data(self, place: VariableSource, tensors: Arrays) -> np.ndarray:
-        data, own = self._host_data(place, tensors), place.variable.dtype.as_numpy()
-        if place.rest_of is not None:
+    def _typed_data(self, source: VariableSource, tensors: Arrays) -> np.ndarray:
+        data, own = self._host_data(source, tensors), source.variable.dtype.as_numpy()
+        if source.residual_of_dtype is not None:
             bits = 8 * own.itemsize
             rest: np.ndarray = split_weight(
-                data.astype(np.float32, copy=False), place.rest_of, bits
+                data.astype(np.float32, copy=False), source.residual_of_dtype, bits
             )[1]
             return rest
         return data.astype(own, copy=False)
 
-    def _host_data(self, place: VariableSource, tensors: Arrays) -> np.ndarray:
-        if place.common:
-            return _fitted(np.asarray(tensors[place.names[0]]), place.variable.shape)
-        return place.row.to_host(tensors, self.tensor_parallel, place.prefix)
+    def _host_data(self, source: VariableSource, tensors: Arrays) -> np.ndarray:
+        if source.is_shared:
+            return _resize_history(
+                np.asarray(tensors[source.tensor_names[0]]), source.variable.shape
+            )
+        return source.mapping.to_host(tensors, self.tensor_parallel, source.prefix)
 
     def variables(self, variables: Variables, optimizer: bool = True) -> list[Variable]:
         """The variables that `to_logical` reads, in its order."""
-        return [place.variable for place in self._places(variables, optimizer)]
+        return [source.variable for source in self._sources(variables, optimizer)]
 
     def to_logical(
         self,
@@ -271,24 +281,28 @@ class WeightMap:
             held: access to their parts, where tensors are asked for in parts (`ShardSource`).
             frozen: also weights that are not trained.
         """
-        places = self._places(variables, optimizer)
-        places = [place for place in places if frozen or place.row.trained]
-        return HfNamedTensors(places, read, self.tensor_parallel, held)
+        sources = self._sources(variables, optimizer)
+        sources = [source for source in sources if frozen or source.mapping.trainable]
+        return HfNamedTensors(sources, read, self.tensor_parallel, held)
 
     def gradients(self, read: Callable[[Variable], np.ndarray], variables: Variables) -> Arrays:
         """Gradients by the weight's name, from the variables in the `grad` trees."""
-        trained = [(row, tree) for row, tree in self._rows(variables) if row.updated]
-        places = [VariableSource(row, tree.grad.get(row.path), "") for row, tree in trained]
-        return HfNamedTensors(places, read, self.tensor_parallel, None)
+        trained = [
+            (mapping, tree) for mapping, tree in self._pairs(variables) if mapping.is_updated
+        ]
+        sources = [
+            VariableSource(mapping, tree.grad.get(mapping.path), "") for mapping, tree in trained
+        ]
+        return HfNamedTensors(sources, read, self.tensor_parallel, None)
 
-    def _rows(self, variables: Variables) -> list[tuple[WeightMapping, NamedTensors]]:
+    def _pairs(self, variables: Variables) -> list[tuple[WeightMapping, NamedTensors]]:
         """Each row, and the trees of its layer. Rows of a phase's layers that share a remote buffer
         follow each other."""
         pairs: list[tuple[WeightMapping, NamedTensors]] = []
         for name, trees in variables.items():
             layers = self._trees({name: trees})
-            rows = [(row, tree) for layer, tree in layers for row in self.layers[layer]]
-            pairs += sorted(rows, key=lambda pair: pair[0].path)
+            mappings = [(mapping, tree) for layer, tree in layers for mapping in self.layers[layer]]
+            pairs += sorted(mappings, key=lambda pair: pair[0].path)
         return pairs
 
     def _trees(self, variables: Variables) -> list[tuple[str, NamedTensors]]:
@@ -301,34 +315,39 @@ class WeightMap:
                 layers += zip(self.phases.get(name, ()), trees, strict=True)
         return layers
 
-    def _places(
+    def _sources(
         self, variables: Variables, optimizer: bool, fp8: bool = True
     ) -> list[VariableSource]:
         """Weights, then optimizer state and FP8 state; entries of a remote buffer follow each
         other."""
-        rows = self._rows(variables)
-        places = [VariableSource(row, tree.fwd.get(row.path), "") for row, tree in rows]
+        mappings = self._pairs(variables)
+        sources = [
+            VariableSource(mapping, tree.fwd.get(mapping.path), "") for mapping, tree in mappings
+        ]
         if optimizer:
             state = [
-                _state_place(row, slot, variable)
-                for row, tree in rows
-                for slot, variable in _optimizer_state(row, tree).items()
+                _state_source(mapping, slot, variable)
+                for mapping, tree in mappings
+                for slot, variable in _optimizer_state(mapping, tree).items()
             ]
-            places += sorted(state, key=lambda place: place.prefix)
-        return places + (self._fp8_places(rows) if optimizer and fp8 else [])
+            sources += sorted(state, key=lambda source: source.prefix)
+        return sources + (self._fp8_sources(mappings) if optimizer and fp8 else [])
 
     @staticmethod
-    def _fp8_places(rows: Sequence[tuple[WeightMapping, NamedTensors]]) -> list[VariableSource]:
+    def _fp8_sources(
+        mappings: Sequence[tuple[WeightMapping, NamedTensors]],
+    ) -> list[VariableSource]:
         """The state of the FP8 products of linear layers, under the names of their weights."""
-        places = []
-        for row, tree in rows:
-            layer, _, name = row.path.rpartition(".")
+        sources = []
+        for mapping, tree in mappings:
+            layer, _, name = mapping.path.rpartition(".")
             if name == "weight" and f"{layer}.product" in tree.fwd:
                 state = tree.fwd.get(f"{layer}.product").to_dict().items()
-                places += [
-                    VariableSource(row, v, f"{FP8}/{slot}/", common=True) for slot, v in state
+                sources += [
+                    VariableSource(mapping, v, f"{FP8}/{slot}/", is_shared=True)
+                    for slot, v in state
                 ]
-        return sorted(places, key=lambda place: place.prefix)
+        return sorted(sources, key=lambda source: source.prefix)
 
 
 _SEE = "see docs/adding_a_model.md"
@@ -339,47 +358,47 @@ def missing_mapping(layer: str, variable: str) -> str:
     return f"{layer}.{variable} has no row in the weight map: {_SEE}"
 
 
-def _path_of(name: str, rows: Collection[str]) -> str | None:
+def _path_of(name: str, mappings: Collection[str]) -> str | None:
     """The row of a variable of a program, or of a part of a quantized one; None: it is no weight's,
     but the state of an FP8 product."""
     whole, _, part = name.rpartition(".")
     if whole.endswith(".product") or whole == "product":
         return None
-    return whole if part in PARTS and whole in rows else name
+    return whole if part in QUANT_FIELDS and whole in mappings else name
 
 
-def _optimizer_state(row: WeightMapping, tree: NamedTensors) -> Mapping[str, Variable]:
+def _optimizer_state(mapping: WeightMapping, tree: NamedTensors) -> Mapping[str, Variable]:
     """What an optimizer keeps for a row, as far as the program has it."""
-    there = row.updated and "optim" in tree
-    return tree.optim.get(row.path).to_dict() if there else {}
+    there = mapping.is_updated and "optim" in tree
+    return tree.optim.get(mapping.path).to_dict() if there else {}
 
 
-def _state_place(row: WeightMapping, name: str, variable: Variable) -> VariableSource:
+def _state_source(mapping: WeightMapping, name: str, variable: Variable) -> VariableSource:
     """Optimizer state, under the name that it has for a weight as Hugging Face turns it."""
     slot = STATE_SLOTS[name]
-    own = row
+    own = mapping
     if slot.per == "block":
-        own = row.grouped(row.unsharded_axis)
+        own = mapping.block_scales(mapping.unsharded_axis)
     elif slot.per in ("row", "column"):
-        own = row.means(slot.per == "column")
-    theirs = slot.transposed if row.transpose else slot
+        own = mapping.axis_moments(slot.per == "column")
+    theirs = slot.transposed if mapping.transpose else slot
     return VariableSource(own, variable, f"{OPTIMIZER}/{theirs.name}/", slot.per == "weight")
 
 
-def _kept_places(rows: Sequence[tuple[WeightMapping, NamedTensors]]) -> list[VariableSource]:
+def _master_sources(mappings: Sequence[tuple[WeightMapping, NamedTensors]]) -> list[VariableSource]:
     """Masters and residuals of weights, with the names of the weights."""
-    places = []
-    for row, tree in rows:
-        state = _optimizer_state(row, tree)
+    sources = []
+    for mapping, tree in mappings:
+        state = _optimizer_state(mapping, tree)
         if MASTER_WEIGHT.name in state:
-            places.append(VariableSource(row, state[MASTER_WEIGHT.name], ""))
+            sources.append(VariableSource(mapping, state[MASTER_WEIGHT.name], ""))
         if RESIDUAL in state:
-            weight = tree.fwd.get(row.path).dtype.as_numpy()
-            places.append(VariableSource(row, state[RESIDUAL], "", rest_of=weight))
-    return places
+            weight = tree.fwd.get(mapping.path).dtype.as_numpy()
+            sources.append(VariableSource(mapping, state[RESIDUAL], "", residual_of_dtype=weight))
+    return sources
 
 
-def _fitted(data: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+def _resize_history(data: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Amax histories, latest first, cut or zero-padded to another length; other data unchanged."""
     if data.ndim < 2 or data.shape == shape:
         return data

@@ -25,21 +25,23 @@ def test_any_cut_of_any_row_is_put_together(axis, cut, count, transpose):
     rng = np.random.default_rng(0)
     for shape, parallel, shards in itertools.product([(7, 5), (6, 6)], (1, 2, 3), (1, 2, 5)):
         weights = tuple(Weight(f"w{i}", shape) for i in range(count))
-        row = WeightMapping("path", weights, transpose, axis, cut, shared_out=count == SHARED_OUT)
+        row = WeightMapping(
+            "path", weights, transpose, axis, cut, expert_parallel=count == SHARED_OUT
+        )
         logical = {w.name: rng.standard_normal(shape) for w in weights}
         host = row.to_host(logical, parallel)
-        if row.shared_out and parallel > 1:
+        if row.expert_parallel and parallel > 1:
             first = [w.T if transpose else w for w in list(logical.values())[: count // parallel]]
             assert np.array_equal(host[0], np.concatenate(first))
         back = row.to_logical(host, parallel)
         assert all(np.array_equal(back[name], whole) for name, whole in logical.items())
         parts: dict[str, dict] = {w.name: {} for w in weights}
         for group, value in enumerate(host if host.ndim == 3 else host[None]):
-            layout = VariableLayout.of(row, value.shape)
+            layout = VariableLayout.from_mapping(row, value.shape)
             flat, each = value.reshape(-1), -(-value.size // shards)
             for start in range(0, flat.size, each):
                 piece = flat[start : start + each]
-                for found in layout.parts(group, start, piece.size):
+                for found in layout.slices(group, start, piece.size):
                     parts[row.weights[found.weight].name][found.part] = partial(found.select, piece)
         for name, whole in logical.items():
             check_whole(parts[name])

@@ -190,7 +190,7 @@ def test_adapters_of_experts(
     fields |= {"adapter.rank_pattern": "experts.down_proj=3"} if names != [GATE_UP] else {}
     config = of.config(*split).changed(fields | {f"execution.{n}": x for n, x in execution.items()})
     weight_map = family_of(config).weight_map(config)
-    gradients = dict(weight_map.only(is_trainable).from_hf(found.gradients))
+    gradients = dict(weight_map.filter(is_trainable).from_hf(found.gradients))
     weights = dict(weight_map.from_hf(found.weights))
     expected = Reference(found.losses, found.norms, gradients, weights, found.state)
     model = fine_tuning(config, gradients=True)

@@ -24,7 +24,9 @@ GPTJ, T5 = gptj_weight_map(small_config()), t5_weight_map(our_config())
 
 
 def trained(weight_map: WeightMap, **training: Any) -> set[str]:
-    return {weight.name for weight in mark_trainable(weight_map, Training(**training)).trained}
+    return {
+        weight.name for weight in mark_trainable(weight_map, Training(**training)).trainable_weights
+    }
 
 
 def every(weight_map: WeightMap) -> set[str]:

@@ -166,9 +166,9 @@ def test_frozen_weights_come_and_never_go(trained: str, layers: list[str]) -> No
     config = chosen(small_config(), trained=trained, frozen="*norm*,*ln_*")
     config = config.changed({"execution.micro_batches_per_pass": config.gradient_accumulation})
     rows = [row for name in layers for row in family_of(config).weight_map(config).layers[name]]
-    own = sum(4 * math.prod(w.shape) for row in rows if row.trained for w in row.weights)
+    own = sum(4 * math.prod(w.shape) for row in rows if row.trainable for w in row.weights)
     found = moved(config, gptj.batches(1)[0])
-    steps = 4 * sum(row.trained for row in rows)
+    steps = 4 * sum(row.trainable for row in rows)
     assert found["store", "weights"] == found["store", "gradients"] == own > 0
     assert found["store", "moments"] == 2 * own + steps
     assert found["load", "moments"] == 2 * own + steps
@@ -206,7 +206,7 @@ def test_host_memory_is_what_is_kept_of_both(name: str) -> None:
     trained = "decoder.22,decoder.23" if name.startswith("xxl") else "layer.26,layer.27"
     config = preset(name, training={"trained": trained})
     needs, weight_map = finetuning_needs(config), family_of(config).weight_map(config)
-    own = sum(math.prod(w.shape) for w in weight_map.trained)
+    own = sum(math.prod(w.shape) for w in weight_map.trainable_weights)
     assert needs.state == 2 * needs.parameters + 12 * own
     model, samples = config.model, config.training.global_batch_size
     token = samples * model.hidden_size * 2

@@ -38,7 +38,7 @@ def test_every_weight_is_used_once_and_comes_back(theirs, tensor_parallel):
             found = row.to_logical(data, tensor_parallel)
             assert not found.keys() & back.keys()
             back.update(found)
-    assert back.keys() == theirs.keys() - set(weight_map.files.aliases)
+    assert back.keys() == theirs.keys() - set(weight_map.hf_names.aliases)
     for name, array in back.items():
         assert array.tobytes() == theirs[name].tobytes(), name
 

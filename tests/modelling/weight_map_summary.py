@@ -74,15 +74,15 @@ def _built(cls: Any, sizes: dict[str, Any], tp: int) -> RunConfig:
 
 def summary(weight_map: WeightMap) -> dict[str, Any]:
     """All that a table says but the paths of variables."""
-    joined = sorted(weight_map.files.joined.items())
+    joined = sorted(weight_map.hf_names.fused.items())
     return {
         "layers": {name: sorted(map(_row, rows)) for name, rows in weight_map.layers.items()},
         "phases": {name: list(layers) for name, layers in weight_map.phases.items()},
         "tensor_parallel": weight_map.tensor_parallel,
-        "aliases": dict(sorted(weight_map.files.aliases.items())),
+        "aliases": dict(sorted(weight_map.hf_names.aliases.items())),
         "fused": {name: x.weights for name, x in joined if x.stack is None},
         "stacked": {
-            name: [x.groups, x.alternating, x.transposed, x.written]
+            name: [x.groups, x.interleaved, x.transposed, x.in_exports]
             for name, x in joined
             if x.stack is not None
         },
@@ -92,7 +92,15 @@ def summary(weight_map: WeightMap) -> dict[str, Any]:
 def _row(row: Any) -> list[Any]:
     weights = [[w.name, list(w.shape), str(w.std), w.uniform] for w in row.weights]
     cut = row.cut if row.axis is not None else True
-    return [weights, row.transpose, str(row.axis), cut, row.holders, row.experts, row.shared_out]
+    return [
+        weights,
+        row.transpose,
+        str(row.axis),
+        cut,
+        row.holders,
+        row.expert_matrices,
+        row.expert_parallel,
+    ]
 
 
 def digest(config: RunConfig) -> str:

@@ -17,7 +17,7 @@ def test_the_table_has_transformers_weights() -> None:
     shapes = {name: x.shape for name, x in weights_of(without_bias()).items()}
     weight_map = base_weight_map(our_config(tp=2))
     assert {w.name: w.shape for w in weight_map.weights} == shapes
-    maps = [w.name for row in weight_map.rows if is_linear(row) for w in row.weights]
+    maps = [w.name for row in weight_map.mappings if is_linear(row) for w in row.weights]
     assert len(maps) == 2 * 6 + 3 * 10
     assert weight_map.phases["decoder_embeddings"] == ("decoder_embeddings",)
 
@@ -27,17 +27,17 @@ def test_the_bias_of_logits_is_saved_but_not_updated() -> None:
     fields = {"training.frozen": "model.shared.weight"}
     for config in (our_config(), our_config().changed(fields)):
         weight_map = family_of(config).weight_map(config)
-        (row,) = (row for row in weight_map.rows if row.is_buffer)
-        assert row.trained
-        assert not row.updated
-        assert BIAS in {w.name for w in weight_map.trained}
+        (row,) = (row for row in weight_map.mappings if row.is_buffer)
+        assert row.trainable
+        assert not row.is_updated
+        assert BIAS in {w.name for w in weight_map.trainable_weights}
     config = our_config().changed({"adapter.rank": 2})
-    assert BIAS in family_of(config).weight_map(config).frozen
+    assert BIAS in family_of(config).weight_map(config).frozen_names
 
 
 def test_adapters_are_of_queries_and_values_by_default() -> None:
     config = our_config().changed({"adapter.rank": 2})
-    rows = family_of(config).weight_map(config).rows
+    rows = family_of(config).weight_map(config).mappings
     modules = {a.module for row in rows for a in row.adapters}
     assert len(modules) == 2 * 2 + 3 * 4
     assert {name.rpartition(".")[2] for name in modules} == {"q_proj", "v_proj"}

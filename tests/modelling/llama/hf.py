@@ -172,9 +172,9 @@ def as_parameters(
 ) -> dict[str, np.ndarray]:
     """Weights as transformers' modules have them, which stack those of experts."""
     found = dict(weight_map.to_hf(weights))
-    for name, stacked in weight_map.files.joined.items():
+    for name, stacked in weight_map.hf_names.fused.items():
         if name not in found and stacked.stack == 0:
             groups = [[found.pop(n) for n in names] for names in stacked.groups]
             found[name] = np.stack([np.concatenate(parts) for parts in groups])
-    routers = {own: alias for alias, own in weight_map.files.aliases.items() if "gate" in alias}
+    routers = {own: alias for alias, own in weight_map.hf_names.aliases.items() if "gate" in alias}
     return {routers.get(name, name): x for name, x in found.items()}

@@ -33,7 +33,7 @@ def expanded(base: dict[str, np.ndarray], bits: int) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "dp", "tp", "bits", "shared_out"),
+    ("kind", "dp", "tp", "bits", "expert_parallel"),
     [
         ("gpt_oss", 1, 2, 4, False),
         slow("qwen3_moe", 1, 2, 4, True),
@@ -42,10 +42,10 @@ def expanded(base: dict[str, np.ndarray], bits: int) -> dict[str, np.ndarray]:
     ],
 )
 def test_training_beside_packed_experts_is_that_beside_expanded_ones_bit_for_bit(
-    kind: str, dp: int, tp: int, bits: int, shared_out: bool
+    kind: str, dp: int, tp: int, bits: int, expert_parallel: bool
 ) -> None:
     theirs = hf_config(kind, num_hidden_layers=1)
-    fields = {"adapter.rank": 4, "execution.expert_parallel": shared_out}
+    fields = {"adapter.rank": 4, "execution.expert_parallel": expert_parallel}
     config = our_config(theirs, dp, tp, 2).changed(fields)
     base, given = base_of(config, theirs), batches(2)
     packed = {"model.quantisation": f"int{bits}", "model.quantisation_group_size": SIZE}

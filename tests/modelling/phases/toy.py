@@ -67,7 +67,7 @@ def toy_weight_map(*frozen: str) -> WeightMap:
     """The weights of three layers, of which some are frozen: w0, w1, w2, scale."""
 
     def row(path: str, name: str, *shape: int) -> WeightMapping:
-        return WeightMapping(path, (Weight(name, shape),), trained=name not in frozen)
+        return WeightMapping(path, (Weight(name, shape),), trainable=name not in frozen)
 
     layers = {str(i): (row("w", f"w{i}", WIDTH, WIDTH),) for i in range(3)}
     layers["0"] += (row("scale", "scale", WIDTH),)
