@@ -22,7 +22,7 @@ from config.sections import RunConfig
 from data.loader import Loader
 from modelling.spec import family_of
 from planning.hardware.disk_offload import process_bytes
-from planning.requirements import finetuning_needs
+from planning.requirements import finetuning_requirements
 from run.records.pace import peak_host_bytes
 from run.throughput import MachineUse, report_throughput
 from sessions.training import StepResult
@@ -120,7 +120,7 @@ def measure(
             with without_disk():
                 besides_disk = min(step(run)[0] for run in range(runs + 1, runs + 3))
     per_step, memory = statistics.median(seconds), model.session.memory_use()
-    use = MachineUse.measure(config, finetuning_needs, samples / per_step)
+    use = MachineUse.measure(config, finetuning_requirements, samples / per_step)
     return TrainingThroughput(
         samples,
         startup,
@@ -160,7 +160,9 @@ def summary(measured: TrainingThroughput) -> str:
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
-    report_throughput("finetuning", __doc__, arguments, measure, summary, finetuning_needs, UNUSED)
+    report_throughput(
+        "finetuning", __doc__, arguments, measure, summary, finetuning_requirements, UNUSED
+    )
 
 
 if __name__ == "__main__":

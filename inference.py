@@ -21,7 +21,7 @@ import numpy as np
 from config.flags import Unused
 from config.sections import RunConfig
 from modelling.spec import family_of
-from planning.requirements import inference_needs
+from planning.requirements import generation_requirements
 from run.throughput import MachineUse, report_throughput
 from sessions.generation import GenerationSession as GenerationSession
 from terminal.entry_point import entry_point
@@ -90,7 +90,7 @@ def measure(config: RunConfig, runs: int) -> GenerationThroughput:
         per_run,
         samples / per_run,
         np.count_nonzero(tokens) / per_run,
-        MachineUse.measure(config, inference_needs, samples / per_run),
+        MachineUse.measure(config, generation_requirements, samples / per_run),
     )
 
 
@@ -106,7 +106,9 @@ def _summary(measured: GenerationThroughput) -> str:
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
-    report_throughput("inference", __doc__, arguments, measure, _summary, inference_needs, UNUSED)
+    report_throughput(
+        "inference", __doc__, arguments, measure, _summary, generation_requirements, UNUSED
+    )
 
 
 if __name__ == "__main__":

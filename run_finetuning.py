@@ -15,9 +15,9 @@ from planning.origins import ORIGINS
 from planning.plan_options import (
     add_devices_option,
     add_plan_options,
-    is_planned,
-    planned,
-    planned_machine,
+    plan_machine,
+    show_plan,
+    wants_plan,
 )
 from run.options import RunOptions
 from terminal.command_line import read_command_line, typed
@@ -39,28 +39,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
         check_wandb()
     line = read_command_line(__doc__, "finetuning", "tiny", arguments, _add_options, ORIGINS)
     options = RunOptions.of(line.options, line.preset, typed(__file__, arguments))
-    if not is_planned(line.options):
+    if not wants_plan(line.options):
         check_data(line.config.data)
     # These take seconds: mistakes in the command line are said before.
     from data.data_cache import DataCache
-    from planning.auto_config import with_choices
+    from planning.auto_config import resolve_auto_fields
     from planning.hardware.resource_errors import explain_resource_errors
-    from planning.program_variants import Programs
-    from planning.requirements import finetuning_needs
+    from planning.program_variants import VariantCache
+    from planning.requirements import finetuning_requirements
     from run.loop import finetune
 
-    given, data_cache, programs = line.options, DataCache(), Programs()
-    line = with_choices(
+    given, data_cache, programs = line.options, DataCache(), VariantCache()
+    line = resolve_auto_fields(
         line,
         ("train",),
         trains=True,
-        only_plans=is_planned(given),
-        machine=planned_machine(line),
+        only_plans=wants_plan(given),
+        machine=plan_machine(line),
         count=given.devices,
         data_cache=data_cache,
         programs=programs,
     )
-    if planned(line, partial(finetuning_needs, programs=programs), programs):
+    if show_plan(line, partial(finetuning_requirements, programs=programs), programs):
         return
     del programs  # gigabytes
     with explain_resource_errors(line.preset, line.config):

@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         check_file("the answers", given.out)
     # These take seconds: mistakes in the command line are said before.
     from data.data_cache import DataCache
-    from planning.auto_config import with_choices, with_own_lengths
+    from planning.auto_config import resolve_auto_fields, with_generation_lengths
     from planning.hardware.resource_errors import explain_resource_errors
     from run.answers.generate import (
         answer,
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write_rows,
     )
 
-    config = with_own_lengths(with_choices(line)).config
+    config = with_generation_lengths(resolve_auto_fields(line)).config
     # Before any process reads what others read elsewhere.
     asks = {"a file of prompts": given.file is not None, "--raw": given.raw,
             "--chat": given.chat}  # fmt: skip

@@ -24,12 +24,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     # These take seconds: mistakes in the command line are said before.
     from data.data_cache import DataCache
-    from planning.auto_config import with_choices
+    from planning.auto_config import resolve_auto_fields
     from planning.hardware.resource_errors import explain_resource_errors
     from run.evaluation.side_by_side import side_by_side
 
     data_cache = DataCache()
-    line = with_choices(line, ("validation",), data_cache=data_cache)
+    line = resolve_auto_fields(line, ("validation",), data_cache=data_cache)
     with explain_resource_errors(line.preset, line.config):
         text = side_by_side(line.config, data_cache).text()
     if is_first_process():

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from data.task import check_data
 from planning.origins import ORIGINS
-from planning.plan_options import add_plan_options, is_planned, planned, planned_machine
+from planning.plan_options import add_plan_options, plan_machine, show_plan, wants_plan
 from terminal.command_line import read_command_line
 from terminal.entry_point import entry_point
 from terminal.parser import path_option
@@ -33,24 +33,24 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line and validate."""
     line = read_command_line(__doc__, "inference", "tiny", arguments, _add_options, ORIGINS)
-    if not is_planned(line.options):
+    if not wants_plan(line.options):
         check_data(line.config.data)
     # These take seconds: mistakes in the command line are said before.
     from data.data_cache import DataCache
-    from planning.auto_config import with_choices
+    from planning.auto_config import resolve_auto_fields
     from planning.hardware.resource_errors import explain_resource_errors
-    from planning.requirements import inference_needs
+    from planning.requirements import generation_requirements
     from run.evaluation.validate import validate
 
     given, data_cache = line.options, DataCache()
-    line = with_choices(
+    line = resolve_auto_fields(
         line,
         ("validation",),
-        only_plans=is_planned(given),
-        machine=planned_machine(line),
+        only_plans=wants_plan(given),
+        machine=plan_machine(line),
         data_cache=data_cache,
     )
-    if not planned(line, inference_needs):
+    if not show_plan(line, generation_requirements):
         with explain_resource_errors(line.preset, line.config):
             summary = validate(line.config, line.preset, given.out, data_cache).summary()
         if is_first_process():

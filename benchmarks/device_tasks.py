@@ -40,8 +40,8 @@ from planning.hardware.local_machine import machine_from_table, measure_local_ma
 from planning.hardware.machines import Machine, machine
 from planning.hardware.matrix_rate import matrix_rate
 from planning.hardware.memory_check import NotEnoughMemoryError, check_lower_bound, host_memory
-from planning.report import report
-from planning.requirements import Needs, finetuning_needs, inference_needs
+from planning.report import make_report
+from planning.requirements import Requirements, finetuning_requirements, generation_requirements
 from popxl import hardware, ops
 from popxl.session import DeviceDesc
 from sessions.generation import GenerationSession
@@ -234,7 +234,7 @@ def _train(config: RunConfig, runs: int) -> Facts:
     if moving:  # the fraction that takes no time of its own as it runs
         measured["hidden_transfers"] = min(max((apart.seconds - step) / moving, 0.0), 1.0)
     measured["peak_device_bytes"] = hardware.peak_device_bytes(device_desc(config), config.replicas)
-    return {"measured": measured} | _predicted(config, on, finetuning_needs)
+    return {"measured": measured} | _predicted(config, on, finetuning_requirements)
 
 
 def trace(given: argparse.Namespace) -> Facts:
@@ -257,7 +257,7 @@ def _traced(config: RunConfig, runs: int) -> Facts:
     for way, copies in (("loads", found.loads), ("stores", found.stores)):
         measured |= {f"{way}_{name}": value for name, value in asdict(copies).items()}
     facts = {"measured": measured, "kernels": found.kernels, "kinds": found.kinds}
-    return facts | _predicted(config, on, finetuning_needs)
+    return facts | _predicted(config, on, finetuning_requirements)
 
 
 def _step(model: TrainingSession, loader: Loader, step: int) -> float:
@@ -280,7 +280,7 @@ def _generate(config: RunConfig, runs: int) -> Facts:
             model.generate(input_ids, np.ones_like(input_ids))
             seconds.append(time.perf_counter() - start)
     return {"measured": {"seconds": statistics.median(seconds[1:])}} | _predicted(
-        config, on, inference_needs
+        config, on, generation_requirements
     )
 
 
@@ -291,10 +291,10 @@ def weights(weight_map: WeightMap) -> LazyArrays:
 
 
 def _predicted(
-    config: RunConfig, on: Machine, needs_of: Callable[[RunConfig, str], Needs]
+    config: RunConfig, on: Machine, needs_of: Callable[[RunConfig, str], Requirements]
 ) -> Facts:
     """What the plan says of a run on a machine."""
-    made = report("", needs_of(config, on.target), on)
+    made = make_report("", needs_of(config, on.target), on)
     predicted: Mapping[str, Any] = {"bound": made.seconds, "device_bytes": made.device_bytes}
     if made.timeline is not None:
         predicted = {**predicted, "seconds": made.timeline.seconds,

@@ -33,7 +33,7 @@ from planning.hardware.disk_offload import process_bytes
 from planning.hardware.local_machine import disk_rates
 from planning.hardware.machines import machine
 from planning.hardware.resource_errors import explain_resource_errors
-from planning.requirements import finetuning_needs, placed
+from planning.requirements import finetuning_requirements, plan_on
 from popxl._storage.scratch_files import ScratchFile
 from run.records.pace import peak_host_bytes
 from sessions.generation import GenerationSession
@@ -212,13 +212,13 @@ def _bound(config: RunConfig, facts: Mapping[str, Any]) -> dict[str, Any]:
     """What a step takes at least: what it takes with a disk that answers at once, or its disk
     traffic at the disk's rate, whichever is longer. And the traffic that is planned."""
     roomy = replace(machine("laptop"), host_memory=1e15)  # the configuration has the limit
-    needs = placed(finetuning_needs(config), roomy)
+    requirements = plan_on(finetuning_requirements(config), roomy)
     read, write = disk_rates(config.execution.disk or ".")
     disk = facts["disk_read"] / read + facts["disk_written"] / write
     bound = max(facts["seconds_besides_disk"], disk)
     return {
-        "planned_disk_read": sum(part.disk_read for part in needs.plan.parts),
-        "planned_disk_written": sum(part.disk_written for part in needs.plan.parts),
+        "planned_disk_read": sum(part.disk_read for part in requirements.plan.parts),
+        "planned_disk_written": sum(part.disk_written for part in requirements.plan.parts),
         "disk_read_rate": read,
         "disk_write_rate": write,
         "disk_seconds": disk,

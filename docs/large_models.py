@@ -30,11 +30,11 @@ from benchmarks.disk_offload import RUNS
 from config.families import config_class_of
 from config.presets import load_config, preset_data
 from docs.tables import markdown
-from planning.fit_search import best_training
+from planning.fit_search import plan_best_training
 from planning.hardware.machines import machine
-from planning.parallel_layouts import layouts
+from planning.parallel_layouts import list_layouts
 from planning.report import Report
-from planning.report_text import two_digits
+from planning.report_text import format_two_digits
 
 DOCUMENT = Path(__file__).with_suffix(".md")
 NUMBERS = Path(__file__).with_suffix(".json")
@@ -224,24 +224,24 @@ def computed(model: str, on: str) -> Row:
     )
     if target.flops["bfloat16"] < target.flops["float16"]:
         config = config.changed({"model.precision": "float16"})
-    ways = layouts(config, devices, config.execution.micro_batch_size)
-    return _row(model, on, best_training(preset, ways, target))
+    ways = list_layouts(config, devices, config.execution.micro_batch_size)
+    return _row(model, on, plan_best_training(preset, ways, target))
 
 
 def _row(model: str, on: str, made: Report) -> Row:
-    needs, e = made.needs, made.needs.config.execution
+    requirements, e = made.requirements, made.requirements.config.execution
     shares = {name: needed for name, (needed, _) in made.shares.items()}
-    kinds = [] if needs.placement is None else needs.placement.kinds
+    kinds = [] if requirements.placement is None else requirements.placement.kinds
     return Row(
         model,
         on,
         made.fits,
-        needs.parameters,
+        requirements.parameters,
         e.data_parallel,
         e.tensor_parallel,
         e.micro_batch_size,
-        needs.samples,
-        needs.tokens // needs.samples,
+        requirements.samples,
+        requirements.tokens // requirements.samples,
         shares.get("device memory", 0),
         shares.get("host memory", shares.get("memory", 0)),
         shares.get("disk", 0),
@@ -301,7 +301,7 @@ def _by_machine(
 
 
 def _speed(row: Row) -> str:
-    return two_digits(row.tokens_per_second) if row.fits else "does not fit"
+    return format_two_digits(row.tokens_per_second) if row.fits else "does not fit"
 
 
 def _memory(row: Row) -> str:
@@ -331,7 +331,7 @@ def _other(other: Published, row: Row) -> tuple[str, ...]:
         other.system,
         f"{row.model} on {row.machine}",
         f"{other.figure:,.0f} {other.unit}",
-        two_digits(ours),
+        format_two_digits(ours),
         f"{ours / other.figure:.1f}",
         other.differs,
         other.source,

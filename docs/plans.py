@@ -14,9 +14,9 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-from planning.advice import advised
-from planning.program_variants import Programs
-from planning.report_text import as_text
+from planning.advice import with_advice
+from planning.program_variants import VariantCache
+from planning.report_text import format_report
 from planning.simulated_step_times import (
     HEAD,
     HEAD_OF_LAYOUTS,
@@ -65,9 +65,9 @@ def with_tables(text: str) -> str:
 
 def _head(preset: str, devices: int, on: str) -> str:
     """The facts of the whole, without what was placed."""
-    programs = Programs()
-    made = advised(best_layout(preset, on, devices, programs), programs)
-    return as_text(made).partition("\nplacement ")[0]
+    programs = VariantCache()
+    made = with_advice(best_layout(preset, on, devices, programs), programs)
+    return format_report(made).partition("\nplacement ")[0]
 
 
 def main() -> None:

@@ -14,8 +14,8 @@ from data.loader import Loader
 from data.pipeline import Pipeline
 from modelling.spec import family_of
 from planning.hardware.machines import machine
-from planning.report import report
-from planning.requirements import finetuning_needs
+from planning.report import make_report
+from planning.requirements import finetuning_requirements
 from run.evaluation.evaluator import Evaluator
 from sessions.generation import GenerationSession
 from sessions.training import TrainingSession
@@ -45,9 +45,11 @@ print(f"{config.gradient_accumulation} micro-batches of {config.execution.micro_
 # The plan is read off the program. It takes no devices and no weights, for any size of model.
 
 # %%
-needs = finetuning_needs(config)
-plan = report("walkthrough", needs, machine("laptop"))
-print(f"{needs.parameters:,} parameters, {needs.plan.host / 1e6:.1f} MB of host memory")
+requirements = finetuning_requirements(config)
+plan = make_report("walkthrough", requirements, machine("laptop"))
+print(
+    f"{requirements.parameters:,} parameters, {requirements.plan.host / 1e6:.1f} MB of host memory"
+)
 for row in sorted(plan.rows, key=lambda row: -row.part.flops)[:3]:
     print(f"{row.phase} {row.direction}: {row.part.flops / 1e6:.1f} MFLOP")
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from planning.batch_size_advice import with_larger_batch
-from planning.optimizer_state_advice import with_compact_state
-from planning.program_variants import Programs
+from planning.batch_size_advice import with_batch_advice
+from planning.optimizer_state_advice import with_state_advice
+from planning.program_variants import VariantCache
 from planning.report import Report
 
 
-def advised(made: Report, programs: Programs, is_told: bool = False) -> Report:
+def with_advice(made: Report, programs: VariantCache, is_told: bool = False) -> Report:
     """A plan that names settings with which training is clearly faster; arguments as for
-    `with_larger_batch`."""
-    return with_compact_state(with_larger_batch(made, programs, is_told), programs)
+    `with_batch_advice`."""
+    return with_state_advice(with_batch_advice(made, programs, is_told), programs)

@@ -35,14 +35,14 @@ from data.seq2seq import SEQ2SEQ
 from data.task import Split
 from modelling.devices import device_desc
 from modelling.spec import family_of
-from planning.expert_group_count import fewest
-from planning.fit_search import best_training
+from planning.expert_group_count import min_groups
+from planning.fit_search import plan_best_training
 from planning.hardware.machines import Machine, machine, machine_for_device_kind
 from planning.hardware.memory_check import host_memory
 from planning.hardware.resource_errors import explain_resource_errors
-from planning.parallel_layouts import layouts
-from planning.placement_search import choose, fits_some_way, is_automatic
-from planning.program_variants import Programs
+from planning.parallel_layouts import list_layouts
+from planning.placement_search import may_fit, plans_placement, search_placement
+from planning.program_variants import VariantCache
 from popxl import hardware
 from terminal.command_line import CommandLine
 from terminal.screen import say
@@ -133,7 +133,7 @@ class Devices:
 
 
 @dataclass(frozen=True)
-class Choices:
+class AutoConfig:
     """Settings that are being completed.
 
     Attributes:
@@ -157,13 +157,13 @@ class Choices:
         """Dotted names of the fields that are not to be chosen."""
         return self.settings.names
 
-    def with_(self, **fields: Any) -> Choices:
+    def with_values(self, **fields: Any) -> AutoConfig:
         """With values of the fields that are open, by dotted name with `__` for the dots."""
         named = {name.replace("__", "."): value for name, value in fields.items()}
         return replace(self, settings=self.settings.choose(named))
 
 
-def with_choices(
+def resolve_auto_fields(
     line: CommandLine,
     splits: Sequence[Split] = (),
     trains: bool = False,
@@ -171,7 +171,7 @@ def with_choices(
     machine: Machine | None = None,
     count: int | None = None,
     data_cache: DataCache | None = None,
-    programs: Programs | None = None,
+    programs: VariantCache | None = None,
 ) -> CommandLine:
     """The command line with a complete configuration. Says in a line what was chosen: of presets,
     how devices share training where they do not say it.
@@ -202,10 +202,10 @@ def with_choices(
         splits = ()
     if trains and splits and line.config.data.validation is not None:
         splits = (*splits, "validation")
-    programs = programs or Programs()
+    programs = programs or VariantCache()
     with explain_resource_errors(line.preset, line.config):
         devices = Devices.here(line.config) if machine is None else Devices.of(machine)
-        made = Choices(settings, devices if count is None else replace(devices, count=count))
+        made = AutoConfig(settings, devices if count is None else replace(devices, count=count))
         if settings.is_open:
             made = _chosen(made, splits, trains, data_cache or DataCache(), answers)
         if shares:
@@ -218,12 +218,12 @@ def with_choices(
 
 
 def _chosen(
-    choices: Choices, splits: Sequence[Split], trains: bool, data_cache: DataCache, answers: bool
-) -> Choices:
+    choices: AutoConfig, splits: Sequence[Split], trains: bool, data_cache: DataCache, answers: bool
+) -> AutoConfig:
     config = choices.config
     shape = family_of(config).sample_format
     bits = "bfloat16" if choices.devices.bfloat16 else "float32"
-    choices = choices.with_(model__precision=bits)
+    choices = choices.with_values(model__precision=bits)
     data = Pipeline(choices.config, shape, data_cache) if splits else None
     lengths = None if data is None else lengths_of(data, splits)
     if answers:
@@ -232,12 +232,12 @@ def _chosen(
         choices = _with_lengths(choices, shape, lengths)
     if trains:
         is_plain = data is not None and data.task.kind == "plain"
-        choices = choices.with_(**_habits(choices.config, shape, is_plain))
+        choices = choices.with_values(**_habits(choices.config, shape, is_plain))
     choices = _with_batch(choices, shape, lengths if trains else None, lengths is not None)
     if not trains:
         return choices
-    groups = fewest(choices.config, choices.devices.memory)
-    return choices.with_(execution__expert_groups=groups)
+    groups = min_groups(choices.config, choices.devices.memory)
+    return choices.with_values(execution__expert_groups=groups)
 
 
 def _has_data(given: frozenset[str], splits: Sequence[Split]) -> bool:
@@ -247,7 +247,7 @@ def _has_data(given: frozenset[str], splits: Sequence[Split]) -> bool:
     )
 
 
-def _with_lengths(choices: Choices, shape: SampleFormat, lengths: Lengths | None) -> Choices:
+def _with_lengths(choices: AutoConfig, shape: SampleFormat, lengths: Lengths | None) -> AutoConfig:
     """As long as the longest texts, up to `LONGEST` and what the model was made for."""
     config = choices.config
     most = min(LONGEST, _context(config)) * (answers_of(config) if shape.takes_chats else 1)
@@ -259,17 +259,17 @@ def _with_lengths(choices: Choices, shape: SampleFormat, lengths: Lengths | None
     written = fitting(min(WRITTEN, most // 2) if lengths is None else lengths.target)
     read = fitting((most - written) if lengths is None else lengths.longest)
     fields = {"model__sequence_length": read, f"model__{shape.output_field}": written}
-    return choices.with_(**fields)
+    return choices.with_values(**fields)
 
 
-def _with_lengths_of_answers(choices: Choices, shape: SampleFormat) -> Choices:
+def _with_lengths_of_answers(choices: AutoConfig, shape: SampleFormat) -> AutoConfig:
     """Prompts may be as long as the model reads besides what it writes."""
     usual = min(WRITTEN, _context(choices.config) // 2)
-    choices = choices.with_(**{f"model__{shape.output_field}": usual})
+    choices = choices.with_values(**{f"model__{shape.output_field}": usual})
     config = choices.config
     written = config.generation.max_tokens or shape.output_length(config)
     read = _read_besides(config, _context(config), written)
-    return choices.with_(model__sequence_length=read)
+    return choices.with_values(model__sequence_length=read)
 
 
 def _read_besides(config: RunConfig, most: int, written: int) -> int:
@@ -278,7 +278,7 @@ def _read_besides(config: RunConfig, most: int, written: int) -> int:
     return max((most - written) // multiple, 1) * multiple
 
 
-def with_own_lengths(line: CommandLine) -> CommandLine:
+def with_generation_lengths(line: CommandLine) -> CommandLine:
     """The command line for writing with a saved run, whose lengths follow from its data: a prompt
     may be as long as the model reads, and an answer to data of one's own is not cut sooner."""
     config, (run, *over) = line.config, line.settings.layers
@@ -323,8 +323,8 @@ def _habits(config: RunConfig, shape: SampleFormat, is_plain: bool) -> dict[str,
 
 
 def _with_batch(
-    choices: Choices, shape: SampleFormat, lengths: Lengths | None, measured: bool
-) -> Choices:
+    choices: AutoConfig, shape: SampleFormat, lengths: Lengths | None, measured: bool
+) -> AutoConfig:
     """The batch of a step, and how devices and micro-batches share it.
 
     Args:
@@ -347,14 +347,14 @@ def _with_batch(
         choices = replace(choices, at_once=most)
         each = each if whole else 1 << each.bit_length() - 1
         micro = largest_divisor(each, most)
-    return choices.with_(
+    return choices.with_values(
         training__global_batch_size=each * copies,
         execution__micro_batch_size=micro,
         execution__data_parallel=copies,
     )
 
 
-def _with_layout(choices: Choices, name: str, programs: Programs) -> Choices:
+def _with_layout(choices: AutoConfig, name: str, programs: VariantCache) -> AutoConfig:
     """The layout of the devices in which a simulated step is fastest, with micro-batches that fit;
     says which. Without simulated steps, copies of the model share the batch, as far as it goes.
 
@@ -365,8 +365,10 @@ def _with_layout(choices: Choices, name: str, programs: Programs) -> Choices:
     if devices.count == 1:
         return choices
     micro = choices.at_once or config.execution.micro_batch_size
-    ways = layouts(config, devices.count, None if choices.settings.by_flag(MICRO) else micro)
-    best = ways[0] if on is None else best_training(name, ways, on, programs).needs.config
+    ways = list_layouts(config, devices.count, None if choices.settings.by_flag(MICRO) else micro)
+    best = (
+        ways[0] if on is None else plan_best_training(name, ways, on, programs).requirements.config
+    )
     e = best.execution
     sizes = e.data_parallel, e.tensor_parallel, e.micro_batch_size, e.expert_groups
     values = dict(zip((*LAYOUT, MICRO, GROUPS), sizes, strict=True))
@@ -381,19 +383,19 @@ def _with_layout(choices: Choices, name: str, programs: Programs) -> Choices:
     return replace(choices, settings=settings)
 
 
-def _with_micro_batch(choices: Choices, programs: Programs) -> Choices:
+def _with_micro_batch(choices: AutoConfig, programs: VariantCache) -> AutoConfig:
     """Another size of the micro-batch where simulated runs are faster with it, by at least
     `MIN_GAIN`: what is larger reads weights less often, and takes memory that could hold state.
     Larger ones are tried as long as they are faster, and a smaller one where none is.
     """
     config, on = choices.config, choices.devices.machine
-    if "execution.micro_batch_size" in choices.given or on is None or not is_automatic(config):
+    if "execution.micro_batch_size" in choices.given or on is None or not plans_placement(config):
         return choices
     usual, half = config.execution.micro_batch_size, config.execution.micro_batch_size // 2
     each = config.gradient_accumulation * usual
 
     def seconds(n: int) -> float:
-        there = choices.with_(execution__micro_batch_size=n).config
+        there = choices.with_values(execution__micro_batch_size=n).config
         return _simulated(there, on, programs)
 
     runs = {usual: seconds(usual)}
@@ -410,18 +412,18 @@ def _with_micro_batch(choices: Choices, programs: Programs) -> Choices:
         best = usual
     samples = config.training.global_batch_size * config.execution.device_iterations
     rates = {n: samples / taken for n, taken in runs.items() if taken < inf}
-    return replace(choices.with_(execution__micro_batch_size=best), simulated=rates)
+    return replace(choices.with_values(execution__micro_batch_size=best), simulated=rates)
 
 
-def _simulated(config: RunConfig, on: Machine, programs: Programs) -> float:
+def _simulated(config: RunConfig, on: Machine, programs: VariantCache) -> float:
     """Seconds of a simulated run of training; infinite where it does not fit."""
     every = config.gradient_accumulation
     execution = replace(config.execution, activations="recompute", micro_batches_per_pass=every)
     again = replace(config, execution=execution)
-    candidates = programs.of(config, on.target)
-    if not fits_some_way(candidates, config, on):
+    candidates = programs.variants(config, on.target)
+    if not may_fit(candidates, config, on):
         return inf
-    best = choose(candidates, again, on).best
+    best = search_placement(candidates, again, on).best
     return best.seconds if best.fits else inf
 
 
@@ -437,7 +439,7 @@ def _batch(config: RunConfig, lengths: Lengths | None) -> int:
     return size
 
 
-def _copies(choices: Choices, batch: int | None) -> int:
+def _copies(choices: AutoConfig, batch: int | None) -> int:
     """Data-parallel copies: all devices there are, as far as the batch can be shared."""
     most = max(choices.devices.count // choices.config.execution.tensor_parallel, 1)
     if batch is None:
@@ -445,7 +447,7 @@ def _copies(choices: Choices, batch: int | None) -> int:
     return largest_divisor(batch, most)
 
 
-def _most_at_once(choices: Choices, shape: SampleFormat, measured: bool) -> int:
+def _most_at_once(choices: AutoConfig, shape: SampleFormat, measured: bool) -> int:
     """Samples of a micro-batch: enough to keep a device busy, in a quarter of its memory."""
     config, length = choices.config, choices.config.model.sequence_length
     if not measured:
@@ -465,7 +467,7 @@ def _bytes_of_sample(config: RunConfig, shape: SampleFormat) -> float:
     return 4.0 * max(layer + scores, logits) / config.execution.tensor_parallel
 
 
-def _why(made: Choices) -> str:
+def _why(made: AutoConfig) -> str:
     """Samples a second of the sizes that were simulated."""
     if not made.simulated:
         return ""
@@ -473,7 +475,7 @@ def _why(made: Choices) -> str:
     return f" (simulated samples/s: {of})"
 
 
-def _told(made: Choices, trains: bool) -> str | None:
+def _told(made: AutoConfig, trains: bool) -> str | None:
     """What was chosen, in a line; None if all was given."""
     c, chosen = made.config, made.settings.choices
     pieces = [text for fields, text in _pieces(c, trains, _why(made)) if fields & chosen.keys()]

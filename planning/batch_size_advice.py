@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from config.layers import BATCH
-from planning.parallel_layouts import Layout, layouts, promising
-from planning.placement_search import choose, trial
-from planning.program_variants import Programs
+from planning.parallel_layouts import ParallelLayout, list_layouts, promising_layouts
+from planning.placement_search import run_trial, search_placement
+from planning.program_variants import VariantCache
 from planning.report import LargerBatch, Report
-from planning.requirements import tokens_of_sample
+from planning.requirements import tokens_per_sample
 
 TIMES = 4, 16
 """Batches to try, in those of the plan."""
@@ -25,23 +25,23 @@ TOKENS_AT_ONCE = 2**14
 """Of a micro-batch, for each tensor-parallel device: larger ones are no faster."""
 
 
-def with_larger_batch(made: Report, programs: Programs, is_told: bool = False) -> Report:
+def with_batch_advice(made: Report, programs: VariantCache, is_told: bool = False) -> Report:
     """A plan that names a batch which feeds its devices, if its own is too small.
 
     Args:
         is_told: the layout is not the plan's choice, and stays for larger batches.
     """
-    config, on = made.needs.config, made.machine
-    if made.needs.chosen is None or config.replicas == 1 or not made.fits:
+    config, on = made.requirements.config, made.machine
+    if made.requirements.chosen is None or config.replicas == 1 or not made.fits:
         return made
-    first = trial(programs.of(config, on.target), config, on)
-    found = [Layout(config, first.seconds, first.fits)]
+    first = run_trial(programs.variants(config, on.target), config, on)
+    found = [ParallelLayout(config, first.seconds, first.fits)]
     for times in TIMES:
         larger = config.changed({BATCH: times * config.training.global_batch_size})
-        micro = None if is_told else max(TOKENS_AT_ONCE // tokens_of_sample(config), 1)
-        ways = layouts(larger, config.replicas, micro)
+        micro = None if is_told else max(TOKENS_AT_ONCE // tokens_per_sample(config), 1)
+        ways = list_layouts(larger, config.replicas, micro)
         ways = [way for way in ways if not is_told or way.execution == config.execution]
-        fastest = promising(ways, on, programs)[0]
+        fastest = promising_layouts(ways, on, programs)[0]
         if not fastest.fits:
             break
         found.append(fastest)
@@ -49,7 +49,9 @@ def with_larger_batch(made: Report, programs: Programs, is_told: bool = False) -
     enough = next(n for n, rate in enumerate(rates) if rate >= ENOUGH * max(rates))
     if not enough:
         return made
-    best = choose(programs.of(found[enough].config, on.target), found[enough].config, on).best
+    best = search_placement(
+        programs.variants(found[enough].config, on.target), found[enough].config, on
+    ).best
     gain = TIMES[enough - 1] * made.expected_seconds / best.seconds
     batch = found[enough].config.training.global_batch_size
     return made if gain < MIN_GAIN else replace(made, larger_batch=LargerBatch(batch, gain))

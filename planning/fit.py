@@ -25,7 +25,7 @@ from planning.hardware.resource_errors import explain_resource_errors
 from planning.origins import ORIGINS
 from planning.plan_options import add_devices_option
 from planning.report import Report
-from planning.report_text import gigabytes, larger_batch, other_state
+from planning.report_text import faster_state, format_bytes, larger_batch
 from terminal.command_line import CommandLine, read_command_line
 from terminal.entry_point import entry_point
 
@@ -34,11 +34,11 @@ from terminal.entry_point import entry_point
 def main(arguments: Sequence[str] | None = None) -> None:
     """Plan and print."""
     line = _read(list(sys.argv[1:] if arguments is None else arguments))
-    from planning.advice import advised
-    from planning.auto_config import with_choices
-    from planning.fit_search import best_training, generation
+    from planning.advice import with_advice
+    from planning.auto_config import resolve_auto_fields
+    from planning.fit_search import plan_best_training, plan_generation
     from planning.hardware.local_machine import measure_local_machine
-    from planning.program_variants import Programs
+    from planning.program_variants import VariantCache
 
     config, options = line.config, line.options
     with explain_resource_errors(line.preset, config):
@@ -47,14 +47,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if options.machine
             else measure_local_machine(config, config.execution.disk)
         )
-        programs, count = Programs(), options.devices
-        line = with_choices(line, trains=True, machine=target, count=count, programs=programs)
+        programs, count = VariantCache(), options.devices
+        line = resolve_auto_fields(
+            line, trains=True, machine=target, count=count, programs=programs
+        )
         config = line.config
-        made = best_training(line.preset, [config], target, programs)
-        made = advised(made, programs, line.settings.is_layout_told)
-        written = generation(line.preset, config, target)
-    print("\n".join(as_lines(made, options.tokens)))
-    print("\n".join(generation_lines(written)))
+        made = plan_best_training(line.preset, [config], target, programs)
+        made = with_advice(made, programs, line.settings.is_layout_told)
+        written = plan_generation(line.preset, config, target)
+    print("\n".join(format_fit(made, options.tokens)))
+    print("\n".join(format_generation(written)))
 
 
 def _read(arguments: list[str]) -> CommandLine:
@@ -123,22 +125,22 @@ def _tokens(text: str) -> float:
 
 
 # ---- the screen ---------------------------------------------------------------------------------
-def as_lines(made: Report, tokens: float) -> list[str]:
+def format_fit(made: Report, tokens: float) -> list[str]:
     """What training needs, as lines for people."""
-    needs, c = made.needs, made.needs.config
+    requirements, c = made.requirements, made.requirements.config
     e = c.execution
     lines = [
-        f"{made.preset}: {needs.parameters / 1e6:,.1f} M parameters in {c.model.precision}, "
+        f"{made.preset}: {requirements.parameters / 1e6:,.1f} M parameters in {c.model.precision}, "
         f"{c.training.optimizer.name}",
         f"machine     {_machine(made.machine)}",
         f"fits        {_fits(made)}",
         f"devices     {c.replicas} = {e.data_parallel} data parallel × {e.tensor_parallel} tensor "
         f"parallel, micro-batches of {e.micro_batch_size}",
-        *(f"{name:12}{_share(*share)}" for name, share in _shares(made)),
+        *(f"{name:12}{_share(*share)}" for name, share in _memory_lines(made)),
     ]
-    if needs.placement is not None:
-        lines.append(f"placement   on each device, all the time: {_kept(needs.placement)}")
-    state = [f"state       {text}" for text in [other_state(made)] if text]
+    if requirements.placement is not None:
+        lines.append(f"placement   on each device, all the time: {_kept(requirements.placement)}")
+    state = [f"state       {text}" for text in [faster_state(made)] if text]
     if not made.fits:
         return [*lines, *state]
     batch = c.training.global_batch_size
@@ -146,25 +148,25 @@ def as_lines(made: Report, tokens: float) -> list[str]:
     return [
         *lines,
         f"step        {made.expected_seconds:,.2f} s for {batch} samples of up to "
-        f"{needs.tokens // needs.samples} tokens: {made.tokens_per_second:,.0f} tokens/s"
-        f"{_waits(made)}",
+        f"{requirements.tokens // requirements.samples} tokens: "
+        f"{made.tokens_per_second:,.0f} tokens/s{_waits(made)}",
         *(f"small batch {text}" for text in [larger_batch(made)] if text),
         *state,
         f"training    {tokens:,.0f} tokens take {_duration(hours)}",
     ]
 
 
-def generation_lines(made: Report) -> list[str]:
+def format_generation(made: Report) -> list[str]:
     """What generation on one device needs."""
     if not made.fits:
         return ["generation  does not fit one device"]
-    where = "layer by layer" if made.needs.streamed else "weights on the device"
+    where = "layer by layer" if made.requirements.streamed else "weights on the device"
     memory = ", ".join(
-        f"{gigabytes(needed)} {name}" for name, (needed, _) in made.shares.items() if needed
+        f"{format_bytes(needed)} {name}" for name, (needed, _) in made.memory_use.items() if needed
     )
     return [
         f"generation  on one device, {where}: {memory}; {made.tokens_per_second:,.0f} tokens/s for "
-        f"{made.needs.samples} prompts at once"
+        f"{made.requirements.samples} prompts at once"
     ]
 
 
@@ -179,29 +181,29 @@ def _kept(placement: popxl.plan.Placement) -> str:
 
 
 def _machine(on: Machine) -> str:
-    devices = "" if on.platform == "cpu" else f" of {gigabytes(on.memory)}"
+    devices = "" if on.platform == "cpu" else f" of {format_bytes(on.memory)}"
     return (
-        f"{on.title}{devices}, {gigabytes(on.host_memory)} host memory, "
-        f"{gigabytes(on.disk)} disk at {on.disk_read / 1e9:.1f} GB/s read and "
+        f"{on.title}{devices}, {format_bytes(on.host_memory)} host memory, "
+        f"{format_bytes(on.disk)} disk at {on.disk_read / 1e9:.1f} GB/s read and "
         f"{on.disk_write / 1e9:.1f} GB/s write"
     )
 
 
 def _fits(made: Report) -> str:
     if made.fits:
-        folder = made.needs.config.execution.disk
+        folder = made.requirements.config.execution.disk
         return f"yes, with --execution.disk {folder}" if made.plan.disk else "yes"
-    lacking = [name for name, (needed, there) in made.shares.items() if needed > there]
+    lacking = [name for name, (needed, there) in made.memory_use.items() if needed > there]
     return f"NO: not enough {' and '.join(lacking)}"
 
 
-def _shares(made: Report) -> list[tuple[str, tuple[float, float]]]:
+def _memory_lines(made: Report) -> list[tuple[str, tuple[float, float]]]:
     short = {"device memory": "device", "host memory": "host", "memory": "memory"}
-    return [(short.get(name, name), share) for name, share in made.shares.items()]
+    return [(short.get(name, name), share) for name, share in made.memory_use.items()]
 
 
 def _share(needed: float, there: float) -> str:
-    return f"{gigabytes(needed)} of {gigabytes(there)}"
+    return f"{format_bytes(needed)} of {format_bytes(there)}"
 
 
 def _waits(made: Report) -> str:

@@ -7,19 +7,19 @@ from dataclasses import replace
 
 from config.layers import largest_divisor
 from config.sections import RunConfig
-from planning.expert_group_count import SHARE, bytes_at_work, more
+from planning.expert_group_count import SHARE, active_bytes, next_groups
 from planning.hardware.machines import Machine
-from planning.parallel_layouts import promising
-from planning.program_variants import Programs
-from planning.report import Report, report
-from planning.requirements import bytes_of_weights, finetuning_needs, inference_needs
+from planning.parallel_layouts import promising_layouts
+from planning.program_variants import VariantCache
+from planning.report import Report, make_report
+from planning.requirements import finetuning_requirements, generation_requirements, weight_bytes
 
 DISK = "DIR"
 """Stands for a folder of the machine's disk."""
 
 
-def best_training(
-    name: str, configs: Sequence[RunConfig], machine: Machine, programs: Programs | None = None
+def plan_best_training(
+    name: str, configs: Sequence[RunConfig], machine: Machine, programs: VariantCache | None = None
 ) -> Report:
     """Return the plan of the fastest layout that fits (`planning.parallel_layouts`), or of the
     first one if none does.
@@ -31,11 +31,11 @@ def best_training(
         name: of the configuration, for people.
         programs: those that there are already.
     """
-    programs, best = programs or Programs(), None
-    for layout in promising(configs, machine, programs):
-        if best is not None and best.fits and not layout.can_take(best.expected_seconds):
+    programs, best = programs or VariantCache(), None
+    for layout in promising_layouts(configs, machine, programs):
+        if best is not None and best.fits and not layout.may_be_below(best.expected_seconds):
             continue
-        made = smallest_that_fits(name, layout.config, machine, programs)
+        made = search_fitting_config(name, layout.config, machine, programs)
         if best is None or _order(made) < _order(best):
             best = made
     assert best is not None, "there is a layout"
@@ -46,33 +46,33 @@ def _order(made: Report) -> tuple[bool, float]:
     return not made.fits, made.expected_seconds
 
 
-def generation(name: str, config: RunConfig, machine: Machine) -> Report:
+def plan_generation(name: str, config: RunConfig, machine: Machine) -> Report:
     """The plan of generation on one device, with the prompts of a batch of training, and with the
     disk if host memory is too small."""
     one = config.changed({f"execution.{n}": 1 for n in ("data_parallel", "tensor_parallel")})
-    if one.generation.weights == "auto" and bytes_of_weights(one) > machine.usable_bytes:
+    if one.plan_generation.weights == "auto" and weight_bytes(one) > machine.usable_bytes:
         one = one.changed({"generation.weights": "streamed"})
-    made = report(name, inference_needs(one, machine.target), machine)
+    made = make_report(name, generation_requirements(one, machine.target), machine)
     if made.fits or one.execution.disk is not None:
         return made
-    on_disk = made.needs.config.changed({"execution.disk": DISK})
-    other = report(name, inference_needs(on_disk, machine.target), machine)
+    on_disk = made.requirements.config.changed({"execution.disk": DISK})
+    other = make_report(name, generation_requirements(on_disk, machine.target), machine)
     return other if other.fits else made
 
 
-def smallest_that_fits(
-    name: str, config: RunConfig, machine: Machine, programs: Programs
+def search_fitting_config(
+    name: str, config: RunConfig, machine: Machine, programs: VariantCache
 ) -> Report:
     """The first plan that fits, with more groups of experts, where one takes much, or smaller
     micro-batches, as long as device memory is too small, and with the disk if host memory is."""
     target = machine.target
-    needs = finetuning_needs(config, target, programs)
-    made = report(name, needs, machine)
+    requirements = finetuning_requirements(config, target, programs)
+    made = make_report(name, requirements, machine)
     while not made.fits:
-        config = made.needs.config
+        config = made.requirements.config
         execution, is_same = config.execution, False
-        needed, there = made.shares.get("device memory", (0, 0))
-        groups = more(config) if bytes_at_work(config) > SHARE * needed else None
+        needed, there = made.memory_use.get("device memory", (0, 0))
+        groups = next_groups(config) if active_bytes(config) > SHARE * needed else None
         if needed > there and groups is not None:
             config = config.changed({"execution.expert_groups": groups})
         elif needed > there and execution.micro_batch_size > 1:
@@ -84,8 +84,8 @@ def smallest_that_fits(
         else:
             break
         if is_same:
-            needs = replace(needs, config=config)
+            requirements = replace(requirements, config=config)
         else:
-            needs = finetuning_needs(config, target, programs)
-        made = report(name, needs, machine)
+            requirements = finetuning_requirements(config, target, programs)
+        made = make_report(name, requirements, machine)
     return made

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from config.errors import ConfigError
-from planning.placement_search import trial
-from planning.program_variants import Programs, Trial, Variant, kinds_worth_saving
-from planning.report import OtherState, Report
+from planning.placement_search import run_trial
+from planning.program_variants import Trial, Variant, VariantCache, layer_types_worth_saving
+from planning.report import FasterState, Report
 
 STATE = "compact"
 
@@ -19,15 +19,15 @@ MIN_SHARE = 0.1
 """Of the model's state: fewer bytes of moments leave no room to gain."""
 
 
-def with_compact_state(made: Report, programs: Programs) -> Report:
+def with_state_advice(made: Report, programs: VariantCache) -> Report:
     """A plan that names the compact optimizer state, where a step is clearly faster with it, or
     fits with it alone. A few variants of the program are tried: it may be faster still."""
-    needs, on = made.needs, made.machine
-    config, chosen = needs.config, needs.chosen
+    requirements, on = made.requirements, made.machine
+    config, chosen = requirements.config, requirements.chosen
     optimizer = config.training.optimizer
     if chosen is None or (optimizer.name, optimizer.state) != ("adamw", "float32"):
         return made
-    if chosen.best.is_bound_by_compute or needs.moments < MIN_SHARE * needs.state:
+    if chosen.best.is_bound_by_compute or requirements.moments < MIN_SHARE * requirements.state:
         return made
     try:  # stochastic rounding gives way to it on the command line, too
         other = config.changed(
@@ -35,22 +35,24 @@ def with_compact_state(made: Report, programs: Programs) -> Report:
         )
     except ConfigError:
         return made
-    candidates = programs.of(other, on.target)
-    tried = (trial(candidates, other, on, variant) for variant in set(_variants(chosen.best, made)))
+    variants = programs.variants(other, on.target)
+    tried = (
+        run_trial(variants, other, on, variant) for variant in set(_variants(chosen.best, made))
+    )
     best = min(tried, key=lambda one: (not one.fits, one.seconds))
     if not best.fits or (made.fits and not best.is_faster_than(chosen.best, MIN_GAIN)):
         return made
-    return replace(made, other_state=OtherState(STATE, best.seconds))
+    return replace(made, faster_state=FasterState(STATE, best.seconds))
 
 
 def _variants(best: Trial, made: Report) -> Iterator[Variant]:
     """The plan's own, and what room on the device is good for: all activations saved, by few
     micro-batches at a time."""
     yield best.variant
-    config = made.needs.config
+    config = made.requirements.config
     if config.execution.activations != "auto":
         return
-    kept = frozenset((kind, 1.0) for kind in kinds_worth_saving(best.program, best.traced))
+    kept = frozenset((kind, 1.0) for kind in layer_types_worth_saving(best.program, best.traced))
     yield replace(best.variant, kept=kept)
     for n in (1, 2) if config.execution.micro_batches_per_pass == "auto" else ():
         if config.gradient_accumulation % n == 0:

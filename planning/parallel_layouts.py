@@ -10,9 +10,9 @@ from config.errors import ConfigError
 from config.layers import LAYOUT, MICRO, largest_divisor
 from config.sections import RunConfig
 from planning.hardware.machines import Machine
-from planning.placement_search import is_automatic, trial
-from planning.program_variants import Programs
-from planning.roofline import times
+from planning.placement_search import plans_placement, run_trial
+from planning.program_variants import VariantCache
+from planning.roofline import resource_times
 
 MOST_SAVED = 0.3
 """Of the first simulated step's time: more than is saved by not recomputing, by other passes and
@@ -20,7 +20,7 @@ by other activations between layers together."""
 
 
 @dataclass(frozen=True)
-class Layout:
+class ParallelLayout:
     """A configuration for some devices.
 
     Attributes:
@@ -33,12 +33,12 @@ class Layout:
     seconds: float
     fits: bool
 
-    def can_take(self, seconds: float) -> bool:
+    def may_be_below(self, seconds: float) -> bool:
         """Whether its fastest program could be faster than that."""
         return (1 - MOST_SAVED) * self.seconds < seconds
 
 
-def layouts(config: RunConfig, devices: int, micro: int | None = None) -> Sequence[RunConfig]:
+def list_layouts(config: RunConfig, devices: int, micro: int | None = None) -> Sequence[RunConfig]:
     """All ways in which the batch and the model's sizes allow to use some devices; of fewer devices
     where there is none.
 
@@ -47,10 +47,10 @@ def layouts(config: RunConfig, devices: int, micro: int | None = None) -> Sequen
             adds as many, so that its share of the work is the same. None: always those of `config`.
     """
     counts = range(devices, 0, -1)
-    return next(found for n in counts if (found := list(_of_all(config, n, micro))))
+    return next(found for n in counts if (found := list(_list_for_devices(config, n, micro))))
 
 
-def _of_all(config: RunConfig, devices: int, micro: int | None) -> Iterator[RunConfig]:
+def _list_for_devices(config: RunConfig, devices: int, micro: int | None) -> Iterator[RunConfig]:
     """In order of tensor-parallel devices."""
     batch, size = config.training.global_batch_size, config.execution.micro_batch_size
     for parts in range(1, devices + 1):
@@ -65,25 +65,29 @@ def _of_all(config: RunConfig, devices: int, micro: int | None) -> Iterator[RunC
             continue
 
 
-def promising(configs: Sequence[RunConfig], on: Machine, programs: Programs) -> list[Layout]:
+def promising_layouts(
+    configs: Sequence[RunConfig], on: Machine, programs: VariantCache
+) -> list[ParallelLayout]:
     """The layouts that could be the fastest, in the order of their first simulated steps. Those
     whose bound is too long already are not simulated."""
-    found = list[Layout]()
+    found = list[ParallelLayout]()
     for bound in sorted((_bound(each, on, programs) for each in configs), key=lambda b: b.seconds):
-        if all(bound.can_take(other.seconds) for other in found):
+        if all(bound.may_be_below(other.seconds) for other in found):
             found.append(_simulated(bound, on, programs))
     return sorted(found, key=lambda layout: (not layout.fits, layout.seconds))
 
 
-def _bound(config: RunConfig, on: Machine, programs: Programs) -> Layout:
+def _bound(config: RunConfig, on: Machine, programs: VariantCache) -> ParallelLayout:
     """A layout at the rates that programs reach, with everything hidden behind the slowest."""
-    _, traced = programs.of(config, on.target).get()
+    _, traced = programs.variants(config, on.target).get()
     rates = on.achieved_rates(config.model.precision, config.replicas)
-    return Layout(config, sum(times(part, rates).seconds for part in traced.plan().parts), True)
+    return ParallelLayout(
+        config, sum(resource_times(part, rates).seconds for part in traced.plan().parts), True
+    )
 
 
-def _simulated(layout: Layout, on: Machine, programs: Programs) -> Layout:
-    if on.platform == "cpu" or not is_automatic(layout.config):
+def _simulated(layout: ParallelLayout, on: Machine, programs: VariantCache) -> ParallelLayout:
+    if on.platform == "cpu" or not plans_placement(layout.config):
         return layout
-    first = trial(programs.of(layout.config, on.target), layout.config, on)
-    return Layout(layout.config, first.seconds, first.fits)
+    first = run_trial(programs.variants(layout.config, on.target), layout.config, on)
+    return ParallelLayout(layout.config, first.seconds, first.fits)

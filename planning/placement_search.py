@@ -19,15 +19,15 @@ from modelling.phases.training import TrainingProgram
 from planning.hardware.disk_offload import usable_host_bytes
 from planning.hardware.machines import Machine, machine, machine_for_device_kind
 from planning.program_variants import (
-    ALL_AGAIN,
     HIDDEN,
+    RECOMPUTE_ALL,
     Build,
-    Candidates,
-    Kept,
+    ProgramVariants,
+    RematPolicy,
     Trial,
     Variant,
-    kinds_worth_saving,
-    unplanned,
+    default_variant,
+    layer_types_worth_saving,
 )
 from popxl import hardware
 from terminal.screen import say
@@ -43,26 +43,26 @@ _PASS_GAIN = 0.05  # of the time: several passes save less than simulated (an H2
 
 
 @dataclass(frozen=True)
-class Chosen:
+class PlacementResult:
     """The fastest program that fits, and all that were tried."""
 
     best: Trial
     tried: Sequence[Trial]
 
 
-def is_automatic(config: RunConfig) -> bool:
+def plans_placement(config: RunConfig) -> bool:
     """Whether the plan decides where entries live."""
     execution = config.execution
     return execution.placement == "auto" and not execution.resident_layers
 
 
-def choose(
-    candidates: Candidates,
+def search_placement(
+    variants: ProgramVariants,
     config: RunConfig,
     on: Machine,
     memory: float | None = None,
     host: float | None = None,
-) -> Chosen:
+) -> PlacementResult:
     """Choose a training program for a machine, and place its entries.
 
     Where the configuration leaves it open (`execution.micro_batches_per_pass` auto), one pass of
@@ -74,7 +74,7 @@ def choose(
         memory: bytes of a device for the program; default: the machine's.
         host: bytes of host memory for a replica; default: its share of the machine's.
     """
-    search = _Search.on(on, candidates, config, memory, host)
+    search = PlacementSearch.on(on, variants, config, memory, host)
     fewer, whole = _numbers_per_pass(config)
     best = search.saving(whole)
     several: Trial | None = None
@@ -88,19 +88,19 @@ def choose(
         best = several
     best = search.filled(_with_auto(search, config, best))
     trimmed = search.trimmed(best)
-    return Chosen(trimmed, [trimmed if each is best else each for each in search.tried])
+    return PlacementResult(trimmed, [trimmed if each is best else each for each in search.tried])
 
 
-def trial(
-    candidates: Candidates, config: RunConfig, on: Machine, variant: Variant | None = None
+def run_trial(
+    variants: ProgramVariants, config: RunConfig, on: Machine, variant: Variant | None = None
 ) -> Trial:
-    """A variant on a machine; default: the one that `choose` begins with, one pass of all
+    """A variant on a machine; default: the one that `search_placement` begins with, one pass of all
     micro-batches or of as many as are given, and activations are recomputed."""
     variant = variant or Variant(_numbers_per_pass(config)[1])
-    return _Search.on(on, candidates, config).trial(variant)
+    return PlacementSearch.on(on, variants, config).trial(variant)
 
 
-def _with_auto(search: _Search, config: RunConfig, best: Trial) -> Trial:
+def _with_auto(search: PlacementSearch, config: RunConfig, best: Trial) -> Trial:
     """A trial with values of fields that are "auto": whole activations between layers where they
     are faster, slices of the queries where a single sample does not fit otherwise. Fewer samples at
     once are faster than slices."""
@@ -119,8 +119,8 @@ def _changed(trial: Trial, **fields: Any) -> Variant:
     return replace(trial.variant, changes=(*trial.variant.changes, *fields.items()))
 
 
-def instead_of_given(
-    candidates: Candidates, config: RunConfig, on: Machine, chosen: Trial
+def try_without_memory_options(
+    variants: ProgramVariants, config: RunConfig, on: Machine, chosen: Trial
 ) -> Trial | None:
     """The same program without values that were given and save memory alone, where it fits."""
     execution, fields = config.execution, dict[str, Any]()
@@ -130,7 +130,7 @@ def instead_of_given(
         fields["attention_serialisation"] = 1
     if not fields:
         return None
-    other = trial(candidates, config, on, _changed(chosen, **fields))
+    other = run_trial(variants, config, on, _changed(chosen, **fields))
     return other if other.fits else None
 
 
@@ -145,7 +145,7 @@ def _numbers_per_pass(config: RunConfig) -> tuple[list[int], int]:
     return [n for n in doubled if count % n == 0], count
 
 
-class _Search:
+class PlacementSearch:
     """Simulated runs of variants.
 
     Args:
@@ -154,30 +154,30 @@ class _Search:
 
     def __init__(
         self,
-        candidates: Candidates,
+        variants: ProgramVariants,
         rates: popxl.plan.Rates,
         config: RunConfig,
         memory: float,
         host: float,
     ) -> None:
         self._config = config
-        self._candidates, self._rates, self._memory, self._host = candidates, rates, memory, host
-        self._known = candidates.trials((rates, memory, host))
+        self._variants, self._rates, self._memory, self._host = variants, rates, memory, host
+        self._known = variants.trials((rates, memory, host))
         self.tried: list[Trial] = []
 
     @classmethod
     def on(
         cls,
         machine: Machine,
-        candidates: Candidates,
+        variants: ProgramVariants,
         config: RunConfig,
         memory: float | None = None,
         host: float | None = None,
     ) -> Self:
-        """A search on a machine; arguments as for `choose`."""
+        """A search on a machine; arguments as for `search_placement`."""
         rates = machine.achieved_rates(config.model.precision, config.replicas)
         host = host or _host_share(config, machine)
-        return cls(candidates, rates, config, memory or machine.usable_bytes, host)
+        return cls(variants, rates, config, memory or machine.usable_bytes, host)
 
     def saving(self, per_pass: int) -> Trial:
         """The best trial with so many micro-batches per pass.
@@ -196,7 +196,7 @@ class _Search:
         return best
 
     def _with_activations(self, best: Trial) -> Trial:
-        kinds = left = kinds_worth_saving(best.program, best.traced)
+        kinds = left = layer_types_worth_saving(best.program, best.traced)
         every = self._faster(best, [frozenset((kind, 1.0) for kind in kinds)])
         if every is not best and every.waits <= max(best.waits, HIDDEN * every.seconds):
             return every
@@ -216,7 +216,7 @@ class _Search:
                 best = better
         return best
 
-    def _faster(self, best: Trial, kept: Sequence[Kept]) -> Trial:
+    def _faster(self, best: Trial, kept: Sequence[RematPolicy]) -> Trial:
         """The fastest of variants of a trial that save other activations; itself, if none is."""
         return self.faster(best, [replace(best.variant, kept=each) for each in kept])
 
@@ -321,12 +321,12 @@ class _Search:
 
     def _program(self, variant: Variant) -> tuple[TrainingProgram, popxl.plan.Traced]:
         """The program of a variant whose `kept` names kinds."""
-        again = replace(variant, kept=ALL_AGAIN)
+        again = replace(variant, kept=RECOMPUTE_ALL)
         if not variant.kept:
-            return self._candidates.get(again)
-        layers = self._candidates.get(again)[0].phases_by_type
+            return self._variants.get(again)
+        layers = self._variants.get(again)[0].phases_by_type
         phases = ((name, share) for kind, share in variant.kept for name in layers[kind])
-        return self._candidates.get(replace(variant, kept=frozenset(phases)))
+        return self._variants.get(replace(variant, kept=frozenset(phases)))
 
     def has_room(self, variant: Variant) -> bool:
         """Whether device and host could hold the entries of a variant."""
@@ -344,9 +344,9 @@ class _Search:
         return on_device <= (1 - popxl.plan.MARGIN) * self._memory, stored.remote <= self._host
 
 
-def fits_some_way(candidates: Candidates, config: RunConfig, on: Machine) -> bool:
+def may_fit(variants: ProgramVariants, config: RunConfig, on: Machine) -> bool:
     """Whether device and host could hold the entries of a program, wherever they are placed."""
-    return _entries(candidates.get()[1]) <= on.usable_bytes + _host_share(config, on)
+    return _entries(variants.get()[1]) <= on.usable_bytes + _host_share(config, on)
 
 
 def _entries(traced: popxl.plan.Traced) -> int:
@@ -369,20 +369,20 @@ def build_best_program(config: RunConfig, build: Build) -> TrainingProgram:
     """
     desc, instances = device_desc(config), popdist.getNumInstances()
     memory = popxl.plan.device_memory(desc, config.replicas, instances)
-    if memory is None or not is_automatic(config):
-        return build(unplanned(config))
+    if memory is None or not plans_placement(config):
+        return build(default_variant(config))
     kind = hardware.device_kinds(desc, config.replicas, instances)[0]
     known = machine_for_device_kind(kind)
     room = (usable_host_bytes(config) or 2**63) * (1 - _SPARE_HOST) / (config.replicas // instances)
     memory, room = (min(popdist.gather(each)) for each in (memory, room))  # all choose alike
     target = "gpu" if known is None else known.target
-    candidates = Candidates(build, unplanned(config), target)
-    choice = choose(candidates, config, known or machine("h100"), memory, room)
-    say(described(choice.best) + ("" if known else f" ({kind} is unknown: as for an H100)"))
+    variants = ProgramVariants(build, default_variant(config), target)
+    choice = search_placement(variants, config, known or machine("h100"), memory, room)
+    say(format_placement(choice.best) + ("" if known else f" ({kind} is unknown: as for an H100)"))
     return choice.best.program
 
 
-def described(chosen: Trial) -> str:
+def format_placement(chosen: Trial) -> str:
     """A line: what stays on the device, and what that is expected to save."""
     placement = chosen.placement
     kept = ", ".join(

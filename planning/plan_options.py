@@ -17,9 +17,9 @@ from terminal.parser import count_option, path_option
 from terminal.screen import is_first_process
 
 if TYPE_CHECKING:  # planning takes seconds to import, and the options are read first
-    from planning.program_variants import Programs
+    from planning.program_variants import VariantCache
     from planning.report import Report
-    from planning.requirements import Needs
+    from planning.requirements import Requirements
 
 
 def add_plan_options(parser: argparse.ArgumentParser) -> None:
@@ -60,24 +60,24 @@ def add_devices_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def planned_machine(line: CommandLine) -> Machine | None:
+def plan_machine(line: CommandLine) -> Machine | None:
     """The machine that a plan is for: that of the command line, else a preset's likely one; None:
     that at hand.
 
     Raises:
         UserError: it is not in the hardware table.
     """
-    if not is_planned(line.options):
+    if not wants_plan(line.options):
         return None
     if line.options.machine:
         return machine(line.options.machine)
     return None if line.settings.is_open else default_machine(line.config)
 
 
-class NeedsOf(Protocol):
+class RequirementsFn(Protocol):
     """Says what a program needs."""
 
-    def __call__(self, config: RunConfig, target: str = "cpu") -> Needs: ...
+    def __call__(self, config: RunConfig, target: str = "cpu") -> Requirements: ...
 
 
 def _files(options: argparse.Namespace) -> dict[str, str | None]:
@@ -88,12 +88,14 @@ def _files(options: argparse.Namespace) -> dict[str, str | None]:
     }
 
 
-def is_planned(options: argparse.Namespace) -> bool:
+def wants_plan(options: argparse.Namespace) -> bool:
     """Whether a plan is asked for."""
     return options.plan or any(path is not None for path in _files(options).values())
 
 
-def planned(line: CommandLine, needs_of: NeedsOf, programs: Programs | None = None) -> bool:
+def show_plan(
+    line: CommandLine, requirements_fn: RequirementsFn, programs: VariantCache | None = None
+) -> bool:
     """Show the plan if the command line asks for one, and say whether it did.
 
     Args:
@@ -103,28 +105,28 @@ def planned(line: CommandLine, needs_of: NeedsOf, programs: Programs | None = No
         UserError: the machine is not in the hardware table, or a file cannot be written.
     """
     options = line.options
-    if not is_planned(options):
+    if not wants_plan(options):
         return False
     if not is_first_process():
         return True
     for what, path in _files(options).items():
         if path is not None:
             check_file(what, path)
-    from planning.advice import advised
-    from planning.program_variants import Programs
-    from planning.report import report
-    from planning.report_plot import draw_plan
-    from planning.report_text import as_text
+    from planning.advice import with_advice
+    from planning.program_variants import VariantCache
+    from planning.report import make_report
+    from planning.report_plot import plot_report
+    from planning.report_text import format_report
 
     target = machine(options.machine) if options.machine else default_machine(line.config)
-    made = report(line.preset, needs_of(line.config, target.target), target)
-    made = advised(made, programs or Programs(), line.settings.is_layout_told)
+    made = make_report(line.preset, requirements_fn(line.config, target.target), target)
+    made = with_advice(made, programs or VariantCache(), line.settings.is_layout_told)
     if options.plan:
-        print(as_text(made))
+        print(format_report(made))
     if options.plan_json is not None:
         _write_json(made, Path(options.plan_json))
     if options.plan_picture is not None:
-        draw_plan(made, Path(options.plan_picture))
+        plot_report(made, Path(options.plan_picture))
         print(f"the picture is in {options.plan_picture}", file=sys.stderr)
     if options.plan_trace is not None:
         _write_trace(made, Path(options.plan_trace))

@@ -19,14 +19,14 @@ _MIN_SHARE = 0.02  # of the operations: kinds of layers that are worth a simulat
 MIN_GAIN = 0.01  # of the time: what is no faster does not take more memory
 HIDDEN = 0.01  # of the time: where less is spent on waits, larger passes are not tried
 
-Kept = frozenset[tuple[str, float]]
+RematPolicy = frozenset[tuple[str, float]]
 """Phases or kinds of layers, and which fraction of their layers, the last ones, keep their
 activations."""
 
-ALL_AGAIN: Kept = frozenset()
+RECOMPUTE_ALL: RematPolicy = frozenset()
 """All layers compute their activations again."""
 
-ALL_SAVED: Kept = frozenset({(ALL, 1.0)})
+SAVE_ALL: RematPolicy = frozenset({(ALL, 1.0)})
 """All layers save their activations."""
 
 
@@ -41,10 +41,10 @@ class Variant:
     """
 
     per_pass: int
-    kept: Kept = ALL_AGAIN
+    kept: RematPolicy = RECOMPUTE_ALL
     changes: tuple[tuple[str, Any], ...] = ()
 
-    def applied(self, config: RunConfig) -> RunConfig:
+    def apply_to(self, config: RunConfig) -> RunConfig:
         """The configuration with its changes."""
         return replace(config, execution=replace(config.execution, **dict(self.changes)))
 
@@ -53,7 +53,7 @@ Build = Callable[[Variant], TrainingProgram]
 """Builds the program of a variant, whose `kept` names phases."""
 
 
-class Candidates:
+class ProgramVariants:
     """Training programs of a configuration; each variant is built once.
 
     Args:
@@ -83,30 +83,30 @@ class Candidates:
         return self._trials
 
 
-class Programs:
+class VariantCache:
     """The candidates for configurations: those of one that is chosen are there for its plan."""
 
     def __init__(self) -> None:
-        self._made: list[tuple[RunConfig, str, Candidates]] = []
+        self._made: list[tuple[RunConfig, str, ProgramVariants]] = []
 
-    def of(self, config: RunConfig, target: str) -> Candidates:
+    def variants(self, config: RunConfig, target: str) -> ProgramVariants:
         """The candidates for a configuration, traced for a machine (`Machine.target`)."""
-        for known, traced_for, candidates in self._made:
+        for known, traced_for, variants in self._made:
             if (known, traced_for) == (config, target):
-                return candidates
-        self._made.append((config, target, _candidates(config, target)))
+                return variants
+        self._made.append((config, target, _build_variants(config, target)))
         return self._made[-1][2]
 
 
-def _candidates(config: RunConfig, target: str) -> Candidates:
-    family, there = family_of(config), on_platform(config, target)
+def _build_variants(config: RunConfig, target: str) -> ProgramVariants:
+    family, there = family_of(config), with_target_device(config, target)
     weight_map = family.weight_map(config)
 
     def build(variant: Variant) -> TrainingProgram:
         saved_fractions, per_pass, own = (
             dict(variant.kept),
             variant.per_pass,
-            variant.applied(there),
+            variant.apply_to(there),
         )
         return build_training(
             own,
@@ -116,10 +116,10 @@ def _candidates(config: RunConfig, target: str) -> Candidates:
             per_pass=per_pass,
         )
 
-    return Candidates(build, unplanned(there), target)
+    return ProgramVariants(build, default_variant(there), target)
 
 
-def unplanned(config: RunConfig) -> Variant:
+def default_variant(config: RunConfig) -> Variant:
     """The variant that runs where no plan chooses.
 
     On one CPU device, which shares the host's memory, weights are where the layers need them: each
@@ -131,10 +131,10 @@ def unplanned(config: RunConfig) -> Variant:
     per_pass = config.execution.micro_batches_per_pass
     if per_pass == "auto":
         per_pass = 1 if one and not loads else config.gradient_accumulation
-    return Variant(per_pass, ALL_SAVED if one and per_pass == 1 else ALL_AGAIN)
+    return Variant(per_pass, SAVE_ALL if one and per_pass == 1 else RECOMPUTE_ALL)
 
 
-def on_platform(config: RunConfig, target: str) -> RunConfig:
+def with_target_device(config: RunConfig, target: str) -> RunConfig:
     """The configuration as it runs on a machine that need not be here."""
     execution = config.execution
     if execution.device != "auto":
@@ -168,7 +168,7 @@ class Trial:
     @property
     def is_bound_by_compute(self) -> bool:
         """Whether all layers save activations, and the device waits for next to nothing."""
-        saved = {(kind, 1.0) for kind in kinds_worth_saving(self.program, self.traced)}
+        saved = {(kind, 1.0) for kind in layer_types_worth_saving(self.program, self.traced)}
         return self.fits and saved <= self.variant.kept and self.waits <= HIDDEN * self.seconds
 
     @property
@@ -192,7 +192,7 @@ class Trial:
         return ", ".join([f"{self.variant.per_pass} micro-batches per pass", saved, *changed])
 
 
-def kinds_worth_saving(program: TrainingProgram, traced: popxl.plan.Traced) -> list[str]:
+def layer_types_worth_saving(program: TrainingProgram, traced: popxl.plan.Traced) -> list[str]:
     """Kinds of layers whose forward pass is a share of the work that counts."""
     flops: Counter[str] = Counter()
     kinds: Mapping[str, str] = {

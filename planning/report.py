@@ -9,9 +9,9 @@ from typing import Any
 import popxl
 from planning.hardware.disk_offload import PROCESS_BYTES, io_buffer_bytes
 from planning.hardware.machines import Machine
-from planning.placement_search import Chosen, Trial, instead_of_given
-from planning.requirements import Needs, placed, streamed_instead, usable_host_bytes_on
-from planning.roofline import Times, times
+from planning.placement_search import PlacementResult, Trial, try_without_memory_options
+from planning.requirements import Requirements, plan_on, streamed_requirements, usable_host_bytes_on
+from planning.roofline import ResourceTimes, resource_times
 
 REST = "the rest"
 
@@ -27,7 +27,7 @@ class ReportRow:
     phase: str
     direction: str
     part: popxl.plan.Part
-    times: Times
+    times: ResourceTimes
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class LargerBatch:
 
 
 @dataclass(frozen=True)
-class OtherState:
+class FasterState:
     """Optimizer state with which a step is faster than the plan's own, or which alone fits.
 
     Attributes:
@@ -71,18 +71,18 @@ class Report:
     """
 
     preset: str
-    needs: Needs
+    requirements: Requirements
     machine: Machine
     rows: Sequence[ReportRow]
     achieved: popxl.plan.Rates
     timeline: popxl.plan.Timeline | None = None
-    instead: Trial | None = None
+    without_memory_options: Trial | None = None
     larger_batch: LargerBatch | None = None
-    other_state: OtherState | None = None
+    faster_state: FasterState | None = None
 
     @property
     def plan(self) -> popxl.plan.Plan:
-        return self.needs.plan
+        return self.requirements.plan
 
     @property
     def hosts(self) -> int:
@@ -105,14 +105,14 @@ class Report:
         return min(replicas, self.machine.devices or replicas)
 
     @property
-    def shares(self) -> dict[str, tuple[float, float]]:
+    def memory_use(self) -> dict[str, tuple[float, float]]:
         """Bytes needed and bytes there are, of each kind of memory of the machine; of the host's,
         those that `execution.host_memory` allows."""
         machine, plan = self.machine, self.plan
-        host = usable_host_bytes_on(self.needs.config, machine)
+        host = usable_host_bytes_on(self.requirements.config, machine)
         limited = plan.disk or host < machine.host_memory  # which holds the program, too
         besides = (PROCESS_BYTES if limited else 0) + (
-            io_buffer_bytes(self.needs.config) if plan.disk else 0
+            io_buffer_bytes(self.requirements.config) if plan.disk else 0
         )
         disk = {"disk": (float(self.disk_per_host), machine.disk)} if plan.disk else {}
         if machine.devices is None:  # virtual devices are in the host's memory
@@ -133,7 +133,7 @@ class Report:
     @property
     def fits(self) -> bool:
         """Whether the program has room in the machine's memories."""
-        return all(needed <= there for needed, there in self.shares.values())
+        return all(needed <= there for needed, there in self.memory_use.values())
 
     @property
     def expected_seconds(self) -> float:
@@ -141,12 +141,12 @@ class Report:
         programs reach."""
         if self.timeline is not None:
             return self.timeline.seconds
-        return sum(times(row.part, self.achieved).seconds for row in self.rows)
+        return sum(resource_times(row.part, self.achieved).seconds for row in self.rows)
 
     @property
     def tokens_per_second(self) -> float:
         """Tokens of `Needs.tokens` in a second of `expected_seconds`."""
-        return self.needs.tokens / self.expected_seconds
+        return self.requirements.tokens / self.expected_seconds
 
     @property
     def seconds(self) -> float:
@@ -166,25 +166,25 @@ class Report:
     def _utilisation(self, seconds: float) -> float:
         return sum(row.times.compute for row in self.rows) / seconds if seconds else 0.0
 
-    def exposed(self, row: ReportRow) -> popxl.plan.Exposed:
+    def idle_time(self, row: ReportRow) -> popxl.plan.Exposed:
         """Seconds of the simulated run in which nothing is computed in a phase."""
-        by_label = {} if self.timeline is None else self.timeline.exposed
+        by_label = {} if self.timeline is None else self.timeline.idle_time
         return by_label.get(row.part.name, popxl.plan.Exposed())
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""
-        needs, plan = self.needs, self.plan
+        requirements, plan = self.requirements, self.plan
         return {
             "preset": self.preset,
-            "program": needs.kind,
+            "program": requirements.kind,
             "machine": self.machine.name,
             "fits": self.fits,
             "replicas": plan.replicas,
             "hosts": self.hosts,
-            "parameters": needs.parameters,
-            "samples": needs.samples,
-            "flops_per_sample": needs.flops_per_sample,
-            "state_bytes": needs.state,
+            "parameters": requirements.parameters,
+            "samples": requirements.samples,
+            "flops_per_sample": requirements.flops_per_sample,
+            "state_bytes": requirements.state,
             "host_bytes": plan.host,
             "bytes_per_host": self.bytes_per_host,
             "disk_per_host": self.disk_per_host,
@@ -193,52 +193,58 @@ class Report:
             "device_streams": plan.streams,
             "device_temporaries": plan.temporaries,
             "seconds": self.seconds,
-            "samples_per_second": needs.samples / self.seconds if self.seconds else None,
+            "samples_per_second": requirements.samples / self.seconds if self.seconds else None,
             "tokens_per_second": self.tokens_per_second if self.seconds else None,
-            "weights": "streamed" if needs.streamed else None,
+            "weights": "streamed" if requirements.streamed else None,
             "utilisation": self.utilisation,
             "simulated": None if self.timeline is None else _simulated(self, self.timeline),
             "larger_batch": None if self.larger_batch is None else asdict(self.larger_batch),
-            "other_state": None if self.other_state is None else asdict(self.other_state),
-            "execution": asdict(needs.config.execution),
-            "placement": None if needs.placement is None else _placement(needs.placement),
-            "activations": None if needs.chosen is None else _activations(needs.chosen),
-            "phases": [_row(row) | {"exposed": asdict(self.exposed(row))} for row in self.rows],
+            "faster_state": None if self.faster_state is None else asdict(self.faster_state),
+            "execution": asdict(requirements.config.execution),
+            "placement": None
+            if requirements.placement is None
+            else _placement(requirements.placement),
+            "activations": None
+            if requirements.chosen is None
+            else _activations(requirements.chosen),
+            "phases": [_row(row) | {"exposed": asdict(self.idle_time(row))} for row in self.rows],
         }
 
 
-def report(preset: str, needs: Needs, machine: Machine) -> Report:
+def make_report(preset: str, requirements: Requirements, machine: Machine) -> Report:
     """Put a plan on a machine.
 
     Where the weights do not fit, generation that may choose is planned layer by layer, as it runs
     (`planning.generation_placement`).
     """
-    made = _report(preset, needs, machine)
-    streamed = None if made.fits else streamed_instead(needs, machine.target)
+    made = _report(preset, requirements, machine)
+    streamed = None if made.fits else streamed_requirements(requirements, machine.target)
     return made if streamed is None else _report(preset, streamed, machine)
 
 
-def _report(preset: str, needs: Needs, machine: Machine) -> Report:
-    needs = placed(needs, machine)
-    precision, replicas = needs.config.model.precision, needs.plan.replicas
+def _report(preset: str, requirements: Requirements, machine: Machine) -> Report:
+    requirements = plan_on(requirements, machine)
+    precision, replicas = requirements.config.model.precision, requirements.plan.replicas
     rates, achieved = (
         machine.rates(precision, replicas),
         machine.achieved_rates(precision, replicas),
     )
     rows = []
-    for part in needs.plan.parts:
+    for part in requirements.plan.parts:
         phase, _, direction = part.name.partition("/")
-        row = ReportRow(phase or REST, direction, part, times(part, rates))
+        row = ReportRow(phase or REST, direction, part, resource_times(part, rates))
         rows.append(row)
     timeline = None
-    if needs.placement is not None and not needs.plan.disk:
-        timeline = needs.placement.after
-    elif machine.platform != "cpu" or needs.plan.disk:
-        timeline = needs.traced.timeline(achieved)
+    if requirements.placement is not None and not requirements.plan.disk:
+        timeline = requirements.placement.after
+    elif machine.platform != "cpu" or requirements.plan.disk:
+        timeline = requirements.traced.timeline(achieved)
     instead = None
-    if needs.candidates is not None and needs.chosen is not None:
-        instead = instead_of_given(needs.candidates, needs.config, machine, needs.chosen.best)
-    return Report(preset, needs, machine, rows, achieved, timeline, instead)
+    if requirements.variants is not None and requirements.chosen is not None:
+        instead = try_without_memory_options(
+            requirements.variants, requirements.config, machine, requirements.chosen.best
+        )
+    return Report(preset, requirements, machine, rows, achieved, timeline, instead)
 
 
 def _placement(placement: popxl.plan.Placement) -> dict[str, Any]:
@@ -249,7 +255,7 @@ def _placement(placement: popxl.plan.Placement) -> dict[str, Any]:
     }
 
 
-def _activations(chosen: Chosen) -> list[dict[str, Any]]:
+def _activations(chosen: PlacementResult) -> list[dict[str, Any]]:
     return [
         {
             "micro_batches_per_pass": trial.variant.per_pass,
@@ -264,7 +270,7 @@ def _activations(chosen: Chosen) -> list[dict[str, Any]]:
 def _simulated(report: Report, timeline: popxl.plan.Timeline) -> dict[str, Any]:
     return {
         "seconds": timeline.seconds,
-        "samples_per_second": report.needs.samples / timeline.seconds,
+        "samples_per_second": report.requirements.samples / timeline.seconds,
         "utilisation": report.simulated_utilisation,
         "exposed_transfers": timeline.exposed_transfers,
         "window_bytes": timeline.window,

@@ -12,7 +12,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from files.atomic_writing import write_file
 from planning.report import Report
-from planning.report_text import gigabytes, place
+from planning.report_text import format_bytes, format_devices
 
 COLOURS = {
     "compute": "#1f5fa8",
@@ -24,7 +24,7 @@ COLOURS = {
 _WIDTH, _MARGIN = 10, 0.15  # inches
 
 
-def draw_plan(report: Report, path: Path) -> None:
+def plot_report(report: Report, path: Path) -> None:
     """Draw times by resource and memory of the phases into a PNG file.
 
     Raises:
@@ -37,8 +37,8 @@ def draw_plan(report: Report, path: Path) -> None:
     _draw_times(left, report)
     _draw_memory(right, report)
     figure.suptitle(
-        f"{report.preset}, {report.needs.kind}: {_devices(report)}, {report.seconds:.3g} s a run, "
-        f"{gigabytes(report.plan.host or report.plan.device)} "
+        f"{report.preset}, {report.requirements.kind}: {_devices(report)}, "
+        f"{report.seconds:.3g} s a run, {format_bytes(report.plan.host or report.plan.device)} "
         f"{'host memory' if report.plan.host else 'on a device'}",
         x=_MARGIN / _WIDTH, ha="left",
     )  # fmt: skip
@@ -52,7 +52,7 @@ def draw_plan(report: Report, path: Path) -> None:
 
 def _devices(report: Report) -> str:
     count = report.plan.replicas
-    return f"{count} device{'s' if count > 1 else ''} {place(report)}"
+    return f"{count} device{'s' if count > 1 else ''} {format_devices(report)}"
 
 
 def _draw_times(axes: Axes, report: Report) -> None:

@@ -35,7 +35,7 @@ class _Units:
         return cls(("TFLOP", 1e12), ("GB", 1e9))
 
 
-def as_text(report: Report) -> str:
+def format_report(report: Report) -> str:
     """Totals, a table of the phases with its legend, and the collectives."""
     closing = [*_collectives(report), *_hints(report)]
     blocks = [_facts(report), _table(report), _legend(report), closing]
@@ -43,69 +43,71 @@ def as_text(report: Report) -> str:
 
 
 def _facts(report: Report) -> list[str]:
-    needs, plan = report.needs, report.plan
-    c = needs.config
+    requirements, plan = report.requirements, report.plan
+    c = requirements.config
     e = c.execution
     stored = plan.host + (plan.resident + plan.disk) * plan.replicas
-    activations = stored - needs.state
+    activations = stored - requirements.state
     lines = [
-        f"{needs.kind} of {report.preset}: {needs.parameters / 1e6:,.1f} M parameters in "
-        f"{c.model.precision}",
+        f"{requirements.kind} of {report.preset}: {requirements.parameters / 1e6:,.1f} M "
+        f"parameters in {c.model.precision}",
         f"devices      {plan.replicas} = {e.data_parallel} dp × {e.tensor_parallel} tp, "
-        f"{place(report)}",
+        f"{format_devices(report)}",
         f"fits         {_fits(report)}",
     ]
-    if needs.kind == "finetuning":
+    if requirements.kind == "finetuning":
         lines += [
             f"batch        {c.training.global_batch_size} = {e.micro_batch_size} micro × "
             f"{c.gradient_accumulation} accumulation × {e.data_parallel} dp",
-            f"state        {gigabytes(needs.state)} = parameters × "
-            f"{needs.state / needs.parameters:.4g} bytes ({_state(report)})",
-            f"buffers      {gigabytes(stored)}: the state and {gigabytes(activations)} of "
+            f"state        {format_bytes(requirements.state)} = parameters × "
+            f"{requirements.state / requirements.parameters:.4g} bytes ({_state(report)})",
+            f"buffers      {format_bytes(stored)}: the state and {format_bytes(activations)} of "
             "activations and inputs",
-            f"host memory  {gigabytes(plan.host)} of them; "
-            f"{gigabytes(report.bytes_per_host)} a host",
+            f"host memory  {format_bytes(plan.host)} of them; "
+            f"{format_bytes(report.bytes_per_host)} a host",
             *_disk(report),
         ]
     else:
-        loops = "micro-batches of a pass" if needs.streamed else "device iterations"
+        loops = "micro-batches of a pass" if requirements.streamed else "device iterations"
         at_once = e.micro_batch_size * e.data_parallel
         lines += [
-            f"batch        {needs.samples} = {e.micro_batch_size} micro × {e.data_parallel} dp × "
-            f"{needs.samples // at_once} {loops}",
+            f"batch        {requirements.samples} = {e.micro_batch_size} micro × "
+            f"{e.data_parallel} dp × {requirements.samples // at_once} {loops}",
             f"weights      {_weights(report)}",
-            f"writes       {needs.tokens:,} tokens a run at most, "
+            f"writes       {requirements.tokens:,} tokens a run at most, "
             f"{report.tokens_per_second:,.1f} tokens/s",
         ]
         if plan.disk:
             lines += _disk(report)
     lines += [
-        f"device       {gigabytes(report.device_bytes)} each: {', '.join(_on_device(report))}",
-        f"work         {needs.flops_per_sample / 1e9:,.2f} GFLOP a sample in matrix products",
-        f"bound        {report.seconds:,.3f} s a run, {needs.samples / report.seconds:,.1f} "
+        f"device       {format_bytes(report.device_bytes)} each: {', '.join(_on_device(report))}",
+        f"work         {requirements.flops_per_sample / 1e9:,.2f} GFLOP a sample in matrix "
+        "products",
+        f"bound        {report.seconds:,.3f} s a run, {requirements.samples / report.seconds:,.1f} "
         f"samples/s at best: matrix units busy {report.utilisation:.0%}",
     ]
-    advice = [*_larger_batch(report), *_other_state(report)]
+    advice = [*_larger_batch(report), *_faster_state(report)]
     tried = [*advice, *_activations(report), *_instead(report)]
     return [*lines, *_simulated(report), *tried, *_placement(report)]
 
 
 def _state(report: Report) -> str:
     """What is kept for each parameter, in bytes."""
-    needs, c = report.needs, report.needs.config
+    requirements, c = report.requirements, report.requirements.config
     kept = c.master_slot
     more = "" if kept is None else f", {kept.name} {kept.itemsize}"
     gradient = ITEM_BYTES[c.training.gradients]
-    return f"weight, gradient {gradient}, moments {needs.moments / needs.parameters:.2g}{more}"
+    moments = requirements.moments / requirements.parameters
+    return f"weight, gradient {gradient}, moments {moments:.2g}{more}"
 
 
 def _weights(report: Report) -> str:
     """Which of the two programs generates."""
-    if not report.needs.streamed:
+    if not report.requirements.streamed:
         return "resident: on the device, all the time"
     return (
         "streamed: each layer's visit the device once for every position "
-        f"(host memory {gigabytes(report.bytes_per_host)} a host)"
+        f"(host memory {format_bytes(report.bytes_per_host)} a host)"
     )
 
 
@@ -118,9 +120,9 @@ def _disk(report: Report) -> list[str]:
         for name in ("disk_read", "disk_written")
     )
     return [
-        f"disk         {gigabytes(report.plan.disk * report.plan.replicas)} of them; "
-        f"{gigabytes(report.disk_per_host)} a host; a run reads {gigabytes(read)} and writes "
-        f"{gigabytes(written)}"
+        f"disk         {format_bytes(report.plan.disk * report.plan.replicas)} of them; "
+        f"{format_bytes(report.disk_per_host)} a host; a run reads {format_bytes(read)} and writes "
+        f"{format_bytes(written)}"
     ]
 
 
@@ -129,14 +131,14 @@ def _on_device(report: Report) -> list[str]:
     between, on_its_way, gaps = plan.temporaries, "", []
     if timeline is not None and report.machine.platform != "cpu":
         between, on_its_way = timeline.peak - plan.resident, " and what is on its way"
-        gaps = [f"{gigabytes(timeline.extent - timeline.peak)} between arrays"]
-    kept = [] if not plan.resident else [f"{gigabytes(plan.resident)} of remote buffers"]
+        gaps = [f"{format_bytes(timeline.extent - timeline.peak)} between arrays"]
+    kept = [] if not plan.resident else [f"{format_bytes(plan.resident)} of remote buffers"]
     return [
-        f"{gigabytes(between)} intermediate values{on_its_way}",
+        f"{format_bytes(between)} intermediate values{on_its_way}",
         *gaps,
         *kept,
-        f"{gigabytes(plan.variables - plan.resident)} variables",
-        f"{gigabytes(plan.streams)} host streams",
+        f"{format_bytes(plan.variables - plan.resident)} variables",
+        f"{format_bytes(plan.streams)} host streams",
     ]
 
 
@@ -151,65 +153,67 @@ def larger_batch(report: Report) -> str | None:
     larger = report.larger_batch
     if larger is None:
         return None
-    c = report.needs.config
+    c = report.requirements.config
     return (
         f"{c.training.global_batch_size} samples a step are few for {c.replicas} devices: with "
         f"--global_batch_size {larger.samples} about {larger.gain:.1f} times the samples/s"
     )
 
 
-def _other_state(report: Report) -> list[str]:
+def _faster_state(report: Report) -> list[str]:
     """The optimizer state that is faster."""
-    text = other_state(report)
+    text = faster_state(report)
     return [] if text is None else [f"state pays   {text}"]
 
 
-def other_state(report: Report) -> str | None:
+def faster_state(report: Report) -> str | None:
     """With which optimizer state a step is faster, or fits; None: there is none."""
-    other = report.other_state
+    other = report.faster_state
     if other is None:
         return None
     fits = "" if report.fits else "it fits, "
-    seconds = two_digits(other.seconds)
+    seconds = format_two_digits(other.seconds)
     return f"with --training.optimizer.state {other.state}: {fits}{seconds} s a step"
 
 
 def _instead(report: Report) -> list[str]:
     """What given values cost that save memory alone."""
-    if report.instead is None or report.needs.chosen is None:
+    if report.without_memory_options is None or report.requirements.chosen is None:
         return []
-    given, best = report.needs.config.execution, report.needs.chosen.best
+    given, best = report.requirements.config.execution, report.requirements.chosen.best
     named = " and ".join(
-        f"{name} {str(getattr(given, name)).lower()}" for name, _ in report.instead.variant.changes
+        f"{name} {str(getattr(given, name)).lower()}"
+        for name, _ in report.without_memory_options.variant.changes
     )
     return [
-        f"costs        {named}: {best.seconds - report.instead.seconds:,.3f} s of a run, which "
-        f"takes {report.instead.seconds:,.3f} s without"
+        f"costs        {named}: {best.seconds - report.without_memory_options.seconds:,.3f} s of "
+        f"a run, which takes {report.without_memory_options.seconds:,.3f} s without"
     ]
 
 
 def _placement(report: Report) -> list[str]:
     """What the plan keeps on the device, and why."""
-    placement = report.needs.placement
+    placement = report.requirements.placement
     if placement is None:
         return []
     kept = [
-        f"             {gigabytes(kind.nbytes)} of {kind.label}: {kind.entries:,} of {kind.of:,} "
+        f"             {format_bytes(kind.nbytes)} of {kind.label}: {kind.entries:,} of "
+        f"{kind.of:,} "
         + (f"entries; all would save {1e3 * kind.saves:,.0f} ms" if kind.saves else "entries")
         for kind in sorted(placement.kinds, key=lambda kind: -kind.nbytes)
         if kind.nbytes >= 5e7
     ]
     return [
-        f"placement    {gigabytes(placement.nbytes)} of the buffers on each device, with room for "
-        f"{gigabytes(max(placement.room, 0))}; {placement.before.seconds:,.3f} s with all in host "
-        "memory",
+        f"placement    {format_bytes(placement.nbytes)} of the buffers on each device, with room "
+        f"for {format_bytes(max(placement.room, 0))}; {placement.before.seconds:,.3f} s with all "
+        "in host memory",
         *kept,
     ]
 
 
 def _activations(report: Report) -> list[str]:
     """How micro-batches pass the layers, which of these save activations, and why."""
-    chosen = report.needs.chosen
+    chosen = report.requirements.chosen
     if chosen is None or len(chosen.tried) < 2:
         return []
     others = ", ".join(
@@ -226,23 +230,23 @@ def _simulated(report: Report) -> list[str]:
     if timeline is None:
         return []
     dispatch = sum(phase.dispatch for phase in timeline.exposed.values())
-    ahead = f"loads up to {gigabytes(timeline.window)} ahead" if timeline.loads else "no loads"
+    ahead = f"loads up to {format_bytes(timeline.window)} ahead" if timeline.loads else "no loads"
     return [
         f"simulated    {timeline.seconds:,.3f} s a run, "
-        f"{report.needs.samples / timeline.seconds:,.1f} samples/s: matrix units busy "
+        f"{report.requirements.samples / timeline.seconds:,.1f} samples/s: matrix units busy "
         f"{report.simulated_utilisation:.0%}; {timeline.exposed_transfers:,.3f} s waiting for "
         f"transfers, {dispatch:,.3f} s for the host; {ahead}"
     ]
 
 
 def _fits(report: Report) -> str:
-    shares = [
-        f"{gigabytes(needed)} of {gigabytes(there)} {name}"
-        for name, (needed, there) in report.shares.items()
+    memory_use = [
+        f"{format_bytes(needed)} of {format_bytes(there)} {name}"
+        for name, (needed, there) in report.memory_use.items()
     ]
-    fits = f"{'yes' if report.fits else 'NO'}: {', '.join(shares)}"
-    short = {name for name, (needed, there) in report.shares.items() if needed > there}
-    if report.needs.config.execution.disk is None and short & {"host memory", "memory"}:
+    fits = f"{'yes' if report.fits else 'NO'}: {', '.join(memory_use)}"
+    short = {name for name, (needed, there) in report.memory_use.items() if needed > there}
+    if report.requirements.config.execution.disk is None and short & {"host memory", "memory"}:
         fits += "; --execution.disk DIR takes what host memory cannot hold"
     return fits
 
@@ -280,7 +284,7 @@ def _legend(report: Report) -> list[str]:
     if "inputs" in names:
         lines.append(_INPUTS)
     if REST in names:
-        lines.append(_REST[report.needs.kind])
+        lines.append(_REST[report.requirements.kind])
     return lines
 
 
@@ -303,14 +307,14 @@ def _collectives(report: Report) -> list[str]:
             nbytes[key] += c.nbytes
     return [
         f"{count[key]:8,d} × {key[0]} over {key[1]} {'neighbours' if key[2] else 'replicas apart'}"
-        f", {gigabytes(nbytes[key])}"
+        f", {format_bytes(nbytes[key])}"
         for key in sorted(count)
     ]
 
 
 def _hints(report: Report) -> list[str]:
     """What the configuration asks of Graphcore's hardware, which XLA decides itself."""
-    execution = report.needs.config.execution
+    execution = report.requirements.config.execution
     loads = sum(row.part.code_loads for row in report.rows)
     hints = [f"code_load: {loads} loads of layers' code"] if execution.code_load else []
     for name in ("io_tiles", "available_memory_proportion"):
@@ -319,7 +323,7 @@ def _hints(report: Report) -> list[str]:
     return [f"hints, without effect here: {', '.join(hints)}"] if hints else []
 
 
-def place(report: Report) -> str:
+def format_devices(report: Report) -> str:
     """Where the devices are: on 8 hosts of 8 (NVIDIA H100 SXM)."""
     machine, hosts = report.machine, report.hosts
     if machine.devices is None:
@@ -327,12 +331,12 @@ def place(report: Report) -> str:
     return f"on {hosts} host{'s' if hosts > 1 else ''} of {machine.devices} ({machine.title})"
 
 
-def two_digits(number: float) -> str:
+def format_two_digits(number: float) -> str:
     """What is simulated, as text: 1,200, 34, 5.6."""
     rounded = float(f"{number:.2g}")
     return f"{rounded:,.0f}" if rounded >= 10 else f"{rounded:.2g}"
 
 
-def gigabytes(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Bytes as text: 1.50 GB, 20.3 MB."""
     return f"{count / 1e9:,.2f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"

@@ -15,12 +15,12 @@ from modelling.weights import WeightMap
 from modelling.weights.mapping import fits_few_bits, is_of_adapter
 from planning.hardware.disk_offload import offload_to_disk
 from planning.hardware.machines import Machine
-from planning.placement_search import Chosen, choose, is_automatic
-from planning.program_variants import Candidates, Programs, on_platform
+from planning.placement_search import PlacementResult, plans_placement, search_placement
+from planning.program_variants import ProgramVariants, VariantCache, with_target_device
 
 
 @dataclass(frozen=True)
-class Needs:
+class Requirements:
     """A program's plan and what it is made of.
 
     Attributes:
@@ -46,8 +46,8 @@ class Needs:
     tokens: int
     moments: int = 0
     streamed: bool = False
-    candidates: Candidates | None = None
-    chosen: Chosen | None = None
+    variants: ProgramVariants | None = None
+    chosen: PlacementResult | None = None
 
     @property
     def placement(self) -> popxl.plan.Placement | None:
@@ -60,21 +60,21 @@ class Needs:
         return self.plan.flops * self.plan.replicas / self.samples
 
 
-def placed(needs: Needs, machine: Machine) -> Needs:
+def plan_on(requirements: Requirements, machine: Machine) -> Requirements:
     """What a program needs on a machine: there the plan may choose what stays on the device, which
     layers keep their activations, and what goes to disk."""
-    config, apart = needs.config, machine.platform != "cpu"
-    if needs.candidates is not None and apart and is_automatic(config):
-        chosen = choose(needs.candidates, config, machine)
+    config, apart = requirements.config, machine.platform != "cpu"
+    if requirements.variants is not None and apart and plans_placement(config):
+        chosen = search_placement(requirements.variants, config, machine)
         traced = chosen.best.traced
-        needs = replace(needs, traced=traced, plan=traced.plan(), chosen=chosen)
+        requirements = replace(requirements, traced=traced, plan=traced.plan(), chosen=chosen)
     if config.execution.disk is not None:
         room = usable_host_bytes_on(config, machine)
         replicas = min(config.replicas, machine.devices or config.replicas)
-        taken = 0 if apart else needs.plan.device * replicas
-        offload_to_disk(needs.traced.ir, int(room) - taken, replicas)
-        needs = replace(needs, plan=needs.traced.plan())
-    return needs
+        taken = 0 if apart else requirements.plan.device * replicas
+        offload_to_disk(requirements.traced.ir, int(room) - taken, replicas)
+        requirements = replace(requirements, plan=requirements.traced.plan())
+    return requirements
 
 
 def usable_host_bytes_on(config: RunConfig, machine: Machine) -> float:
@@ -83,9 +83,9 @@ def usable_host_bytes_on(config: RunConfig, machine: Machine) -> float:
     return machine.host_memory if given is None else min(given * 1e9, machine.host_memory)
 
 
-def finetuning_needs(
-    config: RunConfig, target: str = "cpu", programs: Programs | None = None
-) -> Needs:
+def finetuning_requirements(
+    config: RunConfig, target: str = "cpu", programs: VariantCache | None = None
+) -> Requirements:
     """What fine-tuning needs, traced for a machine (`Machine.target`).
 
     Args:
@@ -93,8 +93,8 @@ def finetuning_needs(
     """
     family = family_of(config)
     weight_map = family.weight_map(config)
-    candidates = (programs or Programs()).of(config, target)
-    _, traced = candidates.get()
+    variants = (programs or VariantCache()).variants(config, target)
+    _, traced = variants.get()
     count, shapes = (
         _parameters(weight_map),
         [weight.shape for weight in weight_map.trainable_weights],
@@ -112,15 +112,15 @@ def finetuning_needs(
     gradients = ITEM_BYTES[config.training.gradients] * sum(map(math.prod, shapes))
     state = _weight_bytes(config, weight_map) + gradients + moments + masters
     samples = config.training.global_batch_size * config.execution.device_iterations
-    tokens = samples * tokens_of_sample(config)
+    tokens = samples * tokens_per_sample(config)
     sizes = (count, state, samples, tokens, moments)
-    return Needs("finetuning", config, traced, traced.plan(), *sizes, candidates=candidates)
+    return Requirements("finetuning", config, traced, traced.plan(), *sizes, variants=variants)
 
 
-def inference_needs(config: RunConfig, target: str = "cpu") -> Needs:
+def generation_requirements(config: RunConfig, target: str = "cpu") -> Requirements:
     """What generation needs, traced for a machine (`Machine.target`)."""
     config = replace(config, model=replace(config.model, eval=True))
-    family, here = family_of(config), on_platform(config, target)
+    family, here = family_of(config), with_target_device(config, target)
     streamed = config.generation.weights == "streamed"
     strategy, weight_map = strategy_of(config), family.weight_map(config)
     if streamed:
@@ -130,7 +130,7 @@ def inference_needs(config: RunConfig, target: str = "cpu") -> Needs:
     execution, count = config.execution, _parameters(weight_map)
     batches = program.ir.num_host_transfers * execution.data_parallel
     traced = popxl.plan.trace(program.ir, target)
-    return Needs(
+    return Requirements(
         "inference",
         config,
         traced,
@@ -143,22 +143,22 @@ def inference_needs(config: RunConfig, target: str = "cpu") -> Needs:
     )
 
 
-def bytes_of_weights(config: RunConfig) -> int:
+def weight_bytes(config: RunConfig) -> int:
     """Bytes of the weights that generation needs."""
     config = replace(config, model=replace(config.model, eval=True))
     return _weight_bytes(config, family_of(config).weight_map(config))
 
 
-def streamed_instead(needs: Needs, target: str) -> Needs | None:
+def streamed_requirements(requirements: Requirements, target: str) -> Requirements | None:
     """What generation layer by layer needs, where the configuration leaves the choice."""
-    config = needs.config
-    if needs.kind != "inference" or config.generation.weights != "auto":
+    config = requirements.config
+    if requirements.kind != "inference" or config.generation.weights != "auto":
         return None
     generation = replace(config.generation, weights="streamed")
-    return inference_needs(replace(config, generation=generation), target)
+    return generation_requirements(replace(config, generation=generation), target)
 
 
-def tokens_of_sample(config: RunConfig) -> int:
+def tokens_per_sample(config: RunConfig) -> int:
     """Tokens of a sample, padding included: of both texts, where a model has two."""
     model = config.model
     return model.sequence_length + int(getattr(model, "decoder_sequence_length", 0))

@@ -13,7 +13,7 @@ import popxl
 
 
 @dataclass(frozen=True)
-class Times:
+class ResourceTimes:
     """Seconds that a part needs of each resource.
 
     Attributes:
@@ -41,9 +41,9 @@ class Times:
         return max(vars(self).values())
 
 
-def times(part: popxl.plan.Part, rates: popxl.plan.Rates) -> Times:
+def resource_times(part: popxl.plan.Part, rates: popxl.plan.Rates) -> ResourceTimes:
     """Times of a part on a device."""
-    return Times(
+    return ResourceTimes(
         compute=rates.compute(part.flops, part.float8_flops),
         memory=part.device_traffic / rates.bandwidth,
         host=max(part.host_to_device, part.device_to_host) / rates.host_link,

@@ -7,13 +7,13 @@ from dataclasses import replace
 from config.families import config_class_of
 from config.presets import load_config, preset_data
 from config.sections import RunConfig
-from planning.fit_search import best_training
+from planning.fit_search import plan_best_training
 from planning.hardware.machines import machine
-from planning.parallel_layouts import layouts
-from planning.program_variants import Programs
-from planning.report import Report, report
-from planning.report_text import gigabytes, two_digits
-from planning.requirements import finetuning_needs
+from planning.parallel_layouts import list_layouts
+from planning.program_variants import VariantCache
+from planning.report import Report, make_report
+from planning.report_text import format_bytes, format_two_digits
+from planning.requirements import finetuning_requirements
 
 Case = tuple[str, str, float | None]
 """A preset, a machine, and gigabytes of host memory if not the machine's."""
@@ -38,7 +38,7 @@ def row_of_layout(case: tuple[str, str, int]) -> str:
     """
     preset, _, devices = case
     made = best_layout(*case)
-    c, chosen = made.needs.config, made.needs.chosen
+    c, chosen = made.requirements.config, made.requirements.chosen
     assert chosen is not None, "the machine has device memory"
     e, taken = c.execution, made.expected_seconds
     cells = (
@@ -47,17 +47,17 @@ def row_of_layout(case: tuple[str, str, int]) -> str:
         f"{e.data_parallel} dp × {e.tensor_parallel} tp",
         str(e.micro_batch_size),
         f"{chosen.best.variant.per_pass} of {c.gradient_accumulation}",
-        f"{two_digits(taken)} s",
-        two_digits(made.needs.samples / taken),
+        f"{format_two_digits(taken)} s",
+        format_two_digits(made.requirements.samples / taken),
     )
     return f"| {' | '.join(cells)} |"
 
 
-def best_layout(preset: str, on: str, devices: int, programs: Programs | None = None) -> Report:
+def best_layout(preset: str, on: str, devices: int, programs: VariantCache | None = None) -> Report:
     """The plan of the fastest layout of a fine-tuning preset over devices of a machine."""
     config = _config(preset)
-    ways = layouts(config, devices, config.execution.micro_batch_size)
-    return best_training(preset, ways, machine(on), programs)
+    ways = list_layouts(config, devices, config.execution.micro_batch_size)
+    return plan_best_training(preset, ways, machine(on), programs)
 
 
 def _config(preset: str) -> RunConfig:
@@ -78,7 +78,7 @@ def simulated(preset: str, on: str, host: float | None = None) -> Report:
     target = machine(on)
     if host is not None:
         target = replace(target, title=f"{target.title}, {host:g} GB host", host_memory=host * 1e9)
-    return report(preset, finetuning_needs(_config(preset), target.target), target)
+    return make_report(preset, finetuning_requirements(_config(preset), target.target), target)
 
 
 def row(case: Case) -> str:
@@ -90,11 +90,11 @@ def row(case: Case) -> str:
     cells = (
         f"`{made.preset}`",
         made.machine.title,
-        f"{two_digits(timeline.seconds)} s",
-        two_digits(made.needs.samples / timeline.seconds),
+        f"{format_two_digits(timeline.seconds)} s",
+        format_two_digits(made.requirements.samples / timeline.seconds),
         f"{made.simulated_utilisation:.0%}",
         f"{timeline.exposed_transfers / timeline.seconds:.0%}",
-        gigabytes(made.device_bytes),
-        gigabytes(made.bytes_per_host),
+        format_bytes(made.device_bytes),
+        format_bytes(made.bytes_per_host),
     )
     return f"| {' | '.join(cells)} |"

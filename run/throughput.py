@@ -20,13 +20,13 @@ from planning.hardware.matrix_rate import matrix_rate
 from planning.hardware.resource_errors import explain_resource_errors
 from planning.origins import ORIGINS
 from planning.plan_options import (
-    NeedsOf,
+    RequirementsFn,
     add_devices_option,
     add_plan_options,
-    planned,
-    planned_machine,
+    plan_machine,
+    show_plan,
 )
-from planning.requirements import Needs
+from planning.requirements import Requirements
 from run.records.pace import peak_host_bytes
 from terminal.command_line import CommandLine, read_command_line
 from terminal.parser import count_option
@@ -42,7 +42,7 @@ def report_throughput(
     arguments: Sequence[str] | None,
     measure: Callable[[RunConfig, int], Any],
     summary: Callable[[Any], str],
-    needs_of: NeedsOf,
+    requirements_fn: RequirementsFn,
     unused: Unused,
 ) -> None:
     """Measure the configuration of a command line; print a line for people and one of JSON.
@@ -58,7 +58,7 @@ def report_throughput(
     """
     options = _add_options_of_training if name == "finetuning" else _add_options
     line = read_throughput_line(name, doc, arguments, unused, options)
-    if planned(line, needs_of):
+    if show_plan(line, requirements_fn):
         return
     with explain_resource_errors(line.preset, line.config):
         measured = measure(line.config, line.options.runs)
@@ -102,11 +102,11 @@ def read_throughput_line(
         )
     trains, options = presets == "finetuning", line.options
     if line.settings.is_open or (trains and line.settings.shares_openly):
-        from planning.auto_config import with_choices  # takes seconds to import
+        from planning.auto_config import resolve_auto_fields  # takes seconds to import
 
-        target = planned_machine(line) if hasattr(options, "machine") else None
+        target = plan_machine(line) if hasattr(options, "machine") else None
         count = getattr(options, "devices", None)
-        line = with_choices(line, trains=trains, machine=target, count=count)
+        line = resolve_auto_fields(line, trains=trains, machine=target, count=count)
     return line
 
 
@@ -146,7 +146,7 @@ class MachineUse:
     def measure(
         cls,
         config: RunConfig,
-        needs_of: Callable[[RunConfig], Needs],
+        requirements_fn: Callable[[RunConfig], Requirements],
         samples_per_second: float,
     ) -> MachineUse:
         """Measure the matrix rate, for a second, and compare a program's throughput with it."""
@@ -154,8 +154,8 @@ class MachineUse:
         execution = replace(
             config.execution, activations="keep", attention_serialisation=1, attention="scores"
         )
-        needs = needs_of(replace(config, execution=execution))
-        flops = needs.flops_per_sample * samples_per_second
+        requirements = requirements_fn(replace(config, execution=execution))
+        flops = requirements.flops_per_sample * samples_per_second
         dtype = popxl.dtype.from_name(config.model.precision)
         rate = matrix_rate(device_desc(config), dtype, config.replicas)
         return cls(flops, flops / rate, peak)

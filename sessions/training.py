@@ -68,7 +68,7 @@ class TrainingSession(ModelSession):
         weight_map = family.weight_map(config)
 
         def build(variant: Variant) -> TrainingProgram:
-            own, kept, per_pass = variant.applied(config), dict(variant.kept), variant.per_pass
+            own, kept, per_pass = variant.apply_to(config), dict(variant.kept), variant.per_pass
             return build_training(own, family.build_phases, gradients, weight_map, kept, per_pass)
 
         self.program = build_best_program(config, build)

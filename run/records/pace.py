@@ -12,7 +12,7 @@ import popdist
 from config.sections import RunConfig
 from modelling.devices import device_desc
 from planning.hardware.machines import machine_for_device_kind
-from planning.requirements import finetuning_needs
+from planning.requirements import finetuning_requirements
 from popxl import hardware
 
 
@@ -90,8 +90,8 @@ def utilisation_of(config: RunConfig) -> Utilisation:
     if rate is None:
         return Utilisation(device_bytes=peak)
     execution = replace(config.execution, activations="keep", attention_serialisation=1)
-    needs = finetuning_needs(replace(config, execution=execution))
-    flops = needs.flops_per_sample * config.training.global_batch_size
+    requirements = finetuning_requirements(replace(config, execution=execution))
+    flops = requirements.flops_per_sample * config.training.global_batch_size
     return Utilisation(flops, rate * replicas, peak)
 
 

@@ -18,7 +18,7 @@ from config.presets import load_config
 from config.sections import RunConfig
 from config.t5 import T5Config
 from modelling.spec import family_of
-from planning.requirements import finetuning_needs
+from planning.requirements import finetuning_requirements
 from run.start import starting_point
 from sessions.training import TrainingSession
 from tests.modelling import half_training as mixed
@@ -126,7 +126,9 @@ def test_a_run_without_masters_is_continued_with_them(tmp_path) -> None:
 
 
 def test_masters_are_planned() -> None:
-    wide, narrow = (finetuning_needs(with_masters(config_of(1, 1), on)) for on in (True, False))
+    wide, narrow = (
+        finetuning_requirements(with_masters(config_of(1, 1), on)) for on in (True, False)
+    )
     masters = 4 * wide.parameters
     assert wide.state - narrow.state == masters
     assert wide.moments == narrow.moments

@@ -17,7 +17,7 @@ import popxl
 from config.errors import ConfigError
 from modelling.phases.training import build_training
 from planning.hardware import disk_offload
-from planning.program_variants import Variant, unplanned
+from planning.program_variants import Variant, default_variant
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.llama.hf import hf_config
 from tests.modelling.llama.hf import our_config as llama_config
@@ -220,7 +220,7 @@ def test_one_cpu_device_takes_one_micro_batch_at_a_time(
     fields: dict[str, Any], per_pass: int
 ) -> None:
     config = small_config().changed({"execution.device": "cpu", **fields})
-    variant = unplanned(config)
+    variant = default_variant(config)
     assert variant == Variant(per_pass, variant.kept)
     assert bool(variant.kept) == (per_pass == 1), "else memory would grow"
 

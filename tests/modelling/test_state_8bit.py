@@ -20,7 +20,7 @@ from config.sections import RunConfig
 from modelling.spec import family_of
 from modelling.weights import without_optimizer_state
 from modelling.weights.optimizer_state import convert_optimizer_state, optimizer_state_specs
-from planning.requirements import finetuning_needs
+from planning.requirements import finetuning_requirements
 from popxl_addons.optimizers import state_8bit
 from run.start import starting_point
 from sessions.loss_evaluation import LossSession
@@ -275,7 +275,9 @@ def test_residuals_of_a_new_run_are_what_rounding_takes() -> None:
 # ---- plans and settings -------------------------------------------------------------------------
 def test_plans_count_what_is_kept() -> None:
     wide, narrow = (
-        finetuning_needs(with_state(small_config(layers=1, precision="bfloat16"), state, gradients))
+        finetuning_requirements(
+            with_state(small_config(layers=1, precision="bfloat16"), state, gradients)
+        )
         for state, gradients in (("float32", "float32"), ("compact", "bfloat16"))
     )
     assert wide.state == 14 * wide.parameters

@@ -21,7 +21,7 @@ from modelling.generation import build_streamed
 from modelling.phases.evaluation import build_loss
 from modelling.phases.training import build_training
 from modelling.spec import family_of
-from planning.requirements import finetuning_needs
+from planning.requirements import finetuning_requirements
 from popxl._run.schedule_executor import Walker
 from tests.modelling.gptj.hf import hf_model, small_config
 from tests.modelling.llama.hf import hf_config
@@ -179,7 +179,7 @@ def test_frozen_weights_come_and_never_go(trained: str, layers: list[str]) -> No
     rows_between = len(backward) + 1
     entry = 16 * 12 * 32 * 4  # samples, tokens, features
     assert found["store", "activations between layers"] == 4 * entry  # of embeddings and layers
-    plan = finetuning_needs(config).plan
+    plan = finetuning_requirements(config).plan
     between = (rows_between + (rows_between if backward else 0)) * entry
     inputs = 2 * 16 * 12 * 4 + 4 * 4  # words, labels, weights of micro-batches
     assert plan.remote == weight_bytes(config) + 3 * own + steps + between + inputs
@@ -187,13 +187,13 @@ def test_frozen_weights_come_and_never_go(trained: str, layers: list[str]) -> No
 
 def test_products_of_frozen_weights_gradients_are_not_computed() -> None:
     config = small_config()
-    every = finetuning_needs(config)
-    norms = finetuning_needs(chosen(config, trained="*norm*,*ln_*"))
+    every = finetuning_requirements(config)
+    norms = finetuning_requirements(chosen(config, trained="*norm*,*ln_*"))
     weight_map = family_of(config).weight_map(config)
     matrices = [w for w in weight_map.weights if len(w.shape) == 2 and "wte" not in w.name]
     products = sum(2 * 16 * 12 * math.prod(w.shape) for w in matrices)
     assert every.plan.flops - norms.plan.flops == products
-    last = finetuning_needs(chosen(config, trained="layer.2,head"))
+    last = finetuning_requirements(chosen(config, trained="layer.2,head"))
     parts = {part.name: part.flops for part in last.plan.parts}
     assert parts["layer/forward"] == 2 * parts["layer_from_2/forward"]
     assert "layer/backward" not in parts
@@ -205,7 +205,7 @@ def test_host_memory_is_what_is_kept_of_both(name: str) -> None:
     """2 bytes of a frozen weight; 12 more of one that is trained; rows of the trained layers."""
     trained = "decoder.22,decoder.23" if name.startswith("xxl") else "layer.26,layer.27"
     config = preset(name, training={"trained": trained})
-    needs, weight_map = finetuning_needs(config), family_of(config).weight_map(config)
+    needs, weight_map = finetuning_requirements(config), family_of(config).weight_map(config)
     own = sum(math.prod(w.shape) for w in weight_map.trainable_weights)
     assert needs.state == 2 * needs.parameters + 12 * own
     model, samples = config.model, config.training.global_batch_size

@@ -15,7 +15,7 @@ from config.presets import merge
 from modelling.generation import build_generation
 from modelling.phases.training import build_training
 from modelling.spec import family_of
-from planning.requirements import Needs, finetuning_needs
+from planning.requirements import Requirements, finetuning_requirements
 from tests.modelling.gptj.hf import hf_model as hf_gptj
 from tests.modelling.t5.hf import hf_model as hf_t5
 from tests.planning.presets import preset
@@ -23,15 +23,15 @@ from tests.slow import slow
 
 
 @cache
-def needs_of(name: str) -> Needs:
+def needs_of(name: str) -> Requirements:
     return needs_with(name)
 
 
-def needs_with(name: str, **changes: Any) -> Needs:
+def needs_with(name: str, **changes: Any) -> Requirements:
     """Of a step that recomputes, with all micro-batches in one pass."""
     config = preset(name, **merge({"execution": {"activations": "recompute"}}, changes))
     one_pass = {"execution.micro_batches_per_pass": config.gradient_accumulation}
-    return finetuning_needs(config.changed(one_pass))
+    return finetuning_requirements(config.changed(one_pass))
 
 
 def torch_flops(name: str) -> tuple[int, int]:
@@ -53,7 +53,7 @@ def torch_flops(name: str) -> tuple[int, int]:
 @pytest.mark.parametrize("name", ["tiny", "gptj_tiny"])
 def test_operations_are_those_that_torch_counts(name: str) -> None:
     forward, backward = torch_flops(name)
-    kept = finetuning_needs(preset(name, execution={"activations": "keep"}))
+    kept = finetuning_requirements(preset(name, execution={"activations": "keep"}))
     assert kept.flops_per_sample == forward + backward
     again = needs_of(name)
     # Layers run forwards twice, but for their last product, whose result nobody needs again.
@@ -101,7 +101,7 @@ def test_encoder_and_decoder_lengths_of_their_own_save_eight_times_the_work() ->
     """Against both padded to 512 tokens, as a decoder without a length of its own has them."""
     lengths = {}, {"sequence_length": 512, "decoder_sequence_length": 512}
     own, padded = (
-        finetuning_needs(preset("small", model={"layers": 1, **given})) for given in lengths
+        finetuning_requirements(preset("small", model={"layers": 1, **given})) for given in lengths
     )
     assert padded.flops_per_sample / own.flops_per_sample >= 8
 
@@ -112,9 +112,9 @@ def test_encoder_and_decoder_lengths_of_their_own_save_eight_times_the_work() ->
 def test_host_memory_is_the_state_and_the_activations(name: str, bytes_each: int) -> None:
     """Weights, gradients and moments, each once, all but 16-bit weights in float32; rows of
     activations by layer."""
-    needs = needs_of(name)
-    config = needs.config
-    assert needs.state == needs.parameters * bytes_each
+    requirements = needs_of(name)
+    config = requirements.config
+    assert requirements.state == requirements.parameters * bytes_each
     size = 4 if config.model.precision == "float32" else 2
     width, samples = config.model.hidden_size, config.training.global_batch_size
     encoder = samples * config.model.sequence_length * width * size
@@ -124,7 +124,7 @@ def test_host_memory_is_the_state_and_the_activations(name: str, bytes_each: int
         rows = 2 * (layers + 2) * encoder + 2 * (layers + 1) * decoder
     else:
         rows = 2 * (config.model.layers + 1) * encoder
-    assert needs.plan.host == pytest.approx(needs.state + rows, rel=1e-3)
+    assert requirements.plan.host == pytest.approx(requirements.state + rows, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_products_of_linear_layers_are_in_fp8(precision: str, activations: str) 
     in FP8 are not kept: those of a layer are of one input, which its gradient has."""
     kept = {"activations": activations}
     wide, eight = (
-        finetuning_needs(
+        finetuning_requirements(
             preset(
                 "gptj_tiny", model={"precision": precision}, execution=kept, fp8={"enabled": on}
             ),

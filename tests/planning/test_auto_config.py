@@ -31,7 +31,7 @@ from config.t5 import T5Config
 from data.pipeline import Pipeline
 from files.yaml_files import read_yaml, yaml_text
 from modelling.spec import family_of
-from planning.auto_config import with_own_lengths
+from planning.auto_config import with_generation_lengths
 from planning.hardware.machines import machines
 from planning.origins import ORIGINS
 from terminal.command_line import read_command_line
@@ -63,7 +63,7 @@ def chosen(models, capsys, monkeypatch) -> Callable[..., RunConfig]:
 
     def choose(*flags: str, **how: Any) -> RunConfig:
         line = read_command_line("", "finetuning", "tiny", flags, origins=ORIGINS)
-        return choices.with_choices(line, ("train",), **{"trains": True, **how}).config
+        return choices.resolve_auto_fields(line, ("train",), **{"trains": True, **how}).config
 
     return choose
 
@@ -322,14 +322,14 @@ def test_a_model_reads_all_of_its_length_but_what_it_writes(
     def config(*flags: str) -> RunConfig:
         given = ["--model", "gptj", "--model.max_length", "8192", *flags]
         line = read_command_line("", "inference", "tiny", given, origins=ORIGINS)
-        return choices.with_choices(line).config
+        return choices.resolve_auto_fields(line).config
 
     made = config(*flags)
     assert (made.model.sequence_length, made.model.output_length) == (read, written)
     short = config("--model.max_length", "2048").execution.micro_batch_size
     assert made.execution.micro_batch_size == short
     line = read_command_line("", "inference", "tiny", ["--model", "gptj"], origins=ORIGINS)
-    planned = choices.with_choices(line, ("validation",), only_plans=True).config
+    planned = choices.resolve_auto_fields(line, ("validation",), only_plans=True).config
     assert planned.model.sequence_length < choices.LONGEST
 
 
@@ -369,7 +369,7 @@ def test_lengths_of_the_data_do_not_bind_what_a_run_writes(
         store.save(1, {"weight": np.zeros(1)}, {}, wait=True, texts=texts)
     given = ["--load", str(tmp_path), "--device", "cpu", *flags]
     line = read_command_line("", "inference", "tiny", given, None, ORIGINS)
-    config = with_own_lengths(line).config
+    config = with_generation_lengths(line).config
     assert (config.model.sequence_length, config.generation.max_tokens) == (read, written)
     by_preset = read_command_line("", "inference", "tiny", ["--config", preset], None, ORIGINS)
-    assert with_own_lengths(by_preset) is by_preset
+    assert with_generation_lengths(by_preset) is by_preset

@@ -15,7 +15,7 @@ from config.presets import load_config
 from config.t5 import T5Config
 from planning.hardware.disk_offload import IO_BUFFERS, PROCESS_BYTES, offload_to_disk
 from planning.hardware.machines import machines
-from planning.placement_search import fits_some_way
+from planning.placement_search import may_fit
 from tests.popxl.on_disk import ROWS, SIZE, program
 
 ENTRY = 4 * SIZE
@@ -81,7 +81,7 @@ def test_entries_need_room_wherever_they_are() -> None:
     def fits(nbytes: int) -> bool:
         """Half of them on the device."""
         half = machines()["h200"].with_usable_bytes(nbytes / 2)
-        return fits_some_way(candidates, one, replace(half, host_memory=nbytes / 2, devices=1))
+        return may_fit(candidates, one, replace(half, host_memory=nbytes / 2, devices=1))
 
     entries = 2 * ROWS * ENTRY
     assert (fits(entries), fits(entries - 4)) == (True, False)

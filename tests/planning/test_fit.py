@@ -13,11 +13,11 @@ import docs.large_models as large
 import popxl
 from config.sections import RunConfig
 from planning import fit, placement_search
-from planning.fit_search import best_training, generation
+from planning.fit_search import plan_best_training, plan_generation
 from planning.hardware.local_machine import measure_local_machine
 from planning.hardware.machines import Machine, machine
-from planning.program_variants import Programs, Variant
-from planning.requirements import finetuning_needs
+from planning.program_variants import Variant, VariantCache
+from planning.requirements import finetuning_requirements
 from popxl.plan import place
 from tests.planning.presets import preset
 
@@ -38,14 +38,14 @@ def tiny(name: str = "tiny", **execution: object) -> RunConfig:
     )
 
 
-def found(on: Machine, programs: Programs) -> tuple[object, ...]:
-    made = best_training("tiny", [tiny("gptj_tiny", **AGAIN)], on, programs)
-    e = made.needs.config.execution
+def found(on: Machine, programs: VariantCache) -> tuple[object, ...]:
+    made = plan_best_training("tiny", [tiny("gptj_tiny", **AGAIN)], on, programs)
+    e = made.requirements.config.execution
     return made.fits, e.micro_batch_size, e.disk is not None, made.plan.disk > 0
 
 
 def test_a_smaller_micro_batch_where_device_memory_is_small() -> None:
-    programs = Programs()
+    programs = VariantCache()
     assert found(ONE, programs) == (True, 16, False, False)
     fits, micro, *disk = found(replace(ONE, memory=12e6), programs)
     assert fits
@@ -54,31 +54,31 @@ def test_a_smaller_micro_batch_where_device_memory_is_small() -> None:
     assert disk == [False, False]
     two = tiny("gptj_tiny", micro_batch_size=2, **AGAIN)
     two = two.changed({"training.global_batch_size": 2})
-    none = best_training("tiny", [two], replace(ONE, memory=1e6))
-    assert (none.fits, none.needs.config.execution.micro_batch_size) == (False, 1)
+    none = plan_best_training("tiny", [two], replace(ONE, memory=1e6))
+    assert (none.fits, none.requirements.config.execution.micro_batch_size) == (False, 1)
 
 
 def test_a_program_is_built_and_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was tried for the size of the micro-batch serves the plan; so it does with a disk. What
     device and host together cannot hold is not placed."""
-    config, programs, on, placed = tiny("gptj_tiny"), Programs(), machine("t4"), []
+    config, programs, on, placed = tiny("gptj_tiny"), VariantCache(), machine("t4"), []
     monkeypatch.setattr(popxl.plan, "place", lambda *given: placed.append(given) or place(*given))
-    candidates = programs.of(config, on.target)
-    chosen = placement_search.choose(candidates, config, on)
+    variants = programs.variants(config, on.target)
+    chosen = placement_search.search_placement(variants, config, on)
     assert chosen.best.fits
     count = len(placed)
     assert count >= len(chosen.tried) > 1
-    made = best_training("gptj_tiny", [config], on, programs)
-    assert made.needs.candidates is candidates
-    assert made.needs.placement is chosen.best.placement
+    made = plan_best_training("gptj_tiny", [config], on, programs)
+    assert made.requirements.variants is variants
+    assert made.requirements.placement is chosen.best.placement
     assert len(placed) == count
-    stored = candidates.get()[1].storage()
+    stored = variants.get()[1].storage()
     least = stored.remote + stored.resident
     small = replace(on, memory=0.6 * least, host_memory=0.3 * least)
-    assert not placement_search.choose(candidates, config, small).best.fits
+    assert not placement_search.search_placement(variants, config, small).best.fits
     count = len(placed)
     with_disk = config.changed({"execution.disk": "somewhere"})
-    assert len(placement_search.choose(candidates, with_disk, small).tried) == 1
+    assert len(placement_search.search_placement(variants, with_disk, small).tried) == 1
     assert len(placed) == count
 
 
@@ -86,7 +86,7 @@ def test_the_disk_where_host_memory_is_small() -> None:
     """Its windows take 0.8 GB of host memory, and Python and JAX as much."""
     laptop = replace(machine("laptop"), host_memory=1.45 * GB)
     # Entries of the tiny model are below what is worth a request.
-    made = best_training("tiny", [tiny("gptj_tiny")], laptop)
+    made = plan_best_training("tiny", [tiny("gptj_tiny")], laptop)
     assert made.fits
     assert made.timeline is None
     large_one = preset(
@@ -95,26 +95,28 @@ def test_the_disk_where_host_memory_is_small() -> None:
         training={"global_batch_size": 1},
         execution={"micro_batch_size": 1},
     )
-    programs, small = Programs(), replace(machine("laptop"), host_memory=8 * GB)
-    without = best_training("larger", [large_one], small, programs)
-    small = replace(small, host_memory=without.shares["memory"][0] - 1)
-    made = best_training("larger", [large_one], small, programs)
-    assert made.needs.config.execution.disk is not None
+    programs, small = VariantCache(), replace(machine("laptop"), host_memory=8 * GB)
+    without = plan_best_training("larger", [large_one], small, programs)
+    small = replace(small, host_memory=without.memory_use["memory"][0] - 1)
+    made = plan_best_training("larger", [large_one], small, programs)
+    assert made.requirements.config.execution.disk is not None
     assert made.plan.disk > 0
     assert made.timeline is not None
     assert made.seconds < made.expected_seconds or made.fits is False
 
 
 def test_generation_is_planned_layer_by_layer_where_weights_do_not_fit() -> None:
-    resident = generation("tiny", tiny(), ONE)
-    assert not resident.needs.streamed
-    device = resident.shares["device memory"][0]
-    streamed = generation("tiny", tiny(), replace(ONE, memory=device - 1))
-    assert streamed.needs.streamed
+    resident = plan_generation("tiny", tiny(), ONE)
+    assert not resident.requirements.streamed
+    device = resident.memory_use["device memory"][0]
+    streamed = plan_generation("tiny", tiny(), replace(ONE, memory=device - 1))
+    assert streamed.requirements.streamed
     assert streamed.fits
     # What decides whether a position is written at all is not known to plans.
-    assert streamed.needs.flops_per_sample == pytest.approx(resident.needs.flops_per_sample, 0.1)
-    assert streamed.needs.tokens == streamed.needs.samples * 4
+    assert streamed.requirements.flops_per_sample == pytest.approx(
+        resident.requirements.flops_per_sample, 0.1
+    )
+    assert streamed.requirements.tokens == streamed.requirements.samples * 4
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -198,7 +200,7 @@ def test_a_long_text_of_a_large_vocabulary_plans_with_little_memory() -> None:
         training={"global_batch_size": 1},
         execution={"micro_batch_size": 1},
     )
-    plan = finetuning_needs(config, "gpu 9.0").plan
+    plan = finetuning_requirements(config, "gpu 9.0").plan
     logits = 4 * 2**17 * config.model.vocab_size
     of_scores = 2 * 2**34  # the gradient of one head's, in 16 bits, which cuDNN's kernel writes
     assert of_scores < plan.temporaries < of_scores + 0.5 * logits
@@ -213,19 +215,21 @@ def test_micro_batches_pass_alone_where_that_is_clearly_faster() -> None:
         training={"global_batch_size": 64},
         execution={"micro_batch_size": 8},
     )
-    programs, gpu = Programs(), replace(ONE, platform="gpu", host_link=1e8)
-    candidates = programs.of(config, "gpu")
+    programs, gpu = VariantCache(), replace(ONE, platform="gpu", host_link=1e8)
+    variants = programs.variants(config, "gpu")
 
     def chosen(memory: float) -> placement_search.Trial:
-        return placement_search.choose(candidates, config, replace(gpu, memory=memory)).best
+        return placement_search.search_placement(variants, config, replace(gpu, memory=memory)).best
 
-    state = candidates.get()[1].storage().remote
+    state = variants.get()[1].storage().remote
     alone, all_at_once = chosen(1.6 * state), chosen(20 * state)
     assert alone.variant.per_pass < 8
     assert alone.is_bound_by_compute
     assert all_at_once.variant.per_pass == 8, "several passes have to gain something"
     one_pass = config.changed({"execution.micro_batches_per_pass": 8})
-    given = placement_search.choose(candidates, one_pass, replace(gpu, memory=1.6 * state)).best
+    given = placement_search.search_placement(
+        variants, one_pass, replace(gpu, memory=1.6 * state)
+    ).best
     assert alone.seconds < 0.95 * given.seconds
 
 
@@ -240,10 +244,10 @@ def test_what_a_first_placement_leaves_is_filled(monkeypatch: pytest.MonkeyPatch
         execution={"micro_batch_size": 8},
     )
     gpu = replace(ONE, platform="gpu", host_link=1e8)
-    candidates = Programs().of(config, "gpu")
-    buffers = candidates.get()[1].ir.remote_buffers
-    memory = 0.8 * candidates.get()[1].storage().remote
-    search = placement_search._Search.on(replace(gpu, memory=memory), candidates, config)
+    variants = VariantCache().variants(config, "gpu")
+    buffers = variants.get()[1].ir.remote_buffers
+    memory = 0.8 * variants.get()[1].storage().remote
+    search = placement_search.PlacementSearch.on(replace(gpu, memory=memory), variants, config)
     first = search.trial(Variant(8))
     count = len(placed)
     best = search.filled(first)

@@ -9,11 +9,11 @@ import pytest
 
 from config.sections import RunConfig
 from planning.hardware.machines import Machine, machine
-from planning.placement_search import Chosen, choose
-from planning.program_variants import Programs
-from planning.report import report
-from planning.report_text import as_text
-from planning.requirements import finetuning_needs
+from planning.placement_search import PlacementResult, search_placement
+from planning.program_variants import VariantCache
+from planning.report import make_report
+from planning.report_text import format_report
+from planning.requirements import finetuning_requirements
 from tests.modelling.gptj.hf import small_config
 
 H100 = machine("h100")
@@ -29,8 +29,8 @@ def _in_one_pass(config: RunConfig) -> RunConfig:
     return config.changed({"execution.micro_batches_per_pass": config.gradient_accumulation})
 
 
-def _chosen(config: RunConfig, on: Machine = H100, **memory: float) -> Chosen:
-    return choose(Programs().of(config, on.target), config, on, **memory)
+def _chosen(config: RunConfig, on: Machine = H100, **memory: float) -> PlacementResult:
+    return search_placement(VariantCache().variants(config, on.target), config, on, **memory)
 
 
 def test_auto_takes_whole_activations_where_they_are_faster() -> None:
@@ -74,7 +74,9 @@ def test_auto_takes_slices_where_a_step_does_not_fit_otherwise() -> None:
     ],
 )
 def test_a_plan_says_what_given_values_cost(given: dict[str, Any], named: str) -> None:
-    shown = as_text(report("small", finetuning_needs(_config(**given), H100.target), H100))
+    shown = format_report(
+        make_report("small", finetuning_requirements(_config(**given), H100.target), H100)
+    )
     costs = [line for line in shown.splitlines() if line.startswith("costs ")]
     assert len(costs) == bool(named)
     assert all(named in line for line in costs)

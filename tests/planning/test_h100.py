@@ -37,12 +37,12 @@ MEMORY = """
 from dataclasses import replace
 from planning.hardware.machines import machine
 from config.presets import merge
-from planning.requirements import placed
+from planning.requirements import plan_on
 
 there = machine("{1}")
 family = config_class_of(preset_data("finetuning", "{0}"), "{0}")
 config = family.from_dict(merge(preset_data("finetuning", "{0}"), {2}))
-traced = placed(finetuning_needs(config, there.target), there).traced
+traced = plan_on(finetuning_needs(config, there.target), there).traced
 program = Program(traced.ir, Mesh(np.array(devices), ("r",)))
 program.compile()
 taken = {s.name: e.memory_analysis().temp_size_in_bytes for s, e in program.executables.items()}

@@ -7,7 +7,7 @@ import pytest
 
 import popxl
 from planning.hardware.machines import machine
-from planning.requirements import inference_needs
+from planning.requirements import generation_requirements
 from popxl import ops
 from popxl.plan import loop_extrapolation
 from popxl.plan.loop_extrapolation import measured
@@ -26,7 +26,7 @@ def generation() -> popxl.plan.Traced:
         generation={"weights": "streamed"},
         execution={"micro_batch_size": 1, "device": "gpu"},
     )
-    traced = inference_needs(config, "gpu 9.0").traced
+    traced = generation_requirements(config, "gpu 9.0").traced
     for buffer in traced.ir.remote_buffers:
         buffer.resident = buffer.entries // 2
     return traced

@@ -20,8 +20,8 @@ from planning.hardware import disk_offload, memory_check
 from planning.hardware.disk_offload import check_fits, offload_if_needed
 from planning.hardware.machines import machines
 from planning.hardware.memory_check import NotEnoughMemoryError
-from planning.report_text import as_text
-from planning.requirements import Needs, finetuning_needs, inference_needs
+from planning.report_text import format_report
+from planning.requirements import Requirements, finetuning_requirements, generation_requirements
 from sessions.training import TrainingSession
 from tests.planning.presets import preset
 from tests.slow import slow
@@ -78,7 +78,7 @@ def test_what_is_free_is_less_than_what_the_machine_has() -> None:
 def test_entries_of_a_gpu_leave_the_host_some_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the pool that they live in does; what a limit allows, they may take."""
     config = preset("gptj_tiny")
-    ir = finetuning_needs(config).traced.ir
+    ir = finetuning_requirements(config).traced.ir
     needed = popxl.plan.storage_of(ir).remote
     monkeypatch.setattr(popxl.plan, "device_memory", lambda *_: 10**15)
     monkeypatch.setattr(memory_check, "host_memory", lambda: needed)
@@ -92,7 +92,7 @@ def test_entries_of_a_gpu_leave_the_host_some_memory(monkeypatch: pytest.MonkeyP
 def test_the_disk_that_a_message_names_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """And generation uses it, too: weights that do not fit are streamed."""
     config = preset("gptj_tiny", model=WIDE, execution={"device": "cpu"})
-    ir, another = (finetuning_needs(config).traced.ir for _ in range(2))
+    ir, another = (finetuning_requirements(config).traced.ir for _ in range(2))
     needed = popxl.plan.plan_of(ir)
     for module in (memory_check, disk_offload):
         monkeypatch.setattr(module, "host_memory", lambda: needed.remote + needed.device - 1)
@@ -121,14 +121,14 @@ def test_a_limit_is_kept_by_plan_and_run_or_refused_with_the_least(
     config = preset("gptj_tiny", model=WIDE, execution={"device": "cpu"})
     config = config.changed({"execution.disk": "anywhere", "model.eval": not trained})
 
-    def needs(limit: float) -> Needs:
+    def requirements(limit: float) -> Requirements:
         limited = config.changed({"execution.host_memory": limit})
         if trained:
-            return finetuning_needs(limited)
-        return inference_needs(limited.changed({"generation.weights": "streamed"}))
+            return finetuning_requirements(limited)
+        return generation_requirements(limited.changed({"generation.weights": "streamed"}))
 
     def run(limit: float) -> popxl.Ir:
-        made = needs(limit)
+        made = requirements(limit)
         offload_if_needed(made.config, made.traced.ir)
         check_fits(made.config, made.traced.ir)
         return made.traced.ir
@@ -139,10 +139,10 @@ def test_a_limit_is_kept_by_plan_and_run_or_refused_with_the_least(
     assert popxl.plan.storage_of(run(least / 1e9)).disk > 0
     on = replace(machines()["laptop"], host_memory=1e15)
     for limit, fits in ((least, True), (least - 1, False)):
-        made = planning.report.report("gptj_tiny", needs(limit / 1e9), on)
+        made = planning.report.make_report("gptj_tiny", requirements(limit / 1e9), on)
         assert made.fits == fits
-        assert made.shares["memory"] == (least, limit)
-        assert " -" not in as_text(made).partition("buffers")[2].partition("work")[0]
+        assert made.memory_use["memory"] == (least, limit)
+        assert " -" not in format_report(made).partition("buffers")[2].partition("work")[0]
     assert popxl.plan.storage_of(run(1.0)).disk == 0
 
 
@@ -152,9 +152,9 @@ def test_a_limit_that_no_program_keeps_is_one_sentence(
     limit = ("--execution.disk", str(tmp_path), "--execution.host_memory", "0.3")
     assert finetuning.main(["--config", "gptj_tiny", *limit]) == 2
     said = capsys.readouterr().err
-    needs = r"error: preset 'gptj_tiny' needs \d\.\d GB of host memory at the least "
+    requirements = r"error: preset 'gptj_tiny' needs \d\.\d GB of host memory at the least "
     ends = "but execution.host_memory is 0.3: raise it, or lower --micro_batch_size\n"
-    assert re.match(needs + r"\(.*0.7 GB the program", said)
+    assert re.match(requirements + r"\(.*0.7 GB the program", said)
     assert said.endswith(ends)
 
 
@@ -168,7 +168,7 @@ def test_a_program_that_takes_more_than_planned_has_more_of_its_state_on_disk(
     monkeypatch.setattr(disk_offload, "IO_BUFFERS", io_buffer_bytes)
     execution = {"device": "cpu", "disk": str(tmp_path)}
     config = preset("gptj_tiny", model=WIDE, execution=execution)
-    plan = popxl.plan.plan_of(finetuning_needs(config).traced.ir)
+    plan = popxl.plan.plan_of(finetuning_requirements(config).traced.ir)
     limit = plan.device * 1.2 + plan.remote / 2
     config = config.changed({"execution.host_memory": limit / 1e9})
     low = replace(plan, temporaries=int(plan.temporaries * estimated))

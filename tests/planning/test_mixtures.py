@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from modelling.llama.config_json import to_config_json
-from planning.requirements import finetuning_needs
+from planning.requirements import finetuning_requirements
 from tests.planning.presets import preset
 from tests.slow import slow
 
@@ -30,9 +30,9 @@ def test_a_mixture_works_with_few_of_its_experts_and_keeps_them_all(name: str) -
     total, active = sum(sizes.values()), sum(sizes.values()) - idle * of_experts
     assert (round(total / 1e9, 1), round(active / 1e9, 1)) == BILLIONS[name]
 
-    needs = finetuning_needs(config, "gpu 9.0")
-    assert needs.parameters == total
-    assert needs.state == pytest.approx(14 * total, rel=1e-3)
+    requirements = finetuning_requirements(config, "gpu 9.0")
+    assert requirements.parameters == total
+    assert requirements.state == pytest.approx(14 * total, rel=1e-3)
     # Forwards, again, and twice backwards; but the head and the experts' last products, which
     # nothing reads again, three times; embeddings gather.
     tables = config.model.vocab_size * config.model.hidden_size
@@ -40,7 +40,7 @@ def test_a_mixture_works_with_few_of_its_experts_and_keeps_them_all(name: str) -
     last = (1 - idle) * of_experts / 3
     weights = 8 * (active - 2 * tables) - 2 * last + 6 * tables
     expected = config.model.sequence_length * (weights + 4 * attention)
-    assert needs.flops_per_sample == pytest.approx(expected, rel=0.05)
+    assert requirements.flops_per_sample == pytest.approx(expected, rel=0.05)
 
 
 def _flops_of_attention(model: Any) -> int:

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from planning.fit import as_lines
+from planning.fit import format_fit
 from planning.hardware.machines import Machine, machine
-from planning.optimizer_state_advice import with_compact_state
-from planning.program_variants import Programs
-from planning.report import Report, report
-from planning.report_text import as_text
-from planning.requirements import finetuning_needs
+from planning.optimizer_state_advice import with_state_advice
+from planning.program_variants import VariantCache
+from planning.report import Report, make_report
+from planning.report_text import format_report
+from planning.requirements import finetuning_requirements
 from tests.planning.presets import preset
 
 SMALL = replace(machine("t4"), memory=0.02e9, host_link=1e8, devices=1)
@@ -28,33 +28,33 @@ def plan(on: Machine, **training: Any) -> Report:
         training={"global_batch_size": 8, "stochastic_rounding": None, **training},
         execution={"micro_batch_size": 4, "activations": "recompute"},
     )
-    made = report("small", finetuning_needs(config, on.target), on)
-    return with_compact_state(made, Programs())
+    made = make_report("small", finetuning_requirements(config, on.target), on)
+    return with_state_advice(made, VariantCache())
 
 
 def test_a_plan_that_waits_for_its_state_names_a_smaller_one() -> None:
     made = plan(SMALL)
-    other = made.other_state
+    other = made.faster_state
     assert other is not None
     assert other.seconds < 0.95 * made.expected_seconds
-    assert made.as_dict()["other_state"] == {"state": "compact", "seconds": other.seconds}
+    assert made.as_dict()["faster_state"] == {"state": "compact", "seconds": other.seconds}
     so = plan(SMALL, optimizer={"state": "compact"})
-    assert so.other_state is None
+    assert so.faster_state is None
     assert so.expected_seconds <= 1.01 * other.seconds, "a plan of its own is at least as fast"
-    line = next(x for x in as_text(made).splitlines() if x.startswith("state pays   "))
+    line = next(x for x in format_report(made).splitlines() if x.startswith("state pays   "))
     assert line.endswith(" s a step")
     assert LINE in line
     assert "fits" not in line
-    assert any(LINE in x for x in as_lines(made, 1e6))
+    assert any(LINE in x for x in format_fit(made, 1e6))
 
 
 def test_a_plan_that_does_not_fit_names_the_state_with_which_it_does() -> None:
-    state = plan(SMALL).needs.state
+    state = plan(SMALL).requirements.state
     short = replace(SMALL, host_memory=0.6 * state)
     made = plan(short)
     assert not made.fits
-    assert f"{LINE}it fits, " in as_text(made)
-    assert f"{LINE}it fits, " in "\n".join(as_lines(made, 1e6))
+    assert f"{LINE}it fits, " in format_report(made)
+    assert f"{LINE}it fits, " in "\n".join(format_fit(made, 1e6))
 
 
 @pytest.mark.parametrize(
@@ -66,4 +66,4 @@ def test_a_plan_that_does_not_fit_names_the_state_with_which_it_does() -> None:
     ],
 )
 def test_others_name_none(on: Machine, training: dict[str, Any]) -> None:
-    assert plan(replace(on, devices=on.devices and 1), **training).other_state is None
+    assert plan(replace(on, devices=on.devices and 1), **training).faster_state is None

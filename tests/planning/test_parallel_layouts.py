@@ -8,15 +8,15 @@ import pytest
 
 from config.sections import RunConfig
 from planning import parallel_layouts as module
-from planning.auto_config import with_choices
-from planning.batch_size_advice import with_larger_batch
-from planning.fit_search import best_training, smallest_that_fits
+from planning.auto_config import resolve_auto_fields
+from planning.batch_size_advice import with_batch_advice
+from planning.fit_search import plan_best_training, search_fitting_config
 from planning.hardware.machines import Machine, machine
 from planning.origins import ORIGINS
-from planning.parallel_layouts import layouts, promising
-from planning.program_variants import Programs
+from planning.parallel_layouts import list_layouts, promising_layouts
+from planning.program_variants import VariantCache
 from planning.report import LargerBatch
-from planning.report_text import as_text
+from planning.report_text import format_report
 from terminal.command_line import read_command_line
 from tests.planning.presets import preset
 
@@ -34,7 +34,7 @@ def small(batch: int = 8) -> RunConfig:
 
 def ways(config: RunConfig, devices: int, micro: int | None = 1) -> list[tuple[int, int, int]]:
     """Copies, devices of each, and samples of a micro-batch."""
-    made = [each.execution for each in layouts(config, devices, micro)]
+    made = [each.execution for each in list_layouts(config, devices, micro)]
     return [(e.data_parallel, e.tensor_parallel, e.micro_batch_size) for e in made]
 
 
@@ -57,46 +57,50 @@ def test_fewer_devices_where_not_all_can_share() -> None:
 
 @pytest.mark.parametrize(("batch", "best"), [(8, (4, 1)), (2, (1, 4))])
 def test_no_layout_is_faster_than_the_chosen_one(batch: int, best: tuple[int, int]) -> None:
-    programs, all_ways = Programs(), layouts(small(batch), 4, 1)
-    made = best_training("small", all_ways, FOUR, programs)
-    times = [smallest_that_fits("small", way, FOUR, programs).expected_seconds for way in all_ways]
+    programs, all_ways = VariantCache(), list_layouts(small(batch), 4, 1)
+    made = plan_best_training("small", all_ways, FOUR, programs)
+    times = [
+        search_fitting_config("small", way, FOUR, programs).expected_seconds for way in all_ways
+    ]
     assert made.expected_seconds == min(times)
-    e = made.needs.config.execution
+    e = made.requirements.config.execution
     assert (e.data_parallel, e.tensor_parallel) == best
 
 
 def test_a_layout_whose_bound_is_too_long_is_not_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     simulated = list[int]()
 
-    def seen(layout: module.Layout, on: Machine, programs: Programs) -> module.Layout:
+    def seen(
+        layout: module.ParallelLayout, on: Machine, programs: VariantCache
+    ) -> module.ParallelLayout:
         simulated.append(layout.config.execution.tensor_parallel)
         return layout
 
     monkeypatch.setattr(module, "_simulated", seen)
     slow_links = replace(FOUR, link=1e5)
-    assert promising(layouts(small(), 4, 1), slow_links, Programs())
+    assert promising_layouts(list_layouts(small(), 4, 1), slow_links, VariantCache())
     assert simulated == [4, 2], "four copies exchange twice as much"
 
 
 def test_a_batch_that_feeds_the_devices_is_named() -> None:
     """Exchanging the gradients takes as long for one sample as for many."""
-    on, programs = replace(FOUR, link=1e8), Programs()
-    few = best_training("small", layouts(small(4), 4, 1), on, programs)
-    told = with_larger_batch(few, programs).larger_batch
+    on, programs = replace(FOUR, link=1e8), VariantCache()
+    few = plan_best_training("small", list_layouts(small(4), 4, 1), on, programs)
+    told = with_batch_advice(few, programs).larger_batch
     assert told is not None
-    enough = best_training("small", layouts(small(told.samples), 4, 512), on, programs)
+    enough = plan_best_training("small", list_layouts(small(told.samples), 4, 512), on, programs)
     rates = [n / made.expected_seconds for n, made in ((4, few), (told.samples, enough))]
     assert told.gain == pytest.approx(rates[1] / rates[0], 0.01)
     assert told.gain > 1.25
 
 
 def test_a_batch_that_is_large_enough_stays() -> None:
-    programs = Programs()
-    one = best_training("small", [small(4)], FOUR, programs)
-    assert with_larger_batch(one, programs).larger_batch is None, "of one device"
+    programs = VariantCache()
+    one = plan_best_training("small", [small(4)], FOUR, programs)
+    assert with_batch_advice(one, programs).larger_batch is None, "of one device"
     slow = replace(FOUR, flops=dict.fromkeys(FOUR.flops, 1e9))
-    many = best_training("small", layouts(small(64), 2, 16)[:1], slow, programs)
-    assert with_larger_batch(many, programs, is_told=True).larger_batch is None
+    many = plan_best_training("small", list_layouts(small(64), 2, 16)[:1], slow, programs)
+    assert with_batch_advice(many, programs, is_told=True).larger_batch is None
 
 
 # ---- the command line ---------------------------------------------------------------------------
@@ -105,7 +109,9 @@ def layout(*flags: str, count: int | None = None) -> tuple[int, int, int]:
     model = ("--config", "gptj_tiny", "--layers", "1", "--global_batch_size", "8")
     flags = (*model, "--micro_batch_size", "2", "--activations", "recompute", *flags)
     line = read_command_line("", "finetuning", "tiny", flags, origins=ORIGINS)
-    e = with_choices(line, ("train",), trains=True, machine=FOUR, count=count).config.execution
+    e = resolve_auto_fields(
+        line, ("train",), trains=True, machine=FOUR, count=count
+    ).config.execution
     return e.data_parallel, e.tensor_parallel, e.micro_batch_size
 
 
@@ -139,14 +145,16 @@ def test_what_is_told_is_done(
 def test_processors_share_the_batch() -> None:
     """There is nothing to simulate."""
     line = read_command_line("", "finetuning", "tiny", ("--config", "tiny"), origins=ORIGINS)
-    made = with_choices(line, ("train",), trains=True, machine=machine("laptop"), count=4).config
+    made = resolve_auto_fields(
+        line, ("train",), trains=True, machine=machine("laptop"), count=4
+    ).config
     assert (made.execution.data_parallel, made.execution.micro_batch_size) == (4, 16)
 
 
 def test_a_plan_names_a_larger_batch() -> None:
-    made = best_training("small", [small(4)], FOUR)
-    assert "small batch" not in as_text(made)
+    made = plan_best_training("small", [small(4)], FOUR)
+    assert "small batch" not in format_report(made)
     few = replace(made, larger_batch=LargerBatch(64, 2.5))
     line = "4 samples a step are few for 1 devices: with --global_batch_size 64 about 2.5 times"
-    assert line in as_text(few)
+    assert line in format_report(few)
     assert few.as_dict()["larger_batch"] == {"samples": 64, "gain": 2.5}

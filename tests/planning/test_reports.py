@@ -25,22 +25,22 @@ from docs import plans
 from modelling.layers import lm_head_loss
 from planning import placement_search
 from planning.hardware.machines import Machine, machine, machine_for_device_kind, machines
-from planning.program_variants import Programs, Variant
-from planning.report import report
-from planning.report_text import as_text
-from planning.requirements import Needs, finetuning_needs, placed
-from planning.roofline import times
+from planning.program_variants import Variant, VariantCache
+from planning.report import make_report
+from planning.report_text import format_report
+from planning.requirements import Requirements, finetuning_requirements, plan_on
+from planning.roofline import resource_times
 from popxl.plan import Collective, Kernel, Part
 from tests.planning.presets import preset
 
 
 @cache
-def gptj_6b(target: str = "cpu", batch: int = 128, **execution: Any) -> Needs:
+def gptj_6b(target: str = "cpu", batch: int = 128, **execution: Any) -> Requirements:
     name, kind = "gptj_6B_gpu", "finetuning"
     config_class = config_class_of(preset_data(kind, name), name)
     changes = {"execution": execution, "training": {"global_batch_size": batch}}
     config = load_config(config_class, kind, name, changes)
-    return finetuning_needs(config, target)
+    return finetuning_requirements(config, target)
 
 
 GB = 1e9
@@ -67,7 +67,7 @@ def test_the_slowest_resource_decides() -> None:
         device_to_host=int(50 * GB),
         collectives=(Collective("all_gather", 4, True, 2, int(80 * GB)),),
     )
-    found = times(part, ONE.rates("float32", 8))
+    found = resource_times(part, ONE.rates("float32", 8))
     # A ring of 4 sends 3 of 4 shards; its neighbours share a host.
     assert vars(found) == {
         "compute": 3.0,
@@ -82,16 +82,19 @@ def test_the_slowest_resource_decides() -> None:
 def test_devices_of_a_host_share_its_disk_which_does_one_thing_at_a_time() -> None:
     part = Part("", disk_read=int(6 * GB), disk_written=int(3 * GB))
     one = replace(ONE, disk_read=3 * GB, disk_write=1.5 * GB)
-    assert times(part, one.rates("float32", 1)).disk == 2 + 2
-    assert times(part, one.rates("float32", 8)).disk == 4 * (2 + 2)
-    assert times(part, replace(one, devices=None).rates("float32", 2)).disk == 2 * (2 + 2)
+    assert resource_times(part, one.rates("float32", 1)).disk == 2 + 2
+    assert resource_times(part, one.rates("float32", 8)).disk == 4 * (2 + 2)
+    assert resource_times(part, replace(one, devices=None).rates("float32", 2)).disk == 2 * (2 + 2)
 
 
 def test_products_in_fp8_have_a_rate_of_their_own_where_there_is_one() -> None:
     part = Part("", flops=10 * 10**12, float8_flops=8 * 10**12)
     bfloat16, float8 = (machine("h100").flops[t] / 1e12 for t in ("bfloat16", "float8"))
-    assert times(part, machine("h100").rates("bfloat16", 1)).compute == 2 / bfloat16 + 8 / float8
-    assert times(part, machine("a100").rates("bfloat16", 1)).compute == 10 / 312
+    assert (
+        resource_times(part, machine("h100").rates("bfloat16", 1)).compute
+        == 2 / bfloat16 + 8 / float8
+    )
+    assert resource_times(part, machine("a100").rates("bfloat16", 1)).compute == 10 / 312
 
 
 @pytest.mark.parametrize(
@@ -103,7 +106,9 @@ def test_groups_that_leave_a_host_use_the_network(
     nbytes = 64 * 10**9
     part = Part("", collectives=(Collective("all_reduce", group, consecutive, 1, nbytes),))
     sent = 2 * nbytes * (group - 1) / group
-    assert times(part, ONE.rates("float32", 8)).network == pytest.approx(sent / (rate * GB))
+    assert resource_times(part, ONE.rates("float32", 8)).network == pytest.approx(
+        sent / (rate * GB)
+    )
 
 
 def test_virtual_devices_divide_the_machine() -> None:
@@ -173,9 +178,9 @@ def test_the_plan_places_what_saves_time_in_spare_device_memory() -> None:
     machine_of = machine("h200")
     # A smaller batch than the preset's hides fewer transfers.
     one_pass = {"activations": "recompute", "micro_batches_per_pass": 8}
-    needs = gptj_6b(machine_of.target, batch=64, **one_pass)
-    made = report("gptj_6B_gpu", needs, machine_of)
-    placement = made.needs.placement
+    requirements = gptj_6b(machine_of.target, batch=64, **one_pass)
+    made = make_report("gptj_6B_gpu", requirements, machine_of)
+    placement = made.requirements.placement
     assert placement is not None
     kept = {kind.label: kind.entries / kind.of for kind in placement.kinds if kind.nbytes > 1e9}
     assert kept["weights"] > 0.99
@@ -184,11 +189,15 @@ def test_the_plan_places_what_saves_time_in_spare_device_memory() -> None:
     assert placement.after.seconds < 0.98 * placement.before.seconds
     assert made.device_bytes < 0.95 * machine_of.usable_bytes
     assert made.plan.resident == placement.nbytes
-    assert re.search(r"^placement    \d+... GB of the buffers on each", as_text(made), re.MULTILINE)
-    by_hand = report("gptj_6B_gpu", gptj_6b(resident_layers=28), machine_of)
-    assert by_hand.needs.placement is None
-    assert "of activations and inputs" in as_text(by_hand)
-    assert "-" not in next(x for x in as_text(by_hand).splitlines() if x.startswith("buffers"))
+    assert re.search(
+        r"^placement    \d+... GB of the buffers on each", format_report(made), re.MULTILINE
+    )
+    by_hand = make_report("gptj_6B_gpu", gptj_6b(resident_layers=28), machine_of)
+    assert by_hand.requirements.placement is None
+    assert "of activations and inputs" in format_report(by_hand)
+    assert "-" not in next(
+        x for x in format_report(by_hand).splitlines() if x.startswith("buffers")
+    )
 
 
 def test_loads_run_as_far_ahead_as_hides_them_and_no_farther(
@@ -201,7 +210,7 @@ def test_loads_run_as_far_ahead_as_hides_them_and_no_farther(
         "gptj_tiny", model={"layers": 8}, training={"global_batch_size": 64}, execution=fields
     )
     on = replace(ONE, platform="gpu", memory=0.02 * GB, host_link=2e9)
-    best = placed(finetuning_needs(config, "gpu"), on).chosen
+    best = plan_on(finetuning_requirements(config, "gpu"), on).chosen
     assert best is not None
     traced, placement = best.best.traced, best.best.placement
     after, rates = placement.after, on.achieved_rates("float32", 1)
@@ -217,15 +226,15 @@ def test_loads_run_as_far_ahead_as_hides_them_and_no_farther(
 
 def test_layers_keep_their_activations_where_that_is_faster() -> None:
     """With room for all of them, and not where they would cross a slow link or fit nowhere."""
-    programs = Programs()
+    programs = VariantCache()
 
     def plan(on: Machine, **execution: Any) -> tuple[str, float]:
         one_pass = {"micro_batch_size": 8, "micro_batches_per_pass": 8}
         fields = {"global_batch_size": 64}, {**one_pass, **execution}
         config = preset("gptj_tiny", model={"layers": 8}, training=fields[0], execution=fields[1])
-        made = report("gptj_tiny", finetuning_needs(config, "gpu", programs), on)
+        made = make_report("gptj_tiny", finetuning_requirements(config, "gpu", programs), on)
         assert made.timeline is not None
-        line = next((x for x in as_text(made).splitlines() if x.startswith("passes")), "")
+        line = next((x for x in format_report(made).splitlines() if x.startswith("passes")), "")
         assert next(trial["fits"] for trial in made.as_dict()["activations"])
         return line, made.timeline.seconds
 
@@ -251,7 +260,7 @@ def test_layers_keep_their_activations_where_that_is_faster() -> None:
 
 def test_only_layers_that_keep_have_buffers_for_it() -> None:
     config = preset("gptj_tiny", model={"layers": 8})
-    candidates = finetuning_needs(config, "gpu").candidates
+    candidates = finetuning_requirements(config, "gpu").candidates
     assert candidates is not None
 
     def inside(share: float) -> int:
@@ -267,7 +276,7 @@ def test_only_layers_that_keep_have_buffers_for_it() -> None:
 
 def test_what_the_host_has_no_room_for_stays_on_the_device() -> None:
     small = replace(machine("h200"), host_memory=40e9, devices=1)
-    made = report("gptj_6B_gpu", gptj_6b(micro_batch_size=32, activations="recompute"), small)
+    made = make_report("gptj_6B_gpu", gptj_6b(micro_batch_size=32, activations="recompute"), small)
     assert made.plan.host < 40e9
     assert made.fits
     margin = 1 - made.device_bytes / small.usable_bytes
@@ -379,18 +388,18 @@ def test_virtual_devices_are_on_one_host_and_others_on_as_many_as_they_take() ->
 )
 def test_a_plan_says_first_whether_the_machine_has_room(name: str, words: str) -> None:
     """GPT-J 6B: 14 bytes a parameter on the host, a few layers' weights on the device."""
-    needs = gptj_6b(placement="host", micro_batches_per_pass=16)
-    shown = as_text(report("gptj_6B_gpu", needs, machine(name)))
+    requirements = gptj_6b(placement="host", micro_batches_per_pass=16)
+    shown = format_report(make_report("gptj_6B_gpu", requirements, machine(name)))
     assert re.fullmatch(f"fits         {words}", shown.splitlines()[2])
 
 
 def test_logits_past_2_31_elements_have_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lm_head_loss, "LARGEST_LOGITS", 2**40)
-    needs = gptj_6b(micro_batch_size=64)
-    model = needs.config.model
+    requirements = gptj_6b(micro_batch_size=64)
+    model = requirements.config.model
     logits = 64 * model.sequence_length * model.embedding.vocab_size
     assert logits > 2**31
-    (head,) = (p for p in needs.plan.parts if p.name == "head/backward")
+    (head,) = (p for p in requirements.plan.parts if p.name == "head/backward")
     assert head.device_bytes > 2 * logits  # bfloat16
 
 

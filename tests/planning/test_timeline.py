@@ -18,7 +18,7 @@ import popxl
 from modelling.phases.training import build_training
 from modelling.spec import family_of
 from planning.hardware.machines import machine
-from planning.requirements import finetuning_needs
+from planning.requirements import finetuning_requirements
 from popxl._schedule.lookahead import window_of
 from popxl.plan.placement import MARGIN
 from popxl.plan.simulated_device import Device, drive
@@ -162,7 +162,9 @@ def test_updates_behind_the_forward_pass_wait_less() -> None:
 def test_a_run_in_bulk_takes_as_long_as_the_simulation_says(name: str, layers: int) -> None:
     """With all entries in host memory, and with one kind on the device."""
     target = machine("h200")
-    program = finetuning_needs(preset(name, model={"layers": layers}), target.platform).traced
+    program = finetuning_requirements(
+        preset(name, model={"layers": layers}), target.platform
+    ).traced
     rates = target.rates("bfloat16", 1)
     for kind in ("none", "weights", "moments", "gradients", "activations between layers"):
         flow = program.flow(rates, window_of(program.schedule))
@@ -211,7 +213,10 @@ def test_what_a_long_run_takes_of_a_device_follows_from_a_shorter_one(
     """Where it is placed after that, the run with all in host memory is simulated as it was."""
     batch = {"global_batch_size": 24}, {"micro_batch_size": 1}
     config = preset(name, model={"layers": 10}, training=batch[0], execution=batch[1])
-    program, link = finetuning_needs(config, "gpu").traced, machine("rtx4090").rates("float32", 1)
+    program, link = (
+        finetuning_requirements(config, "gpu").traced,
+        machine("rtx4090").rates("float32", 1),
+    )
     expected = program.timeline(link)
     monkeypatch.setattr(popxl.plan.placement, "_LONG", program.runs - 1)
     monkeypatch.setattr(popxl.plan.placement, "_ITERATIONS", 6)

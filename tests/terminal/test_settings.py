@@ -88,7 +88,7 @@ def test_a_run_goes_on_with_all_of_its_settings(how, run):
     folder, before = run()
     line = read(*how, "--save", folder)
     assert changed(line.config, before) == {"checkpoint.save": folder}
-    assert planning.auto_config.with_choices(line, ("train",), trains=True) is line
+    assert planning.auto_config.resolve_auto_fields(line, ("train",), trains=True) is line
 
 
 def test_flags_change_them_and_each_change_is_a_line(run, capsys):
@@ -306,7 +306,7 @@ def here(tmp_path, monkeypatch) -> Path:
 
 
 def completed(*flags: str) -> RunConfig:
-    return planning.auto_config.with_choices(read(*flags), ("train",), trains=True).config
+    return planning.auto_config.resolve_auto_fields(read(*flags), ("train",), trains=True).config
 
 
 AS_FLAGS = ("--model", "model", "--data.train", "rows.jsonl")

@@ -9,7 +9,7 @@ import pytest
 
 from config.errors import ConfigError
 from config.llama import LlamaConfig
-from planning.requirements import finetuning_needs
+from planning.requirements import finetuning_requirements
 from tests.modelling.llama.hf import hf_config, hf_model, our_config, weights_of
 from tests.modelling.llama.test_few_bits import base_of
 from tests.modelling.llama.test_training import given_of
@@ -78,7 +78,7 @@ def test_plans_expect_balanced_experts() -> None:
         execution={"tensor_parallel": 2},
     )
     cut, whole = (
-        finetuning_needs(config.changed({"execution.expert_parallel": on})).plan
+        finetuning_requirements(config.changed({"execution.expert_parallel": on})).plan
         for on in (False, True)
     )
     assert whole.flops == pytest.approx(cut.flops, rel=1e-3)
