@@ -249,7 +249,7 @@ def _traced(config: RunConfig, runs: int) -> Facts:
         for step in range(runs + 1):
             _step(model, loader, step)
         model.session.settle()
-        with hardware.profiled(folder):
+        with hardware.profile_trace(folder):
             _step(model, loader, runs + 1)
             model.session.settle()
         found = streams(Path(folder))

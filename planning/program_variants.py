@@ -91,8 +91,8 @@ class VariantCache:
 
     def variants(self, config: RunConfig, target: str) -> ProgramVariants:
         """The candidates for a configuration, traced for a machine (`Machine.target`)."""
-        for known, traced_for, variants in self._made:
-            if (known, traced_for) == (config, target):
+        for known, traced_platform, variants in self._made:
+            if (known, traced_platform) == (config, target):
                 return variants
         self._made.append((config, target, _build_variants(config, target)))
         return self._made[-1][2]

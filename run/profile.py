@@ -71,7 +71,7 @@ class Profile:
 
     def _trace(self) -> None:
         with self._lenient.best_effort("the trace"):
-            self._stage.enter_context(hardware.profiled(self._folder.profile))
+            self._stage.enter_context(hardware.profile_trace(self._folder.profile))
         self._stage.enter_context(self._model.session.timing())  # it names phases in the trace
 
     def _end(self) -> None:

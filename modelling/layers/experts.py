@@ -266,16 +266,22 @@ class Experts(Module):
         """
         into, out = self.gate_up.weight, self.down.weight
         order, places, sizes = routes
-        rows, usual = order / weights.shape[1], self._usual_rows(weights)
-        both = ops.grouped_matmul(x, into, sizes, transpose=True, usual=usual, rows=rows)
+        rows, usual_rows = order / weights.shape[1], self._usual_rows(weights)
+        both = ops.grouped_matmul(
+            x, into, sizes, transpose=True, expected_rows=usual_rows, rows=rows
+        )
         if self.gate_up_adapter is not None:
-            both = self.gate_up_adapter(x, both, sizes, usual, rows)
+            both = self.gate_up_adapter(x, both, sizes, usual_rows, rows)
         if self.has_bias:
             bias = self.gate_up.bias.reshape((self.own, 2 * self.part))
             both = both + rows_of_groups(bias, sizes, rows=rows.shape[0])
         inner = weigh_rows(self.gate(*ops.split(both, 2, axis=-1)), weights, order, places)
-        y = ops.grouped_matmul(inner, out, sizes, usual=usual, rows=rows, into=x.shape[0])
-        return y if self.down_adapter is None else self.down_adapter(inner, y, sizes, usual, rows)
+        y = ops.grouped_matmul(
+            inner, out, sizes, expected_rows=usual_rows, rows=rows, into=x.shape[0]
+        )
+        return (
+            y if self.down_adapter is None else self.down_adapter(inner, y, sizes, usual_rows, rows)
+        )
 
     def _usual_rows(self, weights: Tensor) -> int | None:
         """How many rows are of this replica's experts, if all are chosen alike; None: all are."""

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import pytest
 
 from popxl._ir.op_registry import registry
-from popxl.ops._attention import Settings
-from popxl.ops._folds import tracing_for
+from popxl.ops._attention_math import AttentionAttrs
+from popxl.ops._reductions import tracing_platform
 from popxl.ops.fused_attention import attention_grads_kernel, attention_kernel
 from tests.popxl.h100 import compiled_for_an_h100, needs_the_compiler
 
 HEADS, TOKENS, FEATURES = 8, 512, 64
-PLAIN = Settings(1.0, 0, 0.0, False, None, None, False, False, False)
+PLAIN = AttentionAttrs(1.0, 0, 0.0, False, None, None, False, False, False)
 CASES = {  # settings, heads of keys, shapes of biases, of places and lengths; "... 256": of a head
     "T5": (PLAIN._replace(biases=1, lengths=True), HEADS, [(1, HEADS, TOKENS, TOKENS)], [(4,)]),
     "GPT-J": (PLAIN._replace(causal=True), HEADS, [], []),
@@ -46,7 +46,7 @@ for name in (*CASES, *REFUSED):
 """
 
 
-def both_ways(settings: Settings):
+def both_ways(settings: AttentionAttrs):
     """Forwards and backwards in one program, as where a layer is recomputed."""
     forward, backward = (registry()[f"fused_attention{end}"].lower for end in ("", "_grads"))
 
@@ -68,7 +68,7 @@ def lowered(name: str) -> jax.stages.Lowered:
     specs += [jax.ShapeDtypeStruct(s, jnp.float32) for s in biases]
     kind = jnp.uint32 if name == "dropout" else jnp.int32
     specs += [jax.ShapeDtypeStruct(s, kind) for s in others]
-    with tracing_for("gpu 9.0"):
+    with tracing_platform("gpu 9.0"):
         traced = jax.jit(both_ways(settings)).trace(*specs)
     return traced.lower(lowering_platforms=("cuda",))
 
@@ -113,7 +113,7 @@ def test_heads_that_cudnn_takes(target: str, largest: int):
     found = []
     for size in (64, 128, 256, 512):
         specs = [jax.ShapeDtypeStruct((1, 2, 256, size), jnp.bfloat16)] * 4
-        with tracing_for(target):
+        with tracing_platform(target):
             text = str(jax.make_jaxpr(both_ways(settings))(*specs))
         kernels = {f.__name__ in text for f in (attention_kernel, attention_grads_kernel)}
         assert len(kernels) == 1
@@ -126,7 +126,7 @@ def test_attention_with_sinks_or_narrow_values_is_no_kernel_but_a_loop(sinks: bo
     """cuDNN's has no sinks, and as many features of values as of keys."""
     shapes = [(1, 2, 256, n) for n in (values, 64, 64, values)]
     specs = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in [*shapes, *[(2,)] * sinks]]
-    with tracing_for("gpu 9.0"):
+    with tracing_platform("gpu 9.0"):
         settings = PLAIN._replace(causal=True, sinks=sinks)
         text = str(jax.make_jaxpr(both_ways(settings))(*specs))
     is_kernel = not sinks and values == 64

@@ -13,7 +13,7 @@ from popxl import ops
 from popxl._analysis.verify import verify_ir
 from popxl.errors import popart_exception
 from popxl.transforms import ExpectedConnectionType, GradGraphInfo, autodiff
-from popxl.transforms import gradients as gradients_module
+from popxl.transforms import gradient_ops as gradients_module
 from tests.popxl.programs import as_list, f32, graph_of, run, run_ir, store
 from tests.slow import slow
 
@@ -497,14 +497,14 @@ def test_a_constant_used_several_times_is_one_in_the_gradient_graph():
 def test_what_is_observed_takes_one_look_at_each_op(monkeypatch):
     """A long graph that calls a long graph often: the looks grow with the ops, not their square."""
     looks = 0
-    entered = gradients_module._entered
+    entered = gradients_module._callee_inputs
 
     def counted(op, index):
         nonlocal looks
         looks += 1
         return entered(op, index)
 
-    monkeypatch.setattr(gradients_module, "_entered", counted)
+    monkeypatch.setattr(gradients_module, "_callee_inputs", counted)
     length = 50
 
     def inner(x):

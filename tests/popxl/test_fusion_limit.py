@@ -12,8 +12,8 @@ import pytest
 import popxl
 from popxl import ops
 from popxl._compile import fusion_limit
-from popxl.ops._folds import tracing_for
-from popxl.transforms import autodiff, gradients
+from popxl.ops._reductions import tracing_platform
+from popxl.transforms import autodiff, gradient_ops
 from tests.popxl.compiled import optimised
 from tests.popxl.programs import graph_of, store
 from tests.slow import slow
@@ -101,7 +101,7 @@ GRADIENTS = {f: partial(gradient, f) for f in PROGRAMS}
 def test_kernels_of_many_ops_are_cut(write, monkeypatch):
     whole, expected = _compiled(write, 64)
     monkeypatch.setattr(fusion_limit, "_MOST", 16)
-    monkeypatch.setattr(gradients, "_FUSED_TERMS", 4)
+    monkeypatch.setattr(gradient_ops, "_FUSED_TERMS", 4)
     longest, result = _compiled(write, 64)
     assert longest < 160 < whole  # some of our ops are several of XLA's
     np.testing.assert_allclose(result, expected, rtol=1e-5)
@@ -110,7 +110,7 @@ def test_kernels_of_many_ops_are_cut(write, monkeypatch):
 def test_only_a_cpu_needs_it():
     node, arrays = Mock(), [np.zeros(2)]
     for target in ("gpu 9.0", "tpu"):
-        with tracing_for(target):
+        with tracing_platform(target):
             assert fusion_limit.Kernels().bound(node, arrays, arrays) is arrays
 
 

@@ -10,14 +10,14 @@ import numpy as np
 
 from popxl._ir.op_registry import registry
 from popxl.ops import fused_attention
-from popxl.ops._attention import Settings
-from popxl.ops._folds import tracing_for
+from popxl.ops._attention_math import AttentionAttrs
+from popxl.ops._reductions import tracing_platform
 from popxl.plan.flat_jaxpr import flatten
 from popxl.plan.gpu_kernels import GpuKernels
 from popxl.plan.primitives import attention_of
 from popxl.plan.records import Kernel
 
-ATTRS = Settings(1.0, 0, 0.0, True, None, None, False, False, False)._asdict()
+ATTRS = AttentionAttrs(1.0, 0, 0.0, True, None, None, False, False, False)._asdict()
 FORWARD, GRADS = (registry()[f"fused_attention{end}"].lower for end in ("", "_grads"))
 SHAPE, NBYTES = (2, 8, 64, 32), 2 * 8 * 64 * 32 * 2  # samples, heads, tokens, features; bfloat16
 FLOPS = 2 * (2 * 2 * 8 * 64 * 64 * 32)  # of two products
@@ -30,7 +30,7 @@ def around(function: Any, swapped: bool = False) -> list[list[Kernel]]:
     def run(*given: Any) -> Any:
         return function(*(t.swapaxes(1, 2) if swapped else t for t in given))
 
-    with tracing_for("gpu 9.0"):
+    with tracing_platform("gpu 9.0"):
         closed = jax.make_jaxpr(run)(*[jax.ShapeDtypeStruct(shape, jnp.bfloat16)] * 5)
     flat = flatten(closed.jaxpr)
     kernels = GpuKernels(flat)
@@ -73,7 +73,7 @@ def test_where_jax_refuses_the_device_at_hand_a_loop_stands_in(monkeypatch):
     expected = FORWARD(q, k, v, **ATTRS)
     monkeypatch.setattr(fused_attention, "is_installed", lambda: True)
     monkeypatch.setattr(fused_attention, "attention_kernel", refuses)
-    with tracing_for("gpu 9.0"):
+    with tracing_platform("gpu 9.0"):
         found = FORWARD(q, k, v, **ATTRS)
     np.testing.assert_array_equal(np.asarray(found, np.float32), np.asarray(expected, np.float32))
 

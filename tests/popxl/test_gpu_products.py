@@ -11,7 +11,7 @@ import pytest
 
 from popxl import dtypes
 from popxl._ir.op_registry import registry
-from popxl.ops._folds import tracing_for
+from popxl.ops._reductions import tracing_platform
 from tests.popxl.h100 import compiled_for_an_h100, needs_the_compiler
 
 SCRIPT = """
@@ -28,7 +28,7 @@ def lowered(target: str, dtype: Any = jnp.bfloat16, **attrs: Any) -> jax.stages.
     shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape in ((4, 128, 512), (512, 256))]
     lower = registry()["matmul"].lower
     assert lower is not None
-    with tracing_for(target):
+    with tracing_platform(target):
         traced = jax.jit(lambda a, b: lower(a, b, **attrs)).trace(*shapes)
     return traced.lower(lowering_platforms=("cpu" if target == "cpu" else "cuda",))
 

@@ -25,7 +25,7 @@ def test_a_profile_is_written(tmp_path):
     with ir.main_graph:
         out = popxl.d2h_stream((2,), popxl.float32)
         popxl.ops.host_store(out, popxl.variable([1.0, 2.0]) * 2.0)
-    with popxl.Session(ir, "cpu") as session, hardware.profiled(tmp_path):
+    with popxl.Session(ir, "cpu") as session, hardware.profile_trace(tmp_path):
         session.run()
     assert list(tmp_path.rglob("*.xplane.pb"))
 

@@ -17,7 +17,7 @@ from popxl._compile.cache_key import segment_key
 from popxl._compile.segment_function import lower_segment
 from popxl._devices.mesh import replica_mesh
 from popxl._run.program import Program
-from popxl.ops.var_updates._rounding import random_halves, to_neighbour
+from popxl.ops.var_updates._rounding import random_uint16, round_to_neighbour
 from tests.slow import slow
 
 pytestmark = pytest.mark.usefixtures("cached")
@@ -56,7 +56,7 @@ def in_between(dtype) -> np.ndarray:
 @partial(jax.jit, static_argnames="dtype")
 def rounded(values: jax.Array, dtype, seed: jax.Array) -> jax.Array:
     own = jnp.zeros(values.shape, jnp.uint16)
-    return to_neighbour(values, dtype, random_halves(seed, own, 0))
+    return round_to_neighbour(values, dtype, random_uint16(seed, own, 0))
 
 
 def draw(values: np.ndarray, dtype, count: int, seed: int = 0) -> np.ndarray:
@@ -105,7 +105,7 @@ def test_beyond_the_largest_value_as_to_nearest(dtype):
 def halves(seed: tuple[int, int], number: int, own: int = 0, n: int = 2**20) -> np.ndarray:
     """The bits that are drawn for `n` elements with the same old value."""
     key = np.array(seed, np.uint32)
-    return np.asarray(random_halves(key, jnp.full(n, own, jnp.uint16), number))
+    return np.asarray(random_uint16(key, jnp.full(n, own, jnp.uint16), number))
 
 
 @pytest.mark.parametrize("old", [0, 0x3F80, None], ids=["zeros", "ones", "values"])
@@ -114,7 +114,7 @@ def test_bits_are_evenly_distributed(old):
     for old values that are equal, and that follow the element's place."""
     n = 2**20
     own = np.arange(n).astype(np.uint16) if old is None else np.full(n, old, np.uint16)
-    x = np.asarray(random_halves(np.array([3, 0], np.uint32), own, 7))
+    x = np.asarray(random_uint16(np.array([3, 0], np.uint32), own, 7))
     pairs = (x[:-1:2] >> 12 << 4) | (x[1::2] >> 12)
     for values in (x >> 8, x & 0xFF, pairs):
         counts = np.bincount(values, minlength=256)

@@ -21,7 +21,7 @@ import pytest
 import popxl
 from popxl import ops
 from popxl._devices import cpu
-from popxl.ops import _parts
+from popxl.ops import _strided_regions
 from tests.popxl.compiled import optimised
 from tests.popxl.programs import run
 
@@ -131,7 +131,7 @@ def test_a_write_through_a_view_then_a_reshape_is_right():
 
 
 def test_a_write_through_a_view_then_a_reshape_is_wrong_if_it_is_fused(monkeypatch):
-    monkeypatch.setattr(_parts, "update_apart", lambda update: update)
+    monkeypatch.setattr(_strided_regions, "unfused_update", lambda update: update)
     (result,) = run(_shift_by_one, SHIFTED_IN)
     assert result.ravel().tolist() != SHIFTED_OUT
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from popxl import ops
 from popxl.ops import fused_attention
-from popxl.ops._attention import Settings
+from popxl.ops._attention_math import AttentionAttrs
 from tests.popxl.ops.harness import OpRecord, cases_of, compile_quickly, reference, run_cases
 from tests.properties.settings import FAST, SLOW
 
@@ -173,7 +173,7 @@ def check(uses: list[Attention]) -> None:
     cases = [cases_of([use.record()])[0] for use in uses]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fused_attention, "TILE", 4)
-        patch.setattr(fused_attention, "is_kernel", is_kernel)
+        patch.setattr(fused_attention, "is_supported", is_kernel)
         patch.setattr(fused_attention, "is_installed", lambda: True)
         patch.setattr(jax.nn, "dot_product_attention", kernel)
         run_cases(cases)
@@ -195,7 +195,7 @@ def check(uses: list[Attention]) -> None:
         assert (case.outputs[0][hidden] == 0).all(), f"{use}: a row without keys"
 
 
-def is_kernel(q: Any, k: Any, v: Any, rest: Any, settings: Settings) -> bool:
+def is_kernel(q: Any, k: Any, v: Any, rest: Any, settings: AttentionAttrs) -> bool:
     return q.ndim == 4 and v.shape == k.shape and settings.cap is None and not settings.sinks
 
 

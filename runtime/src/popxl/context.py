@@ -1,4 +1,4 @@
-"""What "current" means while a program is written: graph, name scope, IPU, ordering.
+"""The stacks of "current" graph, name scope, IPU and op order while a program is written.
 
 All state is one stack object per thread. The context managers of PopXL are also decorators and
 may be created (not entered) with no graph active.
@@ -63,7 +63,7 @@ class Context(threading.local):
 
     @property
     def has_no_ipu(self) -> bool:
-        """Whether ops are made in `with popxl.ipu(None)`."""
+        """True inside `with popxl.ipu(None)`."""
         return bool(self._ipus) and self._ipus[-1] is None
 
     @property

@@ -6,7 +6,7 @@ import builtins
 
 
 def locate(error: BaseException, what: str, location: str) -> None:
-    """Tell an error where it arose: the message the innermost place, notes all of them.
+    """Add the location to an error: the innermost to the message, all as notes.
 
     Args:
         what: was done there.
@@ -19,7 +19,7 @@ def locate(error: BaseException, what: str, location: str) -> None:
 
 
 class UndefinedValue(Exception):
-    """A property was asked for that the tensor does not have yet, such as `ipu` of a variable."""
+    """A property that the tensor does not have yet, such as `ipu` of a variable."""
 
 
 class popart_exception(RuntimeError):  # noqa: N801 - the name PopXL programs catch
@@ -43,7 +43,7 @@ class VersionError(popart_exception):
 
 
 class DeviceError(popart_exception, builtins.ValueError):
-    """The machine has too few devices, or none of the kind asked for.
+    """Too few devices, or none of the requested kind.
 
     Attributes:
         platform: the kind: "cpu", "gpu" or "tpu".
@@ -56,7 +56,7 @@ class DeviceError(popart_exception, builtins.ValueError):
 
 
 class DeviceMemoryError(popart_exception, builtins.MemoryError):
-    """A run has filled the devices' memory. Variables are as a run left them that stopped."""
+    """Out of device memory. Variables are as the interrupted run left them."""
 
 
 class DiskError(popart_exception):

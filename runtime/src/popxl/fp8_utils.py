@@ -132,7 +132,7 @@ EXPONENTS = range(-126, 127)
 
 
 def windows(dtype: dtypes.dtype) -> np.ndarray:
-    """Whether float8 has an exponent with each bias -31, ..., 31, bool (63, 253).
+    """Exponents that float8 represents at each bias -31, ..., 31: bool (63, 253).
 
     Raises:
         ValueError: `dtype` is no float8 dtype.
@@ -144,7 +144,7 @@ def windows(dtype: dtypes.dtype) -> np.ndarray:
 
 
 def lost_digits(mantissa: int, dtype: dtypes.dtype) -> int:
-    """By how many powers of 4 losing a number costs more than rounding its mantissa's bits."""
+    """log4 of the error of losing a number over that of rounding its mantissa."""
     return mantissa - _FLOAT8[_check(dtype)].mantissa_size
 
 
@@ -187,7 +187,7 @@ def host_fp8_mse_scale(src: np.ndarray, dtype: dtypes.dtype | None = None) -> tu
 
 
 def _counts(values: np.ndarray) -> list[int]:
-    """How many numbers have each exponent of EXPONENTS; the largest ones count as the last."""
+    """Count of numbers with each exponent of EXPONENTS; the largest count as the last."""
     sizes = np.abs(values.ravel().astype(np.float64))
     _, exponents = np.frexp(sizes[np.isfinite(sizes) & (sizes > 0)])
     places = np.minimum(exponents - 1, EXPONENTS[-1]) - EXPONENTS[0]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Outlined:
-    """A graph is compiled apart. `saved`: see `popxl.transforms.outline`."""
+    """Marks a graph compiled as an executable of its own (`popxl.transforms.outline`)."""
 
     saved: tuple[Tensor, ...]
 
@@ -196,19 +196,19 @@ class Graph:
             fn(op)
 
     def _takes(self, op: Op) -> None:
-        """An op is now one of this graph's."""
+        """Take ownership of an op."""
         for region in regions(op):
             region.graph._users[self] = None
         self._changes()
 
     def _forget_calls(self) -> None:
-        """Let the graphs that this one runs forget that it does."""
+        """Remove this graph from the callers of the graphs that it calls."""
         for graph in {region.graph for op in self._ops for region in regions(op)}:
             graph._call_sites = [op for op in graph._call_sites if op.graph is not self]
             graph._users.pop(self, None)
 
     def _changes(self) -> None:
-        """Forget what is known of this graph, and of those that run it."""
+        """Invalidate the analyses of this graph and of its callers."""
         self._ir_._changes += 1
         self._changed_at = self._ir_._changes
         waiting = [self]

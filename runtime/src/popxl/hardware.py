@@ -1,4 +1,4 @@
-"""What the devices are that a program would run on."""
+"""Properties of the devices that a program would run on."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def device_kinds(device_desc: str, replicas: int, instances: int = 1) -> list[st
 
 
 def has_bfloat16(device_desc: str) -> bool:
-    """Whether the devices multiply bfloat16 at full rate: TPUs, and NVIDIA GPUs since Ampere.
+    """True if the devices multiply bfloat16 at full rate: TPUs, and NVIDIA GPUs since Ampere.
 
     Raises:
         DeviceError: there is none of the platform.
@@ -58,7 +58,7 @@ def peak_device_bytes(device_desc: str, replicas: int, instances: int = 1) -> in
     return max((n for n in peaks if n), default=None)
 
 
-def profiled(folder: str | Path) -> AbstractContextManager[Any]:
+def profile_trace(folder: str | Path) -> AbstractContextManager[Any]:
     """Write a trace of what runs in the context, for TensorBoard or Perfetto, into a folder.
 
     Calls of Python are not in it: they would take longer, and devices wait for them.

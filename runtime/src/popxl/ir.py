@@ -76,7 +76,7 @@ class Ir:
 
     @property
     def load_window(self) -> int | None:
-        """Bytes on a replica that loads of entries may be ahead of their use, on devices with
+        """Bytes per replica of loads issued ahead of use, on devices with
         memory of their own. Default, None: two layers' entries."""
         return self._load_window
 
@@ -109,7 +109,7 @@ class Ir:
         options.enableReplicatedGraphs, options.replicatedGraphCount = count > 1, count
 
     def _distribute(self, instances: int) -> None:
-        """Count replicas over so many instances, each with one until their number is set."""
+        """Distribute replicas over instances: one each until their number is set."""
         options = self._pb_ir.getSessionOptions()
         options.enableDistributedReplicatedGraphs = True
         options.globalReplicationFactor = instances
@@ -205,7 +205,7 @@ class Ir:
 
     @property
     def remote_buffers(self) -> tuple[RemoteBuffer, ...]:
-        """All remote buffers, in the order of their making. Not of PopXL."""
+        """All remote buffers, in creation order. Not in PopXL."""
         return tuple(self._buffers)
 
     def get_all_d2h_streams(self) -> set[DeviceToHostStream]:

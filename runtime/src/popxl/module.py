@@ -13,7 +13,7 @@ class Module:
 
     @property
     def _graph_name(self) -> str:
-        """The name of graphs made of it."""
+        """Name of graphs made from the module."""
         return type(self).__qualname__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -61,7 +61,7 @@ def _checked(seed: int) -> int:
 
 
 def _as_pairs(raw: np.ndarray) -> np.ndarray:
-    """64-bit numbers as their upper and lower halves, along a further axis."""
+    """Split 64-bit numbers into (high, low) halves along a new last axis."""
     return np.stack([raw >> np.uint64(32), raw & np.uint64(_MASK32)], axis=-1).astype(np.uint32)
 
 

@@ -66,7 +66,7 @@ class RemoteBuffer:
 
     @property
     def resident(self) -> int:
-        """How many entries stay in the device's memory; default: none.
+        """Number of entries that stay in device memory; default: 0.
 
         Set to a number, for so many from the first on, or to the entries' indices. Loading such an
         entry is no transfer, but it takes its memory all the time. Results are the same bit for
@@ -87,13 +87,13 @@ class RemoteBuffer:
 
     @property
     def residents(self) -> frozenset[int]:
-        """Indices of the resident entries. Not of PopXL."""
+        """Indices of the resident entries. Not in PopXL."""
         chosen = range(self._resident) if isinstance(self._resident, int) else self._resident
         return frozenset(i for i in chosen if i < self.entries)
 
     @property
     def on_disk(self) -> int:
-        """How many entries are in files, the last ones of those that are not resident; default:
+        """Number of entries in files, the last of those not resident; default:
         none. Not of PopXL.
 
         They take no memory of the host but for what is read ahead and written behind. The session
@@ -110,7 +110,7 @@ class RemoteBuffer:
 
     @property
     def filed(self) -> Sequence[int]:
-        """Indices of the entries in files, in order. Not of PopXL."""
+        """Indices of the entries in files, in order. Not in PopXL."""
         residents = self.residents
         others = [i for i in range(self.entries) if i not in residents]
         return others[max(len(others) - self.on_disk, 0) :]

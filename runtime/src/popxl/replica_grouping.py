@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 class Replicated(Protocol):
-    """A program, as far as groupings ask: an `Ir`."""
+    """Protocol of an `Ir` for groupings: its replication factor."""
 
     @property
     def replication_factor(self) -> int: ...
@@ -18,7 +18,7 @@ class Replicated(Protocol):
 
 @cache
 def _members(assignment: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """The replicas of each group, ascending, group by group."""
+    """Replicas of each group, ascending."""
     members: list[list[int]] = [[] for _ in range(max(assignment) + 1)]
     for replica, group in enumerate(assignment):
         members[group].append(replica)
@@ -53,7 +53,7 @@ def _runs(assignment: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _numbered(labels: Sequence[Hashable]) -> tuple[int, ...]:
-    """Labels as numbers from 0, in the order of their first appearance."""
+    """Renumber labels from 0 in order of first appearance."""
     numbers = {label: i for i, label in enumerate(dict.fromkeys(labels))}
     return tuple(numbers[label] for label in labels)
 
@@ -138,7 +138,7 @@ class ReplicaGrouping:
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """The replicas of each group, ascending, group by group."""
+        """Replicas of each group, ascending."""
         return _members(self._assignment)
 
     @property
@@ -147,7 +147,7 @@ class ReplicaGrouping:
 
     @property
     def is_const(self) -> bool:
-        """Whether a stride and a group size describe the grouping."""
+        """True if a stride and a group size describe the grouping."""
         return self._stride is not None
 
     @property
@@ -178,7 +178,7 @@ class ReplicaGrouping:
         return self if self.is_const else self._from_stride(self._ir, *_runs(self._assignment))
 
     def _parts(self) -> tuple[tuple[int, int], ...]:
-        """Each group of `const_rg`, in order, and the group of this one that it lies in."""
+        """Groups of `const_rg`, each with the group of this grouping that contains it."""
         inner = zip(self.const_rg._assignment, self._assignment, strict=True)
         return tuple(dict.fromkeys(inner))
 

@@ -155,7 +155,7 @@ class Session:
 
     @property
     def _state(self) -> State | None:
-        """What the program holds on the devices, in the process that brought it there."""
+        """Device state of the program, in the process that loaded it."""
         if self._held is not None:
             forks.check_not_forked()
         return self._held
@@ -166,12 +166,12 @@ class Session:
 
     @property
     def is_attached(self) -> bool:
-        """Whether the variables are on the devices."""
+        """True if the variables are on the devices."""
         return self._state is not None
 
     @property
     def startup(self) -> Startup:
-        """What creating this session did: seconds, and whether it traced and compiled."""
+        """Seconds that creating this session took, and whether it traced and compiled."""
         return self._startup
 
     def expected_inputs(self) -> list[HostToDeviceStream]:
@@ -180,7 +180,7 @@ class Session:
 
     @property
     def schedule(self) -> Schedule:
-        """What the host does in a run, step by step; print it."""
+        """Steps of the host in a run, to print."""
         return self._program.schedule
 
     def memory_use(self) -> MemoryUse:
@@ -209,7 +209,7 @@ class Session:
         return self._program.code(segment, stage)
 
     def plan(self) -> Plan:
-        """What a run needs and does; see `popxl.plan.plan_of_program`."""
+        """Memory, transfers and work of a run (`popxl.plan.plan_of_program`)."""
         return plan_of_program(self._program)
 
     # ---- running --------------------------------------------------------------------------------
@@ -286,12 +286,12 @@ class Session:
             self._streams.fetch(results, targets)
 
     def _together(self) -> AbstractContextManager[None]:
-        """A context for what the processes of the program do together."""
+        """Context of a collective section: the program's processes act together."""
         return popdist.together() if self.ir._instances > 1 else nullcontext()
 
     @contextmanager
     def timing(self, apart: bool = False) -> Iterator[Timing]:
-        """Measure what the parts of the program take (see `popxl.plan.part`) in the runs inside.
+        """Time the parts of the program (`popxl.plan.part`) in the runs inside.
 
             with session.timing() as times:
                 session.run(inputs)
@@ -317,17 +317,17 @@ class Session:
             self._program.timing = None
 
     def settle(self) -> None:
-        """Wait until the devices have done all that runs asked for, and entries have arrived that
+        """Wait for all device work, and for entries that
         are on their way. A run itself waits for what it hands out only."""
         self._program.settle(self._state)
 
     def _keep(self, state: State) -> None:
-        """Take the state back after a run, and note what it has changed."""
+        """Store the state after a run, and mark the changed variables."""
         self._state = state
         self._values.end(device_variables.changes(self._program, state))
 
     def _seed_random_numbers(self, seed: int) -> None:
-        """Let the following runs round as the first ones with `seed`, of 64 bits, do."""
+        """Restart the random numbers of stochastic rounding from `seed` (64 bits)."""
         uint64_to_two_uint32(seed)  # refuses what is no seed
         # Not the numbers that programs make of the same seed, for dropout for example.
         self._seeds = (counter_seeds(seed ^ _ROUNDING, run)[0] for run in count())
@@ -348,7 +348,7 @@ class Session:
 
     # ---- variables: host <-> device -------------------------------------------------------------
     def weights_from_host(self) -> None:
-        """Load the variables from the host to the devices, in the place of what these hold.
+        """Copy the variables from the host to the devices.
 
         Raises:
             ValueError: the session is not attached.
@@ -358,7 +358,7 @@ class Session:
         self._upload("weights_from_host")
 
     def weights_to_host(self) -> None:
-        """Bring the variables from the devices to the host.
+        """Copy the variables from the devices to the host.
 
         Variables in memory maps are written to their files.
 
@@ -400,14 +400,14 @@ class Session:
             self._values.bring(var, self._fetched(var))
 
     def _fetched(self, var: Variable) -> np.ndarray:
-        """The value on the devices; it may be a view of their memory."""
+        """The device value; may be a view of device memory."""
         assert self._state is not None
         with self._together():
             return device_variables.fetched(self._program, self._state, var)
 
     # ---- variables: user ------------------------------------------------------------------------
     def get_tensor_data(self, tensor: Variable | Constant) -> np.ndarray:
-        """Host data of a variable or constant, brought from the devices if attached.
+        """Host data of a variable or constant, fetched from the devices if attached.
 
         Returns:
             The live host array (not a copy): `shape_on_host`, or with retrieval mode
@@ -433,7 +433,7 @@ class Session:
         return {t: values.shown(t) for t in tensors}
 
     def read_variable_data(self, variable: Variable) -> np.ndarray:
-        """A copy of a variable's value, brought from the devices if attached.
+        """A copy of a variable's value, fetched from the devices if attached.
 
         Other than `get_tensor_data` it leaves the host array alone, so that nothing stays on the
         host: a state as large as its memory can be read variable by variable. Variables that share
@@ -454,15 +454,17 @@ class Session:
         self._values.check_known(variable)
 
     def gather(self, array: np.ndarray) -> np.ndarray:
-        """The arrays of all processes, (processes, *shape), brought by the devices. All processes
-        call it with arrays of one shape and dtype. Not of PopXL."""
+        """All-gather an array over processes, through the devices: (processes, *shape).
+
+        All processes call it with arrays of one shape and dtype. Not in PopXL.
+        """
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         with self._together():
             everyones = of_all_processes(flat, self._program.mesh)
         return everyones.view(array.dtype).reshape(-1, *array.shape)
 
     def variable_parts(self, variable: Variable) -> tuple[VariablePart, ...]:
-        """The parts that make up a variable's value, the same on every process. Variables that are
+        """Shards of a variable's value, the same list on every process. Variables that are
         cut alike get the same object. Not of PopXL.
 
         Raises:
@@ -472,7 +474,7 @@ class Session:
         return device_variables.parts_of(self._program, variable)
 
     def read_variable_part(self, variable: Variable, part: VariablePart) -> np.ndarray:
-        """The elements [size] of one of the variable's parts that this process holds.
+        """Elements [size] of a shard that this process holds.
 
         Other processes are not asked, as `read_variable_data` asks them. Not of PopXL.
         """
@@ -522,7 +524,7 @@ class Session:
                 values.lost.discard(var)
 
     def borrowed(self, variable: Variable) -> Callable[[], np.ndarray]:
-        """The value of a variable for another session (`write_variables_data`). Not of PopXL.
+        """A variable's value to share with another session (`write_variables_data`). Not in PopXL.
 
         An entry of a remote buffer is not copied where the other session's buffer is alike: while
         that session is attached, this one must not run. In all other cases the value is read when
@@ -537,7 +539,7 @@ class Session:
 
     @property
     def disk_traffic(self) -> DiskTraffic:
-        """Bytes of entries that went to files and came from there, since the session was entered.
+        """Bytes of entries written to and read from files since the session was entered.
         Not of PopXL.
 
         Raises:
@@ -551,7 +553,7 @@ class Session:
         return DiskTraffic(traffic.scratch.read, traffic.scratch.written)
 
     def disk_silence(self) -> Callable[[], float]:
-        """A function that gives the seconds for which the disk has not answered; any thread may
+        """A function returning the seconds since the disk last answered; any thread may
         call it while the program runs, until the session is left. Not of PopXL.
 
         Raises:
@@ -577,7 +579,7 @@ class Session:
                 self._upload("the session cannot be entered")
 
     def _set_device(self, device: DeviceInfo) -> None:
-        """Take the devices of another session, which are the same."""
+        """Reuse the devices of another session."""
         self._device = device
         device._sessions.add(self)
 

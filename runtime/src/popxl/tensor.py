@@ -58,7 +58,7 @@ class TensorSpec(Mapping):
 
     @classmethod
     def _unchecked(cls, shape: tuple[int, ...], dtype: dtypes.dtype) -> TensorSpec:
-        """A spec with sizes that no tensor can have: a program that is written may have such."""
+        """Create a spec without checking sizes: unfinished programs may have impossible ones."""
         self = cls((), dtype)
         self.shape = shape
         return self
@@ -233,7 +233,7 @@ class Tensor(tensor_operators.Operators["Tensor"]):
 
     @property
     def in_sync_with_ipu(self) -> bool:
-        """Whether host data is the device's. Only variables of an attached session may lag."""
+        """True if the host's data is current. Only variables of an attached session may lag."""
         return True
 
     def copy_to_ipu(self, destination: int, source: int | None = None) -> Tensor:
@@ -304,12 +304,12 @@ class Constant(_Initialised):
 
     @property
     def _is_argument(self) -> bool:
-        """Whether executables take the value as an argument; else it is written into their code."""
+        """True if executables take the value as an argument, not as a literal in their code."""
         return self._data.nbytes > INLINE_BYTES
 
     @property
     def _content(self) -> int:
-        """A key that large constants of the same data share: it is there once."""
+        """Key shared by large constants with the same data, so that one copy is stored."""
         return id(self._data)
 
 
@@ -324,12 +324,12 @@ class Variable(_Initialised):
 
     @cached_property
     def _data(self) -> np.ndarray:
-        """The host's value: zeros, which are made when they are asked for, unless it was given."""
+        """Host data: as given, else zeros made on first access."""
         return np.zeros(self.shape_on_host, self.dtype.as_numpy())
 
     @property
     def _shards(self) -> int:
-        """Into how many shards a value is cut.
+        """Number of shards of a value.
 
         Raises:
             ValueError: its remote buffer does not tell.
@@ -351,7 +351,7 @@ class Variable(_Initialised):
 
     @property
     def retrieval_mode(self) -> RetrievalMode:
-        """What reading returns: a value for each group, or for each replica."""
+        """ "one_per_group" or "all_replicas": the values that reading returns."""
         return self._retrieval
 
     @property
@@ -372,12 +372,12 @@ class Variable(_Initialised):
 
     @property
     def in_sync_with_ipu(self) -> bool:
-        """Whether the devices of no session hold a newer value than the host."""
+        """True if no session's devices hold a newer value than the host."""
         return not any(self in values.stale for values in self.ir._host_values)
 
 
 class Shard(Tensor):
-    """What each replica holds of a sharded variable: state of the program, as a variable is."""
+    """A replica's shard of a variable; program state, as a variable is."""
 
     _of: Variable
 
@@ -410,7 +410,7 @@ def constant(
 
 
 def detached_constant(graph: Graph, data: np.ndarray) -> Constant:
-    """A constant that an analysis of `graph` needs, and the graph itself does not have."""
+    """Create a constant for an analysis of `graph`, without adding it to the graph."""
     self: Constant = object.__new__(Constant)
     self._graph, self._producer, self._name = graph, None, "elements"
     self._spec = TensorSpec(data.shape, dtypes.dtype.as_dtype(data.dtype))
@@ -655,7 +655,7 @@ def _host_data(
     log2_scale: int | None,
     nan_on_overflow: bool | None,
 ) -> tuple[np.ndarray, ReplicaGrouping]:
-    """A variable's host array, and its grouping. A memory map is the array itself.
+    """Convert a variable's data to its host array and complete its grouping; memory maps stay.
 
     Raises:
         ValueError: the data is a memory map of another dtype, of 64-bit elements, or not C-ordered.

@@ -31,7 +31,7 @@ def NewAliasAnnotation(name: str, tp: T) -> T:  # noqa: N802 - PopXL's name
 
 
 def is_alias(annotation: Any, name: str) -> bool:
-    """Whether `annotation` (a type or its source text) is, or contains, the alias called `name`."""
+    """True if `annotation` (a type or its source text) is, or contains, the alias `name`."""
     if isinstance(annotation, str):
         return name in annotation
     if get_origin(annotation) is Annotated or hasattr(annotation, "__metadata__"):

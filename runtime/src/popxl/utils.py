@@ -100,7 +100,7 @@ def check_range(array: np.ndarray, target: np.dtype) -> None:
 
 
 def is_one_zero(array: np.ndarray) -> bool:
-    """Whether the elements share one zero, as those of a variable that is not yet written do."""
+    """True if all elements share one zero in memory, as in an unwritten variable."""
     return array.size > 1 and not any(array.strides) and not array.flat[0]
 
 

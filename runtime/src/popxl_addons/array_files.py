@@ -1,4 +1,4 @@
-"""Files of variables in a folder, and an index of what they hold.
+"""Array files of variables in a folder, with a JSON index.
 
 NumPy has no name for bfloat16 and float8, so .npz files hold their bits as integers; memory maps
 are bytes without a header. `arrays.json` says the dtype and shape of each variable. A variable that
@@ -23,7 +23,7 @@ INDEX = "arrays.json"
 
 
 class Held(NamedTuple):
-    """A variable's array in a file.
+    """Index entry of a stored array: file, shape, dtype.
 
     Attributes:
         file: its name.
@@ -38,7 +38,7 @@ class Held(NamedTuple):
 
     @classmethod
     def from_array(cls, file: str, array: np.ndarray) -> Held:
-        """Returns how a file holds an array."""
+        """Returns the index entry of an array in a file."""
         offset = int(array.offset) if isinstance(array, np.memmap) else 0
         return cls(file, dtypes.dtype.as_dtype(array.dtype).name, array.shape, offset)
 
@@ -79,7 +79,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_index(folder: Path) -> dict[str, Held]:
-    """Returns how a folder holds variables, by name.
+    """Returns the index of a folder: entries by variable name.
 
     Raises:
         ValueError: the index is damaged.
@@ -93,7 +93,7 @@ def read_index(folder: Path) -> dict[str, Held]:
 
 
 def add_to_index(folder: Path, held: Mapping[str, Held]) -> None:
-    """Writes how a folder holds variables; the entries of others stay."""
+    """Merges entries into the index of a folder."""
     path, draft = folder / INDEX, folder / f".{INDEX}"
     draft.write_text(json.dumps(read_index(folder) | dict(held), indent=1), encoding="utf-8")
     draft.replace(path)

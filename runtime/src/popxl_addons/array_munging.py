@@ -33,7 +33,7 @@ def _split(x: np.ndarray, n: int, axis: int) -> list[np.ndarray]:
 
 
 def shard(x: np.ndarray, n: int, axis: int) -> np.ndarray:
-    """Cut `axis` into n equal parts: (n, *shape with that axis divided by n)."""
+    """Split `axis` into n equal shards: (n, *shape with that axis divided by n)."""
     return np.ascontiguousarray(np.stack(_split(np.asarray(x), n, axis)))
 
 
@@ -43,7 +43,7 @@ def unshard_arrays(xs: Sequence[np.ndarray], axis: int) -> np.ndarray:
 
 
 def unshard(x: np.ndarray, axis: int) -> np.ndarray:
-    """The inverse of `shard`: join the parts along the first axis of `x` along `axis`."""
+    """Inverse of `shard`: concatenate the shards along `axis`."""
     return unshard_arrays(list(x), axis)
 
 

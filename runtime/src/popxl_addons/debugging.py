@@ -1,4 +1,4 @@
-"""Prints inside programs that a log level turns on.
+"""Print ops enabled by a log level.
 
 The environment variable MODEL_LOG_LEVEL (TRACE, DEBUG, INFO or WARN; default INFO) is read when
 a program is built: prints below it are not built at all.

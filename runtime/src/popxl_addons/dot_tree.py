@@ -1,4 +1,4 @@
-"""A tree of named leaves that reads like attributes and flattens to dotted names."""
+"""Tree of named leaves with attribute access and dotted names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NEGATIVE = re.compile(r"-[0-9]+", re.ASCII)
 
 
 def sanitise(name: str | int) -> str:
-    """Text in which everything that a part of a key cannot hold is `_`.
+    """Replace characters that a key part cannot hold by `_`.
 
     Integers keep their digits, so that children of a list are `"0"`, `"1"`, ... `insert` rewrites
     no keys: a program that has names of another origin makes keys of them with this.
@@ -261,5 +261,5 @@ class DotTree(Generic[L]):
 
 
 def to_mapping(key: DotTree[K], value: DotTree[V]) -> dict[K, V]:
-    """See `DotTree.to_mapping`."""
+    """Map a leaf or subtree to the values of the same names (`DotTree.to_mapping`)."""
     return key.to_mapping(value)

@@ -27,7 +27,7 @@ SCALE, HISTORY, STEP = "scale", "amax_history", "step"
 
 @dataclass(frozen=True)
 class Recipe:
-    """How linear layers multiply in FP8: `CurrentScaling` or `DelayedScaling`.
+    """FP8 scaling recipe: `CurrentScaling` or `DelayedScaling`.
 
     Attributes:
         format: "hybrid": e4m3 forwards, e5m2 for gradients; "e4m3": e4m3 for all.
@@ -40,12 +40,12 @@ class Recipe:
 
 @dataclass(frozen=True)
 class CurrentScaling(Recipe):
-    """Scales follow from the operands themselves; there is no state."""
+    """Scales from the amax of the operands of the same product; stateless."""
 
 
 @dataclass(frozen=True)
 class DelayedScaling(Recipe):
-    """Scales follow from the largest absolute values ("amax") of the steps before.
+    """Scales from the amax history of previous steps.
 
     Attributes:
         history: number of steps that are remembered.
@@ -96,7 +96,7 @@ _RECIPE: ContextVar[Recipe | None] = ContextVar("fp8_recipe", default=None)
 
 @contextmanager
 def fp8_autocast(recipe: Recipe | None = DelayedScaling()) -> Iterator[None]:
-    """Linear layers made inside multiply in FP8.
+    """Use FP8 products in linear layers created inside.
 
     With delayed scaling they have variables of the kind "fp8" (see `VariableFactory`):
     `product.scale`, a graph input, and `product.amax_history`, which only `update_fp8` uses.
@@ -117,7 +117,7 @@ def fp8_autocast(recipe: Recipe | None = DelayedScaling()) -> Iterator[None]:
 
 
 def matrix_product() -> MatrixProduct:
-    """The product for a linear layer that is made now. It is the one place that decides."""
+    """The matrix product of a linear layer created now: FP8 inside `fp8_autocast`."""
     recipe = _RECIPE.get()
     return MatrixProduct() if recipe is None else FP8Product(recipe)
 
@@ -159,7 +159,7 @@ class FP8Product(MatrixProduct):
         bias: popxl.Tensor | None = None,
         output_type: popxl.dtype | None = None,
     ) -> popxl.Tensor:
-        """See `MatrixProduct.build`."""
+        """x: (..., in_features), weight: (in_features, out_features) -> (..., out_features)."""
         recipe, scale = self.recipe, self._scale()
         return ops.fp8.linear(
             x,
@@ -182,7 +182,7 @@ class FP8Product(MatrixProduct):
         }
         scale = self.add_variable_factory(facts.pop(SCALE))
         for name, factory in facts.items():
-            self.keep_variable(factory, name)
+            self.register_hidden_variable(factory, name)
         return scale
 
 
@@ -201,7 +201,7 @@ class FP8Factory(VariableFactory):
 
 
 def fp8_products(facts: NamedVariableFactories) -> list[str]:
-    """Names of the products that have FP8 state: `<name>.scale` and so on are their variables."""
+    """Names of the products with FP8 state: their variables are `<name>.scale` and so on."""
     names = facts.of_kind("fp8").keys_flat()
     return [n.removesuffix(f".{SCALE}") for n in names if n.endswith(f".{SCALE}")]
 

@@ -21,7 +21,7 @@ def fwd_grad(t: popxl.Tensor) -> Connection:
 
 
 def is_fwd(connection: ExpectedConnection) -> bool:
-    """Whether the connection is to a tensor itself, and not to its gradient."""
+    """True if the connection is to a forward tensor, not to its gradient."""
     return connection.connection_type is ExpectedConnectionType.Fwd
 
 
@@ -31,7 +31,7 @@ def make_grad_graph_info(
     inputs: Iterable[Connection | ExpectedConnection],
     outputs: Iterable[Connection | ExpectedConnection],
 ) -> GradGraphInfo:
-    """Say what a graph that computes gradients of `forward` expects and returns.
+    """Create the `GradGraphInfo` of a graph that computes gradients of `forward`.
 
     Args:
         graph: the gradient graph. It may have further inputs after the expected ones.

@@ -1,4 +1,4 @@
-"""Graphs whose inputs have names, and graphs some of whose inputs are already chosen."""
+"""Graphs with named inputs, and graphs with some inputs bound."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AutodiffMethod = Literal["auto", "build_grad", "autodiff"]
 
 
 class _Named:
-    """Values by name, also reachable as attributes. What may be done with them, and when, is the
+    """Values by name, also as attributes. Which operations are allowed, and when, is the
     subclasses' matter. Python's own attributes begin with an underscore."""
 
     def __init__(self) -> None:
@@ -197,7 +197,7 @@ class GraphWithNamedArgs:
 
     @property
     def grad_graph_info(self) -> GradGraphInfo:
-        """What a gradient graph expects and returns. Raises AttributeError on another graph."""
+        """The `GradGraphInfo` of a gradient graph. Raises AttributeError on another graph."""
         if self._grad_graph_info is None:
             raise AttributeError(f"graph {self.graph.id!r} is no gradient graph")
         return self._grad_graph_info

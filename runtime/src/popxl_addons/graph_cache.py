@@ -1,4 +1,4 @@
-"""Graphs made once for each set of arguments."""
+"""Cache of graphs by function and arguments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def bound_arguments(fn: Any, *args: Any, **kwargs: Any) -> OrderedDict[str, Any]
 
 
 def tensor_hash(t: Tensor | TensorSpec) -> Hashable:
-    """What two tensors share if a graph made for one can be called with the other."""
+    """A key equal for tensors with which the same graph can be called."""
     return "tensor", t.shape, t.dtype, t.meta_shape, t.meta_shape.shards
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 import popxl
 from popxl import Ir, ReplicaGrouping, Tensor, dtypes
 from popxl.transforms import GradGraphInfo
+from popxl_addons.custom_gradient import build_custom_gradient
 from popxl_addons.dot_tree import checked_parts
 from popxl_addons.grad_info import fwd, fwd_grad, make_grad_graph_info
 from popxl_addons.graph import Aux, GraphWithNamedArgs, VarGrad
@@ -23,7 +24,6 @@ from popxl_addons.variable_factory import (
     add_replica_sharded_variable_input,
     add_variable_input,
 )
-from popxl_addons.written_gradient import written_gradient
 
 Tensors = None | Tensor | Iterable[Tensor]
 InliningError = Literal["error", "warning", "none"]
@@ -167,7 +167,7 @@ class Module(popxl.Module):
         variable_f.name = variable_f.name or name
         return self._register(name, variable_f.create_input(), variable_f)
 
-    def keep_variable(self, variable_f: VariableFactory, name: str) -> None:
+    def register_hidden_variable(self, variable_f: VariableFactory, name: str) -> None:
         """Count a variable among those of this module that no graph takes.
 
         It is made, stored and saved with the others, for what happens between calls.
@@ -381,7 +381,7 @@ class Module(popxl.Module):
     # ---- gradients written by hand --------------------------------------------------------------
     @property
     def implements_grad_graph(self) -> bool:
-        """Whether the class has its own `build_grad`."""
+        """True if the class overrides `build_grad`."""
         return overrides(type(self), Module, "build_grad")
 
     def build_grad(self, *args: Any, **kwargs: Any) -> Tensors:
@@ -420,7 +420,7 @@ class Module(popxl.Module):
                 of another shape.
         """
         try:
-            return written_gradient(self, fwd_graph, grads_provided, grads_required)
+            return build_custom_gradient(self, fwd_graph, grads_provided, grads_required)
         finally:
             self._clear()
 

@@ -55,7 +55,7 @@ def get_instance_replica_grouping(
 
 
 def is_cross_instance(replica_grouping: ReplicaGrouping) -> bool:
-    """Whether a group has replicas in several instances."""
+    """True if a group has replicas in several instances."""
     return get_instance_replica_grouping(replica_grouping) != replica_grouping
 
 
@@ -105,5 +105,5 @@ def get_ild_replica_grouping(replica_grouping: ReplicaGrouping | None = None) ->
 
 
 def is_cross_ild(replica_grouping: ReplicaGrouping) -> bool:
-    """Whether a group has replicas in several link domains."""
+    """True if a group has replicas in several link domains."""
     return get_ild_replica_grouping(replica_grouping) != replica_grouping

@@ -1,4 +1,4 @@
-"""How many floating-point operations a program does."""
+"""FLOPs of a program."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ _EXPONENTS = {"K": 3, "M": 6, "G": 9, "T": 12}
 
 
 def matmul_flops(op: Any) -> int:
-    """A multiplication and an addition for each term of each element."""
+    """FLOPs of a matrix product: 2 per term of each element."""
     return 2 * op.outputs[0].nelms * op.inputs[0].shape[-1]
 
 
 def elementwise_binary_flops(op: Any) -> int:
-    """One for each element of the result."""
+    """FLOPs of a binary elementwise op: 1 per element of the result."""
     return op.outputs[0].nelms
 
 
 def group_norm_flops(op: Any) -> int:
-    """Mean, variance, normalisation, scale and shift: 8 for each element."""
+    """FLOPs of a group norm: 8 per element."""
     return 8 * op.inputs[0].nelms
 
 

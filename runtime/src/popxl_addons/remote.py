@@ -1,4 +1,4 @@
-"""Variables in remote buffers: one entry for each layer, loaded and stored by name."""
+"""Variables in remote buffers: one entry per layer, loaded and stored by name."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _variable_buffer(factory: VariableFactory, entries: int, shards: int) -> pop
 
 # ---- load and store -----------------------------------------------------------------------------
 def grow(buffer: popxl.RemoteBuffer, entries: int) -> None:
-    """Let a buffer have at least so many entries."""
+    """Grow a buffer to at least `entries` entries."""
     buffer.entries = max(buffer.entries, entries)
 
 

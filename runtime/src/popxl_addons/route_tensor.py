@@ -1,4 +1,4 @@
-"""Bringing a tensor into graphs that are called already."""
+"""Route a tensor of an outer graph into graphs that are already called."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["is_subgraph", "route_tensor_into_graph"]
 
 
 def is_subgraph(parent: Graph, subgraph: Graph) -> bool:
-    """Whether running `parent` may run `subgraph`. A graph is no subgraph of itself."""
+    """True if running `parent` may run `subgraph`. A graph is no subgraph of itself."""
     reachable: set[Graph] = set()
     waiting = list(parent.called_graphs)
     while waiting:

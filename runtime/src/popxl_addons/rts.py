@@ -1,4 +1,4 @@
-"""Replicated tensor sharding: replicas that share a tensor each keep a flat part of it.
+"""Replicated tensor sharding: each replica of a group keeps a flat shard of the tensor.
 
 `gather_...` brings the parts together; `reduce_...` combines a value that each replica has its own
 of (a gradient) and leaves each replica its part of the result.
@@ -30,7 +30,7 @@ __all__ = [
 
 
 def replica_sharded_spec(t: popxl.Tensor, shard_over: ReplicaGrouping) -> popxl.TensorSpec:
-    """Spec of a replica's part of `t`, cut over the replicas of a group of `shard_over`.
+    """Spec of a replica's shard of `t` over the groups of `shard_over`.
 
     Returns:
         (n / group size,) with `meta_shape` = `t.shape`; or the spec of `t` itself if it is a part
@@ -65,7 +65,7 @@ def _regroup(
 def gather_replica_sharded_tensor(
     t: popxl.Tensor, use_io_tiles: bool = False, replica_group: ReplicaGrouping | None = None
 ) -> popxl.Tensor:
-    """The whole tensor of which `t` is a replica's part; `t` itself if it is no part.
+    """All-gather a replica-sharded tensor; `t` itself if it is not sharded.
 
     Args:
         use_io_tiles: place the collective on IO tiles.
@@ -112,7 +112,7 @@ def all_gather_replica_sharded_graph(
     use_io_tiles: bool = False,
     replica_groups: NamedReplicaGrouping | None = None,
 ) -> tuple[GraphWithNamedArgs, list[str]]:
-    """Create a graph that gathers each tensor that is a part, and passes on the others.
+    """Create a graph that all-gathers sharded tensors and passes on the others.
 
     Args:
         tensors: tensors of the specs that the graph will be called with, or variable factories.
@@ -130,7 +130,7 @@ def all_gather_replica_sharded_graph(
 
 # ---- reduce -------------------------------------------------------------------------------------
 def _refines(fine: ReplicaGrouping, coarse: ReplicaGrouping) -> bool:
-    """Whether each group of `fine` lies in one group of `coarse`."""
+    """True if each group of `fine` lies in one group of `coarse`."""
     return all(len({coarse.assignment[r] for r in members}) == 1 for members in fine.groups)
 
 
@@ -140,7 +140,7 @@ def reduce_replica_sharded_tensor(
     replica_group: ReplicaGrouping | None = None,
     shard_group: ReplicaGrouping | None = None,
 ) -> popxl.Tensor:
-    """Reduce `t` over the replicas of `replica_group`, and keep this replica's part.
+    """Reduce-scatter `t` over the replicas of `replica_group`.
 
     Args:
         op: reduction, such as "add" or "mean" (over `replica_group`).

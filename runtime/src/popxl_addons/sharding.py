@@ -1,4 +1,4 @@
-"""The one rule by which tensors are sharded over replicas.
+"""The rule by which tensors are sharded over replicas.
 
 A tensor of n elements is cut into `shards` flat parts if that divides n; otherwise it stays whole,
 as step counters and odd biases do. Nothing is padded.
@@ -14,13 +14,13 @@ from popxl._ir.sharding import MetaShape, shard_count, shard_elements
 
 
 def effective_shards(shape: Iterable[int], shards: int) -> int:
-    """Into how many parts a tensor of `shape` is cut when `shards` are asked for: all or 1."""
+    """Number of shards of a tensor of `shape` when `shards` are requested: all or 1."""
     elements = math.prod(shape)
     return 1 if elements < shards or elements % shards else shards
 
 
 def sharded_spec(shape: Iterable[int], dtype: dtype, shards: int) -> TensorSpec:
-    """Spec of one of `shards` parts of a tensor, or of the whole if it stays whole."""
+    """Spec of one of `shards` shards, or of the full tensor if it is not sharded."""
     shape = tuple(shape)
     shards = effective_shards(shape, shards)
     if shards == 1:
@@ -29,7 +29,7 @@ def sharded_spec(shape: Iterable[int], dtype: dtype, shards: int) -> TensorSpec:
 
 
 def shards_of(spec: TensorSpec, group_size: int) -> int:
-    """Into how many parts a tensor with this (shard's) spec is cut: a divisor of `group_size`.
+    """Number of shards of a tensor with this shard spec: a divisor of `group_size`.
 
     Raises:
         ValueError: it does not come from groups of that size.

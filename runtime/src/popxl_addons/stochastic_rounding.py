@@ -1,4 +1,4 @@
-"""Rounding to 16 bits at random."""
+"""Stochastic rounding to 16 bits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import popxl
 from popxl import ops
 from popxl.custom import jax_op
-from popxl.ops.var_updates._rounding import to_neighbour
+from popxl.ops.var_updates._rounding import round_to_neighbour
 
 
 def enable_stochastic_rounding(ir: popxl.Ir, enabled: bool = True) -> None:
@@ -28,7 +28,7 @@ def enable_stochastic_rounding(ir: popxl.Ir, enabled: bool = True) -> None:
 
 
 def seed_stochastic_rounding(session: popxl.Session, seed: int) -> None:
-    """Make the random numbers of the following runs functions of `seed` and of how many they are.
+    """Seed the random numbers of the following runs; each run takes the next ones.
 
     A session that is not seeded has the seed 0. To continue a stopped job exactly, seed before each
     run with a function of the job's seed and the number of the run.
@@ -48,7 +48,7 @@ def _by_hash(t: Any, *, dtype: str) -> Any:
     x = t.view(xp.uint32)
     x = (x ^ (x >> 16)) * xp.uint32(0x85EBCA6B)  # MurmurHash3's last steps: a permutation in
     x = (x ^ (x >> 13)) * xp.uint32(0xC2B2AE35)  # which each bit depends on all
-    return to_neighbour(t, np.dtype(dtype), (x ^ (x >> 16)).astype(xp.uint16))
+    return round_to_neighbour(t, np.dtype(dtype), (x ^ (x >> 16)).astype(xp.uint16))
 
 
 def round_by_hash(t: popxl.Tensor, dtype: popxl.dtype) -> popxl.Tensor:

@@ -256,7 +256,7 @@ def _file_of(array: Any) -> Path:
 
 
 def _draft(path: Path) -> Path:
-    """Where a file is written before it replaces another."""
+    """Temporary path of a file before it replaces another."""
     return path.with_name(f".{path.name}")
 
 
@@ -265,7 +265,7 @@ def _file_name(name: str, array: np.ndarray) -> str:
 
 
 def _layout(arrays: Mapping[str, np.ndarray]) -> dict[str, Held]:
-    """How a checkpoint holds variables.
+    """Index entries of variables in a checkpoint.
 
     Raises:
         ValueError: two memory maps are files of one name in different folders.
@@ -298,7 +298,7 @@ def _save_array(draft: Path, name: str, array: np.ndarray) -> bool:
 
 
 def _saved(model: Path, current: Mapping[str, np.ndarray]) -> dict[str, Held | None]:
-    """How a checkpoint holds variables; None: its index does not say, as those of others."""
+    """Index entries of variables in a checkpoint; None if it has no index, as others' have none."""
     index = {name: held for name, held in read_index(model).items() if (model / held.file).exists()}
     maps = {n for n, array in current.items() if isinstance(array, np.memmap)}
     own = {n: _file_name(n, array) for n, array in current.items() if n not in index}
@@ -311,7 +311,7 @@ def _saved(model: Path, current: Mapping[str, np.ndarray]) -> dict[str, Held | N
 
 
 def _load_array(model: Path, name: str, held: Held | None, current: np.ndarray) -> np.ndarray:
-    """What a checkpoint holds for a variable whose data are `current`."""
+    """A checkpoint's array for the variable whose data are `current`."""
     own = Held.from_array(_file_name(name, current), current)
     if (held or own).file.endswith(".npz"):
         return read_packed(model, name, held or own)
@@ -326,7 +326,7 @@ def _report(
     source: str,
     what: str = "variables",
 ) -> None:
-    """Tell of names that are wanted and not found, and the other way round."""
+    """Warn about missing and unused names."""
     wanted, saved = set(wanted), set(saved)
     if missing := sorted(wanted - saved):
         _tell(f"{source} has no data for the {what} {missing}; they keep their values", method)

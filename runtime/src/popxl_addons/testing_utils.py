@@ -30,7 +30,7 @@ class TensorInput:
 
 
 def ops_of_type(ops: Iterable[Any], op_type: str | type) -> int:
-    """How many of `ops` are called `op_type`, or are instances of it."""
+    """Number of ops of a type, by name or class."""
     if isinstance(op_type, str):
         return sum(1 for op in ops if op.name == op_type)
     return sum(1 for op in ops if isinstance(op, op_type))

@@ -1,4 +1,4 @@
-"""Small things that programs import from popxl_addons."""
+"""Utilities that programs import from popxl_addons."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def suffix_graph_name(name: str, suffix: str) -> str:
 
 
 def overrides(cls: type, base_cls: type, method: str) -> bool:
-    """Whether `cls` has its own version of a method of `base_cls`."""
+    """True if `cls` overrides a method of `base_cls`."""
     return getattr(cls, method) is not getattr(base_cls, method)
 
 

@@ -1,4 +1,4 @@
-"""Descriptions of the variables a graph needs, separate from the variables themselves.
+"""Factories of the variables that a graph takes as inputs.
 
 A module's graph has inputs for its variables. For each there is a `VariableFactory` that knows how
 to make the data, so that the same graph can be called with many sets of variables, on the device
@@ -282,7 +282,7 @@ class NamedVariableFactories(DotTree[VariableFactory]):
         )
 
     def _create(self, create: Callable[[str, VariableFactory], popxl.Tensor]) -> NamedTensors:
-        """Made, and in the result, in sorted order: so a seeded generator gives each the same data
+        """Create variables in sorted order: so a seeded generator gives each the same data
         whatever the order of this tree."""
         names, factories = self.unpack()
         return NamedTensors.pack(names, map(create, names, factories))

@@ -15,7 +15,7 @@ import torch
 
 import popxl
 from popxl import ops
-from popxl.ops import _attention, _cudnn
+from popxl.ops import _attention_math, _cudnn_attention
 from popxl.transforms import autodiff
 from tests.popxl.ops.harness import compile_quickly, evaluate, rand
 from tests.slow import slow
@@ -75,7 +75,7 @@ def test_texts_attend_to_themselves(
     in_order: bool, window: int | None, workspace: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compile_quickly()
-    monkeypatch.setattr(_cudnn, "MAX_WORKSPACE", workspace)
+    monkeypatch.setattr(_cudnn_attention, "MAX_WORKSPACE", workspace)
     q, dy = rand(2, HEADS, TOKENS, 64), rand(2, HEADS, TOKENS, 64, seed=3)
     k, v = rand(2, KEYS, TOKENS, 64, seed=1), rand(2, KEYS, TOKENS, 64, seed=2)
     half = [a.astype(popxl.bfloat16.as_numpy()) for a in (q, k, v, dy)]
@@ -93,14 +93,14 @@ def test_groups_of_heads_give_what_all_together_give(monkeypatch: pytest.MonkeyP
     k, v = (rand(2, 2, 10, 8, seed=n) for n in (7, 8))
     segments = np.array([[0] * 4 + [1] * 6] * 2, np.int32)
     arrays = [np.float32(a) for a in (dy, q, k, v, out, *biases)]
-    settings = _attention.Settings(0.3, 3, 0.0, True, 5, None, False, True, False)
+    settings = _attention_math.AttentionAttrs(0.3, 3, 0.0, True, 5, None, False, True, False)
 
     def run(*given: jax.Array) -> tuple[jax.Array, ...]:
-        y = _cudnn.attention_kernel(*given[1:4], *given[5:], settings=settings)
-        return y, *_cudnn.attention_grads_kernel(*given, settings=settings)
+        y = _cudnn_attention.attention_kernel(*given[1:4], *given[5:], settings=settings)
+        return y, *_cudnn_attention.attention_grads_kernel(*given, settings=settings)
 
     def both(heads: int) -> tuple[jax.Array, ...]:
-        monkeypatch.setattr(_cudnn, "MAX_WORKSPACE", heads * 2 * 2 * 10 * 10)
+        monkeypatch.setattr(_cudnn_attention, "MAX_WORKSPACE", heads * 2 * 2 * 10 * 10)
         return jax.jit(lambda *given: run(*given))(*arrays, segments, segments)
 
     whole, *grouped = (both(heads) for heads in (6, 3, 1))
@@ -122,7 +122,7 @@ def test_what_is_hidden_is_what_the_definition_hides(
 ) -> None:
     """All keys of some queries, too."""
     _instead_of_the_kernel(monkeypatch)
-    settings = _attention.Settings(
+    settings = _attention_math.AttentionAttrs(
         0.3, biases, 0.0, True, window, None, positions, segments, lengths
     )
     q, k, v = (np.float32(rand(2, 4, 10, 8, seed=n)) for n in range(3))
@@ -132,8 +132,8 @@ def test_what_is_hidden_is_what_the_definition_hides(
     bias[0, 3:5], bias[1, :5, 0], bias[2, :, 1] = -np.inf, np.finfo(np.float32).min, -1e9
     rest = [bias] * biases + [places] * 2 * positions + texts * segments
     rest += [np.array([5, 0], np.int32)] * lengths
-    expected = _attention.attention_of(q, k, v, *rest, settings=settings)[0]
-    found = _cudnn.attention_kernel(q, k, v, *rest, settings=settings)
+    expected = _attention_math.attention_with_weights(q, k, v, *rest, settings=settings)[0]
+    found = _cudnn_attention.attention_kernel(q, k, v, *rest, settings=settings)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -167,9 +167,9 @@ def test_heads_go_in_groups_that_fit(
 ):
     q = (1, heads, 128, 64)
     one = 2 * 128 * 128
-    monkeypatch.setattr(_cudnn, "MAX_WORKSPACE", room * one)
-    assert _cudnn._groups(q, 128, keys) == groups
+    monkeypatch.setattr(_cudnn_attention, "MAX_WORKSPACE", room * one)
+    assert _cudnn_attention._groups(q, 128, keys) == groups
     size = heads // groups
     shapes = [q, q, (1, keys, 128, 64), (1, keys, 128, 64), q]
-    assert _cudnn.workspace_of(_cudnn.BACKWARD, shapes) == size * one
-    assert _cudnn.workspace_of(_cudnn.FORWARD, shapes[1:4]) == 0
+    assert _cudnn_attention.workspace_of(_cudnn_attention.BACKWARD, shapes) == size * one
+    assert _cudnn_attention.workspace_of(_cudnn_attention.FORWARD, shapes[1:4]) == 0

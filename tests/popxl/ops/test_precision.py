@@ -13,7 +13,7 @@ from popxl import ops
 from popxl._compile.segment_function import replica_function
 from popxl._schedule.schedule_builder import build_schedule
 from popxl._schedule.segment import argument_specs
-from popxl.ops._folds import tracing_for
+from popxl.ops._reductions import tracing_platform
 from popxl.plan.plan import facts_of_program
 
 PRODUCTS: dict[str, Callable[[popxl.Tensor, popxl.Tensor], popxl.Tensor]] = {
@@ -45,7 +45,7 @@ def products(name: str, dtype: popxl.dtype, target: str) -> list[str]:
         specs = [
             jax.ShapeDtypeStruct(s.shape, s.dtype.as_jax()) for s, _ in argument_specs(segment)
         ]
-        with tracing_for(target):
+        with tracing_platform(target):
             text = str(jax.make_jaxpr(replica_function(segment), axis_env=[("r", 1)])(*specs))
         made = text.count("dot_general[") + text.count("conv_general_dilated[")
         exact = text.count("precision=(Precision.HIGHEST") + text.count("precision=HIGHEST")

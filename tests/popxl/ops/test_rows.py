@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 import popxl
 from popxl import ops
 from popxl._ir.op_registry import registry
-from popxl.ops._folds import tracing_for
-from popxl.ops._rows import add_rows
+from popxl.ops._reductions import tracing_platform
+from popxl.ops._scatter_add import scatter_add
 from tests.popxl.ops.harness import compile_quickly
 
 COUNTS = st.sampled_from([1, 2, 1000, 1024, 1025, 128 * 128, 40000, 150000])
 
 
 def added(onto, where, rows):
-    with tracing_for("gpu 9.0"):
-        return jax.jit(add_rows)(onto, where, rows)
+    with tracing_platform("gpu 9.0"):
+        return jax.jit(scatter_add)(onto, where, rows)
 
 
 CASES = given(
@@ -92,8 +92,8 @@ def test_integers_are_added_as_they_are() -> None:
 def test_only_indices_are_sorted_and_no_sum_depends_on_the_order_of_threads() -> None:
     """What XLA would sort with all their elements is a scatter whose indices may be equal."""
     shapes = [((50, 8), jnp.float32), ((9000,), jnp.int32), ((9000, 8), jnp.bfloat16)]
-    with tracing_for("gpu 9.0"):
-        closed = jax.make_jaxpr(add_rows)(*[jax.ShapeDtypeStruct(*each) for each in shapes])
+    with tracing_platform("gpu 9.0"):
+        closed = jax.make_jaxpr(scatter_add)(*[jax.ShapeDtypeStruct(*each) for each in shapes])
     found = list(_all(closed.jaxpr))
     sorts = [e for e in found if e.primitive.name == "sort"]
     assert [v.aval.shape for e in sorts for v in e.invars] == [(9000,), (9000,)]
@@ -123,7 +123,7 @@ def test_gradients_are_added_to_rows_as_if_the_whole_table_were(
     if zero_oor and not 0 <= indices[-1] < 4000:
         dy[-1] = np.nan
 
-    with tracing_for("gpu 9.0"):
+    with tracing_platform("gpu 9.0"):
         onto = jax.jit(partial(grad.onto, shape=shape, **attrs))(t, dy, indices)
         whole = jax.jit(partial(grad.lower, shape=shape, **attrs))(dy, indices)
     np.testing.assert_array_equal(np.asarray(onto), t + np.asarray(whole).astype(np.float32))
@@ -156,7 +156,7 @@ def _all(jaxpr):
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
 def test_elsewhere_it_is_one_scatter(platform) -> None:
     onto, where = np.zeros((4, 3), np.float32), np.array([0, 3], np.int32)
-    with tracing_for(platform):
-        closed = jax.make_jaxpr(add_rows)(onto, where, np.ones((2, 3), np.float32))
+    with tracing_platform(platform):
+        closed = jax.make_jaxpr(scatter_add)(onto, where, np.ones((2, 3), np.float32))
     names = [e.primitive.name for e in _all(closed.jaxpr)]
     assert (names.count("scatter-add"), names.count("sort")) == (1, 0)

@@ -12,8 +12,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from popxl._ir.op_registry import registry
-from popxl.ops._folds import traced_for
-from popxl.ops.placement import materialised
+from popxl.ops._reductions import traced_platform
+from popxl.ops.placement import materialize_array
 
 if TYPE_CHECKING:
     from popxl._analysis.functionalization import Node
@@ -33,12 +33,12 @@ class Kernels:
 
     def bound(self, node: Node, arrays: Sequence[Any], results: Sequence[Any]) -> Sequence[Any]:
         """Return the results of a node, in memory where their kernel would have too many ops."""
-        if traced_for() != "cpu" or not _is_fused(node):
+        if traced_platform() != "cpu" or not _is_fused(node):
             return results
         before = (self._ops[id(x)][1] for x in arrays if id(x) in self._ops)
         ops = frozenset((next(self._numbers),)).union(*before)
         if len(ops) > _MOST:
-            return [materialised(x) for x in results]
+            return [materialize_array(x) for x in results]
         self._ops.update((id(x), (x, ops)) for x in results)
         return results
 

@@ -21,7 +21,7 @@ from popxl._analysis.printing import first_line
 from popxl._compile.fusion_limit import Kernels
 from popxl._ir.host_data import device_view
 from popxl.errors import popart_exception
-from popxl.ops.placement import materialised
+from popxl.ops.placement import materialize_array
 
 if TYPE_CHECKING:
     from popxl._analysis.functionalization import Functional, Node, Value
@@ -197,7 +197,7 @@ class Machine:
         if node.kind == "zeros":
             return [_zeros(node.outputs[0].spec)]
         if node.kind == "apart":
-            return [materialised(arrays[0])]
+            return [materialize_array(arrays[0])]
         op = node.op
         assert op is not None
         if node.kind == "write":

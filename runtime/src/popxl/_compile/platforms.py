@@ -1,7 +1,7 @@
 """What differs between the platforms that programs run on, as one object for each.
 
 Nothing else in the engine asks which platform it is. What ops are traced to differs as well:
-`popxl.ops._folds.traced_for` tells them.
+`popxl.ops._reductions.traced_platform` tells them.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from popxl._compile.lower_to_jax import Machine
 from popxl._devices.mesh import global_shape
 from popxl._schedule.segment import argument_specs, donated, facts_of, result_specs
 from popxl.ops._collective import AXIS
-from popxl.ops._folds import tracing_for
+from popxl.ops._reductions import tracing_platform
 
 if TYPE_CHECKING:
     from popxl._schedule.segment import Segment
@@ -114,6 +114,6 @@ def lower_segment(segment: Segment, mesh: Any, specs: Any) -> Any:
         keep_unused=True,
         out_shardings=NamedSharding(mesh, PartitionSpec(AXIS)),
     )
-    with tracing_for(facts_of(segment).target):
+    with tracing_platform(facts_of(segment).target):
         traced = jitted.trace(*specs)
     return traced.lower()

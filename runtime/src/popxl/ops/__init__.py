@@ -4,7 +4,7 @@ import sys as _sys
 
 from popxl._ir import tensor_operators as _operators
 from popxl._ir.public_names import exported as _exported
-from popxl.ops._indexing import getitem as _getitem
+from popxl.ops._getitem import getitem as _getitem
 from popxl.ops._windows import PadType as PadType
 from popxl.ops.activation import gelu as gelu
 from popxl.ops.activation import gelu_ as gelu_

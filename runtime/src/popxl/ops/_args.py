@@ -25,7 +25,7 @@ def check_tensors(op: str, *tensors: object) -> None:
             )
 
 
-def axis_of(op: str, t: Tensor, axis: int, extra: int = 0) -> int:
+def normalize_axis(op: str, t: Tensor, axis: int, extra: int = 0) -> int:
     """`axis` counted from the front.
 
     Args:
@@ -41,7 +41,7 @@ def axis_of(op: str, t: Tensor, axis: int, extra: int = 0) -> int:
     return int(axis) % rank
 
 
-def axes_of(op: str, t: Tensor, axis: Axes) -> tuple[int, ...]:
+def normalize_axes(op: str, t: Tensor, axis: Axes) -> tuple[int, ...]:
     """Sorted axes counted from the front; None means all.
 
     Raises:
@@ -51,18 +51,18 @@ def axes_of(op: str, t: Tensor, axis: Axes) -> tuple[int, ...]:
     if axis is None:
         return tuple(range(t.rank))
     given = [axis] if isinstance(axis, int) else list(axis)
-    axes = sorted(axis_of(op, t, a) for a in given)
+    axes = sorted(normalize_axis(op, t, a) for a in given)
     if len(set(axes)) != len(axes):
         raise ValueError(f"{op}: axis {given} of {t.id!r} names an axis twice")
     return tuple(axes)
 
 
-def hint(proportion: float | None) -> dict[str, float]:
+def as_hint_attribute(proportion: float | None) -> dict[str, float]:
     """The attribute of a hint for other hardware, if it is given."""
     return {} if proportion is None else {"available_memory_proportion": float(proportion)}
 
 
-def same_length(op: str, **lists: Iterable[object] | None) -> None:
+def check_same_length(op: str, **lists: Iterable[object] | None) -> None:
     """Raise ValueError unless the given lists, those that are None left out, are equally long."""
     lengths = {name: len(list(values)) for name, values in lists.items() if values is not None}
     if len(set(lengths.values())) > 1:

@@ -13,7 +13,7 @@ from popxl.ops._numerics import check_floating, check_same_dtype
 from popxl.tensor import Tensor
 
 if TYPE_CHECKING:
-    from popxl.ops._attention import Others
+    from popxl.ops._attention_math import ExtraInputs
 
 
 def check_lists(biases: Any, **pairs: Any) -> None:
@@ -33,7 +33,7 @@ def check_limits(window: Any, cap: float | None) -> None:
         raise ValueError(f"attention: cap must be positive and finite, not {cap}")
 
 
-def check_inputs(q: Any, k: Any, v: Any, others: Others) -> None:
+def check_inputs(q: Any, k: Any, v: Any, others: ExtraInputs) -> None:
     """Raises TypeError or ValueError where dtypes or shapes do not fit."""
     for t in (q, k, v):
         check_floating(t)
@@ -86,16 +86,16 @@ def _check_biases(q: Any, k: Any, biases: Sequence[Any]) -> None:
 
 def _check_pair(name: str, q: Any, k: Any, pair: Sequence[Any]) -> None:
     """Checks numbers of the queries and of the keys."""
-    for of, t, numbers in zip(("queries", "keys"), (q, k), pair, strict=False):
-        _check_int32(name, numbers)
+    for of, t, indices in zip(("queries", "keys"), (q, k), pair, strict=False):
+        _check_int32(name, indices)
         fits = [(batch, t.shape[-2]) for batch in (1, q.shape[0])]
-        if q.ndim != 4 or numbers.shape not in fits:
+        if q.ndim != 4 or indices.shape not in fits:
             raise ValueError(
                 f"{name} of {of} have shape (batch or 1, {of}), for q of (batch, heads, queries, "
-                f"features), but have shape {numbers.shape}, and q {q.shape}, k {k.shape}"
+                f"features), but have shape {indices.shape}, and q {q.shape}, k {k.shape}"
             )
 
 
-def _check_int32(name: str, numbers: Any) -> None:
-    if numbers.dtype != jnp.int32:
-        raise TypeError(f"{name} are int32, not {numbers.dtype}: use ops.cast")
+def _check_int32(name: str, indices: Any) -> None:
+    if indices.dtype != jnp.int32:
+        raise TypeError(f"{name} are int32, not {indices.dtype}: use ops.cast")

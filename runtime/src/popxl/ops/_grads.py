@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from popxl._ir.op_registry import define
 from popxl.ops._emit import emit
-from popxl.ops._numerics import floats
+from popxl.ops._numerics import float_op
 from popxl.ops.placement import init
 from popxl.tensor import Constant, constant
 
@@ -19,11 +19,11 @@ def scalar_like(value: float, t: Tensor) -> Constant:
     return constant(value, t.dtype)
 
 
-_DIVIDED = define("divided", floats(lambda x, count: x / count), tags=("elementwise",))
+_DIVIDED = define("divided", float_op(lambda x, count: x / count), tags=("elementwise",))
 
 
-def divided(t: Tensor, count: int) -> Tensor:
-    """`t` over a number of elements. Half types have no room for that number, nor for its
+def divide_by_count(t: Tensor, count: int) -> Tensor:
+    """`t` divided by a count of elements. Half types cannot hold that number, nor its
     reciprocal, so neither becomes a constant of the dtype of `t`."""
     return emit(_DIVIDED, [t], {"count": count})[0]
 

@@ -22,7 +22,7 @@ _CARRIED = 16  # digits that carries of 31 bits may add
 
 
 def _counts(x: Any) -> Any:
-    """How many numbers have each exponent of EXPONENTS, int32."""
+    """Count of numbers with each exponent of EXPONENTS, int32."""
     bits = lax.bitcast_convert_type(jnp.abs(x.astype(jnp.float32)), jnp.int32)
     exponents = (bits.reshape(-1) >> 23) - 127
     top = EXPONENTS[-1]
@@ -34,7 +34,7 @@ def _counts(x: Any) -> Any:
 
 
 def _digits(terms: Any) -> Any:
-    """The base-4 digits of each row's number, the lowest first, from what stands at each digit."""
+    """Base-4 digits of each row's number, lowest first, from the unnormalised digits."""
 
     def step(carry: Any, column: Any) -> Any:
         value = column + carry
@@ -49,7 +49,7 @@ def _mse_scale(x: Any, dtype: dtypes.dtype) -> Any:
     inside = jnp.asarray(windows(dtype))
     lost = lost_digits(int(jnp.finfo(x.dtype).nmant), dtype)
     counts = _counts(x)
-    rounded = jnp.pad(jnp.where(inside, counts, 0), ((0, 0), (0, lost + _CARRIED)))
+    padded_counts = jnp.pad(jnp.where(inside, counts, 0), ((0, 0), (0, lost + _CARRIED)))
     missed = jnp.pad(jnp.where(inside, 0, counts), ((0, 0), (lost, _CARRIED)))
 
     def narrow(best: Any, digit: Any) -> Any:
@@ -57,7 +57,7 @@ def _mse_scale(x: Any, dtype: dtypes.dtype) -> Any:
         return best & (digit == smallest), None
 
     every = jnp.ones(len(inside), bool)
-    best, _ = lax.scan(narrow, every, _digits(rounded + missed), reverse=True)
+    best, _ = lax.scan(narrow, every, _digits(padded_counts + missed), reverse=True)
     middle = jnp.sum(best) // 2
     bias = jnp.argmax(jnp.cumsum(best) > middle) + min_scaling_bias
     return (-bias).astype(jnp.int32)

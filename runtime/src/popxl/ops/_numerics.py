@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from popxl.ops._folds import traced_for
+from popxl.ops._reductions import traced_platform
 
 Lowering = Callable[..., Any]
 
@@ -26,15 +26,15 @@ def widen(x: Any) -> Any:
     return x.astype(jnp.float32) if x.dtype in _HALVES else x
 
 
-def factors(*operands: Any) -> tuple[Any, ...]:
-    """Operands of a product that is accumulated in float32. XLA's CPU backend widens halves itself,
+def product_operands(*operands: Any) -> tuple[Any, ...]:
+    """Operands of a product accumulated in float32. XLA's CPU backend widens halves itself,
     but has faster products for what is float32 (see `popxl._devices.cpu.switches_for`)."""
-    return tuple(map(widen, operands)) if traced_for() == "cpu" else operands
+    return tuple(map(widen, operands)) if traced_platform() == "cpu" else operands
 
 
-def sums_dtype(dtype: Any, wanted: Any) -> Any:
-    """What a product of operands of `dtype` is asked to give, if its result is `wanted`; None: what
-    JAX gives.
+def accumulation_dtype(dtype: Any, wanted: Any) -> Any:
+    """`preferred_element_type` of a product of operands of `dtype` with result `wanted`;
+    None: JAX's default.
 
     Sums of halves are in float32. Where the device's products round these as they write them, they
     give the half type at once: a result in float32 costs twice the memory traffic, and a kernel
@@ -42,18 +42,18 @@ def sums_dtype(dtype: Any, wanted: Any) -> Any:
     """
     if dtype not in _HALVES:
         return None
-    return wanted if wanted == dtype and traced_for() in _ROUNDS_ONCE else jnp.float32
+    return wanted if wanted == dtype and traced_platform() in _ROUNDS_ONCE else jnp.float32
 
 
-def rounded(x: Any) -> Any:
+def round_between_ops(x: Any) -> Any:
     """`x` with the precision of its type. XLA may keep that of float32 between two ops of a half
     type; this is for results that are defined by their roundings."""
     # In float32, since a reduction to the precision that a type has anyway is taken out.
-    return in_precision_of(x.dtype, widen(x)).astype(x.dtype)
+    return round_to_dtype_range(x.dtype, widen(x)).astype(x.dtype)
 
 
-def in_precision_of(dtype: Any, wide: Any) -> Any:
-    """Float32 numbers rounded to those that a type has, subnormal ones among them."""
+def round_to_dtype_range(dtype: Any, wide: Any) -> Any:
+    """Round float32 to the values of a narrower type, subnormals included."""
     info, exponents = jnp.finfo(dtype), jnp.finfo(wide.dtype).nexp
     kept = lax.reduce_precision(wide, exponents, info.nmant)
     if info.nexp == exponents:
@@ -65,8 +65,8 @@ def in_precision_of(dtype: Any, wide: Any) -> Any:
     return jnp.where(size > info.max, kept * jnp.inf, kept)
 
 
-def precision_of(*operands: Any) -> lax.Precision | None:
-    """That of a product: float32 is multiplied as it is. By default JAX would round it first, on
+def product_precision(*operands: Any) -> lax.Precision | None:
+    """Precision of a matrix product: float32 stays float32. By default JAX would round it first, on
     GPUs to TF32 and on TPUs to bfloat16. `JAX_DEFAULT_MATMUL_PRECISION`, where it is set, decides
     instead."""
     if jax.config.jax_default_matmul_precision is not None:
@@ -113,7 +113,7 @@ def check_same_dtype(*arrays: Any) -> None:
         raise TypeError(f"the inputs must have one dtype, not {names}: use ops.cast")
 
 
-def numbers(fn: Lowering) -> Lowering:
+def number_op(fn: Lowering) -> Lowering:
     """`fn` on any numeric arrays, without a change of the first one's dtype."""
 
     def lower(x: Any, *rest: Any, **attrs: Any) -> Any:
@@ -123,7 +123,7 @@ def numbers(fn: Lowering) -> Lowering:
     return lower
 
 
-def floats(fn: Lowering) -> Lowering:
+def float_op(fn: Lowering) -> Lowering:
     """`fn` on floating-point arrays, computed in float32 for half types, rounded once."""
 
     def lower(x: Any, *rest: Any, **attrs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Scalars that a program may give as a Python number or as a tensor.
+"""Scalar arguments given as a Python number or as a tensor.
 
 A number becomes an attribute of the op. A tensor becomes a further input; the attribute `tensors`
 lists, in the order of these inputs, the names of the scalars that came as tensors.
@@ -46,10 +46,10 @@ def emit_with_scalars(
     from popxl.tensor import Tensor
 
     tensors = {k: v for k, v in scalars.items() if isinstance(v, Tensor)}
-    numbers = {
+    scalars_in = {
         k: float(v) for k, v in scalars.items() if v is not None and not isinstance(v, Tensor)
     }
-    merged: dict[str, Any] = {**(attrs or {}), **numbers}
+    merged: dict[str, Any] = {**(attrs or {}), **scalars_in}
     if tensors:
         merged["tensors"] = tuple(tensors)
     return emit(defn, [*inputs, *tensors.values()], merged, inplace=inplace)

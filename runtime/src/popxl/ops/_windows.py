@@ -35,7 +35,7 @@ def check_pad_type(op: str, pad_type: str | None) -> str:
 
 
 def extent(kernel: int, dilation: int) -> int:
-    """How many elements a dilated window spans."""
+    """Number of elements spanned by a dilated window."""
     return (kernel - 1) * dilation + 1
 
 

@@ -8,12 +8,18 @@ import jax
 import jax.numpy as jnp
 
 from popxl._ir.op_registry import define
-from popxl.ops._args import axis_of
+from popxl.ops._args import normalize_axis
 from popxl.ops._emit import emit
-from popxl.ops._folds import max_over, sum_over
 from popxl.ops._grads import scalar_like
-from popxl.ops._numerics import check_elements, check_floating, floats, numbers, widen
-from popxl.ops._table import ELEMENTWISE, unary
+from popxl.ops._numerics import (
+    check_elements,
+    check_floating,
+    float_op,
+    number_op,
+    widen,
+)
+from popxl.ops._reductions import max_over, sum_over
+from popxl.ops._tensor_only_ops import ELEMENTWISE, unary
 from popxl.ops.logic import greater, where
 from popxl.tensor import Tensor
 
@@ -24,10 +30,12 @@ def _relu_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
     return [where(greater(ctx.fwd(op.outputs[0]), zero), dy, zero)]
 
 
-_RELU = define("relu", numbers(jax.nn.relu), grad=_relu_grad, tags=ELEMENTWISE)
-_GELU = define("gelu", floats(lambda x: jax.nn.gelu(x, approximate=True)), tags=ELEMENTWISE)
-_GELUERF = define("geluerf", floats(lambda x: jax.nn.gelu(x, approximate=False)), tags=ELEMENTWISE)
-_SWISH = define("swish", floats(jax.nn.silu), tags=ELEMENTWISE)
+_RELU = define("relu", number_op(jax.nn.relu), grad=_relu_grad, tags=ELEMENTWISE)
+_GELU = define("gelu", float_op(lambda x: jax.nn.gelu(x, approximate=True)), tags=ELEMENTWISE)
+_GELUERF = define(
+    "geluerf", float_op(lambda x: jax.nn.gelu(x, approximate=False)), tags=ELEMENTWISE
+)
+_SWISH = define("swish", float_op(jax.nn.silu), tags=ELEMENTWISE)
 
 relu = unary(_RELU, "max(t, 0). The gradient at 0 is 0.")
 relu_ = unary(_RELU, "As `relu`, in place.", inplace=0)
@@ -47,7 +55,7 @@ def _tanh_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
 
 
 tanh = unary(
-    define("tanh", floats(jnp.tanh), grad=_tanh_grad, tags=ELEMENTWISE),
+    define("tanh", float_op(jnp.tanh), grad=_tanh_grad, tags=ELEMENTWISE),
     "Hyperbolic tangent of each element.",
 )
 
@@ -72,7 +80,7 @@ def _softmax(x: Any, axis: int) -> Any:
     return exponentials / sum_over(exponentials, axis, keepdims=True)
 
 
-_SOFTMAX = define("softmax", floats(_softmax), grad=_softmax_grad)
+_SOFTMAX = define("softmax", float_op(_softmax), grad=_softmax_grad)
 
 
 def softmax(t: Tensor, axis: int) -> Tensor:
@@ -81,4 +89,4 @@ def softmax(t: Tensor, axis: int) -> Tensor:
     Raises:
         ValueError: `t` has no such axis.
     """
-    return emit(_SOFTMAX, [t], {"axis": axis_of("softmax", t, axis)})[0]
+    return emit(_SOFTMAX, [t], {"axis": normalize_axis("softmax", t, axis)})[0]

@@ -12,9 +12,9 @@ from jax import lax
 
 from popxl._ir.op_registry import NoGrad, define
 from popxl.ops._emit import emit
-from popxl.ops._numerics import check_arithmetic, numbers, widen
+from popxl.ops._numerics import check_arithmetic, number_op, widen
 from popxl.ops._scalars import emit_with_scalars, with_scalars
-from popxl.ops._table import ELEMENTWISE, binary
+from popxl.ops._tensor_only_ops import ELEMENTWISE, binary
 from popxl.ops.elementwise import negate
 from popxl.ops.reduction import sum_to
 from popxl.tensor import Tensor
@@ -36,7 +36,7 @@ def _add_grad(ctx: Any, op: Any, dy: Tensor) -> Grads:
 
 _ADD = define(
     "add",
-    numbers(jnp.add),
+    number_op(jnp.add),
     grad=_add_grad,
     dtypes="same",
     tags=ELEMENTWISE,
@@ -55,7 +55,7 @@ def _sub_grad(ctx: Any, op: Any, dy: Tensor) -> Grads:
 
 
 sub = binary(
-    define("sub", numbers(jnp.subtract), grad=_sub_grad, dtypes="same", tags=ELEMENTWISE),
+    define("sub", number_op(jnp.subtract), grad=_sub_grad, dtypes="same", tags=ELEMENTWISE),
     f"lhs - rhs. {_ALIKE}",
 )
 
@@ -70,7 +70,7 @@ def _mul_grad(ctx: Any, op: Any, dy: Tensor) -> Grads:
 
 
 mul = binary(
-    define("mul", numbers(jnp.multiply), grad=_mul_grad, dtypes="same", tags=ELEMENTWISE),
+    define("mul", number_op(jnp.multiply), grad=_mul_grad, dtypes="same", tags=ELEMENTWISE),
     f"lhs * rhs. {_ALIKE}",
 )
 
@@ -87,8 +87,10 @@ def _div_grad(ctx: Any, op: Any, dy: Tensor) -> Grads:
 
 
 def _quotient(divide: Any, x: Any, y: Any, by_zero: Callable[[Any], Any]) -> Any:
-    """`divide`, without a whole number over zero: where constants give XLA's compiler that, the
-    process dies. What comes of it is then what XLA's devices make of it."""
+    """Integer `divide` that hides a constant division by zero from XLA, whose compiler crashes.
+
+    The result is then that of XLA's devices.
+    """
     x, y = jnp.broadcast_arrays(x, y)
     if jnp.issubdtype(y.dtype, jnp.floating):
         return divide(x, y)
@@ -100,7 +102,7 @@ def _div(x: Any, y: Any) -> Any:
 
 
 div = binary(
-    define("div", numbers(_div), grad=_div_grad, dtypes="same", tags=ELEMENTWISE),
+    define("div", number_op(_div), grad=_div_grad, dtypes="same", tags=ELEMENTWISE),
     "lhs / rhs; integers divide towards zero, and over zero give -1, or the largest number of an "
     f"unsigned type. {_ALIKE}",
 )
@@ -111,10 +113,10 @@ def _fmod(x: Any, y: Any) -> Any:
 
 
 fmod = binary(
-    define("fmod", numbers(_fmod), dtypes="same", tags=ELEMENTWISE),
+    define("fmod", number_op(_fmod), dtypes="same", tags=ELEMENTWISE),
     "Remainder of lhs / rhs with the sign of `lhs`, as C's fmod; of integers over zero, `lhs`.",
 )
-_POW = define("pow", numbers(jnp.power), dtypes="same", tags=ELEMENTWISE)
+_POW = define("pow", number_op(jnp.power), dtypes="same", tags=ELEMENTWISE)
 
 
 def pow(t: Tensor, e: float | int | TensorLike) -> Tensor:
@@ -131,7 +133,7 @@ def _maximum(*arrays: Any) -> Any:
     return reduce(jnp.maximum, arrays)
 
 
-_MAXIMUM = define("maximum", numbers(_maximum), dtypes="same", tags=ELEMENTWISE)
+_MAXIMUM = define("maximum", number_op(_maximum), dtypes="same", tags=ELEMENTWISE)
 
 
 def maximum(*ts: Tensor) -> Tensor:
@@ -188,7 +190,7 @@ def _increment_mod(x: Any, increment: float, modulus: float) -> Any:
 
 _INCREMENT_MOD = define(
     "increment_mod",
-    numbers(_increment_mod),
+    number_op(_increment_mod),
     grad=NoGrad("a counter is not differentiated"),
     tags=ELEMENTWISE,
 )

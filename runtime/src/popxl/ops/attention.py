@@ -8,8 +8,13 @@ from typing import Any
 
 from popxl._ir.op import Op
 from popxl._ir.op_registry import NoGrad, define
-from popxl.ops._attention import Settings, attention_grads, attention_of, sorted_inputs
 from popxl.ops._attention_checks import check_inputs, check_limits, check_lists
+from popxl.ops._attention_math import (
+    AttentionAttrs,
+    attention_grads,
+    attention_with_weights,
+    group_extra_inputs,
+)
 from popxl.ops._emit import emit
 from popxl.ops.fused_attention import FUSED_ATTENTION
 from popxl.ops.reduction import sum_to_like
@@ -29,7 +34,7 @@ _GRADS = define(
 
 def _attention_grad(ctx: Any, op: Op, dy: Tensor, *_: Any) -> list[Tensor | None]:
     q, k, v, *rest = op.inputs
-    others = sorted_inputs(rest, Settings(**op.attrs))
+    others = group_extra_inputs(rest, AttentionAttrs(**op.attrs))
     kept = [ctx.fwd(t) for t in (q, k, v, *op.outputs, *others.seed)]
     attrs = {name: op.attrs[name] for name in ("scale", "p", "cap", "sinks")}
     dq, dk, dv, ds, *d_sinks = emit(_GRADS, [dy, *kept], attrs)
@@ -44,9 +49,9 @@ def _attention_grad(ctx: Any, op: Op, dy: Tensor, *_: Any) -> list[Tensor | None
 
 
 def _attention(q: Any, k: Any, v: Any, *rest: Any, **attrs: Any) -> tuple[Any, ...]:
-    settings = Settings(**attrs)
-    check_inputs(q, k, v, sorted_inputs(rest, settings))
-    return attention_of(q, k, v, *rest, settings=settings)
+    settings = AttentionAttrs(**attrs)
+    check_inputs(q, k, v, group_extra_inputs(rest, settings))
+    return attention_with_weights(q, k, v, *rest, settings=settings)
 
 
 _ATTENTION = define("attention", _attention, grad=_attention_grad)
@@ -117,7 +122,7 @@ def attention(
     check_lists(biases, positions=positions, segments=segments)
     check_limits(window, cap)
     seed = [seed_tensor] if dropout and seed_tensor is not None else []
-    settings = Settings(
+    settings = AttentionAttrs(
         float(scale), len(biases), float(dropout), bool(causal),
         None if window is None else int(window), None if cap is None else float(cap),
         positions is not None, segments is not None, lengths is not None, sinks is not None,

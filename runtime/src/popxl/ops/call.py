@@ -19,25 +19,25 @@ from popxl.tensor import Tensor, TensorLike, TensorSpec, constant
 
 
 # ---- the op -------------------------------------------------------------------------------------
-def outputs_as_called(*specs: TensorSpec, graph: Graph, **_: Any) -> list[TensorSpec]:
+def called_outputs(*specs: TensorSpec, graph: Graph, **_: Any) -> list[TensorSpec]:
     """Shape rule of calls: what the called graph returns."""
     return [t.spec for t in graph._outputs]
 
 
-def regions_of_call(op: Op) -> list[Region[Graph]]:
-    """What a call or a repeat runs."""
+def called_regions(op: Op) -> list[Region[Graph]]:
+    """The graphs that a call or repeat op runs."""
     graph = op.attrs["graph"]
     ins, outs = range(len(graph._inputs)), range(len(graph._outputs))
     carried = tuple((k, k) for k in range(op.attrs.get("carried", 0)))
     return [Region(graph, tuple(ins), tuple(outs), carried, op.attrs.get("count", 1))]
 
 
-def names_as_called(op: Op) -> list[str]:
+def called_output_names(op: Op) -> list[str]:
     """Name rule of calls: those of the called graph's outputs, without scopes."""
-    return unscoped(op.attrs["graph"]._outputs)
+    return names_without_scopes(op.attrs["graph"]._outputs)
 
 
-def unscoped(tensors: Iterable[Tensor]) -> list[str]:
+def names_without_scopes(tensors: Iterable[Tensor]) -> list[str]:
     """The names of tensors without their scopes."""
     return [t.name.rpartition("/")[2] for t in tensors]
 
@@ -48,10 +48,10 @@ def _call_grad(ctx: Any, op: Op, *grads: Tensor | None) -> Sequence[Tensor | Non
 
 CALL = define(
     "call",
-    infer=outputs_as_called,
+    infer=called_outputs,
     grad=_call_grad,
-    regions=regions_of_call,
-    result=names_as_called,
+    regions=called_regions,
+    result=called_output_names,
 )
 
 
@@ -124,7 +124,7 @@ class CallSiteInfo:
     def set_parent_input_modified(
         self, parent_tensor: Tensor, infer_modified_regions: bool = False
     ) -> None:
-        """Let changes that the graph makes to this input reach `parent_tensor`.
+        """Write the changes that the graph makes to this input back to `parent_tensor`.
 
         Raises:
             ValueError: it is no input of the call, or the graph changes it as two inputs.

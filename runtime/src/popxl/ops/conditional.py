@@ -12,7 +12,7 @@ from popxl._ir.op_registry import define
 from popxl._ir.regions import Region
 from popxl.graph import Graph
 from popxl.ops._emit import emit
-from popxl.ops.call import CallSiteInfo, _check_index, gather_inputs, unscoped
+from popxl.ops.call import CallSiteInfo, _check_index, gather_inputs, names_without_scopes
 from popxl.tensor import Tensor, TensorSpec
 
 # Inputs of the op: the condition, the inputs of the then-branch, the inputs of the else-branch.
@@ -55,7 +55,7 @@ CONDITIONAL = define(
     infer=_infer,
     grad=_grad,
     regions=_regions,
-    result=lambda op: unscoped(op.attrs["then"]._outputs),
+    result=lambda op: names_without_scopes(op.attrs["then"]._outputs),
 )
 
 
@@ -89,7 +89,7 @@ class ConditionalSiteInfo(CallSiteInfo):
         return idx - _branch_inputs(self._op, self.is_parent_index_in_then_branch(idx))[0]
 
     def is_parent_index_in_then_branch(self, idx: int) -> bool:
-        """Whether the caller's input `idx` belongs to the then-branch.
+        """True if the caller's input `idx` belongs to the then-branch.
 
         Raises:
             ValueError: it is the condition.

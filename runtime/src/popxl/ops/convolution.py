@@ -12,8 +12,8 @@ from popxl import dtypes
 from popxl._analysis.shape_inference import abstract_outputs
 from popxl._ir.op_registry import NoGrad, define
 from popxl.ops._emit import emit
-from popxl.ops._folds import traced_for
-from popxl.ops._numerics import check_floating, is_float8, precision_of
+from popxl.ops._numerics import check_floating, is_float8, product_precision
+from popxl.ops._reductions import traced_platform
 from popxl.ops._windows import (
     PadType,
     Pairs,
@@ -23,7 +23,7 @@ from popxl.ops._windows import (
     padding_pairs,
     per_axis,
 )
-from popxl.ops.float8_143_152 import SCALE_CHECK, check_float8, check_scale, times_pow2
+from popxl.ops.float8_143_152 import SCALE_CHECK, check_float8, check_scale, scale_by_pow2
 from popxl.tensor import Tensor, TensorSpec
 
 _FLOAT8 = NoGrad("float8 convolutions are for inference")
@@ -32,15 +32,15 @@ _FLOAT8 = NoGrad("float8 convolutions are for inference")
 # ---- meaning ------------------------------------------------------------------------------------
 def _convolve(x: Any, w: Any, strides: Any, pads: Pairs, dilations: Any, **kwargs: Any) -> Any:
     spatial = "HWDXYZ"[: x.ndim - 2]
-    numbers = (f"NC{spatial}", f"OI{spatial}", f"NC{spatial}")
+    layouts = (f"NC{spatial}", f"OI{spatial}", f"NC{spatial}")
     return lax.conv_general_dilated(
         x,
         w,
         strides,
         pads,
         rhs_dilation=dilations,
-        dimension_numbers=numbers,
-        precision=precision_of(x, w),
+        dimension_numbers=layouts,
+        precision=product_precision(x, w),
         **kwargs,
     )
 
@@ -88,10 +88,12 @@ def _scaled(fn: Any) -> Any:
         if not (is_float8(x) and is_float8(w)):
             raise TypeError(f"it takes float8 tensors, not {x.dtype} and {w.dtype}")
         operands = x.astype(jnp.float32), w.astype(jnp.float32)
-        if traced_for() == "gpu":  # else XLA asks cuDNN for a convolution of float8, which has none
+        if (
+            traced_platform() == "gpu"
+        ):  # else XLA asks cuDNN for a convolution of float8, which has none
             operands = lax.optimization_barrier(operands)
         product = fn(*operands, **attrs)
-        return times_pow2(product, log2_scale).astype(jnp.float16)
+        return scale_by_pow2(product, log2_scale).astype(jnp.float16)
 
     return lower
 

@@ -10,11 +10,11 @@ import numpy as np
 from jax import lax
 
 from popxl._ir.op_registry import OpDef, define
-from popxl.ops._args import axis_of
+from popxl.ops._args import normalize_axis
 from popxl.ops._emit import emit
-from popxl.ops._indices import as_int32, check_known
+from popxl.ops._index_bounds import as_int32, check_known
 from popxl.ops.gathering import check_indices
-from popxl.ops.placement import init, update_apart
+from popxl.ops.placement import init, unfused_update
 from popxl.tensor import Tensor
 
 
@@ -52,7 +52,7 @@ def _emit(
     """Check a part of the first input that begins at the second, and add the op."""
     op, (t, index, *_) = defn.name, inputs
     check_indices(op, index)
-    given, wanted = tuple(axis_of(op, t, a) for a in axes), tuple(int(s) for s in sizes)
+    given, wanted = tuple(normalize_axis(op, t, a) for a in axes), tuple(int(s) for s in sizes)
     if len(given) != len(wanted) or len(set(given)) != len(given):
         raise ValueError(f"{op}: axes {given} and sizes {wanted} must pair up, each axis once")
     for axis, size in zip(given, wanted, strict=True):
@@ -102,7 +102,7 @@ def _dynamic_update(
                 f"the update has shape {update.shape}, but axis {axis} has size {size}"
             )
     starts = _starts(index, axes, t.ndim)
-    return lax.dynamic_update_slice(t, update_apart(update), starts, allow_negative_indices=False)
+    return lax.dynamic_update_slice(t, unfused_update(update), starts, allow_negative_indices=False)
 
 
 def _dynamic_update_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor | None]:

@@ -11,8 +11,8 @@ from jax import lax
 from popxl import dtypes
 from popxl._ir.op_registry import NoGrad, define
 from popxl.ops._emit import emit
-from popxl.ops._numerics import floats, numbers
-from popxl.ops._table import ELEMENTWISE, unary
+from popxl.ops._numerics import float_op, number_op
+from popxl.ops._tensor_only_ops import ELEMENTWISE, unary
 from popxl.utils import downcast_np_dtypes
 
 if TYPE_CHECKING:
@@ -32,23 +32,23 @@ def _negate_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
 
 
 abs = unary(
-    define("abs", numbers(jnp.abs), grad=_abs_grad, tags=ELEMENTWISE),
+    define("abs", number_op(jnp.abs), grad=_abs_grad, tags=ELEMENTWISE),
     "Absolute value of each element. The gradient at 0 is 0.",
 )
 negate = unary(
-    define("negate", numbers(jnp.negative), grad=_negate_grad, tags=ELEMENTWISE),
+    define("negate", number_op(jnp.negative), grad=_negate_grad, tags=ELEMENTWISE),
     "Each element with its sign changed.",
 )
 sign = unary(
-    define("sign", numbers(jnp.sign), grad=_STEP, tags=ELEMENTWISE),
+    define("sign", number_op(jnp.sign), grad=_STEP, tags=ELEMENTWISE),
     "-1, 0 or 1, the sign of each element. NaN stays NaN.",
 )
 floor = unary(
-    define("floor", numbers(jnp.floor), grad=_STEP, tags=ELEMENTWISE),
+    define("floor", number_op(jnp.floor), grad=_STEP, tags=ELEMENTWISE),
     "The largest whole number not above each element.",
 )
 ceil = unary(
-    define("ceil", numbers(jnp.ceil), grad=_STEP, tags=ELEMENTWISE),
+    define("ceil", number_op(jnp.ceil), grad=_STEP, tags=ELEMENTWISE),
     "The smallest whole number not below each element.",
 )
 
@@ -64,7 +64,7 @@ def _clip(x: Any, min: float, max: float) -> Any:
     return x
 
 
-_CLIP = define("clip", numbers(_clip), tags=ELEMENTWISE)
+_CLIP = define("clip", number_op(_clip), tags=ELEMENTWISE)
 
 
 def clip(t: Tensor, min: float = float("-inf"), max: float = float("inf")) -> Tensor:
@@ -91,18 +91,23 @@ def _exp_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
 
 
 sqrt = unary(
-    define("sqrt", floats(jnp.sqrt), grad=_sqrt_grad, tags=ELEMENTWISE),
+    define("sqrt", float_op(jnp.sqrt), grad=_sqrt_grad, tags=ELEMENTWISE),
     "Square root of each element; NaN for negative ones.",
 )
-_EXP = define("exp", floats(jnp.exp), grad=_exp_grad, tags=ELEMENTWISE)
+_EXP = define("exp", float_op(jnp.exp), grad=_exp_grad, tags=ELEMENTWISE)
 exp = unary(_EXP, "e to the power of each element.")
 exp_ = unary(_EXP, "As `exp`, in place.", inplace=0)
-log = unary(define("log", floats(jnp.log), tags=ELEMENTWISE), "Natural logarithm of each element.")
-log2 = unary(
-    define("log2", floats(jnp.log2), tags=ELEMENTWISE), "Logarithm to base 2 of each element."
+log = unary(
+    define("log", float_op(jnp.log), tags=ELEMENTWISE), "Natural logarithm of each element."
 )
-sin = unary(define("sin", floats(jnp.sin), tags=ELEMENTWISE), "Sine of each element, in radians.")
-cos = unary(define("cos", floats(jnp.cos), tags=ELEMENTWISE), "Cosine of each element, in radians.")
+log2 = unary(
+    define("log2", float_op(jnp.log2), tags=ELEMENTWISE),
+    "Logarithm to base 2 of each element.",
+)
+sin = unary(define("sin", float_op(jnp.sin), tags=ELEMENTWISE), "Sine of each element, in radians.")
+cos = unary(
+    define("cos", float_op(jnp.cos), tags=ELEMENTWISE), "Cosine of each element, in radians."
+)
 
 # ---- tests of values ----------------------------------------------------------------------------
 isnan = unary(
@@ -125,7 +130,7 @@ def _cast_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor | None]:
     return [cast(dy, source) if source.is_floating_point else None]
 
 
-def named_after_dtype(op: Any) -> list[str]:
+def name_after_dtype(op: Any) -> list[str]:
     """Name rule of casts."""
     return ["{t}_" + op.attrs["dtype"].name]
 
@@ -135,7 +140,7 @@ _CAST = define(
     lambda x, dtype: x.astype(dtype.as_jax()),
     grad=_cast_grad,
     tags=ELEMENTWISE,
-    result=named_after_dtype,
+    result=name_after_dtype,
 )
 
 

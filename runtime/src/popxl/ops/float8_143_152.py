@@ -12,10 +12,10 @@ import jax.numpy as jnp
 
 from popxl import dtypes
 from popxl._ir.op_registry import RuntimeCheck, define
-from popxl.ops._args import hint
+from popxl.ops._args import as_hint_attribute
 from popxl.ops._emit import emit
 from popxl.ops._numerics import check_floating, is_float8
-from popxl.ops.elementwise import named_after_dtype
+from popxl.ops.elementwise import name_after_dtype
 from popxl.ops.linalg import matmul_grads
 from popxl.ops.placement import init
 from popxl.tensor import Tensor
@@ -23,7 +23,7 @@ from popxl.tensor import Tensor
 FLOAT8 = (dtypes.float8_143, dtypes.float8_152)
 
 
-def times_pow2(x: Any, log2_scale: Any) -> Any:
+def scale_by_pow2(x: Any, log2_scale: Any) -> Any:
     """x * 2^log2_scale in float32."""
     if log2_scale.size != 1 or not jnp.issubdtype(log2_scale.dtype, jnp.integer):
         raise TypeError(
@@ -55,7 +55,7 @@ def check_float8(op: str, *operands: Tensor) -> None:
 # ---- casts --------------------------------------------------------------------------------------
 def _to_float8(x: Any, log2_scale: Any, dtype: dtypes.dtype) -> Any:
     check_floating(x)
-    return times_pow2(x, log2_scale).astype(dtype.as_jax())
+    return scale_by_pow2(x, log2_scale).astype(dtype.as_jax())
 
 
 def _scaled_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor | None]:
@@ -74,14 +74,14 @@ SCALE_CHECK = RuntimeCheck(
     _out_of_range, "log2_scale must be in [-32, 32)", "throwIfLog2ScaleTensorNotInRange"
 )
 _SCALE = define(
-    "pow2scale", lambda x, log2_scale, dtype: times_pow2(x, log2_scale).astype(dtype.as_jax())
+    "pow2scale", lambda x, log2_scale, dtype: scale_by_pow2(x, log2_scale).astype(dtype.as_jax())
 )
 _TO_FLOAT8 = define(
     "pow2scale_cast_to_fp8",
     _to_float8,
     grad=_scaled_grad,
     check=SCALE_CHECK,
-    result=named_after_dtype,
+    result=name_after_dtype,
 )
 
 
@@ -105,7 +105,7 @@ def pow2scale_cast_to_fp8(t: Tensor, log2_scale: Tensor, data_type: dtypes.dtype
 def _from_float8(x: Any, log2_scale: Any, dtype: dtypes.dtype) -> Any:
     if not is_float8(x):
         raise TypeError(f"it takes a float8 tensor, not {x.dtype}")
-    return times_pow2(x, log2_scale).astype(dtype.as_jax())
+    return scale_by_pow2(x, log2_scale).astype(dtype.as_jax())
 
 
 _FROM_FLOAT8 = define(
@@ -113,7 +113,7 @@ _FROM_FLOAT8 = define(
     _from_float8,
     grad=_scaled_grad,
     check=SCALE_CHECK,
-    result=named_after_dtype,
+    result=name_after_dtype,
 )
 
 
@@ -144,7 +144,7 @@ def _matmul(
     product = jnp.matmul(
         a.astype(jnp.bfloat16), b.astype(jnp.bfloat16), preferred_element_type=jnp.float32
     )
-    return times_pow2(product, log2_scale).astype(jnp.float16)
+    return scale_by_pow2(product, log2_scale).astype(jnp.float16)
 
 
 def _matmul_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor | None]:
@@ -179,4 +179,4 @@ def matmul_pow2scaled(
     """
     check_float8("matmul_pow2scaled", lhs, rhs)
     check_scale("matmul_pow2scaled", log2_scale)
-    return emit(_MATMUL, [lhs, rhs, log2_scale], hint(available_memory_proportion))[0]
+    return emit(_MATMUL, [lhs, rhs, log2_scale], as_hint_attribute(available_memory_proportion))[0]

@@ -25,7 +25,7 @@ from popxl._ir.op import Op
 from popxl._ir.op_registry import NoGrad, define
 from popxl.ops._emit import emit
 from popxl.ops._numerics import check_floating
-from popxl.ops.elementwise import named_after_dtype
+from popxl.ops.elementwise import name_after_dtype
 from popxl.ops.reduction import sum_to_like
 from popxl.tensor import Tensor
 
@@ -121,7 +121,7 @@ _Rule = tuple[int, bool]  # the fields of a ScaleRule, as ops have them
 
 
 # ---- casts and products, in JAX -----------------------------------------------------------------
-def _saturated(x: Any, scale: Any, dtype: dtypes.dtype) -> Any:
+def _saturate(x: Any, scale: Any, dtype: dtypes.dtype) -> Any:
     """x * scale in float8. XLA's own casts make NaN or infinity of what is out of range."""
     largest = LARGEST[dtype]
     wide = x.astype(jnp.float32) * scale
@@ -162,7 +162,7 @@ def _operand(
     check_floating(t)
     amax, dtype = _amax(t), FORMATS[format].forward
     own = scale[0][which] if rule is None else _current(rule, amax, dtype)
-    return _saturated(t, own, dtype), own, amax
+    return _saturate(t, own, dtype), own, amax
 
 
 def _linear(
@@ -188,7 +188,7 @@ def _linear_grads(
     """(dx, dw) in the types `results`, and with delayed scaling the three amaxes."""
     amax, dtype = _amax(dy), FORMATS[format].gradient
     own = scale[0][2] if rule is None else _current(rule, amax, dtype)
-    dy8 = _saturated(dy, own, dtype).reshape((-1, dy.shape[-1]))
+    dy8 = _saturate(dy, own, dtype).reshape((-1, dy.shape[-1]))
     x8_rows = x8.reshape((-1, x8.shape[-1]))
     of_x, of_w = (t.as_jax() for t in results)
     dx = _product(dy8, w8, own, w_scale, (1, 1), of_x, exact).reshape(x8.shape)
@@ -292,7 +292,7 @@ def _delayed_scales(
     scale: Any, history: Any, amax: Any, *step: Any,
     format: str, rule: _Rule, amax_of: AmaxOf, interval: int,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """See `delayed_scales`."""
+    """Lowering of `delayed_scales`."""
     seen = jnp.where(jnp.isfinite(amax), amax, 0)
     history = jnp.concatenate([seen[:, None], history[:, :-1]], 1)
     largest = jnp.asarray([LARGEST[t] for t in FORMATS[format].types], jnp.float32)
@@ -352,9 +352,9 @@ def delayed_scales(
 # ---- casts --------------------------------------------------------------------------------------
 _CAST = define(
     "fp8_cast",
-    lambda x, scale, dtype: _saturated(x, scale, dtype),
+    lambda x, scale, dtype: _saturate(x, scale, dtype),
     grad=NoGrad("differentiate fp8.linear, which has the products of its gradients in FP8 too"),
-    result=named_after_dtype,
+    result=name_after_dtype,
 )
 
 

@@ -1,6 +1,6 @@
-"""Attention whose scores never exist as a whole.
+"""Fused attention: the scores never exist as a whole.
 
-On NVIDIA GPUs it is cuDNN's kernel (`popxl.ops._cudnn`); elsewhere, and for what that does not
+On NVIDIA GPUs it is cuDNN's kernel (`_cudnn_attention`); elsewhere, and for what that does not
 compute, a loop over tiles of the queries. Either way the gradient computes the scores again, from
 queries and keys (Dao et al., FlashAttention, arXiv:2205.14135).
 """
@@ -17,19 +17,19 @@ from jax import lax
 
 from popxl._ir.op import Op
 from popxl._ir.op_registry import NoGrad, define
-from popxl.ops._attention import (
-    Settings,
-    attention_grads,
-    attention_of,
-    sorted_inputs,
-)
 from popxl.ops._attention_checks import check_inputs
-from popxl.ops._cudnn import (
+from popxl.ops._attention_math import (
+    AttentionAttrs,
+    attention_grads,
+    attention_with_weights,
+    group_extra_inputs,
+)
+from popxl.ops._cudnn_attention import (
     attention_grads_kernel,
     attention_kernel,
     is_installed,
-    is_kernel,
-    name_end,
+    is_supported,
+    kernel_name_suffix,
 )
 from popxl.ops._emit import emit
 from popxl.tensor import Tensor
@@ -41,8 +41,8 @@ _QUERIES = -2
 
 
 # ---- tiles --------------------------------------------------------------------------------------
-def _tiled(t: Any, axis: int) -> Any:
-    """Cut the axis into tiles, the last filled up with zeros: (tiles, ..., TILE, ...)."""
+def _split_into_tiles(t: Any, axis: int) -> Any:
+    """Split the axis into tiles, the last padded with zeros: (tiles, ..., TILE, ...)."""
     axis %= t.ndim
     missing = -t.shape[axis] % TILE
     t = jnp.pad(t, [(0, missing if a == axis else 0) for a in range(t.ndim)])
@@ -50,8 +50,8 @@ def _tiled(t: Any, axis: int) -> Any:
     return jnp.moveaxis(cut, axis, 0)
 
 
-def _joined(tiles: Any, axis: int, length: int) -> Any:
-    """The inverse of `_tiled`."""
+def _join_tiles(tiles: Any, axis: int, length: int) -> Any:
+    """The inverse of `_split_into_tiles`."""
     axis %= tiles.ndim - 1
     whole = jnp.moveaxis(tiles, 0, axis)
     whole = whole.reshape(*whole.shape[:axis], -1, *whole.shape[axis + 2 :])
@@ -59,7 +59,7 @@ def _joined(tiles: Any, axis: int, length: int) -> Any:
 
 
 class _Tiles:
-    """The inputs of the op, for one tile of the queries after the other.
+    """The op's inputs, sliced for one tile of queries at a time.
 
     Attributes:
         settings: those of attention in a tile, where queries have their own positions.
@@ -67,8 +67,8 @@ class _Tiles:
         xs: what is cut: the tiles' numbers, queries, biases, positions and segments.
     """
 
-    def __init__(self, q: Any, k: Any, rest: Sequence[Any], settings: Settings) -> None:
-        self.others = sorted_inputs(rest, settings)
+    def __init__(self, q: Any, k: Any, rest: Sequence[Any], settings: AttentionAttrs) -> None:
+        self.others = group_extra_inputs(rest, settings)
         queries, keys = q.shape[_QUERIES], k.shape[_QUERIES]
         positions = self.others.positions
         if settings.causal and not positions:
@@ -80,13 +80,13 @@ class _Tiles:
         cut = [b for b, moves in zip(floats, self.moving, strict=True) if moves]
         self.xs = (
             jnp.arange(-(-queries // TILE), dtype=jnp.uint32),
-            _tiled(q, _QUERIES),
-            [_tiled(b, _QUERIES) for b in cut],
-            [_tiled(places, -1) for places in self._places[::2]],
+            _split_into_tiles(q, _QUERIES),
+            [_split_into_tiles(b, _QUERIES) for b in cut],
+            [_split_into_tiles(places, -1) for places in self._places[::2]],
         )
 
     def of(self, number: Any, biases: Sequence[Any], places: Sequence[Any]) -> list[Any]:
-        """The inputs after q, k and v of attention in a tile."""
+        """Inputs after q, k and v for one tile of queries."""
         cut, others = iter(biases), self.others
         pairs = zip(self.moving, others.floats, strict=True)
         inputs = [next(cut) if moves else bias for moves, bias in pairs]
@@ -100,19 +100,19 @@ def _own_seed(seed: Any, number: Any) -> Any:
     return jax.random.key_data(jax.random.fold_in(key, number))
 
 
-def _by_tiles(q: Any, k: Any, v: Any, *rest: Any, settings: Settings) -> Any:
+def _by_tiles(q: Any, k: Any, v: Any, *rest: Any, settings: AttentionAttrs) -> Any:
     tiles = _Tiles(q, k, rest, settings)
 
     def tile(xs: Any) -> Any:
         number, part, biases, places = xs
         rest = tiles.of(number, biases, places)
-        return attention_of(part, k, v, *rest, settings=tiles.settings)[0]
+        return attention_with_weights(part, k, v, *rest, settings=tiles.settings)[0]
 
-    return _joined(lax.map(tile, tiles.xs), _QUERIES, q.shape[_QUERIES])
+    return _join_tiles(lax.map(tile, tiles.xs), _QUERIES, q.shape[_QUERIES])
 
 
 def _grads_by_tiles(
-    dy: Any, q: Any, k: Any, v: Any, out: Any, *rest: Any, settings: Settings
+    dy: Any, q: Any, k: Any, v: Any, out: Any, *rest: Any, settings: AttentionAttrs
 ) -> tuple[Any, ...]:
     """Gradients of q, k, v, each bias and sinks; sums over tiles are float32."""
     tiles = _Tiles(q, k, rest, settings)
@@ -122,8 +122,8 @@ def _grads_by_tiles(
     def tile(sums: Any, xs: Any) -> tuple[Any, Any]:
         (number, part, cut, places), dy, out = xs
         rest = tiles.of(number, cut, places)
-        _, *kept = attention_of(part, k, v, *rest, settings=inner)
-        seed = sorted_inputs(rest, inner).seed
+        _, *kept = attention_with_weights(part, k, v, *rest, settings=inner)
+        seed = group_extra_inputs(rest, inner).seed
         dq, dk, dv, ds, *d_sinks = attention_grads(
             dy, part, k, v, out, *kept, *seed,
             scale=inner.scale, p=inner.p, cap=inner.cap, sinks=inner.sinks,
@@ -136,13 +136,13 @@ def _grads_by_tiles(
         return jax.tree.map(jnp.add, sums, new), (dq, [_sum_to(ds, b.shape) for b in cut])
 
     start = jax.tree.map(lambda t: jnp.zeros(t.shape, jnp.float32), (k, v, still))
-    outer = _tiled(dy, _QUERIES), _tiled(out, _QUERIES)
+    outer = _split_into_tiles(dy, _QUERIES), _split_into_tiles(out, _QUERIES)
     (dk, dv, whole), (dq, cut) = lax.scan(tile, start, (tiles.xs, *outer))
     queries = q.shape[_QUERIES]
-    of_cut, of_whole = (_joined(c, _QUERIES, queries) for c in cut), iter(whole)
+    of_cut, of_whole = (_join_tiles(c, _QUERIES, queries) for c in cut), iter(whole)
     d_floats = [next(of_cut) if moves else next(of_whole) for moves in tiles.moving]
     d_floats = [d.astype(b.dtype) for d, b in zip(d_floats, floats, strict=True)]
-    return _joined(dq, _QUERIES, queries), dk.astype(k.dtype), dv.astype(v.dtype), *d_floats
+    return _join_tiles(dq, _QUERIES, queries), dk.astype(k.dtype), dv.astype(v.dtype), *d_floats
 
 
 def _sum_to(ds: Any, shape: tuple[int, ...]) -> Any:
@@ -153,8 +153,11 @@ def _sum_to(ds: Any, shape: tuple[int, ...]) -> Any:
 
 
 # ---- the op -------------------------------------------------------------------------------------
-def _either(
-    kernel: Callable[..., Any], tiles: Callable[..., Any], settings: Settings, *inputs: Any
+def _cudnn_or_tiles(
+    kernel: Callable[..., Any],
+    tiles: Callable[..., Any],
+    settings: AttentionAttrs,
+    *inputs: Any,
 ) -> Any:
     """`kernel`, under its name in what JAX traces; `tiles`, where JAX refuses it, which asks the
     device at hand and its cuDNN, and a plan may be for another machine.
@@ -164,7 +167,7 @@ def _either(
     """
     forward = kernel is attention_kernel
     (q, k, v), rest = (inputs[:3], inputs[3:]) if forward else (inputs[1:4], inputs[5:])
-    if not is_kernel(q, k, v, rest, settings):
+    if not is_supported(q, k, v, rest, settings):
         return tiles(*inputs, settings=settings)
 
     def named(*args: Any) -> Any:
@@ -173,14 +176,14 @@ def _either(
                 return kernel(*args, settings=settings)
         return tiles(*args, settings=settings)
 
-    named.__name__ = kernel.__name__ + name_end(settings)
+    named.__name__ = kernel.__name__ + kernel_name_suffix(settings)
     return jax.jit(named)(*inputs)
 
 
 def _attention(q: Any, k: Any, v: Any, *rest: Any, **attrs: Any) -> Any:
-    settings = Settings(**attrs)
-    check_inputs(q, k, v, sorted_inputs(rest, settings))
-    return _either(attention_kernel, _by_tiles, settings, q, k, v, *rest)
+    settings = AttentionAttrs(**attrs)
+    check_inputs(q, k, v, group_extra_inputs(rest, settings))
+    return _cudnn_or_tiles(attention_kernel, _by_tiles, settings, q, k, v, *rest)
 
 
 def _grads(*inputs: Any, **attrs: Any) -> tuple[Any, ...]:
@@ -189,8 +192,8 @@ def _grads(*inputs: Any, **attrs: Any) -> tuple[Any, ...]:
     Args:
         inputs: the output's gradient, q, k, v, the output, and the op's other inputs.
     """
-    grads: tuple[Any, ...] = _either(
-        attention_grads_kernel, _grads_by_tiles, Settings(**attrs), *inputs
+    grads: tuple[Any, ...] = _cudnn_or_tiles(
+        attention_grads_kernel, _grads_by_tiles, AttentionAttrs(**attrs), *inputs
     )
     return grads
 

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from popxl._ir.op_registry import define
-from popxl.ops._args import axis_of, check_tensors, hint
+from popxl.ops._args import as_hint_attribute, check_tensors, normalize_axis
 from popxl.ops._emit import emit
-from popxl.ops._folds import traced_for
-from popxl.ops._indices import check_known, dropped_outside, in_range, nearest
+from popxl.ops._index_bounds import check_known, clamp_indices, in_range, indices_or_size
 from popxl.ops._numerics import check_arithmetic, widen
-from popxl.ops._rows import add_rows, add_summed_rows
+from popxl.ops._reductions import traced_platform
+from popxl.ops._scatter_add import scatter_add, scatter_add_presummed
 from popxl.tensor import Constant, Tensor
 
 
@@ -29,7 +29,7 @@ def _gather(
 ) -> Any:
     if not t.shape[axis] and indices.size:
         raise ValueError(f"axis {axis} of shape {t.shape} has no elements to take")
-    taken = jnp.take(t, nearest(indices, t.shape[axis]), axis, mode="clip")
+    taken = jnp.take(t, clamp_indices(indices, t.shape[axis]), axis, mode="clip")
     if not zero_oor:
         return taken
     shape = (1,) * axis + indices.shape + (1,) * (t.ndim - axis - 1)
@@ -37,20 +37,20 @@ def _gather(
     return jnp.where(valid, taken, jnp.zeros((), t.dtype))
 
 
-def _rows_and_places(
+def _grad_rows_and_indices(
     dy: Any, indices: Any, size: int, axis: int, zero_oor: bool
 ) -> tuple[Any, Any]:
     """The rows of a gradient, and the row of the table that each belongs to."""
     count = indices.ndim
     rows = jnp.moveaxis(dy, range(axis, axis + count), range(count))
-    return rows, (dropped_outside if zero_oor else nearest)(indices, size)
+    return rows, (indices_or_size if zero_oor else clamp_indices)(indices, size)
 
 
 def _add_rows(dy: Any, indices: Any, shape: tuple[int, ...], axis: int, zero_oor: bool) -> Any:
     """Scatter-add into zeros: float32 sums, since one row may get many contributions."""
-    rows, where = _rows_and_places(dy, indices, shape[axis], axis, zero_oor)
+    rows, where = _grad_rows_and_indices(dy, indices, shape[axis], axis, zero_oor)
     zeros = widen(jnp.zeros((shape[axis], *shape[:axis], *shape[axis + 1 :]), dy.dtype))
-    return jnp.moveaxis(add_rows(zeros, where, rows), 0, axis).astype(dy.dtype)
+    return jnp.moveaxis(scatter_add(zeros, where, rows), 0, axis).astype(dy.dtype)
 
 
 def _add_rows_onto(
@@ -58,10 +58,10 @@ def _add_rows_onto(
 ) -> Any:
     """On a GPU only the rows that are added are touched, where the table has more."""
     is_whole = axis > 0 or indices.size >= shape[0] or widen(t).dtype != t.dtype
-    if is_whole or traced_for() != "gpu" or not jnp.issubdtype(dy.dtype, jnp.floating):
+    if is_whole or traced_platform() != "gpu" or not jnp.issubdtype(dy.dtype, jnp.floating):
         return (widen(t) + _add_rows(dy, indices, shape, axis, zero_oor)).astype(t.dtype)
-    rows, where = _rows_and_places(dy, indices, shape[0], axis, zero_oor)
-    return add_summed_rows(t, where, rows)
+    rows, where = _grad_rows_and_indices(dy, indices, shape[0], axis, zero_oor)
+    return scatter_add_presummed(t, where, rows)
 
 
 _GATHER_GRAD = define("gather_grad", _add_rows, onto=_add_rows_onto)
@@ -117,10 +117,10 @@ def _emit_gather(
     op: str, t: Tensor, indices: Tensor, axis: int, proportion: float | None, zero_oor: bool
 ) -> Tensor:
     check_indices(op, indices)
-    axis = axis_of(op, t, axis)
+    axis = normalize_axis(op, t, axis)
     if not zero_oor:
         check_known(op, indices, t.shape[axis])
-    attrs = {"axis": axis, "zero_oor": bool(zero_oor), **hint(proportion)}
+    attrs = {"axis": axis, "zero_oor": bool(zero_oor), **as_hint_attribute(proportion)}
     return emit(_GATHER, [t, indices], attrs, names=[f"{op}_out"])[0]
 
 
@@ -154,13 +154,13 @@ def groupedgather(
         return gather(t, indices, axis, available_memory_proportion, zero_OOR)
     check_indices("groupedgather", indices)
     check_groups("groupedgather", group_size, t, indices)
-    axis = axis_of("groupedgather", t, axis, extra=-1)
+    axis = normalize_axis("groupedgather", t, axis, extra=-1)
     if not zero_OOR:
         check_known("groupedgather", indices, t.shape[axis + 1])
     attrs: dict[str, Any] = {
         "axis": axis,
         "zero_oor": bool(zero_OOR),
-        **hint(available_memory_proportion),
+        **as_hint_attribute(available_memory_proportion),
     }
     return emit(_GROUPED_GATHER, [t, indices], attrs)[0]
 
@@ -196,7 +196,7 @@ def _scatter(
         raise ValueError(f"indices {indices.shape} must have the rank of the tensor {t.shape}")
     if t.dtype != values.dtype:
         raise TypeError(f"values are {values.dtype}, but the tensor is {t.dtype}: use ops.cast")
-    where = dropped_outside(indices, t.shape[axis])
+    where = indices_or_size(indices, t.shape[axis])
     return t.at[element_index(where, axis)].set(values, mode="drop")
 
 
@@ -223,9 +223,9 @@ def scatter(
         IndexError: a constant has an index out of range.
     """
     check_indices("scatter", indices)
-    axis = axis_of("scatter", t, axis)
+    axis = normalize_axis("scatter", t, axis)
     check_known("scatter", indices, t.shape[axis])
-    attrs = {"axis": axis, **hint(available_memory_proportion)}
+    attrs = {"axis": axis, **as_hint_attribute(available_memory_proportion)}
     return emit(_SCATTER, [t, indices, values], attrs)[0]
 
 
@@ -259,7 +259,7 @@ def onehot(t: Tensor, num_classes: Tensor, values: Tensor, axis: int) -> Tensor:
         raise ValueError(f"onehot: num_classes {num_classes!r} must be a constant of one element")
     check_indices("onehot", t)
     count = int(num_classes._data.reshape(()))
-    attrs = {"num_classes": count, "axis": axis_of("onehot", t, axis, extra=1)}
+    attrs = {"num_classes": count, "axis": normalize_axis("onehot", t, axis, extra=1)}
     return emit(_ONEHOT, [t, values], attrs)[0]
 
 
@@ -320,9 +320,9 @@ def topk(
     Raises:
         ValueError: `t` has no such axis, or fewer than `k` elements along it.
     """
-    axis = axis_of("topk", t, axis)
+    axis = normalize_axis("topk", t, axis)
     if not 1 <= k <= t.shape[axis]:
         raise ValueError(f"topk: k={k} must be in [1, {t.shape[axis]}] for axis {axis} of {t.id!r}")
     attrs = {"k": int(k), "axis": axis, "largest": bool(largest), "sorted": bool(sorted)}
-    values, indices = emit(_TOPK, [t], {**attrs, **hint(available_memory_proportion)})
+    values, indices = emit(_TOPK, [t], {**attrs, **as_hint_attribute(available_memory_proportion)})
     return values, indices

@@ -1,4 +1,4 @@
-"""Products of rows that are sorted by group with a matrix of each group.
+"""Grouped matrix products (ragged dot): rows sorted by group, a matrix per group.
 
 A loop over groups multiplies tiles of rows, as many as a group has, so that work and memory go by
 the rows: XLA's own ragged product, but on TPUs, masks the rows of every group and multiplies them
@@ -20,9 +20,15 @@ from popxl._ir.argument_checks import integer_of
 from popxl._ir.op import Op
 from popxl._ir.op_registry import NoGrad, define
 from popxl.ops._emit import emit
-from popxl.ops._kernels import KERNELS, Shapes
-from popxl.ops._numerics import check_floating, check_same_dtype, factors, precision_of, widen
-from popxl.ops._rows import add_rows
+from popxl.ops._kernel_registry import KERNELS, Shapes
+from popxl.ops._numerics import (
+    check_floating,
+    check_same_dtype,
+    product_operands,
+    product_precision,
+    widen,
+)
+from popxl.ops._scatter_add import scatter_add
 from popxl.tensor import Tensor
 
 TILES = (512, 256, 128, 16)
@@ -64,13 +70,13 @@ def _check_rows(x: Any, rows: Any, into: int | None) -> None:
         )
 
 
-def _check_int32(name: str, numbers: Any) -> None:
-    if numbers.dtype != jnp.int32:
-        raise TypeError(f"{name} are int32, not {numbers.dtype}: use ops.cast")
+def _check_int32(name: str, indices: Any) -> None:
+    if indices.dtype != jnp.int32:
+        raise TypeError(f"{name} are int32, not {indices.dtype}: use ops.cast")
 
 
-def _apart(matrices: Any, sizes: Any) -> Any:
-    """A matrix of each group, of those that lie one after the other."""
+def _matrix_list(matrices: Any, sizes: Any) -> Any:
+    """The matrices of all groups as (groups, in, out)."""
     groups = sizes.size
     if matrices.ndim == 2 and groups and matrices.shape[0] % groups == 0:
         return matrices.reshape(groups, matrices.shape[0] // groups, matrices.shape[1])
@@ -78,7 +84,7 @@ def _apart(matrices: Any, sizes: Any) -> Any:
 
 
 def _tiles(end: Any, left: Any, rows: int, value: Any, tile: Callable[..., Any]) -> Any:
-    """Change `value` by each tile of a group.
+    """Loop over a group's tiles of rows, updating `value`.
 
     Args:
         end: row after the group; `left`: rows that it has; `rows`: those of all groups.
@@ -103,7 +109,7 @@ def _tiles(end: Any, left: Any, rows: int, value: Any, tile: Callable[..., Any])
 
 
 def _bounds(sizes: Any, rows: int) -> tuple[Any, Any]:
-    """Rows up to the end of each group, and rows of it, of those that there are."""
+    """End row and number of rows of each group, clipped to the rows given."""
     ends = jnp.minimum(jnp.cumsum(jnp.clip(sizes, 0, rows)), rows)
     return ends, jnp.diff(ends, prepend=0)
 
@@ -129,18 +135,18 @@ def grouped_product(
     picked, target = (rows, None) if into is None else (None, rows)
 
     def group(g: Any, out: Any) -> Any:
-        (matrix,) = factors(lax.dynamic_index_in_dim(matrices, g, keepdims=False))
+        (matrix,) = product_operands(lax.dynamic_index_in_dim(matrices, g, keepdims=False))
 
         def tile(out: Any, first: Any, own: Any) -> Any:
             part = _rows_at(x, picked, first, own.shape[0])
             y = lax.dot_general(
-                *factors(part), matrix, contracted,
-                precision=precision_of(x, matrices), preferred_element_type=_sums(dtype),
+                *product_operands(part), matrix, contracted,
+                precision=product_precision(x, matrices), preferred_element_type=_sum_dtype(dtype),
             )  # fmt: skip
             if target is not None:
                 at = lax.dynamic_slice(target, (first,), own.shape[:1])
                 there = own[:, 0] & (at >= 0) & (at < into)
-                return add_rows(out, jnp.where(there, at, into), y)
+                return scatter_add(out, jnp.where(there, at, into), y)
             there = lax.dynamic_slice(out, (first, 0), y.shape)
             y = jnp.where(own, y.astype(dtype), there)
             return lax.dynamic_update_slice(out, y, (first, 0))
@@ -150,7 +156,7 @@ def grouped_product(
     if into is None:
         out = jnp.zeros((count, features), dtype)
     else:
-        out = jnp.zeros((into, features), _sums(dtype))
+        out = jnp.zeros((into, features), _sum_dtype(dtype))
     return lax.fori_loop(0, sizes.shape[0] if count else 0, group, out).astype(dtype)
 
 
@@ -166,13 +172,13 @@ def grouped_outer(x: Any, dy: Any, sizes: Any, onto: Any, rows: Any, of_x: bool)
             a = _rows_at(x, rows if of_x else None, first, own.shape[0])
             b = _rows_at(dy, None if of_x else rows, first, own.shape[0])
             return total + lax.dot_general(
-                *factors(jnp.where(own, a, 0), jnp.where(own, b, 0)),
+                *product_operands(jnp.where(own, a, 0), jnp.where(own, b, 0)),
                 (((0,), (0,)), ((), ())),
-                precision=precision_of(x, dy),
-                preferred_element_type=_sums(x.dtype),
+                precision=product_precision(x, dy),
+                preferred_element_type=_sum_dtype(x.dtype),
             )
 
-        total = _tiles(ends[g], sizes[g], count, jnp.zeros(shape, _sums(x.dtype)), tile)
+        total = _tiles(ends[g], sizes[g], count, jnp.zeros(shape, _sum_dtype(x.dtype)), tile)
         here = lax.dynamic_index_in_dim(out, g, keepdims=False)
         new = widen(here) + widen(total.astype(x.dtype))
         return lax.dynamic_update_index_in_dim(out, new.astype(out.dtype), g, 0)
@@ -180,25 +186,25 @@ def grouped_outer(x: Any, dy: Any, sizes: Any, onto: Any, rows: Any, of_x: bool)
     return lax.fori_loop(0, sizes.shape[0] if count else 0, group, onto)
 
 
-def _sums(dtype: Any) -> Any:
-    """The type that products of a type are added up in."""
+def _sum_dtype(dtype: Any) -> Any:
+    """Accumulation dtype of products of a dtype."""
     return jnp.promote_types(dtype, jnp.float32)
 
 
 # ---- one kernel for plans -----------------------------------------------------------------------
 def _rows_of(shapes: Shapes, place: int) -> int:
-    """How many rows there are: as `rows` has, an operand at a place, or the first operand."""
+    """Number of rows: of operand `rows` if given, else of the first operand."""
     return (shapes[place] if len(shapes) > place else shapes[0])[0]
 
 
-def _product_flops(shapes: Shapes, usual: int | None) -> int:
+def _product_flops(shapes: Shapes, expected_rows: int | None) -> int:
     """FLOPs by the rows, whatever the number of groups."""
-    rows = _rows_of(shapes, 3) if usual is None else usual
+    rows = _rows_of(shapes, 3) if expected_rows is None else expected_rows
     return 2 * rows * math.prod(shapes[1][1:])
 
 
-def _outer_flops(shapes: Shapes, usual: int | None) -> int:
-    rows = _rows_of(shapes, 4) if usual is None else usual
+def _outer_flops(shapes: Shapes, expected_rows: int | None) -> int:
+    rows = _rows_of(shapes, 4) if expected_rows is None else expected_rows
     return 2 * rows * shapes[0][1] * shapes[1][1]
 
 
@@ -212,16 +218,16 @@ def _kernel(
     function: Callable[..., Any],
     flops: Callable[[Shapes, int | None], int],
     static: tuple[int, ...],
-    usual: int | None,
+    expected_rows: int | None,
 ) -> Callable[..., Any]:
-    """A function as plans take it for a kernel, whose operations go by the usual number of rows."""
+    """Wrap a function as a kernel of plans, with FLOPs for the expected number of rows."""
 
     @wraps(function)
     def kernel(*operands: Any) -> Any:
         return function(*operands)
 
-    kernel.__name__ += "" if usual is None else f"_of_{usual}"
-    KERNELS[kernel.__name__] = lambda shapes: flops(shapes, usual)
+    kernel.__name__ += "" if expected_rows is None else f"_of_{expected_rows}"
+    KERNELS[kernel.__name__] = lambda shapes: flops(shapes, expected_rows)
     return jax.jit(kernel, static_argnums=static)
 
 
@@ -233,13 +239,13 @@ def _grouped_matmul(
     rows: Any = None,
     *,
     transpose: bool,
-    usual: int | None = None,
+    expected_rows: int | None = None,
     into: int | None = None,
 ) -> Any:
-    apart = _apart(matrices, sizes)
+    apart = _matrix_list(matrices, sizes)
     _check(x, apart, sizes, 2 if transpose else 1)
     _check_rows(x, rows, into)
-    return _kernel(*_PRODUCT, usual)(x, apart, sizes, rows, transpose, into)
+    return _kernel(*_PRODUCT, expected_rows)(x, apart, sizes, rows, transpose, into)
 
 
 def _outer(x: Any, dy: Any, sizes: Any, *rows: Any, joined: bool, **attrs: Any) -> Any:
@@ -257,10 +263,10 @@ def _outer_onto(
     *,
     joined: bool,
     of_x: bool = False,
-    usual: int | None = None,
+    expected_rows: int | None = None,
 ) -> Any:
-    onto = _apart(t, sizes)
-    return _kernel(*_OUTER_PRODUCT, usual)(x, dy, sizes, onto, rows, of_x).reshape(t.shape)
+    onto = _matrix_list(t, sizes)
+    return _kernel(*_OUTER_PRODUCT, expected_rows)(x, dy, sizes, onto, rows, of_x).reshape(t.shape)
 
 
 _OUTER = define(
@@ -272,20 +278,20 @@ _OUTER = define(
 
 
 def _grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
-    """Rows that were picked add up in the gradient, and those that added up are picked."""
+    """Gradients: a gather of rows becomes a scatter-add, and the reverse."""
     x, matrices, *others = op.inputs
     sizes, *rows = map(ctx.fwd, others)
     transpose, into = op.attrs["transpose"], op.attrs.get("into")
-    usual = {n: x for n, x in op.attrs.items() if n == "usual"}
+    expected_rows = {n: x for n, x in op.attrs.items() if n == "expected_rows"}
     dx = dm = None
     if ctx.needs(op, 0):
-        attrs = {"transpose": not transpose, **usual}
+        attrs = {"transpose": not transpose, **expected_rows}
         if rows and into is None:
             attrs["into"] = x.shape[0]
         dx = emit(_GROUPED_MATMUL, [dy, ctx.fwd(matrices), sizes, *rows], attrs)[0]
     if ctx.needs(op, 1):
         pair = [dy, ctx.fwd(x)] if transpose else [ctx.fwd(x), dy]
-        attrs = {"joined": matrices.rank == 2, **usual}
+        attrs = {"joined": matrices.rank == 2, **expected_rows}
         if rows:
             attrs["of_x"] = (into is None) != transpose  # those of the op's own x are picked
         dm = emit(_OUTER, [*pair, sizes, *rows], attrs)[0]
@@ -300,11 +306,11 @@ def grouped_matmul(
     matrices: Tensor,
     sizes: Tensor,
     transpose: bool = False,
-    usual: int | None = None,
+    expected_rows: int | None = None,
     rows: Tensor | None = None,
     into: int | None = None,
 ) -> Tensor:
-    """Multiply rows, which are sorted by group, with the matrix of their group.
+    """Multiply rows sorted by group with their group's matrix.
 
     Args:
         x: (rows, in).
@@ -326,10 +332,10 @@ def grouped_matmul(
 
     Raises:
         SpecError: the shapes or dtypes do not fit, or there is no group.
-        TypeError, ValueError: `usual` or `into` is no number of rows.
+        TypeError, ValueError: `expected_rows` or `into` is no number of rows.
     """
     attrs: dict[str, Any] = {"transpose": bool(transpose)}
-    for name, value in (("usual", usual), ("into", into)):
+    for name, value in (("expected_rows", expected_rows), ("into", into)):
         if value is not None:
             attrs[name] = integer_of("grouped_matmul", name, value, 0)
     inputs = [x, matrices, sizes, *([] if rows is None else [rows])]

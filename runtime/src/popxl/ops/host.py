@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 def _execute_load(machine: Machine, node: Node, arrays: Sequence[Any]) -> Sequence[Any]:
-    """The next transfer of a stream, whose data is an argument of the program."""
+    """Take the next transfer of a stream from the executable's arguments."""
     return [machine.host_load(node.attrs["stream"])]
 
 
 def _execute_store(machine: Machine, node: Node, arrays: Sequence[Any]) -> Sequence[Any]:
-    """The next transfer of a stream, whose data is a result of the program."""
+    """Append the transfer to the executable's results."""
     machine.host_store(node.attrs["stream"], arrays[0])
     return []
 

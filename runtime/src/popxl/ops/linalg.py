@@ -12,7 +12,12 @@ from popxl import context, dtypes
 from popxl._ir.op import Op
 from popxl._ir.op_registry import define
 from popxl.ops._emit import emit
-from popxl.ops._numerics import check_number, factors, precision_of, sums_dtype
+from popxl.ops._numerics import (
+    accumulation_dtype,
+    check_number,
+    product_operands,
+    product_precision,
+)
 from popxl.ops.elementwise import cast
 from popxl.ops.reduction import sum_to
 from popxl.ops.shape import reshape, transpose
@@ -29,9 +34,9 @@ def _matmul(
     check_number(a)
     dtype = a.dtype if output_type is None else output_type.as_jax()
     result = jnp.matmul(
-        *factors(a, b),
-        precision=precision_of(a, b),
-        preferred_element_type=sums_dtype(a.dtype, dtype),
+        *product_operands(a, b),
+        precision=product_precision(a, b),
+        preferred_element_type=accumulation_dtype(a.dtype, dtype),
     )
     return result.astype(dtype)
 
@@ -81,7 +86,7 @@ _PARTIALS = {"": None, "half": dtypes.float16, "float": dtypes.float32}
 
 
 def _partials_option() -> dtypes.dtype | None:
-    """What the session option says of all products."""
+    """The session option's partials type, for all products."""
     option = context.get_ir()._pb_ir.getSessionOptions().partialsTypeMatMuls
     if str(option).lower() not in _PARTIALS:
         raise ValueError(

@@ -10,7 +10,7 @@ from popxl._ir.op_registry import NoGrad, define
 from popxl.ops._emit import emit
 from popxl.ops._grads import scalar_like
 from popxl.ops._numerics import check_same_dtype
-from popxl.ops._table import ELEMENTWISE, binary, unary
+from popxl.ops._tensor_only_ops import ELEMENTWISE, binary, unary
 from popxl.ops.reduction import sum_to
 from popxl.tensor import Tensor
 
@@ -25,7 +25,7 @@ _GREATER = define("greater", jnp.greater, grad=_BOOLEAN, dtypes="same", tags=ELE
 
 
 def greater(input: Tensor, other: Tensor) -> Tensor:
-    """Whether input > other, as bool. Shapes broadcast; the dtypes must be equal."""
+    """input > other, as bool. Shapes broadcast; the dtypes must be equal."""
     return emit(_GREATER, [input, other])[0]
 
 

@@ -21,14 +21,14 @@ REDUCTION_MAP = {name: name for name in ("mean", "sum", "none")}
 _SMALLEST = float(np.finfo(np.float32).tiny)
 
 
-def _counted(probs: Any, labels: Any, ignore_index: int | None) -> Any:
+def _valid_labels(probs: Any, labels: Any, ignore_index: int | None) -> Any:
     """1.0 for the labels that count, 0.0 for those that name no class or are ignored."""
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise TypeError(f"labels are integers, not {labels.dtype}: use ops.cast")
-    numbers = labels.astype(jnp.int32)
-    counted = (numbers >= 0) & (numbers < probs.shape[-1])
+    class_ids = labels.astype(jnp.int32)
+    counted = (class_ids >= 0) & (class_ids < probs.shape[-1])
     if ignore_index is not None:
-        counted &= numbers != ignore_index
+        counted &= class_ids != ignore_index
     return counted.astype(jnp.float32)
 
 
@@ -46,7 +46,7 @@ def _pick(probs: Any, labels: Any) -> Any:
     return jnp.take_along_axis(probs, at[..., None], -1)[..., 0]
 
 
-def _share(counted: Any, reduction: str) -> Any:
+def _label_weight(counted: Any, reduction: str) -> Any:
     """Weight of a label in the loss: for the mean, one over the number that count."""
     return counted / jnp.maximum(jnp.sum(counted), 1.0) if reduction == "mean" else counted
 
@@ -56,8 +56,8 @@ def _nll(probs: Any, labels: Any, ignore_index: int | None, reduction: str, log_
     picked = _pick(widen(probs), labels)
     log_likelihood = picked if log_prob else jnp.log(jnp.maximum(picked, _SMALLEST))
     # `where`, since 0 * inf of an ignored label would be NaN
-    counted = _counted(probs, labels, ignore_index)
-    losses = jnp.where(counted > 0, -log_likelihood * _share(counted, reduction), 0.0)
+    counted = _valid_labels(probs, labels, ignore_index)
+    losses = jnp.where(counted > 0, -log_likelihood * _label_weight(counted, reduction), 0.0)
     return (losses if reduction == "none" else jnp.sum(losses)).astype(probs.dtype)
 
 
@@ -103,7 +103,7 @@ def _nll_with_grad(
         raise ValueError(f"labels {labels.shape} must be one for each row of probs {probs.shape}")
     by_row = labels.reshape(rows)
     loss = _nll(probs, by_row, ignore_index, reduction, log_prob=False)
-    weights = _share(_counted(probs, by_row, ignore_index), reduction) * widen(
+    weights = _label_weight(_valid_labels(probs, by_row, ignore_index), reduction) * widen(
         jnp.asarray(loss_grad)
     )
     hit = jnp.arange(probs.shape[-1]) == by_row.astype(jnp.int32)[..., None]

@@ -8,8 +8,8 @@ from jax import lax
 
 from popxl._ir.op_registry import define
 from popxl.ops._emit import emit
-from popxl.ops._folds import mean_over
-from popxl.ops._numerics import check_floating, floats
+from popxl.ops._numerics import check_floating, float_op
+from popxl.ops._reductions import mean_over
 from popxl.tensor import Tensor
 
 
@@ -37,7 +37,7 @@ def _layer_norm(x: Any, weight: Any, bias: Any, eps: float) -> Any:
     return _standardise(x, (-1,), eps) * weight + bias
 
 
-_LAYER_NORM = define("layer_norm", floats(_layer_norm), tags=("reduction",))
+_LAYER_NORM = define("layer_norm", float_op(_layer_norm), tags=("reduction",))
 
 
 def layer_norm(t: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
@@ -59,7 +59,7 @@ def _group_norm(x: Any, weight: Any, bias: Any, num_groups: int, eps: float) -> 
     return flat * _per_channel(x, weight, "weight") + _per_channel(x, bias, "bias")
 
 
-_GROUP_NORM = define("group_norm", floats(_group_norm))
+_GROUP_NORM = define("group_norm", float_op(_group_norm))
 
 
 def group_norm(
@@ -84,7 +84,7 @@ def _batch_norm(
     return (x - m) * lax.rsqrt(v + epsilon) * s + b
 
 
-_BATCH_NORM = define("batch_norm_inference", floats(_batch_norm), result="batch_norm_out")
+_BATCH_NORM = define("batch_norm_inference", float_op(_batch_norm), result="batch_norm_out")
 
 
 def batch_norm_inference(

@@ -1,4 +1,4 @@
-"""Ops about where and how things run, and about looking at values: mostly identities on XLA."""
+"""Ops for placement, copies and printing: mostly identities on XLA."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from popxl._ir.op import Op
 from popxl._ir.op_registry import NoGrad, define
 from popxl._ir.sharding import MetaShape
 from popxl.ops._emit import emit
-from popxl.ops._folds import traced_for
+from popxl.ops._reductions import traced_platform
 from popxl.tensor import Tensor, TensorSpec
 
 if TYPE_CHECKING:
@@ -56,9 +56,9 @@ def init(
 
 
 # ---- values in memory ---------------------------------------------------------------------------
-def materialised(x: jax.Array) -> jax.Array:
+def materialize_array(x: jax.Array) -> jax.Array:
     """Return `x` behind a boundary that XLA fuses nothing across."""
-    if traced_for() != "cpu":
+    if traced_platform() != "cpu":
         return lax.optimization_barrier(x)
     from jax.experimental.scheduling_groups import xla_metadata_call
 
@@ -67,17 +67,17 @@ def materialised(x: jax.Array) -> jax.Array:
     return xla_metadata_call(lambda y: y, inlineable="false")(x)
 
 
-def update_apart(update: jax.Array) -> jax.Array:
-    """Return what `lax.dynamic_update_slice` writes, apart from the kernel that writes it.
+def unfused_update(update: jax.Array) -> jax.Array:
+    """Keep XLA from fusing an update's values into the kernel that writes them.
 
     On CPU that kernel writes in place, and XLA fuses an update into it that is a shifted part of
     the same array behind a reshape: it then reads what it has overwritten (openxla/xla#49176).
     """
-    return materialised(update) if traced_for() == "cpu" else update
+    return materialize_array(update) if traced_platform() == "cpu" else update
 
 
 _MATERIALISE = define(
-    "materialise", materialised, infer=lambda spec: [spec], grad=lambda ctx, op, dy: [dy]
+    "materialise", materialize_array, infer=lambda spec: [spec], grad=lambda ctx, op, dy: [dy]
 )
 
 
@@ -184,7 +184,7 @@ def code_copy(graph: Graph, source: CODE_LOCATION, destination: CODE_LOCATION) -
 
 # ---- printing -----------------------------------------------------------------------------------
 class PrintTensorFmt:
-    """How `print_tensor` lays a tensor out. Fields as the arguments of `print_tensor`."""
+    """Format of `print_tensor`; fields as its arguments."""
 
     def __init__(
         self,

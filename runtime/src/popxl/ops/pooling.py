@@ -10,7 +10,7 @@ from jax import lax
 
 from popxl._ir.op_registry import OpDef, define
 from popxl.ops._emit import emit
-from popxl.ops._numerics import floats
+from popxl.ops._numerics import float_op
 from popxl.ops._windows import (
     PadType,
     Pairs,
@@ -54,8 +54,8 @@ def _maximum(x: Any, **window: Any) -> Any:
     return _window(x, -np.inf, lax.max, **window)
 
 
-_AVERAGE_POOL = define("average_pool", floats(_average), result="averagepool_out")
-_MAX_POOL = define("max_pool", floats(_maximum))
+_AVERAGE_POOL = define("average_pool", float_op(_average), result="averagepool_out")
+_MAX_POOL = define("max_pool", float_op(_maximum))
 
 
 def _pool(

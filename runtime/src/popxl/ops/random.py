@@ -140,7 +140,7 @@ def random_normal(
 
 
 # ---- dropout ------------------------------------------------------------------------------------
-def dropped(x: Any, seed: Any, shape: tuple[int, ...], p: float) -> Any:
+def dropout_of_array(x: Any, seed: Any, shape: tuple[int, ...], p: float) -> Any:
     """The meaning of `shaped_dropout`."""
     check_floating(x)
     if jnp.broadcast_shapes(shape, x.shape) != x.shape:
@@ -158,7 +158,7 @@ def _dropout_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor | None]:
     return [emit(_DROPOUT, [dy, ctx.fwd(op.inputs[1])], op.attrs)[0], None]
 
 
-_DROPOUT = define("dropout", dropped, grad=_dropout_grad, tags=("elementwise",))
+_DROPOUT = define("dropout", dropout_of_array, grad=_dropout_grad, tags=("elementwise",))
 
 
 def dropout(t: Tensor, seed_tensor: Tensor, p: float) -> Tensor:

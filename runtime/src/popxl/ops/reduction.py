@@ -10,12 +10,18 @@ import jax
 import jax.numpy as jnp
 
 from popxl._ir.op_registry import NoGrad, OpDef, define
-from popxl.ops._args import Axes, axes_of, axis_of
+from popxl.ops._args import Axes, normalize_axes, normalize_axis
 from popxl.ops._emit import emit
-from popxl.ops._folds import max_over, mean_over, sum_over
-from popxl.ops._grads import divided
-from popxl.ops._numerics import check_arithmetic, check_elements, check_number, floats, widen
-from popxl.ops._table import making, unary
+from popxl.ops._grads import divide_by_count
+from popxl.ops._numerics import (
+    check_arithmetic,
+    check_elements,
+    check_number,
+    float_op,
+    widen,
+)
+from popxl.ops._reductions import max_over, mean_over, sum_over
+from popxl.ops._tensor_only_ops import as_function, unary
 from popxl.ops.elementwise import cast
 from popxl.ops.shape import reshape
 
@@ -54,10 +60,10 @@ def _reducing(defn: OpDef, doc: str) -> Reduction:
     """The function that makes an op with attributes `axes` and `keepdims`, with its docstring."""
 
     def op(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
-        attrs = {"axes": axes_of(defn.name, t, axis), "keepdims": bool(keepdims)}
+        attrs = {"axes": normalize_axes(defn.name, t, axis), "keepdims": bool(keepdims)}
         return emit(defn, [t], attrs)[0]
 
-    return making(defn, op, doc)
+    return as_function(defn, op, doc)
 
 
 # ---- broadcasting, which is a sum backwards -----------------------------------------------------
@@ -98,7 +104,7 @@ def sum_to_like(grad: Tensor, t: Tensor) -> Tensor:
 
 
 # ---- sums ---------------------------------------------------------------------------------------
-def _spread(op: Any, dy: Tensor) -> Tensor:
+def _repeat_reduced(op: Any, dy: Tensor) -> Tensor:
     """The gradient of a reduced tensor, repeated along the axes that were reduced."""
     x = op.inputs[0]
     kept = tuple(1 if i in op.attrs["axes"] else n for i, n in enumerate(x.shape))
@@ -106,7 +112,7 @@ def _spread(op: Any, dy: Tensor) -> Tensor:
 
 
 def _sum_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
-    return [_spread(op, dy)]
+    return [_repeat_reduced(op, dy)]
 
 
 sum = _reducing(
@@ -124,11 +130,11 @@ sum = _reducing(
 
 def _mean_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
     count = math.prod(op.inputs[0].shape[i] for i in op.attrs["axes"])
-    return [_spread(op, divided(dy, count))]
+    return [_repeat_reduced(op, divide_by_count(dy, count))]
 
 
 mean = _reducing(
-    define("mean", floats(mean_over), grad=_mean_grad, tags=("reduction",)),
+    define("mean", float_op(mean_over), grad=_mean_grad, tags=("reduction",)),
     "Mean over `axis`, as `sum`.",
 )
 sumsquare = _reducing(
@@ -171,7 +177,8 @@ def _l2(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
 l2 = _reducing(define("l2", _reduction(_l2)), "Euclidean norm over `axis`, as `sum`.")
 logsum = _reducing(
     define(
-        "logsum", floats(lambda x, axes, keepdims: jnp.log(jnp.sum(x, axes, keepdims=keepdims)))
+        "logsum",
+        float_op(lambda x, axes, keepdims: jnp.log(jnp.sum(x, axes, keepdims=keepdims))),
     ),
     "Logarithm of the sum over `axis`, as `sum`.",
 )
@@ -185,7 +192,7 @@ def _logsumexp(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
 logsumexp = _reducing(
     define(
         "logsumexp",
-        floats(_logsumexp),
+        float_op(_logsumexp),
     ),
     "log(sum(exp(t))) over `axis`, without overflow, as `sum`.",
 )
@@ -257,7 +264,7 @@ def argmin(t: Tensor, dim: int | None = 0, keepdim: bool | None = False) -> Tens
 
 
 def _arg_attrs(op: str, t: Tensor, dim: int | None, keepdim: bool | None) -> dict[str, Any]:
-    return {"axis": None if dim is None else axis_of(op, t, dim), "keepdims": bool(keepdim)}
+    return {"axis": None if dim is None else normalize_axis(op, t, dim), "keepdims": bool(keepdim)}
 
 
 # ---- running sums -------------------------------------------------------------------------------
@@ -271,4 +278,4 @@ _CUMSUM = define("cumsum", _cumsum)
 
 def cumsum(t: Tensor, dim: int | None = 0) -> Tensor:
     """Sum of the elements up to and including each one along axis `dim`."""
-    return emit(_CUMSUM, [t], {"axis": axis_of("cumsum", t, dim or 0)})[0]
+    return emit(_CUMSUM, [t], {"axis": normalize_axis("cumsum", t, dim or 0)})[0]

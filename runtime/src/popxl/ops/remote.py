@@ -1,4 +1,4 @@
-"""Moving entries of remote buffers to and from the device."""
+"""Loads and stores of remote buffer entries."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from popxl._ir.op_registry import NoGrad, define
 from popxl.errors import SpecError
 from popxl.ops._args import check_tensors
 from popxl.ops._emit import emit
-from popxl.ops._indices import check_known
+from popxl.ops._index_bounds import check_known
 from popxl.remote_buffer import RemoteBuffer
 from popxl.tensor import Tensor, TensorSpec
 
@@ -27,14 +27,14 @@ def _spec_of(*specs: TensorSpec, buffer: RemoteBuffer, **_: Any) -> list[TensorS
     return [TensorSpec(buffer.tensor_shape, buffer.tensor_dtype, buffer.meta_shape)]
 
 
-def _by_the_host(machine: Machine, node: Node, arrays: Sequence[Any]) -> Sequence[Any]:
-    """Transfers are steps of the host's schedule; no device runs them."""
+def _executed_by_host(machine: Machine, node: Node, arrays: Sequence[Any]) -> Sequence[Any]:
+    """Placeholder lowering: transfers are steps of the host's schedule."""
     raise AssertionError(f"{node} is in a segment")
 
 
 REMOTE_LOAD = define(
     "remote_load",
-    execute=_by_the_host,
+    execute=_executed_by_host,
     infer=_spec_of,
     grad=NoGrad("remote buffers are state"),
     effects=lambda op: Effects(reads={op.attrs["buffer"]: None}),
@@ -43,7 +43,7 @@ REMOTE_LOAD = define(
 )
 REMOTE_STORE = define(
     "remote_store",
-    execute=_by_the_host,
+    execute=_executed_by_host,
     infer=lambda *specs, **_: [],
     grad=NoGrad("remote buffers are state"),
     effects=lambda op: Effects(writes={op.attrs["buffer"]: None}, reads={op.attrs["buffer"]: None}),

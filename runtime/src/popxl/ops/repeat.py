@@ -15,10 +15,10 @@ from popxl.graph import Graph
 from popxl.ops._emit import emit
 from popxl.ops.call import (
     CallSiteInfo,
+    called_output_names,
+    called_outputs,
+    called_regions,
     gather_inputs,
-    names_as_called,
-    outputs_as_called,
-    regions_of_call,
 )
 from popxl.tensor import Tensor
 
@@ -29,10 +29,10 @@ def _repeat_grad(ctx: Any, op: Op, *grads: Tensor | None) -> Sequence[Tensor | N
 
 REPEAT = define(
     "repeat",
-    infer=outputs_as_called,
+    infer=called_outputs,
     grad=_repeat_grad,
-    regions=regions_of_call,
-    result=names_as_called,
+    regions=called_regions,
+    result=called_output_names,
 )
 
 

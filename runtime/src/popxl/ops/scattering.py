@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from popxl._ir.op_registry import NoGrad, define
-from popxl.ops._args import axis_of
+from popxl.ops._args import normalize_axis
 from popxl.ops._emit import emit
-from popxl.ops._indices import check_known, dropped_outside
+from popxl.ops._index_bounds import check_known, indices_or_size
 from popxl.ops._numerics import check_floating, check_number, check_same_dtype, widen
 from popxl.ops.gathering import check_groups, check_indices, element_index
 from popxl.tensor import Tensor
@@ -23,8 +23,8 @@ _METHODS = {"sum": "add", "min": "min", "max": "max", "none": "set"}
 
 
 # ---- scatter_reduce -----------------------------------------------------------------------------
-def _neutral(reduction: str, dtype: Any) -> Any:
-    """What leaves any element unchanged by the reduction."""
+def _identity_element(reduction: str, dtype: Any) -> Any:
+    """The reduction's identity element."""
     if reduction in ("sum", "none"):
         return 0
     info = jnp.finfo(dtype) if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype)
@@ -34,7 +34,7 @@ def _neutral(reduction: str, dtype: Any) -> Any:
 def _apply(start: Any, data: Any, indices: Any, axis: int, method: str) -> Any:
     """Reduce `data` into `start`; whole slices at once where all indices of a slice agree."""
     size = start.shape[axis]
-    where = dropped_outside(indices, size)
+    where = indices_or_size(indices, size)
     if where.ndim == 1:
         target, rows = jnp.moveaxis(start, axis, 0), jnp.moveaxis(data, axis, 0)
         return jnp.moveaxis(getattr(target.at[where], method)(rows, mode="drop"), 0, axis)
@@ -59,7 +59,7 @@ def _scatter_reduce(
         result = _apply(widen(initial[0]), wide, indices, axis, _METHODS[reduction])
         return result.astype(data.dtype)
     shape = (*data.shape[:axis], axis_size, *data.shape[axis + 1 :])
-    start = jnp.full(shape, _neutral(reduction, wide.dtype), wide.dtype)
+    start = jnp.full(shape, _identity_element(reduction, wide.dtype), wide.dtype)
     result = _apply(start, wide, indices, axis, _METHODS[reduction])
     if reduction in ("min", "max"):
         hit = _apply(jnp.zeros(shape, bool), jnp.ones(data.shape, bool), indices, axis, "set")
@@ -104,7 +104,7 @@ def grouped_scatter_reduce(
     tensors = [data, indices] + ([] if initial_values is None else [initial_values])
     if grouped:
         check_groups(op, group_size, *tensors)
-    axis = axis_of(op, data, axis, extra=-grouped)
+    axis = normalize_axis(op, data, axis, extra=-grouped)
     if initial_values is not None and initial_values.rank != data.rank:
         raise ValueError(
             f"{op}: initial_values {initial_values.shape} must have the rank of data {data.shape}"

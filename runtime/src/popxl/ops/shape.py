@@ -16,10 +16,10 @@ from jax import lax
 
 from popxl._ir.op_registry import define
 from popxl.errors import popart_exception
-from popxl.ops._args import axis_of, check_tensors
+from popxl.ops._args import check_tensors, normalize_axis
 from popxl.ops._emit import emit
 from popxl.ops._grads import zeros_like
-from popxl.ops._parts import inverse, merge_parts
+from popxl.ops._strided_regions import inverse, merge_regions
 from popxl.tensor import Tensor
 
 
@@ -98,7 +98,7 @@ def squeeze(t: Tensor, axes: list[int] | None = None) -> Tensor:
     if axes is None:
         drop = {i for i, n in enumerate(t.shape) if n == 1}
     else:
-        drop = {axis_of("squeeze", t, a) for a in axes}
+        drop = {normalize_axis("squeeze", t, a) for a in axes}
     wrong = [a for a in sorted(drop) if t.shape[a] != 1]
     if wrong:
         raise ValueError(f"squeeze: axes {wrong} of {t.id!r} of shape {t.shape} have no size 1")
@@ -115,7 +115,7 @@ _TRANSPOSE = define(
     lambda x, permutation: jnp.transpose(x, permutation),
     grad=_transpose_grad,
     view_write=lambda inputs, value, permutation: (jnp.transpose(value, inverse(permutation)),),
-    merge=merge_parts,
+    merge=merge_regions,
     tags=("movement",),
     result="{t}_T",
 )
@@ -124,7 +124,7 @@ _TRANSPOSE = define(
 def _permutation(t: Tensor, permutation: Iterable[int] | None) -> tuple[int, ...]:
     if permutation is None:
         return tuple(reversed(range(t.rank)))
-    axes = tuple(axis_of("transpose", t, a) for a in permutation)
+    axes = tuple(normalize_axis("transpose", t, a) for a in permutation)
     if sorted(axes) != list(range(t.rank)):
         raise ValueError(
             f"transpose: permutation {axes} does not name each axis of {t.id!r} of shape "
@@ -180,7 +180,7 @@ def _concat(ts: Iterable[Tensor], axis: int, view: bool) -> Tensor:
     tensors = list(ts)
     if not tensors:
         raise ValueError("concat: at least one tensor is needed")
-    attrs = {"axis": axis_of("concat", tensors[0], axis)}
+    attrs = {"axis": normalize_axis("concat", tensors[0], axis)}
     return emit(_CONCAT, tensors, attrs, view=view)[0]
 
 
@@ -222,7 +222,7 @@ def split(t: Tensor, splits: int | list[int], axis: int = 0) -> list[Tensor]:
         ValueError: the axis has no such number of equal parts.
         popart_exception: the sizes do not add up to the axis.
     """
-    axis = axis_of("split", t, axis)
+    axis = normalize_axis("split", t, axis)
     size = t.shape[axis]
     if isinstance(splits, int):
         if splits < 1 or size % splits:

@@ -1,6 +1,6 @@
 """Static slices: regular parts of a tensor, given by start, stop and step for each axis.
 
-An op stores the region that it takes (`popxl.ops._parts`).
+An op stores the region that it takes (`popxl.ops._strided_regions`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 from jax import lax
 
 from popxl._ir.op_registry import define
-from popxl.ops._args import axis_of, same_length
+from popxl.ops._args import check_same_length, normalize_axis
 from popxl.ops._emit import emit
-from popxl.ops._parts import Region, ascending, merge_parts, read_region, write_region
+from popxl.ops._strided_regions import Region, ascending, merge_regions, read_region, write_region
 from popxl.tensor import Tensor
 
 INT_MIN = -(2**31)
@@ -48,20 +48,20 @@ _SLICE = define(
     read_region,
     grad=_slice_grad,
     view_write=write_region,
-    merge=merge_parts,
+    merge=merge_regions,
     tags=("movement",),
 )
 
 
 # ---- arguments ----------------------------------------------------------------------------------
-def _listed(values: _Bound) -> list[int | None] | None:
+def _as_list(values: _Bound) -> list[int | None] | None:
     """A list argument, or None if it is one number for all axes."""
     return None if values is None or isinstance(values, Integral) else list(values)  # type: ignore[arg-type]
 
 
 def _for_each(values: _Bound, count: int) -> list[int | None]:
     """One bound for each axis sliced, as Python integers."""
-    bounds = _listed(values)
+    bounds = _as_list(values)
     if bounds is None:
         bounds = [values] * count  # type: ignore[list-item]
     return [None if v is None else int(v) for v in bounds]
@@ -81,8 +81,8 @@ def process_args(
         ValueError: lists of different lengths, or a step of 0.
     """
     given = {"start": start, "stop": stop, "step": step, "axis": axis}
-    lists = {name: _listed(values) for name, values in given.items()}
-    same_length("slice", **lists)
+    lists = {name: _as_list(values) for name, values in given.items()}
+    check_same_length("slice", **lists)
     count = next((len(values) for values in lists.values() if values is not None), 1)
     steps = [1 if s is None else s for s in _for_each(step, count)]
     if 0 in steps:
@@ -103,7 +103,7 @@ def process_args(
 def _region(t: Tensor, args: Iterable[list[int]]) -> Region:
     region = [(0, n, 1) for n in t.shape]
     for start, stop, step, given in zip(*args, strict=True):
-        axis = axis_of("slice", t, given)
+        axis = normalize_axis("slice", t, given)
         taken = range(*builtins.slice(start, stop, step).indices(t.shape[axis]))
         region[axis] = (taken.start if taken else 0, len(taken), step)
     return tuple(region)

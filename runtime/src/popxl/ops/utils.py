@@ -6,7 +6,7 @@ from typing import Any
 
 from popxl.dtypes import dtype
 from popxl.graph import Graph
-from popxl.ops._args import axis_of
+from popxl.ops._args import normalize_axis
 from popxl.ops._emit import check_in_graph as _check_tensors
 from popxl.ops._emit import check_placement
 from popxl.ops.elementwise import cast
@@ -50,7 +50,7 @@ def _tensors(args: tuple[Any, ...], named: dict[str, Tensor]) -> list[Tensor]:
 
 def handle_negative_axis(t: Tensor, axis: int) -> int:
     """`axis` counted from the front. Raises ValueError if `t` has no such axis."""
-    return axis_of("axis", t, axis)
+    return normalize_axis("axis", t, axis)
 
 
 def convert_optional_float(v: float | None) -> float | None:

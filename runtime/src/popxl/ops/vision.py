@@ -15,8 +15,8 @@ from jax import lax
 
 from popxl._ir.op_registry import define
 from popxl.ops._emit import emit
-from popxl.ops._indices import check_known, nearest
-from popxl.ops._numerics import floats, precision_of
+from popxl.ops._index_bounds import check_known, clamp_indices
+from popxl.ops._numerics import float_op, product_precision
 from popxl.ops.gathering import check_indices
 from popxl.tensor import Tensor
 
@@ -89,13 +89,13 @@ def _interpolate(
         moved = jnp.matmul(
             jnp.moveaxis(x, axis, -1),
             jnp.asarray(matrix.T, x.dtype),
-            precision=precision_of(x),
+            precision=product_precision(x),
         )
         x = jnp.moveaxis(moved, -1, axis)
     return x
 
 
-_INTERPOLATE = define("interpolate", floats(_interpolate))
+_INTERPOLATE = define("interpolate", float_op(_interpolate))
 
 
 def interpolate(
@@ -167,13 +167,13 @@ def _roi_align(
         rows = _bins(box[1], box[3], output_size[0], sampling_ratio, height)
         columns = _bins(box[0], box[2], output_size[1], sampling_ratio, width)
         return jnp.einsum(
-            "ph,chw,qw->cpq", rows, x[image], columns, precision=precision_of(x, rows)
+            "ph,chw,qw->cpq", rows, x[image], columns, precision=product_precision(x, rows)
         )
 
-    return jax.vmap(one)(boxes, nearest(batch_index, len(x)))
+    return jax.vmap(one)(boxes, clamp_indices(batch_index, len(x)))
 
 
-_ROI_ALIGN = define("roi_align", floats(_roi_align))
+_ROI_ALIGN = define("roi_align", float_op(_roi_align))
 
 
 def roi_align(

@@ -9,7 +9,7 @@ import numpy as np
 from jax.extend.core import Literal
 
 from popxl._compile.lower_to_jax import PART
-from popxl.ops._kernels import KERNELS
+from popxl.ops._kernel_registry import KERNELS
 
 _INLINED = frozenset("pjit jit closed_call core_call remat checkpoint custom_jvp_call "
                      "custom_vjp_call custom_vjp_call_jaxpr custom_lin".split())  # fmt: skip

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from popxl.ops._cudnn import BACKWARD, FORWARD
-from popxl.ops._kernels import KERNELS
+from popxl.ops._cudnn_attention import BACKWARD, FORWARD
+from popxl.ops._kernel_registry import KERNELS
 from popxl.plan.flat_jaxpr import Flat, Node, Value
 from popxl.plan.primitives import attention_of, nbytes
 from popxl.plan.records import Kernel

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
-from popxl.ops._cudnn import workspace_of
+from popxl.ops._cudnn_attention import workspace_of
 from popxl.plan.flat_jaxpr import Flat, Node, Value
 from popxl.plan.gpu_kernels import GpuKernels
 from popxl.plan.primitives import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Literal
 
-from popxl.ops._cudnn import BACKWARD, FORWARD
-from popxl.ops._kernels import KERNELS
+from popxl.ops._cudnn_attention import BACKWARD, FORWARD
+from popxl.ops._kernel_registry import KERNELS
 
 if TYPE_CHECKING:
     from popxl.plan.flat_jaxpr import Node

@@ -11,7 +11,7 @@ import jax
 from popxl._compile.segment_function import replica_function
 from popxl._schedule.segment import argument_specs, donated, facts_of
 from popxl.ops._collective import AXIS
-from popxl.ops._folds import tracing_for
+from popxl.ops._reductions import tracing_platform
 from popxl.plan.flat_jaxpr import Flat, Node, flatten
 from popxl.plan.memory_estimate import Memory
 from popxl.plan.primitives import (
@@ -99,7 +99,7 @@ def work_of(segment: Segment) -> SegmentWork:
         jax.ShapeDtypeStruct(spec.shape, spec.dtype.as_jax()) for spec, _ in argument_specs(segment)
     ]
     function = replica_function(segment)
-    with tracing_for(facts.target):
+    with tracing_platform(facts.target):
         closed = jax.make_jaxpr(function, axis_env=[(AXIS, facts.replicas)])(*specs)
     flat = flatten(closed.jaxpr)
     arguments = flat.inputs[len(flat.inputs) - len(specs) :]

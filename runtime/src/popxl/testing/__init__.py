@@ -1,4 +1,4 @@
-"""What tests of programs import from popxl."""
+"""Helpers for tests of PopXL programs."""
 
 from popxl.testing._dtypes import get_all_dtypes as get_all_dtypes
 from popxl.testing._dtypes import get_all_int_dtypes as get_all_int_dtypes

@@ -6,7 +6,7 @@ from popxl.transforms.autodiff import ExpectedConnectionType as ExpectedConnecti
 from popxl.transforms.autodiff import GradGraphInfo as GradGraphInfo
 from popxl.transforms.autodiff import autodiff as autodiff
 from popxl.transforms.decompose_sum import decompose_sum as decompose_sum
-from popxl.transforms.gradients import observed_tensors as observed_tensors
+from popxl.transforms.gradient_ops import observed_tensors as observed_tensors
 from popxl.transforms.merge_exchange import io_tile_exchange as io_tile_exchange
 from popxl.transforms.merge_exchange import merge_exchange as merge_exchange
 from popxl.transforms.outline import outline as outline

@@ -22,12 +22,12 @@ from popxl.ops.call import CALL, CallSiteInfo
 from popxl.ops.placement import init
 from popxl.tensor import Constant, Tensor, constant
 from popxl.transforms.connections import ExpectedConnection, ExpectedConnectionType, GradGraphInfo
-from popxl.transforms.flow import branch_grad, loop_grad
-from popxl.transforms.gradients import (
-    by_output,
+from popxl.transforms.control_flow_gradients import branch_grad, loop_grad
+from popxl.transforms.gradient_ops import (
     generic_grad,
+    gradient_rule,
+    grads_by_output,
     observed_tensors,
-    rule_of,
     total,
 )
 from popxl.transforms.saveable import may_save
@@ -80,7 +80,7 @@ class _Autodiff:
         self._memo: dict[Any, GradGraphInfo] = {}
         self._deep = Deep()
 
-    def of_called(
+    def differentiate_callee(
         self, graph: Graph, provided: list[Tensor], required: list[Tensor], expose: bool = True
     ) -> GradGraphInfo:
         if graph in self.given:
@@ -167,7 +167,7 @@ class GradContext:
 
     # ---- for gradient rules ---------------------------------------------------------------------
     def needs(self, op: Op, index: int) -> bool:
-        """Whether the gradient of input `index` of `op` is wanted."""
+        """True if the gradient of input `index` of `op` is required."""
         t = op.inputs[index]
         return t in self._needed and t.dtype.is_floating_point
 
@@ -176,25 +176,25 @@ class GradContext:
         waiting = [t]
         while waiting:  # chains of what is computed again are long: no recursion
             at = waiting[-1]
-            sources = self._computed_from(at)
+            sources = self._recompute_sources(at)
             missing = [i for i in sources or () if i not in self._known]
             if at in self._known or not missing:
                 waiting.pop()
                 if at not in self._known:
-                    self._bring(at, sources is not None)
+                    self._make_available(at, sources is not None)
             else:
                 waiting += reversed(missing)
         return self._known[t]
 
-    def _computed_from(self, t: Tensor) -> list[Tensor] | None:
-        """What `t` is computed from again; None: it is not (see `saving`)."""
+    def _recompute_sources(self, t: Tensor) -> list[Tensor] | None:
+        """Tensors from which `t` is recomputed; None if it is saved (see `saving`)."""
         op = t._producer
         if op is None or op.defn.lower is None or op.inplace is not None or may_save(op):
             return None
         return op.inputs
 
-    def _bring(self, t: Tensor, again: bool) -> None:
-        """Make `t` known: a constant, a value computed again, or an input."""
+    def _make_available(self, t: Tensor, again: bool) -> None:
+        """Make `t` available: as a constant, a recomputed value, or an input."""
         op = t._producer
         if isinstance(t, Constant):
             with self._graph:
@@ -212,9 +212,9 @@ class GradContext:
     def call_grad(self, op: Op, grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         """Gradient of a call: a call of the gradient graph of the called graph."""
         called: Graph = op.attrs["graph"]
-        given = by_output(called, grads)
+        given = grads_by_output(called, grads)
         required = [t for i, t in enumerate(called._inputs) if self.needs(op, i)]
-        info = self._session.of_called(called, list(given), required)
+        info = self._session.differentiate_callee(called, list(given), required)
         site = CallSiteInfo(op)
         inputs = []
         for connection in info.expected_inputs:
@@ -239,7 +239,7 @@ class GradContext:
         self, graph: Graph, provided: list[Tensor], required: list[Tensor]
     ) -> GradGraphInfo:
         """Gradient graph of a graph whose values the caller can reach without outputs."""
-        return self._session.of_called(graph, provided, required, expose=False)
+        return self._session.differentiate_callee(graph, provided, required, expose=False)
 
     @staticmethod
     def outputs_reached(graph: Graph, required: Iterable[Tensor]) -> set[int]:
@@ -253,9 +253,9 @@ class GradContext:
         for t in tensors:
             grad = self._graph._add_input(t.spec, f"grad_{t.name}")
             self.expected.append(ExpectedConnection._make(t, ExpectedConnectionType.FwdGrad))
-            self._receive(t, grad)
+            self._accumulate_grad(t, grad)
 
-    def _receive(self, t: Tensor, grad: Tensor) -> None:
+    def _accumulate_grad(self, t: Tensor, grad: Tensor) -> None:
         """Add to the gradient of `t`, if it is needed."""
         if t in self._needed:
             self._grads.setdefault(t, []).append(grad)
@@ -266,20 +266,20 @@ class GradContext:
             if self._grads.keys().isdisjoint(op.outputs):
                 continue
             with context.ipu(op.ipu):
-                grads = self._apply_rule(op, [self._total(t) for t in op.outputs])
+                grads = self._apply_rule(op, [self._total_grad(t) for t in op.outputs])
             for t, g in zip(op.inputs, grads, strict=True):
                 if g is not None:
-                    self._receive(t, g)
+                    self._accumulate_grad(t, g)
 
     def _apply_rule(self, op: Op, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
-        rule = rule_of(op.defn)
+        rule = gradient_rule(op.defn)
         if rule is None:
             raise popart_exception(f"{op.name} at {op.location} has no gradient")
         if rule is generic_grad:
             return generic_grad(self, op, grads)
         return rule(self, op, *grads)
 
-    def _total(self, t: Tensor) -> Tensor | None:
+    def _total_grad(self, t: Tensor) -> Tensor | None:
         terms = self._grads.get(t)
         if not terms:
             return None
@@ -291,7 +291,7 @@ class GradContext:
         """Set the outputs of the gradient graph."""
         outs = []
         for t in required:
-            g = self._total(t)
+            g = self._total_grad(t)
             if g is None:
                 if not explicit:
                     continue

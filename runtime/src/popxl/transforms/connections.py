@@ -8,18 +8,18 @@ from typing import Any
 from popxl.graph import Graph
 from popxl.ops.call import CallSiteInfo
 from popxl.tensor import Tensor
-from popxl.transforms.gradients import observed_tensors, total
+from popxl.transforms.gradient_ops import observed_tensors, total
 
 
 class ExpectedConnectionType(Enum):
-    """What an input or output of a gradient graph stands for."""
+    """Kind of tensor that a gradient graph's input or output corresponds to."""
 
     Fwd = "Fwd"  # a tensor of the forward graph
     FwdGrad = "FwdGrad"  # the gradient of a tensor of the forward graph
 
 
 class _Made:
-    """What programs get, and never create."""
+    """Base of records that the library creates and programs only read."""
 
     def __init__(self) -> None:
         raise TypeError(f"Cannot create {type(self).__name__} instances; autodiff makes them")
@@ -32,7 +32,7 @@ class _Made:
 
 
 class ExpectedConnection(_Made):
-    """What an input or output of a gradient graph must be connected to.
+    """Tensor that a gradient graph's input or output connects to.
 
     Attributes:
         fwd_tensor: a tensor of the forward graph.

@@ -1,4 +1,4 @@
-"""Turning sums of many terms into running sums."""
+"""Decompose sums of many gradients into running sums."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from popxl._ir.op import Op
 from popxl._ir.op_registry import registry
 from popxl.graph import Graph
 from popxl.tensor import Tensor
-from popxl.transforms.gradients import GRAD_SUM
+from popxl.transforms.gradient_ops import GRAD_SUM
 
 
 def decompose_sum(graph: Graph) -> Graph:

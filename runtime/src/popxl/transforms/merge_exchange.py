@@ -13,14 +13,14 @@ from popxl.tensor import Tensor
 
 @contextmanager
 def merge_exchange() -> Iterator[None]:
-    """Let the remote and host exchanges created inside run together (a hint)."""
+    """Merge the remote and host exchanges created inside (a hint)."""
     with in_sequence(False):
         yield
 
 
 @contextmanager
 def io_tile_exchange(verify_overlap: bool = True) -> Iterator[None]:
-    """Let the exchanges created inside, which are on IO tiles, overlap with compute (a hint).
+    """Overlap the exchanges created inside, on IO tiles, with compute (a hint).
 
     Args:
         verify_overlap: check that they can be one exchange.

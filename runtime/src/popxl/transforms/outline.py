@@ -9,7 +9,7 @@ from popxl.tensor import Tensor
 
 
 def outline(graph: Graph, saved: Sequence[Tensor] = ()) -> None:
-    """Compile `graph` apart, so that its bits are the same wherever the program calls it.
+    """Compile `graph` as an executable of its own: the same bits at every call site.
 
     What XLA makes of a computation depends on what surrounds it: it merges neighbouring kernels,
     in which a product and a sum then round once instead of twice, and leaves out what nobody uses.

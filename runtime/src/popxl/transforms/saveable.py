@@ -1,4 +1,4 @@
-"""Which values gradients take from the forward graph, and which they compute again."""
+"""Policies that choose the forward values that gradient graphs save or recompute."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _policy: ContextVar[Policy | None] = ContextVar("saveable", default=None)
 
 
 def products_saveable(op: Op) -> bool:
-    """Keep what is dear to compute: matrix products, softmax, random numbers, collectives, calls.
+    """Save expensive results: matrix products, softmax, random numbers, collectives, calls.
 
     What is made of them element by element, by sums along axes, or by moving elements is computed
     again where a gradient needs it: writing it to memory and reading it back takes longer. (Compare
@@ -41,6 +41,6 @@ def saving(policy: Policy | None) -> Iterator[None]:
 
 
 def may_save(op: Op) -> bool:
-    """Whether the policy lets gradient graphs take results of `op`."""
+    """True if the policy lets gradient graphs save results of `op`."""
     policy = _policy.get()
     return policy is None or policy(op)

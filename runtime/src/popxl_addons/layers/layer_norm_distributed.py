@@ -1,4 +1,4 @@
-"""Layer normalisation of features that are cut over replicas."""
+"""Layer normalisation of features sharded over replicas."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from popxl_addons.ops.layer_norm_distributed import layer_norm_distributed
 
 
 class LayerNormDistributed(Module):
-    """Normalise over features of which each replica of a tensor-parallel group has a part.
+    """Normalise over features sharded over a tensor-parallel group.
 
     Variables: `weight` and `bias`, both (features / parts,). The replicas that share them are the
     transpose of `replica_grouping`, so that host data are (parts, features / parts).

@@ -1,4 +1,4 @@
-"""Linear layer with weights in 4 bits, for inference."""
+"""Linear layer with group-quantized 4-bit weights, for inference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens on their way to the experts that they chose.
+"""Routing of tokens to their top-k experts.
 
 A *row* is a token at one of its experts. Rows are sorted by expert, and `ops.grouped_matmul` takes
 them from tokens and adds them up again.

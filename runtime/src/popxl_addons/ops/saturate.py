@@ -1,4 +1,4 @@
-"""Numbers kept in a range, with the gradient of numbers that are not."""
+"""Clamp with a straight-through gradient."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def _replace(t: popxl.Tensor, x: popxl.Tensor) -> popxl.Tensor:
 def _names(
     graph: GraphWithNamedArgs, accumulated: Sequence[popxl.Tensor]
 ) -> dict[popxl.Tensor, str]:
-    """What the accumulator of each tensor is called after `accum.`."""
+    """Name of the accumulator of each tensor, without `accum.`."""
     named = names_of(graph.args)
     return {t: named.get(t) or ".".join(map(sanitise, t.name.split("/"))) for t in accumulated}
 

@@ -1,4 +1,4 @@
-"""Loops over micro-batches around a graph: load inputs, call, store outputs.
+"""Batch serialisation: loop over micro-batches around a graph: load inputs, call, store outputs.
 
 The remote buffers of a serialised graph have `rows * steps` entries: a row for each place the
 graph is used at (a layer), and in it an entry for each step (micro-batch).
@@ -37,7 +37,7 @@ RemoteBufferWithOffset = tuple[RemoteBuffer, int | None]
 
 @dataclass(frozen=True)
 class RemoteHandle:
-    """Where in a remote buffer a tensor of each step is kept.
+    """Location of a tensor of each step in a remote buffer.
 
     Attributes:
         buffer: the buffer.
@@ -56,7 +56,7 @@ class RemoteHandle:
     grows: bool = True
 
     def entries(self, steps: int, rows: int) -> int:
-        """How many entries `steps` steps for each of `rows` rows need."""
+        """Number of entries for `steps` steps of each of `rows` rows."""
         if self.row_offset is None:
             return steps
         offset = self.row_offset if isinstance(self.row_offset, int) else 0
@@ -297,7 +297,7 @@ class _Loop:
     def _entry_of(
         self, handle: RemoteHandle, step: popxl.Tensor, row: popxl.Tensor, name: str | None = None
     ) -> popxl.Tensor:
-        """What is stored, a part of it if entries are sharded."""
+        """The tensor to store: its shard if entries are sharded."""
         entry = self._entry(handle, step, row)
         with self._io():
             loaded = ops.remote_load(handle.buffer, entry, name=name)
@@ -411,7 +411,7 @@ def _check_pair(
 
 
 class _Connections:
-    """Where tensors of the forward graph can be found in the backward pass."""
+    """Locations of forward tensors in the backward pass."""
 
     def __init__(
         self,
@@ -427,7 +427,7 @@ class _Connections:
         self.stores = {t: self.as_store(t, h) for t, h in store_buffers.items() if t in graph}
 
     def as_store(self, t: popxl.Tensor, handle: StoreHandle | ReplicaGrouping) -> RemoteHandle:
-        """A handle for any way to say where `t` is stored."""
+        """Normalise a store location of `t` to a handle."""
         if isinstance(handle, ReplicaGrouping):
             return self._new(t, handle)
         return _as_handle(handle)

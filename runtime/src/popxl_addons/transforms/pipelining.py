@@ -17,13 +17,13 @@ from popxl._analysis.alias_analysis import owners
 from popxl.ops import CallSiteInfo
 from popxl.transforms import GradGraphInfo
 from popxl_addons.grad_info import is_fwd
-from popxl_addons.transforms.moving import move_ops
+from popxl_addons.transforms.move_ops import move_ops
 
 __all__ = ["StageContext", "pipelined_execution"]
 
 
 class StageContext:
-    """What `pipelined_execution` gives: marks stages and passes tensors between them.
+    """Handle of `pipelined_execution`: marks stages and passes tensors between them.
 
     Attributes:
         ops: stage -> the ops of the pipeline that are in it.
@@ -88,7 +88,7 @@ class StageContext:
     def stash_and_restore_activations(
         self, call_info: CallSiteInfo, grad_info: GradGraphInfo
     ) -> dict[Tensor, Tensor]:
-        """What a gradient graph in a later stage expects from the forward call.
+        """Forward tensors that a gradient graph in a later stage takes.
 
         Returns:
             Tensors by input of the gradient graph, for `inputs_dict`. Variables, and what this

@@ -1,4 +1,4 @@
-"""Gradient graphs that compute the activations again instead of keeping them."""
+"""Recomputation: gradient graphs that recompute activations."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _check_no_effects(graph: popxl.Graph) -> None:
 
 
 def _has_effect(op: Op) -> bool:
-    """Whether running `op` changes more than values inside its graph. Remote loads do not, and
+    """True if running `op` changes more than values inside its graph. Remote loads do not, and
     to print twice does no harm."""
     effects = op_effects(op)
     if effects.writes or effects.loads or effects.stores:

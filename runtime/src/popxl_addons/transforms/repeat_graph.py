@@ -1,15 +1,15 @@
-"""A graph that does what it did several times."""
+"""Repeat the ops of a graph several times."""
 
 from __future__ import annotations
 
 import popxl
 from popxl import Graph, ops
-from popxl_addons.transforms.moving import move_ops
+from popxl_addons.transforms.move_ops import move_ops
 from popxl_addons.utils import suffix_graph_name
 
 
 def repeat_graph(graph: popxl.Graph, repeat_count: int) -> Graph:
-    """Let `graph` run its ops `repeat_count` times. The graph is changed in place.
+    """Repeat the ops of `graph` `repeat_count` times, in place.
 
     All its ops move into a new graph, and `graph` (the main graph too) is left with one repeat of
     it. What the ops take from outside, such as variables, are inputs by reference of the new

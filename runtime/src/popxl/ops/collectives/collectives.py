@@ -89,7 +89,7 @@ def reduce(x: Any, op: CollectiveOps, group: ReplicaGrouping) -> Any:
     if op == "min":
         return collective.pmin(x, group)
     if op == "mul":
-        factors = widen(collective.all_gather(x, group, 0, tiled=False))
-        return jnp.prod(factors, axis=0, dtype=factors.dtype).astype(x.dtype)
+        gathered = widen(collective.all_gather(x, group, 0, tiled=False))
+        return jnp.prod(gathered, axis=0, dtype=gathered.dtype).astype(x.dtype)
     reduce_bool = collective.pmin if op == "and" else collective.pmax
     return reduce_bool(x.astype(jnp.int32), group).astype(x.dtype)

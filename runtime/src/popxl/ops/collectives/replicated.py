@@ -14,9 +14,9 @@ from popxl._ir.op import Op
 from popxl._ir.op_registry import define
 from popxl._ir.sharding import MetaShape, shard_count, shard_elements
 from popxl.ops import _collective as collective
-from popxl.ops._args import axis_of, check_tensors
+from popxl.ops._args import check_tensors, normalize_axis
 from popxl.ops._emit import emit
-from popxl.ops._grads import divided
+from popxl.ops._grads import divide_by_count
 from popxl.ops.collectives.collectives import (
     SUMS,
     CollectiveOps,
@@ -89,8 +89,8 @@ def replicated_all_reduce_(
     return emit(ALL_REDUCE, [t], attrs, inplace=0)[0]
 
 
-def _alone(op: Op) -> bool:
-    """Whether a group of one replica leaves its value as it is."""
+def _is_single_replica(op: Op) -> bool:
+    """True if the group has one replica, so that the collective is the identity."""
     return op.attrs["group"].group_size == 1 and op.outputs[0].shape == op.inputs[0].shape
 
 
@@ -133,7 +133,7 @@ ALL_GATHER = define(
     infer=_infer_gather,
     grad=_gather_grad,
     tags=("collective", "all_gather"),
-    same=_alone,
+    same=_is_single_replica,
     result="{t}_all_gathered",
 )
 
@@ -170,7 +170,7 @@ def replicated_all_gather(
         raise ValueError(f"{t.id!r} is no shard: it has no meta_shape to gather to")
     if output_shape == "concat" and t.rank == 0:
         t, axis = t.reshape((1,)), 0
-    axis = axis_of("replicated_all_gather", t, axis, extra=output_shape == "new_axis")
+    axis = normalize_axis("replicated_all_gather", t, axis, extra=output_shape == "new_axis")
     group = group_or_all(group)
     if output_shape == "meta_shape":
         group = group._divided(shard_count(t.meta_shape, t.nelms, group.group_size))
@@ -204,7 +204,7 @@ def _scatter_grad(ctx: Any, op: Op, dy: Tensor | None) -> Sequence[Tensor | None
     shape, group = op.inputs[0].shape, op.attrs["group"]
     whole = replicated_all_gather(dy.flatten(), 0, group, "concat")
     whole = whole[: math.prod(shape)].reshape(shape)
-    return [whole if op.attrs["op"] == "add" else divided(whole, group.group_size)]
+    return [whole if op.attrs["op"] == "add" else divide_by_count(whole, group.group_size)]
 
 
 REDUCE_SCATTER = define(
@@ -313,5 +313,5 @@ def replicated_slice(t: Tensor, axis: int = 0, group: ReplicaGrouping | None = N
     Raises:
         ValueError: the axis is not divisible by the group size.
     """
-    attrs = {"axis": axis_of("replicated_slice", t, axis), "group": group_or_all(group)}
+    attrs = {"axis": normalize_axis("replicated_slice", t, axis), "group": group_or_all(group)}
     return emit(SLICE, [t], attrs)[0]

@@ -15,16 +15,16 @@ from jax import lax
 from popxl.ops.random import random_bits
 
 
-def at_random(value: Any, t: Any, seed: Any, number: Any) -> Any:
+def round_stochastically(value: Any, t: Any, seed: Any, number: Any) -> Any:
     """Round the new float32 `value` of a variable whose old value is `t`; see `_store.store`."""
     # Replicas draw the same bits, so that copies of a variable stay equal. Shards and slices of one
     # should not round in step, though: their old values, equal in copies alone, tell them apart.
     own = lax.bitcast_convert_type(t, jnp.uint16)
-    return to_neighbour(value, t.dtype, random_halves(seed, own, number))
+    return round_to_neighbour(value, t.dtype, random_uint16(seed, own, number))
 
 
-def random_halves(seed: Any, own: Any, number: Any) -> Any:
-    """Evenly distributed uint16 of the shape of `own`, uint16, for update `number` of a run.
+def random_uint16(seed: Any, own: Any, number: Any) -> Any:
+    """Uniform uint16 of the shape of `own`, for update `number` of a run.
 
     A hash of each element's position, and of `own`, under a key that Threefry draws: it is computed
     where the update is, element by element. Drawn by Threefry, the bits of a large table would be
@@ -32,12 +32,12 @@ def random_halves(seed: Any, own: Any, number: Any) -> Any:
     """
     first, second = random_bits(seed, (2,), number)
     position = lax.iota(jnp.uint32, own.size).reshape(own.shape)
-    mixed = _mixed(_mixed(position ^ first) ^ second ^ own.astype(jnp.uint32))
+    mixed = _mix_bits(_mix_bits(position ^ first) ^ second ^ own.astype(jnp.uint32))
     return (mixed >> 16).astype(jnp.uint16)
 
 
-def _mixed(x: Any) -> Any:
-    """A permutation of uint32 under which each bit depends on all.
+def _mix_bits(x: Any) -> Any:
+    """A mixing hash of uint32: each output bit depends on all input bits.
 
     The constants are those of C. Wellons' search for such functions
     (nullprogram.com/blog/2018/07/31).
@@ -47,7 +47,7 @@ def _mixed(x: Any) -> Any:
     return x ^ (x >> 16)
 
 
-def to_neighbour(value: Any, dtype: Any, bits: Any) -> Any:
+def round_to_neighbour(value: Any, dtype: Any, bits: Any) -> Any:
     """One of the two values of a 16-bit float `dtype` next to each float32 of `value`.
 
     A value of the dtype remains. NaN does too, and where there is no finite neighbour above, the
@@ -73,7 +73,7 @@ def to_neighbour(value: Any, dtype: Any, bits: Any) -> Any:
 
 
 def _subnormal(value: Any, info: Any, bits: Any) -> Any:
-    """`to_neighbour` where all values of the dtype are a constant step apart."""
+    """`round_to_neighbour` where all values of the dtype are a constant step apart."""
     step = float(info.smallest_subnormal)
     steps = jnp.abs(value) / step  # exact: the step is a power of two
     whole = jnp.floor(steps)

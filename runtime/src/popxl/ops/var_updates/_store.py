@@ -13,7 +13,7 @@ from popxl.ops.var_updates import _rounding
 NO_GRAD = NoGrad("variable updates are not differentiated")
 
 
-def wide(x: Any) -> Any:
+def in_float32(x: Any) -> Any:
     """A float value in float32, in which all updates are computed. Numbers become arrays."""
     array = jnp.asarray(x)
     check_floating(array)
@@ -52,4 +52,4 @@ def store(value: Any, t: Any, rounding: tuple[Any, Any] | None = None) -> Any:
     """
     if rounding is None:
         return value.astype(t.dtype)
-    return _rounding.at_random(value, t, *rounding)
+    return _rounding.round_stochastically(value, t, *rounding)

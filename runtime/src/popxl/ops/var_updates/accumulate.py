@@ -15,10 +15,10 @@ from typing import Any
 import jax.numpy as jnp
 
 from popxl._ir.op_registry import define
-from popxl.ops._args import axis_of
-from popxl.ops._indices import check_known, dropped_outside
-from popxl.ops._rows import add_rows
+from popxl.ops._args import normalize_axis
+from popxl.ops._index_bounds import check_known, indices_or_size
 from popxl.ops._scalars import emit_with_scalars, with_scalars
+from popxl.ops._scatter_add import scatter_add
 from popxl.ops.gathering import check_indices
 from popxl.ops.var_updates._store import NO_GRAD, operands, store
 from popxl.tensor import Tensor
@@ -156,8 +156,8 @@ def _sparse_accumulate(
                          f"{indices.size} indices")  # fmt: skip
     value, term, factor = operands(t, x, f)
     rows = jnp.moveaxis(term if factor is None else term * factor, axis, 0)
-    where = dropped_outside(indices, t.shape[axis]).reshape(-1)
-    total = add_rows(jnp.moveaxis(value, axis, 0), where, rows)
+    where = indices_or_size(indices, t.shape[axis]).reshape(-1)
+    total = scatter_add(jnp.moveaxis(value, axis, 0), where, rows)
     return store(jnp.moveaxis(total, 0, axis), t, rounding)
 
 
@@ -188,7 +188,7 @@ def sparse_accumulate_(
     """
     op = "sparse_accumulate"
     check_indices(op, indices)
-    axis = axis_of(op, t, axis)
+    axis = normalize_axis(op, t, axis)
     check_known(op, indices, t.shape[axis])
     inputs, factor = [t, X, indices], {"f": f}
     return emit_with_scalars(_SPARSE_ACCUMULATE, inputs, factor, {"axis": axis}, inplace=0)[0]

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from popxl._ir.op_registry import OpDef, define
 from popxl.ops._emit import emit
 from popxl.ops._scalars import emit_with_scalars, with_scalars
-from popxl.ops.var_updates._store import NO_GRAD, wide
+from popxl.ops.var_updates._store import NO_GRAD, in_float32
 from popxl.tensor import Tensor
 
 _TAGS = ("elementwise",)
@@ -28,18 +28,18 @@ _NEXT_STEP = define("next_time_step", _count, grad=NO_GRAD, tags=_TAGS)
 
 def _corrected(moment: Any, beta: Any, step: Any) -> Any:
     """A moving average that started at 0, divided by the sum of its weights: 1 - beta^step."""
-    return moment if step is None else moment / (1 - jnp.power(wide(beta), step))
+    return moment if step is None else moment / (1 - jnp.power(in_float32(beta), step))
 
 
 def _decayed(update: Any, weight: Any, weight_decay: Any) -> Any:
-    return update if weight_decay is None else update + wide(weight_decay) * weight
+    return update if weight_decay is None else update + in_float32(weight_decay) * weight
 
 
 def _operands(arrays: tuple[Any, ...], with_weight: bool, with_step: bool) -> list[Any]:
     """Moments, weight and time step in float32; what was not given is None."""
     rest = list(arrays)
-    first, second = wide(rest.pop(0)), wide(rest.pop(0))
-    weight = wide(rest.pop(0)) if with_weight else None
+    first, second = in_float32(rest.pop(0)), in_float32(rest.pop(0))
+    weight = in_float32(rest.pop(0)) if with_weight else None
     step = rest.pop(0).astype(jnp.float32).reshape(()) if with_step else None
     return [first, second, weight, step]
 
@@ -55,7 +55,9 @@ def _adam(
     beta2: Any = None,
 ) -> Any:
     m, v, weight, step = _operands(arrays, with_weight, with_step)
-    update = _corrected(m, beta1, step) / (jnp.sqrt(_corrected(v, beta2, step)) + wide(epsilon))
+    update = _corrected(m, beta1, step) / (
+        jnp.sqrt(_corrected(v, beta2, step)) + in_float32(epsilon)
+    )
     return _decayed(update, weight, weight_decay)
 
 
@@ -69,7 +71,9 @@ def _adamax(
     weight_decay: Any = None,
 ) -> Any:
     m, largest, weight, step = _operands(arrays, with_weight, with_step)
-    return _decayed(_corrected(m, beta1, step) / (largest + wide(epsilon)), weight, weight_decay)
+    return _decayed(
+        _corrected(m, beta1, step) / (largest + in_float32(epsilon)), weight, weight_decay
+    )
 
 
 _ADAM = define("adam_updater", _adam, grad=NO_GRAD, tags=_TAGS)
@@ -78,7 +82,7 @@ _ADAMAX = define("adamax_updater", _adamax, grad=NO_GRAD, tags=_TAGS)
 
 
 def weight_decay_is_required(weight_decay: None | float | Tensor) -> bool:
-    """Whether there is a weight decay that could have an effect."""
+    """True if weight decay is a tensor or not 0."""
     return isinstance(weight_decay, Tensor) or bool(weight_decay)
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from popxl._ir.op_registry import define
 from popxl.ops._scalars import emit_with_scalars, with_scalars
-from popxl.ops.var_updates._store import NO_GRAD, store, wide
+from popxl.ops.var_updates._store import NO_GRAD, in_float32, store
 from popxl.tensor import Tensor
 
 
@@ -22,13 +22,16 @@ def _var_update(
     max_weight_norm: Any = None,
     rounding: Any = None,
 ) -> Any:
-    weight_norm, update_norm = jnp.sqrt(wide(r1).reshape(())), jnp.sqrt(wide(r2).reshape(()))
+    weight_norm, update_norm = (
+        jnp.sqrt(in_float32(r1).reshape(())),
+        jnp.sqrt(in_float32(r2).reshape(())),
+    )
     clipped = weight_norm
     if max_weight_norm is not None:
-        clipped = jnp.minimum(weight_norm, wide(max_weight_norm))
+        clipped = jnp.minimum(weight_norm, in_float32(max_weight_norm))
     defined = (weight_norm > 0) & (update_norm > 0)
     ratio = jnp.where(defined, clipped / jnp.where(defined, update_norm, 1.0), 1.0)
-    return store(wide(t) - wide(learning_rate) * ratio * wide(x), t, rounding)
+    return store(in_float32(t) - in_float32(learning_rate) * ratio * in_float32(x), t, rounding)
 
 
 _VAR_UPDATE = define(

@@ -6,7 +6,7 @@ from typing import Literal
 
 import popxl
 from popxl import ReplicaGrouping, Tensor, ops
-from popxl.ops._labels import shifted_labels
+from popxl.ops._label_logits import shifted_labels
 from popxl.ops.collectives.collectives import CollectiveOps
 from popxl_addons.ops.replicated_all_reduce_TP.replicated_all_reduce_TP import (
     define_identical_grad_inputs,
@@ -72,7 +72,7 @@ def cross_entropy_sharded_loss(
     total = _global(ops.sum(ops.exp(wide - shift), axis=-1), replica_grouping)
     indices = _as_int32(indices)
     labels = _global(shifted_labels(wide, shift, indices), replica_grouping)
-    counted = _counted(ops.detach(labels[1]), indices, ignore_index)
+    counted = _valid_labels(ops.detach(labels[1]), indices, ignore_index)
     losses = ops.where(counted, ops.log(total) - labels[0], popxl.constant(0, popxl.float32))
     return _reduced(losses, counted, reduction, logits.dtype)
 
@@ -81,7 +81,9 @@ def _as_int32(t: Tensor) -> Tensor:
     return t if t.dtype == popxl.int32 else ops.cast(t, popxl.int32)
 
 
-def _counted(is_somewhere: Tensor, indices: Tensor, ignore_index: Tensor | int | None) -> Tensor:
+def _valid_labels(
+    is_somewhere: Tensor, indices: Tensor, ignore_index: Tensor | int | None
+) -> Tensor:
     """The positions whose label is a class, and is not ignored: bool (n,)."""
     counted = ops.greater(is_somewhere, popxl.constant(0, is_somewhere.dtype))
     if ignore_index is None:

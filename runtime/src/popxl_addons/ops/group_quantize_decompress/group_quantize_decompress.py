@@ -22,8 +22,8 @@ import popxl
 from popxl import TensorSpec
 from popxl._ir.op_registry import NoGrad, define
 from popxl.ops._emit import emit
-from popxl.ops._numerics import in_precision_of, widen
-from popxl.ops.placement import materialised
+from popxl.ops._numerics import round_to_dtype_range, widen
+from popxl.ops.placement import materialize_array
 
 __all__ = [
     "group_quantize_compress_numpy",
@@ -130,7 +130,7 @@ def _decompress(
     packed = words, scale.reshape(column), bias.reshape(column)
     if dim % 2 == 0:
         shifts, shape = shifts[:, None], (-1, words.shape[0])
-        packed = tuple(materialised(part.transpose((1, 2, 0)))[:, :, None] for part in packed)
+        packed = tuple(materialize_array(part.transpose((1, 2, 0)))[:, :, None] for part in packed)
     else:
         shape = words.shape[0], -1
         packed = tuple(part[..., None] for part in packed)
@@ -138,12 +138,12 @@ def _decompress(
     half, own = scale.dtype == np.float16, dtype.as_jax() if dtype else scale.dtype
 
     def rounded(x: Any) -> Any:
-        return in_precision_of(np.float16, x) if half else x
+        return round_to_dtype_range(np.float16, x) if half else x
 
     q = ((words >> shifts) & (2**bits - 1)).astype(np.float32)
     values = rounded(rounded(q * widen(scale)) + widen(bias))
     if not half or own != np.float16:
-        values = in_precision_of(own, values)
+        values = round_to_dtype_range(own, values)
     return values.astype(own).reshape(shape)
 
 

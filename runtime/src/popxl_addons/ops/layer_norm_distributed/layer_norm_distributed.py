@@ -1,4 +1,4 @@
-"""Layer normalisation of features that are cut over replicas."""
+"""Layer normalisation of features sharded over replicas."""
 
 from __future__ import annotations
 

@@ -16,18 +16,18 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from popxl.ops._folds import max_over, sum_over
-from popxl.ops._numerics import factors, precision_of
-from popxl.ops.placement import materialised
-from popxl.ops.random import dropped
+from popxl.ops._numerics import product_operands, product_precision
+from popxl.ops._reductions import max_over, sum_over
+from popxl.ops.placement import materialize_array
+from popxl.ops.random import dropout_of_array
 
 
 def _product(equation: str, a: Any, b: Any) -> Any:
-    """Accumulated, and returned, in float32."""
+    """Batched product accumulated and returned in float32."""
     return jnp.einsum(
         equation,
-        *factors(a, b),
-        precision=precision_of(a, b),
+        *product_operands(a, b),
+        precision=product_precision(a, b),
         preferred_element_type=jnp.float32,
     )
 
@@ -35,8 +35,8 @@ def _product(equation: str, a: Any, b: Any) -> Any:
 _LOWEST = float(np.finfo(np.float32).min)
 
 
-class Settings(NamedTuple):
-    """Attributes of the ops: see `popxl.ops.attention`.
+class AttentionAttrs(NamedTuple):
+    """Attributes of the attention ops (`popxl.ops.attention`).
 
     Attributes:
         biases: how many there are.
@@ -56,8 +56,8 @@ class Settings(NamedTuple):
     sinks: bool = False
 
 
-class Others(NamedTuple):
-    """The inputs after q, k and v; `floats` of them have gradients."""
+class ExtraInputs(NamedTuple):
+    """Inputs after q, k and v; `floats` are those with gradients."""
 
     biases: list[Any]
     sinks: list[Any]
@@ -71,8 +71,8 @@ class Others(NamedTuple):
         return [*self.biases, *self.sinks]
 
 
-def sorted_inputs(rest: Sequence[Any], settings: Settings) -> Others:
-    """The inputs after q, k and v, by what they are."""
+def group_extra_inputs(rest: Sequence[Any], settings: AttentionAttrs) -> ExtraInputs:
+    """Group the inputs after q, k and v by kind."""
     left = list(rest)
 
     def take(n: int) -> list[Any]:
@@ -84,19 +84,21 @@ def sorted_inputs(rest: Sequence[Any], settings: Settings) -> Others:
         int(settings.lengths),
     )  # fmt: skip
     biases, sinks, positions, segments, lengths = map(take, counts)
-    return Others(biases, sinks, positions, segments, lengths, left)
+    return ExtraInputs(biases, sinks, positions, segments, lengths, left)
 
 
-def attention_of(q: Any, k: Any, v: Any, *rest: Any, settings: Settings) -> tuple[Any, ...]:
-    """(output, exponentials of the scores, 1 / their sums), and those of sinks if there are.
+def attention_with_weights(
+    q: Any, k: Any, v: Any, *rest: Any, settings: AttentionAttrs
+) -> tuple[Any, ...]:
+    """Attention: (output, exponentials of the scores, 1 / their sums), then those of sinks.
 
     A row whose scores are all -inf has exponentials of 0, and so an output and gradients of 0.
     """
-    others = sorted_inputs(rest, settings)
+    others = group_extra_inputs(rest, settings)
     scores = _capped(_scores(q, k, settings.scale), settings.cap)
     for bias in others.biases:
         scores = scores + bias
-    seen = visible(q.shape[-2], k.shape[-2], others, settings)
+    seen = visibility_mask(q.shape[-2], k.shape[-2], others, settings)
     if seen is not None:
         scores = jnp.where(seen, scores, -jnp.inf)
     largest = jnp.maximum(max_over(scores, -1, keepdims=True), _LOWEST)  # -inf - -inf is NaN
@@ -107,7 +109,7 @@ def attention_of(q: Any, k: Any, v: Any, *rest: Any, settings: Settings) -> tupl
     total = sum(of_sinks, sum_over(exponentials, -1, keepdims=True))
     normaliser = 1 / jnp.maximum(total, 1)  # at least 1, of the largest, unless all are 0
     weights = exponentials.astype(v.dtype)
-    kept = _grouped(_kept(weights, others.seed, settings.p), v)
+    kept = _grouped(_apply_dropout(weights, others.seed, settings.p), v)
     out = _product("...qk,...kd->...qd", kept, v).reshape(*q.shape[:-1], v.shape[-1]) * normaliser
     return out.astype(v.dtype), weights, normaliser, *of_sinks
 
@@ -130,23 +132,25 @@ def _capped(scores: Any, cap: float | None) -> Any:
     return scores if cap is None else cap * jnp.tanh(scores / cap)
 
 
-def visible(queries: int, keys: int, others: Others, settings: Settings) -> Any:
-    """The keys that each query sees: bool, broadcasts to the scores; None: all."""
+def visibility_mask(queries: int, keys: int, others: ExtraInputs, settings: AttentionAttrs) -> Any:
+    """Bool mask of the keys that each query attends to, broadcastable to the scores; None: all."""
     conditions = []
     if settings.causal:
-        of_queries, of_keys = _facing(others.positions or (jnp.arange(queries), jnp.arange(keys)))
+        of_queries, of_keys = _pair_for_comparison(
+            others.positions or (jnp.arange(queries), jnp.arange(keys))
+        )
         conditions.append(of_keys <= of_queries)
         if settings.window is not None:
             conditions.append(of_queries - of_keys < settings.window)
     if settings.segments:
-        of_queries, of_keys = _facing(others.segments)
+        of_queries, of_keys = _pair_for_comparison(others.segments)
         conditions.append(of_queries == of_keys)
     if settings.lengths:
         conditions.append(jnp.arange(keys) < others.lengths[0][:, None, None, None])
     return reduce(jnp.logical_and, conditions) if conditions else None
 
 
-def _facing(pair: Any) -> tuple[Any, Any]:
+def _pair_for_comparison(pair: Any) -> tuple[Any, Any]:
     """Numbers of queries (b, q) and keys (b, k), to be compared as (b, 1, q, k); without batches,
     as (q, k)."""
     queries, keys = pair
@@ -155,8 +159,8 @@ def _facing(pair: Any) -> tuple[Any, Any]:
     return queries[:, None, :, None], keys[:, None, None, :]
 
 
-def _kept(weights: Any, seed: Sequence[Any], p: float) -> Any:
-    return dropped(weights, seed[0], weights.shape, p) if seed else weights
+def _apply_dropout(weights: Any, seed: Sequence[Any], p: float) -> Any:
+    return dropout_of_array(weights, seed[0], weights.shape, p) if seed else weights
 
 
 def attention_grads(
@@ -166,20 +170,20 @@ def attention_grads(
     """The gradients of q, k, v and of the scores, and those of sinks if there are, float32.
 
     Args:
-        out, weights, normaliser: what `attention_of` gave.
+        out, weights, normaliser: what `attention_with_weights` gave.
         others: the exponentials of sinks, if there are; then the seed.
     """
     of_sinks, seed = others[: int(sinks)], others[int(sinks) :]
     scaled = (dy.astype(jnp.float32) * normaliser).astype(v.dtype)
     rows = sum_over(scaled.astype(jnp.float32) * out, -1, keepdims=True)
     dp = _product("...qd,...kd->...qk", _grouped(scaled, v), v).reshape(weights.shape)
-    wide = weights * (_kept(dp, seed, p) - rows)
-    ds = materialised(wide.astype(q.dtype))  # read three times
-    dv = _transposed_product(_grouped(scaled, v), _grouped(_kept(weights, seed, p), v))
+    wide = weights * (_apply_dropout(dp, seed, p) - rows)
+    ds = materialize_array(wide.astype(q.dtype))  # read three times
+    dv = _transposed_product(_grouped(scaled, v), _grouped(_apply_dropout(weights, seed, p), v))
     before = ds
     if cap is not None:  # the derivative of cap * tanh(scores / cap)
         slope = 1 - jnp.square(jnp.tanh(_scores(q, k, scale) / cap))
-        before = materialised((wide * slope).astype(q.dtype))
+        before = materialize_array((wide * slope).astype(q.dtype))
     before = _grouped(before, k)
     dk = _transposed_product(_grouped(q, k), before)
     dq = _product("...qk,...kd->...qd", before, k).reshape(q.shape)
@@ -192,7 +196,7 @@ def attention_grads(
 
 
 def _sinks_grad(ds: Any) -> Any:
-    """A sink is a score whose value is 0: of its gradient, only the sum over the row is left."""
+    """Gradient of the sinks (scores whose value is 0): the sum over each row."""
     heads = ds.ndim - 3
     return -sum_over(ds, (*range(heads), heads + 1, heads + 2))
 
@@ -200,4 +204,4 @@ def _sinks_grad(ds: Any) -> Any:
 def _transposed_product(a: Any, scores: Any) -> Any:
     """(scores)ᵀ a. A transposed first operand slows XLA's products down on CPU, so the result is
     transposed instead, which is smaller."""
-    return materialised(_product("...qd,...qk->...dk", a, scores)).swapaxes(-1, -2)
+    return materialize_array(_product("...qd,...qk->...dk", a, scores)).swapaxes(-1, -2)

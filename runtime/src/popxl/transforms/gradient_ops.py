@@ -1,4 +1,4 @@
-"""Ops that only gradient graphs have: sums of gradients, generic vector-Jacobian products."""
+"""Ops of gradient graphs: sums of gradients, generic vector-Jacobian products."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from popxl._ir.op_registry import NoGrad, OpDef, define, registry
 from popxl._ir.regions import regions
 from popxl.graph import Graph
 from popxl.ops._emit import emit
-from popxl.ops._folds import traced_for
-from popxl.ops.placement import materialised
+from popxl.ops._reductions import traced_platform
+from popxl.ops.placement import materialize_array
 from popxl.tensor import Tensor, TensorSpec
 
 
@@ -33,8 +33,8 @@ def _add_up(*terms: jax.Array) -> jax.Array:
     total = terms[0]
     for i, term in enumerate(terms[1:], 1):
         total = total + term
-        if i % _FUSED_TERMS == 0 and traced_for() == "cpu":
-            total = materialised(total)
+        if i % _FUSED_TERMS == 0 and traced_platform() == "cpu":
+            total = materialize_array(total)
     return total
 
 
@@ -74,12 +74,12 @@ def observed_tensors(graph: Graph) -> set[Tensor]:
         for op in graph._ops
         for i, t in enumerate(op.inputs)
         if i in op.defn.maxima
-        or any(inner in observed_tensors(inner._graph) for inner in _entered(op, i))
+        or any(inner in observed_tensors(inner._graph) for inner in _callee_inputs(op, i))
     }
 
 
-def _entered(op: Op, index: int) -> list[Tensor]:
-    """The inputs of the graphs that `op` runs which get its input `index`."""
+def _callee_inputs(op: Op, index: int) -> list[Tensor]:
+    """Inputs of called graphs that receive input `index` of `op`."""
     return [
         t
         for region in regions(op)
@@ -88,7 +88,7 @@ def _entered(op: Op, index: int) -> list[Tensor]:
     ]
 
 
-def by_output(graph: Graph, grads: Sequence[Tensor | None]) -> dict[Tensor, list[Tensor]]:
+def grads_by_output(graph: Graph, grads: Sequence[Tensor | None]) -> dict[Tensor, list[Tensor]]:
     """The gradients of a graph's results by output tensor: one may be returned several times."""
     by_tensor: dict[Tensor, list[Tensor]] = {}
     for t, g in zip(graph._outputs, grads, strict=True):
@@ -107,7 +107,7 @@ def _vjp(
     wrt: tuple[int, ...],
     given: tuple[int, ...],
 ) -> Any:
-    """Cotangents of the inputs `wrt` of op `of`, from its inputs `uses` and cotangents `given`."""
+    """Cotangents of inputs `wrt` of op `of`, from its inputs `uses` and cotangents `given`."""
     defn, attrs = registry()[of], dict(base_attrs)
     values: list[Any] = [None] * len(specs)
     for i, x in zip(uses, arrays, strict=False):
@@ -190,18 +190,18 @@ def generic_grad(ctx: Any, op: Op, grads: Sequence[Tensor | None]) -> Sequence[T
         {"of": op.defn.name, "base_attrs": attrs, "specs": specs, "uses": uses, "wrt": wrt,
          "given": given},
     )  # fmt: skip
-    return of_inputs(op, wrt, dxs)
+    return input_gradients(op, wrt, dxs)
 
 
-def of_inputs(op: Op, wanted: Sequence[int], grads: Sequence[Tensor]) -> list[Tensor | None]:
-    """The gradients of all inputs of `op`, of which those at `wanted` have one."""
+def input_gradients(op: Op, wanted: Sequence[int], grads: Sequence[Tensor]) -> list[Tensor | None]:
+    """Gradients by input of `op`; None except at `wanted`."""
     dxs: list[Tensor | None] = [None] * len(op.inputs)
     for i, g in zip(wanted, grads, strict=True):
         dxs[i] = g
     return dxs
 
 
-def rule_of(defn: OpDef) -> Any:
+def gradient_rule(defn: OpDef) -> Any:
     """The gradient rule of a definition."""
     if defn.grad is not None:
         return defn.grad

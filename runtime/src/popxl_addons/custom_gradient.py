@@ -1,4 +1,4 @@
-"""Gradient graphs of modules that write their gradient themselves, in `build_grad`."""
+"""Custom gradients: gradient graphs of modules that define `build_grad`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from popxl_addons.module import Module
 
 
-def written_gradient(
+def build_custom_gradient(
     module: Module,
     fwd_graph: GraphWithNamedArgs,
     grads_provided: Iterable[Tensor] | None,
     grads_required: Iterable[Tensor] | None,
 ) -> GraphWithNamedArgs:
-    """See `Module.create_grad_graph`."""
+    """Gradient graph of a module that writes `build_grad` (`Module.create_grad_graph`)."""
     forward = fwd_graph.graph
     _check_parameters(module)
     provided = _provided(module, fwd_graph, grads_provided)
@@ -71,7 +71,7 @@ def _check_once(what: str, tensors: list[Tensor]) -> None:
 def _provided(
     module: Module, fwd_graph: GraphWithNamedArgs, chosen: Iterable[Tensor] | None
 ) -> list[Tensor]:
-    """The outputs whose gradients are given; default: those of `build`."""
+    """Outputs whose gradients are provided; default: those of `build`."""
     outputs = fwd_graph.graph.outputs
     provided = list(fwd_graph._build_outputs if chosen is None else chosen)
     if chosen is not None:
@@ -92,7 +92,7 @@ def _provided(
 def _required(
     fwd_graph: GraphWithNamedArgs, chosen: Iterable[Tensor] | None
 ) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """The inputs whose gradients are wanted: those that are no variables; and variables by name."""
+    """Inputs whose gradients are required: non-variables, and variables by name."""
     required = list(fwd_graph.graph.inputs if chosen is None else chosen)
     _check_once("grads_required", required)
     names = {t: name for name, t in fwd_graph.args.to_dict().items()}
@@ -104,7 +104,7 @@ def _required(
 
 # ---- values of the forward graph ----------------------------------------------------------------
 def _expose(fwd_graph: GraphWithNamedArgs) -> None:
-    """Make what `build` kept outputs of the forward graph, once.
+    """Add the values saved by `build` to the outputs of the forward graph, once.
 
     A tensor that was kept itself is an output of its own, after those of `build`, so that gradient
     graphs that programs write by hand find it there. One in a container, which is our extension,
@@ -135,8 +135,9 @@ def _contained(value: Any) -> Iterator[Tensor]:
 
 
 class _ForwardValues(Aux):
-    """`self.aux` while `build_grad` runs: what `build` kept, with inputs of the gradient graph in
-    the place of its tensors. An input is made when a value is read first.
+    """`self.aux` while `build_grad` runs: values saved by `build`, as gradient graph inputs.
+
+    An input is created when its value is first read.
     """
 
     def __init__(self, kept: Aux) -> None:

@@ -1,4 +1,4 @@
-"""The label's element of each row, for a cross entropy whose classes are sharded."""
+"""Logit of the label in each row, for cross entropy over sharded classes."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def _picked(t: Any, shift: Any, indices: Any) -> Any:
     return jnp.stack([jnp.where(is_here, picked, 0), is_here.astype(t.dtype)])
 
 
-def _picked_grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
-    """The gradient of picking, made by comparison: XLA fuses it with that of the exponentials."""
+def _label_logits_grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
+    """Gradient of label selection, as a comparison: XLA fuses it with that of the exponentials."""
     t, _, indices = op.inputs
     n, classes = t.shape
     columns = constant(np.arange(classes)[None], dtypes.int32, "classes")
@@ -35,7 +35,7 @@ def _picked_grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
     return [where(chosen, reshape(dy[0], (n, 1)), constant(0, dy.dtype)), None, None]
 
 
-_PICKED = define("cross_entropy_label", _picked, grad=_picked_grad)
+_PICKED = define("cross_entropy_label", _picked, grad=_label_logits_grad)
 
 
 def shifted_labels(t: Tensor, shift: Tensor, indices: Tensor) -> Tensor:

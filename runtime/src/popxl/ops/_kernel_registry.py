@@ -1,4 +1,4 @@
-"""Functions that plans take for one kernel."""
+"""Registry of functions that a plan counts as one kernel, with their FLOPs."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ _target: ContextVar[tuple[str | None, float]] = ContextVar("target", default=(No
 
 
 @contextmanager
-def tracing_for(target: str) -> Iterator[None]:
-    """Programs traced inside are for a platform, or a GPU of a compute capability: "gpu 9.0"."""
+def tracing_platform(target: str) -> Iterator[None]:
+    """Set the platform of programs traced inside, or a GPU's compute capability: "gpu 9.0"."""
     platform, _, capability = target.partition(" ")
     token = _target.set((platform, float(capability or 0)))
     try:
@@ -40,29 +40,29 @@ def tracing_for(target: str) -> Iterator[None]:
         _target.reset(token)
 
 
-def traced_for() -> str | None:
-    """The platform that the program being traced is for; None outside of `tracing_for`."""
+def traced_platform() -> str | None:
+    """The platform of the program being traced; None outside `tracing_platform`."""
     return _target.get()[0]
 
 
 def traced_capability() -> float:
-    """NVIDIA's compute capability of the GPU that it is for; 0: not known."""
+    """NVIDIA's compute capability of the traced GPU; 0: unknown."""
     return _target.get()[1]
 
 
 def sum_over(x: Any, axes: int | tuple[int, ...], keepdims: bool = False) -> Any:
-    """`jnp.sum`."""
+    """`jnp.sum`, reshaped so that XLA reduces it fast."""
     return _reduced(jnp.sum, x, axes, keepdims)
 
 
 def mean_over(x: Any, axes: int | tuple[int, ...], keepdims: bool = False) -> Any:
-    """`jnp.mean` of floating-point numbers."""
+    """`jnp.mean` of floats, reshaped so that XLA reduces it fast."""
     total = sum_over(x, axes, keepdims)
     return total / (x.size / max(total.size, 1))
 
 
 def max_over(x: Any, axes: int | tuple[int, ...], keepdims: bool = False) -> Any:
-    """`jnp.max`."""
+    """`jnp.max`, reshaped so that XLA reduces it fast."""
     return _differentiated_whole(jnp.max, x, axes, keepdims)
 
 
@@ -71,19 +71,19 @@ def _reduced(
 ) -> Any:
     axes = tuple(sorted(a % x.ndim for a in ((axes,) if isinstance(axes, int) else axes)))
     inner, outer = len(axes), x.ndim - len(axes)
-    if traced_for() != "cpu":
+    if traced_platform() != "cpu":
         return reduce(x, axes, keepdims=keepdims)
     if inner > 1 and outer and axes == tuple(range(inner)):
-        out = _reduced_as_one(reduce, x, inner)
+        out = _reduce_flattened(reduce, x, inner)
     elif axes == tuple(range(outer, x.ndim)):
-        out = _reduced_by_rows(reduce, x, outer)
+        out = _reduce_by_rows(reduce, x, outer)
     else:
         return reduce(x, axes, keepdims=keepdims)
     kept = tuple(1 if i in axes else n for i, n in enumerate(x.shape))
     return out.reshape(kept) if keepdims else out
 
 
-def _reduced_as_one(reduce: Callable[..., Any], x: Any, inner: int) -> Any:
+def _reduce_flattened(reduce: Callable[..., Any], x: Any, inner: int) -> Any:
     """Reduce the first `inner` axes."""
     if math.prod(x.shape[:inner]) <= _SHORTEST:  # no tree
         return reduce(x, tuple(range(inner)))
@@ -91,7 +91,7 @@ def _reduced_as_one(reduce: Callable[..., Any], x: Any, inner: int) -> Any:
     return reduce(lax.optimization_barrier(x.reshape(-1, *x.shape[inner:])), 0)
 
 
-def _reduced_by_rows(reduce: Callable[..., Any], x: Any, outer: int) -> Any:
+def _reduce_by_rows(reduce: Callable[..., Any], x: Any, outer: int) -> Any:
     """Reduce all axes but the first `outer`."""
     rows = _rows(x.size // max(math.prod(x.shape[:outer]), 1))
     if rows == 1:
@@ -122,7 +122,7 @@ _differentiated_whole.defvjp(_reduced_and_input, _gradient)
 
 
 def _rows(elements: int) -> int:
-    """Into how many rows that many elements are folded; 1: not at all."""
+    """Number of rows that a flat reduction is folded into; 1: not folded."""
     rows = min(_ROWS, elements // _SHORTEST)
     while rows > 1 and elements % rows:
         rows //= 2

@@ -1,4 +1,4 @@
-"""Regular parts of a tensor with axes permuted: what slices and transposes of each other are.
+"""Strided regions of a tensor with permuted axes: compositions of slices and transposes.
 
 A region says for each axis `(first, count, step)`: the index of the first element that is taken,
 how many are taken, and the distance to the next one, which may be negative.
@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from popxl._ir.op_registry import OpDef, define
-from popxl.ops.placement import update_apart
+from popxl.ops.placement import unfused_update
 
 if TYPE_CHECKING:
     from popxl._ir.op import Op
@@ -24,7 +24,7 @@ Region = tuple[tuple[int, int, int], ...]
 
 
 def ascending(region: Region) -> tuple[list[tuple[int, int, int]], list[int]]:
-    """The region with positive steps, and the axes that have to be reversed."""
+    """The region with positive steps, and the axes to reverse."""
     reverse = [i for i, (_, _, step) in enumerate(region) if step < 0]
     up = [
         (first + max(count - 1, 0) * step, count, -step) if step < 0 else
@@ -35,7 +35,7 @@ def ascending(region: Region) -> tuple[list[tuple[int, int, int]], list[int]]:
 
 
 def inverse(permutation: Sequence[int]) -> tuple[int, ...]:
-    """The permutation that takes back another."""
+    """Inverse permutation."""
     return tuple(int(i) for i in np.argsort(permutation))
 
 
@@ -54,7 +54,7 @@ def write_region(inputs: tuple[Any, ...], value: Any, region: Region) -> tuple[A
     up, reverse = ascending(region)
     part = lax.rev(value, reverse) if reverse else value
     if all(step == 1 for _, _, step in up):
-        return (lax.dynamic_update_slice(x, update_apart(part), [first for first, _, _ in up]),)
+        return (lax.dynamic_update_slice(x, unfused_update(part), [first for first, _, _ in up]),)
     at = tuple(builtins.slice(first, first + count * step, step) for first, count, step in up)
     return (x.at[at].set(part),)
 
@@ -70,9 +70,9 @@ def _write(
     return write_region(inputs, jnp.transpose(value, inverse(permutation)), region)
 
 
-def merge_parts(first: Op, then: Op) -> tuple[OpDef, dict[str, Any]] | None:
-    """See `OpDef.merge`."""
-    if merge_parts is not first.defn.merge:
+def merge_regions(first: Op, then: Op) -> tuple[OpDef, dict[str, Any]] | None:
+    """Compose two strided regions into one op, as `OpDef.merge` asks."""
+    if merge_regions is not first.defn.merge:
         return None
     region, order = _as_part(first)
     outer, permutation = _as_part(then)
@@ -90,4 +90,4 @@ def _as_part(op: Op) -> tuple[Region, tuple[int, ...]]:
     return region, op.attrs.get("permutation", tuple(range(len(shape))))
 
 
-PART = define("part", _read, view_write=_write, merge=merge_parts, tags=("movement",))
+PART = define("part", _read, view_write=_write, merge=merge_regions, tags=("movement",))

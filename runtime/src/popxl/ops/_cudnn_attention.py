@@ -15,9 +15,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from popxl.ops._attention import Others, Settings, sorted_inputs, visible
-from popxl.ops._folds import traced_capability, traced_for
-from popxl.ops._kernels import KERNELS, Shapes
+from popxl.ops._attention_math import (
+    AttentionAttrs,
+    ExtraInputs,
+    group_extra_inputs,
+    visibility_mask,
+)
+from popxl.ops._kernel_registry import KERNELS, Shapes
+from popxl.ops._reductions import traced_capability, traced_platform
 
 MAX_WORKSPACE = 2**32
 """Bytes that the gradient of the scores takes at most, unless one head takes more."""
@@ -27,18 +32,20 @@ HALVED, MASKED = "_causal", "_causal_masked"
 that add a mask of several texts to the rest, which takes as long as another quarter (H200)."""
 
 
-def is_kernel(q: Any, k: Any, v: Any, rest: Sequence[Any], settings: Settings) -> bool:
-    """Whether cuDNN computes this, on the platform that is traced for.
+def is_supported(q: Any, k: Any, v: Any, rest: Sequence[Any], settings: AttentionAttrs) -> bool:
+    """True if cuDNN's kernel covers these inputs and attributes on the traced platform.
 
     It has no float32, no caps, no sinks and, since its random numbers are its own, no dropout of
     ours. Its values have as many features as its keys. A bias of each sample and head would be as
     large as the scores.
     """
     shapes = (q.shape[-2], k.shape[-2])
-    biases = [jnp.broadcast_shapes(b.shape, (1, 1, *shapes)) for b in _added(q, k, rest, settings)]
+    biases = [
+        jnp.broadcast_shapes(b.shape, (1, 1, *shapes)) for b in _bias_and_mask(q, k, rest, settings)
+    ]
     batch, heads = (max((b[axis] for b in biases), default=1) for axis in (0, 1))
     return (
-        traced_for() in ("gpu", "cuda")
+        traced_platform() in ("gpu", "cuda")
         and q.ndim == 4
         and q.dtype in (jnp.bfloat16, jnp.float16)
         and q.shape[-1] % 8 == 0
@@ -53,7 +60,7 @@ def is_kernel(q: Any, k: Any, v: Any, rest: Sequence[Any], settings: Settings) -
 
 
 def _largest_head() -> int:
-    """Most features of a head that cuDNN's kernel takes forwards and backwards: none before Ampere,
+    """Largest head size of cuDNN's kernel, forward and backward: none before Ampere,
     and 256 on Hopper alone."""
     capability = traced_capability()
     if 0 < capability < 8:
@@ -61,26 +68,29 @@ def _largest_head() -> int:
     return 256 if 9 <= capability < 10 else 128
 
 
-def name_end(settings: Settings) -> str:
-    """How the name of a kernel with these settings ends."""
+def kernel_name_suffix(settings: AttentionAttrs) -> str:
+    """Suffix of the kernel's name for these attributes."""
     if not settings.causal or settings.positions:
         return ""
     return MASKED if settings.segments else HALVED
 
 
-def _in_mask(q: Any, k: Any, settings: Settings) -> Settings:
-    """What a mask hides. The kernel hides the rest by itself, which must leave each query a key: a
-    softmax over none is NaN. It takes no window beside a bias (cuDNN's frontend refuses that)."""
+def _mask_kind(q: Any, k: Any, settings: AttentionAttrs) -> AttentionAttrs:
+    """The part of the mask that needs a bias.
+
+    The kernel masks the rest itself, which must leave each query a key: a softmax over none is
+    NaN. It takes no window beside a bias (cuDNN's frontend refuses that).
+    """
     may_hide_all = settings.lengths or q.shape[-2] - (settings.window or 0) >= k.shape[-2]
     adds = settings.segments or settings.biases or may_hide_all
     causal = settings.causal and (settings.positions or (settings.window is not None and adds))
     return settings._replace(causal=bool(causal), lengths=False)
 
 
-def _added(q: Any, k: Any, rest: Sequence[Any], settings: Settings) -> list[Any]:
-    """What the kernel adds to the scores: biases, and a mask of segments and of positions."""
-    others = sorted_inputs(rest, settings)
-    seen = visible(q.shape[-2], k.shape[-2], others, _in_mask(q, k, settings))
+def _bias_and_mask(q: Any, k: Any, rest: Sequence[Any], settings: AttentionAttrs) -> list[Any]:
+    """Tensors added to the scores: biases, and a mask from segments and positions."""
+    others = group_extra_inputs(rest, settings)
+    seen = visibility_mask(q.shape[-2], k.shape[-2], others, _mask_kind(q, k, settings))
     return others.biases if seen is None else [*others.biases, jnp.where(seen, 0.0, -jnp.inf)]
 
 
@@ -92,10 +102,10 @@ def _finite(bias: Any, dtype: Any) -> Any:
     return jnp.where(bias == -jnp.inf, hidden, wide).astype(dtype)
 
 
-def _of_some_heads(q: Any, k: Any, v: Any, *rest: Any, settings: Settings) -> Any:
-    """q, k, v and the result have heads after tokens."""
-    others = sorted_inputs(rest, settings)
-    added = _added(jnp.swapaxes(q, 1, 2), jnp.swapaxes(k, 1, 2), rest, settings)
+def _attend_head_group(q: Any, k: Any, v: Any, *rest: Any, settings: AttentionAttrs) -> Any:
+    """Attention of one group of heads: q, k, v -> (batch, tokens, heads, features)."""
+    others = group_extra_inputs(rest, settings)
+    added = _bias_and_mask(jnp.swapaxes(q, 1, 2), jnp.swapaxes(k, 1, 2), rest, settings)
     bias = sum(map(_of_rank_4, added)) if added else None
     sees_a_key = _sees_a_key(bias, q.shape[1], k.shape[1], others, settings)
     if bias is not None:
@@ -115,13 +125,17 @@ def _of_some_heads(q: Any, k: Any, v: Any, *rest: Any, settings: Settings) -> An
     return out if sees_a_key is None else jnp.where(sees_a_key, out, 0)
 
 
-def _sees_a_key(bias: Any, queries: int, keys: int, others: Others, settings: Settings) -> Any:
-    """The queries that see a key: bool, broadcasts to the result; None: all. The kernel gives the
-    others a mean of what they do not see."""
+def _sees_a_key(
+    bias: Any, queries: int, keys: int, others: ExtraInputs, settings: AttentionAttrs
+) -> Any:
+    """Bool mask of queries that attend to any key, broadcastable to the result; None: all.
+
+    The kernel gives the other queries a mean of values that they must not attend to.
+    """
     if bias is None and not others.lengths:
         return None
     conditions = [] if bias is None else [bias != -jnp.inf]
-    seen = visible(queries, keys, others, settings)
+    seen = visibility_mask(queries, keys, others, settings)
     conditions += [] if seen is None else [_of_rank_4(seen)]
     return jnp.swapaxes(reduce(jnp.logical_and, conditions).any(-1, keepdims=True), 1, 2)
 
@@ -131,12 +145,12 @@ def _of_rank_4(t: Any) -> Any:
 
 
 def _workspace(batch: int, heads: int, queries: int, keys: int) -> int:
-    """Bytes that the gradient of the scores takes."""
+    """Bytes of workspace for the gradient of the scores."""
     return 2 * batch * heads * queries * keys
 
 
 def _groups(q: Any, keys: int, key_heads: int) -> int:
-    """How many groups of heads go one after another: whole ones that share keys, or a part of
+    """Number of head groups computed one after another: whole ones that share keys, or a part of
     one."""
     batch, heads, queries, _ = q
     shared = heads // key_heads
@@ -149,24 +163,27 @@ def _groups(q: Any, keys: int, key_heads: int) -> int:
     return heads
 
 
-def _cudnn(q: Any, k: Any, v: Any, *rest: Any, settings: Settings) -> Any:
+def _cudnn(q: Any, k: Any, v: Any, *rest: Any, settings: AttentionAttrs) -> Any:
     groups = _groups(q.shape, k.shape[2], k.shape[1])
     biases, others = rest[: settings.biases], rest[settings.biases :]
 
     def one(given: Any) -> Any:
-        return _of_some_heads(*given, *others, settings=settings)
+        return _attend_head_group(*given, *others, settings=settings)
 
     q, k, v = (jnp.swapaxes(t, 1, 2) for t in (q, k, v))
     if groups == 1:
         return jnp.swapaxes(one([q, k, v, *biases]), 1, 2)
     # A loop: the calls in a row ended in an IndexError of XLA's (JAX 0.11.2, CUDA 13.0).
-    parts = [*(_cut(t, 2, groups) for t in (q, k, v)), *(_cut(b, -3, groups) for b in biases)]
+    parts = [
+        *(_split_head_groups(t, 2, groups) for t in (q, k, v)),
+        *(_split_head_groups(b, -3, groups) for b in biases),
+    ]
     out = jnp.moveaxis(lax.map(one, parts), 0, 2)  # (batch, queries, groups, heads, features)
     return jnp.swapaxes(out.reshape(*q.shape[:3], v.shape[-1]), 1, 2)
 
 
-def _cut(t: Any, axis: int, groups: int) -> Any:
-    """(groups, ...): the heads, or what a bias has for all of them, of each group."""
+def _split_head_groups(t: Any, axis: int, groups: int) -> Any:
+    """Split the heads (or the bias of all heads) into groups: (groups, ...)."""
     heads = t.shape[axis] if t.ndim >= -axis else 1
     if heads == 1:
         return jnp.broadcast_to(t, (groups, *t.shape))
@@ -176,14 +193,14 @@ def _cut(t: Any, axis: int, groups: int) -> Any:
     return jnp.repeat(jnp.moveaxis(parts, axis, 0), groups // count, 0)
 
 
-def attention_kernel(q: Any, k: Any, v: Any, *rest: Any, settings: Settings) -> Any:
+def attention_kernel(q: Any, k: Any, v: Any, *rest: Any, settings: AttentionAttrs) -> Any:
     # In the form that a gradient asks for: where both are in one program, they are one call.
     biases, fixed = rest[: settings.biases], rest[settings.biases :]
     return jax.vjp(lambda *floats: _cudnn(*floats, *fixed, settings=settings), q, k, v, *biases)[0]
 
 
 def attention_grads_kernel(
-    dy: Any, q: Any, k: Any, v: Any, out: Any, *rest: Any, settings: Settings
+    dy: Any, q: Any, k: Any, v: Any, out: Any, *rest: Any, settings: AttentionAttrs
 ) -> tuple[Any, ...]:
     biases, fixed = rest[: settings.biases], rest[settings.biases :]
     _, pullback = jax.vjp(
@@ -193,7 +210,7 @@ def attention_grads_kernel(
 
 
 def is_installed() -> bool:
-    """Whether JAX finds cuDNN."""
+    """True if JAX finds cuDNN."""
     from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
     return cudnn.cuda_versions is not None

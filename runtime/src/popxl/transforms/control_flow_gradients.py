@@ -1,4 +1,4 @@
-"""Gradients of loops and branches, made of the gradient graphs of their bodies.
+"""Gradients of repeat and conditional, from the gradient graphs of their bodies.
 
 The gradient of a `repeat` runs the loop once more, keeping for each iteration the values that the
 gradient graph of its body asks for, and then runs that graph for the iterations from last to
@@ -24,7 +24,7 @@ from popxl.graph import Graph
 from popxl.ops._emit import emit
 from popxl.ops.placement import init
 from popxl.tensor import Tensor, TensorSpec
-from popxl.transforms.gradients import observed_tensors, of_inputs
+from popxl.transforms.gradient_ops import input_gradients, observed_tensors
 
 if TYPE_CHECKING:
     from popxl._analysis.functionalization import Functional, Node
@@ -96,7 +96,7 @@ def _backward(
 
 
 # ---- loops --------------------------------------------------------------------------------------
-def _kept(op: Op) -> tuple[Tensor, ...]:
+def _residuals(op: Op) -> tuple[Tensor, ...]:
     """Values of each iteration that the gradient graph of the body takes."""
     constant = op.attrs["forward"]._inputs[op.attrs["carried"] :]
     return tuple(t for t in op.attrs["feed"] if isinstance(t, Tensor) and t not in constant)
@@ -110,7 +110,7 @@ def _execute_loop(machine: Machine, node: Node, values: Sequence[Any]) -> Sequen
     provided, wanted = op.attrs["provided"], op.attrs["wanted"]
     start, given = values[: len(body._inputs)], values[len(body._inputs) :]
     constant = dict(zip(body._inputs[carried:], start[carried:], strict=True))
-    kept = _kept(op)
+    kept = _residuals(op)
 
     def forward(firsts: Any, _: Any) -> Any:
         outs = machine.run(again, [*firsts, *start[carried:]])
@@ -144,7 +144,7 @@ def _execute_loop(machine: Machine, node: Node, values: Sequence[Any]) -> Sequen
 def _regions_of_loop(op: Op) -> list[Region[Graph]]:
     count = op.attrs["count"]
     return [
-        _derivative(op.attrs["forward"], count, _kept(op)),
+        _derivative(op.attrs["forward"], count, _residuals(op)),
         _derivative(op.attrs["backward"], count),
     ]
 
@@ -186,12 +186,12 @@ def loop_grad(ctx: Any, op: Op, grads: Sequence[Tensor | None]) -> list[Tensor |
         "maxima": tuple(i for i in wanted if body._inputs[i] in observed),
     }  # fmt: skip
     given = _or_zeros(grads, op.outputs, provided)
-    return of_inputs(op, wanted, emit(REPEAT_GRAD, [*map(ctx.fwd, op.inputs), *given], attrs))
+    return input_gradients(op, wanted, emit(REPEAT_GRAD, [*map(ctx.fwd, op.inputs), *given], attrs))
 
 
 def _needed_in_loop(ctx: Any, op: Op) -> set[int]:
-    """Inputs whose gradient an iteration has to find: those wanted, and carried values that
-    depend on them in some iteration."""
+    """Inputs whose gradient an iteration computes: required ones, and carried values that depend
+    on them in some iteration."""
     body, carried = op.attrs["graph"], op.attrs["carried"]
     needed = {i for i in range(len(op.inputs)) if ctx.needs(op, i)}
     while True:
@@ -282,4 +282,4 @@ def branch_grad(ctx: Any, op: Op, grads: Sequence[Tensor | None]) -> list[Tensor
         "wanted": wanted,
     }
     inputs = [*map(ctx.fwd, op.inputs), *(g for g in grads if g is not None)]
-    return of_inputs(op, wanted, emit(CONDITIONAL_GRAD, inputs, attrs))
+    return input_gradients(op, wanted, emit(CONDITIONAL_GRAD, inputs, attrs))

@@ -1,4 +1,4 @@
-"""Rows added to those of an array that indices say: the gradient of a gather.
+"""Deterministic scatter-add of rows: the gradient of a gather.
 
 On a GPU, atomic additions come in any order, so XLA sorts rows before it adds those with equal
 indices, all their elements with them. Here the indices alone are sorted, or compared, where there
@@ -14,13 +14,13 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from popxl.ops._folds import traced_for
+from popxl.ops._reductions import traced_platform
 
 _BLOCK = 128  # rows
 _FEW = 1024  # rows that are compared each with each
 
 
-def add_rows(onto: Any, where: Any, rows: Any) -> Any:
+def scatter_add(onto: Any, where: Any, rows: Any) -> Any:
     """onto[where[i]] += rows[i], in the order that makes the same bits in each run.
 
     On a GPU, a row that is not finite makes NaNs of others that are added, too.
@@ -30,7 +30,7 @@ def add_rows(onto: Any, where: Any, rows: Any) -> Any:
         where: (...) of integers in [0, size]: what is `size` is left out.
         rows: (*where.shape, ...), in the type of `onto`, or in a half type.
     """
-    if traced_for() != "gpu" or not jnp.issubdtype(rows.dtype, jnp.floating):
+    if traced_platform() != "gpu" or not jnp.issubdtype(rows.dtype, jnp.floating):
         return onto.at[where].add(rows.astype(onto.dtype), mode="drop")
     size, features = onto.shape[0], math.prod(onto.shape[1:])
     if not features or not where.size:
@@ -38,74 +38,76 @@ def add_rows(onto: Any, where: Any, rows: Any) -> Any:
     table, where = onto.reshape(size, features), where.reshape(-1).astype(jnp.int32)
     rows = jnp.where((where < size)[:, None], rows.reshape(-1, features), 0)
     if len(where) <= _FEW:
-        sums = _added_few(table, where, rows)
+        sums = _scatter_add_few(table, where, rows)
     else:
         order = jnp.argsort(where)
-        sums = _added(table, where[order], rows[order])
+        sums = _scatter_add_sorted(table, where[order], rows[order])
     return sums.reshape(onto.shape)
 
 
-def add_summed_rows(onto: Any, where: Any, rows: Any) -> Any:
-    """The same on a GPU, where sums of rows with equal indices are rounded to the type of `rows`:
-    bit for bit what adding a whole array of such sums gives. It takes memory for the rows alone."""
+def scatter_add_presummed(onto: Any, where: Any, rows: Any) -> Any:
+    """`scatter_add` for GPUs: sums of rows with equal indices are rounded to the dtype of `rows`.
+
+    The bits are those of adding a dense array of such sums; it takes memory for the rows alone.
+    """
     size, features, count = onto.shape[0], math.prod(onto.shape[1:]), where.size
     where = where.reshape(-1).astype(jnp.int32)
     rows = jnp.where((where < size)[:, None], rows.reshape(count, features), 0)
     if count <= _FEW:
-        index, sums = _few_sums(size, where, rows)
+        index, sums = _sum_equal_indices(size, where, rows)
     else:
         order = jnp.argsort(where)
         where = where[order]
         number = jnp.cumsum(jnp.pad(where[1:] != where[:-1], (1, 0)))  # of the sum of each row
         zeros = jnp.zeros((count, features), jnp.promote_types(rows.dtype, jnp.float32))
-        sums = _added(zeros, number, rows[order])
+        sums = _scatter_add_sorted(zeros, number, rows[order])
         index = jnp.full(count, size).at[number].set(where)
     table = onto.reshape(size, features)
-    return _scattered(table, index, sums.astype(rows.dtype)).reshape(onto.shape)
+    return _scatter_unique(table, index, sums.astype(rows.dtype)).reshape(onto.shape)
 
 
-def _added_few(onto: Any, where: Any, rows: Any) -> Any:
-    """The same, of rows so few that all pairs of them can be compared."""
-    return _scattered(onto, *_few_sums(len(onto), where, rows))
+def _scatter_add_few(onto: Any, where: Any, rows: Any) -> Any:
+    """`scatter_add` of few rows: all pairs of indices are compared."""
+    return _scatter_unique(onto, *_sum_equal_indices(len(onto), where, rows))
 
 
-def _few_sums(size: int, where: Any, rows: Any) -> tuple[Any, Any]:
-    """Rows with equal indices summed in the place of the first: indices, `size` in the places of
+def _sum_equal_indices(size: int, where: Any, rows: Any) -> tuple[Any, Any]:
+    """Sum rows with equal indices at the first of them: indices, `size` in the places of
     the others, and sums."""
     equal = where[:, None] == where
     is_first = ~jnp.any(jnp.tril(equal, -1), 1)
     index = jnp.where(is_first, where, size)
-    return index, _summed(equal, rows, (((1,), (0,)), ((), ())))
+    return index, _sum_runs(equal, rows, (((1,), (0,)), ((), ())))
 
 
-def _added(onto: Any, where: Any, rows: Any) -> Any:
-    """The same, where equal indices follow one another."""
+def _scatter_add_sorted(onto: Any, where: Any, rows: Any) -> Any:
+    """`scatter_add` where equal indices are adjacent."""
     (size, features), blocks = onto.shape, math.ceil(len(where) / _BLOCK)
     missing = blocks * _BLOCK - len(where)
     where = jnp.pad(where, (0, missing), constant_values=size).reshape(blocks, _BLOCK)
     rows = jnp.pad(rows, ((0, missing), (0, 0))).reshape(blocks, _BLOCK, features)
     differs = jnp.pad(where[:, 1:] != where[:, :-1], ((0, 0), (1, 0)))
     is_of = jnp.cumsum(differs, 1)[:, None, :] == jnp.arange(_BLOCK)[None, :, None]  # sum, row
-    sums = _summed(is_of, rows, (((2,), (1,)), ((0,), (0,))))
+    sums = _sum_runs(is_of, rows, (((2,), (1,)), ((0,), (0,))))
     index = jnp.min(jnp.where(is_of, where[:, None, :], size), -1)
     goes_on = jnp.pad(where[1:, 0] == where[:-1, -1], (1, 0))  # a block with the row before it
     first = jnp.where(goes_on, index[:, 0], size)
     index = index.at[:, 0].set(jnp.where(goes_on, size, index[:, 0])).reshape(-1)
-    out = _scattered(onto, index, sums.reshape(-1, features))
-    rest = _added_few if blocks <= _FEW else _added
+    out = _scatter_unique(onto, index, sums.reshape(-1, features))
+    rest = _scatter_add_few if blocks <= _FEW else _scatter_add_sorted
     return rest(out, first, sums[:, 0])
 
 
-def _summed(is_of: Any, rows: Any, dims: Any) -> Any:
-    """Of each sum the rows that are its."""
+def _sum_runs(is_of: Any, rows: Any, dims: Any) -> Any:
+    """Sum the rows of each run of equal indices."""
     return lax.dot_general(
         is_of.astype(rows.dtype), rows, dims, precision=lax.Precision.HIGHEST,
         preferred_element_type=jnp.promote_types(rows.dtype, jnp.float32),
     )  # fmt: skip
 
 
-def _scattered(onto: Any, index: Any, sums: Any) -> Any:
-    """Sums added at indices that differ, or are the size of `onto`."""
+def _scatter_unique(onto: Any, index: Any, sums: Any) -> Any:
+    """Scatter-add at unique indices; the size of `onto` marks dropped ones."""
     size = len(onto)
     apart = jnp.where(index < size, index, size + jnp.arange(index.size))
     return onto.at[apart].add(sums.astype(onto.dtype), mode="drop", unique_indices=True)

@@ -1,4 +1,4 @@
-"""Moving ops from one graph to another."""
+"""Move ops from one graph to another."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def move_ops(
     by_ref: Callable[[Tensor], bool],
     first_inputs: Sequence[Tensor] = (),
 ) -> tuple[Graph, list[Tensor]]:
-    """Move ops of `graph` into a graph of their own, with the tensors that they make.
+    """Move ops of `graph`, with their results, into a new graph.
 
     Args:
         name: of the new graph.

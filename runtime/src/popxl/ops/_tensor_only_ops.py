@@ -1,4 +1,4 @@
-"""Functions of ops that take tensors and nothing else.
+"""Definitions of ops that take only tensors.
 
 exp = unary(define("exp", floats(jnp.exp), grad=..., tags=ELEMENTWISE), "e to the power ...")
 """
@@ -20,13 +20,13 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class Unary(Protocol):
-    """A function of a tensor."""
+    """An op function of one tensor."""
 
     def __call__(self, t: Tensor) -> Tensor: ...
 
 
 class Binary(Protocol):
-    """A function of two tensors."""
+    """An op function of two tensors."""
 
     def __call__(self, lhs: Tensor, rhs: Tensor) -> Tensor: ...
 
@@ -37,7 +37,7 @@ def unary(defn: OpDef, doc: str, inplace: int | None = None) -> Unary:
     def op(t: Tensor) -> Tensor:
         return emit(defn, [t], inplace=inplace)[0]
 
-    return making(defn, op, doc, inplace)
+    return as_function(defn, op, doc, inplace)
 
 
 def binary(defn: OpDef, doc: str, inplace: int | None = None) -> Binary:
@@ -46,11 +46,11 @@ def binary(defn: OpDef, doc: str, inplace: int | None = None) -> Binary:
     def op(lhs: Tensor, rhs: Tensor) -> Tensor:
         return emit(defn, [lhs, rhs], inplace=inplace)[0]
 
-    return making(defn, op, doc, inplace)
+    return as_function(defn, op, doc, inplace)
 
 
-def making(defn: OpDef, op: _Function, doc: str, inplace: int | None = None) -> _Function:
-    """Let `op`, which makes an op, be a function of the module that defines it."""
+def as_function(defn: OpDef, op: _Function, doc: str, inplace: int | None = None) -> _Function:
+    """Name and document `op` as a public function of the module that defines it."""
     op.__name__ = op.__qualname__ = defn.name + ("" if inplace is None else "_")
     op.__module__, op.__doc__ = defn.home, doc
     op.defn = defn  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Indices out of range: refused where they are known, else as docs/ops.md says."""
+"""Bounds of index tensors: constants are checked; others clamp or drop (docs/ops.md)."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def as_int32(indices: Any) -> Any:
     return indices.astype(jnp.int32)
 
 
-def nearest(indices: Any, size: int) -> Any:
+def clamp_indices(indices: Any, size: int) -> Any:
     """Indices in [0, size) as int32; those out of range become the nearest in range."""
     return jnp.clip(as_int32(indices), 0, size - 1)
 
 
-def dropped_outside(indices: Any, size: int) -> Any:
+def indices_or_size(indices: Any, size: int) -> Any:
     """Indices as int32, `size` for those out of range, which JAX's mode "drop" leaves out; it would
     count negative ones from the end."""
     return jnp.where(in_range(indices, size), indices.astype(jnp.int32), size)
