@@ -121,7 +121,7 @@ def _reductions(ir: popxl.Ir, machine: Machine) -> Reductions:
         sum(c.count for c in found),
         sum(c.nbytes for c in found),
         sum(c.sent for c in found),
-        machine.achieved_rates("float32", ir.replication_factor).exchange(found),
+        machine.achieved_rates("float32", ir.replication_factor).collective_seconds(found),
     )
 
 

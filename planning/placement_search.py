@@ -242,7 +242,7 @@ class PlacementSearch:
         while several and self._may_gain(best):
             narrower = replace(best, **self._narrower(best))
             if not narrower.is_faster_than(best):
-                best.placement.set()
+                best.placement.apply()
                 break
             best = narrower
         return best
@@ -260,9 +260,9 @@ class PlacementSearch:
         """The placement of a trial with half the memory for loads ahead of their use: several
         passes move state in one of them alone, and leave most of it idle."""
         before = trial.placement
-        window = before.after.window // 2
-        besides = before.after.extent - before.nbytes - window
-        placement, fits = self._placed(trial.traced, window, besides, before.hosted)
+        window = before.timeline.window // 2
+        other_bytes = before.timeline.extent - before.nbytes - window
+        placement, fits = self._placed(trial.traced, window, other_bytes, before.all_host)
         return {"placement": placement, "fits": fits}
 
     def filled(self, best: Trial) -> Trial:
@@ -279,47 +279,52 @@ class PlacementSearch:
         before = best.placement
         if all(kind.entries == kind.of for kind in before.kinds):
             return replace(best, is_filled=True)
-        besides = before.after.extent - before.nbytes
+        other_bytes = before.timeline.extent - before.nbytes
         more = popxl.plan.place(
-            best.traced, self._rates, int(self._memory), besides, before.hosted, before.after.window
+            best.traced,
+            self._rates,
+            int(self._memory),
+            other_bytes,
+            before.all_host,
+            before.timeline.window,
         )
         other = replace(best, placement=more)
         if all(self._fits(best.traced, more)) and other.is_faster_than(best, _FILL_GAIN):
             return other
-        before.set()
+        before.apply()
         return replace(best, is_filled=True)
 
     def trimmed(self, trial: Trial) -> Trial:
         """A trial whose loads run no farther ahead than hides them."""
         best = trial.placement
-        while best.after.loads and best.after.window > _LEAST:
-            narrower = best.within(best.after.window // 2, self._rates)
-            is_slower = narrower.after.seconds > (1 + _TRIM) * trial.seconds
-            if is_slower or narrower.after.extent > best.after.extent:
-                best.set()
+        while best.timeline.loads and best.timeline.window > _LEAST:
+            narrower = best.with_window(best.timeline.window // 2, self._rates)
+            is_slower = narrower.timeline.seconds > (1 + _TRIM) * trial.seconds
+            if is_slower or narrower.timeline.extent > best.timeline.extent:
+                best.apply()
                 break
             best = narrower
         return replace(trial, placement=best)
 
     def _placed(
         self,
-        traced: popxl.plan.Traced,
+        traced: popxl.plan.TracedProgram,
         window: int | None = None,
-        besides: int | None = None,
-        hosted: popxl.plan.Hosted | None = None,
+        other_bytes: int | None = None,
+        all_host: popxl.plan.AllHostRun | None = None,
     ) -> tuple[popxl.plan.Placement, bool]:
         """Its entries placed, and whether there is room; arguments as for `popxl.plan.place`."""
         for _ in range(_TRIES):  # what travels less takes more memory, or less
             memory = int(self._memory)
-            placement = popxl.plan.place(traced, self._rates, memory, besides, hosted, window)
-            taken = max(besides or 0, placement.after.extent - placement.nbytes)
+            placement = popxl.plan.place(traced, self._rates, memory, other_bytes, all_host, window)
+            taken = max(other_bytes or 0, placement.timeline.extent - placement.nbytes)
             on_device, on_host = self._fits(traced, placement)
-            if taken == besides or (on_device and (on_host or not self._holds(traced))):
+            if taken == other_bytes or (on_device and (on_host or not self._holds(traced))):
                 break
-            besides, hosted = taken, placement.hosted
+            other_bytes, all_host = taken, placement.all_host
         return placement, on_device and on_host
 
-    def _program(self, variant: Variant) -> tuple[TrainingProgram, popxl.plan.Traced]:
+    def _program(self, variant: Variant) -> tuple[TrainingProgram, popxl.plan.TracedProgram]:
         """The program of a variant whose `kept` names kinds."""
         again = replace(variant, kept=RECOMPUTE_ALL)
         if not variant.kept:
@@ -332,15 +337,15 @@ class PlacementSearch:
         """Whether device and host could hold the entries of a variant."""
         return self._holds(self._program(variant)[1])
 
-    def _holds(self, traced: popxl.plan.Traced) -> bool:
+    def _holds(self, traced: popxl.plan.TracedProgram) -> bool:
         return _entries(traced) <= self._memory + self._host
 
     def _fits(
-        self, traced: popxl.plan.Traced, placement: popxl.plan.Placement
+        self, traced: popxl.plan.TracedProgram, placement: popxl.plan.Placement
     ) -> tuple[bool, bool]:
         """Whether device and host have room."""
         stored = traced.storage()
-        on_device = stored.on_device + placement.after.extent
+        on_device = stored.on_device + placement.timeline.extent
         return on_device <= (1 - popxl.plan.MARGIN) * self._memory, stored.remote <= self._host
 
 
@@ -349,7 +354,7 @@ def may_fit(variants: ProgramVariants, config: RunConfig, on: Machine) -> bool:
     return _entries(variants.get()[1]) <= on.usable_bytes + _host_share(config, on)
 
 
-def _entries(traced: popxl.plan.Traced) -> int:
+def _entries(traced: popxl.plan.TracedProgram) -> int:
     """Bytes of all entries of a program."""
     stored = traced.storage()
     return stored.remote + stored.resident + stored.disk
@@ -390,7 +395,7 @@ def format_placement(chosen: Trial) -> str:
         for kind in sorted(placement.kinds, key=lambda kind: -kind.nbytes)
         if kind.nbytes >= 5e7
     )
-    before, after = placement.before.seconds, placement.after.seconds
+    before, after = placement.all_host_timeline.seconds, placement.timeline.seconds
     return (
         f"placement: {kept or 'nothing'} in device memory; {chosen.title}; a simulated run takes "
         f"{after:.2f} s (everything in host memory: {before:.2f} s)"

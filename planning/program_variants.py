@@ -63,11 +63,13 @@ class ProgramVariants:
 
     def __init__(self, build: Build, first: Variant, target: str) -> None:
         self._build, self._first, self._target = build, first, target
-        self._found: dict[Variant, tuple[TrainingProgram, popxl.plan.Traced]] = {}
+        self._found: dict[Variant, tuple[TrainingProgram, popxl.plan.TracedProgram]] = {}
         self._on: Any = None
         self._trials: dict[Variant, Trial] = {}
 
-    def get(self, variant: Variant | None = None) -> tuple[TrainingProgram, popxl.plan.Traced]:
+    def get(
+        self, variant: Variant | None = None
+    ) -> tuple[TrainingProgram, popxl.plan.TracedProgram]:
         """The program of a variant; default: of the first one."""
         variant = variant or self._first
         if variant not in self._found:
@@ -155,7 +157,7 @@ class Trial:
 
     variant: Variant
     program: TrainingProgram
-    traced: popxl.plan.Traced
+    traced: popxl.plan.TracedProgram
     placement: popxl.plan.Placement
     fits: bool
     is_filled: bool = False
@@ -163,7 +165,7 @@ class Trial:
     @property
     def seconds(self) -> float:
         """How long a simulated run takes."""
-        return self.placement.after.seconds
+        return self.placement.timeline.seconds
 
     @property
     def is_bound_by_compute(self) -> bool:
@@ -174,7 +176,7 @@ class Trial:
     @property
     def waits(self) -> float:
         """Seconds in which the device waits for entries."""
-        return sum(waits.transfers for waits in self.placement.after.exposed.values())
+        return sum(waits.transfers for waits in self.placement.timeline.exposed.values())
 
     def is_faster_than(self, other: Trial, gain: float = MIN_GAIN) -> bool:
         """Whether it alone fits, or takes less time by more than a fraction."""
@@ -192,7 +194,9 @@ class Trial:
         return ", ".join([f"{self.variant.per_pass} micro-batches per pass", saved, *changed])
 
 
-def layer_types_worth_saving(program: TrainingProgram, traced: popxl.plan.Traced) -> list[str]:
+def layer_types_worth_saving(
+    program: TrainingProgram, traced: popxl.plan.TracedProgram
+) -> list[str]:
     """Kinds of layers whose forward pass is a share of the work that counts."""
     flops: Counter[str] = Counter()
     kinds: Mapping[str, str] = {

@@ -26,7 +26,7 @@ class ReportRow:
 
     phase: str
     direction: str
-    part: popxl.plan.Part
+    part: popxl.plan.RegionCost
     times: ResourceTimes
 
 
@@ -111,16 +111,16 @@ class Report:
         machine, plan = self.machine, self.plan
         host = usable_host_bytes_on(self.requirements.config, machine)
         limited = plan.disk or host < machine.host_memory  # which holds the program, too
-        besides = (PROCESS_BYTES if limited else 0) + (
+        other_bytes = (PROCESS_BYTES if limited else 0) + (
             io_buffer_bytes(self.requirements.config) if plan.disk else 0
         )
         disk = {"disk": (float(self.disk_per_host), machine.disk)} if plan.disk else {}
         if machine.devices is None:  # virtual devices are in the host's memory
-            needed = plan.host + plan.device * plan.replicas + besides
+            needed = plan.host + plan.device * plan.replicas + other_bytes
             return {"memory": (needed, host)} | disk
         return {
             "device memory": (self.device_bytes, machine.usable_bytes),
-            "host memory": (self.bytes_per_host + besides, host),
+            "host memory": (self.bytes_per_host + other_bytes, host),
         } | disk
 
     @property
@@ -166,10 +166,10 @@ class Report:
     def _utilisation(self, seconds: float) -> float:
         return sum(row.times.compute for row in self.rows) / seconds if seconds else 0.0
 
-    def idle_time(self, row: ReportRow) -> popxl.plan.Exposed:
+    def idle_time(self, row: ReportRow) -> popxl.plan.ExposedTime:
         """Seconds of the simulated run in which nothing is computed in a phase."""
         by_label = {} if self.timeline is None else self.timeline.idle_time
-        return by_label.get(row.part.name, popxl.plan.Exposed())
+        return by_label.get(row.part.name, popxl.plan.ExposedTime())
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""
@@ -236,7 +236,7 @@ def _report(preset: str, requirements: Requirements, machine: Machine) -> Report
         rows.append(row)
     timeline = None
     if requirements.placement is not None and not requirements.plan.disk:
-        timeline = requirements.placement.after
+        timeline = requirements.placement.timeline
     elif machine.platform != "cpu" or requirements.plan.disk:
         timeline = requirements.traced.timeline(achieved)
     instead = None
@@ -249,8 +249,8 @@ def _report(preset: str, requirements: Requirements, machine: Machine) -> Report
 
 def _placement(placement: popxl.plan.Placement) -> dict[str, Any]:
     return {
-        "seconds_with_all_in_host_memory": placement.before.seconds,
-        "room_bytes": placement.room,
+        "seconds_with_all_in_host_memory": placement.all_host_timeline.seconds,
+        "room_bytes": placement.free_bytes,
         "kinds": [asdict(kind) for kind in placement.kinds],
     }
 

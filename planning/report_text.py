@@ -205,8 +205,8 @@ def _placement(report: Report) -> list[str]:
     ]
     return [
         f"placement    {format_bytes(placement.nbytes)} of the buffers on each device, with room "
-        f"for {format_bytes(max(placement.room, 0))}; {placement.before.seconds:,.3f} s with all "
-        "in host memory",
+        f"for {format_bytes(max(placement.free_bytes, 0))}; "
+        f"{placement.all_host_timeline.seconds:,.3f} s with all in host memory",
         *kept,
     ]
 

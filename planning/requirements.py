@@ -38,7 +38,7 @@ class Requirements:
 
     kind: str
     config: RunConfig
-    traced: popxl.plan.Traced
+    traced: popxl.plan.TracedProgram
     plan: popxl.plan.Plan
     parameters: int
     state: int
@@ -63,15 +63,15 @@ class Requirements:
 def plan_on(requirements: Requirements, machine: Machine) -> Requirements:
     """What a program needs on a machine: there the plan may choose what stays on the device, which
     layers keep their activations, and what goes to disk."""
-    config, apart = requirements.config, machine.platform != "cpu"
-    if requirements.variants is not None and apart and plans_placement(config):
+    config, has_device_memory = requirements.config, machine.platform != "cpu"
+    if requirements.variants is not None and has_device_memory and plans_placement(config):
         chosen = search_placement(requirements.variants, config, machine)
         traced = chosen.best.traced
         requirements = replace(requirements, traced=traced, plan=traced.plan(), chosen=chosen)
     if config.execution.disk is not None:
         room = usable_host_bytes_on(config, machine)
         replicas = min(config.replicas, machine.devices or config.replicas)
-        taken = 0 if apart else requirements.plan.device * replicas
+        taken = 0 if has_device_memory else requirements.plan.device * replicas
         offload_to_disk(requirements.traced.ir, int(room) - taken, replicas)
         requirements = replace(requirements, plan=requirements.traced.plan())
     return requirements

@@ -41,12 +41,12 @@ class ResourceTimes:
         return max(vars(self).values())
 
 
-def resource_times(part: popxl.plan.Part, rates: popxl.plan.Rates) -> ResourceTimes:
+def resource_times(part: popxl.plan.RegionCost, rates: popxl.plan.Rates) -> ResourceTimes:
     """Times of a part on a device."""
     return ResourceTimes(
-        compute=rates.compute(part.flops, part.float8_flops),
+        compute=rates.product_seconds(part.flops, part.float8_flops),
         memory=part.device_traffic / rates.bandwidth,
         host=max(part.host_to_device, part.device_to_host) / rates.host_link,
-        network=rates.exchange(part.collectives),
+        network=rates.collective_seconds(part.collectives),
         disk=part.disk_read / rates.disk_read + part.disk_written / rates.disk_write,
     )

@@ -187,7 +187,7 @@ class Machine:
             network=one["network"],
             devices=self.devices,
             replicas=replicas,
-            apart=self.platform != "cpu",
+            has_own_memory=self.platform != "cpu",
             disk_read=self.disk_read / sharing,
             disk_write=self.disk_write / sharing,
         )

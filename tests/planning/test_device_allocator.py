@@ -5,19 +5,19 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from popxl.plan.device_allocator import Heap
+from popxl.plan.device_allocator import DeviceAllocator
 
 MB = 2**20
 
 
 def test_the_smallest_piece_that_is_large_enough_is_taken() -> None:
-    heap = Heap()
-    first, _, second, _ = (heap.take(n * MB) for n in (300, 1, 200, 1))
-    heap.give_back(first)
-    heap.give_back(second)
-    assert heap.take(180 * MB) == second
-    assert heap.take(180 * MB) == first
-    assert heap.extent == 502 * MB
+    allocator = DeviceAllocator()
+    first, _, second, _ = (allocator.allocate(n * MB) for n in (300, 1, 200, 1))
+    allocator.free(first)
+    allocator.free(second)
+    assert allocator.allocate(180 * MB) == second
+    assert allocator.allocate(180 * MB) == first
+    assert allocator.extent == 502 * MB
 
 
 def test_a_rest_lies_idle_unless_it_is_large_or_at_least_half() -> None:
@@ -27,21 +27,21 @@ def test_a_rest_lies_idle_unless_it_is_large_or_at_least_half() -> None:
         (100, 50, 50, False),
         (600, 400, 200, False),
     ):
-        heap = Heap()
-        at, _ = heap.take(size * MB), heap.take(MB)
-        heap.give_back(at)
-        assert heap.take(taken * MB) == at
-        assert (heap.take(rest * MB) > at + size * MB) == is_idle
+        allocator = DeviceAllocator()
+        at, _ = allocator.allocate(size * MB), allocator.allocate(MB)
+        allocator.free(at)
+        assert allocator.allocate(taken * MB) == at
+        assert (allocator.allocate(rest * MB) > at + size * MB) == is_idle
 
 
 def test_what_is_free_in_all_can_be_too_little_in_one_piece() -> None:
     """As where a device lacked 3.04 GiB for what an update took in one piece, and had 6.3 GB."""
-    heap = Heap()
-    pieces = [heap.take(200 * MB) for _ in range(20)]
+    allocator = DeviceAllocator()
+    pieces = [allocator.allocate(200 * MB) for _ in range(20)]
     for at in pieces[::2]:
-        heap.give_back(at)
-    heap.take(900 * MB)
-    assert heap.extent == 20 * 200 * MB + 900 * MB
+        allocator.free(at)
+    allocator.allocate(900 * MB)
+    assert allocator.extent == 20 * 200 * MB + 900 * MB
 
 
 @settings(max_examples=200)
@@ -50,19 +50,19 @@ def test_what_is_free_in_all_can_be_too_little_in_one_piece() -> None:
 )
 def test_pieces_do_not_overlap_and_are_whole_again_once_free(steps) -> None:
     """Arrays come and go in any order; after all have gone, the memory is as new."""
-    heap, live = Heap(), dict[int, int]()
+    allocator, live = DeviceAllocator(), dict[int, int]()
     for size, choice in steps:
         if choice % 3 == 0 and live:
             at = sorted(live)[choice % len(live)]
             del live[at]
-            heap.give_back(at)
+            allocator.free(at)
         else:
-            at = heap.take(size)
+            at = allocator.allocate(size)
             assert all(at + size <= other or other + live[other] <= at for other in live)
             live[at] = size
-        assert heap.extent >= sum(live.values())
-    extent = heap.extent
+        assert allocator.extent >= sum(live.values())
+    extent = allocator.extent
     for at in live:
-        heap.give_back(at)
-    assert heap.take(extent) == 0
-    assert heap.extent == max(extent, 256)
+        allocator.free(at)
+    assert allocator.allocate(extent) == 0
+    assert allocator.extent == max(extent, 256)

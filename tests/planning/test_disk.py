@@ -54,10 +54,10 @@ def test_the_planned_traffic_is_what_a_session_does(tmp_path: Path, on_disk: int
     assert 2 * on_disk * ENTRY <= done.written - before.written <= written
 
 
-@pytest.mark.parametrize("apart", [True, False])
-def test_a_simulated_run_waits_for_the_disk(apart: bool) -> None:
+@pytest.mark.parametrize("has_own_memory", [True, False])
+def test_a_simulated_run_waits_for_the_disk(has_own_memory: bool) -> None:
     """It reads and writes one after the other, and what waits to be written is in memory."""
-    rates = replace(RATES, apart=apart)
+    rates = replace(RATES, has_own_memory=has_own_memory)
     without = popxl.plan.trace(program(0)[0]).timeline(rates).seconds
     found = popxl.plan.trace(program(ROWS)[0]).timeline(rates)
     of_disk = [span for span in found.spans if span.stream == "disk"]
@@ -91,8 +91,8 @@ def test_a_simulated_run_reads_while_it_computes() -> None:
     slow = replace(RATES, bandwidth=1e6, disk_read=3e5, disk_write=1e12)
     found = popxl.plan.trace(program(ROWS)[0]).timeline(slow)
     reading = sum(s.end - s.start for s in found.spans if s.stream == "disk")
-    assert min(reading, found.computing) > 0.4
-    assert found.seconds < max(reading, found.computing) + 0.2
+    assert min(reading, found.compute_seconds) > 0.4
+    assert found.seconds < max(reading, found.compute_seconds) + 0.2
 
 
 def test_entries_of_a_gpu_are_copied_once_more_in_host_memory_each_way() -> None:
@@ -102,7 +102,9 @@ def test_entries_of_a_gpu_are_copied_once_more_in_host_memory_each_way() -> None
     found = program_on_disk.timeline(quick)
     moved = sum(span.nbytes for span in found.spans if span.stream == "disk")
     assert found.seconds >= moved / quick.host_copy
-    assert program_on_disk.timeline(replace(quick, apart=False)).seconds < 0.1 * found.seconds
+    assert (
+        program_on_disk.timeline(replace(quick, has_own_memory=False)).seconds < 0.1 * found.seconds
+    )
 
 
 def test_what_stays_on_devices_never_goes_to_disk() -> None:

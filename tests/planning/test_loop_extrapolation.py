@@ -10,14 +10,14 @@ from planning.hardware.machines import machine
 from planning.requirements import generation_requirements
 from popxl import ops
 from popxl.plan import loop_extrapolation
-from popxl.plan.loop_extrapolation import measured
+from popxl.plan.loop_extrapolation import measure_extrapolated
 from tests.planning.presets import preset
 
 POSITIONS = 20
 
 
 @pytest.fixture(scope="module")
-def generation() -> popxl.plan.Traced:
+def generation() -> popxl.plan.TracedProgram:
     """Generation that passes the layers' weights for each token, some entries on the device."""
     config = preset(
         "qwen3_tiny",
@@ -34,7 +34,7 @@ def generation() -> popxl.plan.Traced:
 
 @pytest.mark.parametrize("link", [1e6, 64e9])
 def test_a_long_run_follows_from_a_short_one(
-    generation: popxl.plan.Traced, link: float, monkeypatch: pytest.MonkeyPatch
+    generation: popxl.plan.TracedProgram, link: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rates = machine("h100").rates("bfloat16", 1)
     rates = type(rates)(**{**vars(rates), "host_link": link, "both_ways": None})
@@ -43,7 +43,7 @@ def test_a_long_run_follows_from_a_short_one(
     whole, whole_plan = generation.timeline(rates), generation.plan()
     assert len(short.spans) < 0.5 * len(whole.spans)
     assert short.seconds == pytest.approx(whole.seconds, rel=1e-3)
-    assert short.computing == pytest.approx(whole.computing, rel=1e-9)
+    assert short.compute_seconds == pytest.approx(whole.compute_seconds, rel=1e-9)
     assert short.exposed_transfers == pytest.approx(whole.exposed_transfers, rel=5e-3, abs=1e-6)
     assert short.exposed.keys() == whole.exposed.keys()
     assert short.peak == whole.peak
@@ -73,6 +73,6 @@ def test_iterations_that_move_other_entries_are_all_looked_at(follows: bool) -> 
 
         first = popxl.constant(0, popxl.uint32)
         ops.repeat(ir.create_graph(body, first), 20, first)
-    found = measured(popxl.plan.trace(ir).schedule, lambda schedule: schedule, 2, 4)
+    found = measure_extrapolated(popxl.plan.trace(ir).schedule, lambda schedule: schedule, 2, 4)
     counts = [schedule.main.steps[-1].count for schedule in found[:2]]  # type: ignore[attr-defined]
     assert (counts, found[2]) == (([20, 20], 0.0) if follows else ([2, 6], 3.5))

@@ -30,7 +30,7 @@ from planning.report import make_report
 from planning.report_text import format_report
 from planning.requirements import Requirements, finetuning_requirements, plan_on
 from planning.roofline import resource_times
-from popxl.plan import Collective, Kernel, Part
+from popxl.plan import Collective, Kernel, RegionCost
 from tests.planning.presets import preset
 
 
@@ -59,7 +59,7 @@ ONE = Machine(
 
 
 def test_the_slowest_resource_decides() -> None:
-    part = Part(
+    part = RegionCost(
         "layer/forward",
         flops=3 * 10**12,
         device_traffic=int(200 * GB),
@@ -80,7 +80,7 @@ def test_the_slowest_resource_decides() -> None:
 
 
 def test_devices_of_a_host_share_its_disk_which_does_one_thing_at_a_time() -> None:
-    part = Part("", disk_read=int(6 * GB), disk_written=int(3 * GB))
+    part = RegionCost("", disk_read=int(6 * GB), disk_written=int(3 * GB))
     one = replace(ONE, disk_read=3 * GB, disk_write=1.5 * GB)
     assert resource_times(part, one.rates("float32", 1)).disk == 2 + 2
     assert resource_times(part, one.rates("float32", 8)).disk == 4 * (2 + 2)
@@ -88,7 +88,7 @@ def test_devices_of_a_host_share_its_disk_which_does_one_thing_at_a_time() -> No
 
 
 def test_products_in_fp8_have_a_rate_of_their_own_where_there_is_one() -> None:
-    part = Part("", flops=10 * 10**12, float8_flops=8 * 10**12)
+    part = RegionCost("", flops=10 * 10**12, float8_flops=8 * 10**12)
     bfloat16, float8 = (machine("h100").flops[t] / 1e12 for t in ("bfloat16", "float8"))
     assert (
         resource_times(part, machine("h100").rates("bfloat16", 1)).compute
@@ -104,7 +104,7 @@ def test_groups_that_leave_a_host_use_the_network(
     group: int, consecutive: bool, rate: float
 ) -> None:
     nbytes = 64 * 10**9
-    part = Part("", collectives=(Collective("all_reduce", group, consecutive, 1, nbytes),))
+    part = RegionCost("", collectives=(Collective("all_reduce", group, consecutive, 1, nbytes),))
     sent = 2 * nbytes * (group - 1) / group
     assert resource_times(part, ONE.rates("float32", 8)).network == pytest.approx(
         sent / (rate * GB)
@@ -185,8 +185,8 @@ def test_the_plan_places_what_saves_time_in_spare_device_memory() -> None:
     kept = {kind.label: kind.entries / kind.of for kind in placement.kinds if kind.nbytes > 1e9}
     assert kept["weights"] > 0.99
     assert min(kept.values()) < 1
-    assert placement.after.exposed_transfers < 0.01 * placement.after.seconds
-    assert placement.after.seconds < 0.98 * placement.before.seconds
+    assert placement.timeline.exposed_transfers < 0.01 * placement.timeline.seconds
+    assert placement.timeline.seconds < 0.98 * placement.all_host_timeline.seconds
     assert made.device_bytes < 0.95 * machine_of.usable_bytes
     assert made.plan.resident == placement.nbytes
     assert re.search(
@@ -213,14 +213,14 @@ def test_loads_run_as_far_ahead_as_hides_them_and_no_farther(
     best = plan_on(finetuning_requirements(config, "gpu"), on).chosen
     assert best is not None
     traced, placement = best.best.traced, best.best.placement
-    after, rates = placement.after, on.achieved_rates("float32", 1)
+    after, rates = placement.timeline, on.achieved_rates("float32", 1)
     assert traced.ir.load_window == after.window <= traced.window // 2
     assert after.loads
-    assert placement.within(traced.window, rates).after.extent > after.extent
+    assert placement.with_window(traced.window, rates).timeline.extent > after.extent
     default = popxl.plan.place(traced, rates, int(on.usable_bytes))
     assert default.nbytes < placement.nbytes
-    assert default.after.seconds > after.seconds
-    placement.set()
+    assert default.timeline.seconds > after.seconds
+    placement.apply()
     assert traced.timeline(rates).seconds == after.seconds
 
 

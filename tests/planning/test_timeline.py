@@ -21,7 +21,7 @@ from planning.hardware.machines import machine
 from planning.requirements import finetuning_requirements
 from popxl._schedule.lookahead import window_of
 from popxl.plan.placement import MARGIN
-from popxl.plan.simulated_device import Device, drive
+from popxl.plan.simulated_device import SimulatedDevice, drive_device
 from tests.planning.presets import preset
 from tests.popxl.threads import ThreadDevice
 from tests.slow import slow
@@ -36,7 +36,7 @@ FAMILIES = {"tiny": {"layers": 3}, "gptj_tiny": {"layers": 3}}
 
 
 @cache
-def traced(name: str, update: str = "end") -> popxl.plan.Traced:
+def traced(name: str, update: str = "end") -> popxl.plan.TracedProgram:
     """A small model, a step of which has a few layers and micro-batches."""
     config = preset(
         name,
@@ -50,7 +50,7 @@ def traced(name: str, update: str = "end") -> popxl.plan.Traced:
     )
 
 
-def rates(program: popxl.plan.Traced) -> popxl.plan.Rates:
+def rates(program: popxl.plan.TracedProgram) -> popxl.plan.Rates:
     """Of a machine on which the loads of a step take nearly as long as its compute."""
     plan = program.plan()
     flops = plan.flops / COMPUTING
@@ -72,21 +72,21 @@ def makespans(ends: Mapping[str, float], update: str) -> list[float]:
     return np.diff(last, prepend=0.0).tolist()
 
 
-def simulated(program: popxl.plan.Traced, window: int) -> dict[str, float]:
+def simulated(program: popxl.plan.TracedProgram, window: int) -> dict[str, float]:
     """When the parts of the program are over."""
     spans = program.timeline(rates(program), window).spans
     return {span.part: span.end for span in spans if span.stream == "compute"}
 
 
-def walked(program: popxl.plan.Traced, window: int) -> dict[str, float]:
+def walked(program: popxl.plan.TracedProgram, window: int) -> dict[str, float]:
     """The walker drives threads."""
     link = rates(program)
 
     def seconds(segment: Any) -> float:
-        return program.works[segment].seconds(link)
+        return program.segment_costs[segment].seconds(link)
 
     with ThreadDevice(link, seconds) as device:
-        drive(program.schedule, device, window)
+        drive_device(program.schedule, device, window)
     return device.ends
 
 
@@ -119,9 +119,9 @@ def test_loads_in_their_place_overlap_nothing(name: str) -> None:
     two layers it hides what transfers it can."""
     program = traced(name)
     places, ahead = (program.timeline(rates(program), window) for window in (0, None))
-    assert places.computing == pytest.approx(ahead.computing)
+    assert places.compute_seconds == pytest.approx(ahead.compute_seconds)
     assert places.exposed_transfers > 1.2 * ahead.exposed_transfers
-    both = places.computing + sum(
+    both = places.compute_seconds + sum(
         span.end - span.start for span in places.spans if span.stream == "copies in"
     )
     assert places.seconds > 0.95 * both
@@ -129,8 +129,10 @@ def test_loads_in_their_place_overlap_nothing(name: str) -> None:
 
 def test_loads_do_not_wait_for_stores_that_were_dispatched_before() -> None:
     """Although XLA's client shares its streams among both, and they share the link's rate."""
-    link = replace(machine("h200").rates("bfloat16", 1), host_link=1e9, both_ways=5e8, put=0.0)
-    device = Device(link, lambda _: 0.0, lambda _: 0)
+    link = replace(
+        machine("h200").rates("bfloat16", 1), host_link=1e9, both_ways=5e8, transfer_dispatch_s=0.0
+    )
+    device = SimulatedDevice(link, lambda _: 0.0, lambda _: 0)
     (stored,) = device.put([device.array(10**9, True)], ["host"])
     loaded = device.put([device.array(10**6, False) for _ in range(8)], ["device"] * 8)
     assert stored.ready == pytest.approx(1, rel=0.01)
@@ -167,12 +169,12 @@ def test_a_run_in_bulk_takes_as_long_as_the_simulation_says(name: str, layers: i
     ).traced
     rates = target.rates("bfloat16", 1)
     for kind in ("none", "weights", "moments", "gradients", "activations between layers"):
-        flow = program.flow(rates, window_of(program.schedule))
-        flow.move([e for e in flow.crossings if e[0].kind == kind], -1)
+        bulk_estimate = program.bulk_estimate(rates, window_of(program.schedule))
+        bulk_estimate.set_location([e for e in bulk_estimate.transfers if e[0].kind == kind], -1)
         for buffer in program.ir.remote_buffers:
             buffer.resident = buffer.entries if buffer.kind == kind else 0
         expected = program.timeline(rates).seconds
-        assert flow.seconds() == pytest.approx(expected, rel=TOLERANCE), kind
+        assert bulk_estimate.seconds() == pytest.approx(expected, rel=TOLERANCE), kind
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -188,19 +190,19 @@ def test_placement_beats_keeping_one_kind(name: str, share: float) -> None:
     )
     try:
         placement = popxl.plan.place(program, link, device)
-        assert 0.9 * share * plan.remote < placement.nbytes <= placement.room
-        taken = placement.after.extent + plan.on_device  # gaps are not known before
-        assert taken <= (1 - MARGIN) * device + 0.25 * placement.room
+        assert 0.9 * share * plan.remote < placement.nbytes <= placement.free_bytes
+        taken = placement.timeline.extent + plan.on_device  # gaps are not known before
+        assert taken <= (1 - MARGIN) * device + 0.25 * placement.free_bytes
         found = []
         for kind in {buffer.kind for buffer in buffers}:
-            left = placement.room
+            left = placement.free_bytes
             for buffer in buffers:
                 nbytes = math.prod(buffer.tensor_shape) * buffer.tensor_dtype.itemsize
                 fits = min(left // nbytes, buffer.entries) if buffer.kind == kind else 0
                 buffer.resident = fits
                 left -= fits * nbytes
             found.append(program.timeline(link).seconds)
-        assert placement.after.seconds < min(found) < placement.before.seconds
+        assert placement.timeline.seconds < min(found) < placement.all_host_timeline.seconds
     finally:
         for buffer in buffers:
             buffer.resident = 0
@@ -220,14 +222,14 @@ def test_what_a_long_run_takes_of_a_device_follows_from_a_shorter_one(
     expected = program.timeline(link)
     monkeypatch.setattr(popxl.plan.placement, "_LONG", program.runs - 1)
     monkeypatch.setattr(popxl.plan.placement, "_ITERATIONS", 6)
-    hosted = popxl.plan.Hosted(program, link)
-    assert hosted.brief.peak == pytest.approx(expected.peak, rel=0.05)
-    assert hosted.brief.peak <= hosted.brief.extent <= expected.extent
-    assert program.shortened(6).runs < 0.25 * program.runs
-    placement = popxl.plan.place(program, link, 2 * hosted.brief.extent, hosted=hosted)
+    all_host = popxl.plan.AllHostRun(program, link)
+    assert all_host.brief.peak == pytest.approx(expected.peak, rel=0.05)
+    assert all_host.brief.peak <= all_host.brief.extent <= expected.extent
+    assert program.truncate_loops(6).runs < 0.25 * program.runs
+    placement = popxl.plan.place(program, link, 2 * all_host.brief.extent, all_host=all_host)
     kept = {buffer: buffer.residents for buffer in program.ir.remote_buffers}
     assert any(kept.values())
-    assert placement.before.seconds == expected.seconds > placement.after.seconds
+    assert placement.all_host_timeline.seconds == expected.seconds > placement.timeline.seconds
     assert {buffer: buffer.residents for buffer in program.ir.remote_buffers} == kept
 
 
@@ -235,7 +237,9 @@ def test_what_a_long_run_takes_of_a_device_follows_from_a_shorter_one(
 def test_memory_is_what_the_plan_counts_where_nothing_is_on_its_way(name: str) -> None:
     program = traced(name)
     at_once = dict.fromkeys(("flops", "float8_flops", "bandwidth", "host_link"), 1e40)
-    quick = replace(rates(program), **at_once, run=1e-3, launch=0.0, put=1e-3)
+    quick = replace(
+        rates(program), **at_once, dispatch_s=1e-3, kernel_launch_s=0.0, transfer_dispatch_s=1e-3
+    )
     found = program.timeline(quick, window=0)
     assert found.peak == program.plan().temporaries
     assert program.timeline(quick).peak <= found.peak + found.window + window_of(program.schedule)

@@ -11,12 +11,12 @@ import pytest
 import popxl
 from popxl import ops
 from popxl.plan import cost_memo
-from popxl.plan.segment_cost import work_of
+from popxl.plan.segment_cost import trace_cost
 
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost_memo, "_known", {})
+    monkeypatch.setattr(cost_memo, "_memo", {})
 
 
 def program(label: str = "layer", width: int = 8, layers: int = 2) -> popxl.Ir:
@@ -34,9 +34,9 @@ def program(label: str = "layer", width: int = 8, layers: int = 2) -> popxl.Ir:
     return ir
 
 
-def traced(ir: popxl.Ir, target: str = "gpu 9.0") -> tuple[popxl.plan.Traced, int]:
+def traced(ir: popxl.Ir, target: str = "gpu 9.0") -> tuple[popxl.plan.TracedProgram, int]:
     """And how many segments were traced for it."""
-    with mock.patch.object(cost_memo, "work_of", side_effect=work_of) as counted:
+    with mock.patch.object(cost_memo, "trace_cost", side_effect=trace_cost) as counted:
         return popxl.plan.trace(ir, target), counted.call_count
 
 
@@ -45,8 +45,8 @@ def test_equal_segments_are_traced_once_and_do_the_same() -> None:
     again, none = traced(program(layers=6))
     assert (count < len(first.schedule.segments), none) == (True, 0)
     for one in (first, again):
-        for segment, work in one.works.items():
-            anew = work_of(segment)
+        for segment, work in one.segment_costs.items():
+            anew = trace_cost(segment)
             assert (work.parts, work.temporaries) == (anew.parts, anew.temporaries)
 
 
@@ -76,7 +76,7 @@ def test_parts_have_their_own_work() -> None:
 
 
 def test_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost_memo, "_MOST", 1)
+    monkeypatch.setattr(cost_memo, "_MAX_SEGMENTS", 1)
     _, count = traced(program())
-    assert len(cost_memo._known) == 1
+    assert len(cost_memo._memo) == 1
     assert count > 1

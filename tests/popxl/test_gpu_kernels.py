@@ -12,7 +12,7 @@ from popxl._ir.op_registry import registry
 from popxl.ops import fused_attention
 from popxl.ops._attention_math import AttentionAttrs
 from popxl.ops._reductions import tracing_platform
-from popxl.plan.flat_jaxpr import flatten
+from popxl.plan.flat_jaxpr import flatten_jaxpr
 from popxl.plan.gpu_kernels import GpuKernels
 from popxl.plan.primitives import attention_of
 from popxl.plan.records import Kernel
@@ -23,7 +23,7 @@ SHAPE, NBYTES = (2, 8, 64, 32), 2 * 8 * 64 * 32 * 2  # samples, heads, tokens, f
 FLOPS = 2 * (2 * 2 * 8 * 64 * 64 * 32)  # of two products
 
 
-def around(function: Any, swapped: bool = False) -> list[list[Kernel]]:
+def extra_kernels(function: Any, swapped: bool = False) -> list[list[Kernel]]:
     """Kernels besides each of attention's own, in the order of the program."""
     shape = (2, 64, 8, 32) if swapped else SHAPE
 
@@ -32,9 +32,9 @@ def around(function: Any, swapped: bool = False) -> list[list[Kernel]]:
 
     with tracing_platform("gpu 9.0"):
         closed = jax.make_jaxpr(run)(*[jax.ShapeDtypeStruct(shape, jnp.bfloat16)] * 5)
-    flat = flatten(closed.jaxpr)
+    flat = flatten_jaxpr(closed.jaxpr)
     kernels = GpuKernels(flat)
-    return [kernels.around(node) for node in flat.nodes if attention_of(node)[0]]
+    return [kernels.extra_kernels(node) for node in flat.nodes if attention_of(node)[0]]
 
 
 def forward(dy: Any, q: Any, k: Any, v: Any, out: Any) -> Any:
@@ -51,15 +51,15 @@ def both(dy: Any, q: Any, k: Any, v: Any, out: Any) -> list[Any]:
 
 def test_what_has_heads_before_tokens_is_copied():
     copy = Kernel(2 * NBYTES)
-    assert around(forward, swapped=True) == [[]]
-    assert around(forward) == [[copy] * 3]
-    assert around(lambda *given: FORWARD(*given[1:4], **ATTRS), swapped=True) == [[copy]]
+    assert extra_kernels(forward, swapped=True) == [[]]
+    assert extra_kernels(forward) == [[copy] * 3]
+    assert extra_kernels(lambda *given: FORWARD(*given[1:4], **ATTRS), swapped=True) == [[copy]]
 
 
 def test_a_gradient_runs_the_forward_pass_again_unless_it_is_there():
     again = Kernel(4 * NBYTES, FLOPS // 2, False, 32)  # causal: half of the scores
-    assert around(gradients, swapped=True) == [[again]]
-    assert around(both, swapped=True) == [[], []]
+    assert extra_kernels(gradients, swapped=True) == [[again]]
+    assert extra_kernels(both, swapped=True) == [[], []]
 
 
 def test_where_jax_refuses_the_device_at_hand_a_loop_stands_in(monkeypatch):
@@ -84,7 +84,7 @@ def test_a_sum_with_zeros_is_the_other_term():
         return x @ y, zeros + x, jnp.zeros((2, *x.shape), x.dtype) + x
 
     x = jax.ShapeDtypeStruct((8, 8), jnp.bfloat16)
-    flat = flatten(jax.make_jaxpr(run)(x, x).jaxpr)
+    flat = flatten_jaxpr(jax.make_jaxpr(run)(x, x).jaxpr)
     assert [node.name for node in flat.nodes if node.name in ("dot_general", "add")] == [
         "dot_general",
         "add",  # of other shapes

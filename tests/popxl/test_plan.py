@@ -7,11 +7,11 @@ import pytest
 
 import popxl
 from popxl import ops
-from popxl.plan import Collective, Part, Plan, plan_of
-from popxl.plan.cost_walk import Walk
+from popxl.plan import Collective, Plan, RegionCost, plan_of
+from popxl.plan.cost_walk import CostWalk
 
 
-def parts(plan: Plan) -> dict[str, Part]:
+def parts(plan: Plan) -> dict[str, RegionCost]:
     return {part.name: part for part in plan.parts}
 
 
@@ -69,9 +69,9 @@ def fanned_out(depth: int) -> popxl.Ir:
 
 def test_a_routine_is_walked_once_however_often_it_is_called(monkeypatch):
     walked = []
-    walk = Walk._routine
+    walk = CostWalk._routine
     monkeypatch.setattr(
-        Walk, "_routine", lambda *args: (walked.append(args[1].title), walk(*args))[1]
+        CostWalk, "_routine", lambda *args: (walked.append(args[1].title), walk(*args))[1]
     )
     plan = plan_of(fanned_out(12))
     assert plan.flops == 2**12 * 2 * 2**3
@@ -220,8 +220,8 @@ def test_code_loads_are_shown():
 
 # ---- time ----------------------------------------------------------------------------------------
 RATES = popxl.plan.Rates(
-    flops=1e6, float8_flops=2e6, bandwidth=1e6, host_link=1e9, link=1e9, network=1e9, gap=1.0,
-    run=0.0, put=0.0, put_array=0.0,
+    flops=1e6, float8_flops=2e6, bandwidth=1e6, host_link=1e9, link=1e9, network=1e9,
+    kernel_gap_s=1.0, dispatch_s=0.0, transfer_dispatch_s=0.0, per_array_s=0.0,
 )  # fmt: skip
 
 
@@ -231,7 +231,7 @@ def seconds(build) -> float:
     with ir.main_graph:
         y = build(popxl.variable(np.ones((100, 100), np.float32)))
         ops.host_store(popxl.d2h_stream(y.shape, y.dtype), y)
-    return popxl.plan.trace(ir, "gpu").timeline(RATES).computing
+    return popxl.plan.trace(ir, "gpu").timeline(RATES).compute_seconds
 
 
 def test_a_gpu_multiplies_transposed_matrices_without_a_kernel_that_transposes():
@@ -247,7 +247,7 @@ def test_a_gpu_adds_a_product_to_an_accumulator_as_it_writes_it():
         return ops.var_updates.accumulate_(total, y)
 
     product = seconds(lambda x: x @ x)
-    taken = product + RATES.adding * 0.08
+    taken = product + RATES.accumulate_exposed * 0.08
     assert seconds(lambda x: added(x @ x)) == pytest.approx(taken)
     assert seconds(lambda x: added(ops.tanh(x @ x))) > product + 1.0
 

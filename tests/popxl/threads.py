@@ -92,19 +92,19 @@ class Stream:
 
 
 class ThreadDevice:
-    """See `popxl.plan.simulated_device.Driven`.
+    """See `popxl.plan.simulated_device.DrivenDevice`.
 
     Attributes:
         ends: when the last segment of each part of the program was done, in seconds since the
             first dispatch.
     """
 
-    apart = True
+    has_own_memory = True
 
     def __init__(self, rates: Rates, seconds: Callable[[Segment], float]) -> None:
         self._rates, self._seconds = rates, seconds
         self._compute, self._in, self._out = Stream(), Stream(), Stream()
-        self._enqueued = BoundedSemaphore(rates.enqueued)
+        self._enqueued = BoundedSemaphore(rates.max_in_flight)
         self._last = _DONE  # of the segments that were dispatched
         self._start: float | None = None
         self.part = ""
@@ -164,6 +164,6 @@ class ThreadDevice:
         assert len(set(to)) == 1
         self._begin()
         stream = self._in if to[0] == "device" else self._out
-        seconds = [self._rates.copy + a.nbytes / self._rates.host_link for a in arrays]
+        seconds = [self._rates.copy_latency_s + a.nbytes / self._rates.host_link for a in arrays]
         over = stream.add([*(a.there for a in arrays), self._last], seconds)
         return [Array(a.nbytes, event) for a, event in zip(arrays, over, strict=True)]

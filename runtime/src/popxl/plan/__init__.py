@@ -11,7 +11,7 @@
     traced.timeline(rates)      # a run on a simulated device: what transfers leave exposed
 
 A plan walks the schedule that a session would run, with sizes in place of arrays (`walk`). What a
-segment does is read off the function that XLA would compile (`work`), and so is the memory that it
+segment does is read off the function that XLA would compile (`cost`), and so is the memory that it
 takes besides its arguments and results, as long as XLA has not compiled it (`estimate`).
 """
 
@@ -20,11 +20,11 @@ from popxl._storage.disk_queue import DISK_WINDOW as DISK_WINDOW
 from popxl._storage.replica_arrays import variable_parts as variable_parts
 from popxl.context import part as part
 from popxl.plan.placement import MARGIN as MARGIN
-from popxl.plan.placement import Hosted as Hosted
-from popxl.plan.placement import Kept as Kept
+from popxl.plan.placement import AllHostRun as AllHostRun
+from popxl.plan.placement import PlacedKind as PlacedKind
 from popxl.plan.placement import Placement as Placement
 from popxl.plan.placement import place as place
-from popxl.plan.plan import Traced as Traced
+from popxl.plan.plan import TracedProgram as TracedProgram
 from popxl.plan.plan import memory_use as memory_use
 from popxl.plan.plan import plan_of as plan_of
 from popxl.plan.plan import plan_of_program as plan_of_program
@@ -34,11 +34,11 @@ from popxl.plan.rates import Rates as Rates
 from popxl.plan.records import Collective as Collective
 from popxl.plan.records import Kernel as Kernel
 from popxl.plan.records import MemoryUse as MemoryUse
-from popxl.plan.records import Part as Part
 from popxl.plan.records import Plan as Plan
+from popxl.plan.records import RegionCost as RegionCost
 from popxl.plan.records import Storage as Storage
 from popxl.plan.resources import device_memory as device_memory
 from popxl.plan.resources import scratch_file as scratch_file
-from popxl.plan.timeline import Exposed as Exposed
+from popxl.plan.timeline import ExposedTime as ExposedTime
 from popxl.plan.timeline import Timeline as Timeline
 from popxl.plan.timeline import timeline as timeline

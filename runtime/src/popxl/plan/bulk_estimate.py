@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from popxl._schedule.schedule import Load, Run, Schedule
-from popxl.plan.events import events_of
+from popxl.plan.events import events_of_run
 
 if TYPE_CHECKING:
     from popxl._schedule.segment import Segment
     from popxl.plan.rates import Rates
-    from popxl.plan.segment_cost import SegmentWork
+    from popxl.plan.segment_cost import SegmentCost
     from popxl.remote_buffer import RemoteBuffer
 
 _STAGES = 1000  # about so many at most
@@ -29,7 +29,7 @@ Entry = tuple["RemoteBuffer", int]
 
 
 @dataclass(frozen=True)
-class Crossings:
+class EntryTransfers:
     """When an entry is moved.
 
     Attributes:
@@ -44,7 +44,7 @@ class Crossings:
 
 
 @dataclass(frozen=True)
-class Flow:
+class BulkEstimate:
     """
     Attributes:
         computing: seconds of each stage.
@@ -57,13 +57,13 @@ class Flow:
         window: bytes that loads may be ahead of their use.
     """
 
-    computing: Sequence[float]
-    crossings: Mapping[Entry, Crossings]
+    compute_seconds: Sequence[float]
+    transfers: Mapping[Entry, EntryTransfers]
     loads: list[int]
     stores: list[int]
-    loading: list[float]
-    storing: list[float]
-    dispatching: list[float]
+    load_seconds: list[float]
+    store_seconds: list[float]
+    dispatch_seconds: list[float]
     load_calls: Sequence[int]
     store_calls: Sequence[int]
     rates: Rates
@@ -71,91 +71,101 @@ class Flow:
 
     @classmethod
     def of(
-        cls, schedule: Schedule, works: Mapping[Segment, SegmentWork], rates: Rates, window: int
-    ) -> Flow:
+        cls,
+        schedule: Schedule,
+        segment_costs: Mapping[Segment, SegmentCost],
+        rates: Rates,
+        window: int,
+    ) -> BulkEstimate:
         """The flow of a program of which all entries are in host memory."""
-        made = _Stages(schedule, works, rates)
-        count = len(made.computing)
+        made = StageBuilder(schedule, segment_costs, rates)
+        count = len(made.compute_seconds)
         moved = [0] * count, [0] * count, [0.0] * count, [0.0] * count
-        calls = made.dispatching, made.load_calls, made.store_calls
-        flow = cls(made.computing, made.crossings, *moved, *calls, rates, window)
-        flow.move(made.crossings, 1)
-        return flow
+        calls = made.dispatch_seconds, made.load_calls, made.store_calls
+        bulk_estimate = cls(made.compute_seconds, made.transfers, *moved, *calls, rates, window)
+        bulk_estimate.set_location(made.transfers, 1)
+        return bulk_estimate
 
-    def move(self, entries: Iterable[Entry], way: int) -> None:
+    def set_location(self, entries: Iterable[Entry], way: int) -> None:
         """Let entries live in host memory (1), or on the device (-1)."""
         for entry in entries:
-            crossings = self.crossings[entry]
-            nbytes = way * crossings.nbytes
-            taking = way * self.rates.moving(crossings.nbytes, both_ways=True)
-            put = way * self.rates.put_array
-            for stage in crossings.loads:
+            transfers = self.transfers[entry]
+            nbytes = way * transfers.nbytes
+            taking = way * self.rates.transfer_seconds(transfers.nbytes, both_ways=True)
+            put = way * self.rates.per_array_s
+            for stage in transfers.loads:
                 self.loads[stage] += nbytes
-                self.loading[stage] += taking
-                self.dispatching[stage] += put
-            for stage in crossings.stores:
+                self.load_seconds[stage] += taking
+                self.dispatch_seconds[stage] += put
+            for stage in transfers.stores:
                 self.stores[stage] += nbytes
-                self.storing[stage] += taking
-                self.dispatching[stage] += put
+                self.store_seconds[stage] += taking
+                self.dispatch_seconds[stage] += put
 
     @contextmanager
-    def without(self, entries: Sequence[Entry]) -> Iterator[None]:
+    def with_on_device(self, entries: Sequence[Entry]) -> Iterator[None]:
         """As if entries lived on the device."""
-        self.move(entries, -1)
+        self.set_location(entries, -1)
         yield
-        self.move(entries, 1)
+        self.set_location(entries, 1)
 
     @property
-    def moving(self) -> float:
+    def transfer_seconds(self) -> float:
         """Seconds of all transfers, one after the other."""
-        return sum(self.loading) + sum(self.storing)
+        return sum(self.load_seconds) + sum(self.store_seconds)
 
     def seconds(self) -> float:
         """Of a run. Conditions stand where max and min would take most of the time."""
         end = arrived = left = 0.0
         ends, half, link = [end], self.window / 2, self.rates.host_link
         first = ahead = 0  # what is loaded begins with stage `first`, and is so many bytes ahead
-        put = self.rates.put
+        put = self.rates.transfer_dispatch_s
         stages = zip(
-            self.loads, self.loading, self.load_calls,
-            self.computing, self.dispatching,
-            self.storing, self.store_calls,
+            self.loads, self.load_seconds, self.load_calls,
+            self.compute_seconds, self.dispatch_seconds,
+            self.store_seconds, self.store_calls,
             strict=True,
         )  # fmt: skip
-        for stage, (loads, loading, ins, computing, dispatching, storing, outs) in enumerate(
-            stages
-        ):
-            dispatching += put * ((ins if loads else 0) + (outs if storing else 0))
+        for stage, (
+            loads,
+            load_seconds,
+            ins,
+            compute_seconds,
+            dispatch_seconds,
+            store_seconds,
+            outs,
+        ) in enumerate(stages):
+            dispatch_seconds += put * ((ins if loads else 0) + (outs if store_seconds else 0))
             ahead += loads if stage else 0
             backlog = (left - end) * link if left > end else 0.0
-            room = self.window - (half if backlog > half else backlog)
-            while ahead > room and first < stage:
+            free_bytes = self.window - (half if backlog > half else backlog)
+            while ahead > free_bytes and first < stage:
                 first += 1
                 ahead -= self.loads[first]
-            arrived = (arrived if arrived > ends[first] else ends[first]) + loading
+            arrived = (arrived if arrived > ends[first] else ends[first]) + load_seconds
             start = arrived if arrived > end else end
             behind = left - self.window / link
-            busy = computing if computing > dispatching else dispatching
+            busy = compute_seconds if compute_seconds > dispatch_seconds else dispatch_seconds
             end = (start if start > behind else behind) + busy
             ends.append(end)
-            left = (left if left > end else end) + storing
+            left = (left if left > end else end) + store_seconds
         return max(end, left)
 
 
-class _Stages:
-    """The stages of a run of a program, see `Flow`."""
+class StageBuilder:
+    """The stages of a run of a program, see `BulkEstimate`."""
 
     def __init__(
-        self, schedule: Schedule, works: Mapping[Segment, SegmentWork], rates: Rates
+        self, schedule: Schedule, segment_costs: Mapping[Segment, SegmentCost], rates: Rates
     ) -> None:
-        self.computing, self.dispatching = [0.0], [0.0]
+        self.compute_seconds, self.dispatch_seconds = [0.0], [0.0]
         self.load_calls, self.store_calls = [0], [0]
-        self.crossings: dict[Entry, Crossings] = {}
-        each = {s: (work.seconds(rates), work.dispatch(rates)) for s, work in works.items()}
-        events = events_of(schedule)
+        self.transfers: dict[Entry, EntryTransfers] = {}
+        each = {s: (cost.seconds(rates), cost.dispatch(rates)) for s, cost in segment_costs.items()}
+        events = events_of_run(schedule)
         spent = [max(each[step.segment]) for step, _ in events if isinstance(step, Run)]
         self._least = sum(spent) / _STAGES
-        coming: list[Crossings] = []
+        coming: list[EntryTransfers] = []
         before: Any = None
         for step, index in events:
             if isinstance(step, Run):
@@ -163,20 +173,25 @@ class _Stages:
                 coming.clear()
             else:
                 entry = step.buffer, index[0] if isinstance(index, tuple) else index
-                moved = self.crossings.setdefault(entry, Crossings(step.nbytes))
+                moved = self.transfers.setdefault(entry, EntryTransfers(step.nbytes))
                 if isinstance(step, Load):
                     coming.append(moved)
                 else:
-                    moved.stores.append(len(self.computing) - 1)
+                    moved.stores.append(len(self.compute_seconds) - 1)
                     self.store_calls[-1] += not isinstance(before, type(step))
             before = step
 
-    def _run(self, seconds: float, dispatch: float, coming: Sequence[Crossings]) -> None:
-        if max(self.computing[-1], self.dispatching[-1]) > self._least:
-            for each in (self.computing, self.dispatching, self.load_calls, self.store_calls):
+    def _run(self, seconds: float, dispatch: float, coming: Sequence[EntryTransfers]) -> None:
+        if max(self.compute_seconds[-1], self.dispatch_seconds[-1]) > self._least:
+            for each in (
+                self.compute_seconds,
+                self.dispatch_seconds,
+                self.load_calls,
+                self.store_calls,
+            ):
                 each.append(0)
-        self.computing[-1] += seconds
-        self.dispatching[-1] += dispatch
+        self.compute_seconds[-1] += seconds
+        self.dispatch_seconds[-1] += dispatch
         self.load_calls[-1] += bool(coming)
         for moved in coming:
-            moved.loads.append(len(self.computing) - 1)
+            moved.loads.append(len(self.compute_seconds) - 1)

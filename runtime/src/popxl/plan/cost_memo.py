@@ -12,31 +12,31 @@ from typing import TYPE_CHECKING
 
 from popxl._compile.cache_key import Uncacheable, jax_settings, segment_lines
 from popxl._schedule.segment import facts_of
-from popxl.plan.segment_cost import SegmentWork, work_of
+from popxl.plan.segment_cost import SegmentCost, trace_cost
 
 if TYPE_CHECKING:
     from popxl._schedule.segment import Segment
     from popxl.ir import Ir
 
-_MOST = 4096  # segments that are known, the oldest of which goes
-_known: dict[bytes, SegmentWork] = {}
+_MAX_SEGMENTS = 4096  # segments that are known, the oldest of which goes
+_memo: dict[bytes, SegmentCost] = {}
 
 
-def works_of(ir: Ir, segments: Sequence[Segment]) -> dict[Segment, SegmentWork]:
+def costs_of_segments(ir: Ir, segments: Sequence[Segment]) -> dict[Segment, SegmentCost]:
     """What the segments of a program do."""
-    return {segment: _work(ir, segment) for segment in segments}
+    return {segment: _cost(ir, segment) for segment in segments}
 
 
-def _work(ir: Ir, segment: Segment) -> SegmentWork:
+def _cost(ir: Ir, segment: Segment) -> SegmentCost:
     try:
         key = _key(ir, segment)
     except Uncacheable:
-        return work_of(segment)
-    if key not in _known:
-        _known[key] = work_of(segment)
-        while len(_known) > _MOST:
-            del _known[next(iter(_known))]
-    return _known[key]
+        return trace_cost(segment)
+    if key not in _memo:
+        _memo[key] = trace_cost(segment)
+        while len(_memo) > _MAX_SEGMENTS:
+            del _memo[next(iter(_memo))]
+    return _memo[key]
 
 
 def _key(ir: Ir, segment: Segment) -> bytes:

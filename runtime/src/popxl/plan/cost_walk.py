@@ -23,10 +23,10 @@ from popxl._schedule.schedule import (
     calls,
 )
 from popxl._schedule.schedule_walk import routines_by_part
-from popxl.plan.events import events_of
-from popxl.plan.loop_extrapolation import measured
-from popxl.plan.records import Collective, Part
-from popxl.plan.segment_cost import SegmentWork, Work
+from popxl.plan.events import events_of_run
+from popxl.plan.loop_extrapolation import measure_extrapolated
+from popxl.plan.records import Collective, RegionCost
+from popxl.plan.segment_cost import Cost, SegmentCost
 
 if TYPE_CHECKING:
     from popxl._analysis.functionalization import Node
@@ -37,7 +37,7 @@ _WAYS = {Load: ("host_to_device", "disk_read"), Store: ("device_to_host", "disk_
 
 
 @dataclass
-class _Sums:
+class RegionSums:
     """What a part amounts to.
 
     Attributes:
@@ -45,35 +45,35 @@ class _Sums:
         device_bytes: most bytes live, besides those that callers keep alive; None: it has no step.
     """
 
-    work: Work = field(default_factory=Work)
-    moved: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    cost: Cost = field(default_factory=Cost)
+    bytes_moved: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     ops: Counter[str] = field(default_factory=Counter)
     device_bytes: int | None = None
 
-    def note(self, live: int) -> None:
+    def record_live(self, live: int) -> None:
         self.device_bytes = max(self.device_bytes or 0, live)
 
-    def add(self, other: _Sums, times: int, outside: int) -> None:
+    def add(self, other: RegionSums, times: int, outside: int) -> None:
         """Add that of a routine that is called, with what the caller keeps alive."""
         if other.device_bytes is not None:
-            self.note(outside + other.device_bytes)
+            self.record_live(outside + other.device_bytes)
         if times:
-            self.work.add(other.work, times)
-            for way, nbytes in other.moved.items():
-                self.moved[way] += times * nbytes
+            self.cost.add(other.cost, times)
+            for way, nbytes in other.bytes_moved.items():
+                self.bytes_moved[way] += times * nbytes
             for name, count in other.ops.items():
                 self.ops[name] += times * count
 
 
 @dataclass
-class _Visit:
+class RoutineCost:
     """What one execution of a routine amounts to: most bytes live, and the sums of its parts."""
 
-    most: int
-    sums: dict[str, _Sums]
+    peak: int
+    sums: dict[str, RegionSums]
 
 
-class Walk:
+class CostWalk:
     """Walks a schedule, each routine once for each part of the program that calls it.
 
     Args:
@@ -82,11 +82,11 @@ class Walk:
     """
 
     def __init__(
-        self, works: Mapping[Segment, SegmentWork], temporaries: Callable[[Segment], int]
+        self, segment_costs: Mapping[Segment, SegmentCost], temporaries: Callable[[Segment], int]
     ) -> None:
-        self._works, self._temporaries = works, temporaries
-        self._visits: dict[tuple[Routine, str], _Visit] = {}
-        self._placed: _Places | None = None  # of the entries that steps load and store
+        self._works, self._temporaries = segment_costs, temporaries
+        self._visits: dict[tuple[Routine, str], RoutineCost] = {}
+        self._placed: TransferPlaces | None = None  # of the entries that steps load and store
 
     def run(self, schedule: Schedule) -> int:
         """Walk; returns the most bytes of intermediate values that are live at a time."""
@@ -95,39 +95,39 @@ class Walk:
             borrowed = {*routine.inputs} - {routine.inputs[i] for i in routine.consumed}
             if routine is main:
                 borrowed = {*main.inputs, *main.outputs}
-            self._visits[routine, part] = visit = self._routine(routine, part, borrowed)
-        self._sums = visit.sums
-        return visit.most
+            self._visits[routine, part] = routine_cost = self._routine(routine, part, borrowed)
+        self._sums = routine_cost.sums
+        return routine_cost.peak
 
     # ---- memory ---------------------------------------------------------------------------------
-    def _routine(self, routine: Routine, part: str, borrowed: set[Slot]) -> _Visit:
+    def _routine(self, routine: Routine, part: str, borrowed: set[Slot]) -> RoutineCost:
         """Walk a routine; bytes of `borrowed` slots are the caller's."""
-        sums: dict[str, _Sums] = defaultdict(_Sums)
+        sums: dict[str, RegionSums] = defaultdict(RegionSums)
         owned = [s for s in routine.inputs if s in routine.specs]
         live = {s: 0 if s in borrowed else _size(routine, s) for s in owned}
-        total = most = sum(live.values())
+        total = peak = sum(live.values())
         for step in routine.steps:
             label = step.part or part
             made = {s: _size(routine, s) for s in step.writes() if s in routine.specs}
-            now = total + self._during(step, label, total, live, made, sums)
-            most = max(most, now)
+            now = total + self._step_bytes(step, label, total, live, made, sums)
+            peak = max(peak, now)
             if self._works:
-                sums[label].note(now)
+                sums[label].record_live(now)
             live.update(made)
             total += sum(made.values())
             donated = step.body.donated if isinstance(step, Loop) else ()
             for slot in (*step.last, *donated):
                 total -= live.pop(slot, 0)
-        return _Visit(most, sums)
+        return RoutineCost(peak, sums)
 
-    def _during(
+    def _step_bytes(
         self,
         step: Step,
         part: str,
         total: int,
         live: Mapping[Slot, int],
         made: Mapping[Slot, int],
-        sums: dict[str, _Sums],
+        sums: dict[str, RegionSums],
     ) -> int:
         """Bytes that a step takes while it runs, besides older slots; counts what it does."""
         if isinstance(step, Run):
@@ -138,25 +138,25 @@ class Walk:
             self._count_transfer(step, sums[part])
         if isinstance(step, Compute) and not step.outs:
             sums[part].ops[step.name] += 1
-        most = sum(made.values()) if isinstance(step, Load) else 0
+        peak = sum(made.values()) if isinstance(step, Load) else 0
         for passed in calls(step):
             # What devices decide is taken to be 0: of two branches the second is what is done.
             done = not isinstance(step, Branch) or passed is step.branches[1]
             times = (step.count if isinstance(step, Loop) else 1) if done else 0
             routine = passed.routine
             handed = [i for i in routine.consumed if i not in passed.copies]
-            moved = sum(live.get(passed.args[i], 0) for i in handed)
-            visit = self._visits[routine, part]
-            for label, inner in visit.sums.items():
-                sums[label].add(inner, times, total - moved)
-            most = max(most, visit.most - moved)
-        return most
+            bytes_moved = sum(live.get(passed.args[i], 0) for i in handed)
+            routine_cost = self._visits[routine, part]
+            for label, inner in routine_cost.sums.items():
+                sums[label].add(inner, times, total - bytes_moved)
+            peak = max(peak, routine_cost.peak - bytes_moved)
+        return peak
 
     # ---- sums -----------------------------------------------------------------------------------
-    def _count_run(self, segment: Segment, part: str, sums: dict[str, _Sums]) -> None:
+    def _count_run(self, segment: Segment, part: str, sums: dict[str, RegionSums]) -> None:
         if segment in self._works:
-            for label, work in self._works[segment].parts.items():
-                sums[label or part].work.add(work)
+            for label, cost in self._works[segment].parts.items():
+                sums[label or part].cost.add(cost)
             waiting = [(node, node.part or part, 1) for node in segment.nodes]
             while waiting:
                 node, label, times = waiting.pop()
@@ -166,7 +166,7 @@ class Walk:
                                 for inner in region.graph.nodes]  # fmt: skip
 
     @staticmethod
-    def _count_node(node: Node, part: str, times: int, sums: dict[str, _Sums]) -> None:
+    def _count_node(node: Node, part: str, times: int, sums: dict[str, RegionSums]) -> None:
         op = node.op
         if op is None or node.kind in ("view", "write"):
             return
@@ -174,16 +174,16 @@ class Walk:
         part_sums.ops[op.defn.name] += times
         if "stream" in op.attrs:
             nbytes = times * math.prod(op.attrs["stream"].shape) * op.attrs["stream"].dtype.itemsize
-            part_sums.moved["host_to_device" if op.outputs else "device_to_host"] += nbytes
+            part_sums.bytes_moved["host_to_device" if op.outputs else "device_to_host"] += nbytes
 
-    def _count_transfer(self, step: Load | Store, sums: _Sums) -> None:
+    def _count_transfer(self, step: Load | Store, sums: RegionSums) -> None:
         if not self._works:
             return
         sums.ops[_HOST_OPS[type(step)]] += 1
         resident, on_disk = self._fractions(step)
         to, disk = _WAYS[type(step)]
-        sums.moved[to] += step.nbytes * (1 - resident)
-        sums.moved[disk] += step.nbytes * on_disk
+        sums.bytes_moved[to] += step.nbytes * (1 - resident)
+        sums.bytes_moved[disk] += step.nbytes * on_disk
 
     def _fractions(self, step: Load | Store) -> tuple[float, float]:
         """Of what a step moves: fractions that stay on the device, and that are on disk."""
@@ -191,35 +191,35 @@ class Walk:
         if step.buffer.entries in (kept, filed) or not (kept or filed):
             return float(kept > 0), float(filed > 0)
         if self._placed is None:
-            self._placed = _Places.of(self._schedule)
+            self._placed = TransferPlaces.of(self._schedule)
         return self._placed.fractions(step)
 
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[RegionCost, ...]:
         """The record of each part."""
         return tuple(
-            Part(
+            RegionCost(
                 name,
-                sums.work.flops,
-                sums.work.arithmetic,
-                sums.work.traffic,
-                round(sums.moved["host_to_device"]),
-                round(sums.moved["device_to_host"]),
+                sums.cost.flops,
+                sums.cost.arithmetic,
+                sums.cost.traffic,
+                round(sums.bytes_moved["host_to_device"]),
+                round(sums.bytes_moved["device_to_host"]),
                 tuple(
                     Collective(*key, counts["count"], counts["nbytes"])
-                    for key, counts in sorted(sums.work.collectives.items())
+                    for key, counts in sorted(sums.cost.collectives.items())
                 ),
                 dict(sorted(sums.ops.items())),
                 sums.device_bytes or 0,
-                sums.work.float8_flops,
-                round(sums.moved["disk_read"]),
-                round(sums.moved["disk_written"]),
+                sums.cost.float8_flops,
+                round(sums.bytes_moved["disk_read"]),
+                round(sums.bytes_moved["disk_written"]),
             )
             for name, sums in self._sums.items()
         )
 
 
 @dataclass
-class _Places:
+class TransferPlaces:
     """How often each step is executed, and how often for an entry on the device, or on disk."""
 
     all: Counter[Load | Store] = field(default_factory=Counter)
@@ -227,9 +227,9 @@ class _Places:
     on_disk: Counter[Load | Store] = field(default_factory=Counter)
 
     @classmethod
-    def of(cls, schedule: Schedule) -> _Places:
+    def of(cls, schedule: Schedule) -> TransferPlaces:
         """Those of a run."""
-        few, more, times = measured(schedule, cls._counted, 1, 1)
+        few, more, times = measure_extrapolated(schedule, cls._counted, 1, 1)
         for name, counts in vars(more).items():
             fewer = vars(few)[name]
             for step in counts:
@@ -237,11 +237,11 @@ class _Places:
         return more
 
     @classmethod
-    def _counted(cls, schedule: Schedule) -> _Places:
+    def _counted(cls, schedule: Schedule) -> TransferPlaces:
         places = cls()
         residents = cache(lambda buffer: buffer.residents)
         filed = cache(lambda buffer: frozenset(buffer.filed))
-        for step, index in events_of(schedule):
+        for step, index in events_of_run(schedule):
             if isinstance(step, Run):
                 continue
             entry = index[0] if isinstance(index, tuple) else index  # replicas are alike

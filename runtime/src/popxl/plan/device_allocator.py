@@ -13,7 +13,7 @@ _UNIT = 256  # bytes: sizes are multiples of it
 _LEFT_OVER = 128 * 2**20  # bytes of a piece that may lie idle
 
 
-class Heap:
+class DeviceAllocator:
     """A device's memory.
 
     Attributes:
@@ -28,7 +28,7 @@ class Heap:
         self._free: dict[int, int] = {}  # bytes of free pieces, by address
         self._ends: dict[int, int] = {}  # their addresses, by their end
 
-    def take(self, nbytes: int) -> int:
+    def allocate(self, nbytes: int) -> int:
         """The address of a new array."""
         size = max(-(-nbytes // _UNIT), 1) * _UNIT
         found = bisect_left(self._by_size, (size, 0))
@@ -45,7 +45,7 @@ class Heap:
         self._taken[at] = piece
         return at
 
-    def give_back(self, at: int) -> None:
+    def free(self, at: int) -> None:
         """Free the array at an address."""
         size = self._taken.pop(at)
         if at + size in self._free:

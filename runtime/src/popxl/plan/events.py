@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 _KNOWN: WeakKeyDictionary[Schedule, Sequence[Event | None]] = WeakKeyDictionary()
 
 
-def events_of(schedule: Schedule) -> Sequence[Event]:
+def events_of_run(schedule: Schedule) -> Sequence[Event]:
     """The events of a run in order. Numbers that only devices know are taken to be 0."""
-    return list(filter(None, _walked_once(schedule)))
+    return list(filter(None, _cached_events(schedule)))
 
 
-def coming(schedule: Schedule, fetched: deque[Any]) -> Iterator[Event | None]:
+def lookahead_events(schedule: Schedule, fetched: deque[Any]) -> Iterator[Event | None]:
     """As `popxl._schedule.lookahead.upcoming`: it waits where a number is fetched."""
-    for event in _walked_once(schedule):
+    for event in _cached_events(schedule):
         if event is None:
             while not fetched:
                 yield None
@@ -31,7 +31,7 @@ def coming(schedule: Schedule, fetched: deque[Any]) -> Iterator[Event | None]:
             yield event
 
 
-def _walked_once(schedule: Schedule) -> Sequence[Event | None]:
+def _cached_events(schedule: Schedule) -> Sequence[Event | None]:
     """The events, and None where a number is fetched."""
     if schedule not in _KNOWN:
         _KNOWN[schedule] = tuple(expected(schedule))

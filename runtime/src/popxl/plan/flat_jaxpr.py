@@ -16,7 +16,7 @@ _INLINED = frozenset("pjit jit closed_call core_call remat checkpoint custom_jvp
 
 
 @dataclass(eq=False)
-class Value:
+class PrimitiveValue:
     """The flattened result of a primitive, of JAX's type `aval`.
 
     Attributes:
@@ -28,7 +28,7 @@ class Value:
 
 
 @dataclass(eq=False)
-class Node:
+class PrimitiveNode:
     """A primitive.
 
     Attributes:
@@ -43,56 +43,56 @@ class Node:
 
     name: str
     atoms: list[Any]
-    outputs: list[Value]
+    outputs: list[PrimitiveValue]
     params: dict[str, Any]
     part: str
-    bodies: list[tuple[Flat, int]] = field(default_factory=list)
-    branches: list[Flat] = field(default_factory=list)
+    bodies: list[tuple[FlatFunction, int]] = field(default_factory=list)
+    branches: list[FlatFunction] = field(default_factory=list)
 
     @property
-    def inputs(self) -> list[Value]:
+    def inputs(self) -> list[PrimitiveValue]:
         return _values(self.atoms)
 
     @property
-    def runs_others(self) -> bool:
+    def has_bodies(self) -> bool:
         return bool(self.bodies or self.branches)
 
 
 @dataclass(eq=False)
-class Flat:
+class FlatFunction:
     """A function: its nodes in the order of the program, its arguments and constants, and what it
     returns."""
 
-    nodes: list[Node]
-    inputs: list[Value]
+    nodes: list[PrimitiveNode]
+    inputs: list[PrimitiveValue]
     results: list[Any]
 
     @property
-    def outputs(self) -> list[Value]:
+    def outputs(self) -> list[PrimitiveValue]:
         """The results that are no literals."""
         return _values(self.results)
 
 
-def flatten(jaxpr: Any, part: str = "") -> Flat:
+def flatten_jaxpr(jaxpr: Any, part: str = "") -> FlatFunction:
     """The primitives of a jaxpr, those of called functions in their place, without those that
     nothing needs."""
-    inputs = _new([*jaxpr.constvars, *jaxpr.invars])
-    nodes: list[Node] = []
-    results = _append(jaxpr, inputs, part, nodes)
-    return Flat(_needed(nodes, _values(results)), inputs, results)
+    inputs = _new_values([*jaxpr.constvars, *jaxpr.invars])
+    nodes: list[PrimitiveNode] = []
+    results = _inline(jaxpr, inputs, part, nodes)
+    return FlatFunction(_live_nodes(nodes, _values(results)), inputs, results)
 
 
-def _needed(nodes: list[Node], outputs: list[Value]) -> list[Node]:
+def _live_nodes(nodes: list[PrimitiveNode], outputs: list[PrimitiveValue]) -> list[PrimitiveNode]:
     """The nodes whose results reach `outputs`, or that have none."""
     wanted, kept = set(outputs), []
     for node in reversed(nodes):
         if not node.outputs or not wanted.isdisjoint(node.outputs):
-            wanted.update(_needed_inputs(node, wanted))
+            wanted.update(_live_inputs(node, wanted))
             kept.append(node)
     return kept[::-1]
 
 
-def _needed_inputs(node: Node, wanted: set[Value]) -> list[Value]:
+def _live_inputs(node: PrimitiveNode, wanted: set[PrimitiveValue]) -> list[PrimitiveValue]:
     """What a node takes to make the outputs that are wanted; leaves out of a loop what it carries
     on for nothing."""
     if node.name != "scan":
@@ -103,13 +103,13 @@ def _needed_inputs(node: Node, wanted: set[Value]) -> list[Value]:
     keep = {i for i, v in enumerate(node.outputs) if v in wanted}
     while True:
         results = _values([out[i] for i in keep])
-        needed = _needed(body.nodes, results)
+        needed = _live_nodes(body.nodes, results)
         used = {v for n in needed for v in n.inputs} | set(results)
         more = {i for i in range(carry) if into[consts + i] in used} - keep
         if not more:
             break
         keep |= more
-    node.bodies = [(Flat(needed, body.inputs, results), count)]
+    node.bodies = [(FlatFunction(needed, body.inputs, results), count)]
     dropped = {consts + i for i in range(carry)} - {consts + i for i in keep}
     return _values([v for i, v in enumerate(node.atoms) if i not in dropped])
 
@@ -123,15 +123,15 @@ def _consts_and_carry(scan: dict[str, Any]) -> tuple[int, int]:
     return len(list(consts)), len(list(carry))
 
 
-def _new(variables: list[Any]) -> list[Value]:
-    return [Value(v.aval) for v in variables]
+def _new_values(variables: list[Any]) -> list[PrimitiveValue]:
+    return [PrimitiveValue(v.aval) for v in variables]
 
 
-def _values(atoms: list[Any]) -> list[Value]:
-    return [v for v in atoms if isinstance(v, Value)]
+def _values(atoms: list[Any]) -> list[PrimitiveValue]:
+    return [v for v in atoms if isinstance(v, PrimitiveValue)]
 
 
-def _append(jaxpr: Any, given: list[Any], part: str, nodes: list[Node]) -> list[Any]:
+def _inline(jaxpr: Any, given: list[Any], part: str, nodes: list[PrimitiveNode]) -> list[Any]:
     """Add the primitives of a jaxpr to `nodes`.
 
     Args:
@@ -146,28 +146,32 @@ def _append(jaxpr: Any, given: list[Any], part: str, nodes: list[Node]) -> list[
         return [v if isinstance(v, Literal) else env[v] for v in variables]
 
     for eqn in jaxpr.eqns:
-        label, name, atoms = _part_of(eqn) or part, eqn.primitive.name, read(eqn.invars)
+        label, name, atoms = _region_of(eqn) or part, eqn.primitive.name, read(eqn.invars)
         called = eqn.params.get("name")
         if name in _INLINED and called not in KERNELS:
-            inner = _function(eqn.params, "jaxpr", "call_jaxpr", "fun_jaxpr")
-            results = _append(inner, [*_new(inner.constvars), *atoms], label, nodes)
-        elif name == "add" and (term := _only_term(atoms, eqn.outvars[0].aval)) is not None:
+            inner = _called_jaxpr(eqn.params, "jaxpr", "call_jaxpr", "fun_jaxpr")
+            results = _inline(inner, [*_new_values(inner.constvars), *atoms], label, nodes)
+        elif name == "add" and (term := _sum_without_zeros(atoms, eqn.outvars[0].aval)) is not None:
             results = [term]
         else:
-            results = _new(eqn.outvars)
+            results = _new_values(eqn.outvars)
             if name == "broadcast_in_dim":
                 results[0].is_zeros = _is_zero(atoms[0])
-            node = Node(called if called in KERNELS else name, atoms, results, eqn.params, label)
-            node.branches = [flatten(_open(b), label) for b in eqn.params.get("branches", ())]
+            node = PrimitiveNode(
+                called if called in KERNELS else name, atoms, results, eqn.params, label
+            )
+            node.branches = [
+                flatten_jaxpr(_unwrap(b), label) for b in eqn.params.get("branches", ())
+            ]
             if name in ("scan", "while"):
-                body = flatten(_function(eqn.params, "jaxpr", "body_jaxpr"), label)
+                body = flatten_jaxpr(_called_jaxpr(eqn.params, "jaxpr", "body_jaxpr"), label)
                 node.bodies = [(body, eqn.params.get("length", 1))]
             nodes.append(node)
         env.update(zip(eqn.outvars, results, strict=True))
     return read(jaxpr.outvars)
 
 
-def _only_term(atoms: list[Any], total: Any) -> Any:
+def _sum_without_zeros(atoms: list[Any], total: Any) -> Any:
     """The other term of a sum with zeros, which XLA does not compute; None: it has two."""
     terms = [atom for atom in atoms if not _is_zero(atom)]
     return terms[0] if len(terms) == 1 and terms[0].aval.shape == total.shape else None
@@ -175,21 +179,21 @@ def _only_term(atoms: list[Any], total: Any) -> Any:
 
 def _is_zero(atom: Any) -> bool:
     """True if all elements of a value or literal are known to be zero."""
-    if isinstance(atom, Value):
+    if isinstance(atom, PrimitiveValue):
         return atom.is_zeros
     return bool(np.ndim(atom.val) == 0 and atom.val == 0)
 
 
-def _function(params: dict[str, Any], *names: str) -> Any:
+def _called_jaxpr(params: dict[str, Any], *names: str) -> Any:
     """The jaxpr that a primitive runs, under the first of the names that is there."""
-    return next(_open(params[name]) for name in names if name in params)
+    return next(_unwrap(params[name]) for name in names if name in params)
 
 
-def _open(function: Any) -> Any:
+def _unwrap(function: Any) -> Any:
     return getattr(function, "jaxpr", function)
 
 
-def _part_of(eqn: Any) -> str:
+def _region_of(eqn: Any) -> str:
     """The innermost part that the op of an equation was written in (see `Machine`)."""
     scopes = str(eqn.source_info.name_stack).split(f"{PART}<")
     return scopes[-1].partition(">")[0] if len(scopes) > 1 else ""

@@ -11,7 +11,7 @@ from typing import Any
 
 from popxl.ops._cudnn_attention import BACKWARD, FORWARD
 from popxl.ops._kernel_registry import KERNELS
-from popxl.plan.flat_jaxpr import Flat, Node, Value
+from popxl.plan.flat_jaxpr import FlatFunction, PrimitiveNode, PrimitiveValue
 from popxl.plan.primitives import attention_of, nbytes
 from popxl.plan.records import Kernel
 
@@ -21,19 +21,19 @@ _HEADS_AFTER_TOKENS = (0, 2, 1, 3)
 class GpuKernels:
     """The kernels of a function on a GPU, as far as they are not one for each node."""
 
-    def __init__(self, flat: Flat) -> None:
+    def __init__(self, flat: FlatFunction) -> None:
         self._inputs, self._results = set(flat.inputs), set(flat.outputs)
         self._makers = {v: node for node in flat.nodes for v in node.outputs}
-        self._users: dict[Any, list[Node]] = {}
+        self._users: dict[Any, list[PrimitiveNode]] = {}
         for node in flat.nodes:
             for v in node.inputs:
                 self._users.setdefault(v, []).append(node)
-        sums = {node: self._sum_after(node) for node in flat.nodes if node.name == "dot_general"}
+        sums = {node: self._fused_add(node) for node in flat.nodes if node.name == "dot_general"}
         self.sums = {node: into for node, into in sums.items() if into is not None}
         """The additions that products do as they are written: cublasLt's C += A B."""
         self.added = set(self.sums.values())
 
-    def _sum_after(self, product: Node) -> Node | None:
+    def _fused_add(self, product: PrimitiveNode) -> PrimitiveNode | None:
         node = product
         while node is product or node.name == "convert_element_type":
             users = self._users.get(node.outputs[0], [])
@@ -43,7 +43,7 @@ class GpuKernels:
         into_float32 = node.name == "add" and node.outputs[0].aval.dtype == "float32"
         return node if into_float32 and not self._inputs.isdisjoint(node.inputs) else None
 
-    def is_free(self, node: Node) -> bool:
+    def is_free(self, node: PrimitiveNode) -> bool:
         """Whether a node transposes for kernels that read that order, or after one that has it."""
         if node.name != "transpose" or not node.inputs or node.outputs[0] in self._results:
             return False
@@ -54,7 +54,7 @@ class GpuKernels:
             _is_attention(self._makers.get(node.inputs[0])) or all(map(_is_attention, users))
         )
 
-    def around(self, node: Node) -> list[Kernel]:
+    def extra_kernels(self, node: PrimitiveNode) -> list[Kernel]:
         """What runs besides attention: copies of what it takes, or of a result that it gives, in
         another order; and before its gradient the forward pass, whose statistics nothing keeps."""
         size, backward = attention_of(node)
@@ -66,11 +66,11 @@ class GpuKernels:
         copies = [Kernel(2 * nbytes(v.aval)) for v in (*taken, *given)]
         if not backward or self._has_forward_pass(heads[1:]):
             return copies
-        moved = sum(nbytes(v.aval) for v in (*heads[1:], heads[1]))
+        bytes_moved = sum(nbytes(v.aval) for v in (*heads[1:], heads[1]))
         flops = KERNELS[node.name.replace(BACKWARD, FORWARD)]([v.aval.shape for v in heads[1:]])
-        return [*copies, Kernel(moved, flops, attention=size)]
+        return [*copies, Kernel(bytes_moved, flops, attention=size)]
 
-    def _has_forward_pass(self, heads: list[Value]) -> bool:
+    def _has_forward_pass(self, heads: list[PrimitiveValue]) -> bool:
         users = self._users[heads[0]]
         return any(_is_attention(n) and n.inputs[:3] == heads for n in users)
 
@@ -79,14 +79,14 @@ class GpuKernels:
         return maker is not None and maker.name == "transpose" and _swaps_heads(maker)
 
 
-def _is_attention(node: Node | None) -> bool:
+def _is_attention(node: PrimitiveNode | None) -> bool:
     return node is not None and attention_of(node)[0] > 0
 
 
-def _swaps_matrices(node: Node) -> bool:
+def _swaps_matrices(node: PrimitiveNode) -> bool:
     *batch, rows, columns = node.params["permutation"]
     return [*batch, columns, rows] == [*range(len(batch) + 2)]
 
 
-def _swaps_heads(node: Node) -> bool:
+def _swaps_heads(node: PrimitiveNode) -> bool:
     return tuple(node.params["permutation"]) == _HEADS_AFTER_TOKENS

@@ -25,7 +25,7 @@ _LONG = 12  # iterations of a loop that is worth it
 T = TypeVar("T")
 
 
-def measured(
+def measure_extrapolated(
     schedule: Schedule, measure: Callable[[Schedule], T], first: int, period: int
 ) -> tuple[T, T, float]:
     """Measure a schedule with few iterations of its longest loop whose iterations move the same
@@ -48,7 +48,7 @@ def measured(
     return few, more, (loop.count - first - period) / period
 
 
-def shortened(schedule: Schedule, most: int) -> Schedule:
+def truncate_loops(schedule: Schedule, most: int) -> Schedule:
     """The schedule with at most so many iterations of each loop, whatever they move."""
     made: dict[Routine, Routine] = {}
 
@@ -79,10 +79,10 @@ def _with_count(schedule: Schedule, loop: Loop, count: int) -> Schedule:
 
 def _is_steady(loop: Loop) -> bool:
     """Whether no index and no condition follows from what one iteration passes to the next."""
-    return _varying(loop.body.routine, frozenset(i for _, i in loop.carried)) is not None
+    return _varying_outputs(loop.body.routine, frozenset(i for _, i in loop.carried)) is not None
 
 
-def _varying(routine: Routine, inputs: frozenset[int]) -> frozenset[int] | None:
+def _varying_outputs(routine: Routine, inputs: frozenset[int]) -> frozenset[int] | None:
     """Outputs that vary where these inputs do; None: an index or a condition varies, too. What is
     fetched is taken to be 0."""
     slots = {routine.inputs[i] for i in inputs}
@@ -99,20 +99,20 @@ def _varying(routine: Routine, inputs: frozenset[int]) -> frozenset[int] | None:
                 carried = step.carried if isinstance(step, Loop) else ()
                 outs = step.body.outs if isinstance(step, Loop) else step.outs
                 for passed in of:
-                    found = _passed_on(passed, carried, slots)
+                    found = _varying_call_outputs(passed, carried, slots)
                     if found is None:
                         return None
                     slots.update(slot for k in found if (slot := outs[k]) is not None)
     return frozenset(k for k, slot in enumerate(routine.outputs) if slot in slots)
 
 
-def _passed_on(
+def _varying_call_outputs(
     passed: Passed, carried: Sequence[tuple[int, int]], slots: Set[int]
 ) -> frozenset[int] | None:
     """Outputs of a call, or of a loop, that vary where slots of its caller do; None as above."""
     inputs = {i for i, slot in enumerate(passed.args) if slot in slots}
     while True:
-        found = _varying(passed.routine, frozenset(inputs))
+        found = _varying_outputs(passed.routine, frozenset(inputs))
         more = {i for k, i in carried if found and k in found} - inputs
         if not more:
             return found

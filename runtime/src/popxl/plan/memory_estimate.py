@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from popxl.ops._cudnn_attention import workspace_of
-from popxl.plan.flat_jaxpr import Flat, Node, Value
+from popxl.plan.flat_jaxpr import FlatFunction, PrimitiveNode, PrimitiveValue
 from popxl.plan.gpu_kernels import GpuKernels
 from popxl.plan.primitives import (
     MATERIALISED,
@@ -23,13 +23,13 @@ from popxl.plan.primitives import (
     RANDOM_BITS,
     SCATTERS,
     is_float8,
-    kind_of,
+    lowering_of,
     nbytes,
 )
 from popxl.plan.records import Kernel
 
 
-class Memory:
+class LivenessModel:
     """The values of a function that are in memory, and when.
 
     Args:
@@ -37,7 +37,7 @@ class Memory:
         donated: arguments that may be overwritten.
     """
 
-    def __init__(self, flat: Flat, platform: str, donated: Iterable[Any] = ()) -> None:
+    def __init__(self, flat: FlatFunction, platform: str, donated: Iterable[Any] = ()) -> None:
         self._flat, self._platform = flat, platform
         self._kept = set(flat.inputs) - set(donated)
         self._uses = Counter(v for node in flat.nodes for v in node.inputs)
@@ -45,41 +45,41 @@ class Memory:
         self._names: dict[Any, Any] = {}  # values that are read where another value is
         written = set()  # because the program says so
         for node in flat.nodes:
-            if (source := self._source(node)) is not None:
-                self._names[node.outputs[0]] = self.name(source)
+            if (source := self._alias_source(node)) is not None:
+                self._names[node.outputs[0]] = self.owner(source)
             if node.name in MATERIALISED:
-                written.add(self.name(node.inputs[0]))
-        outputs = [self.name(v) for v in flat.outputs]
+                written.add(self.owner(node.inputs[0]))
+        outputs = [self.owner(v) for v in flat.outputs]
         self._outside = {*flat.inputs, *outputs}
         self.stored = self._outside | written
         for node in flat.nodes:
             if self._is_kernel(node):
-                outputs = [] if self.sum_after(node) else node.outputs
-                self.stored.update(self.name(v) for v in (*node.inputs, *outputs))
-            elif kind_of(node.name) == "reduction":
+                outputs = [] if self.fused_add(node) else node.outputs
+                self.stored.update(self.owner(v) for v in (*node.inputs, *outputs))
+            elif lowering_of(node.name) == "reduction":
                 self.stored.update(node.outputs)
 
-    def _source(self, node: Node) -> Any:
+    def _alias_source(self, node: PrimitiveNode) -> Any:
         """The value that a node's is under another shape or order of axes, or the float8 one that
         it scales back: FP8 products read that, see `popxl.ops.fp8`."""
-        if kind_of(node.name) == "free" or (self._gpu and self._gpu.is_free(node)):
+        if lowering_of(node.name) == "free" or (self._gpu and self._gpu.is_free(node)):
             return next(iter(node.inputs), None)
         if self.scatters_in_place(node):
             return node.atoms[0]
         if node.name not in ("convert_element_type", "mul"):
             return None
         large = [v for v in node.inputs if v.aval.shape]
-        return large[0] if len(large) == 1 and is_float8(self.name(large[0])) else None
+        return large[0] if len(large) == 1 and is_float8(self.owner(large[0])) else None
 
-    def name(self, value: Any) -> Any:
+    def owner(self, value: Any) -> Any:
         """The value whose memory `value` is in."""
         return self._names.get(value, value)
 
-    def scatters_in_place(self, node: Node) -> bool:
+    def scatters_in_place(self, node: PrimitiveNode) -> bool:
         """Whether a node changes rows of an array that nothing else needs."""
-        if node.name not in SCATTERS or not isinstance(node.atoms[0], Value):
+        if node.name not in SCATTERS or not isinstance(node.atoms[0], PrimitiveValue):
             return False
-        return self._uses[node.atoms[0]] == 1 and self.name(node.atoms[0]) not in self._kept
+        return self._uses[node.atoms[0]] == 1 and self.owner(node.atoms[0]) not in self._kept
 
     @cached_property
     def reads(self) -> list[dict[Any, int]]:
@@ -116,21 +116,23 @@ class Memory:
             live += sum(held[v] for v in made)
             for v in made:
                 last.setdefault(v, i)
-            over = self._overwritten(node, made, [held[v] for v in dying if v in held])
+            over = self._reused_bytes(node, made, [held[v] for v in dying if v in held])
             workspace = workspace_of(node.name, [v.aval.shape for v in node.atoms])
-            most = max(most, live - over + self.extra(node) + workspace + self._inner(node))
+            most = max(
+                most, live - over + self.extra_bytes(node) + workspace + self._peak_of_bodies(node)
+            )
             for v in {*self.reads[i], *node.outputs}:
                 if last.get(v) == i:
                     live -= held.pop(v, 0)
         return most
 
-    def _is_kernel(self, node: Node) -> bool:
-        return node.runs_others or kind_of(node.name, self._platform) == "kernel"
+    def _is_kernel(self, node: PrimitiveNode) -> bool:
+        return node.has_bodies or lowering_of(node.name, self._platform) == "kernel"
 
-    def _overwritten(self, node: Node, made: Sequence[Any], dying: list[int]) -> int:
+    def _reused_bytes(self, node: PrimitiveNode, made: Sequence[Any], dying: list[int]) -> int:
         """Bytes of values that are made where others, of so many bytes each, are read the last
         time: a loop may do that, and what is computed element by element, where sizes are equal."""
-        if node.runs_others:
+        if node.has_bodies:
             return min(sum(dying), sum(nbytes(v.aval) for v in made))
         over = 0
         for size in (nbytes(v.aval) for v in made if not self._is_kernel(node)):
@@ -139,25 +141,25 @@ class Memory:
                 over += size
         return over
 
-    def extra(self, node: Node) -> int:
+    def extra_bytes(self, node: PrimitiveNode) -> int:
         """Bytes that a kernel writes and reads besides its operands and results."""
         if node.name == RANDOM_BITS and self._is_kernel(node):
             return nbytes(node.outputs[-1].aval)  # drawn as two halves, then put together
         return 0
 
-    def sum_after(self, node: Node) -> Node | None:
+    def fused_add(self, node: PrimitiveNode) -> PrimitiveNode | None:
         """The addition that a product does as it is written; None: it does none."""
         return self._gpu.sums.get(node) if self._gpu else None
 
-    def is_in_product(self, node: Node) -> bool:
+    def is_fused_add(self, node: PrimitiveNode) -> bool:
         """Whether a product before it does what a node adds."""
         return self._gpu is not None and node in self._gpu.added
 
-    def around(self, node: Node) -> list[Kernel]:
+    def extra_kernels(self, node: PrimitiveNode) -> list[Kernel]:
         """Kernels that run for a node besides its own."""
-        return self._gpu.around(node) if self._gpu else []
+        return self._gpu.extra_kernels(node) if self._gpu else []
 
-    def _inner(self, node: Node) -> int:
+    def _peak_of_bodies(self, node: PrimitiveNode) -> int:
         """Most bytes that what a node runs takes."""
         bodies = [*(body for body, _ in node.bodies), *node.branches]
-        return max((Memory(body, self._platform).peak() for body in bodies), default=0)
+        return max((LivenessModel(body, self._platform).peak() for body in bodies), default=0)

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 
 from popxl._schedule.schedule import Routine, Transfer
 from popxl._schedule.schedule_walk import routines_by_part
-from popxl.plan.bulk_estimate import Entry, Flow
+from popxl.plan.bulk_estimate import BulkEstimate, Entry
 from popxl.plan.rates import Rates
 from popxl.plan.timeline import Timeline
 
 if TYPE_CHECKING:
-    from popxl.plan.plan import Traced
+    from popxl.plan.plan import TracedProgram
     from popxl.remote_buffer import RemoteBuffer
 
 MARGIN = 0.05  # of the memory for the program: gaps grow from run to run, see `Timeline.extent`
@@ -39,7 +39,7 @@ _EASE = 0.01  # seconds that one second less of transfers counts, hidden or not
 
 
 @dataclass(frozen=True)
-class Kept:
+class PlacedKind:
     """A kind of entry.
 
     Attributes:
@@ -64,32 +64,32 @@ class Placement:
     Attributes:
         kinds: those that save most for each byte first.
         hosted: the run with all entries in host memory.
-        after: a simulated run as placed.
+        timeline: a simulated run as placed.
         room: device bytes for entries of remote buffers.
         resident: the entries that stay, by buffer.
         traced: the program.
     """
 
-    kinds: Sequence[Kept]
-    hosted: Hosted
-    after: Timeline
-    room: int
+    kinds: Sequence[PlacedKind]
+    all_host: AllHostRun
+    timeline: Timeline
+    free_bytes: int
     resident: Mapping[RemoteBuffer, Set[int]]
-    traced: Traced
+    traced: TracedProgram
 
-    def set(self) -> None:
+    def apply(self) -> None:
         """Place the program's entries, and set how far its loads run ahead."""
-        _set(self.traced, self.resident, self.after.window)
+        _apply(self.traced, self.resident, self.timeline.window)
 
-    def within(self, window: int, rates: Rates) -> Placement:
+    def with_window(self, window: int, rates: Rates) -> Placement:
         """The same placement with another window of loads, set."""
-        _set(self.traced, self.resident, window)
-        return replace(self, after=self.traced.timeline(rates))
+        _apply(self.traced, self.resident, window)
+        return replace(self, timeline=self.traced.timeline(rates))
 
     @property
-    def before(self) -> Timeline:
+    def all_host_timeline(self) -> Timeline:
         """A simulated run with all entries in host memory."""
-        return self.hosted.timeline
+        return self.all_host.timeline
 
     @property
     def nbytes(self) -> int:
@@ -97,14 +97,14 @@ class Placement:
         return sum(kind.nbytes for kind in self.kinds)
 
 
-class Hosted:
+class AllHostRun:
     """A run with all entries in host memory, simulated when somebody asks.
 
     Args:
         window: bytes that loads may be ahead (`popxl.Ir.load_window`).
     """
 
-    def __init__(self, traced: Traced, rates: Rates, window: int | None = None) -> None:
+    def __init__(self, traced: TracedProgram, rates: Rates, window: int | None = None) -> None:
         self._traced, self._rates, self._window = traced, rates, window or traced.window
         self._on_disk = {buffer: buffer.on_disk for buffer in traced.ir.remote_buffers}
 
@@ -115,12 +115,12 @@ class Hosted:
             return self._traced.timeline(self._rates, self._window)
 
     @cached_property
-    def brief(self) -> Timeline:
+    def short_timeline(self) -> Timeline:
         """The run, or a shorter one where it is long, which takes about as much of a device."""
         if self._traced.runs <= _LONG:
             return self.timeline
         with self._none_resident():
-            return self._traced.shortened(_ITERATIONS).timeline(self._rates, self._window)
+            return self._traced.truncate_loops(_ITERATIONS).timeline(self._rates, self._window)
 
     @contextmanager
     def _none_resident(self) -> Iterator[None]:
@@ -136,11 +136,11 @@ class Hosted:
 
 
 def place(
-    traced: Traced,
+    traced: TracedProgram,
     rates: Rates,
     device: int,
-    besides: int | None = None,
-    hosted: Hosted | None = None,
+    other_bytes: int | None = None,
+    all_host: AllHostRun | None = None,
     window: int | None = None,
 ) -> Placement:
     """Choose which entries of the program's remote buffers stay on the device, and set it.
@@ -154,25 +154,27 @@ def place(
     """
     for buffer in traced.ir.remote_buffers:
         buffer.resident = 0
-    hosted = hosted or Hosted(traced, rates, window)
-    besides = hosted.brief.extent if besides is None else besides
-    room = int(device * (1 - MARGIN)) - besides - traced.storage().on_device
+    all_host = all_host or AllHostRun(traced, rates, window)
+    other_bytes = all_host.short_timeline.extent if other_bytes is None else other_bytes
+    free_bytes = int(device * (1 - MARGIN)) - other_bytes - traced.storage().on_device
     window = window or traced.window
-    flow = traced.flow(rates, window)
-    groups = list(_groups(traced, flow))
+    bulk_estimate = traced.bulk_estimate(rates, window)
+    groups = list(_group_entries(traced, bulk_estimate))
     saves: dict[str, float] = {}
-    if sum(group.nbytes for group in groups) <= room:
+    if sum(group.nbytes for group in groups) <= free_bytes:
         for group in groups:
-            group.keep_all()
+            group.place_all()
     else:
-        saves = _alone(groups, flow)
-        _choose(groups, flow, room)
+        saves = _savings_by_kind(groups, bulk_estimate)
+        _place_greedily(groups, bulk_estimate, free_bytes)
     resident = _resident(groups)
-    _set(traced, resident, window)
-    return Placement(_kinds(groups, saves), hosted, traced.timeline(rates), room, resident, traced)
+    _apply(traced, resident, window)
+    return Placement(
+        _placed_kinds(groups, saves), all_host, traced.timeline(rates), free_bytes, resident, traced
+    )
 
 
-class _Group:
+class EntryGroup:
     """Entries alike, by place: those of one place stay together, such as a layer's.
 
     Attributes:
@@ -180,25 +182,27 @@ class _Group:
         nbytes: of all entries.
     """
 
-    def __init__(self, label: str, entries: Iterable[Entry], flow: Flow) -> None:
+    def __init__(self, label: str, entries: Iterable[Entry], bulk_estimate: BulkEstimate) -> None:
         at: dict[int, list[Entry]] = defaultdict(list)
         for entry in entries:
             at[entry[1]].append(entry)
-        self.label, self.kept = label, 0
+        self.label, self.num_placed = label, 0
         self._places = [at[i] for i in sorted(at, key=lambda i: i * _GOLDEN % 1)]
-        self._sizes = [sum(flow.crossings[e].nbytes for e in place) for place in self._places]
+        self._sizes = [
+            sum(bulk_estimate.transfers[e].nbytes for e in place) for place in self._places
+        ]
         self.nbytes = sum(self._sizes)
 
     @property
-    def staying_nbytes(self) -> int:
-        return sum(self._sizes[: self.kept])
+    def placed_nbytes(self) -> int:
+        return sum(self._sizes[: self.num_placed])
 
-    def next(self, most: int, room: int) -> tuple[int, int]:
+    def next(self, most: int, free_bytes: int) -> tuple[int, int]:
         """How many places could stay next, and their bytes: `most` at most, or one place if there
         is room for it; (0, 0) if not."""
         count = nbytes = 0
-        for size in self._sizes[self.kept :]:
-            if nbytes + size > (most if count else room):
+        for size in self._sizes[self.num_placed :]:
+            if nbytes + size > (most if count else free_bytes):
                 break
             count, nbytes = count + 1, nbytes + size
         return count, nbytes
@@ -208,32 +212,32 @@ class _Group:
         end = None if count is None else start + count
         return [entry for place in self._places[start:end] for entry in place]
 
-    def staying(self) -> list[Entry]:
+    def placed_entries(self) -> list[Entry]:
         """The entries of the places that stay on the device."""
-        return self.entries(0, self.kept)
+        return self.entries(0, self.num_placed)
 
-    def keep_all(self) -> None:
-        self.kept = len(self._places)
+    def place_all(self) -> None:
+        self.num_placed = len(self._places)
 
 
-def _groups(traced: Traced, flow: Flow) -> Iterator[_Group]:
+def _group_entries(traced: TracedProgram, bulk_estimate: BulkEstimate) -> Iterator[EntryGroup]:
     """All entries that a run moves, by kind of their buffer and the parts of the program that use
     it; those that many loads read apart, and small ones, of which time goes into each copy."""
-    parts = _parts_of(traced.schedule.main)
+    parts = _regions_by_buffer(traced.schedule.main)
     grouped: dict[tuple[str, bool, frozenset[str]], list[Entry]] = defaultdict(list)
     filed = cache(lambda buffer: frozenset(buffer.filed))
-    for (buffer, index), crossings in flow.crossings.items():
+    for (buffer, index), transfers in bulk_estimate.transfers.items():
         if index in filed(buffer):
             continue
         label = buffer.kind or f"buffer {buffer.remote_buffer_id}"
-        often = len(crossings.loads) + len(crossings.stores) > _HOT
+        often = len(transfers.loads) + len(transfers.stores) > _HOT
         label += " that many layers read" if often else ""
-        is_small = crossings.nbytes < _SMALL
+        is_small = transfers.nbytes < _SMALL
         grouped[label, is_small, frozenset(parts[buffer])].append((buffer, index))
-    return (_Group(label, entries, flow) for (label, *_), entries in grouped.items())
+    return (EntryGroup(label, entries, bulk_estimate) for (label, *_), entries in grouped.items())
 
 
-def _parts_of(main: Routine) -> dict[RemoteBuffer, set[str]]:
+def _regions_by_buffer(main: Routine) -> dict[RemoteBuffer, set[str]]:
     """The parts of the program that move entries of each buffer."""
     parts: dict[RemoteBuffer, set[str]] = defaultdict(set)
     for routine, part in routines_by_part(main):
@@ -243,23 +247,25 @@ def _parts_of(main: Routine) -> dict[RemoteBuffer, set[str]]:
     return parts
 
 
-def _alone(groups: Sequence[_Group], flow: Flow) -> dict[str, float]:
+def _savings_by_kind(groups: Sequence[EntryGroup], bulk_estimate: BulkEstimate) -> dict[str, float]:
     """Seconds that each kind would save by staying, and no other."""
-    before, savings = flow.seconds(), {}
+    before, savings = bulk_estimate.seconds(), {}
     for label in {group.label: None for group in groups}:
         entries = [e for group in groups if group.label == label for e in group.entries()]
-        with flow.without(entries):
-            savings[label] = before - flow.seconds()
+        with bulk_estimate.with_on_device(entries):
+            savings[label] = before - bulk_estimate.seconds()
     return savings
 
 
-def _choose(groups: Sequence[_Group], flow: Flow, room: int) -> None:
+def _place_greedily(
+    groups: Sequence[EntryGroup], bulk_estimate: BulkEstimate, free_bytes: int
+) -> None:
     """Let those stay that save most for each byte, as long as there is room.
 
     What a group saves changes little with one choice. Between rounds it is reckoned anew only where
     its turn seems to have come (Minoux, "Accelerated greedy algorithms", 1978).
     """
-    most, left, chosen, now = int(room * _STEP), room, 0, _cost(flow)
+    most, left, chosen, now = int(free_bytes * _STEP), free_bytes, 0, _cost(bulk_estimate)
     anew = [(-math.inf, -1, i) for i in range(len(groups))]
     waiting = [*anew]  # cost of a byte, as of which choice, and the group
     while waiting:
@@ -267,54 +273,54 @@ def _choose(groups: Sequence[_Group], flow: Flow, room: int) -> None:
         count, nbytes = groups[i].next(min(most, left), left)
         if not count:
             continue
-        entries = groups[i].entries(groups[i].kept, count)
+        entries = groups[i].entries(groups[i].num_placed, count)
         if reckoned < chosen:
-            with flow.without(entries):
-                heappush(waiting, ((_cost(flow) - now) / nbytes, chosen, i))
+            with bulk_estimate.with_on_device(entries):
+                heappush(waiting, ((_cost(bulk_estimate) - now) / nbytes, chosen, i))
             continue
-        flow.move(entries, -1)
-        groups[i].kept += count
-        left, chosen, now = left - nbytes, chosen + 1, _cost(flow)
+        bulk_estimate.set_location(entries, -1)
+        groups[i].num_placed += count
+        left, chosen, now = left - nbytes, chosen + 1, _cost(bulk_estimate)
         if chosen % _ROUND:
             heappush(waiting, (cost, -1, i))
         else:
             waiting = [*anew]
 
 
-def _cost(flow: Flow) -> float:
-    return flow.seconds() + _EASE * flow.moving
+def _cost(bulk_estimate: BulkEstimate) -> float:
+    return bulk_estimate.seconds() + _EASE * bulk_estimate.transfer_seconds
 
 
-def _kinds(groups: Sequence[_Group], saves: dict[str, float]) -> list[Kept]:
+def _placed_kinds(groups: Sequence[EntryGroup], saves: dict[str, float]) -> list[PlacedKind]:
     """What was chosen, by label; what saves most for each byte first."""
-    of: dict[str, list[_Group]] = defaultdict(list)
+    of: dict[str, list[EntryGroup]] = defaultdict(list)
     for group in groups:
         of[group.label].append(group)
     order = sorted(of, key=lambda label: -saves.get(label, 0) / sum(g.nbytes for g in of[label]))
     return [
-        Kept(
+        PlacedKind(
             label,
-            sum(len(group.staying()) for group in of[label]),
+            sum(len(group.placed_entries()) for group in of[label]),
             sum(len(group.entries()) for group in of[label]),
-            sum(group.staying_nbytes for group in of[label]),
+            sum(group.placed_nbytes for group in of[label]),
             saves.get(label, 0.0),
         )
         for label in order
     ]
 
 
-def _resident(groups: Sequence[_Group]) -> Mapping[RemoteBuffer, Set[int]]:
+def _resident(groups: Sequence[EntryGroup]) -> Mapping[RemoteBuffer, Set[int]]:
     """The entries that stay, of each buffer."""
     chosen: dict[RemoteBuffer, set[int]] = {}
     for group in groups:
         for buffer, _ in group.entries():
             chosen.setdefault(buffer, set())
-        for buffer, index in group.staying():
+        for buffer, index in group.placed_entries():
             chosen[buffer].add(index)
     return chosen
 
 
-def _set(traced: Traced, resident: Mapping[RemoteBuffer, Set[int]], window: int) -> None:
+def _apply(traced: TracedProgram, resident: Mapping[RemoteBuffer, Set[int]], window: int) -> None:
     for buffer, indices in resident.items():
         buffer.resident = indices
     traced.ir.load_window = window or None

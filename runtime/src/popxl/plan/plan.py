@@ -14,21 +14,21 @@ from popxl._schedule.schedule import Run, Schedule
 from popxl._schedule.schedule_builder import build_schedule
 from popxl._schedule.segment import Segment
 from popxl.ir import Ir
-from popxl.plan.bulk_estimate import Flow
-from popxl.plan.cost_memo import works_of
-from popxl.plan.cost_walk import Walk
-from popxl.plan.events import events_of
-from popxl.plan.loop_extrapolation import shortened
+from popxl.plan.bulk_estimate import BulkEstimate
+from popxl.plan.cost_memo import costs_of_segments
+from popxl.plan.cost_walk import CostWalk
+from popxl.plan.events import events_of_run
+from popxl.plan.loop_extrapolation import truncate_loops
 from popxl.plan.rates import Rates
 from popxl.plan.records import MemoryUse, Plan, Storage
-from popxl.plan.segment_cost import SegmentWork
-from popxl.plan.timeline import Timeline, no_collection, timeline
+from popxl.plan.segment_cost import SegmentCost
+from popxl.plan.timeline import Timeline, gc_disabled, timeline
 from popxl.remote_buffer import RemoteBuffer
 from popxl.streams import Stream
 
 
 @dataclass(frozen=True)
-class Traced:
+class TracedProgram:
     """A program traced for a platform: what its plan and its timeline are computed from.
 
     Where entries of remote buffers live is read when they are computed.
@@ -36,7 +36,7 @@ class Traced:
 
     ir: Ir
     schedule: Schedule
-    works: Mapping[Segment, SegmentWork]
+    segment_costs: Mapping[Segment, SegmentCost]
     temporaries: Callable[[Segment], int]
 
     def storage(self) -> Storage:
@@ -45,7 +45,7 @@ class Traced:
 
     def plan(self) -> Plan:
         """What a run needs and does."""
-        walk = Walk(self.works, self.temporaries)
+        walk = CostWalk(self.segment_costs, self.temporaries)
         peak = walk.run(self.schedule)
         stored = self.storage()
         return Plan(
@@ -67,24 +67,24 @@ class Traced:
     @property
     def runs(self) -> int:
         """How many segments a run of the program runs."""
-        return sum(isinstance(event.step, Run) for event in events_of(self.schedule))
+        return sum(isinstance(event.step, Run) for event in events_of_run(self.schedule))
 
-    def shortened(self, most: int) -> Traced:
+    def truncate_loops(self, most: int) -> TracedProgram:
         """The program with at most so many iterations of each loop, to be simulated alone."""
-        return replace(self, schedule=shortened(self.schedule, most))
+        return replace(self, schedule=truncate_loops(self.schedule, most))
 
-    def flow(self, rates: Rates, window: int) -> Flow:
+    def bulk_estimate(self, rates: Rates, window: int) -> BulkEstimate:
         """A run in bulk, with all entries in host memory; see `popxl.plan.bulk_estimate`."""
-        return Flow.of(self.schedule, self.works, rates, window)
+        return BulkEstimate.of(self.schedule, self.segment_costs, rates, window)
 
     def timeline(self, rates: Rates, window: int | None = None) -> Timeline:
         """A simulated run on one device; see `popxl.plan.timeline`. The window is by default the
         program's."""
         window = self.ir.load_window if window is None else window
-        return timeline(self.schedule, rates, self.works, window, self.temporaries)
+        return timeline(self.schedule, rates, self.segment_costs, window, self.temporaries)
 
 
-def trace(ir: Ir, target: str = "cpu") -> Traced:
+def trace(ir: Ir, target: str = "cpu") -> TracedProgram:
     """Trace the program of `ir`. It needs no devices and allocates neither weights nor state.
 
     Args:
@@ -95,9 +95,11 @@ def trace(ir: Ir, target: str = "cpu") -> Traced:
     facts = facts_of_program(schedule, ir, target)
     for segment in schedule.segments:
         segment.facts = facts
-    with no_collection():
-        works = works_of(ir, schedule.segments)
-    return Traced(ir, schedule, works, lambda segment: works[segment].temporaries)
+    with gc_disabled():
+        segment_costs = costs_of_segments(ir, schedule.segments)
+    return TracedProgram(
+        ir, schedule, segment_costs, lambda segment: segment_costs[segment].temporaries
+    )
 
 
 def plan_of(ir: Ir, target: str = "cpu") -> Plan:
@@ -119,8 +121,8 @@ def plan_of(ir: Ir, target: str = "cpu") -> Plan:
 
 def plan_of_program(program: Program) -> Plan:
     """Like `plan_of`, of a compiled program: what XLA takes inside segments is known."""
-    works = works_of(program.ir, program.schedule.segments)
-    return Traced(program.ir, program.schedule, works, _compiled(program)).plan()
+    segment_costs = costs_of_segments(program.ir, program.schedule.segments)
+    return TracedProgram(program.ir, program.schedule, segment_costs, _compiled(program)).plan()
 
 
 def memory_use(program: Program) -> MemoryUse:
@@ -129,7 +131,7 @@ def memory_use(program: Program) -> MemoryUse:
     return MemoryUse(
         variables=stored.variables,
         streams=stored.streams,
-        temporaries=Walk({}, _compiled(program)).run(program.schedule),
+        temporaries=CostWalk({}, _compiled(program)).run(program.schedule),
         remote=stored.remote,
         disk=stored.disk,
         resident=stored.resident,

@@ -9,7 +9,7 @@ from popxl.ops._cudnn_attention import BACKWARD, FORWARD
 from popxl.ops._kernel_registry import KERNELS
 
 if TYPE_CHECKING:
-    from popxl.plan.flat_jaxpr import Node
+    from popxl.plan.flat_jaxpr import PrimitiveNode
 
 Kind = Literal["free", "fused", "reduction", "kernel"]
 
@@ -53,7 +53,7 @@ COLLECTIVES = {
 }
 
 
-def kind_of(name: str, platform: str = "cpu") -> Kind:
+def lowering_of(name: str, platform: str = "cpu") -> Kind:
     """How XLA treats a primitive: a new name of its operand; computed where it is used; a sum that
     what it sums is computed in; or a kernel that reads and writes memory."""
     if name == RANDOM_BITS:
@@ -77,7 +77,7 @@ def _is_counter(aval: Any) -> bool:
     return not getattr(aval, "shape", (1,)) and getattr(aval.dtype, "kind", "") in tuple("iub")
 
 
-def flops_of(node: Node) -> int:
+def flops_of(node: PrimitiveNode) -> int:
     """Operations of a matrix product or convolution: 2 for each multiply-add; 0 of others."""
     name, out = node.name, node.outputs[0].aval
     if name in KERNELS:
@@ -98,7 +98,7 @@ def is_float8(value: Any) -> bool:
     return getattr(value.aval.dtype, "name", "").startswith("float8")
 
 
-def attention_of(node: Node) -> tuple[int, bool]:
+def attention_of(node: PrimitiveNode) -> tuple[int, bool]:
     """Features of a head, and whether gradients are computed, of attention that is one kernel; 0
     of others."""
     if node.name not in KERNELS or not node.name.startswith((FORWARD, BACKWARD)):
@@ -106,7 +106,7 @@ def attention_of(node: Node) -> tuple[int, bool]:
     return node.atoms[0].aval.shape[-1], node.name.startswith(BACKWARD)
 
 
-def arithmetic_of(node: Node) -> int:
+def arithmetic_of(node: PrimitiveNode) -> int:
     """Other arithmetic operations: one for each element that is computed, or added up; counters and
     positions of streams do not count."""
     name = node.name
@@ -114,7 +114,7 @@ def arithmetic_of(node: Node) -> int:
         return 0
     if name in _FREE or name in _MOVED or name in COLLECTIVES or flops_of(node):
         return 0
-    kind = kind_of(name)
+    kind = lowering_of(name)
     if name in ("dynamic_update_slice", "sort", "top_k"):
         return 0
     sized = node.atoms if kind == "reduction" else node.outputs

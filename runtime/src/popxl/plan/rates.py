@@ -48,25 +48,25 @@ class Rates:
     both_ways: float | None = None
     devices: int | None = None
     replicas: int = 1
-    apart: bool = True
+    has_own_memory: bool = True
     disk_read: float = 3e9
     disk_write: float = 1.5e9
     host_copy: float = 6.5e9
     attention: Mapping[int, tuple[float, float]] = field(default_factory=dict)
-    adding: float = 0.6
-    gap: float = 2e-6
-    copy: float = 100e-6
-    run: float = 150e-6
-    launch: float = 7e-6
-    put: float = 60e-6
-    put_array: float = 41e-6
-    enqueued: int = 32
+    accumulate_exposed: float = 0.6
+    kernel_gap_s: float = 2e-6
+    copy_latency_s: float = 100e-6
+    dispatch_s: float = 150e-6
+    kernel_launch_s: float = 7e-6
+    transfer_dispatch_s: float = 60e-6
+    per_array_s: float = 41e-6
+    max_in_flight: int = 32
 
-    def compute(self, flops: float, float8_flops: float = 0) -> float:
+    def product_seconds(self, flops: float, float8_flops: float = 0) -> float:
         """Seconds of matrix products, `float8_flops` among them."""
         return (flops - float8_flops) / self.flops + float8_flops / self.float8_flops
 
-    def kernels(self, counts: Mapping[Kernel, int]) -> float:
+    def kernel_seconds(self, counts: Mapping[Kernel, int]) -> float:
         """Seconds of kernels, so many of each, one after the other."""
         return sum(count * self._kernel(kernel) for kernel, count in counts.items())
 
@@ -77,16 +77,16 @@ class Rates:
         if kernel.attention and self.attention:
             size = min((n for n in self.attention if n >= kernel.attention), default=None)
             rate = self.attention[size or max(self.attention)][kernel.backward]
-        computes = kernel.flops / rate + self.adding * kernel.added / self.bandwidth
-        return max(computes, kernel.nbytes / self.bandwidth) + self.gap
+        computes = kernel.flops / rate + self.accumulate_exposed * kernel.added / self.bandwidth
+        return max(computes, kernel.nbytes / self.bandwidth) + self.kernel_gap_s
 
-    def moving(self, nbytes: int, both_ways: bool = False) -> float:
+    def transfer_seconds(self, nbytes: int, both_ways: bool = False) -> float:
         """Seconds of a transfer between host and device, or of one while another goes the other
         way."""
         rate = self.both_ways if both_ways and self.both_ways else self.host_link
-        return self.copy + nbytes / rate
+        return self.copy_latency_s + nbytes / rate
 
-    def exchange(self, collectives: Iterable[Collective]) -> float:
+    def collective_seconds(self, collectives: Iterable[Collective]) -> float:
         """Seconds of collectives, each on the slowest link that a ring over its group uses, if
         neighbours share hosts."""
         return sum(c.sent / self._link(c) for c in collectives)

@@ -57,7 +57,7 @@ class Kernel(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Part:
+class RegionCost:
     """A labelled part of the program (see `popxl.plan.part`), on one replica and in one run.
 
     Attributes:
@@ -144,7 +144,7 @@ class Plan(MemoryUse):
     """
 
     replicas: int
-    parts: tuple[Part, ...]
+    parts: tuple[RegionCost, ...]
 
     @property
     def host(self) -> int:

@@ -12,15 +12,15 @@ from popxl._compile.segment_function import replica_function
 from popxl._schedule.segment import argument_specs, donated, facts_of
 from popxl.ops._collective import AXIS
 from popxl.ops._reductions import tracing_platform
-from popxl.plan.flat_jaxpr import Flat, Node, flatten
-from popxl.plan.memory_estimate import Memory
+from popxl.plan.flat_jaxpr import FlatFunction, PrimitiveNode, flatten_jaxpr
+from popxl.plan.memory_estimate import LivenessModel
 from popxl.plan.primitives import (
     COLLECTIVES,
     arithmetic_of,
     attention_of,
     flops_of,
     is_float8,
-    kind_of,
+    lowering_of,
     nbytes,
 )
 from popxl.plan.records import Collective, Kernel
@@ -33,11 +33,11 @@ Key = tuple[str, int, bool]  # of collectives: kind, size of the group, whether 
 
 
 @dataclass
-class Work:
+class Cost:
     """Sums over the kernels of a part.
 
     Attributes:
-        flops, float8_flops, arithmetic, traffic: see `popxl.plan.Part`.
+        flops, float8_flops, arithmetic, traffic: see `popxl.plan.RegionCost`.
         collectives: number and bytes, by key.
         kernels: how many of each.
     """
@@ -49,7 +49,7 @@ class Work:
     collectives: dict[Key, Counter[str]] = field(default_factory=dict)
     kernels: Counter[Kernel] = field(default_factory=Counter)
 
-    def add(self, other: Work, times: int = 1) -> None:
+    def add(self, other: Cost, times: int = 1) -> None:
         self.flops += times * other.flops
         self.float8_flops += times * other.float8_flops
         self.arithmetic += times * other.arithmetic
@@ -67,11 +67,11 @@ class Work:
             Collective(*key, counts["count"], counts["nbytes"])
             for key, counts in self.collectives.items()
         )
-        return rates.kernels(self.kernels) + rates.exchange(collectives)
+        return rates.kernel_seconds(self.kernels) + rates.collective_seconds(collectives)
 
 
 @dataclass(frozen=True)
-class SegmentWork:
+class SegmentCost:
     """What one execution of a segment does, on one replica.
 
     Attributes:
@@ -79,20 +79,20 @@ class SegmentWork:
         temporaries: an estimate of the bytes it takes besides its arguments and results.
     """
 
-    parts: dict[str, Work]
+    parts: dict[str, Cost]
     temporaries: int
 
     def dispatch(self, rates: Rates) -> float:
         """How long the host takes to dispatch it."""
-        kernels = sum(sum(work.kernels.values()) for work in self.parts.values())
-        return rates.run + rates.launch * kernels
+        kernels = sum(sum(cost.kernels.values()) for cost in self.parts.values())
+        return rates.dispatch_s + rates.kernel_launch_s * kernels
 
     def seconds(self, rates: Rates) -> float:
         """How long it takes; see `Work.seconds`."""
-        return sum(work.seconds(rates) for work in self.parts.values())
+        return sum(cost.seconds(rates) for cost in self.parts.values())
 
 
-def work_of(segment: Segment) -> SegmentWork:
+def trace_cost(segment: Segment) -> SegmentCost:
     """Trace `segment` with shapes, and add up what its primitives do."""
     facts = facts_of(segment)
     specs = [
@@ -101,74 +101,76 @@ def work_of(segment: Segment) -> SegmentWork:
     function = replica_function(segment)
     with tracing_platform(facts.target):
         closed = jax.make_jaxpr(function, axis_env=[(AXIS, facts.replicas)])(*specs)
-    flat = flatten(closed.jaxpr)
+    flat = flatten_jaxpr(closed.jaxpr)
     arguments = flat.inputs[len(flat.inputs) - len(specs) :]
-    memory = Memory(flat, facts.target, [arguments[i] for i in donated(segment)])
-    counter = _Counter(facts.replicas, facts.target)
-    counter.count(flat, 1, memory)
-    return SegmentWork(counter.parts, memory.peak())
+    liveness = LivenessModel(flat, facts.target, [arguments[i] for i in donated(segment)])
+    counter = CostCounter(facts.replicas, facts.target)
+    counter.count(flat, 1, liveness)
+    return SegmentCost(counter.parts, liveness.peak())
 
 
-class _Counter:
+class CostCounter:
     def __init__(self, replicas: int, platform: str) -> None:
-        self.parts: dict[str, Work] = {}
+        self.parts: dict[str, Cost] = {}
         self._replicas, self._platform = replicas, platform
 
-    def count(self, flat: Flat, times: int, memory: Memory | None = None) -> None:
+    def count(self, flat: FlatFunction, times: int, liveness: LivenessModel | None = None) -> None:
         """Count `times` executions of a function."""
-        memory = memory or Memory(flat, self._platform)
-        for node, reads in zip(flat.nodes, memory.reads, strict=True):
+        liveness = liveness or LivenessModel(flat, self._platform)
+        for node, reads in zip(flat.nodes, liveness.reads, strict=True):
             for body, count in node.bodies:
                 self.count(body, times * count)
             if node.branches:
-                self._dearest(node, times)
-            if not node.runs_others:
-                self._node(node, times, memory, reads)
+                self._add_costliest_branch(node, times)
+            if not node.has_bodies:
+                self._node(node, times, liveness, reads)
 
-    def _dearest(self, node: Node, times: int) -> None:
+    def _add_costliest_branch(self, node: PrimitiveNode, times: int) -> None:
         """Of branches that exclude each other the one with the most work counts."""
-        counters = [_Counter(self._replicas, self._platform) for _ in node.branches]
+        counters = [CostCounter(self._replicas, self._platform) for _ in node.branches]
         for counter, branch in zip(counters, node.branches, strict=True):
             counter.count(branch, 1)
         dearest = max(counters, key=lambda c: sum(w.flops + w.traffic for w in c.parts.values()))
-        for label, work in dearest.parts.items():
-            self._of(label).add(work, times)
+        for label, cost in dearest.parts.items():
+            self._cost_of(label).add(cost, times)
 
-    def _of(self, part: str) -> Work:
-        return self.parts.setdefault(part, Work())
+    def _cost_of(self, part: str) -> Cost:
+        return self.parts.setdefault(part, Cost())
 
-    def _node(self, node: Node, times: int, memory: Memory, reads: dict[Any, int]) -> None:
-        work, flops, moved = self._of(node.part), flops_of(node), 0
-        if kind_of(node.name) != "free" and not memory.is_in_product(node):
-            moved = self._moved(node, memory, reads)
-        float8 = bool(flops) and all(is_float8(memory.name(v)) for v in node.atoms)
-        work.flops += times * flops
-        work.float8_flops += times * flops * float8
-        work.arithmetic += times * arithmetic_of(node)
-        work.traffic += times * moved
+    def _node(
+        self, node: PrimitiveNode, times: int, liveness: LivenessModel, reads: dict[Any, int]
+    ) -> None:
+        cost, flops, bytes_moved = self._cost_of(node.part), flops_of(node), 0
+        if lowering_of(node.name) != "free" and not liveness.is_fused_add(node):
+            bytes_moved = self._bytes_moved(node, liveness, reads)
+        float8 = bool(flops) and all(is_float8(liveness.owner(v)) for v in node.atoms)
+        cost.flops += times * flops
+        cost.float8_flops += times * flops * float8
+        cost.arithmetic += times * arithmetic_of(node)
+        cost.traffic += times * bytes_moved
         if node.name in COLLECTIVES:
-            self._collective(node, work, times)
-        elif flops or moved:
-            into = memory.sum_after(node)
+            self._collective(node, cost, times)
+        elif flops or bytes_moved:
+            into = liveness.fused_add(node)
             added = 0 if into is None else 2 * sum(nbytes(v.aval) for v in into.outputs)
-            work.kernels[Kernel(moved, flops, float8, *attention_of(node), added)] += times
-        for kernel in memory.around(node):
-            work.flops += times * kernel.flops
-            work.traffic += times * kernel.nbytes
-            work.kernels[kernel] += times
+            cost.kernels[Kernel(bytes_moved, flops, float8, *attention_of(node), added)] += times
+        for kernel in liveness.extra_kernels(node):
+            cost.flops += times * kernel.flops
+            cost.traffic += times * kernel.nbytes
+            cost.kernels[kernel] += times
 
     @staticmethod
-    def _moved(node: Node, memory: Memory, reads: dict[Any, int]) -> int:
+    def _bytes_moved(node: PrimitiveNode, liveness: LivenessModel, reads: dict[Any, int]) -> int:
         """Bytes that a kernel reads and writes. What is scattered goes to its rows alone, unless
         the array is needed as it was, and XLA copies it."""
-        if memory.scatters_in_place(node):
+        if liveness.scatters_in_place(node):
             return 3 * nbytes(node.atoms[2].aval) + nbytes(node.atoms[1].aval)
-        extra, added = memory.extra(node), memory.sum_after(node)
+        extra, added = liveness.extra_bytes(node), liveness.fused_add(node)
         outputs = node.outputs if added is None else added.outputs
-        written = sum(nbytes(v.aval) for v in outputs if v in memory.stored)
+        written = sum(nbytes(v.aval) for v in outputs if v in liveness.stored)
         return sum(reads.values()) + written * (2 if added else 1) + 2 * extra
 
-    def _collective(self, node: Node, work: Work, times: int) -> None:
+    def _collective(self, node: PrimitiveNode, cost: Cost, times: int) -> None:
         groups = node.params.get("axis_index_groups")
         members = list(range(self._replicas)) if groups is None else list(groups[0])
         if len(members) == 1:
@@ -176,4 +178,4 @@ class _Counter:
         consecutive = members == list(range(members[0], members[0] + len(members)))
         key = COLLECTIVES[node.name], len(members), consecutive
         whole = max(nbytes(v.aval) for v in (*node.inputs, *node.outputs))
-        work.collectives.setdefault(key, Counter()).update(count=times, nbytes=times * whole)
+        cost.collectives.setdefault(key, Counter()).update(count=times, nbytes=times * whole)

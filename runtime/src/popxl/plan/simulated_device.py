@@ -35,8 +35,8 @@ from popxl._schedule.schedule import Load, Run, Schedule, Store, Transfer
 from popxl._schedule.segment import nbytes_of, result_specs
 from popxl._storage.disk_queue import AHEAD, BEHIND, has_room
 from popxl._storage.prefetch import Transit
-from popxl.plan.device_allocator import Heap
-from popxl.plan.events import coming
+from popxl.plan.device_allocator import DeviceAllocator
+from popxl.plan.events import lookahead_events
 from popxl.plan.rates import Rates
 
 if TYPE_CHECKING:
@@ -68,16 +68,16 @@ class Span:
     nbytes: int = 0
 
 
-class Array:
+class SimulatedArray:
     """An array of which there is only its size and the time at which it is there."""
 
     def __init__(
         self,
-        device: Device,
+        device: SimulatedDevice,
         nbytes: int,
         ready: float = 0.0,
         held: bool = True,
-        given: Array | None = None,
+        given: SimulatedArray | None = None,
     ) -> None:
         """
         Args:
@@ -117,12 +117,12 @@ class Array:
     def is_ready(self) -> bool:
         return self.ready <= self._device.host
 
-    def block_until_ready(self) -> Array:
+    def block_until_ready(self) -> SimulatedArray:
         self._device.wait_until(self.ready)
         return self
 
 
-class Device:
+class SimulatedDevice:
     """Clocks of the streams of one device and its host, in seconds.
 
     Attributes:
@@ -144,19 +144,19 @@ class Device:
     ) -> None:
         self.rates, self._seconds, self._temporaries = rates, seconds, temporaries
         self._seconds_of_host = dispatch
-        self.apart = rates.apart
+        self.has_own_memory = rates.has_own_memory
         self.host = self._compute = 0.0
         self._streams, self._copies = [0.0] * STREAMS, 0
-        self._in, self._out = Way(), Way()
+        self._in, self._out = LinkDirection(), LinkDirection()
         self.part = ""
         self.live = self.peak = 0
-        self.heap = Heap()
+        self.allocator = DeviceAllocator()
         self.spans: list[Span] = []
         self.exposed: dict[str, tuple[float, float]] = {}
         self._waited_until = 0.0
         self._ends: deque[float] = deque()
         self._leaving: deque[tuple[float, Any]] = deque()
-        self._disk = Disk(self)
+        self._disk = SimulatedDisk(self)
         self._results = cache(_results)
 
     @property
@@ -171,16 +171,16 @@ class Device:
             self._leaving.popleft()
         self.live += nbytes
         self.peak = max(self.peak, self.live)
-        return self.heap.take(nbytes)
+        return self.allocator.allocate(nbytes)
 
     def free(self, at: int, nbytes: int) -> None:
         """Give memory back."""
         self.live -= nbytes
-        self.heap.give_back(at)
+        self.allocator.free(at)
 
-    def array(self, nbytes: int, on_device: bool) -> Array:
+    def array(self, nbytes: int, on_device: bool) -> SimulatedArray:
         """An array that is there from the beginning."""
-        return Array(self, nbytes, held=on_device)
+        return SimulatedArray(self, nbytes, held=on_device)
 
     # ---- the host -------------------------------------------------------------------------------
     def wait_until(self, time: float) -> None:
@@ -195,17 +195,19 @@ class Device:
     # ---- what the walker asks for ---------------------------------------------------------------
     def call(self, segment: Segment, arguments: Sequence[Any]) -> list[Any]:
         """Run a segment."""
-        if len(self._ends) >= self.rates.enqueued:
+        if len(self._ends) >= self.rates.max_in_flight:
             self.host = max(self.host, self._ends.popleft())
         self._dispatch(segment.name, self._seconds_of_host(segment))
-        ready = max((a.ready for a in arguments if isinstance(a, Array)), default=0.0)
+        ready = max((a.ready for a in arguments if isinstance(a, SimulatedArray)), default=0.0)
         end = self._run(segment.name, ready, self._seconds(segment))
         given = [arguments[i] for i in segment.donated]
         sizes, others = self._results(segment)
-        results = [Array(self, nbytes, end, given=_of_size(given, nbytes)) for nbytes in sizes]
+        results = [
+            SimulatedArray(self, nbytes, end, given=_of_size(given, nbytes)) for nbytes in sizes
+        ]
         for array in given:
             array.delete()
-        results += [Array(self, 0, end, held=False) for _ in range(others)]
+        results += [SimulatedArray(self, 0, end, held=False) for _ in range(others)]
         if temporaries := self._temporaries(segment):
             self.free(self.allocate(temporaries), temporaries)
         return results
@@ -226,15 +228,15 @@ class Device:
     def number(self, value: int, spec: Any) -> None:
         """Numbers are kept on the device: nothing is sent."""
 
-    def copy(self, array: Array) -> Array:
+    def copy(self, array: SimulatedArray) -> SimulatedArray:
         """A copy in device memory."""
-        self._dispatch("copy", self.rates.run)
+        self._dispatch("copy", self.rates.dispatch_s)
         end = self._run("copy", array.ready, 2 * array.nbytes / self.rates.bandwidth)
-        return Array(self, array.nbytes, end)
+        return SimulatedArray(self, array.nbytes, end)
 
-    def put(self, arrays: Sequence[Array], to: Sequence[str]) -> list[Array]:
+    def put(self, arrays: Sequence[SimulatedArray], to: Sequence[str]) -> list[SimulatedArray]:
         """Move arrays; `to` says "device" or "host" of each. With each goes a spacer."""
-        cost = self.rates.put + 2 * self.rates.put_array * len(arrays)
+        cost = self.rates.transfer_dispatch_s + 2 * self.rates.per_array_s * len(arrays)
         self._dispatch(f"move {len(arrays)} arrays", cost)
         return [
             self._bring(array) if where == "device" else self._send(array)
@@ -248,36 +250,40 @@ class Device:
 
     def _space(self) -> None:
         i = self._stream()
-        self._streams[i] = max(self._streams[i], self._compute, self.host) + self.rates.copy
+        self._streams[i] = (
+            max(self._streams[i], self._compute, self.host) + self.rates.copy_latency_s
+        )
 
-    def _bring(self, array: Array) -> Array:
+    def _bring(self, array: SimulatedArray) -> SimulatedArray:
         start, end = self._copy(array, self._in, self._out)
         self._space()
         self.spans.append(Span("copies in", "load", self.part, start, end, array.nbytes))
-        return Array(self, array.nbytes, end)
+        return SimulatedArray(self, array.nbytes, end)
 
-    def _send(self, array: Array) -> Array:
+    def _send(self, array: SimulatedArray) -> SimulatedArray:
         self._space()
         start, end = self._copy(array, self._out, self._in)
         self.spans.append(Span("copies out", "store", self.part, start, end, array.nbytes))
         self._leaving.append((end, array))
-        return Array(self, array.nbytes, end, held=False)
+        return SimulatedArray(self, array.nbytes, end, held=False)
 
-    def _copy(self, array: Array, way: Way, other: Way) -> tuple[float, float]:
+    def _copy(
+        self, array: SimulatedArray, way: LinkDirection, other: LinkDirection
+    ) -> tuple[float, float]:
         """Move an array over the host link; returns when that begins and ends."""
         stream = self._stream()
         after = max(self.host, self._compute, array.ready, self._streams[stream])
         both = other.end > max(after, way.end)
-        start, end = way.taken(after, self.rates.moving(array.nbytes, both), self.host)
+        start, end = way.reserve(after, self.rates.transfer_seconds(array.nbytes, both), self.host)
         self._streams[stream] = end
         return start, end
 
     # ---- the disk -------------------------------------------------------------------------------
-    def read(self, entry: Array) -> None:
+    def read(self, entry: SimulatedArray) -> None:
         """Wait until an entry on disk is in host memory."""
         self._disk.read(entry)
 
-    def write(self, entry: Array) -> None:
+    def write(self, entry: SimulatedArray) -> None:
         """Put an entry on disk, once it is in host memory."""
         self._disk.write(entry)
 
@@ -289,7 +295,7 @@ class Device:
 _END = itemgetter(1)
 
 
-def _of_size(arrays: Sequence[Array], nbytes: int) -> Array | None:
+def _of_size(arrays: Sequence[SimulatedArray], nbytes: int) -> SimulatedArray | None:
     """The first of the arrays in device memory with so many bytes."""
     return next((a for a in arrays if a.nbytes == nbytes and a.is_held), None)
 
@@ -300,7 +306,7 @@ def _results(segment: Segment) -> tuple[list[int], int]:
     return sizes, len(result_specs(segment)) - len(sizes)
 
 
-class Way:
+class LinkDirection:
     """One direction of the host link: it moves one array after the other, first what can begin
     first.
 
@@ -312,7 +318,7 @@ class Way:
         self.end = 0.0
         self._gaps: list[tuple[float, float]] = []  # before that, in which it is free, in order
 
-    def taken(self, after: float, seconds: float, now: float) -> tuple[float, float]:
+    def reserve(self, after: float, seconds: float, now: float) -> tuple[float, float]:
         """Take it for so long, not before `after`; forget what was free before `now`."""
         gaps = self._gaps
         if gaps and gaps[0][1] <= now:
@@ -330,23 +336,23 @@ class Way:
         return begin, self.end
 
 
-class Disk:
+class SimulatedDisk:
     """The clock of the host's disk, which does one thing at a time, and of its copies, likewise."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: SimulatedDevice) -> None:
         self._device, self.clock, self._copies = device, 0.0, 0.0
         self._may_read = 0.0  # there is room for what is read ahead from then on
         self._ahead: deque[tuple[float, int]] = deque()  # loads: the host's clock, and bytes
         self._ahead_bytes = 0
-        self._behind: deque[Array] = deque()  # to be written, not begun
-        self._unwritten: deque[tuple[float, Array]] = deque()  # begun: the end of each
+        self._behind: deque[SimulatedArray] = deque()  # to be written, not begun
+        self._unwritten: deque[tuple[float, SimulatedArray]] = deque()  # begun: the end of each
         self._waiting = 0  # bytes of both
 
     def settle(self) -> None:
         """See `Device.settle`."""
         self._begin(math.inf)
 
-    def read(self, entry: Array) -> None:
+    def read(self, entry: SimulatedArray) -> None:
         """See `Device.read`. What is not written yet is still in memory."""
         device = self._device
         while not has_room(self._ahead_bytes, entry.nbytes, AHEAD):
@@ -361,7 +367,7 @@ class Disk:
         self._ahead.append((device.host, entry.nbytes))
         self._ahead_bytes += entry.nbytes
 
-    def write(self, entry: Array) -> None:
+    def write(self, entry: SimulatedArray) -> None:
         """See `Device.write`. The host waits while too much is to be written."""
         self._begin(self._device.host)
         while not has_room(self._waiting, entry.nbytes, BEHIND):
@@ -383,24 +389,24 @@ class Disk:
         while self._unwritten and self._unwritten[0][0] <= self._device.host:
             self._waiting -= self._unwritten.popleft()[1].nbytes
 
-    def _copied(self, ready: float, entry: Array) -> float:
+    def _copied(self, ready: float, entry: SimulatedArray) -> float:
         """When an entry, which is there at `ready`, is copied within the host's memory."""
         rates = self._device.rates
-        if rates.apart:
+        if rates.has_own_memory:
             ready = self._copies = max(self._copies, ready) + entry.nbytes / rates.host_copy
         return ready
 
-    def _span(self, name: str, start: float, entry: Array) -> None:
+    def _span(self, name: str, start: float, entry: SimulatedArray) -> None:
         device = self._device
         device.spans.append(Span("disk", name, device.part, start, self.clock, entry.nbytes))
 
 
 # ---- what the walker needs besides --------------------------------------------------------------
-class Driven(Protocol):
+class DrivenDevice(Protocol):
     """A device that the walker can drive without arrays: simulated, or threads that sleep."""
 
     part: str
-    apart: bool
+    has_own_memory: bool
 
     def array(self, nbytes: int, on_device: bool) -> Any: ...
 
@@ -420,7 +426,7 @@ class Driven(Protocol):
 class SimulatedEntries:
     """Entries of a buffer without values; see `popxl._storage.buffer_storage.Entries`."""
 
-    def __init__(self, buffer: RemoteBuffer, nbytes: int, device: Driven) -> None:
+    def __init__(self, buffer: RemoteBuffer, nbytes: int, device: DrivenDevice) -> None:
         self._resident, self._device = buffer.residents, device
         self._filed = frozenset(buffer.filed)
         self._nbytes = nbytes
@@ -430,7 +436,7 @@ class SimulatedEntries:
         return self._device.array(self._nbytes, index in self._resident)
 
     def travels(self, index: Index) -> bool:
-        return self._device.apart and _first(index) not in self._resident
+        return self._device.has_own_memory and _first(index) not in self._resident
 
     def load(self, index: Index, donate: bool = False, copies: bool = False) -> Any:
         array, where = self.departing(_first(index), donate)
@@ -473,13 +479,13 @@ def _first(index: Index) -> int:
     return index[0] if isinstance(index, tuple) else index
 
 
-def drive(schedule: Schedule, device: Driven, window: int) -> None:
+def drive_device(schedule: Schedule, device: DrivenDevice, window: int) -> None:
     """Walk through a run of a program on a device without arrays."""
     steps = [step for routine in schedule.routines for step in routine.steps]
     sizes = {step.buffer: step.nbytes for step in steps if isinstance(step, Transfer)}
     entries = {buffer: SimulatedEntries(buffer, n, device) for buffer, n in sizes.items()}
     fetched = Fetched()
-    transit = Transit(coming(schedule, fetched.followed()), entries, device.put, window)
+    transit = Transit(lookahead_events(schedule, fetched.followed()), entries, device.put, window)
 
     def telling_part(steps: Steps) -> Steps:
         for step, at in steps:
@@ -492,7 +498,7 @@ def drive(schedule: Schedule, device: Driven, window: int) -> None:
         return 0  # what it will be nobody knows
 
     walker = Walker(
-        device.call, device.number, device.copy, transit, _Nothing(), fetched, telling_part, fetch
+        device.call, device.number, device.copy, transit, NoGlobals(), fetched, telling_part, fetch
     )
     main = schedule.main
     inputs = [
@@ -503,13 +509,13 @@ def drive(schedule: Schedule, device: Driven, window: int) -> None:
     transit.finish()
 
 
-class _Anything(dict[Any, Any]):
+class NoneByKey(dict[Any, Any]):
     def __missing__(self, key: Any) -> None:
         return None
 
 
-class _Nothing(Globals):
+class NoGlobals(Globals):
     """Streams and constants, which are on the device as long as the program runs."""
 
     def __init__(self) -> None:
-        super().__init__(_Anything(), _Anything(), _Anything())
+        super().__init__(NoneByKey(), NoneByKey(), NoneByKey())

@@ -11,16 +11,16 @@ from typing import Any, get_args
 from popxl._schedule.lookahead import window_of
 from popxl._schedule.schedule import Schedule
 from popxl._schedule.segment import Segment
-from popxl.plan.loop_extrapolation import measured
+from popxl.plan.loop_extrapolation import measure_extrapolated
 from popxl.plan.rates import Rates
-from popxl.plan.segment_cost import SegmentWork, work_of
-from popxl.plan.simulated_device import STREAMS, Device, Span, Stream, drive
+from popxl.plan.segment_cost import SegmentCost, trace_cost
+from popxl.plan.simulated_device import STREAMS, SimulatedDevice, Span, Stream, drive_device
 
 _FIRST = 2  # iterations of a long loop until streams and disk are in their stride
 
 
 @dataclass(frozen=True)
-class Exposed:
+class ExposedTime:
     """Seconds in which a device computes nothing.
 
     Attributes:
@@ -54,28 +54,30 @@ class Timeline:
     """
 
     seconds: float
-    computing: float
-    exposed: Mapping[str, Exposed]
+    compute_seconds: float
+    exposed: Mapping[str, ExposedTime]
     peak: int
     extent: int
     window: int
     spans: Sequence[Span]
 
-    def extended(self, shorter: Timeline, times: float) -> Timeline:
+    def extrapolate(self, shorter: Timeline, times: float) -> Timeline:
         """The run with `times` as many seconds more as it has more than a shorter one."""
 
         def further(ours: float, theirs: float) -> float:
             return ours + times * (ours - theirs)
 
-        nothing = Exposed()
+        nothing = ExposedTime()
         exposed = {
-            part: Exposed(*map(further, astuple(ours), astuple(shorter.exposed.get(part, nothing))))
+            part: ExposedTime(
+                *map(further, astuple(ours), astuple(shorter.exposed.get(part, nothing)))
+            )
             for part, ours in self.exposed.items()
         }
         return replace(
             self,
             seconds=further(self.seconds, shorter.seconds),
-            computing=further(self.computing, shorter.computing),
+            compute_seconds=further(self.compute_seconds, shorter.compute_seconds),
             exposed=exposed,
         )
 
@@ -117,7 +119,7 @@ def _event(span: Span, thread: int) -> dict[str, Any]:
 def timeline(
     schedule: Schedule,
     rates: Rates,
-    works: Mapping[Segment, SegmentWork] | None = None,
+    segment_costs: Mapping[Segment, SegmentCost] | None = None,
     window: int | None = None,
     temporaries: Callable[[Segment], int] | None = None,
 ) -> Timeline:
@@ -133,29 +135,29 @@ def timeline(
         temporaries: bytes that a segment takes besides its arguments and results; default: as
             estimated.
     """
-    if works is None:
-        works = {segment: work_of(segment) for segment in schedule.segments}
-    segment_works = works
-    seconds = {segment: work.seconds(rates) for segment, work in works.items()}
-    dispatch = {segment: work.dispatch(rates) for segment, work in works.items()}
+    if segment_costs is None:
+        segment_costs = {segment: trace_cost(segment) for segment in schedule.segments}
+    segment_works = segment_costs
+    seconds = {segment: cost.seconds(rates) for segment, cost in segment_costs.items()}
+    dispatch = {segment: cost.dispatch(rates) for segment, cost in segment_costs.items()}
     if temporaries is None:
         temporaries = lambda segment: segment_works[segment].temporaries  # noqa: E731
     if window is None:
         window = window_of(schedule)
 
     def simulated(schedule: Schedule) -> Timeline:
-        device = Device(rates, seconds.__getitem__, temporaries, dispatch.__getitem__)
-        with no_collection():
-            drive(schedule, device, window)
+        device = SimulatedDevice(rates, seconds.__getitem__, temporaries, dispatch.__getitem__)
+        with gc_disabled():
+            drive_device(schedule, device, window)
         device.settle()
         return _timeline(device, window)
 
-    few, more, times = measured(schedule, simulated, _FIRST, STREAMS)
-    return more.extended(few, times)
+    few, more, times = measure_extrapolated(schedule, simulated, _FIRST, STREAMS)
+    return more.extrapolate(few, times)
 
 
 @contextmanager
-def no_collection() -> Iterator[None]:
+def gc_disabled() -> Iterator[None]:
     """Let Python look for no cycles among objects inside: a third of the time of what makes many
     that live, and leaves none."""
     was = gc.isenabled()
@@ -167,18 +169,18 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _timeline(device: Device, window: int) -> Timeline:
-    computing = [span for span in device.spans if span.stream == "compute"]
-    exposed = {part: Exposed(*seconds) for part, seconds in device.exposed.items()}
-    last = max((span.end for span in computing), default=0.0)
-    before = exposed.get(device.part, Exposed())
-    exposed[device.part] = Exposed(before.transfers + device.end - last, before.dispatch)
+def _timeline(device: SimulatedDevice, window: int) -> Timeline:
+    compute_seconds = [span for span in device.spans if span.stream == "compute"]
+    exposed = {part: ExposedTime(*seconds) for part, seconds in device.exposed.items()}
+    last = max((span.end for span in compute_seconds), default=0.0)
+    before = exposed.get(device.part, ExposedTime())
+    exposed[device.part] = ExposedTime(before.transfers + device.end - last, before.dispatch)
     return Timeline(
         seconds=device.end,
-        computing=sum(span.end - span.start for span in computing),
+        compute_seconds=sum(span.end - span.start for span in compute_seconds),
         exposed=exposed,
         peak=device.peak,
-        extent=device.heap.extent,
+        extent=device.allocator.extent,
         window=window,
         spans=device.spans,
     )
