@@ -50,7 +50,7 @@ def plan_generation(name: str, config: RunConfig, machine: Machine) -> Report:
     """The plan of generation on one device, with the prompts of a batch of training, and with the
     disk if host memory is too small."""
     one = config.changed({f"execution.{n}": 1 for n in ("data_parallel", "tensor_parallel")})
-    if one.plan_generation.weights == "auto" and weight_bytes(one) > machine.usable_bytes:
+    if one.generation.weights == "auto" and weight_bytes(one) > machine.usable_bytes:
         one = one.changed({"generation.weights": "streamed"})
     made = make_report(name, generation_requirements(one, machine.target), machine)
     if made.fits or one.execution.disk is not None:

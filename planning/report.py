@@ -168,7 +168,7 @@ class Report:
 
     def idle_time(self, row: ReportRow) -> popxl.plan.ExposedTime:
         """Seconds of the simulated run in which nothing is computed in a phase."""
-        by_label = {} if self.timeline is None else self.timeline.idle_time
+        by_label = {} if self.timeline is None else self.timeline.exposed
         return by_label.get(row.part.name, popxl.plan.ExposedTime())
 
     def as_dict(self) -> dict[str, Any]:

@@ -273,7 +273,7 @@ def _cells(row: ReportRow, report: Report, units: _Units) -> tuple[str, ...]:
         f"{part.device_traffic / per_byte:.2f}", f"{part.host_to_device / per_byte:.3f}",
         f"{part.device_to_host / per_byte:.3f}", f"{sent / per_byte:.3f}",
         f"{part.device_bytes / 1e6:.1f}", f"{row.times.seconds * 1e3:.2f}", row.times.bound,
-        "" if report.timeline is None else f"{report.exposed(row).seconds * 1e3:.2f}",
+        "" if report.timeline is None else f"{report.idle_time(row).seconds * 1e3:.2f}",
     )  # fmt: skip
 
 

@@ -91,7 +91,7 @@ class LivenessModel:
         for node in self._flat.nodes:
             read: dict[Any, int] = {}
             most = math.prod(node.outputs[0].aval.shape) if node.name in PICKS else None
-            for v in map(self.name, node.inputs):
+            for v in map(self.owner, node.inputs):
                 parts = {v: nbytes(v.aval)} if v in self.stored else through.get(v, {})
                 for part, taken in parts.items():
                     if most is not None:
