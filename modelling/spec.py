@@ -17,7 +17,7 @@ from modelling.decoder import Decoder, decoder_weight_map
 from modelling.encoder_decoder import EncoderDecoder, encoder_decoder_weight_map
 from modelling.generation.decoder_only import DecoderOnlyGenerator
 from modelling.generation.encoder_decoder import EncoderDecoderGenerator
-from modelling.generation.generator import GeneratorOf
+from modelling.generation.generator import GeneratorFactory
 from modelling.layers import LayerAdapters
 from modelling.phases.decoder_only import build_decoder_only_phases
 from modelling.phases.encoder_decoder import build_encoder_decoder_phases
@@ -52,7 +52,7 @@ class ModelFamily:
 
     sample_format: SampleFormat
     build_phases: Callable[[PhaseSettings], PhasePlan]
-    generator: GeneratorOf
+    generator: GeneratorFactory
     base_weight_map: Callable[[Any], WeightMap]
     to_config_json: Callable[[Any], dict[str, Any]]
     from_config_json: Callable[[JsonObject], dict[str, Any]]

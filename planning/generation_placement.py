@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from config.sections import RunConfig
 from modelling.devices import device_desc
-from modelling.generation.resident_program import GenerationProgram, build_generation
-from modelling.generation.search import Strategy
+from modelling.generation.resident_program import GenerationProgram, build_resident
+from modelling.generation.search import DecodingStrategy
 from modelling.generation.streamed_program import build_streamed
-from modelling.generation.token_by_token import build_piecewise
+from modelling.generation.token_by_token import build_token_by_token
 from planning.hardware.disk_offload import usable_host_bytes
 from planning.hardware.memory_check import NotEnoughMemoryError, check_memory
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from modelling.spec import ModelFamily
 
 
-def generation_program(
+def build_generation_program(
     config: RunConfig,
     family: ModelFamily,
-    strategy: Strategy,
+    strategy: DecodingStrategy,
     shared_bytes: int | None = None,
-    piecewise: bool = False,
+    token_by_token: bool = False,
 ) -> GenerationProgram:
     """The program that `generation.weights` asks for; auto: the resident one if it fits, else the
     streamed one.
@@ -37,7 +37,7 @@ def generation_program(
     """
     wanted = config.generation.weights
     if wanted != "streamed":
-        build = build_piecewise if piecewise else build_generation
+        build = build_token_by_token if token_by_token else build_resident
         resident = build(config, family.generator, strategy)
         if wanted != "auto" or _fits(resident, config, shared_bytes):
             return resident

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import popxl
 from config.memory_lower_bound import ITEM_BYTES
 from config.sections import RunConfig
-from modelling.generation import build_generation, build_streamed
-from modelling.generation.decoding_strategy import strategy_of
+from modelling.generation import build_resident, build_streamed
+from modelling.generation.decoding_strategy import strategy_from_config
 from modelling.spec import family_of
 from modelling.weights import WeightMap
 from modelling.weights.mapping import fits_few_bits, is_of_adapter
@@ -122,11 +122,11 @@ def generation_requirements(config: RunConfig, target: str = "cpu") -> Requireme
     config = replace(config, model=replace(config.model, eval=True))
     family, here = family_of(config), with_target_device(config, target)
     streamed = config.generation.weights == "streamed"
-    strategy, weight_map = strategy_of(config), family.weight_map(config)
+    strategy, weight_map = strategy_from_config(config), family.weight_map(config)
     if streamed:
         program = build_streamed(here, family.generator, weight_map, strategy)
     else:
-        program = build_generation(here, family.generator, strategy)
+        program = build_resident(here, family.generator, strategy)
     execution, count = config.execution, _parameters(weight_map)
     batches = program.ir.num_host_transfers * execution.data_parallel
     traced = popxl.plan.trace(program.ir, target)

@@ -11,11 +11,11 @@ import popxl
 from config.sections import RunConfig
 from data.loader import BatchSharding
 from data.samples import EMPTY, concatenate, pack
-from modelling.generation import Strategy
-from modelling.generation.decoding_strategy import strategy_of
+from modelling.generation import DecodingStrategy
+from modelling.generation.decoding_strategy import strategy_from_config
 from modelling.spec import family_of
 from modelling.weights import Variables
-from planning.generation_placement import generation_program
+from planning.generation_placement import build_generation_program
 from popxl_addons import NamedTensors
 from sessions.session import ModelSession
 
@@ -31,9 +31,9 @@ class GenerationSession(ModelSession):
     def __init__(
         self,
         config: RunConfig,
-        strategy: Strategy | None = None,
+        strategy: DecodingStrategy | None = None,
         weight_source: ModelSession | None = None,
-        piecewise: bool = False,
+        token_by_token: bool = False,
     ) -> None:
         """Build and compile the program.
 
@@ -46,9 +46,11 @@ class GenerationSession(ModelSession):
         """
         family = family_of(config)
         config = replace(config, model=replace(config.model, eval=True))
-        self._strategy = strategy_of(config) if strategy is None else strategy
+        self._strategy = strategy_from_config(config) if strategy is None else strategy
         shared_bytes = None if weight_source is None else weight_source.host_bytes
-        self.program = generation_program(config, family, self._strategy, shared_bytes, piecewise)
+        self.program = build_generation_program(
+            config, family, self._strategy, shared_bytes, token_by_token
+        )
         self._sharding = BatchSharding.of(config, self.program.ir.num_host_transfers)
         weight_map, program_variables = family.weight_map(config), self.program.variables
         variables: Variables
@@ -111,7 +113,7 @@ class GenerationSession(ModelSession):
         """
         self._check(input_ids, mask)
         program, length = self.program, int(mask.sum())
-        if program.begin is None or program.going is None:
+        if program.starts_stream is None or program.unfinished_stream is None:
             yield self.generate(input_ids, mask)
             return
         part = np.full((self.samples_per_run, program.prompts_per_sample), EMPTY)
@@ -123,9 +125,9 @@ class GenerationSession(ModelSession):
         )
         for position in range(program.tokens.shape[1]):
             begin = self._sharding.to_replicas(np.full(len(own), position == 0))
-            found = self._run({**inputs, program.begin: begin})
+            found = self._run({**inputs, program.starts_stream: begin})
             yield self._collected(found[program.tokens])[:1]
-            if not found[program.going].any():
+            if not found[program.unfinished_stream].any():
                 return
 
     def _answers(self, indices: np.ndarray, input_ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
@@ -145,7 +147,7 @@ class GenerationSession(ModelSession):
         """What one run reads; arguments as for `_answers`."""
         program, dealt = self.program, self._sharding.to_replicas
         inputs = {program.input_ids: dealt(input_ids), program.mask: dealt(mask)}
-        for name, array in self._strategy.feed(indices, program.tokens.shape[1]).items():
+        for name, array in self._strategy.input_arrays(indices, program.tokens.shape[1]).items():
             inputs[program.inputs[name]] = dealt(array)
         return inputs
 

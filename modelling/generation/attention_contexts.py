@@ -1,15 +1,16 @@
-"""Contexts of a decoder's blocks with key/value caches: reading prompts, and one token.
+"""Attention contexts of a decoder's blocks with KV caches: one for prompts, one for a new token.
 
-Prompts are padded on the right and have different lengths. `Slots` says where keys and values are
-kept. Attention goes by positions; slots with padding have one beyond any query's.
+Prompts are padded on the right and have different lengths. `KVCacheLayout` defines the cache index
+of each key and value. Attention masks by positions: empty and padded cache entries have a position
+beyond that of any query.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from modelling.generation.kv_cache import Slots, put
-from modelling.generation.prompts import repeated
+from modelling.generation.kv_cache import KVCacheLayout, update_cache
+from modelling.generation.prompts import repeat_interleave
 from modelling.layers import Context, Module, Tables, tables_at
 from modelling.layers.wrapped import Wrapped
 from popxl import Tensor
@@ -19,23 +20,32 @@ class PromptContext(Context):
     """The context of prompts, each for several sequences.
 
     Args:
-        prompt, room: see `Slots`.
-        last: see `Slots`.
+        prompt, room: see `KVCacheLayout`.
+        last: see `KVCacheLayout`.
         sequences: of a prompt.
 
     Attributes:
         caches: keys and values of each sequence, once the block is built.
     """
 
-    def __init__(self, prompt: int, room: int, last: Tensor, sequences: int) -> None:
+    def __init__(
+        self, prompt_length: int, max_new_tokens: int, last: Tensor, sequences: int
+    ) -> None:
         super().__init__()
-        self._prompt, self._room, self._last, self._sequences = prompt, room, last, sequences
-        self.max_length = prompt + room
+        self._prompt_length, self._max_new_tokens, self._last, self._sequences = (
+            prompt_length,
+            max_new_tokens,
+            last,
+            sequences,
+        )
+        self.max_length = prompt_length + max_new_tokens
         self.caches: list[Tensor] = []
 
     def update_cache(self, k: Tensor, v: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
-        slots = Slots.of(self._prompt, self._room, window)
-        self.caches = [repeated(slots.begin(t, self._last), self._sequences) for t in (k, v)]
+        layout = KVCacheLayout.for_layer(self._prompt_length, self._max_new_tokens, window)
+        self.caches = [
+            repeat_interleave(layout.init_cache(t, self._last), self._sequences) for t in (k, v)
+        ]
         return k, v
 
 
@@ -44,7 +54,7 @@ class TokenContext(Context):
 
     Args:
         caches: keys and values of the tokens before, (sequences, heads, slots, head_dim) each.
-        prompt, room, last: see `Slots`.
+        prompt, room, last: see `KVCacheLayout`.
         position: in the loop, int32 scalar.
 
     Attributes:
@@ -52,24 +62,38 @@ class TokenContext(Context):
     """
 
     def __init__(
-        self, caches: Sequence[Tensor], prompt: int, room: int, last: Tensor, position: Tensor
+        self,
+        caches: Sequence[Tensor],
+        prompt_length: int,
+        max_new_tokens: int,
+        last: Tensor,
+        position: Tensor,
     ) -> None:
         super().__init__()
-        self._prompt, self._room, self._last, self._position = prompt, room, last, position
-        self.max_length = prompt + room
+        self._prompt_length, self._max_new_tokens, self._last, self._position = (
+            prompt_length,
+            max_new_tokens,
+            last,
+            position,
+        )
+        self.max_length = prompt_length + max_new_tokens
         self.caches = list(caches)
 
     def tables(self, make: Callable[[int], Tables], length: int) -> Tables:
-        return tables_at(make(self._prompt + self._room), self._last + self._position)
+        return tables_at(
+            make(self._prompt_length + self._max_new_tokens), self._last + self._position
+        )
 
     def positions(self, window: int | None) -> Sequence[Tensor]:
         place = self._last + self._position
-        slots = Slots.of(self._prompt, self._room, window)
-        return [place.reshape((-1, 1)), slots.places(self._position, self._last)]
+        layout = KVCacheLayout.for_layer(self._prompt_length, self._max_new_tokens, window)
+        return [place.reshape((-1, 1)), layout.key_positions(self._position, self._last)]
 
     def update_cache(self, k: Tensor, v: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
-        slot = Slots.of(self._prompt, self._room, window).slot(self._position)
-        self.caches = put(self.caches, slot, [k, v])
+        slot = KVCacheLayout.for_layer(
+            self._prompt_length, self._max_new_tokens, window
+        ).cache_index(self._position)
+        self.caches = update_cache(self.caches, slot, [k, v])
         return self.caches[0], self.caches[1]
 
 
@@ -80,17 +104,23 @@ class Prefill(Wrapped):
         prompt, room, sequences: see `PromptContext`.
     """
 
-    def __init__(self, layer: Module, prompt: int, room: int, sequences: int) -> None:
+    def __init__(
+        self, layer: Module, prompt_length: int, max_new_tokens: int, sequences: int
+    ) -> None:
         super().__init__(layer)
-        self._prompt, self._room, self._sequences = prompt, room, sequences
+        self._prompt_length, self._max_new_tokens, self._sequences = (
+            prompt_length,
+            max_new_tokens,
+            sequences,
+        )
 
     def build(self, x: Tensor, last: Tensor) -> tuple[Tensor, ...]:
         """x: (batch, length, hidden) -> the same shape, and each sequence's keys and values.
 
         Args:
-            last: see `Slots`.
+            last: see `KVCacheLayout`.
         """
-        ctx = PromptContext(self._prompt, self._room, last, self._sequences)
+        ctx = PromptContext(self._prompt_length, self._max_new_tokens, last, self._sequences)
         return self.layer(x, ctx), *ctx.caches
 
 
@@ -101,9 +131,9 @@ class Decode(Wrapped):
         prompt, room: see `TokenContext`.
     """
 
-    def __init__(self, layer: Module, prompt: int, room: int) -> None:
+    def __init__(self, layer: Module, prompt_length: int, max_new_tokens: int) -> None:
         super().__init__(layer)
-        self._prompt, self._room = prompt, room
+        self._prompt_length, self._max_new_tokens = prompt_length, max_new_tokens
 
     def build(
         self, x: Tensor, caches: Sequence[Tensor], last: Tensor, position: Tensor
@@ -113,5 +143,5 @@ class Decode(Wrapped):
         Args:
             caches, last, position: see `TokenContext`.
         """
-        ctx = TokenContext(caches, self._prompt, self._room, last, position)
+        ctx = TokenContext(caches, self._prompt_length, self._max_new_tokens, last, position)
         return self.layer(x, ctx), *ctx.caches

@@ -8,7 +8,7 @@ from popxl import Tensor, ops
 from popxl_addons import BoundGraph
 
 
-def is_any(samples: Tensor, groups: Groups) -> Tensor:
+def any_prompt(samples: Tensor, groups: Groups) -> Tensor:
     """Whether there is any sample in the batch of any replica, bool scalar.
 
     It decides whether collectives run, so it must be the same on all replicas.
@@ -22,8 +22,8 @@ def is_any(samples: Tensor, groups: Groups) -> Tensor:
     return cast(largest, popxl.bool)
 
 
-def call_if(wanted: Tensor, graph: BoundGraph, *inputs: Tensor) -> tuple[Tensor, ...]:
-    """Call a graph if `wanted`; otherwise its outputs are zeros.
+def call_if(enabled: Tensor, graph: BoundGraph, *inputs: Tensor) -> tuple[Tensor, ...]:
+    """Call a graph if `enabled`; otherwise its outputs are zeros.
 
     XLA runs a conditional as a unit and keeps its outputs only. It schedules the ops of other calls
     freely: it puts off the last step of a layer that fills caches, and keeps that step's inputs.
@@ -34,4 +34,4 @@ def call_if(wanted: Tensor, graph: BoundGraph, *inputs: Tensor) -> tuple[Tensor,
     """
     specs = [t.spec for t in graph.graph.outputs]
     nothing = popxl.gir().create_graph(lambda: [ops.init(s.shape, s.dtype) for s in specs])
-    return ops.conditional(wanted, graph.graph, nothing, inputs, then_inputs_dict=graph.args)
+    return ops.conditional(enabled, graph.graph, nothing, inputs, then_inputs_dict=graph.args)

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import popxl
-from modelling.generation.conditional_call import is_any
+from modelling.generation.conditional_call import any_prompt
 from modelling.generation.search import Search
 from modelling.layers import Groups
 from popxl import Tensor, ops
 from popxl_addons import BoundGraph
 
 
-class Prefilled(NamedTuple):
+class DecodeStart(NamedTuple):
     """What a model begins to write from.
 
     Attributes:
@@ -29,13 +29,13 @@ class Prefilled(NamedTuple):
 
     decode: BoundGraph
     caches: Sequence[Tensor]
-    first: Tensor
-    prompted: Tensor
-    read: Tensor
+    first_tokens: Tensor
+    has_prompt: Tensor
+    prompt_tokens: Tensor
 
 
-def write_tokens(
-    start: Prefilled, length: int, search: Search, inputs: Sequence[Tensor], groups: Groups
+def generate_tokens(
+    start: DecodeStart, length: int, search: Search, inputs: Sequence[Tensor], groups: Groups
 ) -> Tensor:
     """Generate `length` tokens for each prompt.
 
@@ -47,14 +47,19 @@ def write_tokens(
     Returns:
         See `Search.tokens`.
     """
-    state = search.start(start.prompted, start.read, inputs)
-    carried = [is_any(search.unfinished(state), groups), start.first, *state, *start.caches]
+    state = search.start(start.has_prompt, start.prompt_tokens, inputs)
+    carried = [
+        any_prompt(search.unfinished(state), groups),
+        start.first_tokens,
+        *state,
+        *start.caches,
+    ]
     begin = popxl.constant(0, popxl.int32, "first_position")
-    _, _, _, *left = go_on(start.decode, begin, carried, len(state), length, search, groups)
+    _, _, _, *left = decode_more(start.decode, begin, carried, len(state), length, search, groups)
     return search.tokens(left[: len(state)])
 
 
-def go_on(
+def decode_more(
     decode: BoundGraph,
     position: Tensor,
     carried: Sequence[Tensor],
@@ -66,7 +71,7 @@ def go_on(
     """Generate so many tokens more.
 
     Args:
-        decode: see `Prefilled`.
+        decode: see `DecodeStart`.
         position: of the next token, int32 scalar.
         carried: whether a prompt needs tokens, bool scalar; the tokens to read, the search's
             state, and the caches.
@@ -81,10 +86,10 @@ def go_on(
         _, input_ids, *rest = carried
         bound = BoundGraph(decode.graph, dict(zip(decode.args, fixed, strict=True)))
         logits, *caches = bound.call(position, input_ids, *rest[states:])
-        input_ids, parents, new = search.advance(logits, position, rest[:states])
-        if parents is not None:
-            caches = [ops.gather(cache, parents) for cache in caches]
-        return [is_any(search.unfinished(new), groups), input_ids, *new, *caches]
+        input_ids, beam_idx, new = search.advance(logits, position, rest[:states])
+        if beam_idx is not None:
+            caches = [ops.gather(cache, beam_idx) for cache in caches]
+        return [any_prompt(search.unfinished(new), groups), input_ids, *new, *caches]
 
     def one_position(position: Tensor, carried: list[Tensor], fixed: list[Tensor]) -> list[Tensor]:
         then = ir.create_graph(advance, position, carried, fixed)

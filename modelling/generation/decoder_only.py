@@ -17,10 +17,10 @@ from modelling.generation.generator import (
     Caches,
     Executor,
     LayerInputs,
-    Prompts,
-    Value,
+    MicroBatchTensor,
+    PreparedPrompts,
 )
-from modelling.generation.prompts import last_words, repeated, what_was_read
+from modelling.generation.prompts import last_tokens, left_padded, repeat_interleave
 from modelling.generation.search import SpecialTokens
 from modelling.layers import Embeddings, LayerAdapters, LMHeadLoss
 from popxl import Tensor, TensorSpec
@@ -44,43 +44,46 @@ class DecoderOnlyGenerator:
         self._decoder, self._adapters, self._copies = decoder, adapters, sequences
         self._layers = adapters.layers(decoder.names, decoder.layer_types, decoder.block)
         self.prompt_length, self.output_length = model.sequence_length, model.output_length
-        self.special = SpecialTokens.of(model)
+        self.special_tokens = SpecialTokens.from_model(model)
         batch = config.execution.micro_batch_size
         self.sequences = batch * sequences
-        self.about: Sequence[TensorSpec] = [TensorSpec((batch,), popxl.int32)]
+        self.prompt_state: Sequence[TensorSpec] = [TensorSpec((batch,), popxl.int32)]
 
-    def begin(self, input_ids: Tensor, mask: Tensor) -> Prompts:
+    def prepare_prompts(self, input_ids: Tensor, mask: Tensor) -> PreparedPrompts:
         """See `Generator`; layers need to know `last`, see `Slots`."""
-        first, last, prompted = last_words(input_ids, mask)
-        first = repeated(first, self._copies)
-        return Prompts(prompted, first, what_was_read(input_ids, mask), [last])
+        first, last, has_prompt = last_tokens(input_ids, mask)
+        first = repeat_interleave(first, self._copies)
+        return PreparedPrompts(has_prompt, first, left_padded(input_ids, mask), [last])
 
     def prefill(
-        self, executor: Executor, input_ids: Value, about: Sequence[Value]
+        self,
+        executor: Executor,
+        input_ids: MicroBatchTensor,
+        prompt_state: Sequence[MicroBatchTensor],
     ) -> tuple[Caches, list[Tensor]]:
         """See `Generator`."""
         x = executor.run(EMBEDDINGS, self._embeddings(), input_ids)
         lengths = self.prompt_length, self.output_length
         layers = self._layers.wrapped(lambda layer: Prefill(layer, *lengths, self._copies))
         _, caches = executor.run_layers(
-            LAYER, layers, x, about=about, shared=lambda kind, last: [last]
+            LAYER, layers, x, prompt_state=prompt_state, layer_inputs=lambda kind, last: [last]
         )
         return caches, []
 
     def decode(
         self,
         executor: Executor,
-        input_ids: Value,
+        input_ids: MicroBatchTensor,
         position: Tensor,
         caches: Caches,
-        about: Sequence[Value],
-        same: Sequence[Tensor],
-    ) -> tuple[Value, Caches]:
+        prompt_state: Sequence[MicroBatchTensor],
+        loop_invariants: Sequence[Tensor],
+    ) -> tuple[MicroBatchTensor, Caches]:
         """See `Generator`."""
         x = executor.run(EMBEDDINGS, self._embeddings(), input_ids)
         lengths = self.prompt_length, self.output_length
         layers = self._layers.wrapped(lambda layer: Decode(layer, *lengths))
-        return executor.run_layers(LAYER, layers, x, caches, about, [position], self._at)
+        return executor.run_layers(LAYER, layers, x, caches, prompt_state, [position], self._at)
 
     def head(self) -> LMHeadLoss:
         """See `Generator`."""
@@ -91,4 +94,4 @@ class DecoderOnlyGenerator:
 
     def _at(self, kind: int, last: Tensor, position: Tensor) -> LayerInputs:
         """The inputs that `Decode` names."""
-        return [repeated(last, self._copies), position]
+        return [repeat_interleave(last, self._copies), position]

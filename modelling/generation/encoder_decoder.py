@@ -22,8 +22,14 @@ from modelling.encoder_decoder import (
     find,
     layer_name,
 )
-from modelling.generation.generator import Caches, Executor, LayerInputs, Prompts, Value
-from modelling.generation.kv_cache import put
+from modelling.generation.generator import (
+    Caches,
+    Executor,
+    LayerInputs,
+    MicroBatchTensor,
+    PreparedPrompts,
+)
+from modelling.generation.kv_cache import update_cache
 from modelling.generation.search import SpecialTokens
 from modelling.layers import CrossAttention, LayerAdapters, Layers, LMHeadLoss, Module
 from modelling.layers.encoder_decoder import (
@@ -80,7 +86,7 @@ class DecoderTokenContext(DecoderContext):
         return self._encoder_keys
 
     def update_cache(self, k: Tensor, v: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
-        self.caches = put(self.caches, self._position, [k, v])
+        self.caches = update_cache(self.caches, self._position, [k, v])
         return self.caches[0], self.caches[1]
 
 
@@ -162,61 +168,68 @@ class EncoderDecoderGenerator:
         batch = config.execution.micro_batch_size
         self._model, self._adapters = model, adapters
         self._packing = Packing.of(config, sequences)
-        self.special = SpecialTokens.of(config.model)
+        self.special_tokens = SpecialTokens.from_model(config.model)
         self.prompt_length = config.model.sequence_length
         self.output_length = SEQ2SEQ.output_length(config)
         self.prompts_per_sample = self._packing.examples
         self.sequences = batch * self._packing.count
-        self.about: Sequence[TensorSpec] = [TensorSpec((batch, self.prompt_length), popxl.int32)]
+        self.prompt_state: Sequence[TensorSpec] = [
+            TensorSpec((batch, self.prompt_length), popxl.int32)
+        ]
 
-    def begin(self, input_ids: Tensor, mask: Tensor) -> Prompts:
-        """Prompts as `Generator.begin` makes them; layers also need the mask."""
-        start = [self.special.first]
+    def prepare_prompts(self, input_ids: Tensor, mask: Tensor) -> PreparedPrompts:
+        """Prompts as `Generator.prepare_prompts` makes them; layers also need the mask."""
+        start = [self.special_tokens.decoder_start_token_id]
         first = popxl.constant([start] * self.sequences, popxl.int32, "start_tokens")
-        prompted = self._packing.is_there(mask)
-        read = popxl.constant([start] * prompted.nelms, popxl.int32, "read")
-        return Prompts(prompted, first, read, [mask])
+        has_prompt = self._packing.is_there(mask)
+        read = popxl.constant([start] * has_prompt.nelms, popxl.int32, "read")
+        return PreparedPrompts(has_prompt, first, read, [mask])
 
     def prefill(
-        self, executor: Executor, input_ids: Value, about: Sequence[Value]
+        self,
+        executor: Executor,
+        input_ids: MicroBatchTensor,
+        prompt_state: Sequence[MicroBatchTensor],
     ) -> tuple[Caches, list[Tensor]]:
         """Implements `Generator`. The same are biases of positions, if any, which broadcast to
         (1, heads, positions, positions), for each query and key."""
         start = over_samples(self._adapters.embeddings(self._model.embeddings()))
         x = executor.run(
-            EMBEDDINGS, start, input_ids, about if isinstance(start, EncoderWords) else ()
+            EMBEDDINGS, start, input_ids, prompt_state if isinstance(start, EncoderWords) else ()
         )
         bias = self._position_bias(executor, "encoder", self.prompt_length)
         layers = self._layers("encoder").wrapped(EncodingBlock)
-        x, _ = executor.run_layers("encoder", layers, x, None, about, bias, _encoder_inputs)
+        x, _ = executor.run_layers("encoder", layers, x, None, prompt_state, bias, _encoder_inputs)
         if self._model.encoder_head is not None:
             x = executor.run(ENCODER_HEAD, self._model.encoder_head(), x)
         sizes = self.sequences, self.output_length
         prepared = self._layers("decoder").wrapped(lambda b: PreparedLayer(b, *sizes))
-        caches = executor.prepare_layers("decoder", prepared, x)
+        caches = executor.init_caches("decoder", prepared, x)
         return caches, self._position_bias(executor, "decoder", self.output_length)
 
     def decode(
         self,
         executor: Executor,
-        input_ids: Value,
+        input_ids: MicroBatchTensor,
         position: Tensor,
         caches: Caches,
-        about: Sequence[Value],
-        same: Sequence[Tensor],
-    ) -> tuple[Value, Caches]:
+        prompt_state: Sequence[MicroBatchTensor],
+        loop_invariants: Sequence[Tensor],
+    ) -> tuple[MicroBatchTensor, Caches]:
         """Implements `Generator`."""
         own = self._model.decoder_embeddings
         start = self._adapters.embeddings((own or self._model.embeddings)())
         name = EMBEDDINGS if own is None else DECODER_EMBEDDINGS
         if start.has_positions:
-            x = executor.run(name, DecoderWord(start), input_ids, same=[position])
+            x = executor.run(name, DecoderWord(start), input_ids, loop_invariants=[position])
         else:
             x = executor.run(name, start, input_ids)
-        bias = [ops.dynamic_slice(t, position, [2], [1], no_overlap=True) for t in same]
+        bias = [ops.dynamic_slice(t, position, [2], [1], no_overlap=True) for t in loop_invariants]
         layers = self._layers("decoder").wrapped(lambda block: DecodingBlock(block, self._packing))
-        same = [position, *bias]
-        return executor.run_layers("decoder", layers, x, caches, about, same, self._decoder_inputs)
+        loop_invariants = [position, *bias]
+        return executor.run_layers(
+            "decoder", layers, x, caches, prompt_state, loop_invariants, self._decoder_inputs
+        )
 
     def head(self) -> LMHeadLoss:
         """Implements `Generator`."""
@@ -231,7 +244,9 @@ class EncoderDecoderGenerator:
     def _position_bias(self, executor: Executor, stack: str, length: int) -> list[Tensor]:
         """The biases between `length` positions, whose variables the first layer has."""
         found = self._model.stacks[stack].position_bias()
-        return [] if found is None else [executor.run_of_first(stack, *found, length, length)]
+        return (
+            [] if found is None else [executor.run_with_first_layer(stack, *found, length, length)]
+        )
 
     def _decoder_inputs(
         self, kind: int, mask: Tensor, position: Tensor, *bias: Tensor

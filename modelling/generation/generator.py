@@ -14,11 +14,11 @@ from modelling.layers import Layers, LMHeadLoss
 from popxl import Tensor, TensorSpec
 from popxl_addons import Module
 
-KEYS_AND_VALUES = 2
+NUM_KV_TENSORS = 2
 """The last tensors of a layer's caches, which each position changes. The others, such as keys and
 values of an encoder's output, stay as they are."""
 
-Value = Any
+MicroBatchTensor = Any
 """A tensor of one micro-batch, as an executor has it: a `Tensor`, or the `LayerIO` that has it."""
 
 Caches = Any
@@ -27,11 +27,11 @@ Caches = Any
 LayerInputs = Sequence[Tensor | list[Tensor]]
 """Inputs of a layer; lists of tensors are inputs one after the other."""
 
-Shared = Callable[..., LayerInputs]
-"""Further inputs of all layers of a kind: of its number, `Prompts.about` and what is the same."""
+LayerInputsFn = Callable[..., LayerInputs]
+"""Further inputs of the layers of a type: (type index, prompt state, loop invariants) -> inputs."""
 
 
-def nothing_shared(kind: int, *given: Tensor) -> LayerInputs:
+def no_layer_inputs(kind: int, *given: Tensor) -> LayerInputs:
     """Layers take nothing else."""
     return []
 
@@ -43,10 +43,10 @@ class Executor(Protocol):
         self,
         name: str,
         module: Module,
-        x: Value,
-        about: Sequence[Value] = (),
-        same: Sequence[Tensor] = (),
-    ) -> Value:
+        x: MicroBatchTensor,
+        prompt_state: Sequence[MicroBatchTensor] = (),
+        loop_invariants: Sequence[Tensor] = (),
+    ) -> MicroBatchTensor:
         """A part that is there once; `build(x, *about, *same)` returns one tensor."""
         ...
 
@@ -54,33 +54,33 @@ class Executor(Protocol):
         self,
         name: str,
         layers: Layers,
-        x: Value,
+        x: MicroBatchTensor,
         caches: Caches | None = None,
-        about: Sequence[Value] = (),
-        same: Sequence[Tensor] = (),
-        shared: Shared = nothing_shared,
-    ) -> tuple[Value, Caches]:
+        prompt_state: Sequence[MicroBatchTensor] = (),
+        loop_invariants: Sequence[Tensor] = (),
+        layer_inputs: LayerInputsFn = no_layer_inputs,
+    ) -> tuple[MicroBatchTensor, Caches]:
         """All layers of a stack.
 
         Args:
             layers: `build(x, *shared)` or `build(x, caches, *shared)` returns x, and keys and
                 values.
-            about: see `Prompts`.
+            about: see `PreparedPrompts`.
             same: for all micro-batches.
-            shared: of a kind of layer, `about` and `same`.
+            shared: of a kind of layer, `prompt_state` and `loop_invariants`.
         """
         ...
 
-    def prepare_layers(self, name: str, layers: Layers, x: Value) -> Caches:
+    def init_caches(self, name: str, layers: Layers, x: MicroBatchTensor) -> Caches:
         """The caches of a stack before the first position; `build(x)` returns those of a layer."""
         ...
 
-    def run_of_first(self, name: str, path: str, module: Module, *args: Any) -> Tensor:
+    def run_with_first_layer(self, name: str, path: str, module: Module, *args: Any) -> Tensor:
         """A module whose variables are those of a stack's first layer, under `path`."""
         ...
 
 
-class Prompts(NamedTuple):
+class PreparedPrompts(NamedTuple):
     """What follows from a micro-batch's prompts alone.
 
     Attributes:
@@ -90,10 +90,10 @@ class Prompts(NamedTuple):
         about: what prefill and all positions need to know of them.
     """
 
-    prompted: Tensor
-    first: Tensor
-    read: Tensor
-    about: list[Tensor]
+    has_prompt: Tensor
+    first_tokens: Tensor
+    prompt_tokens: Tensor
+    prompt_state: list[Tensor]
 
 
 class Generator(Protocol):
@@ -105,17 +105,17 @@ class Generator(Protocol):
         sequences: decoded in a micro-batch.
         output_length: tokens generated for each prompt.
         special: tokens with a meaning.
-        about: specs of `Prompts.about`.
+        about: specs of `Prompts.prompt_state`.
     """
 
     prompt_length: int
     prompts_per_sample: int
     sequences: int
     output_length: int
-    special: SpecialTokens
-    about: Sequence[TensorSpec]
+    special_tokens: SpecialTokens
+    prompt_state: Sequence[TensorSpec]
 
-    def begin(self, input_ids: Tensor, mask: Tensor) -> Prompts:
+    def prepare_prompts(self, input_ids: Tensor, mask: Tensor) -> PreparedPrompts:
         """What the prompts say, in the current graph.
 
         Args:
@@ -126,7 +126,10 @@ class Generator(Protocol):
         ...
 
     def prefill(
-        self, executor: Executor, input_ids: Value, about: Sequence[Value]
+        self,
+        executor: Executor,
+        input_ids: MicroBatchTensor,
+        prompt_state: Sequence[MicroBatchTensor],
     ) -> tuple[Caches, list[Tensor]]:
         """Read the prompts: the caches, and what is the same for all micro-batches."""
         ...
@@ -134,12 +137,12 @@ class Generator(Protocol):
     def decode(
         self,
         executor: Executor,
-        input_ids: Value,
+        input_ids: MicroBatchTensor,
         position: Tensor,
         caches: Caches,
-        about: Sequence[Value],
-        same: Sequence[Tensor],
-    ) -> tuple[Value, Caches]:
+        prompt_state: Sequence[MicroBatchTensor],
+        loop_invariants: Sequence[Tensor],
+    ) -> tuple[MicroBatchTensor, Caches]:
         """Read a token of each sequence: the last layer's output, (sequences, 1, hidden), and the
         caches.
 
@@ -155,6 +158,6 @@ class Generator(Protocol):
         ...
 
 
-GeneratorOf = Callable[[Any, int], Generator]
+GeneratorFactory = Callable[[Any, int], Generator]
 """Makes the generator of a configuration, whose `model.eval` must be set, in the current Ir, for so
 many sequences of a prompt."""

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import popxl
-from modelling.generation.logits_processors import NO_RULES, Rules
+from modelling.generation.logits_processors import NO_PROCESSORS, LogitsProcessors
 from modelling.generation.search import SearchContext
-from modelling.generation.single_sequence import OneByOne, WithoutInputs
+from modelling.generation.single_sequence import SingleSequenceSearch, StatelessStrategy
 from modelling.layers import Groups, cast
 from popxl import Tensor, ops
 
@@ -16,10 +16,10 @@ LARGEST_EXACT_INTEGER = 2**24  # up to which float32 holds every integer
 
 
 @dataclass(frozen=True)
-class Greedy(WithoutInputs):
-    """A `Strategy`: the next token is the most probable one."""
+class Greedy(StatelessStrategy):
+    """A `DecodingStrategy`: the next token is the most probable one."""
 
-    rules: Rules = NO_RULES
+    processors: LogitsProcessors = NO_PROCESSORS
 
     sequences = 1
 
@@ -28,7 +28,7 @@ class Greedy(WithoutInputs):
 
 
 @dataclass(frozen=True)
-class GreedySearch(OneByOne):
+class GreedySearch(SingleSequenceSearch):
     """Chooses the token with the largest logit, of equal ones the first."""
 
     @property

@@ -13,11 +13,11 @@ from popxl import Tensor, ops
 POSITIONS = 2
 """Axis of the positions in keys and values, (batch, heads, positions, head_size)."""
 
-NOWHERE = 2**30
+EMPTY_POSITION = 2**30
 """Position of a slot that holds nothing: every query comes before it."""
 
 
-def put(caches: Sequence[Tensor], slot: Tensor, new: Sequence[Tensor]) -> list[Tensor]:
+def update_cache(caches: Sequence[Tensor], slot: Tensor, new: Sequence[Tensor]) -> list[Tensor]:
     """A layer's keys and values with those of one position in place.
 
     Args:
@@ -31,17 +31,17 @@ def put(caches: Sequence[Tensor], slot: Tensor, new: Sequence[Tensor]) -> list[T
     ]
 
 
-def continued(caches: Sequence[Tensor], parents: Sequence[Tensor]) -> list[Tensor]:
+def reorder_cache(caches: Sequence[Tensor], beam_idx: Sequence[Tensor]) -> list[Tensor]:
     """The caches of the sequences that are continued.
 
     Args:
-        parents: none, or `Advance.parents` alone.
+        parents: none, or `Advance.beam_idx` alone.
     """
-    return [ops.gather(cache, p) for cache in caches for p in parents] or list(caches)
+    return [ops.gather(cache, p) for cache in caches for p in beam_idx] or list(caches)
 
 
 @dataclass(frozen=True)
-class Slots:
+class KVCacheLayout:
     """Where a decoder alone keeps keys and values: of all positions.
 
     There is a slot for each token of the longest prompt, and after them one for each token that is
@@ -56,41 +56,45 @@ class Slots:
         room: tokens that are generated.
     """
 
-    prompt: int
-    room: int
+    prompt_length: int
+    max_new_tokens: int
 
     @classmethod
-    def of(cls, prompt: int, room: int, window: int | None = None) -> Slots:
+    def for_layer(
+        cls, prompt_length: int, max_new_tokens: int, window: int | None = None
+    ) -> KVCacheLayout:
         """Slots for layers that see `window` positions, their own included; None: all."""
-        if window is None or window >= prompt + room:
-            return Slots(prompt, room)
-        return Ring(prompt, room, window)
+        if window is None or window >= prompt_length + max_new_tokens:
+            return KVCacheLayout(prompt_length, max_new_tokens)
+        return SlidingWindowCacheLayout(prompt_length, max_new_tokens, window)
 
-    def begin(self, read: Tensor, last: Tensor) -> Tensor:
+    def init_cache(self, kv: Tensor, last: Tensor) -> Tensor:
         """A cache, from keys or values of all positions of the prompts."""
-        batch, heads, _, size = read.shape
-        return ops.concat([read, ops.init((batch, heads, self.room, size), read.dtype)], POSITIONS)
+        batch, heads, _, size = kv.shape
+        return ops.concat(
+            [kv, ops.init((batch, heads, self.max_new_tokens, size), kv.dtype)], POSITIONS
+        )
 
-    def slot(self, position: Tensor) -> Tensor:
+    def cache_index(self, position: Tensor) -> Tensor:
         """The slot of a new token."""
-        return position + self.prompt
+        return position + self.prompt_length
 
-    def places(self, position: Tensor, last: Tensor) -> Tensor:
+    def key_positions(self, position: Tensor, last: Tensor) -> Tensor:
         """The positions of all slots: int32 (batch, slots).
 
         A prompt's last word and what comes after it in the prompts' slots are nowhere.
         """
         last = last.reshape((-1, 1))
-        index = np.arange(self.prompt + self.room)[None]
-        prompt = popxl.constant(np.minimum(index, self.prompt), popxl.int32, "slots")
-        new = popxl.constant(np.maximum(index - self.prompt, 0), popxl.int32, "new_slots")
-        is_new = popxl.constant(index >= self.prompt, popxl.bool, "is_new")
-        of_prompt = ops.where(ops.greater(last, prompt), prompt, _nowhere())
+        index = np.arange(self.prompt_length + self.max_new_tokens)[None]
+        prompt_length = popxl.constant(np.minimum(index, self.prompt_length), popxl.int32, "slots")
+        new = popxl.constant(np.maximum(index - self.prompt_length, 0), popxl.int32, "new_slots")
+        is_new = popxl.constant(index >= self.prompt_length, popxl.bool, "is_new")
+        of_prompt = ops.where(ops.greater(last, prompt_length), prompt_length, _empty_position())
         return ops.where(is_new, last + new, of_prompt)
 
 
 @dataclass(frozen=True)
-class Ring(Slots):
+class SlidingWindowCacheLayout(KVCacheLayout):
     """Slots for as many positions as a layer's window sees.
 
     Each sample's latest positions before its last word lie in the slots in order. A new token takes
@@ -99,26 +103,26 @@ class Ring(Slots):
 
     window: int = 1
 
-    def begin(self, read: Tensor, last: Tensor) -> Tensor:
-        batch = read.shape[0]
+    def init_cache(self, kv: Tensor, last: Tensor) -> Tensor:
+        batch = kv.shape[0]
         back = popxl.constant(np.arange(self.window)[None] - self.window, popxl.int32, "back")
         index = ops.maximum(last.reshape((-1, 1)) + back, popxl.constant(0, popxl.int32))
         if batch == 1:
-            return ops.gather(read, index.reshape((self.window,)), POSITIONS)
-        return ops.groupedgather(read, index, POSITIONS - 1, batch)
+            return ops.gather(kv, index.reshape((self.window,)), POSITIONS)
+        return ops.groupedgather(kv, index, POSITIONS - 1, batch)
 
-    def slot(self, position: Tensor) -> Tensor:
-        turns = popxl.constant(np.arange(self.room) % self.window, popxl.int32, "turns")
+    def cache_index(self, position: Tensor) -> Tensor:
+        turns = popxl.constant(np.arange(self.max_new_tokens) % self.window, popxl.int32, "turns")
         return ops.gather(turns, position)
 
-    def places(self, position: Tensor, last: Tensor) -> Tensor:
+    def key_positions(self, position: Tensor, last: Tensor) -> Tensor:
         """Positions of all slots; those before a text's begin are nowhere, too."""
         slots = popxl.constant(np.arange(self.window)[None], popxl.int32, "slots")
-        zero, ago = popxl.constant(0, popxl.int32), self.slot(position) - slots
+        zero, ago = popxl.constant(0, popxl.int32), self.cache_index(position) - slots
         ago = ops.where(ops.greater(zero, ago), ago + self.window, ago)
         positions = last.reshape((-1, 1)) + position - ago
-        return ops.where(ops.greater(zero, positions), _nowhere(), positions)
+        return ops.where(ops.greater(zero, positions), _empty_position(), positions)
 
 
-def _nowhere() -> Tensor:
-    return popxl.constant(NOWHERE, popxl.int32, "nowhere")
+def _empty_position() -> Tensor:
+    return popxl.constant(EMPTY_POSITION, popxl.int32, "nowhere")

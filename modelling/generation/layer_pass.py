@@ -32,18 +32,18 @@ TOKENS = "tokens."
 """Begins the names of the embedding's variables, in its phase and in those that borrow them."""
 
 
-def _one_row(spec: popxl.TensorSpec, settings: PhaseSettings) -> LayerIO:
+def _shared_row_io(spec: popxl.TensorSpec, settings: PhaseSettings) -> LayerIO:
     """An entry for each micro-batch, whichever layer is at work."""
     buffer = popxl.remote_buffer(spec.shape, spec.dtype, settings.micro_batches)
     return LayerIO(spec, RemoteHandle(buffer, None))
 
 
-def _rows(t: Tensor, settings: PhaseSettings, rows: int) -> LayerIO:
+def _per_layer_io(t: Tensor, settings: PhaseSettings, rows: int) -> LayerIO:
     """An entry for each layer and micro-batch."""
     return LayerIO(t.spec, RemoteHandle(batch_serial_buffer(t, settings.micro_batches, rows)))
 
 
-class Pass:
+class LayerPass:
     """A graph that all micro-batches pass through.
 
     Args:
@@ -64,19 +64,19 @@ class Pass:
         module: Module,
         loads: Sequence[LayerIOs],
         settings: PhaseSettings,
-        same: Sequence[popxl.TensorSpec] = (),
+        loop_invariants: Sequence[popxl.TensorSpec] = (),
         stores: Sequence[LayerIO] = (),
         rows: int = 1,
     ) -> None:
         listed = [[p] if isinstance(p, LayerIO) else list(p) for p in loads]
         specs = [p.spec if isinstance(p, LayerIO) else [port.spec for port in p] for p in loads]
-        facts, graph = module.create_graph(*specs, *same)
+        facts, graph = module.create_graph(*specs, *loop_invariants)
         self.facts, self.names = facts.inputs, graph.args.keys_flat()
         inner, flat = graph.graph, [port for ports in listed for port in ports]
         pairs = zip(inner.outputs, stores, strict=False)
         self.outputs = [port for t, port in pairs if t.spec == port.spec]
         self.outputs += [
-            _one_row(t.spec, settings) if rows == 1 else _rows(t, settings, rows)
+            _shared_row_io(t.spec, settings) if rows == 1 else _per_layer_io(t, settings, rows)
             for t in inner.outputs[len(self.outputs) :]
         ]
         assert len(set(inner.outputs)) == len(inner.outputs), "an output has one place"
@@ -92,9 +92,9 @@ class Pass:
             io_mode="compute",
         ).graph
 
-    def call(self, row: Tensor, weights: NamedTensors, *same: Tensor) -> None:
+    def call(self, row: Tensor, weights: NamedTensors, *loop_invariants: Tensor) -> None:
         """Let all micro-batches pass, through layer `row`."""
-        self._serialised.bind(weights).call(row, *same)
+        self._serialised.bind(weights).call(row, *loop_invariants)
 
 
 class PhaseWeights:
@@ -112,10 +112,14 @@ class PhaseWeights:
     """
 
     def __init__(
-        self, name: str, entries: int, settings: PhaseSettings, lender: PhaseWeights | None = None
+        self,
+        name: str,
+        entries: int,
+        settings: PhaseSettings,
+        weight_source: PhaseWeights | None = None,
     ) -> None:
         self.name, self.entries = name, entries
-        self._settings, self._lender = settings, lender
+        self._settings, self._weight_source = settings, weight_source
         self.experts: GroupWeights | None = None
         self._stores: list[PhaseVariables] = []
         self._loads: dict[tuple[str, ...], Callable[[Tensor], NamedTensors]] = {}
@@ -123,12 +127,14 @@ class PhaseWeights:
     def add(self, facts: NamedVariableFactories) -> None:
         """Make buffers for the variables of a graph, where there are none yet."""
         known = {n for store in self._stores for n in store.names}
-        lent = () if self._lender is None else TOKENS
+        shared_names = () if self._weight_source is None else TOKENS
         new = {
-            n: f for n, f in facts.to_dict().items() if n not in known and not n.startswith(lent)
+            n: f
+            for n, f in facts.to_dict().items()
+            if n not in known and not n.startswith(shared_names)
         }
         if self.experts is not None:
-            new = self.experts.add_own(new)
+            new = self.experts.add_group_variables(new)
         if new:
             named = NamedVariableFactories.from_dict(new)
             store = PhaseVariables.create(named, self.name, self.entries, self._settings)
@@ -147,33 +153,37 @@ class PhaseWeights:
             variables |= made.to_dict()
         return NamedTensors(fwd=NamedTensors.from_dict(variables))
 
-    def load_whole(self, names: Sequence[str], row: Tensor) -> NamedTensors:
+    def load_full(self, names: Sequence[str], row: Tensor) -> NamedTensors:
         """The weights of layer `row` that a graph names, gathered."""
         key = tuple(names)
         if key not in self._loads:
-            self._loads[key] = self._loading(key)
+            self._loads[key] = self._build_loader(key)
         return self._loads[key](row)
 
-    def _loading(self, names: Sequence[str]) -> Callable[[Tensor], NamedTensors]:
+    def _build_loader(self, names: Sequence[str]) -> Callable[[Tensor], NamedTensors]:
         own = [[n for n in names if n in store.names] for store in self._stores]
         stores = [store.subset(n) for store, n in zip(self._stores, own, strict=True) if n]
-        lent = [n for n in names if n.startswith(TOKENS)] if self._lender is not None else []
-        lender = self._lender if lent else None
+        shared_names = (
+            [n for n in names if n.startswith(TOKENS)] if self._weight_source is not None else []
+        )
+        weight_source = self._weight_source if shared_names else None
         experts = self.experts
 
         def load(row: Tensor) -> NamedTensors:
             weights: dict[str, Tensor] = {}
             for store in stores:
                 weights |= store.load_dequantized(row).to_dict()
-            if lender is not None:
-                weights |= lender.load_whole(lent, popxl.constant(0, popxl.int32)).to_dict()
+            if weight_source is not None:
+                weights |= weight_source.load_full(
+                    shared_names, popxl.constant(0, popxl.int32)
+                ).to_dict()
             if experts is not None:
-                weights |= experts.load_all(names, row)
+                weights |= experts.load_all_groups(names, row)
             return NamedTensors.from_dict(weights)
 
         return load
 
-    def run(self, visit: Pass, rows: range, first: int, *same: Tensor) -> None:
+    def run(self, layer_pass: LayerPass, rows: range, first: int, *loop_invariants: Tensor) -> None:
         """Let all micro-batches pass through some layers.
 
         Args:
@@ -182,12 +192,12 @@ class PhaseWeights:
         """
         ahead = first - rows.start
 
-        def body(row: Tensor, *same: Tensor) -> list[Tensor]:
+        def body(row: Tensor, *loop_invariants: Tensor) -> list[Tensor]:
             at = row + ahead if ahead else row
-            visit.call(at, self.load_whole(visit.names, row), *same)
+            layer_pass.call(at, self.load_full(layer_pass.names, row), *loop_invariants)
             return []
 
-        loop_over_layers(rows, body, (), same)
+        loop_over_layers(rows, body, (), loop_invariants)
 
 
 class GroupWeights(PhaseWeights):
@@ -205,25 +215,27 @@ class GroupWeights(PhaseWeights):
         self._axes = {row.path: 0 for row in rows}  # along which groups follow each other
         self._axes |= {f"{row.path}.{p}": 1 - row.input_axis for row in rows for p in QUANT_FIELDS}
 
-    def add_own(self, facts: Mapping[str, VariableFactory]) -> dict[str, VariableFactory]:
+    def add_group_variables(
+        self, facts: Mapping[str, VariableFactory]
+    ) -> dict[str, VariableFactory]:
         """Make buffers for what is a group's of a layer's variables, and give the others."""
-        own = {n: self._of_group(n, f) for n, f in facts.items() if n in self._axes}
+        own = {n: self._group_factory(n, f) for n, f in facts.items() if n in self._axes}
         self.add(NamedVariableFactories.from_dict(own))
         return {n: f for n, f in facts.items() if n not in own}
 
-    def _of_group(self, name: str, whole: VariableFactory) -> VariableFactory:
+    def _group_factory(self, name: str, whole: VariableFactory) -> VariableFactory:
         shape = list(whole.shape_on_replica)
         shape[self._axes[name]] //= self._groups
         zeros = np.broadcast_to(np.zeros((), whole.dtype.as_numpy()), shape)
         return VariableFactory(zeros, whole.dtype, replica_grouping=whole.replica_grouping)
 
-    def load_all(self, names: Sequence[str], row: Tensor) -> dict[str, Tensor]:
+    def load_all_groups(self, names: Sequence[str], row: Tensor) -> dict[str, Tensor]:
         """The weights of all groups of layer `row` that a graph names, joined."""
         own = [name for name in names if name in self._axes]
         if not own:
             return {}
         first = row * self._groups
-        parts = [self.load_whole(own, first + g) for g in range(self._groups)]
+        parts = [self.load_full(own, first + g) for g in range(self._groups)]
         return {n: ops.concat([part.get(n) for part in parts], self._axes[n]) for n in own}
 
 
@@ -242,8 +254,8 @@ class ModelWeights:
                 self._add_experts(phase, layers, settings)
             elif layers:
                 stack = layers[0].split(".")[0]
-                lender = next(iter(self._phases.get("embeddings", ())), None)
-                weights = PhaseWeights(phase, len(layers), settings, lender)
+                weight_source = next(iter(self._phases.get("embeddings", ())), None)
+                weights = PhaseWeights(phase, len(layers), settings, weight_source)
                 self._phases.setdefault(stack, []).append(weights)
                 self._first[layers[0]] = weights
 
@@ -272,7 +284,11 @@ class ModelWeights:
         return sum(phase.entries for phase in self._phases[name])
 
     def run(
-        self, name: str, passes: Sequence[Pass], runs: Sequence[tuple[int, range]], *same: Tensor
+        self,
+        name: str,
+        passes: Sequence[LayerPass],
+        runs: Sequence[tuple[int, range]],
+        *loop_invariants: Tensor,
     ) -> None:
         """Let all micro-batches pass through all layers of a stack, each by the pass of its kind.
 
@@ -286,6 +302,6 @@ class ModelWeights:
                 part = range(max(rows.start - before, 0), stop)
                 if part:
                     phase.add(passes[kind].facts)
-                    phase.run(passes[kind], part, done[kind], *same)
+                    phase.run(passes[kind], part, done[kind], *loop_invariants)
                     done[kind] += len(part)
             before += phase.entries

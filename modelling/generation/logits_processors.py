@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 
 import popxl
-from modelling.generation.prompts import repeated
-from modelling.generation.stop_strings import Stops
+from modelling.generation.prompts import repeat_interleave
+from modelling.generation.stop_strings import StopStringAutomaton
 from modelling.layers import Groups
 from popxl import Tensor, ops
 
 
 @dataclass(frozen=True)
-class Rules:
+class LogitsProcessors:
     """Rules of a search. Those that are not set cost nothing.
 
     Attributes:
@@ -32,14 +32,14 @@ class Rules:
 
     repetition_penalty: float = 1.0
     no_repeat_ngram_size: int | None = None
-    stops: Stops | None = None
+    stop_strings: StopStringAutomaton | None = None
 
     @property
-    def look_back(self) -> bool:
+    def needs_history(self) -> bool:
         """Whether they depend on what was read before."""
         return self.repetition_penalty != 1.0 or self.no_repeat_ngram_size is not None
 
-    def start(self, read: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    def start(self, prompt_tokens: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """What a search keeps for them.
 
         Args:
@@ -50,22 +50,22 @@ class Rules:
             The states of the stop texts, int32 (prompts,), and what stays as it is; each an empty
             list if there is no need.
         """
-        stops = [] if self.stops is None else [self.stops.start(read)]
-        return stops, [read] if self.look_back else []
+        stops = [] if self.stop_strings is None else [self.stop_strings.start(prompt_tokens)]
+        return stops, [prompt_tokens] if self.needs_history else []
 
-    def parts(self, state: list[Tensor]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    def split_state(self, state: list[Tensor]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """Split the end of a search's state: the states of the stop texts, what stays, and the
         rest."""
-        stops = self.stops is not None
-        stays = stops + self.look_back
-        return state[:stops], state[stops:stays], state[stays:]
+        stops = self.stop_strings is not None
+        history = stops + self.needs_history
+        return state[:stops], state[stops:history], state[history:]
 
     def scores(
         self,
         scores: Tensor,
         position: Tensor,
-        written: Tensor,
-        stays: list[Tensor],
+        generated: Tensor,
+        history: list[Tensor],
         groups: Groups,
     ) -> Tensor:
         """The scores of tokens as the rules leave them.
@@ -76,27 +76,33 @@ class Rules:
             written: int32 (sequences, length), whose first `position` tokens count.
             stays: see `start`.
         """
-        if not self.look_back:
+        if not self.needs_history:
             return scores
-        (read,) = stays
-        read = repeated(read, written.shape[0] // read.shape[0])
-        seen = _seen(read, written, position)
-        scores = self._penalised(scores, _present(seen, scores, groups))
+        (prompt_tokens,) = history
+        prompt_tokens = repeat_interleave(
+            prompt_tokens, generated.shape[0] // prompt_tokens.shape[0]
+        )
+        seen = _token_history(prompt_tokens, generated, position)
+        scores = self._penalize_repetition(scores, _vocabulary_mask(seen, scores, groups))
         if self.no_repeat_ngram_size is None:
             return scores
-        again = _would_repeat(seen, position + read.shape[1], self.no_repeat_ngram_size)
+        again = _repeating_tokens(
+            seen, position + prompt_tokens.shape[1], self.no_repeat_ngram_size
+        )
         never = popxl.constant(-np.inf, popxl.float32, "never")
-        return ops.where(_present(again, scores, groups), never, scores)
+        return ops.where(_vocabulary_mask(again, scores, groups), never, scores)
 
-    def ended(self, states: list[Tensor], tokens: Tensor) -> tuple[list[Tensor], Tensor | None]:
+    def advance_stops(
+        self, states: list[Tensor], tokens: Tensor
+    ) -> tuple[list[Tensor], Tensor | None]:
         """The states of the stop texts after a token of each sequence; and whether one has ended,
         None without stop texts."""
-        if self.stops is None:
+        if self.stop_strings is None:
             return states, None
-        state, ended = self.stops.step(states[0], tokens)
+        state, ended = self.stop_strings.step(states[0], tokens)
         return [state], ended
 
-    def _penalised(self, scores: Tensor, present: Tensor) -> Tensor:
+    def _penalize_repetition(self, scores: Tensor, present: Tensor) -> Tensor:
         if self.repetition_penalty == 1.0:
             return scores
         zero = popxl.constant(0.0, popxl.float32)
@@ -108,17 +114,19 @@ class Rules:
         return ops.where(present, less, scores)
 
 
-NO_RULES = Rules()
+NO_PROCESSORS = LogitsProcessors()
 
 
-def _seen(read: Tensor, written: Tensor, position: Tensor) -> Tensor:
+def _token_history(prompt_tokens: Tensor, generated: Tensor, position: Tensor) -> Tensor:
     """All tokens that count: int32 (sequences, n + length), -1 where there is none."""
-    here = popxl.constant(np.arange(written.shape[1])[None], popxl.int32, "positions")
+    here = popxl.constant(np.arange(generated.shape[1])[None], popxl.int32, "positions")
     nothing = popxl.constant(-1, popxl.int32)
-    return ops.concat([read, ops.where(ops.greater(position, here), written, nothing)], 1)
+    return ops.concat(
+        [prompt_tokens, ops.where(ops.greater(position, here), generated, nothing)], 1
+    )
 
 
-def _present(tokens: Tensor, scores: Tensor, groups: Groups) -> Tensor:
+def _vocabulary_mask(tokens: Tensor, scores: Tensor, groups: Groups) -> Tensor:
     """Which tokens of this part of the vocabulary are among `tokens`: bool, as `scores`.
 
     Args:
@@ -132,7 +140,7 @@ def _present(tokens: Tensor, scores: Tensor, groups: Groups) -> Tensor:
     return ops.cast(ops.scatter_reduce(ones, tokens, "max", none, axis=1), popxl.bool)
 
 
-def _would_repeat(seen: Tensor, count: Tensor, size: int) -> Tensor:
+def _repeating_tokens(seen: Tensor, count: Tensor, size: int) -> Tensor:
     """Tokens that would complete an n-gram which is there already: as `seen`, -1 for none.
 
     A token would, if the `size` - 1 tokens before one of its places equal those at the end.

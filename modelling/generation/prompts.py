@@ -8,7 +8,7 @@ import popxl
 from popxl import Tensor, ops
 
 
-def last_words(input_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def last_tokens(input_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The last word of each prompt.
 
     Args:
@@ -27,8 +27,8 @@ def last_words(input_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]
     return last_tokens.reshape((batch, 1)), last, ops.greater(count, zero)
 
 
-def what_was_read(input_ids: Tensor, mask: Tensor) -> Tensor:
-    """The prompts with -1 in front of them as padding: int32 (batch, length); see `last_words`.
+def left_padded(input_ids: Tensor, mask: Tensor) -> Tensor:
+    """The prompts with -1 in front of them as padding: int32 (batch, length); see `last_tokens`.
 
     So the last word of each is in the last column, where what is written goes on.
     """
@@ -42,7 +42,7 @@ def what_was_read(input_ids: Tensor, mask: Tensor) -> Tensor:
     return ops.where(ops.greater(padding, columns), nothing, shifted)
 
 
-def repeated(t: Tensor, times: int) -> Tensor:
+def repeat_interleave(t: Tensor, times: int) -> Tensor:
     """Each row of `t` so many times, one after the other: (batch, ...) -> (batch * times, ...)."""
     if times == 1:
         return t

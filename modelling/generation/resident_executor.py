@@ -8,15 +8,15 @@ from typing import Any, NamedTuple, TypeVar
 import popxl
 from modelling.decoder import EMBEDDINGS
 from modelling.encoder_decoder import TOKENS
-from modelling.generation.conditional_call import call_if, is_any
-from modelling.generation.decode_loop import Prefilled
+from modelling.generation.conditional_call import any_prompt, call_if
+from modelling.generation.decode_loop import DecodeStart
 from modelling.generation.generator import (
-    KEYS_AND_VALUES,
+    NUM_KV_TENSORS,
     Generator,
     LayerInputs,
-    Prompts,
-    Shared,
-    nothing_shared,
+    LayerInputsFn,
+    PreparedPrompts,
+    no_layer_inputs,
 )
 from modelling.layers import Groups, Layers, LMHeadLoss
 from modelling.layers.wrapped import unwrapped
@@ -38,30 +38,30 @@ class ResidentExecutor:
         wanted: bool scalar; caches that are filled are zeros unless it is set; None: it is.
     """
 
-    def __init__(self, module: Module, moment: str, wanted: Tensor | None = None) -> None:
-        self._module, self._moment, self._wanted = module, moment, wanted
+    def __init__(self, module: Module, stage: str, enabled: Tensor | None = None) -> None:
+        self._module, self._stage, self._enabled = module, stage, enabled
 
     def run(
         self,
         name: str,
         module: Module,
         x: Tensor,
-        about: Sequence[Tensor] = (),
-        same: Sequence[Tensor] = (),
+        prompt_state: Sequence[Tensor] = (),
+        loop_invariants: Sequence[Tensor] = (),
     ) -> Tensor:
         """Implements `Executor`. A table of tokens has the names that it has in the embeddings."""
         own: Any = unwrapped(module)
         setattr(self._module, name, own)
         if name != EMBEDDINGS and TOKENS in own.named_children():
             self._module.embeddings = own.lend(TOKENS)
-        with popxl.plan.part(f"{name}/{self._moment}"):
-            y: Tensor = module(x, *about, *same)
+        with popxl.plan.part(f"{name}/{self._stage}"):
+            y: Tensor = module(x, *prompt_state, *loop_invariants)
         return y
 
     def run_head(self, head: LMHeadLoss, x: Tensor) -> Tensor:
         """The logits of one position."""
         self._module.head = head
-        with popxl.plan.part(f"head/{self._moment}"):
+        with popxl.plan.part(f"head/{self._stage}"):
             table = self._module.get("embeddings").tokens.made if head.tied else None
             return head.next_logits(x, table)
 
@@ -71,17 +71,19 @@ class ResidentExecutor:
         layers: Layers,
         x: Tensor,
         caches: Caches | None = None,
-        about: Sequence[Tensor] = (),
-        same: Sequence[Tensor] = (),
-        shared: Shared = nothing_shared,
+        prompt_state: Sequence[Tensor] = (),
+        loop_invariants: Sequence[Tensor] = (),
+        layer_inputs: LayerInputsFn = no_layer_inputs,
     ) -> tuple[Tensor, Caches]:
         """See `Executor`. What layers share is computed once."""
-        others = [shared(kind, *about, *same) for kind in range(len(layers.kinds))]
+        others = [
+            layer_inputs(kind, *prompt_state, *loop_invariants) for kind in range(len(layers.kinds))
+        ]
         own: list[LayerInputs] = (
             [[]] * len(layers.order) if caches is None else [[t] for t in caches]
         )
         new: Caches = []
-        with popxl.plan.part(f"{name}/{self._moment}"):
+        with popxl.plan.part(f"{name}/{self._stage}"):
             made = [
                 module.create_graph(x, *first, *given)
                 for module, first, given in zip(
@@ -91,22 +93,22 @@ class ResidentExecutor:
             for i, kind in enumerate(layers.order):
                 given = [t for t in (*own[i], *others[kind]) if not isinstance(t, list) or t]
                 x, *changed = self._call(f"{name}.{i}", *made[kind], x, *given)
-                new.append([*([] if caches is None else caches[i][:-KEYS_AND_VALUES]), *changed])
+                new.append([*([] if caches is None else caches[i][:-NUM_KV_TENSORS]), *changed])
         return x, new
 
-    def prepare_layers(self, name: str, layers: Layers, x: Tensor) -> Caches:
+    def init_caches(self, name: str, layers: Layers, x: Tensor) -> Caches:
         """See `Executor`."""
-        with popxl.plan.part(f"{name}/{self._moment}"):
+        with popxl.plan.part(f"{name}/{self._stage}"):
             made = [module.create_graph(x) for module in layers.kinds]
             return [
                 list(self._call(f"{name}.{i}", *made[kind], x))
                 for i, kind in enumerate(layers.order)
             ]
 
-    def run_of_first(self, name: str, path: str, module: Module, *args: Any) -> Tensor:
+    def run_with_first_layer(self, name: str, path: str, module: Module, *args: Any) -> Tensor:
         """See `Executor`."""
         facts, graph = module.create_graph(*args)
-        with popxl.plan.part(f"{name}/{self._moment}"):
+        with popxl.plan.part(f"{name}/{self._stage}"):
             return graph.bind(self._weights(f"{name}.0.{path}", facts)).call()[0]
 
     def _call(
@@ -118,9 +120,9 @@ class ResidentExecutor:
         projections until then, one and a half times the caches.
         """
         bound = graph.bind(self._weights(name, facts))
-        if self._wanted is None or len(graph.graph.outputs) == 1:
+        if self._enabled is None or len(graph.graph.outputs) == 1:
             return bound.call(*given)
-        return call_if(self._wanted, bound, *given)
+        return call_if(self._enabled, bound, *given)
 
     def _weights(self, prefix: str, facts: NamedVariableFactories) -> NamedTensors:
         """Inputs of the module for a layer's variables."""
@@ -136,11 +138,11 @@ class _Prefill(Module):
         super().__init__()
         self._model = model
 
-    def build(self, input_ids: Tensor, about: list[Tensor], wanted: Tensor) -> list[Tensor]:
+    def build(self, input_ids: Tensor, prompt_state: list[Tensor], enabled: Tensor) -> list[Tensor]:
         """input_ids: int32 (batch, length) -> the caches of each layer, then what is the same."""
-        executor = ResidentExecutor(self, "prompt", wanted)
-        self.caches, same = self._model.prefill(executor, input_ids, about)
-        return [*(t for layer in self.caches for t in layer), *same]
+        executor = ResidentExecutor(self, "prompt", enabled)
+        self.caches, loop_invariants = self._model.prefill(executor, input_ids, prompt_state)
+        return [*(t for layer in self.caches for t in layer), *loop_invariants]
 
 
 class _Decode(Module):
@@ -156,8 +158,8 @@ class _Decode(Module):
         input_ids: Tensor,
         caches: Caches,
         fixed: Caches,
-        about: list[Tensor],
-        same: list[Tensor],
+        prompt_state: list[Tensor],
+        loop_invariants: list[Tensor],
     ) -> tuple[Tensor, ...]:
         """input_ids: int32 (sequences, 1) -> float32 logits (sequences, part of the vocabulary),
         and the caches with this position.
@@ -169,22 +171,24 @@ class _Decode(Module):
         """
         executor = ResidentExecutor(self, "token")
         whole = [[*f, *c] for f, c in zip(fixed, caches, strict=True)]
-        x, new = self._model.decode(executor, input_ids, position, whole, about, same)
+        x, new = self._model.decode(
+            executor, input_ids, position, whole, prompt_state, loop_invariants
+        )
         logits = executor.run_head(self._model.head(), x)
-        return logits, *(t for layer in new for t in layer[-KEYS_AND_VALUES:])
+        return logits, *(t for layer in new for t in layer[-NUM_KV_TENSORS:])
 
 
-class Begun(NamedTuple):
+class PrefillResult(NamedTuple):
     """What a model has read.
 
     Attributes:
-        caches: what a position changes of the caches, see `Prefilled`.
+        caches: what a position changes of the caches, see `DecodeStart`.
         given: what else the graph of a position takes.
     """
 
-    prompts: Prompts
+    prompts: PreparedPrompts
     caches: list[Tensor]
-    given: list[Tensor]
+    decode_inputs: list[Tensor]
 
 
 class ResidentModel:
@@ -198,47 +202,51 @@ class ResidentModel:
         """Create the graphs in the current Ir. `batch`: samples of a micro-batch."""
         self._model, self._groups = model, groups
         input_ids = TensorSpec((batch, model.prompt_length), popxl.int32)
-        prefill, wanted = _Prefill(model), TensorSpec((), popxl.bool)
-        prefill_facts, self._prefill = prefill.create_graph(input_ids, list(model.about), wanted)
+        prefill, enabled = _Prefill(model), TensorSpec((), popxl.bool)
+        prefill_facts, self._prefill = prefill.create_graph(
+            input_ids, list(model.prompt_state), enabled
+        )
         self._counts = [len(layer) for layer in prefill.caches]
         outputs = [t.spec for t in self._prefill.graph.outputs]
-        caches, same = self._split(outputs)
+        caches, loop_invariants = self._split(outputs)
         decode_facts, self._decode = _Decode(model).create_graph(
             TensorSpec((), popxl.int32),
             TensorSpec((model.sequences, 1), popxl.int32),
-            [layer[-KEYS_AND_VALUES:] for layer in caches],
-            [layer[:-KEYS_AND_VALUES] for layer in caches],
-            list(model.about),
-            same,
+            [layer[-NUM_KV_TENSORS:] for layer in caches],
+            [layer[:-NUM_KV_TENSORS] for layer in caches],
+            list(model.prompt_state),
+            loop_invariants,
         )
         self.facts = NamedVariableFactories.from_dict(
             prefill_facts.to_dict() | decode_facts.to_dict()  # both have the embeddings
         )
 
-    def prefill(self, weights: NamedTensors, input_ids: Tensor, mask: Tensor) -> Prefilled:
-        """Read the prompts, in the current graph; arguments as for `begin`."""
-        prompts, caches, given = self.begin(weights, input_ids, mask)
+    def prefill(self, weights: NamedTensors, input_ids: Tensor, mask: Tensor) -> DecodeStart:
+        """Read the prompts, in the current graph; arguments as for `read_prompts`."""
+        prompts, caches, given = self.read_prompts(weights, input_ids, mask)
         decode = self.bound(weights, given)
-        return Prefilled(decode, caches, prompts.first, prompts.prompted, prompts.read)
+        return DecodeStart(
+            decode, caches, prompts.first_tokens, prompts.has_prompt, prompts.prompt_tokens
+        )
 
-    def begin(self, weights: NamedTensors, input_ids: Tensor, mask: Tensor) -> Begun:
+    def read_prompts(self, weights: NamedTensors, input_ids: Tensor, mask: Tensor) -> PrefillResult:
         """Read the prompts, in the current graph.
 
         Args:
             weights: values of the variables, by the names of `facts`.
-            input_ids, mask: see `Generator.begin`.
+            input_ids, mask: see `Generator.read_prompts`.
         """
-        prompts = self._model.begin(input_ids, mask)
-        wanted = is_any(prompts.prompted, self._groups)
-        outputs = self._prefill.bind(weights).call(input_ids, *prompts.about, wanted)
-        caches, same = self._split(outputs)
-        own = [t for layer in caches for t in layer[-KEYS_AND_VALUES:]]
-        fixed = [t for layer in caches for t in layer[:-KEYS_AND_VALUES]]
-        return Begun(prompts, own, [*fixed, *prompts.about, *same])
+        prompts = self._model.prepare_prompts(input_ids, mask)
+        enabled = any_prompt(prompts.has_prompt, self._groups)
+        outputs = self._prefill.bind(weights).call(input_ids, *prompts.prompt_state, enabled)
+        caches, loop_invariants = self._split(outputs)
+        own = [t for layer in caches for t in layer[-NUM_KV_TENSORS:]]
+        fixed = [t for layer in caches for t in layer[:-NUM_KV_TENSORS]]
+        return PrefillResult(prompts, own, [*fixed, *prompts.prompt_state, *loop_invariants])
 
     def bound(self, weights: NamedTensors, given: Sequence[Tensor]) -> BoundGraph:
-        """The graph of one position, for what is the same at all of them; see `Begun`."""
-        changing = sum(KEYS_AND_VALUES for _ in self._counts)
+        """The graph of one position, for what is the same at all of them; see `PrefillResult`."""
+        changing = sum(NUM_KV_TENSORS for _ in self._counts)
         rest = self._decode.graph.inputs[2 + changing :]  # after position, words and caches
         named = dict(zip(rest, given, strict=False))  # then come weights
         return self._decode.bind(weights).bind(named)

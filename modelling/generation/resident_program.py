@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import popxl
 from config.sections import RunConfig
 from modelling.building import building
-from modelling.generation.decode_loop import write_tokens
-from modelling.generation.generator import Generator, GeneratorOf
+from modelling.generation.decode_loop import generate_tokens
+from modelling.generation.generator import Generator, GeneratorFactory
 from modelling.generation.greedy_search import Greedy
 from modelling.generation.resident_executor import ResidentModel
-from modelling.generation.search import SearchContext, Strategy
+from modelling.generation.search import DecodingStrategy, SearchContext
 from popxl import Tensor, ops
 from popxl_addons import NamedTensors
 
@@ -41,8 +41,8 @@ class GenerationProgram:
     inputs: Mapping[str, popxl.HostToDeviceStream]
     tokens: popxl.DeviceToHostStream
     variables: NamedTensors | Mapping[str, Sequence[NamedTensors]]
-    begin: popxl.HostToDeviceStream | None = None
-    going: popxl.DeviceToHostStream | None = None
+    starts_stream: popxl.HostToDeviceStream | None = None
+    unfinished_stream: popxl.DeviceToHostStream | None = None
 
     @property
     def prompts_per_sample(self) -> int:
@@ -50,8 +50,8 @@ class GenerationProgram:
         return self.tokens.shape[0] // self.input_ids.shape[0]
 
 
-def build_generation(
-    config: RunConfig, generator_of: GeneratorOf, strategy: Strategy | None = None
+def build_resident(
+    config: RunConfig, make_generator: GeneratorFactory, strategy: DecodingStrategy | None = None
 ) -> GenerationProgram:
     """Build the program of a configuration, whose `model.eval` must be set. The variables' values
     are zeros.
@@ -62,12 +62,14 @@ def build_generation(
     strategy = strategy or Greedy()
     with building(config) as (ir, groups):
         ir.num_host_transfers = config.execution.device_iterations
-        generator = generator_of(config, strategy.sequences)
+        generator = make_generator(config, strategy.sequences)
         batch = config.execution.micro_batch_size
         model = ResidentModel(generator, batch, groups)
         length = generator.output_length
-        search = strategy.search(SearchContext(groups, generator.special, length, strategy.rules))
-        program = declared(ir, generator, batch, strategy, model)
+        search = strategy.search(
+            SearchContext(groups, generator.special_tokens, length, strategy.processors)
+        )
+        program = declare_program(ir, generator, batch, strategy, model)
         names, values = program.variables.unpack()  # type: ignore[union-attr]
 
         def one_batch(values: list[Tensor]) -> None:
@@ -75,15 +77,15 @@ def build_generation(
             prompt = ops.host_load(program.input_ids), ops.host_load(program.mask)
             loaded = [ops.host_load(stream) for stream in program.inputs.values()]
             start = model.prefill(weights, *prompt)
-            tokens = write_tokens(start, length, search, loaded, groups)
+            tokens = generate_tokens(start, length, search, loaded, groups)
             ops.host_store(program.tokens, tokens)
 
         ops.repeat(ir.create_graph(one_batch, values), ir.num_host_transfers, *values)
     return program
 
 
-def declared(
-    ir: popxl.Ir, generator: Generator, batch: int, strategy: Strategy, model: ResidentModel
+def declare_program(
+    ir: popxl.Ir, generator: Generator, batch: int, strategy: DecodingStrategy, model: ResidentModel
 ) -> GenerationProgram:
     """The streams and variables of a program, in its main graph, before there is anything else."""
     prompts, length = (batch, generator.prompt_length), generator.output_length

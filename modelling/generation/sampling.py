@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 
 import popxl
-from modelling.generation.logits_processors import NO_RULES, Rules
+from modelling.generation.logits_processors import NO_PROCESSORS, LogitsProcessors
 from modelling.generation.search import SearchContext
-from modelling.generation.single_sequence import OneByOne
+from modelling.generation.single_sequence import SingleSequenceSearch
 from popxl import Tensor, TensorSpec, ops
 
 UNIFORMS = "uniforms"
@@ -27,7 +27,7 @@ UNIFORMS = "uniforms"
 
 @dataclass(frozen=True)
 class Sampling:
-    """A `Strategy` that draws tokens.
+    """A `DecodingStrategy` that draws tokens.
 
     Attributes:
         seed: of all numbers that are drawn.
@@ -40,14 +40,14 @@ class Sampling:
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float = 1.0
-    rules: Rules = NO_RULES
+    processors: LogitsProcessors = NO_PROCESSORS
 
     sequences = 1
 
     def inputs(self, prompts: int, length: int) -> Mapping[str, TensorSpec]:
         return {UNIFORMS: TensorSpec((prompts, length), popxl.float32)}
 
-    def feed(self, prompts: np.ndarray, length: int) -> Mapping[str, np.ndarray]:
+    def input_arrays(self, prompts: np.ndarray, length: int) -> Mapping[str, np.ndarray]:
         drawn = np.zeros((len(prompts), length), np.float32)
         for row, prompt in zip(drawn, prompts, strict=True):
             if prompt >= 0:
@@ -68,7 +68,7 @@ def uniforms(seed: int, prompt: int, length: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class SamplingSearch(OneByOne):
+class SamplingSearch(SingleSequenceSearch):
     """Draws one token for each prompt. Its input is the uniform numbers, (prompts, length)."""
 
     strategy: Sampling

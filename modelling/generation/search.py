@@ -10,7 +10,7 @@ import numpy as np
 
 import popxl
 from config.model import AnyModel
-from modelling.generation.logits_processors import NO_RULES, Rules
+from modelling.generation.logits_processors import NO_PROCESSORS, LogitsProcessors
 from modelling.layers import Groups
 from popxl import Tensor, TensorSpec, ops
 
@@ -20,36 +20,36 @@ class SpecialTokens:
     """Tokens with a meaning for generation.
 
     Attributes:
-        end: the last token of a sequence.
-        pad: fills a sequence after its end.
-        others: further tokens that end a sequence.
-        start: what an encoder-decoder reads before it writes; None: `pad`.
-        forced: the first token of every sequence, and the last of one that its length ends; None:
-            any.
+        eos_token_id: the last token of a sequence.
+        pad_token_id: fills a sequence after its end.
+        extra_eos_token_ids: further tokens that end a sequence.
+        start_token_id: the first token that a decoder reads in an encoder-decoder; None:
+            `pad_token_id`.
+        forced_token_ids: the first token of every sequence, and the last one of a sequence of full
+            length; None: no token is forced.
     """
 
-    end: int
-    pad: int
-    others: tuple[int, ...] = ()
-    start: int | None = None
-    forced: tuple[int | None, int | None] = (None, None)
+    eos_token_id: int
+    pad_token_id: int
+    extra_eos_token_ids: tuple[int, ...] = ()
+    start_token_id: int | None = None
+    forced_token_ids: tuple[int | None, int | None] = (None, None)
 
     @classmethod
-    def of(cls, model: AnyModel) -> SpecialTokens:
-        """The special tokens of a configured model."""
+    def from_model(cls, model: AnyModel) -> SpecialTokens:
+        """Return the special tokens of a configured model."""
         others = model.further_ends, model.start_token, model.forced_tokens
         return cls(model.eos_token_id, model.pad_token_id, *others)
 
     @property
-    def first(self) -> int:
-        """The start token of an encoder-decoder."""
-        return self.pad if self.start is None else self.start
+    def decoder_start_token_id(self) -> int:
+        return self.pad_token_id if self.start_token_id is None else self.start_token_id
 
-    def ends(self, tokens: Tensor) -> Tensor:
-        """Which tokens end a sequence: bool, of their shape."""
+    def is_end(self, tokens: Tensor) -> Tensor:
+        """Return a mask of the tokens that end a sequence: int32, any shape -> bool, same shape."""
         first, *others = (
             ops.equal(tokens, popxl.constant(end, popxl.int32, "end"))
-            for end in (self.end, *self.others)
+            for end in (self.eos_token_id, *self.extra_eos_token_ids)
         )
         for other in others:
             first = ops.logical_or(first, other)
@@ -67,17 +67,19 @@ class SearchContext:
     """
 
     groups: Groups
-    special: SpecialTokens
+    special_tokens: SpecialTokens
     length: int
-    rules: Rules = NO_RULES
+    processors: LogitsProcessors = NO_PROCESSORS
 
     def scores(
-        self, scores: Tensor, position: Tensor, written: Tensor, stays: list[Tensor]
+        self, scores: Tensor, position: Tensor, generated: Tensor, history: list[Tensor]
     ) -> Tensor:
         """The scores of tokens as the rules leave them; where a token is forced, those of others
         are -inf and its own 0, as transformers has them. Arguments as for `Rules.scores`."""
-        scores = self.rules.scores(scores, position, written, stays, self.groups)
-        for place, token in zip((0, self.length - 1), self.special.forced, strict=True):
+        scores = self.processors.scores(scores, position, generated, history, self.groups)
+        for place, token in zip(
+            (0, self.length - 1), self.special_tokens.forced_token_ids, strict=True
+        ):
             if token is not None:
                 here = ops.equal(position, popxl.constant(place, popxl.int32))
                 scores = ops.where(here, self._only(token, scores.shape[1]), scores)
@@ -92,7 +94,7 @@ class SearchContext:
         return ops.where(ops.equal(columns, popxl.constant(token, popxl.int32)), zero, never)
 
 
-class Advance(NamedTuple):
+class SearchStep(NamedTuple):
     """One position of a search.
 
     Attributes:
@@ -102,7 +104,7 @@ class Advance(NamedTuple):
     """
 
     input_ids: Tensor
-    parents: Tensor | None
+    beam_idx: Tensor | None
     state: list[Tensor]
 
 
@@ -114,7 +116,9 @@ class Search(Protocol):
     choose the same tokens.
     """
 
-    def start(self, prompted: Tensor, read: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
+    def start(
+        self, has_prompt: Tensor, prompt_tokens: Tensor, inputs: Sequence[Tensor]
+    ) -> list[Tensor]:
         """The state before the first token.
 
         Args:
@@ -125,7 +129,7 @@ class Search(Protocol):
         """
         ...
 
-    def advance(self, logits: Tensor, position: Tensor, state: list[Tensor]) -> Advance:
+    def advance(self, logits: Tensor, position: Tensor, state: list[Tensor]) -> SearchStep:
         """Choose a token for each sequence.
 
         Args:
@@ -143,7 +147,7 @@ class Search(Protocol):
         ...
 
 
-class Strategy(Protocol):
+class DecodingStrategy(Protocol):
     """How to search: plain data, from which a program makes its search."""
 
     @property
@@ -152,7 +156,7 @@ class Strategy(Protocol):
         ...
 
     @property
-    def rules(self) -> Rules:
+    def processors(self) -> LogitsProcessors:
         """What holds for the choice of tokens."""
         ...
 
@@ -160,7 +164,7 @@ class Strategy(Protocol):
         """Inputs of the search for a micro-batch, by name; their first axis is the prompts'."""
         ...
 
-    def feed(self, prompts: np.ndarray, length: int) -> Mapping[str, np.ndarray]:
+    def input_arrays(self, prompts: np.ndarray, length: int) -> Mapping[str, np.ndarray]:
         """Data of these inputs for some prompts.
 
         Args:

@@ -21,7 +21,7 @@ BYTES = 256
 
 
 @dataclass(frozen=True, eq=False)
-class Stops:
+class StopStringAutomaton:
     """The automaton's transitions by token, as data.
 
     Attributes:
@@ -34,7 +34,7 @@ class Stops:
     table: np.ndarray
 
     @staticmethod
-    def of(texts: Sequence[str], tokens: Sequence[bytes]) -> Stops:
+    def from_texts(texts: Sequence[str], tokens: Sequence[bytes]) -> StopStringAutomaton:
         """
         Args:
             texts: none of them empty.
@@ -47,7 +47,7 @@ class Stops:
         rows = np.stack([_read(after, ends, piece) for piece in pieces])
         table, shared = np.unique(rows, axis=0, return_inverse=True)
         columns = shared.reshape(-1)[[pieces[piece] for piece in short]]
-        return Stops(columns.astype(np.int32), table.T.astype(np.int32))
+        return StopStringAutomaton(columns.astype(np.int32), table.T.astype(np.int32))
 
     def start(self, read: Tensor) -> Tensor:
         """States after what was read: int32 (rows,).

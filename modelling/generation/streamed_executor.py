@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 import popxl
-from modelling.generation.generator import KEYS_AND_VALUES, Shared, nothing_shared
-from modelling.generation.kv_cache import continued
-from modelling.generation.layer_pass import ModelWeights, Pass
+from modelling.generation.generator import NUM_KV_TENSORS, LayerInputsFn, no_layer_inputs
+from modelling.generation.kv_cache import reorder_cache
+from modelling.generation.layer_pass import LayerPass, ModelWeights
 from modelling.layers import Layers
 from modelling.layers.wrapped import Wrapped, renamed
 from modelling.phases.buffers import LayerIO
@@ -24,25 +24,25 @@ ONCE = [(0, range(1))]
 """The run of a part that is there once."""
 
 
-class _Sharing(Wrapped):
+class WithLayerInputs(Wrapped):
     """A layer that makes for itself what layers share."""
 
-    def __init__(self, layer: Module, shared: Shared, has_caches: bool) -> None:
+    def __init__(self, layer: Module, layer_inputs: LayerInputsFn, has_caches: bool) -> None:
         super().__init__(layer)
-        self._shared, self._has_caches = shared, has_caches
+        self._layer_inputs, self._has_caches = layer_inputs, has_caches
 
     def build(
-        self, x: Tensor, caches: list[Tensor], parents: list[Tensor], *given: Tensor
+        self, x: Tensor, caches: list[Tensor], beam_idx: list[Tensor], *given: Tensor
     ) -> tuple[Tensor, ...]:
         """What the layer returns.
 
         Args:
-            parents: see `continued`.
-            given: `Prompts.about`, then what is the same.
+            parents: see `reorder_cache`.
+            given: `Prompts.prompt_state`, then what is the same.
         """
-        own = [*caches[:-KEYS_AND_VALUES], *continued(caches[-KEYS_AND_VALUES:], parents)]
+        own = [*caches[:-NUM_KV_TENSORS], *reorder_cache(caches[-NUM_KV_TENSORS:], beam_idx)]
         first = [own] if self._has_caches else []
-        outputs: tuple[Tensor, ...] = self.layer(x, *first, *self._shared(*given))
+        outputs: tuple[Tensor, ...] = self.layer(x, *first, *self._layer_inputs(*given))
         return outputs
 
 
@@ -51,33 +51,35 @@ class StreamedExecutor:
 
     Args:
         moment: "prompt" or "token", for plans.
-        parents: int32 (sequences,), see `Advance`; none where every sequence continues itself.
+        parents: int32 (sequences,), see `SearchStep`; none where every sequence continues itself.
     """
 
     def __init__(
         self,
         weights: ModelWeights,
         settings: PhaseSettings,
-        moment: str,
-        parents: Sequence[LayerIO] = (),
+        stage: str,
+        beam_idx: Sequence[LayerIO] = (),
     ) -> None:
         self._weights, self._settings = weights, settings
-        self._moment, self._parents = moment, parents
+        self._stage, self._parents = stage, beam_idx
 
     def run(
         self,
         name: str,
         module: Module,
         x: LayerIO,
-        about: Sequence[LayerIO] = (),
-        same: Sequence[Tensor] = (),
+        prompt_state: Sequence[LayerIO] = (),
+        loop_invariants: Sequence[Tensor] = (),
     ) -> LayerIO:
         """See `Executor`."""
-        specs = [t.spec for t in same]
-        visit = Pass(module, [x, *about], self._settings, same=specs, stores=[x])
-        with popxl.plan.part(f"{name}/{self._moment}"):
-            self._weights.run(name, [visit], ONCE, *same)
-        return visit.outputs[0]
+        specs = [t.spec for t in loop_invariants]
+        layer_pass = LayerPass(
+            module, [x, *prompt_state], self._settings, loop_invariants=specs, stores=[x]
+        )
+        with popxl.plan.part(f"{name}/{self._stage}"):
+            self._weights.run(name, [layer_pass], ONCE, *loop_invariants)
+        return layer_pass.outputs[0]
 
     def run_layers(
         self,
@@ -85,45 +87,45 @@ class StreamedExecutor:
         layers: Layers,
         x: LayerIO,
         caches: Caches | None = None,
-        about: Sequence[LayerIO] = (),
-        same: Sequence[Tensor] = (),
-        shared: Shared = nothing_shared,
+        prompt_state: Sequence[LayerIO] = (),
+        loop_invariants: Sequence[Tensor] = (),
+        layer_inputs: LayerInputsFn = no_layer_inputs,
     ) -> tuple[LayerIO, Caches]:
         """See `Executor`."""
-        passes: list[Pass] = []
+        passes: list[LayerPass] = []
         new: Caches = []
         for kind, layer in enumerate(layers.kinds):
             own = [] if caches is None else caches[kind]
-            visit = Pass(
-                _Sharing(layer, partial(shared, kind), caches is not None),
-                [x, own, self._parents if own else [], *about],
+            layer_pass = LayerPass(
+                WithLayerInputs(layer, partial(layer_inputs, kind), caches is not None),
+                [x, own, self._parents if own else [], *prompt_state],
                 self._settings,
-                same=[t.spec for t in same],
-                stores=[x, *own[-KEYS_AND_VALUES:]],
+                loop_invariants=[t.spec for t in loop_invariants],
+                stores=[x, *own[-NUM_KV_TENSORS:]],
                 rows=layers.order.count(kind),
             )
-            passes.append(visit)
-            new.append([*own[:-KEYS_AND_VALUES], *visit.outputs[1:]])
-        with popxl.plan.part(f"{name}/{self._moment}"):
-            self._weights.run(name, passes, layers.runs(), *same)
+            passes.append(layer_pass)
+            new.append([*own[:-NUM_KV_TENSORS], *layer_pass.outputs[1:]])
+        with popxl.plan.part(f"{name}/{self._stage}"):
+            self._weights.run(name, passes, layers.runs(), *loop_invariants)
         return x, new
 
-    def prepare_layers(self, name: str, layers: Layers, x: LayerIO) -> Caches:
+    def init_caches(self, name: str, layers: Layers, x: LayerIO) -> Caches:
         """See `Executor`."""
         passes = [
-            Pass(layer, [x], self._settings, rows=layers.order.count(kind))
+            LayerPass(layer, [x], self._settings, rows=layers.order.count(kind))
             for kind, layer in enumerate(layers.kinds)
         ]
-        with popxl.plan.part(f"{name}/{self._moment}"):
+        with popxl.plan.part(f"{name}/{self._stage}"):
             self._weights.run(name, passes, layers.runs())
-        return [visit.outputs for visit in passes]
+        return [layer_pass.outputs for layer_pass in passes]
 
-    def run_of_first(self, name: str, path: str, module: Module, *args: Any) -> Tensor:
+    def run_with_first_layer(self, name: str, path: str, module: Module, *args: Any) -> Tensor:
         """See `Executor`."""
         made = module.create_graph(*args)
         facts, graph = renamed(*made, lambda variable: f"{path}.{variable}")
         phase = self._weights.first(name)
         phase.add(facts.inputs)
-        with popxl.plan.part(f"{name}/{self._moment}"):
-            weights = phase.load_whole(graph.args.keys_flat(), popxl.constant(0, popxl.int32))
+        with popxl.plan.part(f"{name}/{self._stage}"):
+            weights = phase.load_full(graph.args.keys_flat(), popxl.constant(0, popxl.int32))
             return graph.bind(weights).call()[0]

@@ -22,7 +22,7 @@ from data.pipeline import Pipeline
 from data.sources import DataError
 from data.tokenizer import warn_truncated
 from files.formatting import format_value
-from modelling.generation.decoding_strategy import strategy_of
+from modelling.generation.decoding_strategy import strategy_from_config
 from modelling.spec import family_of
 from run.answers.generate import next_line
 from run.start import Start, load_ready
@@ -172,10 +172,10 @@ class Partner:
         if self._model is None or room != self._room:
             self._leave()
             self._room = room
-            strategy = strategy_of(fitted, self._data.tokenizer)
-            piecewise = strategy.sequences == 1  # beams change their mind
+            strategy = strategy_from_config(fitted, self._data.tokenizer)
+            token_by_token = strategy.sequences == 1  # beams change their mind
             model = compile_session(
-                lambda: GenerationSession(fitted, strategy, piecewise=piecewise),
+                lambda: GenerationSession(fitted, strategy, token_by_token=token_by_token),
                 "the program that generates",
             )
 

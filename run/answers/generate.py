@@ -27,7 +27,7 @@ from files.atomic_writing import write_text
 from files.file_location import FileLocation
 from files.formatting import format_path
 from huggingface.pretrained import published
-from modelling.generation.decoding_strategy import strategy_of
+from modelling.generation.decoding_strategy import strategy_from_config
 from modelling.spec import family_of
 from planning.origins import exported_task
 from run.notes import length_note
@@ -74,7 +74,7 @@ def answer(config: RunConfig, prompts: Sequence[Asked], data_cache: DataCache) -
     for note in length_note(fitted, family.sample_format.output_length(fitted)):
         say(note)
     start = load_ready(fitted)
-    strategy = strategy_of(fitted, data.tokenizer)
+    strategy = strategy_from_config(fitted, data.tokenizer)
     model = compile_session(
         lambda: GenerationSession(fitted, strategy), "the program that generates"
     )

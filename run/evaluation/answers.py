@@ -11,7 +11,7 @@ from data.examples import Corpus
 from data.label_candidates import Candidates
 from data.pipeline import Pipeline
 from data.tokenizer import warn_truncated
-from modelling.generation.decoding_strategy import strategy_of
+from modelling.generation.decoding_strategy import strategy_from_config
 from sessions.generation import GenerationSession
 from sessions.loss_evaluation import LossSession
 from sessions.session import ModelSession, compile_session
@@ -33,7 +33,9 @@ class Writing:
         self.cut, self._tokenizer = self._prompts.truncated, data.tokenizer
         self._stops = data.config.generation.stops()
         self._inference = compile_session(
-            lambda: GenerationSession(fitted, strategy_of(fitted, data.tokenizer), weight_source),
+            lambda: GenerationSession(
+                fitted, strategy_from_config(fitted, data.tokenizer), weight_source
+            ),
             "the program that generates",
         )
 

@@ -17,9 +17,9 @@ from config.base import leaves
 from config.gptj import GPTJConfig
 from config.sections import RunConfig
 from data.samples import Samples
-from modelling.generation import build_generation, build_streamed
-from modelling.generation.decoding_strategy import strategy_of
-from modelling.generation.token_by_token import build_piecewise
+from modelling.generation import build_resident, build_streamed
+from modelling.generation.decoding_strategy import strategy_from_config
+from modelling.generation.token_by_token import build_token_by_token
 from modelling.phases.evaluation import build_loss
 from modelling.phases.training import build_training
 from modelling.spec import family_of
@@ -194,15 +194,15 @@ def texts_of(config: RunConfig, wanted: str = ALL) -> dict[str, str]:
     weight_map, generator, strategy = (
         family.weight_map(written),
         family.generator,
-        strategy_of(written),
+        strategy_from_config(written),
     )
     build: dict[str, Callable[[], Any]] = {
         "T": lambda: build_training(
             config, family.build_phases, weight_map=family.weight_map(config)
         ),
         "E": lambda: build_loss(written, family.build_phases, weight_map),
-        "R": lambda: build_generation(written, generator, strategy),
-        "P": lambda: build_piecewise(written, generator, strategy),
+        "R": lambda: build_resident(written, generator, strategy),
+        "P": lambda: build_token_by_token(written, generator, strategy),
         "S": lambda: build_streamed(written, generator, weight_map, strategy),
     }
     kinds = [kind for kind in wanted if kind != "T" or not config.model.eval]
@@ -306,7 +306,7 @@ def results_of(config: RunConfig, samples: Samples) -> dict[str, np.ndarray]:
     one = config.changed({"execution.micro_batch_size": 1})
     rows = [row[None] for row in input_ids]
     found["P"] = run(
-        GenerationSession(one, piecewise=True),
+        GenerationSession(one, token_by_token=True),
         lambda model: [[*model.stream(row, np.ones_like(row))][-1][0] for row in rows],
     )
     return found

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import popxl
 from config.presets import merge
-from modelling.generation import build_generation
+from modelling.generation import build_resident
 from modelling.phases.training import build_training
 from modelling.spec import family_of
 from planning.requirements import Requirements, finetuning_requirements
@@ -93,7 +93,7 @@ def test_memory_of_generation_is_what_xla_gives(name: str, bound: float) -> None
     the gaps of its own order, 12 % of those of `tiny`."""
     config = preset(name, "inference")
     config = replace(config, model=replace(config.model, eval=True))
-    check_memory(build_generation(config, family_of(config).generator).ir, bound)
+    check_memory(build_resident(config, family_of(config).generator).ir, bound)
 
 
 @pytest.mark.slow  # by default all operations of `tiny`, which has such lengths, are counted

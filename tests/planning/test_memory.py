@@ -15,7 +15,7 @@ import planning.report
 import popxl
 from modelling.generation import Greedy
 from modelling.spec import family_of
-from planning.generation_placement import generation_program
+from planning.generation_placement import build_generation_program
 from planning.hardware import disk_offload, memory_check
 from planning.hardware.disk_offload import check_fits, offload_if_needed
 from planning.hardware.machines import machines
@@ -106,7 +106,7 @@ def test_the_disk_that_a_message_names_is_enough(monkeypatch: pytest.MonkeyPatch
     assert popxl.plan.storage_of(another).disk == error.value.disk
     monkeypatch.setattr(disk_offload, "host_memory", lambda: 10**6)
     config = config.changed({"model.eval": True})
-    program = generation_program(config, family_of(config), Greedy())
+    program = build_generation_program(config, family_of(config), Greedy())
     assert any(buffer.kind == "weights" for buffer in program.ir.remote_buffers)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from modelling.generation import Beam, Greedy, Strategy
+from modelling.generation import Beam, DecodingStrategy, Greedy
 from sessions.generation import GenerationSession
 from tests.modelling.bart.hf import (
     BOS,
@@ -51,7 +51,7 @@ def model_of(kind: str) -> Any:
 
 
 @cache
-def theirs(kind: str, strategy: Strategy) -> np.ndarray:
+def theirs(kind: str, strategy: DecodingStrategy) -> np.ndarray:
     """What transformers generates."""
     input_ids, mask = prompts()
     beams = strategy if isinstance(strategy, Beam) else Beam(1)
@@ -63,7 +63,7 @@ def theirs(kind: str, strategy: Strategy) -> np.ndarray:
 
 
 def check_tokens(
-    kind: str, strategy: Strategy, dp: int, tp: int, weights: str, places: int
+    kind: str, strategy: DecodingStrategy, dp: int, tp: int, weights: str, places: int
 ) -> None:
     expected = theirs(kind, strategy)
     assert len({tuple(row) for row in expected}) >= 4
@@ -87,7 +87,7 @@ def test_forced_tokens_begin_and_end_answers() -> None:
     [(Greedy(), 2, "resident", 3), (Beam(3), 1, "streamed", 1)],
 )
 def test_bart_writes_as_hugging_faces(
-    strategy: Strategy, tp: int, weights: str, places: int
+    strategy: DecodingStrategy, tp: int, weights: str, places: int
 ) -> None:
     check_tokens("as published", strategy, 1, tp, weights, places)
 
@@ -98,6 +98,6 @@ def test_bart_writes_as_hugging_faces(
 @pytest.mark.parametrize("weights", ["resident", "streamed"])
 @pytest.mark.parametrize(("dp", "tp", "places"), [(1, 1, 1), (2, 2, 1), (1, 2, 4)])
 def test_every_kind_writes_as_hugging_faces(
-    kind: str, strategy: Strategy, weights: str, dp: int, tp: int, places: int
+    kind: str, strategy: DecodingStrategy, weights: str, dp: int, tp: int, places: int
 ) -> None:
     check_tokens(kind, strategy, dp, tp, weights, places)

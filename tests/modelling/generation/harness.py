@@ -11,9 +11,9 @@ import torch
 
 import popxl
 from config.sections import RunConfig
-from modelling.generation import ResidentModel, SearchContext, SpecialTokens, write_tokens
-from modelling.generation.generator import GeneratorOf
-from modelling.generation.single_sequence import OneByOne
+from modelling.generation import ResidentModel, SearchContext, SpecialTokens, generate_tokens
+from modelling.generation.generator import GeneratorFactory
+from modelling.generation.single_sequence import SingleSequenceSearch
 from modelling.layers import Groups, configured
 from modelling.weights import WeightMap
 from popxl import Tensor, ops
@@ -94,7 +94,7 @@ def memory_of_layers(config_of: Callable[[int], RunConfig], few: int, many: int)
     return sizes[1] - sizes[0]
 
 
-class Forced(OneByOne):
+class Forced(SingleSequenceSearch):
     """A search that follows given tokens instead of choosing, and keeps the logits."""
 
     def __init__(self, context: SearchContext, batch: int, part: int) -> None:
@@ -117,7 +117,7 @@ Beside = Callable[[NamedTensors, Tensor, Tensor], Tensor]
 
 def forced_logits(
     config: RunConfig,
-    generator_of: GeneratorOf,
+    make_generator: GeneratorFactory,
     weight_map: WeightMap,
     expected: Reference,
     forced: np.ndarray,
@@ -138,14 +138,14 @@ def forced_logits(
     ir = popxl.Ir(replication=data_parallel * tp)
     ir.num_host_transfers = positions
     with ir.main_graph, configured(config):
-        groups, generator = Groups.current(tp), generator_of(config, 1)
+        groups, generator = Groups.current(tp), make_generator(config, 1)
         model = ResidentModel(generator, batch, groups)
         weights = model.facts.init(empty=True)
         input_ids, mask = (popxl.variable(x[:batch]) for x in (expected.input_ids, expected.mask))
         context = SearchContext(groups, SpecialTokens(-1, -1), generator.output_length)
         choose = Forced(context, batch, weight_map.weights[-1].shape[0] // tp)
         start = model.prefill(weights, input_ids, mask)
-        write_tokens(start, generator.output_length, choose, [], groups)
+        generate_tokens(start, generator.output_length, choose, [], groups)
         other = None if beside is None else _stored(beside(weights, input_ids, mask))
     apply_pre_alias_patterns(ir)
     trees = {name: NamedTensors(fwd=weights.get(name)) for name in weight_map.layers}

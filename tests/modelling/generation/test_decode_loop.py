@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import popxl
-from modelling.generation import Prefilled, SearchContext, SpecialTokens, write_tokens
-from modelling.generation.single_sequence import OneByOne
+from modelling.generation import DecodeStart, SearchContext, SpecialTokens, generate_tokens
+from modelling.generation.single_sequence import SingleSequenceSearch
 from modelling.layers import Groups
 from popxl import Tensor, TensorSpec, ops
 from popxl_addons import BoundGraph
 
 START = 9
-SPECIAL = SpecialTokens(end=1, pad=0)
+SPECIAL = SpecialTokens(eos_token_id=1, pad_token_id=0)
 LENGTH = 6
 SCRIPT = np.array(
     [
@@ -26,7 +26,7 @@ SCRIPT = np.array(
 SAID = np.array([[5, 6, 1, 0, 0, 0], [3, 1, 0, 0, 0, 0]])
 
 
-class Said(OneByOne):
+class Said(SingleSequenceSearch):
     """The only logit is the token itself."""
 
     def choose(self, logits: Tensor, position: Tensor, inputs: Sequence[Tensor]) -> Tensor:
@@ -34,7 +34,7 @@ class Said(OneByOne):
 
 
 def run(
-    script: np.ndarray, prompted: list[bool], data_parallel: int = 1
+    script: np.ndarray, has_prompt: list[bool], data_parallel: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
     """Decode scripted samples, shared out to the replicas.
 
@@ -52,7 +52,7 @@ def run(
         said = popxl.variable(
             script.reshape(*shared_out, LENGTH).astype(np.float32), replica_grouping=apart
         )
-        asked = popxl.variable(np.reshape(prompted, shared_out), replica_grouping=apart)
+        asked = popxl.variable(np.reshape(has_prompt, shared_out), replica_grouping=apart)
         read = popxl.d2h_stream((batch,), popxl.int32, "read")
         tokens = popxl.d2h_stream((batch, LENGTH), popxl.int32, "tokens")
 
@@ -66,9 +66,11 @@ def run(
         graph = ir.create_graph(step, position, input_ids, position, said)
         first = popxl.constant(np.full((batch, 1), START), popxl.int32)
         caches = [popxl.constant(0, popxl.int32)]
-        start = Prefilled(BoundGraph(graph, {graph.inputs[-1]: said}), caches, first, asked, first)
+        start = DecodeStart(
+            BoundGraph(graph, {graph.inputs[-1]: said}), caches, first, asked, first
+        )
         search = Said(SearchContext(groups, SPECIAL, LENGTH))
-        ops.host_store(tokens, write_tokens(start, LENGTH, search, [], groups))
+        ops.host_store(tokens, generate_tokens(start, LENGTH, search, [], groups))
     with popxl.Session(ir, "cpu") as session:
         found = session.run()
     by_transfer = found[read].reshape(LENGTH, -1) - 1

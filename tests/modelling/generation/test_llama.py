@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from config.llama import LlamaConfig
-from modelling.generation import Beam, Greedy, Sampling, Strategy
+from modelling.generation import Beam, DecodingStrategy, Greedy, Sampling
 from modelling.spec import family_of
-from planning.generation_placement import generation_program
+from planning.generation_placement import build_generation_program
 from popxl.plan import storage_of
 from sessions.generation import GenerationSession
 from tests.modelling.generation.harness import hf_beams, hf_greedy
@@ -64,7 +64,7 @@ def config_of(kind: str, tp: int, weights: str, groups: int = 1, **model: Any) -
 def ours(
     kind: str,
     tp: int,
-    strategy: Strategy | None = None,
+    strategy: DecodingStrategy | None = None,
     where: str = "resident",
     given: dict[str, np.ndarray] | None = None,
     **model: Any,
@@ -158,7 +158,7 @@ def test_caches_of_layers_with_a_window_are_as_long_as_it() -> None:
     def bytes_of(window: int) -> int:
         config = config_of("gemma3_text", 1, "streamed")
         config = replace(config, model=replace(config.model, sliding_window=window))
-        return storage_of(generation_program(config, family_of(config), Greedy()).ir).remote
+        return storage_of(build_generation_program(config, family_of(config), Greedy()).ir).remote
 
     positions = LENGTH + POSITIONS
     fewer = 2 * 2 * (positions - 5) * 3 * 5 * 2 * 6 * 4  # keys and values of 15 prompts, float32

@@ -17,7 +17,14 @@ from transformers import PreTrainedTokenizerFast
 
 from config.sections import RunConfig
 from data.tokenizer import Tokenizer
-from modelling.generation import Beam, Greedy, Rules, Sampling, Stops, Strategy
+from modelling.generation import (
+    Beam,
+    DecodingStrategy,
+    Greedy,
+    LogitsProcessors,
+    Sampling,
+    StopStringAutomaton,
+)
 from sessions.generation import GenerationSession
 from tests.modelling.generation import gptj, t5
 from tests.modelling.torch_training import logical
@@ -75,7 +82,7 @@ def theirs(family: ModuleType, beams: int, ruled: bool = True) -> np.ndarray:
     case = case_of(family)
     shift = [np.roll(a, n, 0) for a, n in _by_padding(case.input_ids, case.mask)]
     mask = [np.roll(a, n, 0) for a, n in _by_padding(case.mask, case.mask)]
-    rules: dict[str, Any] = {
+    processors: dict[str, Any] = {
         "repetition_penalty": PENALTY,
         "no_repeat_ngram_size": SIZE,
         "stop_strings": list(TEXTS),
@@ -89,7 +96,7 @@ def theirs(family: ModuleType, beams: int, ruled: bool = True) -> np.ndarray:
         max_new_tokens=POSITIONS,
         pad_token_id=family.PAD,
         eos_token_id=family.END,
-        **(rules if ruled else {}),
+        **(processors if ruled else {}),
     )
     new = found[:, 1 if case.hf.config.is_encoder_decoder else case.input_ids.shape[1] :].numpy()
     tokens = np.full((len(new), POSITIONS), family.PAD)
@@ -109,12 +116,14 @@ def config_of(family: ModuleType, dp: int, tp: int) -> RunConfig:
 
 
 def ours(
-    family: ModuleType, strategy: Strategy, weights: str, dp: int = 1, tp: int = 1
+    family: ModuleType, strategy: DecodingStrategy, weights: str, dp: int = 1, tp: int = 1
 ) -> np.ndarray:
     case, config = case_of(family), config_of(family, dp, tp)
     generation = replace(config.generation, weights=weights, micro_batches=3)
-    stops = Stops.of(TEXTS, case.tokenizer.printed(config.model.embedding.vocab_size))
-    strategy = replace(strategy, rules=Rules(PENALTY, SIZE, stops))
+    stops = StopStringAutomaton.from_texts(
+        TEXTS, case.tokenizer.printed(config.model.embedding.vocab_size)
+    )
+    strategy = replace(strategy, processors=LogitsProcessors(PENALTY, SIZE, stops))
     config = replace(config, generation=generation)
     with GenerationSession(config, strategy) as model:
         model.write(case.weights)

@@ -16,7 +16,7 @@ import popxl
 from config.presets import load_config
 from config.t5 import T5Config
 from modelling.generation import Greedy, Sampling, SearchContext, SpecialTokens
-from modelling.generation.decoding_strategy import strategy_of
+from modelling.generation.decoding_strategy import strategy_from_config
 from modelling.generation.sampling import UNIFORMS, uniforms
 from modelling.layers import Groups
 from popxl import ops
@@ -31,10 +31,10 @@ SURE = 80.0
 
 def test_temperature_0_is_greedy() -> None:
     config = load_config(T5Config, "inference", "tiny", {"generation": {"search": "sample"}})
-    assert isinstance(strategy_of(config), Sampling)
-    assert strategy_of(config.changed({"generation.temperature": 0.0})) == Greedy()
+    assert isinstance(strategy_from_config(config), Sampling)
+    assert strategy_from_config(config.changed({"generation.temperature": 0.0})) == Greedy()
     line = read_command_line("", "inference", "tiny", ["--temperature", "0", "--top_p", "0.5"])
-    assert strategy_of(line.config) == Greedy()
+    assert strategy_from_config(line.config) == Greedy()
 
 
 def drawn(strategy: Sampling, tensor_parallel: int) -> np.ndarray:
@@ -46,7 +46,7 @@ def drawn(strategy: Sampling, tensor_parallel: int) -> np.ndarray:
         data = parts if tensor_parallel > 1 else parts[0]
         logits = popxl.variable(data, replica_grouping=groups.sharded)
         search = strategy.search(SearchContext(groups, SpecialTokens(-1, -2), 2))
-        (uniform,) = strategy.feed(np.arange(DRAWS), 2).values()
+        (uniform,) = strategy.input_arrays(np.arange(DRAWS), 2).values()
         token = search.choose(logits, popxl.constant(1, popxl.int32), [popxl.variable(uniform)])
         out = popxl.d2h_stream((DRAWS,), popxl.int32)
         ops.host_store(out, token)
@@ -98,5 +98,5 @@ def test_another_seed_and_another_prompt_give_other_numbers():
 
 
 def test_what_only_fills_a_batch_draws_nothing():
-    data = Sampling(1).feed(np.array([-1, 4]), 3)[UNIFORMS]
+    data = Sampling(1).input_arrays(np.array([-1, 4]), 3)[UNIFORMS]
     np.testing.assert_array_equal(data, [[0, 0, 0], uniforms(1, 4, 3)])

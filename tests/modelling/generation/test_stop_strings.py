@@ -13,7 +13,7 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 from config.errors import ConfigError
 from config.run import Generation
 from data.tokenizer import Tokenizer
-from modelling.generation import Stops
+from modelling.generation import StopStringAutomaton
 from tests.data.corpora import run_tokenizer
 
 WIDTH = 12
@@ -35,7 +35,7 @@ def bytes_in_tokens() -> Tokenizer:
     return Tokenizer(base)
 
 
-def ends_at(stops: Stops, rows: np.ndarray) -> np.ndarray:
+def ends_at(stops: StopStringAutomaton, rows: np.ndarray) -> np.ndarray:
     """Whether a text ends in each token: bool, as `rows`."""
     states, columns = len(stops.table), stops.columns[rows]
     found, state = np.zeros(rows.shape, bool), np.zeros(len(rows), int)
@@ -67,7 +67,7 @@ def test_texts_end_where_transformers_ends_them(name, seed):
         start = rng.integers(0, max(len(whole) - 2, 1))
         text = whole[start : start + rng.integers(1, 5)].strip("\ufffd")
         texts += [text] if text else []
-    stops = Stops.of(texts, tokenizer.printed(count + 4))
+    stops = StopStringAutomaton.from_texts(texts, tokenizer.printed(count + 4))
     ours = ends_at(stops, rows)
     criterion = StopStringCriteria(tokenizer.base, texts)
     theirs = [criterion(torch.tensor(rows[:, :n]), None).numpy() for n in range(1, WIDTH + 1)]
@@ -77,7 +77,7 @@ def test_texts_end_where_transformers_ends_them(name, seed):
 
 
 def test_most_tokens_share_a_column():
-    stops = Stops.of(["\n", "Answer:"], run_tokenizer("gptj").printed(600))
+    stops = StopStringAutomaton.from_texts(["\n", "Answer:"], run_tokenizer("gptj").printed(600))
     assert stops.table.shape[1] < 40
     assert len(stops.columns) == 601
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from config.sections import RunConfig
-from modelling.generation import Beam, Greedy, Sampling, Strategy
+from modelling.generation import Beam, DecodingStrategy, Greedy, Sampling
 from modelling.spec import family_of
-from planning.generation_placement import generation_program
+from planning.generation_placement import build_generation_program
 from popxl.plan import plan_of
 from sessions.generation import GenerationSession
 from tests.modelling.generation import gptj, t5
@@ -40,7 +40,7 @@ def config_of(family: ModuleType, dp: int = 1, tp: int = 1) -> RunConfig:
 def tokens_of(
     config: RunConfig,
     weights: str,
-    strategy: Strategy,
+    strategy: DecodingStrategy,
     own: Mapping[str, np.ndarray] | None = None,
 ) -> np.ndarray:
     """What is written with the weights on the device ("resident") or "streamed"."""
@@ -93,7 +93,7 @@ def test_four_bits_stream_packed():
     np.testing.assert_array_equal(streamed, resident)
     generation = replace(config.generation, weights="streamed")
     config = replace(config, generation=generation)
-    program = generation_program(config, family_of(config), Greedy())
+    program = build_generation_program(config, family_of(config), Greedy())
     (layer, *_) = program.variables["layer"]
     packed = [v for n, v in layer.fwd.to_dict().items() if n.endswith("packed")]
     assert len(packed) == 4
@@ -133,7 +133,7 @@ def test_the_device_holds_a_layer_at_a_time():
         config = small_config(1, 1, 4, layers=layers, eval=True, output_length=2)
         generation = replace(config.generation, weights=weights, micro_batches=2)
         config = replace(config, generation=generation)
-        return plan_of(generation_program(config, family_of(config), Greedy()).ir).device
+        return plan_of(build_generation_program(config, family_of(config), Greedy()).ir).device
 
     assert bytes_of(4, "streamed") == bytes_of(2, "streamed")
     assert bytes_of(4, "resident") > 1.3 * bytes_of(2, "resident")

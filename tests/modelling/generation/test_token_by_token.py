@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from modelling.generation import Sampling, Strategy
+from modelling.generation import DecodingStrategy, Sampling
 from modelling.generation.greedy_search import Greedy
 from sessions.generation import GenerationSession
 from tests.modelling.generation.harness import hf_greedy
@@ -16,11 +16,11 @@ from tests.modelling.llama.hf import PAD
 from tests.modelling.weight_maps import base_weight_map
 
 
-def one_by_one(strategy: Strategy, tp: int, where: str) -> list[list[np.ndarray]]:
+def one_by_one(strategy: DecodingStrategy, tp: int, where: str) -> list[list[np.ndarray]]:
     _, weights, input_ids, mask = reference("gemma3_text")
     config = config_of("gemma3_text", tp, where)
     config = replace(config, execution=replace(config.execution, micro_batch_size=1))
-    with GenerationSession(config, strategy, piecewise=True) as model:
+    with GenerationSession(config, strategy, token_by_token=True) as model:
         model.write(base_weight_map(config).from_hf(weights))
         with pytest.raises(ValueError, match="mask has shape"):
             next(model.stream(input_ids[:1], mask[:1, :-1]))

@@ -19,7 +19,7 @@ from config.model import TiedEmbedding
 from config.t5 import T5Config
 from files.json_files import JsonObject
 from huggingface.model_folders import read_hf_directory, write_hf_directory
-from modelling.generation import Beam, Greedy, Strategy
+from modelling.generation import Beam, DecodingStrategy, Greedy
 from modelling.t5.config_json import from_config_json, to_config_json
 from modelling.weights import WeightsError
 from run.start import starting_point
@@ -151,7 +151,7 @@ def prompts() -> tuple[np.ndarray, np.ndarray]:
 
 
 @cache
-def theirs(kind: str, strategy: Strategy) -> np.ndarray:
+def theirs(kind: str, strategy: DecodingStrategy) -> np.ndarray:
     """What transformers generates."""
     model, (input_ids, mask) = their_model(kind, writing=True), prompts()
     beams = strategy if isinstance(strategy, Beam) else Beam(1)
@@ -162,7 +162,7 @@ def theirs(kind: str, strategy: Strategy) -> np.ndarray:
     return np.stack(rows)
 
 
-def ours(kind: str, strategy: Strategy, dp: int, tp: int, weights: str) -> np.ndarray:
+def ours(kind: str, strategy: DecodingStrategy, dp: int, tp: int, weights: str) -> np.ndarray:
     config = config_of(kind, dp, tp, 4, eval=True, decoder_sequence_length=POSITIONS)
     generation = replace(config.generation, weights=weights, micro_batches=2)
     config = replace(config, generation=generation)
@@ -171,7 +171,7 @@ def ours(kind: str, strategy: Strategy, dp: int, tp: int, weights: str) -> np.nd
         return model.generate(*prompts())
 
 
-def check_tokens(kind: str, strategy: Strategy, dp: int, tp: int, weights: str) -> None:
+def check_tokens(kind: str, strategy: DecodingStrategy, dp: int, tp: int, weights: str) -> None:
     expected = theirs(kind, strategy)
     assert len({tuple(row) for row in expected}) > PROMPTS / 2
     np.testing.assert_array_equal(ours(kind, strategy, dp, tp, weights), expected)
@@ -180,7 +180,9 @@ def check_tokens(kind: str, strategy: Strategy, dp: int, tp: int, weights: str) 
 @pytest.mark.parametrize(
     ("strategy", "tp", "weights"), [slow(Greedy(), 2, "resident"), (Beam(2), 2, "streamed")]
 )
-def test_t5_of_2019_writes_as_hugging_faces(strategy: Strategy, tp: int, weights: str) -> None:
+def test_t5_of_2019_writes_as_hugging_faces(
+    strategy: DecodingStrategy, tp: int, weights: str
+) -> None:
     """The streamed program loads the embedding for the head as well."""
     check_tokens("2019", strategy, 1, tp, weights)
 
@@ -195,7 +197,7 @@ def test_a_decoder_of_another_depth_writes_as_hugging_faces() -> None:
 @pytest.mark.parametrize("weights", ["resident", "streamed"])
 @pytest.mark.parametrize(("dp", "tp"), [(1, 1), (2, 2)])
 def test_every_kind_writes_as_hugging_faces(
-    kind: str, strategy: Strategy, weights: str, dp: int, tp: int
+    kind: str, strategy: DecodingStrategy, weights: str, dp: int, tp: int
 ) -> None:
     check_tokens(kind, strategy, dp, tp, weights)
 
