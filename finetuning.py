@@ -20,7 +20,7 @@ from config.errors import ConfigError
 from config.flags import Unused
 from config.sections import RunConfig
 from data.loader import Loader
-from modelling.spec import family_of
+from modelling.spec import get_family
 from planning.hardware.disk_offload import process_bytes
 from planning.requirements import finetuning_requirements
 from run.records.pace import peak_host_bytes
@@ -92,7 +92,7 @@ def measure(
         raise ConfigError(
             "generated data have no preferences: give --training.objective cross_entropy"
         )
-    family = family_of(config)
+    family = get_family(config)
     start = time.perf_counter()
     model = TrainingSession(config)
     startup = time.perf_counter() - start

@@ -20,7 +20,7 @@ import numpy as np
 
 from config.flags import Unused
 from config.sections import RunConfig
-from modelling.spec import family_of
+from modelling.spec import get_family
 from planning.requirements import generation_requirements
 from run.throughput import MachineUse, report_throughput
 from sessions.generation import GenerationSession as GenerationSession
@@ -65,7 +65,7 @@ class GenerationThroughput:
 
 def measure(config: RunConfig, runs: int) -> GenerationThroughput:
     """Build the program of a configuration and run it, once to warm up and then `runs` times."""
-    family, start = family_of(config), time.perf_counter()
+    family, start = get_family(config), time.perf_counter()
     inference = GenerationSession(config)
     startup = time.perf_counter() - start
     samples, length = inference.samples_per_run, inference.program.input_ids.shape[1]

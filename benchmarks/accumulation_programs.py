@@ -28,8 +28,8 @@ import popxl_addons as addons
 from benchmarks import run_in_processes
 from config.gptj import GPTJConfig
 from modelling.decoder import decoder_weight_map
-from modelling.gptj.model import decoder
-from modelling.layers import Context, configured
+from modelling.gptj.model import decoder_spec
+from modelling.layers import BlockContext, use_run_config
 from popxl import ops
 from popxl_addons.optimizers.adam import AdamOptimizerStep
 
@@ -101,18 +101,18 @@ class ModelWithLoss(addons.Module):
 
     def __init__(self, config: GPTJConfig) -> None:
         super().__init__()
-        self._config, model = config, decoder(config)
-        with configured(config):
+        self._config, model = config, decoder_spec(config)
+        with use_run_config(config):
             self.embeddings, self.head = model.embeddings(), model.head()
             self.layer = addons.Module.from_list(list(map(model.block, model.layer_types)))
 
     def build(self, words: popxl.Tensor, labels: popxl.Tensor) -> popxl.Tensor:
         """words, labels: int32 (micro-batch, length) -> mean loss of a token, float32 scalar."""
         weight = popxl.constant(1 / words.nelms, popxl.float32)
-        with configured(self._config):
+        with use_run_config(self._config):
             x = self.embeddings(words)
             for layer in self.layer:
-                x = layer(x, Context())
+                x = layer(x, BlockContext())
             (loss,) = self.head(x, labels=labels, weight=weight)
         return loss
 
@@ -223,7 +223,7 @@ class AccumulationProgram:
     # ---- running --------------------------------------------------------------------------------
     def data(self) -> dict:
         """Initial weights, the same whatever the program."""
-        weight_map = decoder_weight_map(self.config, decoder(self.config))
+        weight_map = decoder_weight_map(self.config, decoder_spec(self.config))
         trees = {}
         for layer in weight_map.layers:
             fwd = self.variables.get(layer)

@@ -25,7 +25,7 @@ import popxl
 from config.sections import RunConfig
 from finetuning import UNUSED
 from modelling.phases.training import build_training
-from modelling.spec import family_of
+from modelling.spec import get_family
 from planning.hardware.resource_errors import explain_resource_errors
 from run.records.pace import peak_host_bytes
 from run.throughput import read_throughput_line
@@ -95,7 +95,7 @@ class Compilation:
 def compile_program(config: RunConfig) -> Compilation:
     """Build, plan and compile the fine-tuning program on virtual CPU devices."""
     start = time.perf_counter()
-    family = family_of(config)
+    family = get_family(config)
     ir = build_training(config, family.build_phases, weight_map=family.weight_map(config)).ir
     built = time.perf_counter()
     plan = popxl.plan.plan_of(ir)

@@ -34,7 +34,7 @@ from config.presets import load_config, preset_data
 from config.sections import RunConfig
 from data.loader import Loader
 from modelling.devices import device_desc, platform
-from modelling.spec import family_of
+from modelling.spec import get_family
 from modelling.weights import WeightMap
 from planning.hardware.local_machine import machine_from_table, measure_local_machine
 from planning.hardware.machines import Machine, machine
@@ -210,7 +210,7 @@ def _configured(given: argparse.Namespace, kind: str) -> RunConfig:
 
 def _prepared(config: RunConfig) -> tuple[TrainingSession, Loader]:
     """A model with random weights, and generated samples."""
-    family, samples = family_of(config), 4 * config.training.global_batch_size
+    family, samples = get_family(config), 4 * config.training.global_batch_size
     model = TrainingSession(config)
     model.write(weights(family.weight_map(config)))
     return model, Loader.of(config, family.sample_format.generated(config, samples, None))
@@ -267,7 +267,7 @@ def _step(model: TrainingSession, loader: Loader, step: int) -> float:
 
 
 def _generate(config: RunConfig, runs: int) -> Facts:
-    family, on = family_of(config), _machine(config)
+    family, on = get_family(config), _machine(config)
     model = GenerationSession(config)
     samples, length = model.samples_per_run, model.program.input_ids.shape[1]
     rng = np.random.default_rng(0)

@@ -28,7 +28,7 @@ from config.sections import RunConfig
 from files.atomic_writing import write_text
 from finetuning import measure
 from finetuning import summary as summary_of
-from modelling.spec import family_of
+from modelling.spec import get_family
 from planning.hardware.disk_offload import process_bytes
 from planning.hardware.local_machine import disk_rates
 from planning.hardware.machines import machine
@@ -159,7 +159,7 @@ def config_of(
 
 def evaluated(config: RunConfig, kind: str, runs: int) -> dict[str, Any]:
     """Measure the validation loss, or generation layer by layer."""
-    family = family_of(config)
+    family = get_family(config)
     model: ModelSession
     samples = family.sample_format.generated(config, config.training.global_batch_size, None)
     if kind == "validation":

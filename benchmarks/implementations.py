@@ -25,7 +25,7 @@ from config.sections import RunConfig
 from config.task import Seq2SeqData
 from data.samples import IGNORE_INDEX, Batch
 from data.seq2seq import EncodedExamples, PackedExamples
-from modelling.spec import family_of
+from modelling.spec import get_family
 from sessions.generation import GenerationSession
 from sessions.training import TrainingSession
 
@@ -108,7 +108,7 @@ GENERATION = ("ours", "torch")
 
 def training_programs(config: RunConfig) -> tuple[str, ...]:
     """Who trains a model."""
-    facts = family_of(config).to_config_json(config)
+    facts = get_family(config).to_config_json(config)
     return (*TRAINING, JAX) if is_supported(facts) else TRAINING
 
 
@@ -148,7 +148,7 @@ def training_implementation(
     Args:
         mean_tokens: of a prompt; see `SampleFormat.generated`.
     """
-    weights = family_of(config).weight_map(config).init_weights(config.model.seed)
+    weights = get_family(config).weight_map(config).init_weights(config.model.seed)
     samples = _examples(config, config.execution.micro_batch_size, mean_tokens)
     if name.startswith("torch"):
         from benchmarks.reference_training import TorchTraining
@@ -179,10 +179,10 @@ def generation_implementation(
     name: str, config: RunConfig, count: int, mean_tokens: float | None = None
 ) -> Implementation:
     """One of `GENERATION`: answers to `count` prompts, in batches of the micro-batch size."""
-    weight_map = family_of(config).weight_map(config)
+    weight_map = get_family(config).weight_map(config)
     weights = weight_map.init_weights(config.model.seed)
     input_ids, mask = _prompts(config, count, mean_tokens)
-    pad = family_of(config).to_config_json(config)["pad_token_id"]
+    pad = get_family(config).to_config_json(config)["pad_token_id"]
     if name == "ours":
         ours = GenerationSession(config)
         ours.write(weights)
@@ -192,7 +192,7 @@ def generation_implementation(
 
     model, batch = (
         model_of(
-            family_of(config).to_config_json(config),
+            get_family(config).to_config_json(config),
             config.model.precision,
             weight_map.to_hf(weights),
         ),
@@ -238,7 +238,7 @@ def _examples(config: RunConfig, count: int, mean_tokens: float | None) -> Any:
     """Generated examples, each a sample."""
     if _examples_per_row(config) > 1:
         config = replace(config, data=replace(config.data, examples_per_row=1))
-    return family_of(config).sample_format.generated(config, count, mean_tokens)
+    return get_family(config).sample_format.generated(config, count, mean_tokens)
 
 
 def _examples_per_row(config: RunConfig) -> int:

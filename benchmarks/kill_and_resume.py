@@ -39,7 +39,7 @@ from config.errors import UserError
 from config.sections import RunConfig
 from data.loader import Loader
 from data.samples import Batch
-from modelling.spec import family_of
+from modelling.spec import get_family
 from run.records.pace import peak_host_bytes
 from run.saving import SHARD_OF_DISK
 from run.start import starting_point
@@ -128,7 +128,7 @@ class Folders:
 # ---- the processes ------------------------------------------------------------------------------
 def train(config: RunConfig, folders: Folders) -> None:
     """Train two steps, save both."""
-    family = family_of(config)
+    family = get_family(config)
     model, batches = TrainingSession(config), _batches(config)
     store = CheckpointStore(folders.run, shard_bytes=SHARD_OF_DISK)
     model.write(family.weight_map(config).init_weights(config.model.seed))
@@ -142,7 +142,7 @@ def train(config: RunConfig, folders: Folders) -> None:
 
 def resume(config: RunConfig, folders: Folders) -> None:
     """Train the second step from the first one's checkpoint."""
-    family, batches = family_of(config), _batches(config)
+    family, batches = get_family(config), _batches(config)
     model = TrainingSession(config)
     start = starting_point(config, family.weight_map(config))
     _say(loaded=start.step)
@@ -157,7 +157,7 @@ def export(config: RunConfig, folders: Folders) -> None:
     from huggingface.model_folders import write_hf_directory
     from modelling.weights import without_optimizer_state
 
-    family = family_of(config)
+    family = get_family(config)
     weights = without_optimizer_state(load_checkpoint(folders.run).tensors)
     files = family.weight_map(config).to_hf(weights)
     write_hf_directory(folders.export, files, family.to_config_json(config), SHARD_OF_DISK)
@@ -174,7 +174,7 @@ def read_back(config: RunConfig, folders: Folders) -> None:
     description = transformers.AutoConfig.from_pretrained(folders.export)
     with torch.device("meta"):
         model = getattr(transformers, description.architectures[0])(description)
-    exported, family = read_hf_directory(folders.export), family_of(config)
+    exported, family = read_hf_directory(folders.export), get_family(config)
     saved = load_checkpoint(folders.run).tensors
     logical = family.weight_map(config).from_hf(exported)
     state = model.state_dict()
@@ -204,7 +204,7 @@ CHILDREN = {"train": train, "resume": resume, "export": export, "read_back": rea
 
 def _batches(config: RunConfig) -> Iterator[list[Batch]]:
     """The global batches of a run of the program."""
-    samples = family_of(config).sample_format.generated(
+    samples = get_family(config).sample_format.generated(
         config, 4 * config.training.global_batch_size, None
     )
     loader = Loader.of(config, samples)

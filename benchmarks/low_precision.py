@@ -39,7 +39,7 @@ from config.presets import merge, preset_data
 from config.sections import RunConfig
 from data.loader import Loader
 from data.pipeline import Pipeline
-from modelling.spec import family_of
+from modelling.spec import get_family
 from modelling.weights import OPTIMIZER
 from modelling.weights.optimizer_state import float32_weight
 from sessions.session import compile_session
@@ -110,7 +110,7 @@ def form_config(preset: str, form: str, batch: int, seed: int) -> RunConfig:
 
 def train_steps(config: RunConfig, steps: int, lr: float) -> UpdateResult:
     """Train from the configured random weights at a constant learning rate."""
-    family = family_of(config)
+    family = get_family(config)
     data = Pipeline(config, family.sample_format)
     loader = Loader.of(config, data.training_samples())
     model = compile_session(lambda: TrainingSession(data.config), "the training program")

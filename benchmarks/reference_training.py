@@ -21,7 +21,7 @@ from jax import lax
 from config.sections import Optimizer, RunConfig
 from data.samples import IGNORE_INDEX, Batch
 from huggingface.torch_model import model_of
-from modelling.spec import family_of
+from modelling.spec import get_family
 
 Tree = Any
 
@@ -41,7 +41,7 @@ class JaxTraining:
     """
 
     def __init__(self, config: RunConfig, weights: Mapping[str, np.ndarray]) -> None:
-        family = family_of(config)
+        family = get_family(config)
         facts = family.to_config_json(config)
         self._weights = _stacked(family.weight_map(config).to_hf(weights))
         self._moments = [jax.tree.map(jnp.zeros_like, self._weights) for _ in range(2)]
@@ -243,7 +243,7 @@ class TorchTraining:
     def __init__(
         self, config: RunConfig, weights: Mapping[str, np.ndarray], checkpointing: bool
     ) -> None:
-        family = family_of(config)
+        family = get_family(config)
         files = family.weight_map(config).to_hf(weights)
         self.model = model_of(family.to_config_json(config), config.model.precision, files)
         if checkpointing:

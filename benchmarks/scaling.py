@@ -276,7 +276,7 @@ def _tensors_on(hosts: int) -> Any:
     from config.families import config_class_of
     from config.presets import merge, preset_data
     from modelling.phases.training import build_training
-    from modelling.spec import family_of
+    from modelling.spec import get_family
     from modelling.weights import ShardReader
 
     data = preset_data("finetuning", "xxl_pod64")
@@ -285,7 +285,7 @@ def _tensors_on(hosts: int) -> Any:
                "execution": {"data_parallel": copies}}  # fmt: skip
     data = merge(data, changes)
     config = config_class_of(data, "xxl_pod64").from_dict(data)
-    family = family_of(config)
+    family = get_family(config)
     weight_map = family.weight_map(config)
     program = build_training(config, family.build_phases, False, weight_map)
     owners = tuple(replica // DEVICES_OF_A_HOST for replica in range(config.replicas))

@@ -69,12 +69,12 @@ class GPTJModel(Model):
         return self.max_length
 
     @property
-    def head_size(self) -> int:
+    def head_dim(self) -> int:
         """Features of a head."""
         return self.hidden_size // self.attention.heads
 
     @property
-    def inner_size(self) -> int:
+    def ffn_hidden_size(self) -> int:
         """Features inside a feed-forward layer."""
         return 4 * self.hidden_size
 
@@ -83,10 +83,10 @@ class GPTJModel(Model):
         if self.hidden_size % heads:
             raise ConfigError(f"model.hidden_size {self.hidden_size} must be divisible by {heads} "
                               "model.attention.heads")  # fmt: skip
-        if rotated > self.head_size:
+        if rotated > self.head_dim:
             raise ConfigError(
                 f"model.attention.rotary_dim {rotated} must be at most the size of a head, "
-                f"hidden_size {self.hidden_size} / heads {heads} = {self.head_size}"
+                f"hidden_size {self.hidden_size} / heads {heads} = {self.head_dim}"
             )
         super().validate()
 
@@ -125,7 +125,7 @@ class GPTJConfig(RunConfig):
 
     def min_weights(self) -> int:
         m = self.model
-        a_layer = 4 * m.hidden_size + 2 * m.inner_size
+        a_layer = 4 * m.hidden_size + 2 * m.ffn_hidden_size
         return m.hidden_size * (m.layers * a_layer + 2 * m.embedding.vocab_size)
 
     def min_bytes(self) -> dict[str, int]:

@@ -299,12 +299,12 @@ class LlamaModel(AnyModel):
         return tuple(islice(found, self.num_hidden_layers))
 
     @property
-    def rotated(self) -> int:
+    def rotary_dim(self) -> int:
         """Features of a head that are turned, the first ones."""
         return int(self.head_dim * self.rope_parameters.partial_rotary_factor)
 
     @property
-    def inner_size(self) -> int:
+    def ffn_hidden_size(self) -> int:
         """Features inside a feed-forward layer or an expert."""
         return self.moe_intermediate_size or self.intermediate_size
 
@@ -346,17 +346,17 @@ class LlamaModel(AnyModel):
             raise ConfigError(f"model.layer_types has {SLIDING}: set model.sliding_window")
 
     def _check_rotated(self) -> None:
-        rope, rotated = self.rope_parameters, self.rotated
-        if rotated < 2 or rotated % 2:
+        rope, dim = self.rope_parameters, self.rotary_dim
+        if dim < 2 or dim % 2:
             raise ConfigError(
                 f"model.head_dim {self.head_dim} × rope_parameters.partial_rotary_factor "
-                f"{rope.partial_rotary_factor} must be an even number of features, but is {rotated}"
+                f"{rope.partial_rotary_factor} must be an even number of features, but is {dim}"
             )
         for name in ("short_factor", "long_factor"):
             count = len(factors(getattr(rope, name)))
-            if rope.rope_type == "longrope" and count != rotated // 2:
+            if rope.rope_type == "longrope" and count != dim // 2:
                 raise ConfigError(
-                    f"rope_parameters.{name} has {count} numbers, but {rotated // 2} pairs of "
+                    f"rope_parameters.{name} has {count} numbers, but {dim // 2} pairs of "
                     "features are turned"
                 )
 
@@ -424,7 +424,7 @@ class LlamaConfig(RunConfig):
             )
 
     def expert_weights(self) -> int:
-        return 3 * self.experts * self.model.hidden_size * self.model.inner_size
+        return 3 * self.experts * self.model.hidden_size * self.model.ffn_hidden_size
 
     @property
     def cuts_experts(self) -> bool:
@@ -436,7 +436,7 @@ class LlamaConfig(RunConfig):
         and those of whole experts."""
         m, sharded, full = self.model, dict[str, int](), dict[str, int]()
         name = "moe_intermediate_size" if m.moe_intermediate_size else "intermediate_size"
-        (full if self.execution.expert_parallel else sharded)[f"model.{name}"] = m.inner_size
+        (full if self.execution.expert_parallel else sharded)[f"model.{name}"] = m.ffn_hidden_size
         if m.shared_expert_intermediate_size:
             name = "model.shared_expert_intermediate_size"
             sharded[name] = m.shared_expert_intermediate_size
@@ -451,7 +451,7 @@ class LlamaConfig(RunConfig):
     def min_weights(self) -> int:
         m = self.model
         of_attention = 2 * (m.num_attention_heads + m.num_key_value_heads) * m.head_dim
-        a_layer = of_attention + 3 * m.inner_size * (m.num_experts or 1)
+        a_layer = of_attention + 3 * m.ffn_hidden_size * (m.num_experts or 1)
         tables = 1 if m.tie_word_embeddings else 2
         return m.hidden_size * (m.num_hidden_layers * a_layer + tables * m.vocab_size)
 

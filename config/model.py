@@ -16,7 +16,7 @@ from config.values import LayerCount, Names, NonNegativeInt, PositiveInt, Probab
 from files.formatting import format_value
 
 
-class FewBits(NamedTuple):
+class QuantConfig(NamedTuple):
     """How weights are held in few bits.
 
     Attributes:
@@ -140,16 +140,16 @@ class AnyModel(Section):
         return None
 
     @property
-    def few_bits(self) -> FewBits | None:
+    def quant(self) -> QuantConfig | None:
         """How frozen weights of linear layers are held; None: in `precision`."""
         if self.quantisation is None:
             return None
-        return FewBits(int(self.quantisation.removeprefix("int")), self.quantisation_group_size)
+        return QuantConfig(int(self.quantisation.removeprefix("int")), self.quantisation_group_size)
 
     @property
-    def few_bits_in_layers(self) -> FewBits | None:
-        """`few_bits`, if layers take packed weights; in training, they take whole ones."""
-        return self.few_bits if self.eval else None
+    def layer_quant(self) -> QuantConfig | None:
+        """`quant`, if layers take packed weights; in training, they take whole ones."""
+        return self.quant if self.eval else None
 
 
 @dataclass(frozen=True)

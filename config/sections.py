@@ -10,7 +10,7 @@ from config.adapter import Adapter as Adapter
 from config.base import Section
 from config.errors import ConfigError, ContradictionError
 from config.memory_lower_bound import ITEM_BYTES, check_any_memory
-from config.model import AnyModel, FewBits
+from config.model import AnyModel, QuantConfig
 from config.model import Embedding as Embedding
 from config.model import Model as Model
 from config.model import TiedEmbedding as TiedEmbedding
@@ -170,7 +170,7 @@ class RunConfig(Section):
         kept = 1 if some else m.num_hidden_layers
         elements = self.min_weights()
         return {
-            "the weights": elements * (m.few_bits.bits if m.few_bits else 8 * item) // 8,
+            "the weights": elements * (m.quant.bits if m.quant else 8 * item) // 8,
             "gradients and moments": 0 if some else elements * self._least_state(),
             "the activations": kept * tokens * m.hidden_size * item,
             "the inputs of a run": e.device_iterations * tokens * 4,
@@ -228,8 +228,8 @@ class RunConfig(Section):
             )
         for name, value in self.tensor_parallel_sizes().items():
             self.require_multiple(name, value, "tensor_parallel")
-        if self.model.few_bits is not None:
-            self._check_few_bits(self.model.few_bits)
+        if self.model.quant is not None:
+            self._check_few_bits(self.model.quant)
 
     def _check_experts(self) -> None:
         groups = self.execution.expert_groups
@@ -356,7 +356,7 @@ class RunConfig(Section):
         own."""
         return {"model.hidden_size": self.model.hidden_size}
 
-    def _check_few_bits(self, few_bits: FewBits) -> None:
+    def _check_few_bits(self, quant: QuantConfig) -> None:
         if not (self.model.eval or self.adapter.rank):
             raise ConfigError(
                 f"model.quantisation {self.model.quantisation} is for generation and adapters: "
@@ -368,7 +368,7 @@ class RunConfig(Section):
                 "a weight is held in few bits or multiplied in 8",
                 {"model.quantisation": None, "fp8.enabled": False},
             )
-        size, in_a_word = few_bits.group_size, 16 // few_bits.bits
+        size, in_a_word = quant.group_size, 16 // quant.bits
         for name, value in self.linear_inputs().items():
             if value % size or size % in_a_word:
                 raise ConfigError(

@@ -12,7 +12,7 @@ from config.presets import load_config
 from config.t5 import T5Config
 from data.loader import Loader
 from data.pipeline import Pipeline
-from modelling.spec import family_of
+from modelling.spec import get_family
 from planning.hardware.machines import machine
 from planning.report import make_report
 from planning.requirements import finetuning_requirements
@@ -60,7 +60,7 @@ for row in sorted(plan.rows, key=lambda row: -row.part.flops)[:3]:
 # deals global batches, in an order that follows from the seed.
 
 # %%
-family = family_of(config)
+family = get_family(config)
 data = Pipeline(config, family.sample_format)
 samples = data.training_samples()
 loader = Loader(samples, config.training.global_batch_size, config.model.seed)

@@ -7,14 +7,14 @@ from contextlib import contextmanager
 
 import popxl
 from config.sections import RunConfig
-from modelling.fp8 import linear_layers
-from modelling.layers.parallel import Groups
-from modelling.layers.run_config import configured
+from modelling.fp8 import fp8_layers
+from modelling.layers.parallel import ParallelGroups
+from modelling.layers.run_config import use_run_config
 from popxl_addons.patterns import apply_pre_alias_patterns
 
 
 @contextmanager
-def building(config: RunConfig) -> Iterator[tuple[popxl.Ir, Groups]]:
+def build_ir(config: RunConfig) -> Iterator[tuple[popxl.Ir, ParallelGroups]]:
     """Build an Ir for the replicas of a configuration, which all processes share equally.
 
     What the context adds goes to the main graph. Linear layers made in it multiply in FP8 if the
@@ -25,6 +25,6 @@ def building(config: RunConfig) -> Iterator[tuple[popxl.Ir, Groups]]:
     """
     ir = popxl.Ir(replication="popdist")
     ir.replication_factor = config.replicas
-    with ir.main_graph, configured(config), linear_layers(config):
-        yield ir, Groups.current(config.execution.tensor_parallel)
+    with ir.main_graph, use_run_config(config), fp8_layers(config):
+        yield ir, ParallelGroups.current(config.execution.tensor_parallel)
     apply_pre_alias_patterns(ir, level="default")

@@ -59,7 +59,7 @@ MOST_SHOWN, LONGEST = 6, 40
 """Settings that a message lists with their values, and characters of a name or value there."""
 
 
-def check_settings(
+def check_hf_settings(
     data: Mapping[str, Any],
     kind: str,
     read: Collection[str],
@@ -117,7 +117,7 @@ def _has_no_effect(name: str, value: Any, kind: str, data: Mapping[str, Any]) ->
         return True
     if any(name in names and _repeats(names - {name}, value, data) for names in SYNONYMS):
         return True
-    usual, common = defaults(kind)
+    usual, common = hf_defaults(kind)
     if name in usual:
         return bool(value == usual[name]) or (not value and not usual[name])
     return not value or name in common
@@ -128,23 +128,23 @@ def _repeats(names: Collection[str], value: Any, data: Mapping[str, Any]) -> boo
 
 
 @cache
-def defaults(kind: str) -> tuple[dict[str, Any], frozenset[str]]:
+def hf_defaults(kind: str) -> tuple[dict[str, Any], frozenset[str]]:
     """The settings of transformers' class with their values, and those of all models, generation's
     included."""
     from transformers import GenerationConfig, PreTrainedConfig
 
     common = PreTrainedConfig().to_dict() | GenerationConfig().to_dict()
-    return type_of(kind)().to_dict(), frozenset(common)
+    return hf_config_class(kind)().to_dict(), frozenset(common)
 
 
-def type_of(kind: str) -> Any:
+def hf_config_class(kind: str) -> Any:
     """transformers' class for the configuration of a model type."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     return CONFIG_MAPPING[kind]
 
 
-def token_id(description: JsonObject, name: str, default: int) -> int:
+def read_token_id(description: JsonObject, name: str, default: int) -> int:
     """The special token `name` (eos, pad) of a config.json, of several the first; the default where
     there is none, or none of the vocabulary: some files have -1.
 
@@ -158,9 +158,9 @@ def token_id(description: JsonObject, name: str, default: int) -> int:
         return default
     if type(given) is not int:
         raise description.error(field, "an integer")
-    return given if is_token(given, description.count("vocab_size")) else default
+    return given if is_token_id(given, description.count("vocab_size")) else default
 
 
-def is_token(number: object, vocab_size: int) -> bool:
+def is_token_id(number: object, vocab_size: int) -> bool:
     """True for the number of a token of the vocabulary."""
     return type(number) is int and 0 <= number < vocab_size

@@ -8,8 +8,8 @@ from typing import Any
 
 from config.sections import RunConfig
 from modelling.layers import Embeddings, ExpertGroup, ExpertUsage, LMHeadLoss, Module
-from modelling.layers.module import file_names_of, rows_of
-from modelling.layers.run_config import configured
+from modelling.layers.module import collect_file_names, collect_mappings
+from modelling.layers.run_config import use_run_config
 from modelling.weights import EXPERT_GROUP, WeightMap, WeightMapping
 from modelling.weights.hf_tensor_names import HfTensorNames
 from modelling.weights.weight_map import EMBEDDINGS as EMBEDDINGS
@@ -23,8 +23,8 @@ def layer_name(index: int) -> str:
 
 
 @dataclass(frozen=True)
-class Decoder:
-    """A family's model; modules are made anew at each call, inside `configured`.
+class DecoderSpec:
+    """A family's model; modules are made anew at each call, inside `use_run_config`.
 
     Attributes:
         embeddings, head: its beginning and end.
@@ -41,28 +41,30 @@ class Decoder:
     head: Callable[[], LMHeadLoss]
     hf_layers: str
     experts: Callable[[], ExpertGroup] | None = None
-    usage: ExpertUsage | None = None
+    expert_usage: ExpertUsage | None = None
 
     @property
-    def names(self) -> list[str]:
+    def layer_names(self) -> list[str]:
         """Names of the layers in turn."""
         return [layer_name(i) for i in range(len(self.layer_types))]
 
 
-def decoder_weight_map(config: RunConfig, decoder: Decoder) -> WeightMap:
+def decoder_weight_map(config: RunConfig, decoder: DecoderSpec) -> WeightMap:
     """Derive the weight map for the phases of `modelling.phases.build_decoder_only_phases`."""
     groups = config.execution.expert_groups
-    with configured(config):
+    with use_run_config(config):
         embeddings, head = decoder.embeddings(), decoder.head()
         blocks = {kind: decoder.block(kind) for kind in dict.fromkeys(decoder.layer_types)}
-    words, names = rows_of(embeddings, ""), HfTensorNames()
+    words, names = collect_mappings(embeddings, ""), HfTensorNames()
     if head.tied:  # some files hold a copy of the embedding
         names = HfTensorNames(aliases={"lm_head.weight": words[0].weights[0].name})
     layers: dict[str, tuple[WeightMapping, ...]] = {}
     of_experts: dict[str, tuple[WeightMapping, ...]] = {}
-    for i, (name, layer_type) in enumerate(zip(decoder.names, decoder.layer_types, strict=True)):
+    for i, (name, layer_type) in enumerate(
+        zip(decoder.layer_names, decoder.layer_types, strict=True)
+    ):
         block, hf_path = blocks[layer_type], f"{decoder.hf_layers}.{i}"
-        rows, names = rows_of(block, hf_path), names | file_names_of(block, hf_path)
+        rows, names = collect_mappings(block, hf_path), names | collect_file_names(block, hf_path)
         if groups > 1:
             rows, held = _without_experts(name, rows, groups)
             of_experts |= held
@@ -74,7 +76,7 @@ def decoder_weight_map(config: RunConfig, decoder: Decoder) -> WeightMap:
         "head": (HEAD,),
     }
     return WeightMap(
-        {EMBEDDINGS: tuple(words), **layers, **of_experts, HEAD: tuple(rows_of(head, ""))},
+        {EMBEDDINGS: tuple(words), **layers, **of_experts, HEAD: tuple(collect_mappings(head, ""))},
         phases,
         config.execution.tensor_parallel,
         names,

@@ -10,7 +10,7 @@ from popxl.ops.fp8_e4m3_e5m2 import ScaleRule
 from popxl_addons.fp8 import Recipe
 
 
-def recipe_of(config: RunConfig) -> Recipe | None:
+def make_recipe(config: RunConfig) -> Recipe | None:
     """The recipe of a configuration; None: no FP8."""
     fp8 = config.fp8
     if not fp8.enabled:
@@ -21,11 +21,11 @@ def recipe_of(config: RunConfig) -> Recipe | None:
     return addons.DelayedScaling(fp8.format, rule, fp8.amax_history, fp8.amax_of, fp8.interval)
 
 
-def linear_layers(config: RunConfig) -> AbstractContextManager[None]:
+def fp8_layers(config: RunConfig) -> AbstractContextManager[None]:
     """A context in which a model's layers are made; linear layers then multiply as configured."""
-    return addons.fp8_autocast(recipe_of(config))
+    return addons.fp8_autocast(make_recipe(config))
 
 
-def linear_head(config: RunConfig) -> AbstractContextManager[None]:
+def fp8_head(config: RunConfig) -> AbstractContextManager[None]:
     """A context in which a head is made, which uses FP8 only if asked for."""
     return nullcontext() if config.fp8.head else addons.fp8_autocast(None)

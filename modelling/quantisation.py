@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 import popxl
-from config.model import FewBits
+from config.model import QuantConfig
 from popxl import Tensor, Variable
 from popxl_addons import NamedTensors
 from popxl_addons.ops.group_quantize_decompress import (
@@ -24,14 +24,14 @@ from popxl_addons.ops.group_quantize_decompress import (
 )
 
 QUANT_FIELDS = ("packed", "scale", "bias")
-"""Names of the variables that stand for one weight; see `packed_shapes`."""
+"""Names of the variables that stand for one weight; see `quantized_shapes`."""
 QUANT_DTYPES = (popxl.uint16, popxl.bfloat16, popxl.bfloat16)
 _WORD = 16  # bits
 _AT_ONCE = 2**22  # elements that are quantised at a time, whose steps take memory
 
 
-def packed_shapes(
-    shape: tuple[int, int], few_bits: FewBits, axis: int = 0
+def quantized_shapes(
+    shape: tuple[int, int], quant: QuantConfig, axis: int = 0
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """Shapes of the parts of a weight.
 
@@ -45,7 +45,7 @@ def packed_shapes(
         ValueError: the groups do not divide the input features, or are no whole words.
     """
     features, outputs = shape[axis], shape[1 - axis]
-    size, in_a_word = few_bits.group_size, _WORD // few_bits.bits
+    size, in_a_word = quant.group_size, _WORD // quant.bits
     if features % size or size % in_a_word:
         raise ValueError(
             f"{features} input features cannot be cut into groups of {size}: it must be a "
@@ -55,15 +55,15 @@ def packed_shapes(
     return (*groups, size // in_a_word), (*groups, 1), (*groups, 1)
 
 
-def unpacked(
-    parts: Sequence[Tensor], few_bits: FewBits, dtype: popxl.dtype, axis: int = 0
+def dequantize(
+    parts: Sequence[Tensor], quant: QuantConfig, dtype: popxl.dtype, axis: int = 0
 ) -> Tensor:
     """The weight that `QUANT_FIELDS` stand for, whose input features are along `axis`."""
     words, scale, bias = parts
-    return group_quantize_decompress(words, scale, bias, axis, few_bits.bits, dtype)
+    return group_quantize_decompress(words, scale, bias, axis, quant.bits, dtype)
 
 
-def quantised(weight: np.ndarray, parts: NamedTensors, axis: int = 0) -> list[np.ndarray]:
+def quantize(weight: np.ndarray, parts: NamedTensors, axis: int = 0) -> list[np.ndarray]:
     """Host data of the variables of a packed weight, in the order of `QUANT_FIELDS`.
 
     An element is off by half a step at most; a step is a fifteenth of the range of its group in 4
@@ -80,27 +80,27 @@ def quantised(weight: np.ndarray, parts: NamedTensors, axis: int = 0) -> list[np
     size = weight.shape[features] // groups
     cuts = np.array_split(weight, -(-weight.size // _AT_ONCE), outputs)
     bits = words * _WORD // size
-    made = [_compressed(cut, FewBits(bits, size), features) for cut in cuts]
+    made = [_compressed(cut, QuantConfig(bits, size), features) for cut in cuts]
     return [np.concatenate(each, -3) for each in zip(*made, strict=True)]
 
 
-def expanded(weight: np.ndarray, few_bits: FewBits) -> np.ndarray:
+def fake_quantize(weight: np.ndarray, quant: QuantConfig) -> np.ndarray:
     """What is left of a weight (out features, in features), float32."""
-    parts = _compressed(weight, few_bits, -1)
-    left: np.ndarray = group_quantize_decompress_numpy(*parts, bits=few_bits.bits)
+    parts = _compressed(weight, quant, -1)
+    left: np.ndarray = group_quantize_decompress_numpy(*parts, bits=quant.bits)
     return left
 
 
 def _compressed(
-    weight: np.ndarray, few_bits: FewBits, axis: int
+    weight: np.ndarray, quant: QuantConfig, axis: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    bits, size = few_bits
+    bits, size = quant
     of_parts = QUANT_DTYPES[1].as_numpy()
     return group_quantize_compress_numpy(weight, size, axis, bits, of_parts)
 
 
 @runtime_checkable
-class KeepsPacked(Protocol):
+class CachesQuantized(Protocol):
     """Tensors that keep what became of some of them when they were packed."""
 
     def packed(

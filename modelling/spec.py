@@ -13,8 +13,8 @@ from data.causal_lm import CAUSAL_LM
 from data.sample_format import SampleFormat
 from data.seq2seq import SEQ2SEQ
 from files.json_files import JsonObject
-from modelling.decoder import Decoder, decoder_weight_map
-from modelling.encoder_decoder import EncoderDecoder, encoder_decoder_weight_map
+from modelling.decoder import DecoderSpec, decoder_weight_map
+from modelling.encoder_decoder import EncoderDecoderSpec, encoder_decoder_weight_map
 from modelling.generation.decoder_only import DecoderOnlyGenerator
 from modelling.generation.encoder_decoder import EncoderDecoderGenerator
 from modelling.generation.generator import GeneratorFactory
@@ -44,10 +44,10 @@ class ModelFamily:
         to_config_json: content of config.json, next to the weights in a Hugging Face folder.
         from_config_json: the inverse: fields of the model's configuration. Raises ConfigError if
             the file is of a model which the family does not have.
-        head_in_files: a config.json may leave open whether the head is the embedding: it is where
-            the files have no other.
-        normalise: for a configuration, a config.json as `to_config_json` writes it, where there are
-            several ways of writing it.
+        infers_tied_head: True if a config.json can leave open whether the head is the embedding: it
+            is if the files have no other.
+        normalize_config_json: for a configuration, a config.json as `to_config_json` writes it;
+            for families whose config.json can be written in several ways.
     """
 
     sample_format: SampleFormat
@@ -56,9 +56,9 @@ class ModelFamily:
     base_weight_map: Callable[[Any], WeightMap]
     to_config_json: Callable[[Any], dict[str, Any]]
     from_config_json: Callable[[JsonObject], dict[str, Any]]
-    head_in_files: bool = False
-    normalise: Callable[[Any, dict[str, Any]], dict[str, Any]] = lambda config, description: (
-        description
+    infers_tied_head: bool = False
+    normalize_config_json: Callable[[Any, dict[str, Any]], dict[str, Any]] = lambda config, data: (
+        data
     )
 
     def weight_map(self, config: RunConfig) -> WeightMap:
@@ -77,7 +77,7 @@ class ModelFamily:
 
 
 def decoder_family(
-    decoder_of: Callable[[Any], Decoder],
+    make_spec: Callable[[Any], DecoderSpec],
     to_config_json: Callable[[Any], dict[str, Any]],
     from_config_json: Callable[[JsonObject], dict[str, Any]],
     **others: Any,
@@ -90,7 +90,7 @@ def decoder_family(
     """
 
     def base_weight_map(config: Any) -> WeightMap:
-        return decoder_weight_map(config, decoder_of(config))
+        return decoder_weight_map(config, make_spec(config))
 
     def build_phases(settings: PhaseSettings) -> PhasePlan:
         return build_decoder_only_phases(settings, *described(settings.config))
@@ -98,8 +98,8 @@ def decoder_family(
     def generator(config: RunConfig, sequences: int) -> DecoderOnlyGenerator:
         return DecoderOnlyGenerator(config, *described(config), sequences)
 
-    def described(config: Any) -> tuple[Decoder, LayerAdapters]:
-        return decoder_of(config), LayerAdapters(config, base_weight_map)
+    def described(config: Any) -> tuple[DecoderSpec, LayerAdapters]:
+        return make_spec(config), LayerAdapters(config, base_weight_map)
 
     return ModelFamily(
         CAUSAL_LM,
@@ -113,7 +113,7 @@ def decoder_family(
 
 
 def encoder_decoder_family(
-    model_of: Callable[[Any], EncoderDecoder],
+    model_of: Callable[[Any], EncoderDecoderSpec],
     to_config_json: Callable[[Any], dict[str, Any]],
     from_config_json: Callable[[JsonObject], dict[str, Any]],
     **others: Any,
@@ -129,7 +129,7 @@ def encoder_decoder_family(
     def generator(config: RunConfig, sequences: int) -> EncoderDecoderGenerator:
         return EncoderDecoderGenerator(config, *modules(config), sequences)
 
-    def modules(config: Any) -> tuple[EncoderDecoder, LayerAdapters]:
+    def modules(config: Any) -> tuple[EncoderDecoderSpec, LayerAdapters]:
         return model_of(config), LayerAdapters(config, base_weight_map)
 
     return ModelFamily(
@@ -143,12 +143,12 @@ def encoder_decoder_family(
     )
 
 
-def family_of(config: RunConfig) -> ModelFamily:
+def get_family(config: RunConfig) -> ModelFamily:
     """The record of a configuration's family."""
-    return family_named(config.family)
+    return load_family(config.family)
 
 
-def family_named(name: str) -> ModelFamily:
+def load_family(name: str) -> ModelFamily:
     """The record of a family of the registry."""
     family: ModelFamily = import_module(FAMILIES[name].record).FAMILY
     return family

@@ -34,7 +34,7 @@ from data.sample_format import SampleFormat, length_multiple
 from data.seq2seq import SEQ2SEQ
 from data.task import Split
 from modelling.devices import device_desc
-from modelling.spec import family_of
+from modelling.spec import get_family
 from planning.expert_group_count import min_groups
 from planning.fit_search import plan_best_training
 from planning.hardware.machines import Machine, machine, machine_for_device_kind
@@ -221,7 +221,7 @@ def _chosen(
     choices: AutoConfig, splits: Sequence[Split], trains: bool, data_cache: DataCache, answers: bool
 ) -> AutoConfig:
     config = choices.config
-    shape = family_of(config).sample_format
+    shape = get_family(config).sample_format
     bits = "bfloat16" if choices.devices.bfloat16 else "float32"
     choices = choices.with_values(model__precision=bits)
     data = Pipeline(choices.config, shape, data_cache) if splits else None
@@ -284,7 +284,7 @@ def with_generation_lengths(line: CommandLine) -> CommandLine:
     config, (run, *over) = line.config, line.settings.layers
     flags = [flattened(layer.values) for layer in over]
     of_run = run.is_whole and any(f.get("checkpoint.load") == run.name for f in flags)
-    given, shape = set[str]().union(*flags), family_of(config).sample_format
+    given, shape = set[str]().union(*flags), get_family(config).sample_format
     shares = shape is SEQ2SEQ and "data.examples_per_row" in given  # prompts share samples
     if not of_run or line.preset != run.name or shares:
         return line
@@ -484,7 +484,7 @@ def _told(made: AutoConfig, trains: bool) -> str | None:
 
 def _pieces(c: RunConfig, trains: bool, why: str) -> list[tuple[set[str], str]]:
     """What may be chosen, as fields and in words."""
-    e, t, output = c.execution, c.training, family_of(c).sample_format.output_field
+    e, t, output = c.execution, c.training, get_family(c).sample_format.output_field
     read = f"sequence_length {c.model.sequence_length}"
     always = [
         ({"model.precision"}, c.model.precision),

@@ -113,11 +113,11 @@ class SavedOrModel:
         """What its adapter_config.json says, that the head is apart from the embedding, where PEFT
         trained one of them alone, and new rows with the tokenizer that they are for."""
         fields: dict[str, Any] = {"adapter": read_settings(folder)}
-        from modelling.spec import family_of
+        from modelling.spec import get_family
         from modelling.weights.lora import unties_head
 
         adapted = {module for some in adapter_modules(folder) for module in some or ()}
-        weight_map = family_of(config).base_weight_map(config)
+        weight_map = get_family(config).base_weight_map(config)
         model, values = config.model, dict[str, Any]()
         if unties_head(weight_map, adapted, ties_weights(folder), folder):
             values[model.path("tie_word_embeddings")] = False
@@ -149,11 +149,11 @@ class SavedOrModel:
                 f"there are: {', '.join([*known, *WRAPPERS])}"
             )
         # It imports JAX, which takes seconds: mistakes in the command line come first.
-        from modelling.spec import family_named
+        from modelling.spec import load_family
 
-        family = family_named(known[kind])
+        family = load_family(known[kind])
         model = family.from_config_json(found.description)
-        if family.head_in_files and found.has_head is False:
+        if family.infers_tied_head and found.has_head is False:
             model["embedding"]["tied"] = True
         return {
             "family": known[kind],

@@ -13,7 +13,7 @@ from config.sections import RunConfig
 from modelling.devices import platform
 from modelling.phases.settings import ALL
 from modelling.phases.training import TrainingProgram, build_training
-from modelling.spec import family_of
+from modelling.spec import get_family
 
 _MIN_SHARE = 0.02  # of the operations: kinds of layers that are worth a simulation
 MIN_GAIN = 0.01  # of the time: what is no faster does not take more memory
@@ -101,7 +101,7 @@ class VariantCache:
 
 
 def _build_variants(config: RunConfig, target: str) -> ProgramVariants:
-    family, there = family_of(config), with_target_device(config, target)
+    family, there = get_family(config), with_target_device(config, target)
     weight_map = family.weight_map(config)
 
     def build(variant: Variant) -> TrainingProgram:
@@ -129,7 +129,7 @@ def default_variant(config: RunConfig) -> Variant:
     are dequantized for each pass.
     """
     one = platform(config) == "cpu" and config.replicas == 1
-    loads = config.execution.disk is not None or config.model.few_bits is not None
+    loads = config.execution.disk is not None or config.model.quant is not None
     per_pass = config.execution.micro_batches_per_pass
     if per_pass == "auto":
         per_pass = 1 if one and not loads else config.gradient_accumulation

@@ -10,9 +10,9 @@ from config.memory_lower_bound import ITEM_BYTES
 from config.sections import RunConfig
 from modelling.generation import build_resident, build_streamed
 from modelling.generation.decoding_strategy import strategy_from_config
-from modelling.spec import family_of
+from modelling.spec import get_family
 from modelling.weights import WeightMap
-from modelling.weights.mapping import fits_few_bits, is_of_adapter
+from modelling.weights.mapping import is_adapter_row, is_quantizable_row
 from planning.hardware.disk_offload import offload_to_disk
 from planning.hardware.machines import Machine
 from planning.placement_search import PlacementResult, plans_placement, search_placement
@@ -91,7 +91,7 @@ def finetuning_requirements(
     Args:
         programs: those that there are already.
     """
-    family = family_of(config)
+    family = get_family(config)
     weight_map = family.weight_map(config)
     variants = (programs or VariantCache()).variants(config, target)
     _, traced = variants.get()
@@ -104,7 +104,7 @@ def finetuning_requirements(
         (slot, weight.shape)
         for row in rows
         for weight in row.weights
-        for slot in config.optimizer_slots(len(weight.shape), row.of_adapter)
+        for slot in config.optimizer_slots(len(weight.shape), row.is_adapter)
     ]
     more = config.master_slot
     moments = sum(slot.nbytes(shape) for slot, shape in kept if slot != more)
@@ -120,7 +120,7 @@ def finetuning_requirements(
 def generation_requirements(config: RunConfig, target: str = "cpu") -> Requirements:
     """What generation needs, traced for a machine (`Machine.target`)."""
     config = replace(config, model=replace(config.model, eval=True))
-    family, here = family_of(config), with_target_device(config, target)
+    family, here = get_family(config), with_target_device(config, target)
     streamed = config.generation.weights == "streamed"
     strategy, weight_map = strategy_from_config(config), family.weight_map(config)
     if streamed:
@@ -146,7 +146,7 @@ def generation_requirements(config: RunConfig, target: str = "cpu") -> Requireme
 def weight_bytes(config: RunConfig) -> int:
     """Bytes of the weights that generation needs."""
     config = replace(config, model=replace(config.model, eval=True))
-    return _weight_bytes(config, family_of(config).weight_map(config))
+    return _weight_bytes(config, get_family(config).weight_map(config))
 
 
 def streamed_requirements(requirements: Requirements, target: str) -> Requirements | None:
@@ -170,13 +170,13 @@ def _parameters(weight_map: WeightMap) -> int:
 
 def _weight_bytes(config: RunConfig, weight_map: WeightMap) -> int:
     """Bytes of all weights, of which those of adapters are float32."""
-    wide, model = _parameters(weight_map.filter(is_of_adapter)), config.model
+    wide, model = _parameters(weight_map.filter(is_adapter_row)), config.model
     item = popxl.dtype.from_name(model.precision).itemsize
     total = (_parameters(weight_map) - wide) * item + wide * 4
-    if model.few_bits is None or model.eval:
+    if model.quant is None or model.eval:
         return total
     packed = _parameters(
-        weight_map.filter(fits_few_bits)
+        weight_map.filter(is_quantizable_row)
     )  # with two numbers of 16 bits for each group
-    own = packed * model.few_bits.bits // 8 + packed * 4 // model.few_bits.group_size
+    own = packed * model.quant.bits // 8 + packed * 4 // model.quant.group_size
     return total - packed * item + own

@@ -32,7 +32,7 @@ from huggingface.model_folders import (
 )
 from huggingface.peft_files import settings_of, write_adapter
 from huggingface.pretrained import RANDOM
-from modelling.spec import family_of
+from modelling.spec import get_family
 from modelling.weights import WeightMap
 from modelling.weights.lora import (
     adapted_modules,
@@ -79,7 +79,7 @@ def export(
         ConfigError: a weight does not fit that type.
         CheckpointError: the folder is there and not empty, or cannot be written.
     """
-    family, adapts = family_of(config), config.adapter.rank > 0
+    family, adapts = get_family(config), config.adapter.rank > 0
     exported = _exported(config, family.weight_map(config))
     if adapts:
         names = [weight.name for weight in exported.weights]
@@ -139,7 +139,7 @@ def _write_model(
 ) -> None:
     if config.some_frozen:  # the base's may be of another type than those that it trains
         weights = View(weights, change=partial(_in_type, config.model.precision))
-    family = family_of(config)
+    family = get_family(config)
     files = family.weight_map(config).to_hf(weights)
     description = family.to_config_json(config) | {PARAMS: {TASK: task_fields(config)}}
     files, description, whole = with_other_parts(config, files, description)
@@ -161,7 +161,7 @@ def _adapter_settings(config: RunConfig, named: str | None) -> dict[str, Any]:
     Args:
         named: the base's name.
     """
-    family, adapter = family_of(config), config.adapter
+    family, adapter = get_family(config), config.adapter
     weight_map = family.weight_map(config)
     task = "SEQ_2_SEQ_LM" if family.sample_format.name == "seq2seq" else "CAUSAL_LM"
     saved = list(listed(adapter.modules_to_save)) if config.training.trained is None else []
@@ -220,7 +220,7 @@ def export_checkpoint(
     """
     check_is_free(folder)
     check_lower_bound(config)
-    weight_map = family_of(config).weight_map(config)
+    weight_map = get_family(config).weight_map(config)
     if config.checkpoint.load == RANDOM:
         export(config, weight_map.init_weights(config.model.seed), folder, precision=precision)
         return
@@ -228,11 +228,11 @@ def export_checkpoint(
     def written(start: Start) -> None:
         weights, of = start.tensors, config
         if merge:
-            few_bits = config.model.few_bits if merge == "expanded" else None
-            weights = merge_adapters(weight_map, weights, _dtype(config), few_bits)
+            quant = config.model.quant if merge == "expanded" else None
+            weights = merge_adapters(weight_map, weights, _dtype(config), quant)
             of = _whole_model(config)
             if start.base is not None:
-                left = "" if few_bits is None else f"what is left in {few_bits.bits} bits of "
+                left = "" if quant is None else f"what is left in {quant.bits} bits of "
                 say(f"the adapters are merged into {left}the weights of "
                     f"{format_path(start.base.name)}")  # fmt: skip
         with raise_on_all():

@@ -28,7 +28,7 @@ from files.folder_lock import locked
 from files.formatting import format_path
 from files.run_folder import RunFolder
 from huggingface.model_folders import check_is_free
-from modelling.spec import family_of
+from modelling.spec import get_family
 from modelling.weights import without_optimizer_state
 from planning.hardware.announce_devices import announce_devices, describe_devices
 from planning.hardware.memory_check import check_lower_bound
@@ -142,7 +142,7 @@ def _finetune(
     mirror: Mirror | None,
 ) -> Interrupted | None:
     """Train; returns why it ended early, if it did."""
-    family = family_of(config)
+    family = get_family(config)
     data = Pipeline(config, family.sample_format, data_cache)
     if config.evaluation.steps is not None:
         wanted_metrics(config, data.task)
@@ -224,7 +224,7 @@ def _keep_steps(
 
 def _bases(config: RunConfig, start: Start, reference: Reference | None) -> list[BaseModelRef]:
     """The models whose weights the run's checkpoints will not hold."""
-    frozen = start.base if family_of(config).weight_map(config).frozen_names else None
+    frozen = start.base if get_family(config).weight_map(config).frozen_names else None
     origin = None if reference is None else reference.origin
     return [base for base in (frozen, origin) if base is not None]
 
@@ -362,7 +362,8 @@ class _Run:
                     epoch=seen / self.loader.samples,
                     skipped_steps=self.skipped.total,
                     tokens=result.tokens,
-                    **(result.told | (validation | checkpoints.facts() if s == step - 1 else {})),
+                    **result.aux_metrics,
+                    **(validation | checkpoints.facts() if s == step - 1 else {}),
                 )
             if self.skipped.too_many:
                 break

@@ -24,10 +24,10 @@ from huggingface.model_folders import ModelFiles, hf_description, read_hf_direct
 from huggingface.multimodal import base_prefix, text_part, text_tensors, wrapper_of
 from huggingface.peft_files import adapter_tensors
 from huggingface.pretrained import RANDOM, local_model
-from modelling.spec import family_of
+from modelling.spec import get_family
 from modelling.weights import WeightMap
 from modelling.weights.lora import init_adapters
-from modelling.weights.mapping import is_of_adapter, is_trainable
+from modelling.weights.mapping import is_adapter_row, is_trainable
 from run.base_model_ref import BaseModelRef, weight_names
 from run.weight_checks import HEAD, Digested, check_fit, check_head, check_model, finite
 from terminal.screen import say
@@ -76,7 +76,7 @@ def read_weights(
 # ---- checkpoints --------------------------------------------------------------------------------
 def has_adapters(weight_map: WeightMap, checkpoint: Checkpoint) -> bool:
     """True if a checkpoint has some of the table's adapters; else it has their base."""
-    return any(w.name in checkpoint.tensors for w in weight_map.filter(is_of_adapter).weights)
+    return any(w.name in checkpoint.tensors for w in weight_map.filter(is_adapter_row).weights)
 
 
 def check_checkpoint(
@@ -150,7 +150,7 @@ def _hf_weights(config: RunConfig, weight_map: WeightMap, name: str) -> tuple[Ar
     elif prefix := base_prefix(description or {}, files):
         tensors = View(files, renamed={f"{prefix}{weight}": weight for weight in files})
     loaded = _as_loaded(config, description, tensors, name)
-    own = family_of(loaded).base_weight_map(loaded)
+    own = get_family(loaded).base_weight_map(loaded)
     check_model(loaded, description, name)
     check_head(loaded, own, tensors, name)
     try:
@@ -174,13 +174,13 @@ def _of_absent(files: ModelFiles, name: str) -> CheckpointError | None:
 def _with_adapters(config: RunConfig, weight_map: WeightMap, weights: Arrays) -> Arrays:
     """The weights of a base model with those of the table's adapters: `adapter.load` has them, or
     they begin."""
-    own, folder = weight_map.filter(is_of_adapter), config.adapter.load
+    own, folder = weight_map.filter(is_adapter_row), config.adapter.load
     if not own.weights:
         return weights
     if folder is None:
         return Overlay(init_adapters(weight_map, weights, config.model.seed), weights)
     alone = config.changed({"training.trained": None, "training.frozen": None})
-    own, files = family_of(config).weight_map(alone).filter(is_trainable), adapter_tensors(folder)
+    own, files = get_family(config).weight_map(alone).filter(is_trainable), adapter_tensors(folder)
     check_fit(own, files, files, folder)
     return Overlay(finite(config, own.from_hf(files), folder), weights)
 
@@ -197,7 +197,7 @@ def _as_loaded(
         tensors: its weights.
         name: of the model, for messages.
     """
-    family, model = family_of(config), config.model
+    family, model = get_family(config), config.model
     names = [n for n in family.base_weight_map(config).embedding_names if n in tensors]
     rows = tensors.spec(names[0]).shape[0] if names else model.vocab_size
     values: dict[str, Any] = {}
@@ -206,7 +206,7 @@ def _as_loaded(
         values = {model.path("vocab_size"): rows, model.path("new_rows"): None}
         for token in ("eos_token_id", "pad_token_id"):
             values[f"model.{token}"] = min(getattr(model, token), rows - 1)
-    may_untie = not family.head_in_files and HEAD not in tensors and description is not None
+    may_untie = not family.infers_tied_head and HEAD not in tensors and description is not None
     if may_untie and model.tie_word_embeddings is False:
         of_model = family.from_config_json(JsonObject(dict(description or {}), name))
         tied = model.path("tie_word_embeddings")

@@ -78,7 +78,7 @@ def _adapted_note(weight_map: WeightMap) -> list[str]:
             kind = adapted if weight.name in inside else full if row.trainable else others
             kind[_module(row, weight)] += math.prod(weight.shape)
     own = sum(
-        math.prod(w.shape) for row in weight_map.mappings if row.of_adapter for w in row.weights
+        math.prod(w.shape) for row in weight_map.mappings if row.is_adapter for w in row.weights
     )
     total = sum(map(Counter.total, (adapted, full, others)))
     kinds = {"in full": _shares(full, total), "not at all": _shares(others, total)}

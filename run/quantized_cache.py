@@ -30,7 +30,7 @@ def with_quantized_cache(config: RunConfig, tensors: Arrays, known: Mapping[str,
         known: digests of tensors, which need not be read; it may grow as they are.
     """
     save, shared = config.checkpoint.save, config.execution.packed
-    if config.model.few_bits is None or not (save or shared):
+    if config.model.quant is None or not (save or shared):
         return tensors
     folder = Path(shared) if shared else RunFolder(Path(save or "")).packed
     return QuantizedCache(tensors, known, folder)
@@ -52,7 +52,7 @@ class QuantizedCache(View):
     def packed(
         self, names: Sequence[str], form: str, make: Callable[[Arrays], Sequence[np.ndarray]]
     ) -> Sequence[np.ndarray]:
-        """See `modelling.quantisation.KeepsPacked`."""
+        """See `modelling.quantisation.CachesQuantized`."""
         read = {name: self[name] for name in names if name not in self._known}
         digests = [self._known[name] if name in self._known else digest(read[name])
                    for name in names]  # fmt: skip

@@ -27,8 +27,8 @@ from data.samples import Samples
 from files.errors import WriteError
 from files.formatting import format_path
 from files.run_folder import RunFolder
-from modelling.objectives import objective_of
-from modelling.spec import family_of
+from modelling.objectives import make_objective
+from modelling.spec import get_family
 from run.base_model_ref import BaseModelRef, metadata_of
 from run.model_weights import has_adapters, read_weights
 from run.reference_files import (
@@ -73,8 +73,8 @@ class Reference:
     @classmethod
     def of_run(cls, config: RunConfig, start: Start, folder: RunFolder) -> Reference | None:
         """The reference of a run that begins, or goes on, in a folder; None: it needs none."""
-        objective = objective_of(config)
-        if REFERENCE not in objective.of_texts:
+        objective = make_objective(config)
+        if REFERENCE not in objective.sequence_inputs:
             return None
         place = Path(config.training.reference or folder.reference)
         if start.step and start.checkpoint is not None and REFERENCE in start.checkpoint.metadata:
@@ -90,7 +90,7 @@ class Reference:
         Raises:
             UserError: it names something else.
         """
-        if REFERENCE not in objective_of(config).of_texts:
+        if REFERENCE not in make_objective(config).sequence_inputs:
             return None
         checkpoint = start.checkpoint
         if checkpoint is None or REFERENCE not in checkpoint.metadata:
@@ -177,7 +177,7 @@ class Reference:
 
 
 def _digest_of_weights(config: RunConfig, tensors: Digested | None) -> str:
-    names = [weight.name for weight in family_of(config).weight_map(_base(config)).weights]
+    names = [weight.name for weight in get_family(config).weight_map(_base(config)).weights]
     assert tensors is not None, "what has a digest stays as it is"
     return _digest(dict(tensors.digests(names)))
 
@@ -218,7 +218,7 @@ def _weights_at_origin(
 def _initial_weights(config: RunConfig, place: str) -> Mapping[str, np.ndarray]:
     """The weights at a place; adapters only where a checkpoint has some, since the reference has
     none."""
-    weight_map = family_of(config).weight_map(config)
+    weight_map = get_family(config).weight_map(config)
     trained = has_checkpoint(place) and has_adapters(
         weight_map, load_checkpoint(place, verify=False)
     )

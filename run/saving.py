@@ -19,7 +19,7 @@ from data.tokenizer import Tokenizer, keep_tokenizer
 from files.formatting import format_bytes, format_name
 from files.run_folder import CONFIG, RunFolder
 from files.yaml_files import yaml_text
-from modelling.spec import family_of
+from modelling.spec import get_family
 from modelling.weights import total_nbytes
 from run.best import NO_BASE, Best
 from run.export_extras import base_settings
@@ -212,7 +212,7 @@ class Checkpoints:
             "skipped_steps": self._skipped.total,
             "best": self._best.state(),
             "config": self._config.to_dict(),
-            MODEL: family_of(self._config).to_config_json(self._config),
+            MODEL: get_family(self._config).to_config_json(self._config),
             "versions": {name: metadata.version(name) for name in ("jax", "numpy", "popxl-xla")},
             **self._base,
         }

@@ -23,7 +23,7 @@ from config.sections import RunConfig
 from files.formatting import format_name, format_path
 from files.json_files import JsonObject
 from huggingface.pretrained import RANDOM
-from modelling.spec import family_of
+from modelling.spec import get_family
 from modelling.weights import FP8, OPTIMIZER, WeightMap
 from modelling.weights.optimizer_state import convert_optimizer_state, optimizer_state_specs
 from planning.hardware.announce_devices import announce_devices
@@ -331,6 +331,6 @@ def load_ready(config: RunConfig) -> Start:
     processes. Raises as `load_weights`."""
     check_lower_bound(config)
     announce_devices(config)
-    start = load_weights(config, family_of(config).weight_map(config))
+    start = load_weights(config, get_family(config).weight_map(config))
     agree({"step of the weights": start.step, "digest of the weights": start.sha256})
     return start

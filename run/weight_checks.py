@@ -14,7 +14,7 @@ from checkpoints.safetensors_files import digest
 from checkpoints.tensor_files import readers
 from config.sections import RunConfig
 from files.formatting import format_name, format_path
-from modelling.spec import family_of
+from modelling.spec import get_family
 from modelling.weights import WeightMap
 from modelling.weights.mxfp4 import parts_of_blocks
 from modelling.weights.variables import OPTIMIZER
@@ -54,8 +54,8 @@ def check_model(config: RunConfig, theirs: Any, load: str) -> None:
     """
     if not isinstance(theirs, dict):
         return
-    family = family_of(config)
-    ours, theirs = family.to_config_json(config), family.normalise(config, theirs)
+    family = get_family(config)
+    ours, theirs = family.to_config_json(config), family.normalize_config_json(config, theirs)
     for name in sorted(ours.keys() & theirs.keys() - _IGNORED):
         if theirs[name] is not None and theirs[name] != ours[name]:
             raise CheckpointError(

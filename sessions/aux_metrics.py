@@ -30,7 +30,7 @@ def expert_metrics(usage: np.ndarray) -> dict[str, float]:
     times the experts of a token, and the share of the choices that each expert has.
 
     Args:
-        usage: float32 (micro-batches, 2, experts), see `popxl_addons.ops.routing.count_experts`.
+        usage: float32 (micro-batches, 2, experts), see `count_expert_usage` of popxl_addons.
     """
     counts, probabilities = np.moveaxis(usage.astype(np.float64), 1, 0)
     tokens = np.maximum(probabilities.sum(1), 1)  # those of a token add up to 1

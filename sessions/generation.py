@@ -13,7 +13,7 @@ from data.loader import BatchSharding
 from data.samples import EMPTY, concatenate, pack
 from modelling.generation import DecodingStrategy
 from modelling.generation.decoding_strategy import strategy_from_config
-from modelling.spec import family_of
+from modelling.spec import get_family
 from modelling.weights import Variables
 from planning.generation_placement import build_generation_program
 from popxl_addons import NamedTensors
@@ -44,7 +44,7 @@ class GenerationSession(ModelSession):
             weight_source: see `ModelSession`. Weights that are on the device are a copy.
             piecewise: for `stream`, which gives tokens as they come where weights are resident.
         """
-        family = family_of(config)
+        family = get_family(config)
         config = replace(config, model=replace(config.model, eval=True))
         self._strategy = strategy_from_config(config) if strategy is None else strategy
         shared_bytes = None if weight_source is None else weight_source.host_bytes

@@ -13,9 +13,9 @@ from config.metrics import Tally, added
 from config.sections import RunConfig
 from data.loader import BatchSharding
 from data.samples import Batch, Samples
-from modelling.objectives import WEIGHT, objective_of
+from modelling.objectives import LOSS_WEIGHT, make_objective
 from modelling.phases.evaluation import build_loss
-from modelling.spec import family_of
+from modelling.spec import get_family
 from sessions.aux_metrics import tally_of
 from sessions.session import ModelSession
 
@@ -27,12 +27,12 @@ class LossResult:
     Attributes:
         total: over all of them.
         tokens: what that is divided by: of target tokens their number, end tokens included.
-        told: what the objective tells besides.
+        aux_metrics: what the objective tells besides.
     """
 
     total: float
     tokens: int
-    told: Tally = field(default_factory=dict)
+    aux_metrics: Tally = field(default_factory=dict)
 
     @property
     def mean(self) -> float:
@@ -42,7 +42,7 @@ class LossResult:
     @property
     def tally(self) -> Tally:
         """All of it, for metrics."""
-        return {**self.told, "loss": (self.total, self.tokens)}
+        return {**self.aux_metrics, "loss": (self.total, self.tokens)}
 
 
 class LossSession(ModelSession):
@@ -63,7 +63,7 @@ class LossSession(ModelSession):
             training=replace(config.training, global_batch_size=batch),
         )
         self._sharding = BatchSharding.of(config)
-        self._family, self.objective = family_of(config), objective_of(config)
+        self._family, self.objective = get_family(config), make_objective(config)
         weight_map = self._family.weight_map(config)
         self.program = build_loss(config, self._family.build_phases, weight_map)
         super().__init__(config, self.program.ir, weight_map, self.program.variables, weight_source)
@@ -76,17 +76,20 @@ class LossSession(ModelSession):
         Args:
             on_progress: called after each run of the program with the number of samples it did.
         """
-        told: Tally = {}
+        aux_metrics: Tally = {}
         total, tokens = 0.0, 0
         for indices, batch in self._batches(samples):
             loss, sums = self._sums(batch)
             total += loss
-            tokens += self.objective.normaliser(self._sharding.without_duplicates(batch))
+            tokens += self.objective.normalizer(self._sharding.without_duplicates(batch))
             if sums is not None:
-                told = added(told, tally_of(self.objective, self._sharding, sums, batch))
+                own = tally_of(self.objective, self._sharding, sums, batch)
+                aux_metrics = added(aux_metrics, own)
             if on_progress is not None:
                 on_progress(len(indices))
-        return LossResult(total, sum(popdist.gather(tokens)), reduce(added, popdist.gather(told)))
+        return LossResult(
+            total, sum(popdist.gather(tokens)), reduce(added, popdist.gather(aux_metrics))
+        )
 
     def texts(self, samples: Samples, first: int = 0) -> Iterator[tuple[slice, np.ndarray]]:
         """What the loss is a function of, `Objective.sums`, for batch after batch of all samples.
@@ -110,7 +113,7 @@ class LossSession(ModelSession):
         for start in range(first, len(samples), size):
             indices = np.arange(start, min(start + size, len(samples)))
             taken = samples.take(np.resize(indices, size)[own])
-            yield indices, self.objective.only(taken, own < len(indices))
+            yield indices, self.objective.keep_real_samples(taken, own < len(indices))
 
     def _sums(self, batch: Batch) -> tuple[float, np.ndarray | None]:
         """The loss of a batch, and in the order of the samples of all processes what it is a
@@ -121,11 +124,11 @@ class LossSession(ModelSession):
         dealt = {streams[name]: x for name, x in arrays.items() if name in streams}
         inputs = {stream: self._sharding.to_replicas(x) for stream, x in dealt.items()}
 
-        inputs[streams[WEIGHT]] = np.ones(
+        inputs[streams[LOSS_WEIGHT]] = np.ones(
             (c.gradient_accumulation, own.stop - own.start), np.float32
         )
         outputs = self._run(inputs)
         losses = self._sharding.from_replicas(outputs[self.program.loss][..., None])
         sums = self.program.sums
-        told = None if sums is None else self._sharding.from_replicas(outputs[sums])
-        return float(losses.astype(np.float64).sum()), told
+        aux_metrics = None if sums is None else self._sharding.from_replicas(outputs[sums])
+        return float(losses.astype(np.float64).sum()), aux_metrics

@@ -17,10 +17,10 @@ from config.metrics import Tally, added
 from config.sections import RunConfig
 from data.loader import BatchSharding
 from data.samples import Batch
-from modelling.layers import SUMS, USAGE
-from modelling.objectives import WEIGHT, objective_of
+from modelling.layers import EXPERT_USAGE, LOSS_STATS
+from modelling.objectives import LOSS_WEIGHT, make_objective
 from modelling.phases.training import TrainingProgram, build_training
-from modelling.spec import family_of
+from modelling.spec import get_family
 from modelling.weights import ShardReader, Variables
 from planning.placement_search import build_best_program
 from planning.program_variants import Variant
@@ -38,14 +38,14 @@ class StepResult:
         gradient_norm: global norm of the gradients, before clipping; NaN if a loss is not finite.
         tokens, target_tokens: how many the global batch holds, without padding, and how many of
             them have a label, or what else the loss is divided by.
-        told: what the objective tells of the batch, and how it used experts, by name.
+        aux_metrics: what the objective tells of the batch, and how it used experts, by name.
     """
 
     loss: float
     gradient_norm: float
     tokens: int = 0
     target_tokens: int = 0
-    told: dict[str, Any] = field(default_factory=dict)
+    aux_metrics: dict[str, Any] = field(default_factory=dict)
 
     @property
     def skipped(self) -> bool:
@@ -62,9 +62,9 @@ class TrainingSession(ModelSession):
         Args:
             gradients: make the gradients of the last step readable.
         """
-        self._family = family = family_of(config)
+        self._family = family = get_family(config)
         self._pending: int | None = None  # the step whose update waits for the next one
-        self._sharding, self._objective = BatchSharding.of(config), objective_of(config)
+        self._sharding, self._objective = BatchSharding.of(config), make_objective(config)
         weight_map = family.weight_map(config)
 
         def build(variant: Variant) -> TrainingProgram:
@@ -187,7 +187,7 @@ class TrainingSession(ModelSession):
     def _counts(self, batches: Sequence[Batch]) -> list[tuple[int, int]]:
         """Tokens and target tokens of each global batch, on all processes."""
         once = [self._sharding.without_duplicates(batch) for batch in batches]
-        own = [[self._family.sample_format.tokens(b), self._objective.normaliser(b)] for b in once]
+        own = [[self._family.sample_format.tokens(b), self._objective.normalizer(b)] for b in once]
         totals = np.sum(popdist.gather(own), axis=0).tolist()
         return [(tokens, targets) for tokens, targets in totals]
 
@@ -200,7 +200,7 @@ class TrainingSession(ModelSession):
         share = c.gradient_accumulation * c.execution.data_parallel
         weight = share / max(target_tokens, 1)
         shape = (c.gradient_accumulation, own.stop - own.start)
-        fed[WEIGHT] = np.full(shape, weight, np.float32)
+        fed[LOSS_WEIGHT] = np.full(shape, weight, np.float32)
         return fed
 
     def _per_step(self, values: np.ndarray) -> np.ndarray:
@@ -238,12 +238,12 @@ class TrainingSession(ModelSession):
         losses = outputs[self.program.loss].reshape(n, c.gradient_accumulation, replicas)
         norms = outputs[self.program.gradient_norm].reshape(-1, replicas)[:n, 0]
         means = losses.astype(np.float64).mean(axis=(1, 2))
-        told = self._told(outputs, means, counts, batches)
-        of_experts = self._told_of_experts(outputs, n)
-        rows = zip(means, norms, counts, told, of_experts, strict=True)
+        aux_metrics = self._aux_metrics(outputs, means, counts, batches)
+        of_experts = self._expert_metrics(outputs, n)
+        rows = zip(means, norms, counts, aux_metrics, of_experts, strict=True)
         return [StepResult(float(x), float(norm), *n, a | b) for x, norm, n, a, b in rows]
 
-    def _told(
+    def _aux_metrics(
         self,
         outputs: Mapping[popxl.DeviceToHostStream, np.ndarray],
         means: np.ndarray,
@@ -251,25 +251,26 @@ class TrainingSession(ModelSession):
         batches: Sequence[Batch],
     ) -> list[dict[str, Any]]:
         """The objective's metrics of each step, besides the loss."""
-        stream, objective, sharding = self.program.told.get(SUMS), self._objective, self._sharding
+        stream = self.program.aux_outputs.get(LOSS_STATS)
+        objective, sharding = self._objective, self._sharding
         if stream is None:
             return [{} for _ in batches]
         own = list[Tally]()
         for sums, batch in zip(np.split(outputs[stream], len(batches)), batches, strict=True):
             own.append(tally_of(objective, sharding, sharding.from_replicas(sums), batch))
         every = [reduce(added, of_step) for of_step in zip(*popdist.gather(own), strict=True)]
-        told = list[dict[str, Any]]()
-        for tally, mean, (_, normaliser) in zip(every, means, counts, strict=True):
-            whole = {**tally, "loss": (mean * normaliser, normaliser)}
+        aux_metrics = list[dict[str, Any]]()
+        for tally, mean, (_, normalizer) in zip(every, means, counts, strict=True):
+            whole = {**tally, "loss": (mean * normalizer, normalizer)}
             found = {name: metric(whole) for name, metric in objective.metrics.items()}
-            told.append({name: value for name, value in found.items() if name != "loss"})
-        return told
+            aux_metrics.append({name: value for name, value in found.items() if name != "loss"})
+        return aux_metrics
 
-    def _told_of_experts(
+    def _expert_metrics(
         self, outputs: Mapping[popxl.DeviceToHostStream, np.ndarray], steps: int
     ) -> list[dict[str, float]]:
         """How each step used experts, where there are some."""
-        stream = self.program.told.get(USAGE)
+        stream = self.program.aux_outputs.get(EXPERT_USAGE)
         if stream is None:
             return [{} for _ in range(steps)]
         parts = self.config.execution.tensor_parallel  # which have the same numbers

@@ -8,7 +8,7 @@ from config.bart import BartConfig
 from config.errors import ConfigError
 from files.formatting import format_value
 from files.json_files import JsonObject
-from modelling.config_json import check_settings, defaults, is_token, token_id
+from modelling.config_json import check_hf_settings, hf_defaults, is_token_id, read_token_id
 
 SAME = (
     "vocab_size", "encoder_layers", "decoder_layers", "encoder_attention_heads",
@@ -42,8 +42,8 @@ def to_config_json(config: BartConfig) -> dict[str, Any]:
 
 
 def from_config_json(description: JsonObject) -> dict[str, Any]:
-    """Fields of the model section for a config.json of BART. Raises as `check_settings`."""
-    data, (usual, _) = description.data, defaults("bart")
+    """Fields of the model section for a config.json of BART. Raises as `check_hf_settings`."""
+    data, (usual, _) = description.data, hf_defaults("bart")
     needed = {
         "is_encoder_decoder": (True, True),
         "is_decoder": (False, False),
@@ -58,13 +58,13 @@ def from_config_json(description: JsonObject) -> dict[str, Any]:
     }
     # `num_hidden_layers` is what transformers calls `encoder_layers` too.
     read = {*SAME, *OURS, "num_hidden_layers"}
-    check_settings(data, "bart", read, needed)
+    check_hf_settings(data, "bart", read, needed)
     ends = ("layers", "heads", "dim", "model", "size")
     counts = [name for name in (*SAME, *OURS) if name.endswith(ends)]
     values = {name: data.get(name, usual.get(name)) for name in (*SAME, *OURS)}
     values |= {name: description.count(name) for name in counts if data.get(name) is not None}
     for name in ("pad", "eos"):
-        values[f"{name}_token_id"] = token_id(description, name, usual[f"{name}_token_id"])
+        values[f"{name}_token_id"] = read_token_id(description, name, usual[f"{name}_token_id"])
     values |= {name: _forced(description, name) for name in FORCED}
     act = values["activation_function"] = _activation(values["activation_function"])
     if act not in ACTIVATIONS:
@@ -75,7 +75,7 @@ def from_config_json(description: JsonObject) -> dict[str, Any]:
     return {OURS.get(name, name): value for name, value in values.items()}
 
 
-def normalise(config: BartConfig, description: dict[str, Any]) -> dict[str, Any]:
+def normalize_config_json(config: BartConfig, description: dict[str, Any]) -> dict[str, Any]:
     """A description with our name of the activation."""
     name = "activation_function"
     return description | ({name: _activation(description[name])} if name in description else {})
@@ -90,6 +90,6 @@ def _forced(description: JsonObject, name: str) -> int | None:
     given: Any = description.data.get(name, 2 if name == "forced_eos_token_id" else None)
     if isinstance(given, list) and given:
         given = given[0]
-    if given is not None and not is_token(given, description.count("vocab_size")):
+    if given is not None and not is_token_id(given, description.count("vocab_size")):
         raise description.error(name, "a token's number or null")
     return given

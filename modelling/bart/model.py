@@ -11,20 +11,20 @@ import numpy as np
 
 import popxl
 from config.bart import BartConfig, BartModel
-from modelling.bart.config_json import from_config_json, normalise, to_config_json
-from modelling.encoder_decoder import EncoderDecoder, Stack
+from modelling.bart.config_json import from_config_json, normalize_config_json, to_config_json
+from modelling.encoder_decoder import BlockStack, EncoderDecoderSpec
 from modelling.layers import (
+    AttentionSpec,
     CrossAttention,
     DecoderContext,
     Dropout,
     Embeddings,
-    Fused,
+    FusedLinear,
     LayerNorm,
     Linear,
     LMHeadLoss,
     Module,
     MultiHeadAttention,
-    Scores,
     StackContext,
     VocabularyEmbedding,
     activation,
@@ -78,9 +78,9 @@ class BartEmbeddings(Embeddings):
         if positions is None:
             index = np.arange(input_ids.shape[1])[None]
             positions = popxl.constant(index, popxl.int32, "positions")
-        x = self.tokens(self.axes.swap(input_ids))
+        x = self.tokens(self.layout.convert(input_ids))
         x = x if self.scale == 1 else x * self.scale
-        x = x + self.axes.swap(self.embed_positions(positions))
+        x = x + self.layout.convert(self.embed_positions(positions))
         return self.dropout(self.layernorm_embedding(x), seed)
 
 
@@ -90,16 +90,16 @@ class BartAttention(MultiHeadAttention):
 
     def __init__(self, c: BartModel, heads: int, causal: bool) -> None:
         hidden, std = c.hidden_size, c.init_std
-        scores = Scores((hidden // heads) ** -0.5, causal=causal)
-        dropout = Dropout.of(c, c.attention_dropout)
+        scores = AttentionSpec((hidden // heads) ** -0.5, causal=causal)
+        dropout = Dropout.from_model(c, c.attention_dropout)
         super().__init__(heads, scores, is_sliced=not causal, dropout=dropout)
-        self.qkv = Fused(hidden, hidden, {f"{n}_proj": std for n in "qkv"}, bias=True)
+        self.qkv = FusedLinear(hidden, hidden, {f"{n}_proj": std for n in "qkv"}, bias=True)
         self.out_proj = Linear(hidden, hidden, shard="in", std=std, bias=True)
 
     def build(self, x: Tensor, ctx: StackContext) -> Tensor:
         """x: (batch, length, hidden) -> the same shape."""
-        q, k, v = (self.split(t) for t in self.qkv(self.groups.copy_to_tp(x)))
-        masks, lengths = ctx.padding(bool(self.fused))
+        q, k, v = (self.split_heads(t) for t in self.qkv(self.groups.copy_to_tp(x)))
+        masks, lengths = ctx.padding_mask(bool(self.fused))
         return self.out_proj(self.attend(q, k, v, ctx, masks, lengths))
 
 
@@ -108,16 +108,16 @@ class BartCrossAttention(CrossAttention):
 
     def __init__(self, c: BartModel, heads: int) -> None:
         hidden, std = c.hidden_size, c.init_std
-        dropout = Dropout.of(c, c.attention_dropout)
-        super().__init__(heads, Scores((hidden // heads) ** -0.5), dropout=dropout)
+        dropout = Dropout.from_model(c, c.attention_dropout)
+        super().__init__(heads, AttentionSpec((hidden // heads) ** -0.5), dropout=dropout)
         self.q_proj = Linear(hidden, hidden, shard="out", std=std, bias=True)
-        self.kv = Fused(hidden, hidden, {f"{n}_proj": std for n in "kv"}, bias=True)
+        self.kv = FusedLinear(hidden, hidden, {f"{n}_proj": std for n in "kv"}, bias=True)
         self.out_proj = Linear(hidden, hidden, shard="in", std=std, bias=True)
 
     def build(self, x: Tensor, ctx: DecoderContext) -> Tensor:
         """x: (batch * sequences of a sample, length, hidden) -> the same shape."""
-        q = self.q_proj(self.groups.copy_to_tp(ctx.packing.together(x)))
-        return ctx.packing.apart(self.out_proj(self.attend_encoded(q, ctx)))
+        q = self.q_proj(self.groups.copy_to_tp(ctx.packing.pack_sequences(x)))
+        return ctx.packing.unpack_sequences(self.out_proj(self.attend_encoded(q, ctx)))
 
 
 # ---- layers -------------------------------------------------------------------------------------
@@ -134,7 +134,8 @@ class BartLayer(Module):
         hidden, std = c.hidden_size, c.init_std
         self.self_attn = BartAttention(c, heads, causal)
         self.self_attn_layer_norm = LayerNorm(hidden, EPSILON)
-        self.act, self.drop = activation(c.activation_function), Dropout.of(c, c.activation_dropout)
+        self.act = activation(c.activation_function)
+        self.drop = Dropout.from_model(c, c.activation_dropout)
         self.fc1 = Linear(hidden, inner, shard="out", std=std, bias=True)
         self.fc2 = Linear(inner, hidden, shard="in", std=std, bias=True)
         self.final_layer_norm = LayerNorm(hidden, EPSILON)
@@ -142,7 +143,7 @@ class BartLayer(Module):
     def feed_forward(self, x: Tensor, ctx: StackContext) -> Tensor:
         """fc2(dropout(act(fc1 x))): (batch, length, hidden) -> the same shape."""
         inner = self.act(self.fc1(self.groups.copy_to_tp(x)))
-        return self.fc2(self.drop(inner, self.groups.own_seed(ctx.next_seed())))
+        return self.fc2(self.drop(inner, self.groups.tp_seed(ctx.next_seed())))
 
 
 class BartEncoderLayer(BartLayer):
@@ -153,8 +154,8 @@ class BartEncoderLayer(BartLayer):
 
     def build(self, x: Tensor, ctx: StackContext) -> Tensor:
         """x: (batch, length, hidden) -> the same shape."""
-        x = self.self_attn_layer_norm(ctx.add(x, self.self_attn(x, ctx)))
-        return self.final_layer_norm(ctx.add(x, self.feed_forward(x, ctx)))
+        x = self.self_attn_layer_norm(ctx.add_residual(x, self.self_attn(x, ctx)))
+        return self.final_layer_norm(ctx.add_residual(x, self.feed_forward(x, ctx)))
 
 
 class BartDecoderLayer(BartLayer):
@@ -167,13 +168,13 @@ class BartDecoderLayer(BartLayer):
 
     def build(self, x: Tensor, ctx: DecoderContext) -> Tensor:
         """x: (batch * sequences of a sample, length, hidden) -> the same shape."""
-        x = self.self_attn_layer_norm(ctx.add(x, self.self_attn(x, ctx)))
-        x = self.encoder_attn_layer_norm(ctx.add(x, self.encoder_attn(x, ctx)))
-        return self.final_layer_norm(ctx.add(x, self.feed_forward(x, ctx)))
+        x = self.self_attn_layer_norm(ctx.add_residual(x, self.self_attn(x, ctx)))
+        x = self.encoder_attn_layer_norm(ctx.add_residual(x, self.encoder_attn(x, ctx)))
+        return self.final_layer_norm(ctx.add_residual(x, self.feed_forward(x, ctx)))
 
 
 # ---- the model ----------------------------------------------------------------------------------
-def encoder_decoder(config: BartConfig) -> EncoderDecoder:
+def encoder_decoder_spec(config: BartConfig) -> EncoderDecoderSpec:
     """A configured model: neither stack has a norm at its end."""
     c = config.model
 
@@ -181,16 +182,19 @@ def encoder_decoder(config: BartConfig) -> EncoderDecoder:
         tokens = VocabularyEmbedding(c.init_std, "model.shared", is_shared=True)
         return LMHeadLoss(None, "", c.init_std, tokens, bias="buffer")
 
-    return EncoderDecoder(
+    return EncoderDecoderSpec(
         embeddings=lambda: BartEmbeddings(c, "encoder"),
-        encoder=Stack(c.encoder_layers, lambda _: BartEncoderLayer(c), "model.encoder.layers"),
+        encoder=BlockStack(c.encoder_layers, lambda _: BartEncoderLayer(c), "model.encoder.layers"),
         decoder_embeddings=lambda: BartEmbeddings(c, "decoder"),
-        decoder=Stack(c.decoder_layers, lambda _: BartDecoderLayer(c), "model.decoder.layers"),
+        decoder=BlockStack(c.decoder_layers, lambda _: BartDecoderLayer(c), "model.decoder.layers"),
         head=head,
-        hf_tables=[f"model.{stack}.embed_tokens.weight" for stack in ("encoder", "decoder")],
+        hf_embedding_names=[f"model.{s}.embed_tokens.weight" for s in ("encoder", "decoder")],
     )
 
 
 FAMILY = encoder_decoder_family(
-    encoder_decoder, to_config_json, from_config_json, normalise=normalise
+    encoder_decoder_spec,
+    to_config_json,
+    from_config_json,
+    normalize_config_json=normalize_config_json,
 )

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 
 from modelling.generation.kv_cache import KVCacheLayout, update_cache
 from modelling.generation.prompts import repeat_interleave
-from modelling.layers import Context, Module, Tables, tables_at
-from modelling.layers.wrapped import Wrapped
+from modelling.layers import BlockContext, Module, RopeTables, gather_rope_tables
+from modelling.layers.wrapped import LayerWrapper
 from popxl import Tensor
 
 
-class PromptContext(Context):
+class PromptContext(BlockContext):
     """The context of prompts, each for several sequences.
 
     Args:
@@ -49,7 +49,7 @@ class PromptContext(Context):
         return k, v
 
 
-class TokenContext(Context):
+class TokenContext(BlockContext):
     """The context of one token of each sequence.
 
     Args:
@@ -79,12 +79,12 @@ class TokenContext(Context):
         self.max_length = prompt_length + max_new_tokens
         self.caches = list(caches)
 
-    def tables(self, make: Callable[[int], Tables], length: int) -> Tables:
-        return tables_at(
+    def rope_tables(self, make: Callable[[int], RopeTables], length: int) -> RopeTables:
+        return gather_rope_tables(
             make(self._prompt_length + self._max_new_tokens), self._last + self._position
         )
 
-    def positions(self, window: int | None) -> Sequence[Tensor]:
+    def qk_ids(self, window: int | None) -> Sequence[Tensor]:
         place = self._last + self._position
         layout = KVCacheLayout.for_layer(self._prompt_length, self._max_new_tokens, window)
         return [place.reshape((-1, 1)), layout.key_positions(self._position, self._last)]
@@ -97,7 +97,7 @@ class TokenContext(Context):
         return self.caches[0], self.caches[1]
 
 
-class Prefill(Wrapped):
+class Prefill(LayerWrapper):
     """A block that reads prompts.
 
     Args:
@@ -124,7 +124,7 @@ class Prefill(Wrapped):
         return self.layer(x, ctx), *ctx.caches
 
 
-class Decode(Wrapped):
+class Decode(LayerWrapper):
     """A block that reads one token of each sequence.
 
     Args:

@@ -184,7 +184,7 @@ class BeamSearch:
         owner = np.repeat(np.arange(beams), most)
         if groups.tensor_parallel > 1:
             check_vocabulary(part * groups.tensor_parallel)
-            tokens = tokens + groups.rank() * part
+            tokens = tokens + groups.tp_rank() * part
             best = self._gather_vocabulary(best)
             tokens = cast(self._gather_vocabulary(cast(tokens, popxl.float32)), popxl.int32)
             owner = np.tile(owner, groups.tensor_parallel)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import popxl
-from modelling.layers import Groups, cast
+from modelling.layers import ParallelGroups, cast
 from popxl import Tensor, ops
 from popxl_addons import BoundGraph
 
 
-def any_prompt(samples: Tensor, groups: Groups) -> Tensor:
+def any_prompt(samples: Tensor, groups: ParallelGroups) -> Tensor:
     """Whether there is any sample in the batch of any replica, bool scalar.
 
     It decides whether collectives run, so it must be the same on all replicas.

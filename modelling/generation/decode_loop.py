@@ -8,7 +8,7 @@ from typing import NamedTuple
 import popxl
 from modelling.generation.conditional_call import any_prompt
 from modelling.generation.search import Search
-from modelling.layers import Groups
+from modelling.layers import ParallelGroups
 from popxl import Tensor, ops
 from popxl_addons import BoundGraph
 
@@ -35,7 +35,11 @@ class DecodeStart(NamedTuple):
 
 
 def generate_tokens(
-    start: DecodeStart, length: int, search: Search, inputs: Sequence[Tensor], groups: Groups
+    start: DecodeStart,
+    length: int,
+    search: Search,
+    inputs: Sequence[Tensor],
+    groups: ParallelGroups,
 ) -> Tensor:
     """Generate `length` tokens for each prompt.
 
@@ -66,7 +70,7 @@ def decode_more(
     states: int,
     count: int,
     search: Search,
-    groups: Groups,
+    groups: ParallelGroups,
 ) -> tuple[Tensor, ...]:
     """Generate so many tokens more.
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import popxl
 from config.sections import RunConfig
-from modelling.decoder import Decoder
+from modelling.decoder import DecoderSpec
 from modelling.generation.attention_contexts import Decode, Prefill
 from modelling.generation.generator import (
     Caches,
@@ -34,7 +34,7 @@ class DecoderOnlyGenerator:
     prompts_per_sample = 1
 
     def __init__(
-        self, config: RunConfig, decoder: Decoder, adapters: LayerAdapters, sequences: int
+        self, config: RunConfig, decoder: DecoderSpec, adapters: LayerAdapters, sequences: int
     ) -> None:
         """
         Args:
@@ -42,7 +42,9 @@ class DecoderOnlyGenerator:
         """
         model: Any = config.model  # decoder-only models have an output_length and tokens
         self._decoder, self._adapters, self._copies = decoder, adapters, sequences
-        self._layers = adapters.layers(decoder.names, decoder.layer_types, decoder.block)
+        self._layers = adapters.build_layers(
+            decoder.layer_names, decoder.layer_types, decoder.block
+        )
         self.prompt_length, self.output_length = model.sequence_length, model.output_length
         self.special_tokens = SpecialTokens.from_model(model)
         batch = config.execution.micro_batch_size
@@ -64,7 +66,7 @@ class DecoderOnlyGenerator:
         """See `Generator`."""
         x = executor.run(EMBEDDINGS, self._embeddings(), input_ids)
         lengths = self.prompt_length, self.output_length
-        layers = self._layers.wrapped(lambda layer: Prefill(layer, *lengths, self._copies))
+        layers = self._layers.map_modules(lambda layer: Prefill(layer, *lengths, self._copies))
         _, caches = executor.run_layers(
             LAYER, layers, x, prompt_state=prompt_state, layer_inputs=lambda kind, last: [last]
         )
@@ -82,15 +84,15 @@ class DecoderOnlyGenerator:
         """See `Generator`."""
         x = executor.run(EMBEDDINGS, self._embeddings(), input_ids)
         lengths = self.prompt_length, self.output_length
-        layers = self._layers.wrapped(lambda layer: Decode(layer, *lengths))
+        layers = self._layers.map_modules(lambda layer: Decode(layer, *lengths))
         return executor.run_layers(LAYER, layers, x, caches, prompt_state, [position], self._at)
 
     def head(self) -> LMHeadLoss:
         """See `Generator`."""
-        return self._adapters.head(self._decoder.head())
+        return self._adapters.attach_to_head(self._decoder.head())
 
     def _embeddings(self) -> Embeddings:
-        return self._adapters.embeddings(self._decoder.embeddings())
+        return self._adapters.attach_to_embeddings(self._decoder.embeddings())
 
     def _at(self, kind: int, last: Tensor, position: Tensor) -> LayerInputs:
         """The inputs that `Decode` names."""

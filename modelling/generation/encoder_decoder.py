@@ -18,8 +18,8 @@ from modelling.decoder import EMBEDDINGS
 from modelling.encoder_decoder import (
     DECODER_EMBEDDINGS,
     ENCODER_HEAD,
-    EncoderDecoder,
-    find,
+    EncoderDecoderSpec,
+    find_modules,
     layer_name,
 )
 from modelling.generation.generator import (
@@ -31,17 +31,17 @@ from modelling.generation.generator import (
 )
 from modelling.generation.kv_cache import update_cache
 from modelling.generation.search import SpecialTokens
-from modelling.layers import CrossAttention, LayerAdapters, Layers, LMHeadLoss, Module
+from modelling.layers import CrossAttention, LayerAdapters, LayerModules, LMHeadLoss, Module
 from modelling.layers.encoder_decoder import (
     DecoderContext,
     EncoderContext,
-    EncoderWords,
-    Padding,
+    PackedEncoderEmbeddings,
+    PaddingMask,
     StackContext,
-    over_samples,
+    with_packed_positions,
 )
 from modelling.layers.packing import Packing
-from modelling.layers.wrapped import Wrapped
+from modelling.layers.wrapped import LayerWrapper
 from popxl import Tensor, TensorSpec, ops
 
 
@@ -72,17 +72,17 @@ class DecoderTokenContext(DecoderContext):
         keys, values, *own = caches
         self._encoder_keys, self.caches = (keys, values), own
 
-    def positions(self, window: int | None) -> Sequence[Tensor]:
+    def qk_ids(self, window: int | None) -> Sequence[Tensor]:
         if self._bias is not None:
             return []
         keys = np.arange(self.caches[0].shape[2])[None]
         at = self._position.reshape((1, 1))
         return [at, popxl.constant(keys, popxl.int32, "positions")]
 
-    def encoder_padding(self, takes_lengths: bool, length: int) -> Padding:
+    def encoder_padding_mask(self, takes_lengths: bool, length: int) -> PaddingMask:
         return [self._hiding], None
 
-    def encoder_keys(self, attention: CrossAttention) -> tuple[Tensor, Tensor]:
+    def encoder_kv(self, attention: CrossAttention) -> tuple[Tensor, Tensor]:
         return self._encoder_keys
 
     def update_cache(self, k: Tensor, v: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
@@ -91,7 +91,7 @@ class DecoderTokenContext(DecoderContext):
 
 
 # ---- layers -------------------------------------------------------------------------------------
-class DecoderWord(Wrapped):
+class DecoderWord(LayerWrapper):
     """The beginning of a decoder that has learned positions, at one position."""
 
     def build(self, input_ids: Tensor, position: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ class DecoderWord(Wrapped):
         return x
 
 
-class EncodingBlock(Wrapped):
+class EncodingBlock(LayerWrapper):
     """A block of the encoder that is given the biases, which are the same for all blocks."""
 
     def build(self, x: Tensor, mask: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -113,7 +113,7 @@ class EncodingBlock(Wrapped):
         return y
 
 
-class PreparedLayer(Wrapped):
+class PreparedLayer(LayerWrapper):
     """The caches of a block of the decoder before the first position.
 
     Args:
@@ -127,13 +127,13 @@ class PreparedLayer(Wrapped):
     def build(self, encoded: Tensor) -> tuple[Tensor, ...]:
         """encoded: (batch, length, hidden) -> the keys and values that cross-attention takes from
         the encoder, two of (batch, heads, length, head_dim); empty caches."""
-        (_, attention), *_ = find(self.layer, CrossAttention)
+        (_, attention), *_ = find_modules(self.layer, CrossAttention)
         k, v = attention.project_kv(encoded)
         shape = (self._sequences, k.shape[1], self._length, k.shape[3])
         return k, v, *(ops.init(shape, k.dtype) for _ in range(2))
 
 
-class DecodingBlock(Wrapped):
+class DecodingBlock(LayerWrapper):
     """A block of the decoder at one position."""
 
     def __init__(self, layer: Module, packing: Packing) -> None:
@@ -159,7 +159,7 @@ class EncoderDecoderGenerator:
     """An encoder-decoder as a `modelling.generation.Generator`."""
 
     def __init__(
-        self, config: RunConfig, model: EncoderDecoder, adapters: LayerAdapters, sequences: int
+        self, config: RunConfig, model: EncoderDecoderSpec, adapters: LayerAdapters, sequences: int
     ) -> None:
         """
         Args:
@@ -167,12 +167,12 @@ class EncoderDecoderGenerator:
         """
         batch = config.execution.micro_batch_size
         self._model, self._adapters = model, adapters
-        self._packing = Packing.of(config, sequences)
+        self._packing = Packing.from_config(config, sequences)
         self.special_tokens = SpecialTokens.from_model(config.model)
         self.prompt_length = config.model.sequence_length
         self.output_length = SEQ2SEQ.output_length(config)
-        self.prompts_per_sample = self._packing.examples
-        self.sequences = batch * self._packing.count
+        self.prompts_per_sample = self._packing.examples_per_sample
+        self.sequences = batch * self._packing.sequences_per_sample
         self.prompt_state: Sequence[TensorSpec] = [
             TensorSpec((batch, self.prompt_length), popxl.int32)
         ]
@@ -181,7 +181,7 @@ class EncoderDecoderGenerator:
         """Prompts as `Generator.prepare_prompts` makes them; layers also need the mask."""
         start = [self.special_tokens.decoder_start_token_id]
         first = popxl.constant([start] * self.sequences, popxl.int32, "start_tokens")
-        has_prompt = self._packing.is_there(mask)
+        has_prompt = self._packing.has_tokens(mask)
         read = popxl.constant([start] * has_prompt.nelms, popxl.int32, "read")
         return PreparedPrompts(has_prompt, first, read, [mask])
 
@@ -193,17 +193,20 @@ class EncoderDecoderGenerator:
     ) -> tuple[Caches, list[Tensor]]:
         """Implements `Generator`. The same are biases of positions, if any, which broadcast to
         (1, heads, positions, positions), for each query and key."""
-        start = over_samples(self._adapters.embeddings(self._model.embeddings()))
+        start = with_packed_positions(self._adapters.attach_to_embeddings(self._model.embeddings()))
         x = executor.run(
-            EMBEDDINGS, start, input_ids, prompt_state if isinstance(start, EncoderWords) else ()
+            EMBEDDINGS,
+            start,
+            input_ids,
+            prompt_state if isinstance(start, PackedEncoderEmbeddings) else (),
         )
         bias = self._position_bias(executor, "encoder", self.prompt_length)
-        layers = self._layers("encoder").wrapped(EncodingBlock)
+        layers = self._layers("encoder").map_modules(EncodingBlock)
         x, _ = executor.run_layers("encoder", layers, x, None, prompt_state, bias, _encoder_inputs)
         if self._model.encoder_head is not None:
             x = executor.run(ENCODER_HEAD, self._model.encoder_head(), x)
         sizes = self.sequences, self.output_length
-        prepared = self._layers("decoder").wrapped(lambda b: PreparedLayer(b, *sizes))
+        prepared = self._layers("decoder").map_modules(lambda b: PreparedLayer(b, *sizes))
         caches = executor.init_caches("decoder", prepared, x)
         return caches, self._position_bias(executor, "decoder", self.output_length)
 
@@ -218,14 +221,14 @@ class EncoderDecoderGenerator:
     ) -> tuple[MicroBatchTensor, Caches]:
         """Implements `Generator`."""
         own = self._model.decoder_embeddings
-        start = self._adapters.embeddings((own or self._model.embeddings)())
+        start = self._adapters.attach_to_embeddings((own or self._model.embeddings)())
         name = EMBEDDINGS if own is None else DECODER_EMBEDDINGS
         if start.has_positions:
             x = executor.run(name, DecoderWord(start), input_ids, loop_invariants=[position])
         else:
             x = executor.run(name, start, input_ids)
         bias = [ops.dynamic_slice(t, position, [2], [1], no_overlap=True) for t in loop_invariants]
-        layers = self._layers("decoder").wrapped(lambda block: DecodingBlock(block, self._packing))
+        layers = self._layers("decoder").map_modules(lambda b: DecodingBlock(b, self._packing))
         loop_invariants = [position, *bias]
         return executor.run_layers(
             "decoder", layers, x, caches, prompt_state, loop_invariants, self._decoder_inputs
@@ -233,13 +236,13 @@ class EncoderDecoderGenerator:
 
     def head(self) -> LMHeadLoss:
         """Implements `Generator`."""
-        return self._adapters.head(self._model.head())
+        return self._adapters.attach_to_head(self._model.head())
 
-    def _layers(self, name: str) -> Layers:
+    def _layers(self, name: str) -> LayerModules:
         """The blocks of a stack, none of which has biases of positions: they are given them."""
         stack = self._model.stacks[name]
         names = [layer_name(name, i) for i in range(stack.layers)]
-        return self._adapters.layers(names, [False] * stack.layers, stack.block)
+        return self._adapters.build_layers(names, [False] * stack.layers, stack.block)
 
     def _position_bias(self, executor: Executor, stack: str, length: int) -> list[Tensor]:
         """The biases between `length` positions, whose variables the first layer has."""

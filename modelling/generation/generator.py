@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from modelling.generation.search import SpecialTokens
-from modelling.layers import Layers, LMHeadLoss
+from modelling.layers import LayerModules, LMHeadLoss
 from popxl import Tensor, TensorSpec
 from popxl_addons import Module
 
@@ -53,7 +53,7 @@ class Executor(Protocol):
     def run_layers(
         self,
         name: str,
-        layers: Layers,
+        layers: LayerModules,
         x: MicroBatchTensor,
         caches: Caches | None = None,
         prompt_state: Sequence[MicroBatchTensor] = (),
@@ -71,7 +71,7 @@ class Executor(Protocol):
         """
         ...
 
-    def init_caches(self, name: str, layers: Layers, x: MicroBatchTensor) -> Caches:
+    def init_caches(self, name: str, layers: LayerModules, x: MicroBatchTensor) -> Caches:
         """The caches of a stack before the first position; `build(x)` returns those of a layer."""
         ...
 

@@ -9,7 +9,7 @@ import popxl
 from modelling.generation.logits_processors import NO_PROCESSORS, LogitsProcessors
 from modelling.generation.search import SearchContext
 from modelling.generation.single_sequence import SingleSequenceSearch, StatelessStrategy
-from modelling.layers import Groups, cast
+from modelling.layers import ParallelGroups, cast
 from popxl import Tensor, ops
 
 LARGEST_EXACT_INTEGER = 2**24  # up to which float32 holds every integer
@@ -32,7 +32,7 @@ class GreedySearch(SingleSequenceSearch):
     """Chooses the token with the largest logit, of equal ones the first."""
 
     @property
-    def groups(self) -> Groups:
+    def groups(self) -> ParallelGroups:
         return self.context.groups
 
     def choose(self, logits: Tensor, position: Tensor, inputs: Sequence[Tensor]) -> Tensor:
@@ -41,7 +41,7 @@ class GreedySearch(SingleSequenceSearch):
             return token
         part = logits.shape[1]
         check_vocabulary(part * self.groups.tensor_parallel)
-        token = token + self.groups.rank() * part
+        token = token + self.groups.tp_rank() * part
         return self._best(ops.max(logits, 1), token)
 
     def _best(self, logit: Tensor, token: Tensor) -> Tensor:

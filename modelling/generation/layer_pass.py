@@ -293,7 +293,7 @@ class ModelWeights:
         """Let all micro-batches pass through all layers of a stack, each by the pass of its kind.
 
         Args:
-            runs: see `Layers.runs`.
+            runs: see `LayerModules.runs_of_one_type`.
         """
         done, before = [0] * len(passes), 0
         for phase in self._phases[name]:

@@ -15,7 +15,7 @@ import numpy as np
 import popxl
 from modelling.generation.prompts import repeat_interleave
 from modelling.generation.stop_strings import StopStringAutomaton
-from modelling.layers import Groups
+from modelling.layers import ParallelGroups
 from popxl import Tensor, ops
 
 
@@ -66,7 +66,7 @@ class LogitsProcessors:
         position: Tensor,
         generated: Tensor,
         history: list[Tensor],
-        groups: Groups,
+        groups: ParallelGroups,
     ) -> Tensor:
         """The scores of tokens as the rules leave them.
 
@@ -126,7 +126,7 @@ def _token_history(prompt_tokens: Tensor, generated: Tensor, position: Tensor) -
     )
 
 
-def _vocabulary_mask(tokens: Tensor, scores: Tensor, groups: Groups) -> Tensor:
+def _vocabulary_mask(tokens: Tensor, scores: Tensor, groups: ParallelGroups) -> Tensor:
     """Which tokens of this part of the vocabulary are among `tokens`: bool, as `scores`.
 
     Args:
@@ -134,7 +134,7 @@ def _vocabulary_mask(tokens: Tensor, scores: Tensor, groups: Groups) -> Tensor:
     """
     sequences, part = scores.shape
     if groups.tensor_parallel > 1:
-        tokens = tokens - groups.rank() * part  # those of other parts are out of range: left out
+        tokens = tokens - groups.tp_rank() * part  # those of other parts are out of range: left out
     ones = popxl.constant(np.ones(tokens.shape), popxl.int32, "ones")
     none = ops.init((sequences, part), popxl.int32)
     return ops.cast(ops.scatter_reduce(ones, tokens, "max", none, axis=1), popxl.bool)

@@ -18,8 +18,8 @@ from modelling.generation.generator import (
     PreparedPrompts,
     no_layer_inputs,
 )
-from modelling.layers import Groups, Layers, LMHeadLoss
-from modelling.layers.wrapped import unwrapped
+from modelling.layers import LayerModules, LMHeadLoss, ParallelGroups
+from modelling.layers.wrapped import unwrap
 from popxl import Tensor, TensorSpec
 from popxl_addons import BoundGraph, GraphWithNamedArgs, Module, NamedTensors
 from popxl_addons.variable_factory import NamedVariableFactories
@@ -50,10 +50,10 @@ class ResidentExecutor:
         loop_invariants: Sequence[Tensor] = (),
     ) -> Tensor:
         """Implements `Executor`. A table of tokens has the names that it has in the embeddings."""
-        own: Any = unwrapped(module)
+        own: Any = unwrap(module)
         setattr(self._module, name, own)
         if name != EMBEDDINGS and TOKENS in own.named_children():
-            self._module.embeddings = own.lend(TOKENS)
+            self._module.embeddings = own.move_out(TOKENS)
         with popxl.plan.part(f"{name}/{self._stage}"):
             y: Tensor = module(x, *prompt_state, *loop_invariants)
         return y
@@ -62,13 +62,13 @@ class ResidentExecutor:
         """The logits of one position."""
         self._module.head = head
         with popxl.plan.part(f"head/{self._stage}"):
-            table = self._module.get("embeddings").tokens.made if head.tied else None
-            return head.next_logits(x, table)
+            table = self._module.get("embeddings").tokens.last_weights if head.tied else None
+            return head.next_token_logits(x, table)
 
     def run_layers(
         self,
         name: str,
-        layers: Layers,
+        layers: LayerModules,
         x: Tensor,
         caches: Caches | None = None,
         prompt_state: Sequence[Tensor] = (),
@@ -77,32 +77,33 @@ class ResidentExecutor:
     ) -> tuple[Tensor, Caches]:
         """See `Executor`. What layers share is computed once."""
         others = [
-            layer_inputs(kind, *prompt_state, *loop_invariants) for kind in range(len(layers.kinds))
+            layer_inputs(kind, *prompt_state, *loop_invariants)
+            for kind in range(len(layers.modules))
         ]
         own: list[LayerInputs] = (
-            [[]] * len(layers.order) if caches is None else [[t] for t in caches]
+            [[]] * len(layers.type_of_layer) if caches is None else [[t] for t in caches]
         )
         new: Caches = []
         with popxl.plan.part(f"{name}/{self._stage}"):
             made = [
                 module.create_graph(x, *first, *given)
                 for module, first, given in zip(
-                    layers.kinds, layers.first_of_kinds(own), others, strict=True
+                    layers.modules, layers.first_of_each_type(own), others, strict=True
                 )
             ]
-            for i, kind in enumerate(layers.order):
+            for i, kind in enumerate(layers.type_of_layer):
                 given = [t for t in (*own[i], *others[kind]) if not isinstance(t, list) or t]
                 x, *changed = self._call(f"{name}.{i}", *made[kind], x, *given)
                 new.append([*([] if caches is None else caches[i][:-NUM_KV_TENSORS]), *changed])
         return x, new
 
-    def init_caches(self, name: str, layers: Layers, x: Tensor) -> Caches:
+    def init_caches(self, name: str, layers: LayerModules, x: Tensor) -> Caches:
         """See `Executor`."""
         with popxl.plan.part(f"{name}/{self._stage}"):
-            made = [module.create_graph(x) for module in layers.kinds]
+            made = [module.create_graph(x) for module in layers.modules]
             return [
                 list(self._call(f"{name}.{i}", *made[kind], x))
-                for i, kind in enumerate(layers.order)
+                for i, kind in enumerate(layers.type_of_layer)
             ]
 
     def run_with_first_layer(self, name: str, path: str, module: Module, *args: Any) -> Tensor:
@@ -198,7 +199,7 @@ class ResidentModel:
         facts: the model's variables, under the names of its weight map's layers and paths.
     """
 
-    def __init__(self, model: Generator, batch: int, groups: Groups) -> None:
+    def __init__(self, model: Generator, batch: int, groups: ParallelGroups) -> None:
         """Create the graphs in the current Ir. `batch`: samples of a micro-batch."""
         self._model, self._groups = model, groups
         input_ids = TensorSpec((batch, model.prompt_length), popxl.int32)

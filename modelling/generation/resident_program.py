@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import popxl
 from config.sections import RunConfig
-from modelling.building import building
+from modelling.building import build_ir
 from modelling.generation.decode_loop import generate_tokens
 from modelling.generation.generator import Generator, GeneratorFactory
 from modelling.generation.greedy_search import Greedy
@@ -60,7 +60,7 @@ def build_resident(
         strategy: how to search; None: greedily.
     """
     strategy = strategy or Greedy()
-    with building(config) as (ir, groups):
+    with build_ir(config) as (ir, groups):
         ir.num_host_transfers = config.execution.device_iterations
         generator = make_generator(config, strategy.sequences)
         batch = config.execution.micro_batch_size

@@ -11,7 +11,7 @@ import numpy as np
 import popxl
 from config.model import AnyModel
 from modelling.generation.logits_processors import NO_PROCESSORS, LogitsProcessors
-from modelling.layers import Groups
+from modelling.layers import ParallelGroups
 from popxl import Tensor, TensorSpec, ops
 
 
@@ -66,7 +66,7 @@ class SearchContext:
         rules: change what it chooses from, and where it ends.
     """
 
-    groups: Groups
+    groups: ParallelGroups
     special_tokens: SpecialTokens
     length: int
     processors: LogitsProcessors = NO_PROCESSORS
@@ -89,7 +89,7 @@ class SearchContext:
         """Scores that leave one token: float32 (1, part of the vocabulary)."""
         columns: Tensor = popxl.constant(np.arange(part)[None], popxl.int32, "columns")
         if self.groups.tensor_parallel > 1:
-            columns = columns + self.groups.rank() * part
+            columns = columns + self.groups.tp_rank() * part
         zero, never = (popxl.constant(x, popxl.float32) for x in (0.0, -np.inf))
         return ops.where(ops.equal(columns, popxl.constant(token, popxl.int32)), zero, never)
 

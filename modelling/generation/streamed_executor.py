@@ -10,8 +10,8 @@ import popxl
 from modelling.generation.generator import NUM_KV_TENSORS, LayerInputsFn, no_layer_inputs
 from modelling.generation.kv_cache import reorder_cache
 from modelling.generation.layer_pass import LayerPass, ModelWeights
-from modelling.layers import Layers
-from modelling.layers.wrapped import Wrapped, renamed
+from modelling.layers import LayerModules
+from modelling.layers.wrapped import LayerWrapper, rename_variables
 from modelling.phases.buffers import LayerIO
 from modelling.phases.settings import PhaseSettings
 from popxl import Tensor
@@ -24,7 +24,7 @@ ONCE = [(0, range(1))]
 """The run of a part that is there once."""
 
 
-class WithLayerInputs(Wrapped):
+class WithLayerInputs(LayerWrapper):
     """A layer that makes for itself what layers share."""
 
     def __init__(self, layer: Module, layer_inputs: LayerInputsFn, has_caches: bool) -> None:
@@ -84,7 +84,7 @@ class StreamedExecutor:
     def run_layers(
         self,
         name: str,
-        layers: Layers,
+        layers: LayerModules,
         x: LayerIO,
         caches: Caches | None = None,
         prompt_state: Sequence[LayerIO] = (),
@@ -94,7 +94,7 @@ class StreamedExecutor:
         """See `Executor`."""
         passes: list[LayerPass] = []
         new: Caches = []
-        for kind, layer in enumerate(layers.kinds):
+        for kind, layer in enumerate(layers.modules):
             own = [] if caches is None else caches[kind]
             layer_pass = LayerPass(
                 WithLayerInputs(layer, partial(layer_inputs, kind), caches is not None),
@@ -102,28 +102,28 @@ class StreamedExecutor:
                 self._settings,
                 loop_invariants=[t.spec for t in loop_invariants],
                 stores=[x, *own[-NUM_KV_TENSORS:]],
-                rows=layers.order.count(kind),
+                rows=layers.type_of_layer.count(kind),
             )
             passes.append(layer_pass)
             new.append([*own[:-NUM_KV_TENSORS], *layer_pass.outputs[1:]])
         with popxl.plan.part(f"{name}/{self._stage}"):
-            self._weights.run(name, passes, layers.runs(), *loop_invariants)
+            self._weights.run(name, passes, layers.runs_of_one_type(), *loop_invariants)
         return x, new
 
-    def init_caches(self, name: str, layers: Layers, x: LayerIO) -> Caches:
+    def init_caches(self, name: str, layers: LayerModules, x: LayerIO) -> Caches:
         """See `Executor`."""
         passes = [
-            LayerPass(layer, [x], self._settings, rows=layers.order.count(kind))
-            for kind, layer in enumerate(layers.kinds)
+            LayerPass(layer, [x], self._settings, rows=layers.type_of_layer.count(kind))
+            for kind, layer in enumerate(layers.modules)
         ]
         with popxl.plan.part(f"{name}/{self._stage}"):
-            self._weights.run(name, passes, layers.runs())
+            self._weights.run(name, passes, layers.runs_of_one_type())
         return [layer_pass.outputs for layer_pass in passes]
 
     def run_with_first_layer(self, name: str, path: str, module: Module, *args: Any) -> Tensor:
         """See `Executor`."""
         made = module.create_graph(*args)
-        facts, graph = renamed(*made, lambda variable: f"{path}.{variable}")
+        facts, graph = rename_variables(*made, lambda variable: f"{path}.{variable}")
         phase = self._weights.first(name)
         phase.add(facts.inputs)
         with popxl.plan.part(f"{name}/{self._stage}"):

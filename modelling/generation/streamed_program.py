@@ -14,7 +14,7 @@ import numpy as np
 
 import popxl
 from config.sections import RunConfig
-from modelling.building import building
+from modelling.building import build_ir
 from modelling.generation.conditional_call import any_prompt
 from modelling.generation.generator import Generator, GeneratorFactory
 from modelling.generation.greedy_search import Greedy
@@ -23,7 +23,7 @@ from modelling.generation.resident_program import GenerationProgram
 from modelling.generation.search import DecodingStrategy, Search, SearchContext
 from modelling.generation.streamed_executor import ONCE, Caches, StreamedExecutor
 from modelling.layers import LMHeadLoss
-from modelling.layers.wrapped import Wrapped
+from modelling.layers.wrapped import LayerWrapper
 from modelling.phases.buffers import InputBuffers, loop_over_layers
 from modelling.phases.settings import PhaseSettings
 from modelling.weights import WeightMap
@@ -47,7 +47,7 @@ def build_streamed(
     """
     strategy = strategy or Greedy()
     config = _with_batches(config, num_streamed_batches(config))
-    with building(config) as (ir, groups):
+    with build_ir(config) as (ir, groups):
         ir.num_host_transfers = config.gradient_accumulation
         settings = PhaseSettings(config, groups, weight_map)
         generator = make_generator(config, strategy.sequences)
@@ -91,7 +91,7 @@ class PreparePrompts(Module):
         return program.outputs(first, _identity_beam_idx(first.shape[0]), state, new)
 
 
-class ChooseTokens(Wrapped):
+class ChooseTokens(LayerWrapper):
     """From the last layer's output to the next words, with what the search makes of them."""
 
     layer: LMHeadLoss
@@ -101,7 +101,7 @@ class ChooseTokens(Wrapped):
         self._program = program
 
     def build(self, x: Tensor, state: list[Tensor], position: Tensor) -> list[Tensor]:
-        logits = self.layer.next_logits(x)
+        logits = self.layer.next_token_logits(x)
         input_ids, beam_idx, state = self._program.search.advance(logits, position, state)
         return self._program.outputs(input_ids, beam_idx, state)
 

@@ -9,14 +9,14 @@ import numpy as np
 
 import popxl
 from config.sections import RunConfig
-from modelling.building import building
+from modelling.building import build_ir
 from modelling.generation.conditional_call import any_prompt
 from modelling.generation.decode_loop import decode_more
 from modelling.generation.generator import GeneratorFactory
 from modelling.generation.resident_executor import ResidentModel
 from modelling.generation.resident_program import GenerationProgram, declare_program
 from modelling.generation.search import DecodingStrategy, Search, SearchContext
-from modelling.layers import Groups
+from modelling.layers import ParallelGroups
 from popxl import Tensor, ops
 from popxl_addons import NamedTensors
 
@@ -26,7 +26,7 @@ def build_token_by_token(
 ) -> GenerationProgram:
     """Like `build_resident`, for one micro-batch, of which a run reads the prompts, if `begin`
     says so, and writes one token more. What is known between runs is in variables."""
-    with building(config) as (ir, groups):
+    with build_ir(config) as (ir, groups):
         generator = make_generator(config, strategy.sequences)
         model = ResidentModel(generator, config.execution.micro_batch_size, groups)
         length = generator.output_length
@@ -63,7 +63,7 @@ class TokenStep:
     """
 
     def __init__(
-        self, model: ResidentModel, search: Search, groups: Groups, names: Sequence[str]
+        self, model: ResidentModel, search: Search, groups: ParallelGroups, names: Sequence[str]
     ) -> None:
         self._model, self._search, self._groups, self._names = model, search, groups, names
         self.states = 0

@@ -6,7 +6,7 @@ from typing import Any
 
 from config.gptj import GPTJConfig
 from files.json_files import JsonObject
-from modelling.config_json import check_settings, token_id
+from modelling.config_json import check_hf_settings, read_token_id
 
 READ = {
     "vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "rotary_dim", "layer_norm_epsilon",
@@ -38,7 +38,7 @@ def to_config_json(config: GPTJConfig) -> dict[str, Any]:
 
 
 def from_config_json(description: JsonObject) -> dict[str, Any]:
-    """Fields of the model section for a config.json of GPT-J. Raises as `check_settings`."""
+    """Fields of the model section for a config.json of GPT-J. Raises as `check_hf_settings`."""
     data = description.data
     hidden = description.count("n_embd")
     dropout = data.get("resid_pdrop") or 0.0
@@ -51,7 +51,7 @@ def from_config_json(description: JsonObject) -> dict[str, Any]:
         "attn_pdrop": (dropout, 0.0),
         "n_inner": (4 * hidden if data.get("n_inner") else None, None),
     }
-    check_settings(data, "gptj", READ, needed)
+    check_hf_settings(data, "gptj", READ, needed)
     fields = {
         "dropout_prob": dropout,
         "layers": description.count("n_layer"),
@@ -66,6 +66,6 @@ def from_config_json(description: JsonObject) -> dict[str, Any]:
         },
     }
     last = fields["embedding"]["vocab_size"] - 1
-    fields["eos_token_id"] = token_id(description, "eos", min(50256, last))
-    fields["pad_token_id"] = token_id(description, "pad", min(50257, last))
+    fields["eos_token_id"] = read_token_id(description, "eos", min(50256, last))
+    fields["pad_token_id"] = read_token_id(description, "pad", min(50257, last))
     return fields

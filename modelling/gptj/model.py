@@ -12,20 +12,20 @@ import numpy as np
 
 import popxl
 from config.gptj import GPTJConfig, GPTJModel
-from modelling.decoder import Decoder
+from modelling.decoder import DecoderSpec
 from modelling.gptj.config_json import from_config_json, to_config_json
 from modelling.layers import (
-    Context,
+    AttentionSpec,
+    BlockContext,
     Dropout,
     Embeddings,
-    Fused,
+    FusedLinear,
     LayerNorm,
     Linear,
     LMHeadLoss,
     Module,
     MultiHeadAttention,
-    Scores,
-    Tables,
+    RopeTables,
     VocabularyEmbedding,
 )
 from modelling.spec import decoder_family
@@ -37,21 +37,21 @@ class GPTJAttention(MultiHeadAttention):
     """Tensor parallelism shards heads."""
 
     def __init__(self, c: GPTJModel) -> None:
-        scores = Scores(c.head_size**-0.5, causal=True)
+        scores = AttentionSpec(c.head_dim**-0.5, causal=True)
         super().__init__(c.attention.heads, scores, is_sliced=True)
         hidden, std, a = c.hidden_size, c.initializer_range, c.attention
-        self.qkv = Fused(hidden, hidden, {"q_proj": std, "k_proj": std, "v_proj": std})
+        self.qkv = FusedLinear(hidden, hidden, {"q_proj": std, "k_proj": std, "v_proj": std})
         self.out_proj = Linear(hidden, hidden, shard="in", std=std)
         self.rotary_dim, self.base = a.rotary_dim, a.rotary_positional_embeddings_base
 
-    def build(self, x: Tensor, ctx: Context) -> Tensor:
+    def build(self, x: Tensor, ctx: BlockContext) -> Tensor:
         """x: (batch, length, hidden) -> this replica's part of the sum, of the same shape."""
-        q, k, v = (self.split(t) for t in self.qkv(x))
-        sin, cos = ctx.tables(self._tables, q.shape[1])
+        q, k, v = (self.split_heads(t) for t in self.qkv(x))
+        sin, cos = ctx.rope_tables(self._tables, q.shape[1])
         q, k = (rotary_pos_embed(t, sin, cos, self.rotary_dim) for t in (q, k))
         return self.out_proj.partial(self.attend(q, k, v, ctx))
 
-    def _tables(self, positions: int) -> Tables:
+    def _tables(self, positions: int) -> RopeTables:
         return trig_table_constants(positions, self.rotary_dim, self.base)
 
 
@@ -60,7 +60,7 @@ class GPTJMLP(Module):
 
     def __init__(self, c: GPTJModel) -> None:
         super().__init__()
-        hidden, inner, std = c.hidden_size, c.inner_size, c.initializer_range
+        hidden, inner, std = c.hidden_size, c.ffn_hidden_size, c.initializer_range
         self.fc_in = Linear(hidden, inner, shard="out", std=std, bias=True)
         self.fc_out = Linear(inner, hidden, shard="in", std=std, bias=True)
 
@@ -78,12 +78,12 @@ class GPTJBlock(Module):
 
     def __init__(self, c: GPTJModel) -> None:
         super().__init__()
-        self.drop = Dropout.of(c)
+        self.drop = Dropout.from_model(c)
         self.ln_1 = LayerNorm(c.hidden_size, c.layer_norm_epsilon)
         self.attn = GPTJAttention(c)
         self.mlp = GPTJMLP(c)
 
-    def build(self, x: Tensor, ctx: Context) -> Tensor:
+    def build(self, x: Tensor, ctx: BlockContext) -> Tensor:
         """x: (batch, length, hidden) -> the same shape.
 
         Dropout before the sum over replicas is the same as after it, with one mask for all parts
@@ -101,10 +101,10 @@ class GPTJBlock(Module):
         return total + bias
 
 
-def decoder(config: GPTJConfig) -> Decoder:
+def decoder_spec(config: GPTJConfig) -> DecoderSpec:
     """A configured model."""
     c, std = config.model, config.model.initializer_range
-    return Decoder(
+    return DecoderSpec(
         embeddings=lambda: Embeddings(VocabularyEmbedding(std, "transformer.wte")),
         layer_types=["full_attention"] * c.layers,
         block=lambda layer_type: GPTJBlock(c),
@@ -115,4 +115,4 @@ def decoder(config: GPTJConfig) -> Decoder:
     )
 
 
-FAMILY = decoder_family(decoder, to_config_json, from_config_json)
+FAMILY = decoder_family(decoder_spec, to_config_json, from_config_json)

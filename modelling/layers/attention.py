@@ -14,7 +14,7 @@ import numpy as np
 import popxl
 import popxl_addons as addons
 from modelling.layers.dropout import Dropout
-from modelling.layers.slices import Sliced
+from modelling.layers.slices import ChunkLoop
 from popxl import Tensor, ops
 
 QUERIES = 2
@@ -22,7 +22,7 @@ QUERIES = 2
 
 
 @dataclass(frozen=True)
-class Scores:
+class AttentionSpec:
     """How scores are made and which of them count.
 
     Attributes:
@@ -40,7 +40,7 @@ class Scores:
     sinks: bool = False
 
 
-PLAIN = Scores()
+DEFAULT_ATTENTION = AttentionSpec()
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -49,7 +49,7 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
     return x.reshape((batch, length, heads, features // heads))
 
 
-def heads_first(x: Tensor) -> Tensor:
+def transpose_heads(x: Tensor) -> Tensor:
     """(b, s, h, d) -> (b, h, s, d), and back."""
     return x.transpose((0, 2, 1, 3))
 
@@ -57,22 +57,22 @@ def heads_first(x: Tensor) -> Tensor:
 def merge_heads(x: Tensor) -> Tensor:
     """(b, h, s, d) -> (b, s, h*d)."""
     batch, heads, length, features = x.shape
-    return heads_first(x).reshape((batch, length, heads * features))
+    return transpose_heads(x).reshape((batch, length, heads * features))
 
 
-def places_in_order(queries: int, keys: int) -> list[Tensor]:
+def qk_ids_in_order(queries: int, keys: int) -> list[Tensor]:
     """The places, see `Attention.build`, of queries and keys at positions 0, 1, ..."""
     return [popxl.constant(np.arange(n)[None], popxl.int32, "positions") for n in (queries, keys)]
 
 
-def places_in_texts(segment_starts: Tensor) -> list[Tensor]:
+def packed_qk_ids(segment_starts: Tensor) -> list[Tensor]:
     """The places of samples that hold several texts.
 
     Args:
         starts: int32 (batch, length), where in its sample each token's text starts.
     """
     length = segment_starts.shape[1]
-    return [*places_in_order(length, length), segment_starts, segment_starts]
+    return [*qk_ids_in_order(length, length), segment_starts, segment_starts]
 
 
 class Attention(addons.Module):
@@ -84,7 +84,7 @@ class Attention(addons.Module):
     Args:
         dropout: of the probabilities.
         scores: how they are made.
-        slices: number of slices of the queries, see `Sliced`; 1: all at once.
+        slices: number of slices of the queries, see `ChunkLoop`; 1: all at once.
         fused: see `popxl.ops.attention`.
         differentiable: whether a gradient will be wanted.
     """
@@ -92,7 +92,7 @@ class Attention(addons.Module):
     def __init__(
         self,
         dropout: Dropout,
-        scores: Scores = PLAIN,
+        scores: AttentionSpec = DEFAULT_ATTENTION,
         slices: int = 1,
         differentiable: bool = True,
         fused: bool | None = None,
@@ -137,7 +137,7 @@ class Attention(addons.Module):
         if queries % self.slices:
             raise ValueError(f"{queries} queries cannot be cut into {self.slices} equal slices")
         if self.scores.causal and not places:
-            places = places_in_order(queries, k.shape[2])
+            places = qk_ids_in_order(queries, k.shape[2])
 
         def of_slice(inputs: Sequence[Tensor], seed: Tensor | None) -> Tensor:
             own, places = inputs[: len(floats)], inputs[len(floats) :]
@@ -146,7 +146,7 @@ class Attention(addons.Module):
         cut = [b.rank > QUERIES and b.shape[QUERIES] == queries for b in biases]
         of_places = (None if number % 2 else 1 for number in range(len(places)))
         axes = [QUERIES, None, None, *(QUERIES if it else None for it in cut), *of_places]
-        sliced = Sliced(of_slice, self.slices, axes, len(floats), QUERIES)
+        sliced = ChunkLoop(of_slice, self.slices, axes, len(floats), QUERIES)
         call = self.call_module(sliced, autodiff="auto" if self.differentiable else "none")
         return call([*floats, *places], seed)[0]
 
@@ -194,4 +194,4 @@ class Attention(addons.Module):
         (b, s, h, d), as products make it; a loop over tiles takes (b, h, s, d)."""
         if not self.fused or x.shape[2] == 1:
             return ops.materialise(x)
-        return heads_first(ops.materialise(heads_first(x)))
+        return transpose_heads(ops.materialise(transpose_heads(x)))

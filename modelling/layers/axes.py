@@ -10,7 +10,7 @@ from popxl import Tensor
 
 
 @dataclass(frozen=True)
-class Axes:
+class ActivationLayout:
     """Activations are (batch, length, hidden), or (length, batch, hidden) if `transposed`.
 
     Where a docstring says (batch, length, hidden), it means either. Tokens, labels, masks, heads
@@ -20,7 +20,7 @@ class Axes:
     transposed: bool = False
 
     @classmethod
-    def of(cls, config: RunConfig) -> Self:
+    def from_config(cls, config: RunConfig) -> Self:
         """The order that `execution.transpose_batch_sequence` asks for."""
         return cls(config.execution.transpose_batch_sequence)
 
@@ -32,6 +32,6 @@ class Axes:
         """How long the sequences of activations are."""
         return x.shape[0 if self.transposed else 1]
 
-    def swap(self, t: Tensor) -> Tensor:
+    def convert(self, t: Tensor) -> Tensor:
         """From (batch, length, ...) to the order of activations, or back."""
         return t.transpose((1, 0, *range(2, t.rank))) if self.transposed else t

@@ -21,7 +21,7 @@ class Dropout:
     probability: float = 0.0
 
     @classmethod
-    def of(cls, model: AnyModel, probability: float | None = None) -> Dropout:
+    def from_model(cls, model: AnyModel, probability: float | None = None) -> Dropout:
         """The dropout of a model, or one of its others: none for evaluation."""
         chosen = model.dropout_prob if probability is None else probability
         return cls(0.0 if model.eval else chosen)

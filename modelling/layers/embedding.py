@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import popxl
 from modelling.layers.dropout import Dropout
-from modelling.layers.lora import TokenRows, VocabularyAdapter
+from modelling.layers.lora import TrainableTokenRows, VocabularyAdapter
 from modelling.layers.module import Module, cast, parameter
 from popxl import Tensor, ops
 
@@ -20,23 +20,24 @@ class VocabularyEmbedding(Module):
         is_shared: whether another module owns the table, such as that of a tied head.
 
     Attributes:
-        made: what `table` returned last.
+        made: what `embedding_weights` returned last.
     """
 
-    made: list[Tensor] | None = None
+    last_weights: list[Tensor] | None = None
     adapters: VocabularyAdapter | None = None
 
     def __init__(self, std: float, hf_name: str, is_shared: bool = False) -> None:
         super().__init__(hf_name)
         model, self.is_shared = self.config.model, is_shared
-        self.rows = TokenRows(self.config.trained_tokens) if self.config.trained_tokens else None
+        tokens = self.config.trained_tokens
+        self.rows = TrainableTokenRows(tokens) if tokens else None
         self.weight = parameter(model.vocab_size, model.hidden_size, std=std, shard=0)
 
     def build(self, tokens: Tensor) -> Tensor:
         """tokens: int32 of any shape, in [0, vocabulary) -> (*shape, hidden)."""
-        (weight, *low_rank), groups = self.table(), self.groups
+        (weight, *low_rank), groups = self.embedding_weights(), self.groups
         is_sharded = groups.tensor_parallel > 1
-        own = tokens - groups.rank() * weight.shape[0] if is_sharded else tokens
+        own = tokens - groups.tp_rank() * weight.shape[0] if is_sharded else tokens
         x = ops.gather(weight, own, zero_OOR=is_sharded)
         if low_rank:
             a, b = low_rank
@@ -44,12 +45,12 @@ class VocabularyEmbedding(Module):
             x = cast(cast(x, popxl.float32) + more, x.dtype)
         return groups.reduce_from_tp(x)
 
-    def table(self) -> list[Tensor]:
+    def embedding_weights(self) -> list[Tensor]:
         """The weight, (vocabulary on a replica, hidden), with the rows trained beside it, and A and
         B of an adapter."""
         weight = self.weight if self.rows is None else self.rows(self.weight)
-        self.made = [weight, *(self.adapters() if self.adapters else [])]
-        return self.made
+        self.last_weights = [weight, *(self.adapters() if self.adapters else [])]
+        return self.last_weights
 
 
 class Embeddings(Module):
@@ -68,7 +69,7 @@ class Embeddings(Module):
 
     def __init__(self, tokens: VocabularyEmbedding, scale: float = 1.0) -> None:
         super().__init__()
-        self.dropout = Dropout.of(self.config.model)
+        self.dropout = Dropout.from_model(self.config.model)
         self.tokens, self.scale = tokens, scale
 
     def build(self, input_ids: Tensor, seed: Tensor | None = None) -> Tensor:
@@ -77,5 +78,5 @@ class Embeddings(Module):
         Args:
             seed: uint32 (2,) for dropout, the same on the replicas of a tensor-parallel group.
         """
-        x = self.tokens(self.axes.swap(input_ids))
+        x = self.tokens(self.layout.convert(input_ids))
         return self.dropout(x if self.scale == 1 else x * self.scale, seed)

@@ -6,18 +6,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from data.preference_samples import answers_of
-from modelling.layers.attention import heads_first
-from modelling.layers.context import Context
+from modelling.layers.attention import transpose_heads
+from modelling.layers.context import BlockContext
 from modelling.layers.embedding import Embeddings
-from modelling.layers.linear import Fused
+from modelling.layers.linear import FusedLinear
 from modelling.layers.module import Module
 from modelling.layers.multi_head_attention import MultiHeadAttention
 from modelling.layers.packing import Packing
-from modelling.layers.run_config import run_config
-from modelling.layers.wrapped import Wrapped
+from modelling.layers.run_config import current_run_config
+from modelling.layers.wrapped import LayerWrapper
 from popxl import Tensor
 
-Padding = tuple[Sequence[Tensor], Tensor | None]
+PaddingMask = tuple[Sequence[Tensor], Tensor | None]
 """Masks of padding: biases of the scores, or a number of keys for each sample."""
 
 
@@ -27,11 +27,11 @@ class PositionBias(Module):
     stack has the variables."""
 
 
-class StackContext(Context):
+class StackContext(BlockContext):
     """The context of a stack's block.
 
     Args:
-        seed: see `Context`.
+        seed: see `BlockContext`.
         bias: of positions, where it is at hand.
     """
 
@@ -44,7 +44,7 @@ class StackContext(Context):
         bias: Tensor = module(length, length) if self._bias is None else self._bias
         return bias
 
-    def padding(self, takes_lengths: bool) -> Padding:
+    def padding_mask(self, takes_lengths: bool) -> PaddingMask:
         """Masks of the padding of x: that of a decoder is at its end, where causality hides it.
 
         Args:
@@ -66,8 +66,8 @@ class EncoderContext(StackContext):
         super().__init__(seed, bias)
         self._mask, self._packing = mask, packing()
 
-    def padding(self, takes_lengths: bool) -> Padding:
-        if takes_lengths and self._packing.examples == 1 and self._bias is None:
+    def padding_mask(self, takes_lengths: bool) -> PaddingMask:
+        if takes_lengths and self._packing.examples_per_sample == 1 and self._bias is None:
             return [], self._packing.lengths(self._mask)
         return [self._packing.encoder_bias(self._mask)], None
 
@@ -87,17 +87,17 @@ class DecoderContext(StackContext):
         super().__init__(seed)
         self._encoded, self._mask, self.packing = encoded, mask, packing()
 
-    def encoder_padding(self, takes_lengths: bool, length: int) -> Padding:
-        """Masks of the encoder's padding and of other examples of the sample, like `padding`.
+    def encoder_padding_mask(self, takes_lengths: bool, length: int) -> PaddingMask:
+        """Masks of the encoder's padding and of other examples of the sample, like `padding_mask`.
 
         Args:
             length: queries of a sequence.
         """
-        if takes_lengths and self.packing.examples == 1:
+        if takes_lengths and self.packing.examples_per_sample == 1:
             return [], self.packing.lengths(self._mask)
         return [self.packing.cross_bias(self._mask, length)], None
 
-    def encoder_keys(self, attention: CrossAttention) -> tuple[Tensor, Tensor]:
+    def encoder_kv(self, attention: CrossAttention) -> tuple[Tensor, Tensor]:
         """Keys and values of the encoder's output, (batch, heads, encoder length, head_dim)."""
         return attention.project_kv(self._encoded)
 
@@ -106,24 +106,25 @@ class CrossAttention(MultiHeadAttention):
     """Attention to the encoder's output, between the projections, of which subclasses declare that
     of keys and values as `kv`. The few queries of a decoder are never cut into slices."""
 
-    kv: Fused
+    kv: FusedLinear
 
     def attend_encoded(self, q: Tensor, ctx: DecoderContext) -> Tensor:
-        """q: (batch, sequences of a sample * length, h * d), see `Packing.together` -> the same
-        shape."""
-        length = self.axes.length(q) // ctx.packing.count
-        masks, lengths = ctx.encoder_padding(bool(self.fused), length)
-        k, v = ctx.encoder_keys(self)
-        return self.attend_to(heads_first(self.split(q)), k, v, ctx, masks, lengths=lengths)
+        """q: (batch, n * length, h * d), n sequences of a sample side by side, see
+        `Packing.pack_sequences` -> the same shape."""
+        length = self.layout.length(q) // ctx.packing.sequences_per_sample
+        masks, lengths = ctx.encoder_padding_mask(bool(self.fused), length)
+        k, v = ctx.encoder_kv(self)
+        q = transpose_heads(self.split_heads(q))
+        return self.attend_heads(q, k, v, ctx, masks, lengths=lengths)
 
     def project_kv(self, encoded: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of the encoder's output: (batch, length, hidden) -> (batch, heads,
         length, head_dim) each."""
-        k, v = (self.split(t) for t in self.kv(self.groups.copy_to_tp(encoded)))
-        return heads_first(k), heads_first(v)
+        k, v = (self.split_heads(t) for t in self.kv(self.groups.copy_to_tp(encoded)))
+        return transpose_heads(k), transpose_heads(v)
 
 
-class EncoderWords(Wrapped):
+class PackedEncoderEmbeddings(LayerWrapper):
     """The beginning of an encoder whose learned positions are those in each example."""
 
     def build(self, input_ids: Tensor, mask: Tensor, seed: Tensor | None = None) -> Tensor:
@@ -136,13 +137,13 @@ class EncoderWords(Wrapped):
         return x
 
 
-def over_samples(embeddings: Embeddings) -> Embeddings | EncoderWords:
+def with_packed_positions(embeddings: Embeddings) -> Embeddings | PackedEncoderEmbeddings:
     """The beginning of an encoder, which takes the mask as well if its positions depend on it."""
-    depends = embeddings.has_positions and packing().examples > 1
-    return EncoderWords(embeddings) if depends else embeddings
+    depends = embeddings.has_positions and packing().examples_per_sample > 1
+    return PackedEncoderEmbeddings(embeddings) if depends else embeddings
 
 
 def packing() -> Packing:
     """The packing of the samples of the run that modules are made for."""
-    config = run_config()
-    return Packing.of(config, answers_of(config))
+    config = current_run_config()
+    return Packing.from_config(config, answers_of(config))

@@ -11,18 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import popxl
-from modelling.layers.context import Context
+from modelling.layers.context import BlockContext
 from modelling.layers.lora import ExpertAdapter
-from modelling.layers.module import Module, cast, parameter, parameters
+from modelling.layers.module import Module, cast, fused_parameter, parameter
 from modelling.weights.hf_tensor_names import FusedWeights, HfTensorNames
 from modelling.weights.mapping import Weight, WeightMapping
 from popxl import Tensor, TensorSpec, ops
 from popxl_addons.ops.routing import (
-    rows_by_expert,
-    rows_of_experts,
-    rows_of_groups,
-    spread_weights,
-    weigh_rows,
+    repeat_by_group,
+    scale_rows,
+    scatter_router_weights,
+    sort_by_expert,
+    sort_local_experts,
 )
 
 Gate = Callable[[Tensor, Tensor], Tensor]
@@ -32,7 +32,7 @@ Gate = Callable[[Tensor, Tensor], Tensor]
 @dataclass(frozen=True)
 class ExpertUsage:
     """How experts are used: counts of tokens and sums of probabilities, added up over layers, see
-    `popxl_addons.ops.routing.count_experts`.
+    `popxl_addons.ops.routing.count_expert_usage`.
 
     Attributes:
         experts: of a layer.
@@ -42,24 +42,24 @@ class ExpertUsage:
 
     experts: int
     per_token: int
-    coefficient: float = 0.0
+    router_aux_loss_coef: float = 0.0
 
     @property
     def spec(self) -> TensorSpec:
         """float32 (2, experts)."""
         return TensorSpec((2, self.experts), popxl.float32)
 
-    def balanced(self, loss: Tensor, usage: Tensor) -> Tensor:
+    def balanced(self, loss: Tensor, expert_usage: Tensor) -> Tensor:
         """The loss with the one that balances experts: their number times the sum of each one's
         share of tokens times its mean probability, over the tokens of all layers that are not
         padding."""
-        if not self.coefficient:
+        if not self.router_aux_loss_coef:
             return loss
-        counts, probabilities = ops.split(usage, 2, axis=0)
+        counts, probabilities = ops.split(expert_usage, 2, axis=0)
         one = popxl.constant(1, popxl.float32)  # where all is padding
         tokens = ops.maximum(ops.sum(counts) * (1 / self.per_token), one)
         balance = ops.sum(counts * probabilities) * self.experts / (tokens * tokens)
-        return loss + balance * self.coefficient
+        return loss + balance * self.router_aux_loss_coef
 
 
 class Router(Module):
@@ -98,12 +98,12 @@ class Router(Module):
         if self.has_bias:
             logits = logits + cast(self.bias, popxl.float32)
         probabilities = ops.softmax(logits, -1)
-        weights, chosen = ops.topk(
+        weights, topk_experts = ops.topk(
             logits if self.normalised else probabilities, self.per_token, -1, True, True
         )
         if self.normalised:  # by their sum, without its rounding: the weight of one is 1
             weights = ops.softmax(weights, -1)
-        return weights, chosen, probabilities
+        return weights, topk_experts, probabilities
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class ExpertNames:
     stacked_in: str | None = None
 
 
-class ExpertMaps(Module):
+class ExpertLinear(Module):
     """A map of each expert; matrices and biases lie one after the other. In files they are modules
     beside this one.
 
@@ -142,15 +142,15 @@ class ExpertMaps(Module):
         super().__init__(hf_name="")
         expert_parallel, count = self.config.execution.expert_parallel, len(maps) // (2 - is_out)
         weights = [Weight(f"{name}.weight", shape, std) for name in maps]
-        self.weight = parameters(
+        self.weight = fused_parameter(
             weights, 0, transposed=is_out, expert_matrices=count, expert_parallel=expert_parallel
         )
         if has_bias:
             biases = [Weight(f"{name}.bias", shape[:1], 0.0) for name in maps]
             how = {"cut": False} if is_out else {"expert_parallel": expert_parallel}
-            self.bias = parameters(biases, 0, **how)
+            self.bias = fused_parameter(biases, 0, **how)
 
-    def is_quantized(self, row: WeightMapping) -> bool:
+    def is_quantizable(self, row: WeightMapping) -> bool:
         return row.expert_matrices > 0
 
 
@@ -196,9 +196,9 @@ class Experts(Module):
         self.part = intermediate_size if self.shares_experts else intermediate_size // parts
         inner = intermediate_size
         into = [name for names in self._into(self.held) for name in names]
-        self.gate_up = ExpertMaps(into, (inner, hidden), std, bias, is_out=False)
+        self.gate_up = ExpertLinear(into, (inner, hidden), std, bias, is_out=False)
         out = [name for names in self._out(self.held) for name in names]
-        self.down = ExpertMaps(out, (hidden, inner), std, bias, is_out=True)
+        self.down = ExpertLinear(out, (hidden, inner), std, bias, is_out=True)
 
     # ---- names ----------------------------------------------------------------------------------
     def _into(self, count: int) -> list[tuple[str, str]]:
@@ -231,7 +231,7 @@ class Experts(Module):
 
     # ---- arithmetic -----------------------------------------------------------------------------
     def build(
-        self, tokens: Tensor, weights: Tensor, chosen: Tensor, routes: tuple[Tensor, ...]
+        self, tokens: Tensor, weights: Tensor, topk_experts: Tensor, routes: tuple[Tensor, ...]
     ) -> Tensor:
         """The sum over the experts held here of down_e(gate(gate_e x, up_e x)), by their weights:
         (tokens, hidden), on all replicas.
@@ -239,23 +239,23 @@ class Experts(Module):
         Args:
             tokens: (tokens, hidden).
             weights, chosen: see `Router.build`; numbers among these experts, and others besides.
-            routes: see `rows_by_expert`.
+            routes: see `sort_by_expert`.
         """
         x, own = (self.groups.copy_to_tp(t) for t in (tokens, weights))
         y = self.groups.reduce_from_tp(self._partial(x, own, routes))
-        return y + self._biases(weights, chosen, tokens) if self.has_bias else y
+        return y + self._biases(weights, topk_experts, tokens) if self.has_bias else y
 
-    def routes(self, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The part of `rows_by_expert` that concerns this replica's experts."""
-        order, places, sizes = rows_by_expert(self._own_first(chosen), experts=self.count)
+    def routes(self, topk_experts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The part of `sort_by_expert` that concerns this replica's experts."""
+        order, places, sizes = sort_by_expert(self._own_first(topk_experts), experts=self.count)
         return order, places, sizes[: self.own] if self.shares_experts else sizes
 
-    def _own_first(self, chosen: Tensor) -> Tensor:
+    def _own_first(self, topk_experts: Tensor) -> Tensor:
         """The numbers of experts, counted on from this replica's first one: its rows come first."""
         if not self.shares_experts:
-            return chosen
+            return topk_experts
         count = popxl.constant(self.count, popxl.int32, "experts")
-        return ops.fmod(chosen + (count - self.groups.rank() * self.own), count)
+        return ops.fmod(topk_experts + (count - self.groups.tp_rank() * self.own), count)
 
     def _partial(self, x: Tensor, weights: Tensor, routes: tuple[Tensor, ...]) -> Tensor:
         """This replica's part of the sum, from its features of each expert, or from its experts:
@@ -274,8 +274,8 @@ class Experts(Module):
             both = self.gate_up_adapter(x, both, sizes, usual_rows, rows)
         if self.has_bias:
             bias = self.gate_up.bias.reshape((self.own, 2 * self.part))
-            both = both + rows_of_groups(bias, sizes, rows=rows.shape[0])
-        inner = weigh_rows(self.gate(*ops.split(both, 2, axis=-1)), weights, order, places)
+            both = both + repeat_by_group(bias, sizes, rows=rows.shape[0])
+        inner = scale_rows(self.gate(*ops.split(both, 2, axis=-1)), weights, order, places)
         y = ops.grouped_matmul(
             inner, out, sizes, expected_rows=usual_rows, rows=rows, into=x.shape[0]
         )
@@ -287,9 +287,9 @@ class Experts(Module):
         """How many rows are of this replica's experts, if all are chosen alike; None: all are."""
         return None if self.own == self.count else weights.nelms * self.own // self.count
 
-    def _biases(self, weights: Tensor, chosen: Tensor, x: Tensor) -> Tensor:
+    def _biases(self, weights: Tensor, topk_experts: Tensor, x: Tensor) -> Tensor:
         """What the biases of a token's experts add, by their weights: (tokens, hidden)."""
-        shares = spread_weights(weights, chosen, experts=self.held)
+        shares = scatter_router_weights(weights, topk_experts, experts=self.held)
         return ops.matmul(cast(shares, x.dtype), self.down.bias.reshape((self.held, -1)))
 
 
@@ -316,7 +316,7 @@ class MoE(Module):
         self.gate, self.experts, self._router_alias = router, experts, router_alias
         self.has_shared = shared is not None
         if shared is not None:
-            self.shared_expert, self.shared_expert_gate = shared, SharedGate(std)
+            self.shared_expert, self.shared_expert_gate = shared, SharedExpertGate(std)
 
     def file_names(self, hf_path: str) -> HfTensorNames:
         """Newer files may have another name for the router."""
@@ -325,33 +325,33 @@ class MoE(Module):
         own = f"{hf_path}.{self.gate.hf_name or 'gate'}.weight"
         return HfTensorNames(aliases={f"{hf_path.rpartition('.')[0]}.{self._router_alias}": own})
 
-    def build(self, x: Tensor, ctx: Context) -> Tensor | None:
+    def build(self, x: Tensor, ctx: BlockContext) -> Tensor | None:
         """x: (..., hidden) -> what experts give, of the same shape; None where that is left to
-        phases of their own, see `Context.hand_on`."""
+        phases of their own, see `Context.defer_experts`."""
         tokens = x.reshape((-1, x.shape[-1]))
-        weights, chosen, probabilities = self.gate(tokens)
+        weights, topk_experts, probabilities = self.gate(tokens)
         if ctx.routes_only:
             y = None
-            ctx.hand_on(normed=x, weights=weights, chosen=chosen)
+            ctx.defer_experts(normed=x, weights=weights, topk_experts=topk_experts)
         else:
-            y = self.experts(tokens, weights, chosen, self.experts.routes(chosen))
+            y = self.experts(tokens, weights, topk_experts, self.experts.routes(topk_experts))
         if self.has_shared:
             shared = self.shared_expert_gate(tokens) * self.shared_expert(tokens, ctx)
             y = shared if y is None else y + shared
-        ctx.count(chosen, probabilities)
+        ctx.count(topk_experts, probabilities)
         return None if y is None else y.reshape(x.shape)
 
-    def expert_inputs(self, x: TensorSpec) -> Mapping[str, TensorSpec]:
-        """Specs of what `Context.hand_on` is given, for an x."""
+    def expert_input_specs(self, x: TensorSpec) -> Mapping[str, TensorSpec]:
+        """Specs of what `Context.defer_experts` is given, for an x."""
         choices = (math.prod(x.shape[:-1]), self.gate.per_token)
         return {
             "normed": x,
-            "weights": TensorSpec(choices, popxl.float32),
-            "chosen": TensorSpec(choices, popxl.int32),
+            "topk_weights": TensorSpec(choices, popxl.float32),
+            "topk_experts": TensorSpec(choices, popxl.int32),
         }
 
 
-class SharedGate(Module):
+class SharedExpertGate(Module):
     """sigmoid(x @ weight), (tokens, 1)."""
 
     def __init__(self, std: float) -> None:
@@ -389,18 +389,18 @@ class ExpertGroup(Module):
         self,
         normed: Tensor,
         weights: Tensor,
-        chosen: Tensor,
+        topk_experts: Tensor,
         number: Tensor,
         seed: Tensor | None = None,
     ) -> Tensor:
         """The output of these experts, to be added to x, of its shape.
 
         Args:
-            normed, weights, chosen: see `Context.hand_on`.
+            normed, weights, chosen: see `Context.defer_experts`.
             number: of the group, int32 scalar.
         """
         experts = self.mlp.experts
-        own = chosen - number * experts.held
-        routes = rows_of_experts(own, experts=experts.held)
+        own = topk_experts - number * experts.held
+        routes = sort_local_experts(own, experts=experts.held)
         tokens = normed.reshape((-1, normed.shape[-1]))
         return experts(tokens, weights, own, routes).reshape(normed.shape)

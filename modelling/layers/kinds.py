@@ -14,7 +14,7 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
-class Layers:
+class LayerModules:
     """The layers of a model.
 
     Attributes:
@@ -22,11 +22,13 @@ class Layers:
         order: of each layer in turn, which kind it is.
     """
 
-    kinds: Sequence[addons.Module]
-    order: Sequence[int]
+    modules: Sequence[addons.Module]
+    type_of_layer: Sequence[int]
 
     @classmethod
-    def of(cls, names: Sequence[Item], make: Callable[[Item], addons.Module]) -> Layers:
+    def from_types(
+        cls, names: Sequence[Item], make: Callable[[Item], addons.Module]
+    ) -> LayerModules:
         """Layers whose kinds have names.
 
         Args:
@@ -36,20 +38,21 @@ class Layers:
         kinds = list(dict.fromkeys(names))
         return cls([make(kind) for kind in kinds], [kinds.index(name) for name in names])
 
-    def part(self, rows: range) -> Layers:
+    def take(self, rows: range) -> LayerModules:
         """Some neighbouring layers, and the kinds that they are of."""
-        return Layers.of(self.order[rows.start : rows.stop], self.kinds.__getitem__)
+        types = self.type_of_layer[rows.start : rows.stop]
+        return LayerModules.from_types(types, self.modules.__getitem__)
 
-    def wrapped(self, wrap: Callable[[Any], addons.Module]) -> Layers:
+    def map_modules(self, wrap: Callable[[Any], addons.Module]) -> LayerModules:
         """The same with something around each module."""
-        return Layers([wrap(module) for module in self.kinds], self.order)
+        return LayerModules([wrap(module) for module in self.modules], self.type_of_layer)
 
-    def runs(self) -> list[tuple[int, range]]:
+    def runs_of_one_type(self) -> list[tuple[int, range]]:
         """Neighbouring layers of one kind: the kind and their rows."""
-        groups = groupby(enumerate(self.order), key=itemgetter(1))
+        groups = groupby(enumerate(self.type_of_layer), key=itemgetter(1))
         numbered = [(kind, [row for row, _ in members]) for kind, members in groups]
         return [(kind, range(rows[0], rows[-1] + 1)) for kind, rows in numbered]
 
-    def first_of_kinds(self, of_layers: Sequence[Item]) -> list[Item]:
+    def first_of_each_type(self, of_layers: Sequence[Item]) -> list[Item]:
         """The items of the first layer of each kind, from a sequence with one for each layer."""
-        return [of_layers[self.order.index(kind)] for kind in range(len(self.kinds))]
+        return [of_layers[self.type_of_layer.index(kind)] for kind in range(len(self.modules))]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from modelling.layers.lora import LinearAdapters
-from modelling.layers.module import Module, parameter, parameters
+from modelling.layers.module import Module, fused_parameter, parameter
 from modelling.weights.mapping import Weight, WeightMapping
 from popxl import Tensor, ops
 from popxl_addons.fp8 import matrix_product
@@ -55,7 +55,7 @@ class Linear(Module):
             axis = 0 if shard == "out" else None
             self.bias = parameter(out_features, std=0.0, shard=axis, max_shards=max_shards)
 
-    def is_quantized(self, row: WeightMapping) -> bool:
+    def is_quantizable(self, row: WeightMapping) -> bool:
         return row.path == "weight"
 
     def build(self, x: Tensor) -> Tensor:
@@ -65,11 +65,11 @@ class Linear(Module):
             return y + self.bias if self.has_bias else y
         # The sum of gradients over the replicas of a shard enters the product's, so that FP8 rounds
         # the same for every tensor parallelism.
-        groups, replicas = self.groups, self._rows["weight"].holders
-        x, matrix = groups.share_held(x, replicas), self.weight
+        groups, replicas = self.groups, self._rows["weight"].shard_replicas
+        x, matrix = groups.scale_grad_by_shard_replicas(x, replicas), self.weight
         bias = self.bias if self.has_bias else None
         y = self.product(x, matrix, bias)
-        return groups.open_held(self._adapted(x, y, matrix, bias), replicas)
+        return groups.sum_grad_over_shard_replicas(self._adapted(x, y, matrix, bias), replicas)
 
     def partial(self, x: Tensor) -> Tensor:
         """With `shard` "in" this replica's part of the sum, without the bias."""
@@ -80,7 +80,7 @@ class Linear(Module):
         return y if self.adapters is None else self.adapters(x, y, matrix, bias)
 
 
-class Fused(Linear):
+class FusedLinear(Linear):
     """Several linear maps of one input as one product. In files they are modules beside this one.
 
     Args:
@@ -100,10 +100,10 @@ class Fused(Linear):
         super().__init__(in_features, out_features, shard="out", std=0.0, hf_name="")
         self.has_bias, self.count, shape = bias, len(std), (out_features, in_features)
         weights = [Weight(f"{name}.weight", shape, s) for name, s in std.items()]
-        self.weight = parameters(weights, 1, max_shards, transposed=True)
+        self.weight = fused_parameter(weights, 1, max_shards, transposed=True)
         if bias:
             biases = [Weight(f"{name}.bias", shape[:1], 0.0) for name in std]
-            self.bias = parameters(biases, 0, max_shards)
+            self.bias = fused_parameter(biases, 0, max_shards)
 
     def build(self, x: Tensor) -> Sequence[Tensor]:  # type: ignore[override]
         """x: (..., in_features) -> for each map (..., out_features on a replica)."""

@@ -8,9 +8,9 @@ from typing import Literal
 import numpy as np
 
 import popxl
-from modelling.layers.lora import TokenRows, VocabularyAdapter
-from modelling.layers.masking import MASKED
-from modelling.layers.module import Module, cast, parameters
+from modelling.layers.lora import TrainableTokenRows, VocabularyAdapter
+from modelling.layers.masking import MASK_VALUE
+from modelling.layers.module import Module, cast, fused_parameter
 from modelling.weights.mapping import Weight
 from popxl import Tensor, ops
 from popxl_addons.fp8 import matrix_product
@@ -38,19 +38,19 @@ class LMHead(Module):
         super().__init__("")
         config, model = self.config, self.config.model
         rows = () if tied or not config.adapter.trainable_tokens_head else config.trained_tokens
-        self.rows = TokenRows(rows) if rows else None
+        self.rows = TrainableTokenRows(rows) if rows else None
         self.vocabulary = model.vocab_size
         self.has_bias, self.cap, self.product = bias is not None, cap, matrix_product()
         if not tied:
             weight = Weight("lm_head.weight", (self.vocabulary, model.hidden_size), std)
-            self.weight = parameters([weight], 1, transposed=True)
+            self.weight = fused_parameter([weight], 1, transposed=True)
         if bias == "trained":
-            self.bias = parameters([Weight("lm_head.bias", (self.vocabulary,), 0.0)], 0)
+            self.bias = fused_parameter([Weight("lm_head.bias", (self.vocabulary,), 0.0)], 0)
         elif bias == "buffer":
             buffer = Weight("final_logits_bias", (1, self.vocabulary), 0.0)
-            self.bias = parameters([buffer], 1, is_buffer=True)
+            self.bias = fused_parameter([buffer], 1, is_buffer=True)
 
-    def build(self, x: Tensor, table: Sequence[Tensor] | None = None) -> Tensor:
+    def build(self, x: Tensor, embedding_weights: Sequence[Tensor] | None = None) -> Tensor:
         """x: (..., hidden) -> float32 logits (..., ceil(vocabulary / tensor_parallel)).
 
         Each replica gets the logits of its part of the vocabulary; those of padding, after the
@@ -60,20 +60,20 @@ class LMHead(Module):
             table: the weight of the embedding, if it is the head's too: its transpose; and A and B
                 of its adapter.
         """
-        return self.of(self.groups.copy_to_tp(x), *self.weights(table))
+        return self.compute_logits(self.groups.copy_to_tp(x), *self.weights(embedding_weights))
 
-    def weights(self, table: Sequence[Tensor] | None = None) -> list[Tensor]:
+    def weights(self, embedding_weights: Sequence[Tensor] | None = None) -> list[Tensor]:
         """The matrix, the bias if there is one, and A and B of an adapter; see `build`."""
-        if table is None:
+        if embedding_weights is None:
             weight = self.weight if self.rows is None else self.rows(self.weight, transposed=True)
             low_rank = [*self.adapters()] if self.adapters else []
         else:
-            weight, *low_rank = (t.transpose() for t in table)
+            weight, *low_rank = (t.transpose() for t in embedding_weights)
             low_rank.reverse()
         bias = [self.bias.reshape((-1,))] if self.has_bias else []
         return [weight, *bias, *low_rank]
 
-    def of(self, x: Tensor, weight: Tensor, *others: Tensor) -> Tensor:
+    def compute_logits(self, x: Tensor, weight: Tensor, *others: Tensor) -> Tensor:
         """See `build`; `x` is on all replicas of a tensor-parallel group.
 
         Args:
@@ -91,7 +91,7 @@ class LMHead(Module):
         padded = shard * self.groups.tensor_parallel
         if padded == self.vocabulary:
             return logits
-        low = np.where(np.arange(padded) < self.vocabulary, 0, MASKED)
+        low = np.where(np.arange(padded) < self.vocabulary, 0, MASK_VALUE)
         mask = popxl.constant(low, popxl.float32, "vocabulary_padding")
         own = ops.collectives.replicated_slice(mask, 0, self.groups.tp)
         return logits + own.reshape((shard,))

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from modelling.fp8 import linear_head
+from modelling.fp8 import fp8_head
 from modelling.layers.dropout import NO_DROPOUT, Dropout
 from modelling.layers.embedding import VocabularyEmbedding
 from modelling.layers.experts import ExpertUsage
 from modelling.layers.lm_head import Bias, LMHead
 from modelling.layers.module import Module
-from modelling.layers.slices import Sliced
-from modelling.objectives import WEIGHT, objective_of
+from modelling.layers.slices import ChunkLoop
+from modelling.objectives import LOSS_WEIGHT, make_objective
 from popxl import Tensor
 
-LARGEST_LOGITS = 2**32
+MAX_LOGIT_BYTES = 2**32
 """Bytes of the logits that a replica computes at a time."""
 
-SUMS, USAGE = "sums", "usage"
+LOSS_STATS, EXPERT_USAGE = "loss_stats", "expert_usage"
 """What goes to the host besides the loss: what that is a function of, and how experts are used."""
 
 
@@ -46,13 +46,13 @@ class LMHeadLoss(Module):
         scale: float = 1.0,
         bias: Bias | None = None,
         cap: float | None = None,
-        usage: ExpertUsage | None = None,
+        expert_usage: ExpertUsage | None = None,
     ) -> None:
         super().__init__()
         config = self.config
-        self.objective, self.usage = objective_of(config), usage
-        told = {SUMS: self.objective.tells, USAGE: usage is not None}
-        self.told = tuple(name for name, is_told in told.items() if is_told)
+        self.objective, self.expert_usage = make_objective(config), expert_usage
+        stats = [LOSS_STATS] if self.objective.returns_stats else []
+        self.aux_outputs = (*stats, *([] if expert_usage is None else [EXPERT_USAGE]))
         self.is_fp8 = config.fp8.enabled and config.fp8.head
         self.is_evaluated = config.model.eval
         self.norm, self.dropout, self.scale = norm, dropout, scale
@@ -61,18 +61,18 @@ class LMHeadLoss(Module):
         self.tied = tokens is not None
         if tokens is not None:
             self.tokens = tokens
-        with linear_head(config):
+        with fp8_head(config):
             self.lm_head = LMHead(std, self.tied, bias, cap)
 
     def build(
         self,
         x: Tensor,
-        usage: Tensor | None = None,
+        expert_usage: Tensor | None = None,
         seed: Tensor | None = None,
         **inputs: Tensor,
     ) -> tuple[Tensor, ...]:
-        """The weighted loss of a micro-batch, see `Objective.loss` and `WEIGHT`; the sums if the
-        objective tells them; and how experts were used, if that is counted.
+        """The weighted loss of a micro-batch, see `Objective.loss` and `LOSS_WEIGHT`; the sums if
+        the objective tells them; and how experts were used, if that is counted.
 
         Args:
             x: the last layer's output, (batch, length, hidden).
@@ -84,44 +84,45 @@ class LMHeadLoss(Module):
             The loss is a float32 scalar.
         """
         objective = self.objective
-        sums = self._sums(self.features(x, seed), [inputs[name] for name in objective.of_tokens])
-        texts = {name: inputs[name] for name in objective.of_texts}
-        loss = objective.loss(sums, texts, self.groups) * inputs[WEIGHT]
-        told = [sums] if objective.tells else []
-        if self.usage is not None and usage is not None:
-            loss, told = self.usage.balanced(loss, usage), [*told, usage]
-        return loss, *told
+        sums = self._sums(self.features(x, seed), [inputs[name] for name in objective.token_inputs])
+        texts = {name: inputs[name] for name in objective.sequence_inputs}
+        loss = objective.loss(sums, texts, self.groups) * inputs[LOSS_WEIGHT]
+        aux_outputs = [sums] if objective.returns_stats else []
+        if self.expert_usage is not None and expert_usage is not None:
+            loss = self.expert_usage.balanced(loss, expert_usage)
+            aux_outputs = [*aux_outputs, expert_usage]
+        return loss, *aux_outputs
 
     def _sums(self, x: Tensor, tokens: Sequence[Tensor]) -> Tensor:
         slices = self._slices(x)
         if slices == 1:
-            return self._sums_of(self.lm_head(x, self._table()), tokens)
-        floats = [self.groups.copy_to_tp(x), *self.lm_head.weights(self._table())]
+            return self._sums_of(self.lm_head(x, self._embedding_weights()), tokens)
+        floats = [self.groups.copy_to_tp(x), *self.lm_head.weights(self._embedding_weights())]
 
         def of_slice(inputs: Sequence[Tensor], seed: Tensor | None) -> Tensor:
-            logits = self.lm_head.of(*inputs[: len(floats)])
+            logits = self.lm_head.compute_logits(*inputs[: len(floats)])
             return self._sums_of(logits, inputs[len(floats) :])
 
-        axes = [0 if self.axes.transposed else 1, *[None] * (len(floats) - 1), *[1] * len(tokens)]
-        sliced = Sliced(of_slice, slices, axes, len(floats), out_axis=None)
+        axes = [0 if self.layout.transposed else 1, *[None] * (len(floats) - 1), *[1] * len(tokens)]
+        sliced = ChunkLoop(of_slice, slices, axes, len(floats), out_axis=None)
         call = self.call_module(sliced, "sliced", autodiff="none" if self.is_evaluated else "auto")
         return call([*floats, *tokens])[0]
 
     def _sums_of(self, logits: Tensor, tokens: Sequence[Tensor]) -> Tensor:
-        named = dict(zip(self.objective.of_tokens, tokens, strict=True))
-        return self.objective.sums(logits, named, self.axes, self.groups)
+        named = dict(zip(self.objective.token_inputs, tokens, strict=True))
+        return self.objective.loss_stats(logits, named, self.layout, self.groups)
 
     def _slices(self, x: Tensor) -> int:
-        """As few slices of the tokens as keep the logits of each within `LARGEST_LOGITS`."""
+        """As few slices of the tokens as keep the logits of each within `MAX_LOGIT_BYTES`."""
         if self.is_fp8:
             return 1
-        groups, length = self.groups, self.axes.length(x)
-        nbytes = 4 * (x.nelms // x.shape[-1]) * groups.vocabulary_shard(self.lm_head.vocabulary)
-        fit = (n for n in range(1, length) if not length % n and nbytes <= n * LARGEST_LOGITS)
+        groups, length = self.groups, self.layout.length(x)
+        nbytes = 4 * (x.nelms // x.shape[-1]) * groups.vocab_shard_size(self.lm_head.vocabulary)
+        fit = (n for n in range(1, length) if not length % n and nbytes <= n * MAX_LOGIT_BYTES)
         return next(fit, length)
 
-    def _table(self) -> list[Tensor] | None:
-        return self.tokens.table() if self.tied else None
+    def _embedding_weights(self) -> list[Tensor] | None:
+        return self.tokens.embedding_weights() if self.tied else None
 
     def features(self, x: Tensor, seed: Tensor | None = None) -> Tensor:
         """What the logits are a product of; see `logits`."""
@@ -129,16 +130,20 @@ class LMHeadLoss(Module):
         # The features are scaled, not the logits: they are fewer.
         return x if self.scale == 1 else x * self.scale
 
-    def logits(self, x: Tensor, table: Sequence[Tensor] | None = None) -> Tensor:
+    def logits(self, x: Tensor, embedding_weights: Sequence[Tensor] | None = None) -> Tensor:
         """x: (batch, length, hidden) -> this replica's logits, float32; see `LMHead.build`.
 
         Args:
-            table: what the embedding's `table` gave, where the graph has it and the head is tied to
-                it.
+            embedding_weights: of `VocabularyEmbedding`, where the head is tied to it and this
+                graph has them already.
         """
-        return self.lm_head(self.features(x), self._table() if table is None else table)
+        if embedding_weights is None:
+            embedding_weights = self._embedding_weights()
+        return self.lm_head(self.features(x), embedding_weights)
 
-    def next_logits(self, x: Tensor, table: Sequence[Tensor] | None = None) -> Tensor:
+    def next_token_logits(
+        self, x: Tensor, embedding_weights: Sequence[Tensor] | None = None
+    ) -> Tensor:
         """Like `logits` for one position: (batch, 1, hidden) -> (batch, part of the vocabulary)."""
-        logits = self.logits(x, table)
+        logits = self.logits(x, embedding_weights)
         return logits.reshape((-1, logits.shape[-1]))

@@ -16,9 +16,9 @@ import numpy as np
 import popxl
 from config.sections import RunConfig
 from modelling.layers.dropout import NO_DROPOUT, Dropout
-from modelling.layers.kinds import Layers
-from modelling.layers.module import Module, cast, declared
-from modelling.weights import LowRank, WeightMap, WeightMapping
+from modelling.layers.kinds import LayerModules
+from modelling.layers.module import Module, cast, declare
+from modelling.weights import LoraSpec, WeightMap, WeightMapping
 from modelling.weights.lora import add_adapters
 from modelling.weights.mapping import is_vocabulary
 from modelling.weights.weight_map import EMBEDDINGS
@@ -40,12 +40,12 @@ class LowRankMatrices(Module):
     lora_B: Tensor
     magnitude: Tensor
 
-    def __init__(self, adapter: LowRank, rows: Rows) -> None:
+    def __init__(self, adapter: LoraSpec, rows: Rows) -> None:
         super().__init__()
         self.scale = adapter.scale
         for name in LowRankMatrices.__annotations__:
             if f"{adapter.path}.{name}" in rows:
-                setattr(self, name, declared(rows[f"{adapter.path}.{name}"]))
+                setattr(self, name, declare(rows[f"{adapter.path}.{name}"]))
 
 
 class LoRA(LowRankMatrices):
@@ -65,12 +65,17 @@ class LoRA(LowRankMatrices):
     seed: Tensor | None = None
 
     def __init__(
-        self, adapter: LowRank, row: WeightMapping, rows: Rows, dropout: Dropout, owner: LoRA | None
+        self,
+        adapter: LoraSpec,
+        row: WeightMapping,
+        rows: Rows,
+        dropout: Dropout,
+        owner: LoRA | None,
     ) -> None:
         super().__init__(adapter, rows)
         self._dora, self._dropout = adapter.dora, dropout
         self._owner = (owner or self,)  # a tuple hides it from Module's registration
-        self._cut_in, self._holders = row.axis == 0, row.holders
+        self._cut_in, self._holders = row.axis == 0, row.shard_replicas
 
     def build(self, x: Tensor, y: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
         """y: W x + bias -> the same with the adapter, of the same type.
@@ -82,7 +87,7 @@ class LoRA(LowRankMatrices):
         """
         (owner,) = self._owner
         a, b = owner.lora_A, self.lora_B
-        seed = self.groups.own_seed(owner.seed) if self._cut_in else owner.seed
+        seed = self.groups.tp_seed(owner.seed) if self._cut_in else owner.seed
         dropped = self._dropout(x, seed)
         local_a, local_b = (a, self._open(b)) if self._cut_in else (self._open(a), b)
         more = (dropped @ local_a @ local_b) * self.scale
@@ -106,7 +111,7 @@ class LoRA(LowRankMatrices):
 
     def _open(self, t: Tensor) -> Tensor:
         """Its gradient is the sum over the group; of what neighbours do alike, once."""
-        return self.groups.share_held(self.groups.copy_to_tp(t), self._holders)
+        return self.groups.scale_grad_by_shard_replicas(self.groups.copy_to_tp(t), self._holders)
 
 
 class LinearAdapters(Module):
@@ -205,7 +210,7 @@ class ExpertAdapter(LowRankMatrices):
         return t if self._shared_out else self.groups.copy_to_tp(t)
 
 
-class TokenRows(Module):
+class TrainableTokenRows(Module):
     """A matrix with other rows for some tokens: PEFT's trainable tokens.
 
     Variables, float32: `delta` (tokens, hidden), the same on all replicas.
@@ -228,7 +233,7 @@ class TokenRows(Module):
         delta = self.variable("delta", (len(self._tokens), hidden), float32)
         places: Tensor = popxl.constant(np.arange(rows).reshape(rows, 1), popxl.int32, "rows")
         if self.groups.tensor_parallel > 1:
-            places = places + self.groups.rank() * rows
+            places = places + self.groups.tp_rank() * rows
         tokens = popxl.constant(self._tokens.reshape(1, -1), popxl.int32, "tokens")
         chosen = cast(ops.equal(places, tokens), float32)  # (rows, tokens)
         frozen = 1.0 - ops.sum(chosen, 1, keepdims=True)
@@ -254,7 +259,7 @@ class LayerAdapters:
             self._layers = weight_map.layers
         self._dropout = NO_DROPOUT if config.model.eval else Dropout(config.adapter.dropout)
 
-    def give(self, module: ModuleT, *layers: str) -> ModuleT:
+    def attach(self, module: ModuleT, *layers: str) -> ModuleT:
         """A layer with those of its rows in the table; a part of a layer with those it has maps
         for.
 
@@ -263,7 +268,7 @@ class LayerAdapters:
         """
         return self._with(module, [row for layer in layers for row in self._layers.get(layer, ())])
 
-    def experts(self, group: ModuleT, layer: str) -> ModuleT:
+    def attach_to_experts(self, group: ModuleT, layer: str) -> ModuleT:
         """A group of a layer's experts with theirs; all groups have equal ones."""
         rows = [row for row in self._layers.get(layer, ()) if ".experts." in row.path]
         return self._with(group, [row.expert_slice(0, self._groups) for row in rows])
@@ -281,20 +286,20 @@ class LayerAdapters:
                 of_map.adapters = VocabularyAdapter(row, rows)
             elif of_map is not None:
                 of_map.adapters = LinearAdapters(row, rows, self._dropout, owners)
-        module.inside = tuple(owners.values()) if self._dropout.active else ()
+        module.dropout_adapters = tuple(owners.values()) if self._dropout.active else ()
         return module
 
-    def embeddings(self, module: ModuleT) -> ModuleT:
+    def attach_to_embeddings(self, module: ModuleT) -> ModuleT:
         """A model's embeddings with their adapters."""
-        return self.give(module, EMBEDDINGS)
+        return self.attach(module, EMBEDDINGS)
 
-    def head(self, module: ModuleT) -> ModuleT:
+    def attach_to_head(self, module: ModuleT) -> ModuleT:
         """A model's head with its adapters: one that is the embedding has the embedding's."""
-        return self.give(module, "head", EMBEDDINGS)
+        return self.attach(module, "head", EMBEDDINGS)
 
-    def layers(
+    def build_layers(
         self, names: Sequence[str], types: Sequence[Item], make: Callable[[Item], Module]
-    ) -> Layers:
+    ) -> LayerModules:
         """Layers with their adapters: those that differ in these are of different kinds.
 
         Args:
@@ -305,17 +310,19 @@ class LayerAdapters:
         rows = [self._layers.get(name, ()) for name in names]
         forms = [tuple(a.graph_key for row in layer for a in row.adapters) for layer in rows]
         kinds = list(zip(types, forms, strict=True))
-        return Layers.of(kinds, lambda kind: self.give(make(kind[0]), names[kinds.index(kind)]))
+        return LayerModules.from_types(
+            kinds, lambda kind: self.attach(make(kind[0]), names[kinds.index(kind)])
+        )
 
 
 def seed_adapters(layer: Module, seed: Tensor | None) -> None:
     """Give each adapter of a layer a seed for dropout, made from the layer's."""
-    if layer.inside:
+    if layer.dropout_adapters:
         assert seed is not None, "dropout needs a seed"
         own = ops.create_random_seed(seed, popxl.constant(_TAG, popxl.uint32))
-        seeds = ops.split_random_seed(own, len(layer.inside))
-        for adapter, of_adapter in zip(layer.inside, seeds, strict=True):
-            adapter.seed = of_adapter
+        seeds = ops.split_random_seed(own, len(layer.dropout_adapters))
+        for adapter, is_adapter in zip(layer.dropout_adapters, seeds, strict=True):
+            adapter.seed = is_adapter
 
 
 def _at(module: Any, path: Sequence[str]) -> Any:

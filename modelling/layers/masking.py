@@ -6,12 +6,12 @@ import popxl
 from modelling.layers.module import cast
 from popxl import Tensor, ops
 
-MASKED = -1e9
+MASK_VALUE = -1e9
 """Added to a score in float32, it makes the probability 0, and it never overflows, however many
 masks add up."""
 
 
-def converted_mask(mask: Tensor) -> Tensor:
+def invert_mask(mask: Tensor) -> Tensor:
     """The mask in the other convention: 1 keeps a position (here, T5X, Hugging Face), or 1 drops it
     (Transformer Engine). It is its own inverse.
 
@@ -24,8 +24,8 @@ def converted_mask(mask: Tensor) -> Tensor:
 def padding_bias(mask: Tensor) -> Tensor:
     """Hide padding. mask: int32 (batch, keys), 1 = token -> float32 (batch, 1, 1, keys)."""
     batch, keys = mask.shape
-    dropped = cast(converted_mask(mask), popxl.float32)
-    return ops.reshape(dropped * MASKED, (batch, 1, 1, keys))
+    dropped = cast(invert_mask(mask), popxl.float32)
+    return ops.reshape(dropped * MASK_VALUE, (batch, 1, 1, keys))
 
 
 def segment_bias(queries: Tensor, keys: Tensor) -> Tensor:
@@ -40,4 +40,4 @@ def segment_bias(queries: Tensor, keys: Tensor) -> Tensor:
     """
     rows = ops.reshape(queries, (queries.shape[0], 1, queries.shape[1], 1))
     columns = ops.reshape(keys, (keys.shape[0], 1, 1, keys.shape[1]))
-    return cast(ops.logical_not(ops.equal(rows, columns)), popxl.float32) * MASKED
+    return cast(ops.logical_not(ops.equal(rows, columns)), popxl.float32) * MASK_VALUE

@@ -1,7 +1,7 @@
 """The base of all modules: parameters are declared in `__init__` and are tensors in `build`.
 
 A declaration is the row of the weight map (`modelling.weights.WeightMapping`): a model's table is
-derived from its modules (`rows_of`), whose attributes have Hugging Face's names.
+derived from its modules (`collect_mappings`), whose attributes have Hugging Face's names.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 
 import popxl
 import popxl_addons as addons
-from modelling.layers.axes import Axes
-from modelling.layers.parallel import Groups
-from modelling.layers.run_config import run_config
-from modelling.quantisation import QUANT_DTYPES, QUANT_FIELDS, packed_shapes, unpacked
+from modelling.layers.axes import ActivationLayout
+from modelling.layers.parallel import ParallelGroups
+from modelling.layers.run_config import current_run_config
+from modelling.quantisation import QUANT_DTYPES, QUANT_FIELDS, dequantize, quantized_shapes
 from modelling.weights.hf_tensor_names import HfTensorNames
 from modelling.weights.mapping import Weight, WeightMapping
 from popxl import ReplicaGrouping, Tensor, ops
@@ -41,10 +41,10 @@ def parameter(
         max_shards: number of shards; None: tensor_parallel.
         transposed: whether the variable is (in, out) where Hugging Face's weight is (out, in).
     """
-    return parameters([Weight("", shape, std)], shard, max_shards, transposed)
+    return fused_parameter([Weight("", shape, std)], shard, max_shards, transposed)
 
 
-def parameters(
+def fused_parameter(
     weights: Sequence[Weight],
     shard: int | None = None,
     max_shards: int | None = None,
@@ -59,13 +59,13 @@ def parameters(
     """
     shard_replicas = 1
     if max_shards is not None:
-        shard_replicas = max(run_config().execution.tensor_parallel // max_shards, 1)
-    return declared(
-        WeightMapping("", tuple(weights), transposed, shard, holders=shard_replicas, **row)
+        shard_replicas = max(current_run_config().execution.tensor_parallel // max_shards, 1)
+    return declare(
+        WeightMapping("", tuple(weights), transposed, shard, shard_replicas=shard_replicas, **row)
     )
 
 
-def declared(row: WeightMapping) -> Tensor:
+def declare(row: WeightMapping) -> Tensor:
     """Declare the variable of a row, whose path is the attribute's name from then on."""
     return typed(Tensor, _Declared(row))  # `Module.__setattr__` keeps it; `build` sees the tensor
 
@@ -87,12 +87,12 @@ class Module(addons.Module):
 
     hf_name: str | None = None
     is_shared = False
-    inside: tuple[Any, ...] = ()
+    dropout_adapters: tuple[Any, ...] = ()
 
     def __init__(self, hf_name: str | None = None) -> None:
         super().__init__()
-        self.config = run_config()
-        self.axes = Axes.of(self.config)
+        self.config = current_run_config()
+        self.layout = ActivationLayout.from_config(self.config)
         self._rows: dict[str, WeightMapping] = {}
         self._tensors: dict[str, Tensor] = {}
         if hf_name is not None:
@@ -119,9 +119,9 @@ class Module(addons.Module):
         super()._clear()
 
     @property
-    def groups(self) -> Groups:
+    def groups(self) -> ParallelGroups:
         """The replica groups of the current Ir."""
-        return Groups.current(self.config.execution.tensor_parallel)
+        return ParallelGroups.current(self.config.execution.tensor_parallel)
 
     @property
     def dtype(self) -> popxl.dtype:
@@ -136,7 +136,7 @@ class Module(addons.Module):
         """
         return HfTensorNames()
 
-    def lend(self, name: str) -> Module:
+    def move_out(self, name: str) -> Module:
         """Return a module with a part of this one, which uses it as before: its variables are then
         counted among those of the other alone."""
         lent = Module()
@@ -144,7 +144,7 @@ class Module(addons.Module):
         return lent
 
     # ---- variables ------------------------------------------------------------------------------
-    def is_quantized(self, row: WeightMapping) -> bool:
+    def is_quantizable(self, row: WeightMapping) -> bool:
         """Decide whether a parameter may be held in few bits."""
         return False
 
@@ -152,17 +152,17 @@ class Module(addons.Module):
         groups = self.groups
         shape = row.shape_on_replica(groups.tensor_parallel)
         sharded = row.axis is not None and row.cut
-        grouping = groups.held_by(row.holders) if sharded else None
-        few_bits = self.config.model.few_bits_in_layers if self.is_quantized(row) else None
-        if few_bits is None:
-            dtype = popxl.float32 if row.of_adapter else self.dtype
+        grouping = groups.shard_grouping(row.shard_replicas) if sharded else None
+        quant = self.config.model.layer_quant if self.is_quantizable(row) else None
+        if quant is None:
+            dtype = popxl.float32 if row.is_adapter else self.dtype
             return self.variable(row.path, shape, dtype, grouping)
-        shapes = packed_shapes((shape[0], shape[1]), few_bits, row.input_axis)
+        shapes = quantized_shapes((shape[0], shape[1]), quant, row.input_axis)
         parts = [
             self.variable(f"{row.path}.{part}", s, d, grouping)
             for part, s, d in zip(QUANT_FIELDS, shapes, QUANT_DTYPES, strict=True)
         ]
-        return unpacked(parts, few_bits, self.dtype, row.input_axis)
+        return dequantize(parts, quant, self.dtype, row.input_axis)
 
     def variable(
         self,
@@ -185,7 +185,7 @@ class Module(addons.Module):
         return self.add_variable_input(name, zeros, dtype, replica_grouping=grouping)
 
 
-def rows_of(module: addons.Module, hf_path: str) -> list[WeightMapping]:
+def collect_mappings(module: addons.Module, hf_path: str) -> list[WeightMapping]:
     """Derive the rows of the weight map from a module's parameters.
 
     Args:
@@ -202,15 +202,16 @@ def rows_of(module: addons.Module, hf_path: str) -> list[WeightMapping]:
     ]
 
 
-def file_names_of(module: addons.Module, hf_path: str) -> HfTensorNames:
-    """Collect `Module.file_names` of a module and all of its parts; arguments as for `rows_of`."""
+def collect_file_names(module: addons.Module, hf_path: str) -> HfTensorNames:
+    """Collect `Module.file_names` of a module and all of its parts; arguments as for
+    `collect_mappings`."""
     found = HfTensorNames()
     for _, hf, part in _walk(module, "", hf_path):
         found |= part.file_names(hf)
     return found
 
 
-def parts_of(module: addons.Module) -> Iterator[Module]:
+def iter_modules(module: addons.Module) -> Iterator[Module]:
     """Yield a module and all modules in it."""
     return (part for _, _, part in _walk(module, "", ""))
 

@@ -8,18 +8,18 @@ from config.sections import RunConfig
 from modelling.devices import platform
 from modelling.layers.attention import (
     Attention,
-    Scores,
-    heads_first,
+    AttentionSpec,
     merge_heads,
     split_heads,
+    transpose_heads,
 )
-from modelling.layers.context import Context
+from modelling.layers.context import BlockContext
 from modelling.layers.dropout import Dropout
 from modelling.layers.module import Module
 from popxl import Tensor
 
 
-def fused_attention(config: RunConfig) -> bool | None:
+def choose_fused_attention(config: RunConfig) -> bool | None:
     """Return what a configuration asks of `popxl.ops.attention`."""
     choice = config.execution.attention
     if choice != "auto":
@@ -49,7 +49,7 @@ class MultiHeadAttention(Module):
     def __init__(
         self,
         heads: int,
-        scores: Scores,
+        scores: AttentionSpec,
         kv_heads: int | None = None,
         is_sliced: bool = False,
         dropout: Dropout | None = None,
@@ -59,30 +59,30 @@ class MultiHeadAttention(Module):
         slices = config.execution.attention_slices if is_sliced else 1
         parts = config.execution.tensor_parallel
         self.heads, self.kv_heads = heads // parts, max(kv_heads // parts, 1)
-        self.fused = fused_attention(config) if slices == 1 else False
+        self.fused = choose_fused_attention(config) if slices == 1 else False
         self.window = scores.window
         self.attention = Attention(
-            Dropout.of(config.model) if dropout is None else dropout,
+            Dropout.from_model(config.model) if dropout is None else dropout,
             scores,
             slices,
             differentiable=not config.model.eval,
             fused=self.fused,
         )
 
-    def split(self, x: Tensor) -> Tensor:
+    def split_heads(self, x: Tensor) -> Tensor:
         """Queries (b, n, h * d) -> (b, n, h, d)."""
-        return split_heads(self.axes.swap(x), self.heads)
+        return split_heads(self.layout.convert(x), self.heads)
 
-    def split_kv(self, x: Tensor) -> Tensor:
+    def split_kv_heads(self, x: Tensor) -> Tensor:
         """Keys or values (b, n, g * d) -> (b, n, g, d)."""
-        return split_heads(self.axes.swap(x), self.kv_heads)
+        return split_heads(self.layout.convert(x), self.kv_heads)
 
     def attend(
         self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        ctx: Context,
+        ctx: BlockContext,
         biases: Sequence[Tensor] = (),
         lengths: Tensor | None = None,
     ) -> Tensor:
@@ -91,21 +91,21 @@ class MultiHeadAttention(Module):
         Args:
             biases, lengths: see `Attention.build`.
         """
-        q, k, v = heads_first(q), heads_first(k), heads_first(v)
+        q, k, v = transpose_heads(q), transpose_heads(k), transpose_heads(v)
         k, v = ctx.update_cache(k, v, self.window)
-        return self.attend_to(q, k, v, ctx, biases, ctx.positions(self.window), lengths)
+        return self.attend_heads(q, k, v, ctx, biases, ctx.qk_ids(self.window), lengths)
 
-    def attend_to(
+    def attend_heads(
         self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        ctx: Context,
+        ctx: BlockContext,
         biases: Sequence[Tensor] = (),
         positions: Sequence[Tensor] = (),
         lengths: Tensor | None = None,
     ) -> Tensor:
         """Like `attend`, of (b, h, n, d) and (b, g, n, d), to keys and values that are at hand."""
-        seed = self.groups.own_seed(ctx.next_seed())
+        seed = self.groups.tp_seed(ctx.next_seed())
         y = self.attention(q, k, v, biases, seed, positions, lengths)
-        return self.axes.swap(merge_heads(y))
+        return self.layout.convert(merge_heads(y))

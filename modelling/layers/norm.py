@@ -21,10 +21,10 @@ class RMSNorm(Module):
     """
 
     def __init__(
-        self, features: int, eps: float, unit_offset: bool = False, in_sharded: bool = False
+        self, features: int, eps: float, unit_offset: bool = False, in_tp_region: bool = False
     ) -> None:
         super().__init__()
-        self.eps, self.unit_offset, self.in_sharded = eps, unit_offset, in_sharded
+        self.eps, self.unit_offset, self.in_tp_region = eps, unit_offset, in_tp_region
         self.weight = parameter(features, std=0.0 if unit_offset else None)
 
     def build(self, x: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ class RMSNorm(Module):
 
     def scale(self) -> Tensor:
         """The weight, (features,)."""
-        return self.groups.copy_to_tp(self.weight) if self.in_sharded else self.weight
+        return self.groups.copy_to_tp(self.weight) if self.in_tp_region else self.weight
 
     def mean_square(self, x: Tensor) -> Tensor:
         """The mean of squares over the last axis, which stays with length 1."""
@@ -60,10 +60,10 @@ class ShardedRMSNorm(RMSNorm):
 
     @property
     def _shard_replicas(self) -> int:
-        return self._rows["weight"].holders
+        return self._rows["weight"].shard_replicas
 
     def scale(self) -> Tensor:
-        return self.groups.open_held(self.weight, self._shard_replicas)
+        return self.groups.sum_grad_over_shard_replicas(self.weight, self._shard_replicas)
 
     def mean_square(self, x: Tensor) -> Tensor:
         groups = self.groups

@@ -20,15 +20,21 @@ from popxl_addons.ops.replicated_all_reduce_TP import (
 )
 
 
-@jax_op(name="shared_gradient", grad=lambda inputs, outputs, dys, holders: (dys[0] / holders,))
-def _shared(x: Any, *, holders: int) -> Any:
-    """`x`; its gradient is divided by `holders`."""
+def _divide_gradient(
+    inputs: Any, outputs: Any, dys: tuple[Any, ...], shard_replicas: int
+) -> tuple[Any]:
+    return (dys[0] / shard_replicas,)
+
+
+@jax_op(name="shared_gradient", grad=_divide_gradient)
+def _shared(x: Any, *, shard_replicas: int) -> Any:
+    """`x`; its gradient is divided by `shard_replicas`."""
     return x
 
 
 @dataclass(frozen=True)
-class Groups:
-    """Replica groups of an Ir. `sharded` and `identical` say which replicas hold a variable alike,
+class ParallelGroups:
+    """Replica groups of an Ir. `sharded` and `replicated` say which replicas hold a variable alike,
     `tp` and `dp` which ones communicate.
 
     Attributes:
@@ -43,12 +49,12 @@ class Groups:
     tensor_parallel: int
     data_parallel: int
     sharded: ReplicaGrouping
-    identical: ReplicaGrouping
+    replicated: ReplicaGrouping
     tp: ReplicaGrouping
     dp: ReplicaGrouping
 
     @classmethod
-    def current(cls, tensor_parallel: int) -> Groups:
+    def current(cls, tensor_parallel: int) -> ParallelGroups:
         """The groups of the current Ir.
 
         Raises:
@@ -67,21 +73,21 @@ class Groups:
             tensor_parallel=tensor_parallel,
             data_parallel=data_parallel,
             sharded=sharded,
-            identical=ir.replica_grouping(),
+            replicated=ir.replica_grouping(),
             tp=sharded.transpose(),
             dp=sharded,
         )
 
-    def vocabulary_shard(self, vocabulary: int) -> int:
+    def vocab_shard_size(self, vocabulary: int) -> int:
         """A replica's part of a vocabulary, whose last part is padded if it is shorter."""
         return -(-vocabulary // self.tensor_parallel)
 
-    def held_by(self, holders: int) -> ReplicaGrouping:
+    def shard_grouping(self, shard_replicas: int) -> ReplicaGrouping:
         """For variables that so many neighbours of a tensor-parallel group hold alike."""
-        if holders == 1:
+        if shard_replicas == 1:
             return self.sharded
         replicas = self.tensor_parallel * self.data_parallel
-        members = [r % self.tensor_parallel // holders for r in range(replicas)]
+        members = [r % self.tensor_parallel // shard_replicas for r in range(replicas)]
         return popxl.gir().replica_grouping_from_assignments(members)
 
     # ---- in graphs ------------------------------------------------------------------------------
@@ -98,23 +104,23 @@ class Groups:
             return x
         return replicated_all_reduce_identical_inputs(x, group=self.tp)
 
-    def open_held(self, t: Tensor, holders: int) -> Tensor:
+    def sum_grad_over_shard_replicas(self, t: Tensor, shard_replicas: int) -> Tensor:
         """Begin the use of a tensor that so many neighbours hold alike, each for a part of the
         work: its gradient is the sum over them."""
-        if holders == 1:
+        if shard_replicas == 1:
             return t
         replicas = self.tensor_parallel * self.data_parallel
-        neighbours = [r // holders for r in range(replicas)]
+        neighbours = [r // shard_replicas for r in range(replicas)]
         group = popxl.gir().replica_grouping_from_assignments(neighbours)
         return replicated_all_reduce_identical_inputs(t, group=group)
 
-    def share_held(self, x: Tensor, holders: int) -> Tensor:
+    def scale_grad_by_shard_replicas(self, x: Tensor, shard_replicas: int) -> Tensor:
         """Begin work that so many neighbours all do in whole, inside a sharded computation.
 
         Returns:
             `x`. Each has its whole gradient and passes a share on, since `copy_to_tp` adds all.
         """
-        return x if holders == 1 else _shared(x, holders=holders)
+        return x if shard_replicas == 1 else _shared(x, shard_replicas=shard_replicas)
 
     def reduce_from_tp(self, x: Tensor) -> Tensor:
         """End a sharded computation: the sum of what the members of a group have."""
@@ -122,13 +128,13 @@ class Groups:
             return x
         return replicated_all_reduce_identical_grad_inputs(x, group=self.tp)
 
-    def rank(self) -> Tensor:
+    def tp_rank(self) -> Tensor:
         """This replica's position in its tensor-parallel group, int32 of shape (1,)."""
         ranks = popxl.constant(np.arange(self.tensor_parallel), popxl.int32, "tensor_parallel_rank")
         return ops.collectives.replicated_slice(ranks, 0, self.tp).reshape((1,))
 
-    def own_seed(self, seed: Tensor | None) -> Tensor | None:
+    def tp_seed(self, seed: Tensor | None) -> Tensor | None:
         """A seed of this member's own, for random numbers inside a sharded computation."""
         if seed is None or self.tensor_parallel == 1:
             return seed
-        return ops.create_random_seed(seed, self.rank())
+        return ops.create_random_seed(seed, self.tp_rank())

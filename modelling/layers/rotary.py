@@ -14,7 +14,7 @@ import popxl
 from modelling.layers.module import cast
 from popxl import Tensor, ops
 
-Tables = tuple[Tensor, ...]
+RopeTables = tuple[Tensor, ...]
 """Sines and cosines of the angles of positions, float32 ([batch,] positions, rotated / 2); a third
 one, ([batch,] positions, 1), is a factor on queries."""
 
@@ -22,7 +22,7 @@ Rotate = Callable[..., Tensor]
 """Turns (batch, positions, heads, head size) by sines and cosines, of so many first features."""
 
 
-def constant_tables(frequencies: np.ndarray, positions: int, scale: float = 1.0) -> Tables:
+def constant_rope_tables(frequencies: np.ndarray, positions: int, scale: float = 1.0) -> RopeTables:
     """The angles of positions 0, 1, ...
 
     Args:
@@ -37,7 +37,7 @@ def constant_tables(frequencies: np.ndarray, positions: int, scale: float = 1.0)
     return sin, cos
 
 
-def tables_at(tables: Tables, positions: Tensor) -> Tables:
+def gather_rope_tables(tables: RopeTables, positions: Tensor) -> RopeTables:
     """The angles of some positions.
 
     Args:
@@ -50,7 +50,7 @@ def tables_at(tables: Tables, positions: Tensor) -> Tables:
     return tuple(ops.gather(t, positions).reshape((batch, count, t.shape[-1])) for t in tables)
 
 
-def tables_of_texts(tables: Tables, segment_starts: Tensor | None) -> Tables:
+def packed_rope_tables(tables: RopeTables, segment_starts: Tensor | None) -> RopeTables:
     """The angles of all tokens of samples: tables, or those of positions that start anew.
 
     Args:
@@ -60,24 +60,24 @@ def tables_of_texts(tables: Tables, segment_starts: Tensor | None) -> Tables:
     if segment_starts is None:
         return tables
     places = popxl.constant(np.arange(segment_starts.shape[1])[None], popxl.int32, "positions")
-    return tables_at(tables, places - segment_starts)
+    return gather_rope_tables(tables, places - segment_starts)
 
 
-def rotate_halves(t: Tensor, sin: Tensor, cos: Tensor, rotated: int) -> Tensor:
+def apply_rotary_pos_emb(t: Tensor, sin: Tensor, cos: Tensor, rotary_dim: int) -> Tensor:
     """Turn each pair of features i and i + rotated / 2 by its position's angle.
 
     Args:
         t: (batch, positions, heads, head size).
-        sin, cos: see `Tables`.
+        sin, cos: see `RopeTables`.
         rotated: how many of the first features of a head are turned; the others stay.
 
     Returns:
         As `t`, computed in float32.
     """
-    half = rotated // 2
+    half = rotary_dim // 2
     sin, cos = (table.reshape((*table.shape[:-1], 1, half)) for table in (sin, cos))
-    first, second = cast(t[..., :half], popxl.float32), cast(t[..., half:rotated], popxl.float32)
+    first, second = cast(t[..., :half], popxl.float32), cast(t[..., half:rotary_dim], popxl.float32)
     turned = [first * cos - second * sin, second * cos + first * sin]
     parts = [cast(x, t.dtype) for x in turned]
-    kept = [t[..., rotated:]] if rotated < t.shape[-1] else []
+    kept = [t[..., rotary_dim:]] if rotary_dim < t.shape[-1] else []
     return ops.concat([*parts, *kept], -1)

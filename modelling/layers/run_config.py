@@ -12,7 +12,7 @@ _CURRENT: ContextVar[RunConfig] = ContextVar("run_config")
 
 
 @contextmanager
-def configured(config: RunConfig) -> Iterator[None]:
+def use_run_config(config: RunConfig) -> Iterator[None]:
     """Make modules for a run: its parallelism, precision, quantization, dropout and kernels."""
     token = _CURRENT.set(config)
     try:
@@ -21,13 +21,13 @@ def configured(config: RunConfig) -> Iterator[None]:
         _CURRENT.reset(token)
 
 
-def run_config() -> RunConfig:
-    """Return the configuration of the innermost `configured`.
+def current_run_config() -> RunConfig:
+    """Return the configuration of the innermost `use_run_config`.
 
     Raises:
         LookupError: there is none.
     """
     found = _CURRENT.get(None)
     if found is None:
-        raise LookupError("modules are made inside `with configured(config):`")
+        raise LookupError("modules are made inside `with use_run_config(config):`")
     return found

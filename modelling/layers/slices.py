@@ -21,7 +21,7 @@ Step = Callable[[Sequence[Tensor], Tensor | None], Tensor]
 """(inputs of a slice, its seed) -> the result, without variables of its own."""
 
 
-class Sliced(addons.Module):
+class ChunkLoop(addons.Module):
     """A step for each slice, in a loop.
 
     Args:

@@ -11,7 +11,7 @@ from popxl_addons import GraphWithNamedArgs, Module, NamedTensors
 from popxl_addons.variable_factory import NamedVariableFactories
 
 
-def renamed(
+def rename_variables(
     facts: NamedVariableFactories, graph: GraphWithNamedArgs, name_of: Callable[[str], str]
 ) -> tuple[NamedVariableFactories, GraphWithNamedArgs]:
     """The variables of a graph under other names."""
@@ -27,7 +27,7 @@ def renamed(
     )
 
 
-class Wrapped(Module):
+class LayerWrapper(Module):
     """A module around `layer`, whose variables are its own."""
 
     def __init__(self, layer: Module) -> None:
@@ -39,19 +39,19 @@ class Wrapped(Module):
     ) -> tuple[NamedVariableFactories, GraphWithNamedArgs]:
         """Like `Module.create_graph`, with the layer's names."""
         made = super().create_graph(*args, **kwargs)
-        return renamed(*made, lambda name: name.removeprefix(self._prefix))
+        return rename_variables(*made, lambda name: name.removeprefix(self._prefix))
 
     @property
     def _graph_name(self) -> str:
-        return kind_of(self.layer)
+        return layer_class_name(self.layer)
 
     @property
     def _prefix(self) -> str:
-        inner = self.layer._prefix if isinstance(self.layer, Wrapped) else ""
+        inner = self.layer._prefix if isinstance(self.layer, LayerWrapper) else ""
         return f"layer.{inner}"
 
 
-class ByName(Wrapped):
+class PositionalInputs(LayerWrapper):
     """A module whose inputs are given by position, in another order than its own.
 
     Args:
@@ -68,11 +68,11 @@ class ByName(Wrapped):
         return self.layer(**dict(zip(self._names, inputs, strict=True)), **seeded)
 
 
-def unwrapped(module: addons.Module) -> addons.Module:
+def unwrap(module: addons.Module) -> addons.Module:
     """Return the layer inside, or the module itself."""
-    return unwrapped(module.layer) if isinstance(module, Wrapped) else module
+    return unwrap(module.layer) if isinstance(module, LayerWrapper) else module
 
 
-def kind_of(module: addons.Module) -> str:
+def layer_class_name(module: addons.Module) -> str:
     """Return the name of a module's class, or of that of the layer inside."""
-    return type(unwrapped(module)).__name__
+    return type(unwrap(module)).__name__

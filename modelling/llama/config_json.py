@@ -17,7 +17,7 @@ from config.llama import FULL, MIXTURES, ROPE_TYPES, SLIDING, LlamaConfig, Llama
 from config.values import factors
 from files.formatting import format_name, format_names, format_value
 from files.json_files import JsonObject
-from modelling.config_json import check_settings, defaults, is_token, type_of
+from modelling.config_json import check_hf_settings, hf_config_class, hf_defaults, is_token_id
 
 _ACT = {"hidden_act": "hidden_activation"}
 _LOCAL = {"num_experts": "num_local_experts"}
@@ -114,14 +114,14 @@ def from_config_json(description: JsonObject) -> dict[str, Any]:
 def _as_transformers(kind: str, data: Mapping[str, Any]) -> Any:
     """transformers' configuration, with all that is left out. Raises as `from_config_json`."""
     data, architecture = _today(kind, data), ARCHITECTURES[kind]
-    usual, common = defaults(kind)
+    usual, common = hf_defaults(kind)
     read = EVERYWHERE | architecture.former | (READ & usual.keys()) | {*architecture.names.values()}
     read |= {"num_experts", "num_local_experts"} if kind in MIXTURES else set()
-    check_settings(data, kind, read, {name: (x, x) for name, x in ONLY.items() if name in data})
+    check_hf_settings(data, kind, read, {name: (x, x) for name, x in ONLY.items() if name in data})
     try:
         asked = read | (usual.keys() - common)
         given = deepcopy({n: value for n, value in data.items() if n in asked})  # it changes them
-        return type_of(kind).from_dict(given)
+        return hf_config_class(kind).from_dict(given)
     except Exception as error:  # its checks raise many kinds
         reason = str(error).strip().splitlines()[-1].strip()
         raise ConfigError(f"the model's config.json is wrong: {format_name(reason, 160)}") from None
@@ -148,7 +148,7 @@ def _tokens(theirs: Any) -> dict[str, Any]:
     def known(name: str) -> list[int]:
         given = getattr(theirs, f"{name}_token_id")
         listed = given if isinstance(given, Sequence) else [given]
-        return [token for token in listed if is_token(token, theirs.vocab_size)]
+        return [token for token in listed if is_token_id(token, theirs.vocab_size)]
 
     start, ends, pad = map(known, ("bos", "eos", "pad"))
     return {
@@ -230,7 +230,7 @@ def to_config_json(config: LlamaConfig) -> dict[str, Any]:
         ConfigError: there is no such model of its type.
     """
     model, architecture = config.model, ARCHITECTURES[config.model.model_type]
-    known, _ = defaults(model.model_type)
+    known, _ = hf_defaults(model.model_type)
     values = {architecture.names.get(name, name): getattr(model, name) for name in SETTINGS}
     ends, windows = model.further_ends, [layer.is_sliding for layer in model.layers]
     values |= {
@@ -320,6 +320,6 @@ def _comparable(model: LlamaModel) -> dict[str, Any]:
     }
 
 
-def normalise(config: LlamaConfig, description: Mapping[str, Any]) -> dict[str, Any]:
+def normalize_config_json(config: LlamaConfig, description: Mapping[str, Any]) -> dict[str, Any]:
     """A description of a model as `to_config_json` writes it, whichever dialect it is in."""
     return to_config_json(replace(config, model=_read_again(config.model, description)))

@@ -19,15 +19,16 @@ import math
 
 import popxl
 from config.llama import LayerType, LlamaConfig, LlamaModel
-from modelling.decoder import Decoder
+from modelling.decoder import DecoderSpec
 from modelling.layers import (
-    Context,
+    AttentionSpec,
+    BlockContext,
     Embeddings,
     ExpertGroup,
     ExpertNames,
     Experts,
     ExpertUsage,
-    Fused,
+    FusedLinear,
     Linear,
     LMHeadLoss,
     Module,
@@ -35,14 +36,13 @@ from modelling.layers import (
     MultiHeadAttention,
     RMSNorm,
     Router,
-    Scores,
     ShardedRMSNorm,
     VocabularyEmbedding,
     activation,
     cast,
     parameter,
 )
-from modelling.llama.config_json import from_config_json, normalise, to_config_json
+from modelling.llama.config_json import from_config_json, normalize_config_json, to_config_json
 from modelling.llama.rotary import Rope
 from modelling.spec import decoder_family
 from modelling.weights.hf_tensor_names import FusedWeights, HfTensorNames
@@ -67,32 +67,32 @@ class LlamaAttention(MultiHeadAttention):
         scale = c.attention_multiplier or (c.query_pre_attn_scalar or size) ** -0.5
         window = c.sliding_window if layer.is_sliding else None
         cap, has_sinks = c.attn_logit_softcapping, kind == "gpt_oss"
-        scores = Scores(scale, cap, causal=True, window=window, sinks=has_sinks)
+        scores = AttentionSpec(scale, cap, causal=True, window=window, sinks=has_sinks)
         super().__init__(heads, scores, kv_heads, is_sliced=True)
         self.kind, self.has_sinks = kind, has_sinks
         bias = c.attention_bias or kind == "qwen2"
         out_bias = c.attention_bias and kind != "qwen2_moe"
         kv = {"k_proj": std, "v_proj": std}
         self.q_proj = Linear(hidden, heads * size, shard="out", std=std, bias=bias)
-        self.kv = Fused(hidden, kv_heads * size, kv, bias=bias, max_shards=kv_heads)
+        self.kv = FusedLinear(hidden, kv_heads * size, kv, bias=bias, max_shards=kv_heads)
         self.o_proj = Linear(heads * size, hidden, shard="in", std=std, bias=out_bias)
         if has_sinks:
             self.sinks = parameter(heads, std=std, shard=0)
         if kind in NORMS_OF_HEADS:
-            self.q_norm = norm(c, size, in_sharded=True)
-            self.k_norm = norm(c, size, in_sharded=True)
+            self.q_norm = norm(c, size, in_tp_region=True)
+            self.k_norm = norm(c, size, in_tp_region=True)
         elif kind in NORMS_OF_PROJECTIONS:
             self.q_norm = ShardedRMSNorm(heads * size, c.rms_norm_eps, heads)
             self.k_norm = ShardedRMSNorm(kv_heads * size, c.rms_norm_eps, kv_heads)
         self.rope = Rope(c, layer)
 
-    def build(self, x: Tensor, ctx: Context) -> Tensor:
+    def build(self, x: Tensor, ctx: BlockContext) -> Tensor:
         """x: (batch, length, hidden) -> the same shape."""
         x = self.groups.copy_to_tp(x)
         q, (k, v) = self.q_proj(x), self.kv(x)
         if self.kind in NORMS_OF_PROJECTIONS:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k, v = self.split(q), self.split_kv(k), self.split_kv(v)
+        q, k, v = self.split_heads(q), self.split_kv_heads(k), self.split_kv_heads(v)
         if self.kind in NORMS_OF_HEADS:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = self.rope(q, k, ctx)
@@ -115,10 +115,10 @@ class LlamaMLP(Module):
         hidden, std, self.kind = c.hidden_size, c.initializer_range, c.model_type
         self.act = activation(c.hidden_act)
         both = {"gate_proj": std, "up_proj": std}
-        self.gate_up = Fused(hidden, intermediate_size, both, bias=bias)
+        self.gate_up = FusedLinear(hidden, intermediate_size, both, bias=bias)
         self.down_proj = Linear(intermediate_size, hidden, shard="in", std=std, bias=bias)
 
-    def build(self, x: Tensor, ctx: Context) -> Tensor:
+    def build(self, x: Tensor, ctx: BlockContext) -> Tensor:
         """x: (..., hidden) -> the same shape."""
         gate, up = self.gate_up(self.groups.copy_to_tp(x))
         return self.down_proj(self.act(gate) * up)
@@ -144,7 +144,7 @@ def experts(c: LlamaModel, held: int | None = None) -> Experts:
         return act(gate) * up if limit is None else clamped_swiglu(gate, up, limit, c.swiglu_alpha)
 
     std, has_bias = c.initializer_range, is_gpt
-    return Experts(c.num_experts, c.inner_size, gated, std, has_bias, names, held)
+    return Experts(c.num_experts, c.ffn_hidden_size, gated, std, has_bias, names, held)
 
 
 def clamped_swiglu(gate: Tensor, up: Tensor, limit: float, slope: float) -> Tensor:
@@ -178,7 +178,7 @@ class LlamaBlock(Module):
         super().__init__()
         self.multiplier = c.residual_multiplier
         self.self_attn = LlamaAttention(c, layer)
-        self.mlp = mixture(c) if c.num_experts else LlamaMLP(c, c.inner_size, c.mlp_bias)
+        self.mlp = mixture(c) if c.num_experts else LlamaMLP(c, c.ffn_hidden_size, c.mlp_bias)
         self.norms(c)
 
     def norms(self, c: LlamaModel) -> None:
@@ -186,10 +186,10 @@ class LlamaBlock(Module):
         self.input_layernorm = norm(c)
         self.post_attention_layernorm = norm(c)
 
-    def build(self, x: Tensor, ctx: Context) -> Tensor:
+    def build(self, x: Tensor, ctx: BlockContext) -> Tensor:
         """x: (batch, length, hidden) -> the same shape."""
-        x = ctx.add(x, self.self_attn(self.input_layernorm(x), ctx), self.multiplier)
-        return ctx.add(x, self.mlp(self.post_attention_layernorm(x), ctx), self.multiplier)
+        x = ctx.add_residual(x, self.self_attn(self.input_layernorm(x), ctx), self.multiplier)
+        return ctx.add_residual(x, self.mlp(self.post_attention_layernorm(x), ctx), self.multiplier)
 
 
 class OlmoBlock(LlamaBlock):
@@ -199,9 +199,11 @@ class OlmoBlock(LlamaBlock):
         self.post_attention_layernorm = norm(c)
         self.post_feedforward_layernorm = norm(c)
 
-    def build(self, x: Tensor, ctx: Context) -> Tensor:
-        x = ctx.add(x, self.post_attention_layernorm(self.self_attn(x, ctx)), self.multiplier)
-        return ctx.add(x, self.post_feedforward_layernorm(self.mlp(x, ctx)), self.multiplier)
+    def build(self, x: Tensor, ctx: BlockContext) -> Tensor:
+        y = self.post_attention_layernorm(self.self_attn(x, ctx))
+        x = ctx.add_residual(x, y, self.multiplier)
+        y = self.post_feedforward_layernorm(self.mlp(x, ctx))
+        return ctx.add_residual(x, y, self.multiplier)
 
 
 class GemmaBlock(LlamaBlock):
@@ -213,34 +215,34 @@ class GemmaBlock(LlamaBlock):
         self.pre_feedforward_layernorm = norm(c)
         self.post_feedforward_layernorm = norm(c)
 
-    def build(self, x: Tensor, ctx: Context) -> Tensor:
+    def build(self, x: Tensor, ctx: BlockContext) -> Tensor:
         y = self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), ctx))
-        x = ctx.add(x, y, self.multiplier)
+        x = ctx.add_residual(x, y, self.multiplier)
         y = self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x), ctx))
-        return ctx.add(x, y, self.multiplier)
+        return ctx.add_residual(x, y, self.multiplier)
 
 
 BLOCKS = dict.fromkeys(OLMO, OlmoBlock) | dict.fromkeys(GEMMA, GemmaBlock)
 
 
-def norm(c: LlamaModel, features: int | None = None, in_sharded: bool = False) -> RMSNorm:
+def norm(c: LlamaModel, features: int | None = None, in_tp_region: bool = False) -> RMSNorm:
     """A norm of x, or of so many features. Gemma scales by 1 + weight."""
-    return RMSNorm(features or c.hidden_size, c.rms_norm_eps, c.model_type in GEMMA, in_sharded)
+    return RMSNorm(features or c.hidden_size, c.rms_norm_eps, c.model_type in GEMMA, in_tp_region)
 
 
 # ---- the model ----------------------------------------------------------------------------------
-def decoder(config: LlamaConfig) -> Decoder:
+def decoder_spec(config: LlamaConfig) -> DecoderSpec:
     """A configured model. A head that is tied to the embedding has no weight of its own."""
     c, std = config.model, config.model.initializer_range
-    groups, usage, is_gemma = config.execution.expert_groups, None, c.model_type in GEMMA
+    groups, expert_usage, is_gemma = config.execution.expert_groups, None, c.model_type in GEMMA
     if c.num_experts and not c.eval:
-        usage = ExpertUsage(c.num_experts, c.num_experts_per_tok, c.router_aux_loss_coef)
+        expert_usage = ExpertUsage(c.num_experts, c.num_experts_per_tok, c.router_aux_loss_coef)
 
     def embedding(is_shared: bool = False) -> VocabularyEmbedding:
         return VocabularyEmbedding(std, "model.embed_tokens", is_shared)
 
     factor = math.sqrt(c.hidden_size) if is_gemma else c.embedding_multiplier
-    return Decoder(
+    return DecoderSpec(
         embeddings=lambda: Embeddings(embedding(), factor),
         layer_types=c.layers,
         block=lambda layer: BLOCKS.get(c.model_type, LlamaBlock)(c, layer),
@@ -251,14 +253,16 @@ def decoder(config: LlamaConfig) -> Decoder:
             embedding(is_shared=True) if c.tie_word_embeddings else None,
             scale=1 / c.logits_scaling,
             cap=c.final_logit_softcapping,
-            usage=usage,
+            expert_usage=expert_usage,
         ),
         experts=(lambda: ExpertGroup(experts(c, c.num_experts // groups), mlp_name(c)))
         if groups > 1
         else None,
-        usage=usage,
+        expert_usage=expert_usage,
         hf_layers="model.layers",
     )
 
 
-FAMILY = decoder_family(decoder, to_config_json, from_config_json, normalise=normalise)
+FAMILY = decoder_family(
+    decoder_spec, to_config_json, from_config_json, normalize_config_json=normalize_config_json
+)

@@ -12,7 +12,13 @@ import numpy as np
 import popxl
 from config.llama import LayerType, LlamaModel, LlamaRope
 from config.values import factors
-from modelling.layers import Context, Tables, cast, constant_tables, rotate_halves
+from modelling.layers import (
+    BlockContext,
+    RopeTables,
+    apply_rotary_pos_emb,
+    cast,
+    constant_rope_tables,
+)
 from popxl import Tensor
 
 _SINGLE = np.float32
@@ -24,22 +30,22 @@ class Rope:
     def __init__(self, c: LlamaModel, layer: LayerType) -> None:
         self._model, self._layer = c, layer
 
-    def __call__(self, q: Tensor, k: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+    def __call__(self, q: Tensor, k: Tensor, ctx: BlockContext) -> tuple[Tensor, Tensor]:
         """Turn queries and keys, (batch, length, heads, head_dim), by the positions of tokens."""
         if not self._layer.has_rope:
             return q, k
 
-        def make(positions: int) -> Tables:
+        def make(positions: int) -> RopeTables:
             return rotary_tables(self._model, self._layer, positions, ctx.max_length)
 
-        sin, cos, *growth = ctx.tables(make, q.shape[1])
-        q, k = (rotate_halves(t, sin, cos, self._model.rotated) for t in (q, k))
+        sin, cos, *growth = ctx.rope_tables(make, q.shape[1])
+        q, k = (apply_rotary_pos_emb(t, sin, cos, self._model.rotary_dim) for t in (q, k))
         for factor in growth:
             q = q * cast(factor.reshape((*factor.shape, 1)), q.dtype)
         return q, k
 
 
-def rotary_tables(model: LlamaModel, layer: LayerType, positions: int, length: int) -> Tables:
+def rotary_tables(model: LlamaModel, layer: LayerType, positions: int, length: int) -> RopeTables:
     """The angles of positions 0, 1, ... in layers of a type.
 
     Args:
@@ -47,9 +53,10 @@ def rotary_tables(model: LlamaModel, layer: LayerType, positions: int, length: i
         length: tokens of the longest text, on which scaling may depend.
     """
     if layer.is_sliding and model.rope_local_base_freq is not None:
-        return constant_tables(1 / _periods(model.rope_local_base_freq, model.rotated), positions)
+        periods = _periods(model.rope_local_base_freq, model.rotary_dim)
+        return constant_rope_tables(1 / periods, positions)
     frequencies, scale = scaled_frequencies(model, length)
-    tables = constant_tables(frequencies, positions, scale)
+    tables = constant_rope_tables(frequencies, positions, scale)
     beta = model.rope_parameters.llama_4_scaling_beta
     return (*tables, _growth(model.rope_parameters, beta, positions)) if beta else tables
 
@@ -71,7 +78,8 @@ def scaled_frequencies(model: LlamaModel, length: int) -> tuple[np.ndarray, floa
     """
     rope, made_for = model.rope_parameters, model.max_position_embeddings
     original = rope.original_max_position_embeddings or made_for
-    factor, periods = rope.factor or made_for / original, _periods(rope.rope_theta, model.rotated)
+    factor = rope.factor or made_for / original
+    periods = _periods(rope.rope_theta, model.rotary_dim)
     match rope.rope_type:
         case "default":
             return 1 / periods, 1.0
@@ -80,8 +88,8 @@ def scaled_frequencies(model: LlamaModel, length: int) -> tuple[np.ndarray, floa
         case "dynamic":
             # NTK-aware scaling: the last pair turns as much over a longer text.
             growth = factor * (max(length, made_for) / made_for) - (factor - 1)
-            theta = rope.rope_theta * growth ** (model.rotated / (model.rotated - 2))
-            return 1 / _periods(theta, model.rotated), 1.0
+            theta = rope.rope_theta * growth ** (model.rotary_dim / (model.rotary_dim - 2))
+            return 1 / _periods(theta, model.rotary_dim), 1.0
         case "llama3":
             return _llama3(rope, factor, original, 1 / periods), 1.0
         case "longrope":
@@ -92,9 +100,9 @@ def scaled_frequencies(model: LlamaModel, length: int) -> tuple[np.ndarray, floa
             return _yarn(rope, factor, original, 1 / periods), _yarn_scale(rope, factor)
 
 
-def _periods(theta: float, rotated: int) -> np.ndarray:
+def _periods(theta: float, rotary_dim: int) -> np.ndarray:
     """Positions in which each pair of features turns by one radian."""
-    return _SINGLE(theta) ** (np.arange(0, rotated, 2, dtype=_SINGLE) / _SINGLE(rotated))
+    return _SINGLE(theta) ** (np.arange(0, rotary_dim, 2, dtype=_SINGLE) / _SINGLE(rotary_dim))
 
 
 def _llama3(rope: LlamaRope, factor: float, original: int, plain: np.ndarray) -> np.ndarray:
@@ -119,15 +127,15 @@ def _longrope_scale(rope: LlamaRope, factor: float, original: int) -> float:
 def _yarn(rope: LlamaRope, factor: float, original: int, plain: np.ndarray) -> np.ndarray:
     """Peng et al., arXiv:2309.00071: pairs that turn often in a text of pretraining stay, those
     that turn seldom are stretched, those between are mixed, by their number."""
-    rotated = 2 * len(plain)
+    rotary_dim = 2 * len(plain)
 
     def pair_with(turns: float) -> float:
         angle = math.log(original / (turns * 2 * math.pi))
-        return rotated * angle / (2 * math.log(rope.rope_theta))
+        return rotary_dim * angle / (2 * math.log(rope.rope_theta))
 
     fast, slow = pair_with(rope.beta_fast), pair_with(rope.beta_slow)
     ends = (math.floor(fast), math.ceil(slow)) if rope.truncate else (fast, slow)
-    first, last = max(ends[0], 0), min(ends[1], rotated - 1)
+    first, last = max(ends[0], 0), min(ends[1], rotary_dim - 1)
     number = np.arange(len(plain), dtype=_SINGLE)
     stretch = np.clip((number - _SINGLE(first)) / _SINGLE((last - first) or 0.001), 0, 1)
     return (plain / _SINGLE(factor) * stretch + plain * (1 - stretch)).astype(_SINGLE)

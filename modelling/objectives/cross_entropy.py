@@ -15,8 +15,8 @@ from popxl import Tensor, ops
 from popxl_addons.ops.cross_entropy_sharded_loss import cross_entropy_sharded_loss
 
 if TYPE_CHECKING:
-    from modelling.layers.axes import Axes
-    from modelling.layers.parallel import Groups
+    from modelling.layers.axes import ActivationLayout
+    from modelling.layers.parallel import ParallelGroups
 
 
 class CrossEntropy(Objective):
@@ -26,33 +26,37 @@ class CrossEntropy(Objective):
     target.
     """
 
-    of_tokens = {"labels": lambda tokens: tokens}  # noqa: RUF012
-    of_texts = {}  # noqa: RUF012
+    token_inputs = {"labels": lambda tokens: tokens}  # noqa: RUF012
+    sequence_inputs = {}  # noqa: RUF012
     metrics = OBJECTIVES["cross_entropy"]
 
-    def sums(
-        self, logits: Tensor, inputs: Mapping[str, Tensor], axes: Axes, groups: Groups
+    def loss_stats(
+        self,
+        logits: Tensor,
+        inputs: Mapping[str, Tensor],
+        layout: ActivationLayout,
+        groups: ParallelGroups,
     ) -> Tensor:
-        return losses_of_tokens(logits, inputs["labels"], axes, groups, "sum")
+        return token_losses(logits, inputs["labels"], layout, groups, "sum")
 
-    def loss(self, sums: Tensor, inputs: Mapping[str, Tensor], groups: Groups) -> Tensor:
+    def loss(self, sums: Tensor, inputs: Mapping[str, Tensor], groups: ParallelGroups) -> Tensor:
         return sums
 
-    def normaliser(self, batch: Batch) -> int:
+    def normalizer(self, batch: Batch) -> int:
         return labelled_tokens(batch)
 
-    def only(self, batch: Batch, counted: np.ndarray) -> Batch:
+    def keep_real_samples(self, batch: Batch, counted: np.ndarray) -> Batch:
         labels = batch["labels"].copy()
         rows = len(labels) // len(counted)  # targets of a sample
         labels[~np.repeat(counted, rows)] = IGNORE_INDEX
         return {**batch, "labels": labels}
 
 
-def losses_of_tokens(
+def token_losses(
     logits: Tensor,
     labels: Tensor,
-    axes: Axes,
-    groups: Groups,
+    layout: ActivationLayout,
+    groups: ParallelGroups,
     reduction: Literal["sum", "none"],
 ) -> Tensor:
     """Negative log-likelihoods of the labels, 0 where there is none: float32.
@@ -60,11 +64,11 @@ def losses_of_tokens(
     Args:
         reduction: the sum of all, or each, (batch * length,) in the order of activations.
     """
-    classes, tokens, labels = logits.shape[-1], labels.nelms, axes.swap(labels)
+    classes, tokens, labels = logits.shape[-1], labels.nelms, layout.convert(labels)
     logits, labels = logits.reshape((tokens, classes)), labels.reshape((tokens,))
     ignored: Tensor = popxl.constant(IGNORE_INDEX, popxl.int32, "ignored")
     if groups.tensor_parallel > 1:
-        offset = groups.rank() * classes
+        offset = groups.tp_rank() * classes
         labels, ignored = labels - offset, ignored - ops.reshape(offset, ())
     return cross_entropy_sharded_loss(
         logits, labels, ignored, replica_grouping=groups.tp, reduction=reduction

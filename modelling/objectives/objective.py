@@ -14,10 +14,10 @@ from data.samples import Batch
 from popxl import Tensor, TensorSpec
 
 if TYPE_CHECKING:
-    from modelling.layers.axes import Axes
-    from modelling.layers.parallel import Groups
+    from modelling.layers.axes import ActivationLayout
+    from modelling.layers.parallel import ParallelGroups
 
-WEIGHT = "weight"
+LOSS_WEIGHT = "weight"
 """The input that the loss of a micro-batch is multiplied with.
 
 The loss of a global batch is its sum divided by its normaliser. So that the mean of the weighted
@@ -43,26 +43,30 @@ class Objective(ABC):
         tells: whether the sums go to the host, for `tally`.
     """
 
-    of_tokens: Mapping[str, SpecOf]
-    of_texts: Mapping[str, SpecOf]
+    token_inputs: Mapping[str, SpecOf]
+    sequence_inputs: Mapping[str, SpecOf]
     metrics: Metrics
-    tells: ClassVar[bool] = False
+    returns_stats: ClassVar[bool] = False
 
-    def streams(self, tokens: TensorSpec) -> dict[str, TensorSpec]:
-        """Specs of all that is read besides logits and of `WEIGHT`, as the head takes them."""
-        read = {**self.of_tokens, **self.of_texts}
+    def input_specs(self, tokens: TensorSpec) -> dict[str, TensorSpec]:
+        """Specs of all that is read besides logits and of `LOSS_WEIGHT`, as the head takes them."""
+        read = {**self.token_inputs, **self.sequence_inputs}
         own = {name: spec(tokens) for name, spec in read.items()}
-        return own | {WEIGHT: TensorSpec((), popxl.float32)}
+        return own | {LOSS_WEIGHT: TensorSpec((), popxl.float32)}
 
     @abstractmethod
-    def sums(
-        self, logits: Tensor, inputs: Mapping[str, Tensor], axes: Axes, groups: Groups
+    def loss_stats(
+        self,
+        logits: Tensor,
+        inputs: Mapping[str, Tensor],
+        layout: ActivationLayout,
+        groups: ParallelGroups,
     ) -> Tensor:
         """What is summed over tokens.
 
         Args:
             logits: this replica's part of them, in the order of activations, see `LMHead.build`.
-            inputs: `of_tokens` by name.
+            inputs: `token_inputs` by name.
 
         Returns:
             float32, the same on the replicas of a tensor-parallel group; the shape may depend on
@@ -70,20 +74,20 @@ class Objective(ABC):
         """
 
     @abstractmethod
-    def loss(self, sums: Tensor, inputs: Mapping[str, Tensor], groups: Groups) -> Tensor:
+    def loss(self, sums: Tensor, inputs: Mapping[str, Tensor], groups: ParallelGroups) -> Tensor:
         """The sum over a micro-batch: float32 scalar.
 
         Args:
             sums: over all of its tokens.
-            inputs: `of_texts` by name.
+            inputs: `sequence_inputs` by name.
         """
 
     @abstractmethod
-    def normaliser(self, batch: Batch) -> int:
+    def normalizer(self, batch: Batch) -> int:
         """What a batch adds to the number that the loss of a global batch is divided by."""
 
     @abstractmethod
-    def only(self, batch: Batch, counted: np.ndarray) -> Batch:
+    def keep_real_samples(self, batch: Batch, counted: np.ndarray) -> Batch:
         """The batch with nothing to learn in samples that only fill it up.
 
         Args:

@@ -22,19 +22,19 @@ from data.preference_samples import (
     texts_per_row,
 )
 from data.samples import IGNORE_INDEX, Batch
-from modelling.objectives.cross_entropy import losses_of_tokens
+from modelling.objectives.cross_entropy import token_losses
 from modelling.objectives.objective import Objective
 from popxl import Tensor, TensorSpec, ops
 
 if TYPE_CHECKING:
     from config.run import Training
     from config.sections import RunConfig
-    from modelling.layers.axes import Axes
-    from modelling.layers.parallel import Groups
+    from modelling.layers.axes import ActivationLayout
+    from modelling.layers.parallel import ParallelGroups
 
 
 @dataclass(frozen=True)
-class Pair:
+class PairLogps:
     """Two texts of each unit of a micro-batch; float32 (units, 1) all.
 
     Attributes:
@@ -54,12 +54,12 @@ class Pair:
         return self.chosen - self.rejected
 
 
-LossOf = Callable[[Pair, "Training", "Groups"], Tensor]
+LossOf = Callable[[PairLogps, "Training", "ParallelGroups"], Tensor]
 """The loss of each unit."""
 
 
 @dataclass(frozen=True)
-class Kind:
+class PreferenceLoss:
     """One of the objectives of preferences.
 
     Attributes:
@@ -69,7 +69,7 @@ class Kind:
     """
 
     loss: LossOf
-    referred: bool = True
+    uses_reference: bool = True
     means: bool = False
 
 
@@ -86,7 +86,7 @@ def _log_odds(mean: Tensor) -> Tensor:
     return mean - ops.log(t * -2.0 / (1.0 - t))
 
 
-def _dpo(pair: Pair, t: Training, groups: Groups) -> Tensor:
+def _dpo(pair: PairLogps, t: Training, groups: ParallelGroups) -> Tensor:
     return _smoothed(pair.difference * t.beta, t.label_smoothing)
 
 
@@ -95,25 +95,25 @@ def _smoothed(logits: Tensor, smoothing: float) -> Tensor:
     return loss - log_sigmoid(-logits) * smoothing if smoothing else loss
 
 
-def _ipo(pair: Pair, t: Training, groups: Groups) -> Tensor:
+def _ipo(pair: PairLogps, t: Training, groups: ParallelGroups) -> Tensor:
     off = pair.difference - 1.0 / (2.0 * t.beta)
     return off * off
 
 
-def _hinge(pair: Pair, t: Training, groups: Groups) -> Tensor:
+def _hinge(pair: PairLogps, t: Training, groups: ParallelGroups) -> Tensor:
     return ops.relu(1.0 - pair.difference * t.beta)
 
 
-def _simpo(pair: Pair, t: Training, groups: Groups) -> Tensor:
+def _simpo(pair: PairLogps, t: Training, groups: ParallelGroups) -> Tensor:
     return _smoothed(pair.difference * t.beta - t.gamma, t.label_smoothing)
 
 
-def _orpo(pair: Pair, t: Training, groups: Groups) -> Tensor:
+def _orpo(pair: PairLogps, t: Training, groups: ParallelGroups) -> Tensor:
     odds = _log_odds(pair.chosen) - _log_odds(pair.rejected)
     return -pair.chosen - log_sigmoid(odds) * t.beta
 
 
-def _kto(pair: Pair, t: Training, groups: Groups) -> Tensor:
+def _kto(pair: PairLogps, t: Training, groups: ParallelGroups) -> Tensor:
     """The second text is another's answer to the same prompt: it estimates the divergence of the
     policy from the reference, over all samples that are computed at a time."""
     assert pair.kto_labels is not None
@@ -127,14 +127,14 @@ def _kto(pair: Pair, t: Training, groups: Groups) -> Tensor:
     return 1.0 - ops.exp(log_sigmoid(pair.kto_labels * (pair.chosen - divergence) * t.beta))
 
 
-KINDS: Mapping[str, Kind] = {
-    "dpo": Kind(_dpo),
-    "ipo": Kind(_ipo, means=True),
-    "hinge": Kind(_hinge),
-    "simpo": Kind(_simpo, referred=False, means=True),
-    "orpo": Kind(_orpo, referred=False, means=True),
-    "cpo": Kind(_dpo, referred=False),
-    "kto": Kind(_kto),
+PREFERENCE_LOSSES: Mapping[str, PreferenceLoss] = {
+    "dpo": PreferenceLoss(_dpo),
+    "ipo": PreferenceLoss(_ipo, means=True),
+    "hinge": PreferenceLoss(_hinge),
+    "simpo": PreferenceLoss(_simpo, uses_reference=False, means=True),
+    "orpo": PreferenceLoss(_orpo, uses_reference=False, means=True),
+    "cpo": PreferenceLoss(_dpo, uses_reference=False),
+    "kto": PreferenceLoss(_kto),
 }
 
 
@@ -144,36 +144,40 @@ class Preference(Objective):
     CPO adds the mean negative log-likelihood of the chosen texts' tokens; ORPO's has it.
     """
 
-    tells = True
+    returns_stats = True
 
     def __init__(self, config: RunConfig) -> None:
         self._training = config.training
         self.name = config.training.objective
-        self.kind = KINDS[self.name]
+        self.kind = PREFERENCE_LOSSES[self.name]
         self.metrics = OBJECTIVES[self.name]
         self._texts = texts = texts_per_row(config)
 
         def of_units(width: int) -> Callable[[TensorSpec], TensorSpec]:
             return lambda tokens: TensorSpec((tokens.shape[0] * texts // 2, width), popxl.float32)
 
-        self.of_tokens = {"labels": lambda tokens: tokens}
+        self.token_inputs = {"labels": lambda tokens: tokens}
         if texts > 1:
-            self.of_tokens[SEGMENT_IDS] = lambda tokens: tokens
-        self.of_texts = {NUM_LOSS_TOKENS: of_units(2)}
-        if self.kind.referred:
-            self.of_texts[REFERENCE] = of_units(2)
+            self.token_inputs[SEGMENT_IDS] = lambda tokens: tokens
+        self.sequence_inputs = {NUM_LOSS_TOKENS: of_units(2)}
+        if self.kind.uses_reference:
+            self.sequence_inputs[REFERENCE] = of_units(2)
         if self.name == "kto":
-            self.of_texts[KTO_LABELS] = of_units(1)
+            self.sequence_inputs[KTO_LABELS] = of_units(1)
 
-    def sums(
-        self, logits: Tensor, inputs: Mapping[str, Tensor], axes: Axes, groups: Groups
+    def loss_stats(
+        self,
+        logits: Tensor,
+        inputs: Mapping[str, Tensor],
+        layout: ActivationLayout,
+        groups: ParallelGroups,
     ) -> Tensor:
         """The log-probability of each text's tokens that have a label: (units, 2)."""
         labels = inputs["labels"]
         batch, length = labels.shape
-        losses = losses_of_tokens(logits, labels, axes, groups, "none")
-        shape = (length, batch) if axes.transposed else (batch, length)
-        logps = -axes.swap(losses.reshape(shape))
+        losses = token_losses(logits, labels, layout, groups, "none")
+        shape = (length, batch) if layout.transposed else (batch, length)
+        logps = -layout.convert(losses.reshape(shape))
         if self._texts == 1:
             return ops.sum(logps, 1).reshape((batch // 2, 2))
         numbers = np.arange(1, self._texts + 1, dtype=np.int32).reshape(1, 1, -1)
@@ -182,7 +186,7 @@ class Preference(Objective):
         each = logps.reshape((batch, length, 1)) * ops.cast(own, popxl.float32)
         return ops.sum(each, 1).reshape((batch * self._texts // 2, 2))
 
-    def loss(self, sums: Tensor, inputs: Mapping[str, Tensor], groups: Groups) -> Tensor:
+    def loss(self, sums: Tensor, inputs: Mapping[str, Tensor], groups: ParallelGroups) -> Tensor:
         num_loss_tokens, one = inputs[NUM_LOSS_TOKENS], popxl.constant(1.0, popxl.float32)
         there = ops.greater(num_loss_tokens, popxl.constant(0.0, popxl.float32))
         # In place of a text that is not there, a probability that is neither 0 nor 1.
@@ -190,24 +194,24 @@ class Preference(Objective):
         known = ops.where(there, sums, unsure)
         means = known / ops.maximum(num_loss_tokens, one)
         scores = means if self.kind.means else known
-        if self.kind.referred:
+        if self.kind.uses_reference:
             reference = inputs[REFERENCE]
             scores -= (
                 reference / ops.maximum(num_loss_tokens, one) if self.kind.means else reference
             )
         chosen, rejected = ops.split(scores, 2, 1)
         present = ops.cast(ops.split(there, 2, 1)[0], popxl.float32)
-        pair = Pair(chosen, rejected, inputs.get(KTO_LABELS), present)
+        pair = PairLogps(chosen, rejected, inputs.get(KTO_LABELS), present)
         losses = self.kind.loss(pair, self._training, groups)
         if self.name == "cpo":
             losses -= ops.split(means, 2, 1)[0]
         return ops.sum(losses * present)
 
     # ---- on the host ------------------------------------------------------------------------
-    def normaliser(self, batch: Batch) -> int:
+    def normalizer(self, batch: Batch) -> int:
         return int(np.count_nonzero(batch[NUM_LOSS_TOKENS][:, 0]))
 
-    def only(self, batch: Batch, counted: np.ndarray) -> Batch:
+    def keep_real_samples(self, batch: Batch, counted: np.ndarray) -> Batch:
         changed = dict(batch)
         for name, nothing in (("labels", IGNORE_INDEX), (NUM_LOSS_TOKENS, 0)):
             array = batch[name].copy()
@@ -225,19 +229,20 @@ class Preference(Objective):
         )
         scores = scores / num_loss_tokens if self.kind.means else scores
         rewards = scores
-        if self.kind.referred:
+        if self.kind.uses_reference:
             reference = batch[REFERENCE].astype(np.float64)[there]
             rewards = scores - (reference / num_loss_tokens if self.kind.means else reference)
         kl, rewards = rewards[:, 1], rewards * self._training.beta
         if self.name == "kto":
             desirable = batch[KTO_LABELS][there, 0] > 0
             of_kind = {"chosen": desirable, "rejected": ~desirable}
-            told = {name: (rewards[own, 0], scores[own, 0]) for name, own in of_kind.items()}
+            scored = {name: (rewards[own, 0], scores[own, 0]) for name, own in of_kind.items()}
             more = {"kl": kl}
         else:
-            told = {n: (rewards[:, i], scores[:, i]) for i, n in enumerate(("chosen", "rejected"))}
+            names = ("chosen", "rejected")
+            scored = {n: (rewards[:, i], scores[:, i]) for i, n in enumerate(names)}
             better = rewards[:, 0] > rewards[:, 1]
             more = {"rewards/accuracies": better.astype(np.float64)}
-        found = {f"rewards/{name}": reward for name, (reward, _) in told.items()}
-        found |= {f"logps/{name}": logps for name, (_, logps) in told.items()}
+        found = {f"rewards/{name}": reward for name, (reward, _) in scored.items()}
+        found |= {f"logps/{name}": logps for name, (_, logps) in scored.items()}
         return {n: (float(np.sum(v)), float(len(v))) for n, v in (found | more).items()}

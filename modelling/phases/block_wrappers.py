@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from modelling.layers import Context, Module, MoE, seed_adapters
-from modelling.layers.module import parts_of
-from modelling.layers.wrapped import Wrapped
+from modelling.layers import BlockContext, Module, MoE, seed_adapters
+from modelling.layers.module import iter_modules
+from modelling.layers.wrapped import LayerWrapper
 from popxl import Tensor, TensorSpec
 
 
-class TrainingBlock(Wrapped):
+class TrainingBlock(LayerWrapper):
     """A block of a decoder alone."""
 
     layer: Module
@@ -19,7 +19,7 @@ class TrainingBlock(Wrapped):
     def build(
         self,
         x: Tensor,
-        usage: Tensor | None = None,
+        expert_usage: Tensor | None = None,
         segment_ids: Tensor | None = None,
         segment_starts: Tensor | None = None,
         seed: Tensor | None = None,
@@ -27,12 +27,16 @@ class TrainingBlock(Wrapped):
         """x: (batch, length, hidden) -> the same shape, and the usage of experts with the block's.
 
         Args:
-            usage, segments, starts, seed: see `Context`.
+            usage, segments, starts, seed: see `BlockContext`.
         """
         seed_adapters(self.layer, seed)
-        ctx = Context(segment_starts, seed, usage, segment_ids, self.routes_only)
+        ctx = BlockContext(segment_starts, seed, expert_usage, segment_ids, self.routes_only)
         y = self.layer(x, ctx)
-        return y, *([] if ctx.usage is None else [ctx.usage]), *ctx.expert_inputs.values()
+        return (
+            y,
+            *([] if ctx.expert_usage is None else [ctx.expert_usage]),
+            *ctx.expert_inputs.values(),
+        )
 
 
 class RouterOnlyBlock(TrainingBlock):
@@ -40,7 +44,7 @@ class RouterOnlyBlock(TrainingBlock):
 
     routes_only = True
 
-    def expert_inputs(self, x: TensorSpec) -> Mapping[str, TensorSpec]:
+    def expert_input_specs(self, x: TensorSpec) -> Mapping[str, TensorSpec]:
         """Specs of that, for an x, by name."""
-        (moe,) = (part for part in parts_of(self.layer) if isinstance(part, MoE))
-        return moe.expert_inputs(x)
+        (moe,) = (part for part in iter_modules(self.layer) if isinstance(part, MoE))
+        return moe.expert_input_specs(x)

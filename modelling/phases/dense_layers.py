@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from modelling.layers import Layers
+from modelling.layers import LayerModules
 from modelling.phases.buffers import ActivationRows, LayerIO
 from modelling.phases.phase import Phase
 from modelling.phases.phase_plan import PhaseRun
@@ -20,7 +20,7 @@ def by_name(layer_ios: Iterable[LayerIO]) -> dict[str, LayerIO]:
 
 
 def reserve_rows(
-    chains: Sequence[ActivationRows], layers: Layers, trained: bool, usage_is_trained: bool
+    chains: Sequence[ActivationRows], layers: LayerModules, trained: bool, usage_is_trained: bool
 ) -> tuple[LayerIOs, LayerIOs]:
     """Where layers read, and where they write.
 
@@ -29,7 +29,7 @@ def reserve_rows(
         trained: whether there is something trained that x goes through, as the usage does if
             `usage_is_trained`.
     """
-    count = len(layers.order)
+    count = len(layers.type_of_layer)
     passed = zip(chains, (trained, usage_is_trained), strict=False)
     into, out = zip(*(chain.reserve(count, it) for chain, it in passed), strict=True)
     return into, out
@@ -37,24 +37,24 @@ def reserve_rows(
 
 def build_runs_by_type(
     name: str,
-    layers: Layers,
+    layers: LayerModules,
     inputs: Mapping[str, LayerIO],
     outputs: Sequence[LayerIO],
     settings: PhaseSettings,
 ) -> list[list[PhaseRun]]:
     """The stages of all layers as if they were of a kind, for each kind."""
     kinds: list[list[PhaseRun]] = []
-    for number, module in enumerate(layers.kinds):
+    for number, module in enumerate(layers.modules):
         title = f"{name}_{number + 1}" if number else name
         keeper = kinds[0][0].phase if kinds else None  # it has the weights of all layers
-        given = inputs, outputs, settings, len(layers.order)
+        given = inputs, outputs, settings, len(layers.type_of_layer)
         kinds.append(split_by_remat(Phase(title, module, *given, share_weights_with=keeper)))
     return kinds
 
 
 def build_dense_runs(
     name: str,
-    layers: Layers,
+    layers: LayerModules,
     chains: Sequence[ActivationRows],
     others: Mapping[str, LayerIO],
     settings: PhaseSettings,
@@ -69,4 +69,6 @@ def build_dense_runs(
     trained = settings.is_phase_trainable(name)
     into, out = reserve_rows(chains, layers, trained, trained and balances)
     kinds = build_runs_by_type(name, layers, {**by_name(into), **others}, out, settings)
-    return [run for kind, rows in layers.runs() for run in slice_runs(kinds[kind], rows)]
+    return [
+        run for kind, rows in layers.runs_of_one_type() for run in slice_runs(kinds[kind], rows)
+    ]

@@ -18,19 +18,19 @@ from modelling.encoder_decoder import (
     DECODER_EMBEDDINGS,
     ENCODER_HEAD,
     TOKENS,
-    EncoderDecoder,
+    EncoderDecoderSpec,
     layer_name,
 )
-from modelling.layers import Axes, LayerAdapters, Module, seed_adapters
+from modelling.layers import ActivationLayout, LayerAdapters, Module, seed_adapters
 from modelling.layers.encoder_decoder import (
     DecoderContext,
     EncoderContext,
-    EncoderWords,
+    PackedEncoderEmbeddings,
     StackContext,
-    over_samples,
+    with_packed_positions,
 )
 from modelling.layers.packing import Packing
-from modelling.layers.wrapped import Wrapped
+from modelling.layers.wrapped import LayerWrapper
 from modelling.phases.buffers import ActivationRows, InputBuffers, LayerIO
 from modelling.phases.loss_phase import LossPhase
 from modelling.phases.phase import Phase
@@ -40,7 +40,7 @@ from modelling.phases.settings import PhaseSettings
 from popxl import Tensor
 
 
-class StackBlock(Wrapped):
+class StackBlock(LayerWrapper):
     """A block of a stack over whole samples."""
 
     layer: Module
@@ -68,7 +68,7 @@ class StackBlock(Wrapped):
 
 
 def build_encoder_decoder_phases(
-    settings: PhaseSettings, model: EncoderDecoder, adapters: LayerAdapters
+    settings: PhaseSettings, model: EncoderDecoderSpec, adapters: LayerAdapters
 ) -> PhasePlan:
     """Embeddings and layers of both stacks, the encoder's end, and the head.
 
@@ -76,27 +76,32 @@ def build_encoder_decoder_phases(
     `decoder_input_ids`, int32 (sequences, decoder_sequence_length), and those of the head's
     objective.
     """
-    config, end = settings.config, adapters.head(model.head())
-    packing, batch = Packing.of(config, answers_of(config)), config.execution.micro_batch_size
-    sequences = batch * packing.count
+    config, end = settings.config, adapters.attach_to_head(model.head())
+    packing = Packing.from_config(config, answers_of(config))
+    batch = config.execution.micro_batch_size
+    sequences = batch * packing.sequences_per_sample
     input_ids = popxl.TensorSpec((batch, config.model.sequence_length), popxl.int32)
     targets = popxl.TensorSpec((sequences, SEQ2SEQ.output_length(config)), popxl.int32)
-    learned = end.objective.streams(targets)
+    learned = end.objective.input_specs(targets)
     inputs = InputBuffers(
         {"input_ids": input_ids, "mask": input_ids, "decoder_input_ids": targets, **learned},
         settings,
     )
 
     def rows_of(tokens: popxl.TensorSpec, *phases: str) -> ActivationRows:
-        shape = Axes.of(config).shape(tokens.shape[0], tokens.shape[1], config.model.hidden_size)
+        layout = ActivationLayout.from_config(config)
+        shape = layout.shape(tokens.shape[0], tokens.shape[1], config.model.hidden_size)
         spec = popxl.TensorSpec(shape, settings.dtype)
         return ActivationRows(spec, settings, any(map(settings.is_phase_trainable, phases)))
 
     own = [] if model.decoder_embeddings is None else [DECODER_EMBEDDINGS]
     encoder, decoder = rows_of(input_ids, EMBEDDINGS), rows_of(targets, EMBEDDINGS, *own)
-    mask, start = inputs.layer_ios(["mask"]), over_samples(adapters.embeddings(model.embeddings()))
+    mask, start = (
+        inputs.layer_ios(["mask"]),
+        with_packed_positions(adapters.attach_to_embeddings(model.embeddings())),
+    )
     read = inputs.layer_ios(
-        ["input_ids", "mask"] if isinstance(start, EncoderWords) else ["input_ids"]
+        ["input_ids", "mask"] if isinstance(start, PackedEncoderEmbeddings) else ["input_ids"]
     )
     first = Phase(EMBEDDINGS, start, read, [encoder.last_row], settings)
     given = settings, model, adapters
@@ -106,7 +111,7 @@ def build_encoder_decoder_phases(
         last = Phase(ENCODER_HEAD, model.encoder_head(), {"x": x}, [y], settings)
         runs.append(PhaseRun(last, range(1)))
     last, read = runs[-1].phase, {"input_ids": inputs.layer_io("decoder_input_ids")}
-    again = adapters.embeddings((model.decoder_embeddings or model.embeddings)())
+    again = adapters.attach_to_embeddings((model.decoder_embeddings or model.embeddings)())
     table = {TOKENS: first}
     begin = Phase(DECODER_EMBEDDINGS, again, read, [decoder.last_row], settings, 1, table)
     runs.append(PhaseRun(begin, range(1)))
@@ -127,7 +132,7 @@ def _stack(
     others: Mapping[str, LayerIO],
     chain: ActivationRows,
     settings: PhaseSettings,
-    model: EncoderDecoder,
+    model: EncoderDecoderSpec,
     adapters: LayerAdapters,
 ) -> list[PhaseRun]:
     """The stages of a stack: its first layer by itself, if it lends the others a part, and those
@@ -144,7 +149,7 @@ def _stack(
         if layers:
             reads_trained = any(layer_io.grad for layer_io in others.values())
             x, y = chain.reserve(layers, settings.is_phase_trainable(title) or reads_trained)
-            block = adapters.give(stack.block(before == 0), layer_name(name, before))
+            block = adapters.attach(stack.block(before == 0), layer_name(name, before))
             module = StackBlock(block)
             phase = Phase(title, module, {"x": x, **others}, [y], settings, layers, lent)
             runs += split_by_remat(phase)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import popxl
 import popxl_addons as addons
 from config.sections import RunConfig
-from modelling.building import building
-from modelling.layers.lm_head_loss import SUMS
+from modelling.building import build_ir
+from modelling.layers.lm_head_loss import LOSS_STATS
 from modelling.phases.phase_plan import PhasePlan
 from modelling.phases.settings import PhaseSettings
 from modelling.phases.step_inputs import StepInputs
@@ -42,12 +42,12 @@ def build_loss(
     Layers visit the device one after the other, as in training, so that a model which can be
     trained can be evaluated.
     """
-    with building(config) as (ir, groups):
+    with build_ir(config) as (ir, groups):
         ir.num_host_transfers = config.gradient_accumulation
         phase_plan = build_phases(PhaseSettings(config, groups, weight_map))
         variables = {phase.name: phase.init_variables() for phase in phase_plan.phases}
         phase_plan.inputs.load()
         phase_plan.forward(StepInputs())
     head = phase_plan.head
-    sums = head.told.get(SUMS)
+    sums = head.aux_outputs.get(LOSS_STATS)
     return LossProgram(ir, phase_plan.inputs.streams, head.loss_stream, sums, variables)

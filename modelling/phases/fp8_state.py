@@ -9,7 +9,7 @@ import numpy as np
 
 import popxl
 import popxl_addons as addons
-from modelling.fp8 import recipe_of
+from modelling.fp8 import make_recipe
 from modelling.phases.settings import PhaseSettings
 from popxl import ops
 from popxl.ops.fp8_e4m3_e5m2 import OPERANDS
@@ -28,7 +28,7 @@ class FP8State:
     """The state of the FP8 products of a phase, the same on all replicas; one entry for each layer.
 
     The gradients in a layer are those of the loss of its micro-batch, which weighs as much as the
-    whole global batch (see `modelling.objectives.WEIGHT`): they grow with the number of
+    whole global batch (see `modelling.objectives.LOSS_WEIGHT`): they grow with the number of
     micro-batches. The state holds amaxes and scales of gradients of the global batch's loss, which
     do not, so that every split of a global batch gives the same ones.
 
@@ -52,7 +52,7 @@ class FP8State:
         cls, facts: NamedVariableFactories, entries: int, settings: PhaseSettings
     ) -> FP8State | None:
         """Buffers for the FP8 state among the variables of `facts`, if there is any."""
-        recipe, state = recipe_of(settings.config), facts.of_kind("fp8")
+        recipe, state = make_recipe(settings.config), facts.of_kind("fp8")
         if not isinstance(recipe, DelayedScaling) or not state.keys():
             return None
         products = fp8_products(state)

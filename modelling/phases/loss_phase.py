@@ -26,14 +26,14 @@ class LossPhase(Phase):
     all gradients are finite.
 
     Attributes:
-        told: streams of what the module returns besides, by the names in its `told`.
+        aux_outputs: streams of what the module returns besides, by the names in its `aux_outputs`.
 
     Args:
         module: `build(<inputs>, seed=None)` returns a float32 scalar, or that and tensors for the
             host.
     """
 
-    _told: int  # outputs for the host, before those that gradients take
+    _num_host_outputs: int  # outputs for the host, before those that gradients take
 
     def __init__(
         self,
@@ -44,13 +44,13 @@ class LossPhase(Phase):
         shared: Mapping[str, Phase] | None = None,
     ) -> None:
         self.loss_stream = popxl.d2h_stream((), popxl.float32, "loss")
-        self._names = getattr(module, "told", ())
-        self.told: dict[str, popxl.DeviceToHostStream] = {}
+        self._names = getattr(module, "aux_outputs", ())
+        self.aux_outputs: dict[str, popxl.DeviceToHostStream] = {}
         super().__init__(name, module, inputs, [], settings, shared=shared)
 
     def _build_graphs(self, forward: addons.GraphWithNamedArgs) -> None:
         settings, inputs = self._settings, self._inputs
-        self._told = len(forward.graph.outputs)
+        self._num_host_outputs = len(forward.graph.outputs)
         with_grad = [
             t
             for t, layer_io in zip(forward.graph.inputs, inputs.values(), strict=False)
@@ -69,13 +69,14 @@ class LossPhase(Phase):
         both = self._loss_and_grad(forward, grad, [p.spec for p in inputs.values()])
         tensors = dict(zip(inputs, both.graph.inputs, strict=False))
         seed = both.graph.inputs[len(inputs)] if settings.seed_spec is not None else None
-        told, grads = both.graph.outputs[: self._told], both.graph.outputs[self._told :]
+        count, outputs = self._num_host_outputs, both.graph.outputs
+        host_outputs, grads = outputs[:count], outputs[count:]
         input_grads = [layer_io.grad for layer_io in inputs.values() if layer_io.grad is not None]
         serialised = batch_serialise(
             both,
             settings.micro_batches_per_pass,
             load_handles={tensors[n]: layer_io.value for n, layer_io in inputs.items()},
-            store_streams=self._streams(told),
+            store_streams=self._streams(host_outputs),
             store_buffers=dict(zip(grads, input_grads, strict=True)),
             seed_input=seed,
             io_mode="compute",
@@ -108,9 +109,9 @@ class LossPhase(Phase):
                 popxl.constant(scaling, popxl.float32),
                 args=grad.grad_graph_info.inputs_dict(info),
             )
-            told = info.outputs[: self._told]
-            ops.var_updates.accumulate_(total, told[0])
-            return [*told, *grads]
+            host_outputs = info.outputs[: self._num_host_outputs]
+            ops.var_updates.accumulate_(total, host_outputs[0])
+            return [*host_outputs, *grads]
 
         graph = popxl.gir().create_graph(build, specs, self._settings.seed_spec)
         return addons.GraphWithNamedArgs(graph, addons.NamedTensors.from_dict(named))
@@ -121,7 +122,7 @@ class LossPhase(Phase):
         loss, *more = results
         streams = {loss: self.loss_stream}
         for name, t in zip(self._names, more, strict=True):
-            self.told[name] = streams[t] = popxl.d2h_stream(t.shape, t.dtype, name)
+            self.aux_outputs[name] = streams[t] = popxl.d2h_stream(t.shape, t.dtype, name)
         return streams
 
     def forward(self, row: popxl.Tensor, step: StepInputs) -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import popxl
 import popxl_addons as addons
-from modelling.layers import Layers
+from modelling.layers import LayerModules
 from modelling.phases.buffers import (
     ActivationRows,
     LayerIO,
@@ -79,7 +79,7 @@ class ExpertInputs:
 
 def build_moe_runs(
     names: tuple[str, str],
-    layers: Layers,
+    layers: LayerModules,
     group: addons.Module,
     chains: Sequence[ActivationRows],
     others: Mapping[str, LayerIO],
@@ -100,19 +100,19 @@ def build_moe_runs(
     trained = [settings.is_phase_trainable(name) for name in names]
     into, out = reserve_rows(chains, layers, any(trained), trained[0] and balances)
     x, back = out[0], trained[0] or any(layer_io.grad is not None for layer_io in into)
-    specs = layers.kinds[0].expert_inputs(x.spec)  # type: ignore[attr-defined]
+    specs = layers.modules[0].expert_input_specs(x.spec)  # type: ignore[attr-defined]
     handed = ExpertInputs(specs, settings, kept=x.grad is not None, gradient=back)
     inputs, outputs = {**by_name(into), **others}, [*out, *handed.layer_ios.values()]
     kinds = build_runs_by_type(names[0], layers, inputs, outputs, settings)
     reads = {name: _read(layer_io, groups) for name, layer_io in handed.layer_ios.items()}
     reads["number"] = LayerIO(ROW, lambda row: row % groups)
     writes = [_added_to(x, groups)]
-    phase = Phase(names[1], group, reads, writes, settings, len(layers.order) * groups)
+    phase = Phase(names[1], group, reads, writes, settings, len(layers.type_of_layer) * groups)
     phase.keep_resident(settings.config.execution.resident_layers * groups)
     experts = StreamedExperts(phase, groups, handed.zero_grads)
     return [
         replace(run, experts=experts)
-        for kind, rows in layers.runs()
+        for kind, rows in layers.runs_of_one_type()
         for run in slice_runs(kinds[kind], rows)
     ]
 

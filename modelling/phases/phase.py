@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import popxl
 import popxl_addons as addons
-from modelling.layers.wrapped import ByName, kind_of
+from modelling.layers.wrapped import PositionalInputs, layer_class_name
 from modelling.phases.buffers import LayerIO
 from modelling.phases.fp8_state import FP8State
 from modelling.phases.gradient_sums import GradientSums
@@ -91,11 +91,11 @@ class Phase:
         self.saved_layers = settings.num_saved_layers(name, entries)
         self._saves_activations = last is not None or self.saved_layers == entries
         self._first, self._seed_name = (0, name) if last is None else (last.first, last.others)
-        self.layer = kind_of(module)
+        self.layer = layer_class_name(module)
         self._weights_owner = share_weights_with or self
         self.owns_variables = share_weights_with is None
         specs = [layer_io.spec for layer_io in inputs.values()]
-        by_name = ByName(module, list(inputs))
+        by_name = PositionalInputs(module, list(inputs))
         self._facts, forward = by_name.create_graph(*specs, seed=settings.seed_spec)
         self.names = [n for n in forward.args.keys_flat() if self._facts.get(n).kind == "parameter"]
         self._owner_of = (

@@ -9,7 +9,7 @@ import numpy as np
 
 import popxl
 import popxl_addons as addons
-from config.model import FewBits
+from config.model import QuantConfig
 from modelling.phases.quantized_weights import DequantSpec, dequantize_variables, quantize_factories
 from modelling.phases.settings import PhaseSettings
 from popxl import ops
@@ -43,7 +43,7 @@ class PhaseVariables:
     load: addons.GraphWithNamedArgs
     gather: addons.GraphWithNamedArgs
     quantized: Mapping[str, DequantSpec] = field(default_factory=dict)
-    few_bits: FewBits | None = None
+    quant: QuantConfig | None = None
     _full: dict[str, popxl.RemoteBuffer] = field(default_factory=dict)
 
     @classmethod
@@ -76,7 +76,7 @@ class PhaseVariables:
             load,
             gather,
             in_few_bits,
-            settings.config.model.few_bits,
+            settings.config.model.quant,
         )
 
     def subset(self, names: Sequence[str]) -> PhaseVariables:
@@ -134,7 +134,7 @@ class PhaseVariables:
 
     def dequantized(self, full: addons.NamedTensors) -> addons.NamedTensors:
         """Variables as a layer takes them, of those that `load_full` gives."""
-        return dequantize_variables(full, self.quantized, self.few_bits) if self.few_bits else full
+        return dequantize_variables(full, self.quantized, self.quant) if self.quant else full
 
     def _gathered(self) -> dict[str, popxl.RemoteBuffer]:
         """Buffers of full variables, for those that replicas share; made when first needed."""

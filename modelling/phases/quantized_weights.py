@@ -13,9 +13,9 @@ import numpy as np
 
 import popxl
 import popxl_addons as addons
-from config.model import FewBits
+from config.model import QuantConfig
 from modelling.phases.settings import PhaseSettings
-from modelling.quantisation import QUANT_DTYPES, QUANT_FIELDS, packed_shapes, unpacked
+from modelling.quantisation import QUANT_DTYPES, QUANT_FIELDS, dequantize, quantized_shapes
 from popxl_addons.variable_factory import NamedVariableFactories, VariableFactory
 
 
@@ -41,13 +41,13 @@ def quantize_factories(
     stored: dict[str, VariableFactory] = {}
     dequantize_variables: dict[str, DequantSpec] = {}
     for name, factory in facts.to_dict().items():
-        few_bits = settings.few_bits(phase, name)
-        if few_bits is None:
+        quant = settings.quant(phase, name)
+        if quant is None:
             stored[name] = factory
             continue
         axis = settings.mapping(phase, name).input_axis
         dequantize_variables[name] = DequantSpec(factory.dtype, axis)
-        shapes = packed_shapes(factory.shape_on_replica, few_bits, axis)  # type: ignore[arg-type]
+        shapes = quantized_shapes(factory.shape_on_replica, quant, axis)  # type: ignore[arg-type]
         for part, shape, dtype in zip(QUANT_FIELDS, shapes, QUANT_DTYPES, strict=True):
             zeros = np.broadcast_to(np.zeros((), dtype.as_numpy()), shape)
             group = factory.replica_grouping
@@ -56,12 +56,12 @@ def quantize_factories(
 
 
 def dequantize_variables(
-    stored: addons.NamedTensors, wholes: Mapping[str, DequantSpec], few_bits: FewBits
+    stored: addons.NamedTensors, wholes: Mapping[str, DequantSpec], quant: QuantConfig
 ) -> addons.NamedTensors:
     """Whole variables from what is stored; `wholes` are the packed ones."""
     tensors = stored.to_dict()
     for name, (dtype, axis) in wholes.items():
         if f"{name}.{QUANT_FIELDS[0]}" in tensors:
             parts = [tensors.pop(f"{name}.{part}") for part in QUANT_FIELDS]
-            tensors[name] = unpacked(parts, few_bits, dtype, axis)
+            tensors[name] = dequantize(parts, quant, dtype, axis)
     return addons.NamedTensors.from_dict(tensors)

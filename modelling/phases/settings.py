@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import popxl
-from config.model import FewBits
+from config.model import QuantConfig
 from config.sections import RunConfig
-from modelling.layers.parallel import Groups
+from modelling.layers.parallel import ParallelGroups
 from modelling.weights import WeightMap, WeightMapping
-from modelling.weights.mapping import WeightsError, fits_few_bits
+from modelling.weights.mapping import WeightsError, is_quantizable_row
 from modelling.weights.weight_map import missing_mapping
 from popxl_addons.optimizers import state_8bit
 from popxl_addons.optimizers.adafactor import MatrixLayout
@@ -36,7 +36,7 @@ class PhaseSettings:
     """
 
     config: RunConfig
-    groups: Groups
+    groups: ParallelGroups
     weight_map: WeightMap | None = None
     saved_fractions: Mapping[str, float] = field(default_factory=dict)
     per_pass: int | None = None
@@ -138,16 +138,18 @@ class PhaseSettings:
                 return row
         raise WeightsError(missing_mapping(layer, variable))
 
-    def few_bits(self, phase: str, variable: str) -> FewBits | None:
+    def quant(self, phase: str, variable: str) -> QuantConfig | None:
         """How a variable is stored that is expanded before a layer takes it; None: as it is."""
         if not self.training or self.weight_map is None:
             return None
-        return self.config.model.few_bits if fits_few_bits(self.mapping(phase, variable)) else None
+        return (
+            self.config.model.quant if is_quantizable_row(self.mapping(phase, variable)) else None
+        )
 
     def matrix_layout(self, phase: str, variable: str) -> MatrixLayout:
         """To which matrices a variable belongs, for optimizers that treat weights as such."""
         row = self.mapping(phase, variable)
-        return MatrixLayout(len(row.weights), row.axis, self.groups.identical)
+        return MatrixLayout(len(row.weights), row.axis, self.groups.replicated)
 
     def shards(
         self, phase: str, variable: str, shape: tuple[int, ...], grouping: popxl.ReplicaGrouping

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import popxl
 import popxl_addons as addons
 from config.sections import RunConfig
-from modelling.building import building
+from modelling.building import build_ir
 from modelling.devices import platform
 from modelling.phases.phase_plan import PhasePlan
 from modelling.phases.settings import PhaseSettings
@@ -29,7 +29,8 @@ class TrainingProgram:
             nothing is random).
         loss: stream of the loss of each micro-batch; their mean over micro-batches and replicas
             is the loss of the step.
-        told: streams of what the head tells of a micro-batch besides, by name, see `LMHeadLoss`.
+        aux_outputs: streams of what the head tells of a micro-batch besides, by name, see
+            `LMHeadLoss`.
         gradient_norm: stream with the global norm of each optimizer step.
         only_update: stream that says whether a run does the update that is pending and nothing
             else; None: no update is pending after a run.
@@ -44,7 +45,7 @@ class TrainingProgram:
     learning_rate: popxl.HostToDeviceStream
     seed: popxl.HostToDeviceStream | None
     loss: popxl.DeviceToHostStream
-    told: Mapping[str, popxl.DeviceToHostStream]
+    aux_outputs: Mapping[str, popxl.DeviceToHostStream]
     gradient_norm: popxl.DeviceToHostStream
     update_only: popxl.HostToDeviceStream | None
     variables: Mapping[str, list[addons.NamedTensors]]
@@ -73,7 +74,7 @@ def build_training(
         keeping, per_pass: see `PhaseSettings`.
     """
     iterations = config.execution.device_iterations
-    with building(config) as (ir, groups):
+    with build_ir(config) as (ir, groups):
         addons.enable_stochastic_rounding(ir, config.rounds_stochastically)
         ir.num_host_transfers = config.gradient_accumulation * iterations
         settings = PhaseSettings(config, groups, weight_map, saved_fractions, per_pass)
@@ -100,7 +101,7 @@ def build_training(
         training_step.lr,
         training_step.seed,
         phase_plan.head.loss_stream,
-        phase_plan.head.told,
+        phase_plan.head.aux_outputs,
         training_step.norm,
         update_only,
         variables,

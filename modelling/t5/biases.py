@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 
 import popxl
-from modelling.layers import MASKED, PositionBias, cast, parameter
+from modelling.layers import MASK_VALUE, PositionBias, cast, parameter
 from popxl import Tensor, ops
 
 
-def bucket_of(distance: np.ndarray, causal: bool, buckets: int, max_distance: int) -> np.ndarray:
+def relative_position_bucket(
+    distance: np.ndarray, causal: bool, buckets: int, max_distance: int
+) -> np.ndarray:
     """The bucket of each distance (key position minus query position), int32.
 
     Half of the buckets hold one distance each, the other half ranges that grow logarithmically
@@ -35,7 +37,7 @@ def bucket_of(distance: np.ndarray, causal: bool, buckets: int, max_distance: in
     return (base + bucket).astype(np.int32)
 
 
-class RelativePosition(PositionBias):
+class RelativePositionBias(PositionBias):
     """Biases of attention scores by the distance of key and query.
 
     Args:
@@ -63,7 +65,7 @@ class RelativePosition(PositionBias):
         return _along_diagonals(by_distance, queries, keys)
 
     def _buckets(self, distance: np.ndarray) -> np.ndarray:
-        return bucket_of(
+        return relative_position_bucket(
             distance,
             self.causal,
             self.attention.relative_attention_num_buckets,
@@ -80,7 +82,7 @@ class RelativePosition(PositionBias):
 
 
 def _causal_mask(distance: np.ndarray) -> np.ndarray:
-    return np.where(distance > 0, MASKED, 0).astype(np.float32)
+    return np.where(distance > 0, MASK_VALUE, 0).astype(np.float32)
 
 
 def _along_diagonals(t: Tensor, rows: int, columns: int) -> Tensor:

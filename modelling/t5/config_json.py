@@ -9,7 +9,7 @@ from config.errors import ConfigError
 from config.t5 import T5Config, T5Model
 from files.formatting import format_value
 from files.json_files import JsonObject
-from modelling.config_json import check_settings, token_id
+from modelling.config_json import check_hf_settings, read_token_id
 
 CLASSES = {"t5": "T5ForConditionalGeneration", "mt5": "MT5ForConditionalGeneration"}
 """The class of transformers that a model of an architecture is."""
@@ -73,13 +73,13 @@ def from_config_json(description: JsonObject) -> dict[str, Any]:
     transformers 5 writes `tie_word_embeddings` true for all that it saves, also where head and
     embedding differ. So what else is written decides whether the model is one of 2019, whose head
     is the embedding, scaled. Whether it is that of another model, its files say
-    (`ModelFamily.head_in_files`).
+    (`ModelFamily.infers_tied_head`).
     """
     data, layers = description.data, description.count("num_layers")
     there = data.get("num_decoder_layers") is not None
     decoder = description.count("num_decoder_layers") if there else layers
     kind = description.text("model_type") if "model_type" in description else "t5"
-    pad, end = (token_id(description, name, i) for i, name in enumerate(("pad", "eos")))
+    pad, end = (read_token_id(description, name, i) for i, name in enumerate(("pad", "eos")))
     gated, activation = _maps(kind, data)
     needed = {
         "decoder_start_token_id": (pad, pad),
@@ -87,7 +87,7 @@ def from_config_json(description: JsonObject) -> dict[str, Any]:
         "is_decoder": (False, False),
         "is_encoder_decoder": (True, True),
     }
-    check_settings(data, kind, READ, needed)
+    check_hf_settings(data, kind, READ, needed)
     scaled = _scaled(data) if kind == "t5" else False
     return {
         "architecture": kind,
@@ -123,7 +123,7 @@ def _maps(kind: str, data: Mapping[str, Any]) -> tuple[bool, str]:
         )
     usual = {"gated-gelu": "gelu_new"}.get(name, name.removeprefix("gated-"))
     needed = {"dense_act_fn": (usual, usual)}
-    check_settings({n: data.get(n) for n in needed}, f"{kind} with {name}", (), needed)
+    check_hf_settings({n: data.get(n) for n in needed}, f"{kind} with {name}", (), needed)
     return FEED_FORWARDS[name]
 
 
@@ -138,7 +138,7 @@ def _scaled(data: Mapping[str, Any]) -> bool:
     return data.get("tie_word_embeddings") is not False if said is None else bool(said)
 
 
-def normalise(config: T5Config, description: dict[str, Any]) -> dict[str, Any]:
+def normalize_config_json(config: T5Config, description: dict[str, Any]) -> dict[str, Any]:
     """A description with what its layers and head follow from, where it leaves that out.
 
     One that does not name its architecture says nothing of them.

@@ -9,27 +9,27 @@ values are Hugging Face's (with initializer_factor 1), which are those of Mesh T
 from __future__ import annotations
 
 from config.t5 import T5Config, T5Model
-from modelling.encoder_decoder import EncoderDecoder, Stack
+from modelling.encoder_decoder import BlockStack, EncoderDecoderSpec
 from modelling.layers import (
-    Context,
+    AttentionSpec,
+    BlockContext,
     CrossAttention,
     DecoderContext,
     Dropout,
     Embeddings,
-    Fused,
+    FusedLinear,
     Linear,
     LMHeadLoss,
     Module,
     MultiHeadAttention,
     RMSNorm,
-    Scores,
     StackContext,
     VocabularyEmbedding,
     activation,
 )
 from modelling.spec import encoder_decoder_family
-from modelling.t5.biases import RelativePosition
-from modelling.t5.config_json import from_config_json, normalise, to_config_json
+from modelling.t5.biases import RelativePositionBias
+from modelling.t5.config_json import from_config_json, normalize_config_json, to_config_json
 from popxl import Tensor
 
 
@@ -44,18 +44,18 @@ class T5SelfAttention(MultiHeadAttention):
     """
 
     def __init__(self, c: T5Model, causal: bool, is_first: bool) -> None:
-        super().__init__(c.attention.heads, Scores(), is_sliced=not causal)
+        super().__init__(c.attention.heads, AttentionSpec(), is_sliced=not causal)
         hidden, inner = c.hidden_size, c.attention.heads * c.attention.d_kv
         fan_in = {"q": hidden * c.attention.d_kv, "k": hidden, "v": hidden}
-        self.qkv = Fused(hidden, inner, {name: n**-0.5 for name, n in fan_in.items()})
+        self.qkv = FusedLinear(hidden, inner, {name: n**-0.5 for name, n in fan_in.items()})
         self.o = Linear(inner, hidden, shard="in", std=inner**-0.5)
-        self.relative_attention_bias = RelativePosition(causal, is_shared=not is_first)
+        self.relative_attention_bias = RelativePositionBias(causal, is_shared=not is_first)
 
     def build(self, x: Tensor, ctx: StackContext) -> Tensor:
         """x: (batch, length, hidden) -> the same shape."""
-        q, k, v = (self.split(t) for t in self.qkv(self.groups.copy_to_tp(x)))
+        q, k, v = (self.split_heads(t) for t in self.qkv(self.groups.copy_to_tp(x)))
         position_bias = ctx.position_bias(self.relative_attention_bias, q.shape[1])
-        masks, lengths = ctx.padding(bool(self.fused))
+        masks, lengths = ctx.padding_mask(bool(self.fused))
         return self.o(self.attend(q, k, v, ctx, [position_bias, *masks], lengths))
 
 
@@ -63,16 +63,16 @@ class T5CrossAttention(CrossAttention):
     """Attention to the encoder's output, without position biases."""
 
     def __init__(self, c: T5Model) -> None:
-        super().__init__(c.attention.heads, Scores())
+        super().__init__(c.attention.heads, AttentionSpec())
         hidden, inner = c.hidden_size, c.attention.heads * c.attention.d_kv
         self.q = Linear(hidden, inner, shard="out", std=(hidden * c.attention.d_kv) ** -0.5)
-        self.kv = Fused(hidden, inner, {"k": hidden**-0.5, "v": hidden**-0.5})
+        self.kv = FusedLinear(hidden, inner, {"k": hidden**-0.5, "v": hidden**-0.5})
         self.o = Linear(inner, hidden, shard="in", std=inner**-0.5)
 
     def build(self, x: Tensor, ctx: DecoderContext) -> Tensor:
         """x: (batch * sequences of a sample, length, hidden) -> the same shape."""
-        q = self.q(self.groups.copy_to_tp(ctx.packing.together(x)))
-        return ctx.packing.apart(self.o(self.attend_encoded(q, ctx)))
+        q = self.q(self.groups.copy_to_tp(ctx.packing.pack_sequences(x)))
+        return ctx.packing.unpack_sequences(self.o(self.attend_encoded(q, ctx)))
 
 
 class T5MLP(Module):
@@ -84,18 +84,19 @@ class T5MLP(Module):
 
     def __init__(self, c: T5Model) -> None:
         super().__init__()
-        self.act, self.scale, self.drop = activation(c.activation), c.scale_ff, Dropout.of(c)
+        self.act, self.scale = activation(c.activation), c.scale_ff
+        self.drop = Dropout.from_model(c)
         names = ("wi_0", "wi_1") if c.gated else ("wi",)
-        self.wi_all = Fused(c.hidden_size, c.d_ff, dict.fromkeys(names, c.hidden_size**-0.5))
+        self.wi_all = FusedLinear(c.hidden_size, c.d_ff, dict.fromkeys(names, c.hidden_size**-0.5))
         self.wo = Linear(c.d_ff, c.hidden_size, shard="in", std=c.d_ff**-0.5)
 
-    def build(self, x: Tensor, ctx: Context) -> Tensor:
+    def build(self, x: Tensor, ctx: BlockContext) -> Tensor:
         """x: (batch, length, hidden) -> the same shape."""
         first, *gated = self.wi_all(self.groups.copy_to_tp(x))
         inner = self.act(first) if self.scale == 1 else self.act(first) / self.scale
         for linear in gated:
             inner = inner * linear
-        inner = self.drop(inner, self.groups.own_seed(ctx.next_seed()))
+        inner = self.drop(inner, self.groups.tp_seed(ctx.next_seed()))
         y = self.wo(inner)
         return y if self.scale == 1 else y * self.scale
 
@@ -110,7 +111,7 @@ class T5LayerSelfAttention(Module):
         self.layer_norm = RMSNorm(c.hidden_size, c.layer_norm_epsilon)
 
     def build(self, x: Tensor, ctx: StackContext) -> Tensor:
-        return ctx.add(x, self.SelfAttention(self.layer_norm(x), ctx))
+        return ctx.add_residual(x, self.SelfAttention(self.layer_norm(x), ctx))
 
 
 class T5LayerCrossAttention(Module):
@@ -122,7 +123,7 @@ class T5LayerCrossAttention(Module):
         self.layer_norm = RMSNorm(c.hidden_size, c.layer_norm_epsilon)
 
     def build(self, x: Tensor, ctx: DecoderContext) -> Tensor:
-        return ctx.add(x, self.EncDecAttention(self.layer_norm(x), ctx))
+        return ctx.add_residual(x, self.EncDecAttention(self.layer_norm(x), ctx))
 
 
 class T5LayerFF(Module):
@@ -133,8 +134,8 @@ class T5LayerFF(Module):
         self.DenseReluDense = T5MLP(c)
         self.layer_norm = RMSNorm(c.hidden_size, c.layer_norm_epsilon)
 
-    def build(self, x: Tensor, ctx: Context) -> Tensor:
-        return ctx.add(x, self.DenseReluDense(self.layer_norm(x), ctx))
+    def build(self, x: Tensor, ctx: BlockContext) -> Tensor:
+        return ctx.add_residual(x, self.DenseReluDense(self.layer_norm(x), ctx))
 
 
 class T5EncoderBlock(Module):
@@ -176,7 +177,7 @@ class EncoderFinalNorm(Module):
 
     def __init__(self, c: T5Model) -> None:
         super().__init__()
-        self.dropout = Dropout.of(c)
+        self.dropout = Dropout.from_model(c)
         self.norm = RMSNorm(c.hidden_size, c.layer_norm_epsilon)
         self.norm.hf_name = "encoder.final_layer_norm"
 
@@ -185,14 +186,14 @@ class EncoderFinalNorm(Module):
         return self.dropout(self.norm(x), seed)
 
 
-def encoder_decoder(config: T5Config) -> EncoderDecoder:
+def encoder_decoder_spec(config: T5Config) -> EncoderDecoderSpec:
     """A configured model. Of each stack the first block alone has relative positions."""
     c = config.model
-    return EncoderDecoder(
+    return EncoderDecoderSpec(
         embeddings=lambda: Embeddings(VocabularyEmbedding(1.0, "shared")),
-        encoder=Stack(c.layers, lambda is_first: T5EncoderBlock(c, is_first), "encoder.block"),
+        encoder=BlockStack(c.layers, lambda is_first: T5EncoderBlock(c, is_first), "encoder.block"),
         encoder_head=lambda: EncoderFinalNorm(c),
-        decoder=Stack(
+        decoder=BlockStack(
             c.decoder_depth, lambda is_first: T5DecoderBlock(c, is_first), "decoder.block"
         ),
         head=lambda: LMHeadLoss(
@@ -200,13 +201,17 @@ def encoder_decoder(config: T5Config) -> EncoderDecoder:
             "decoder.final_layer_norm",
             1.0,
             VocabularyEmbedding(1.0, "shared", is_shared=True) if c.embedding.tied else None,
-            Dropout.of(c),
+            Dropout.from_model(c),
             scale=c.hidden_size**-0.5 if c.scaled_head else 1.0,
         ),
-        hf_tables=[f"{stack}.embed_tokens.weight" for stack in ("encoder", "decoder")],
+        hf_embedding_names=[f"{stack}.embed_tokens.weight" for stack in ("encoder", "decoder")],
     )
 
 
 FAMILY = encoder_decoder_family(
-    encoder_decoder, to_config_json, from_config_json, head_in_files=True, normalise=normalise
+    encoder_decoder_spec,
+    to_config_json,
+    from_config_json,
+    infers_tied_head=True,
+    normalize_config_json=normalize_config_json,
 )

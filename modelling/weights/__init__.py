@@ -6,7 +6,7 @@ Face's files; `optimizer_state` converts optimizer state of checkpoints; `traina
 select what is trained.
 """
 
-from modelling.weights.mapping import LowRank as LowRank
+from modelling.weights.mapping import LoraSpec as LoraSpec
 from modelling.weights.mapping import Weight as Weight
 from modelling.weights.mapping import WeightMapping as WeightMapping
 from modelling.weights.mapping import WeightsError as WeightsError

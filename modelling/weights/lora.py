@@ -21,22 +21,22 @@ from config.adapter import (
     matches_end,
 )
 from config.errors import ConfigError, nearest
-from config.model import FewBits
+from config.model import QuantConfig
 from config.sections import RunConfig
 from config.values import listed
 from files.formatting import format_name, format_names, format_path
-from modelling.quantisation import expanded
+from modelling.quantisation import fake_quantize
 from modelling.weights.hf_tensor_names import FusedWeights, HfTensorNames
 from modelling.weights.mapping import (
     EMBEDDING,
     HEAD,
-    LowRank,
+    LoraSpec,
     Weight,
     WeightMapping,
     can_have_adapter,
-    fits_few_bits,
+    is_adapter_row,
     is_linear,
-    is_of_adapter,
+    is_quantizable_row,
     is_trainable,
     is_vocabulary,
 )
@@ -233,7 +233,7 @@ class _AdapterMapper:
             )
         return all(saved)
 
-    def _adapters(self, mapping: WeightMapping, owners: dict[str, str]) -> Iterator[LowRank]:
+    def _adapters(self, mapping: WeightMapping, owners: dict[str, str]) -> Iterator[LoraSpec]:
         """The adapters of a row's weights: of experts, one for each matrix in files.
 
         Args:
@@ -245,7 +245,7 @@ class _AdapterMapper:
                 name, group = self._matrices[weight.name]
                 of = settings.rank_of(name), settings.scale_of(name), False
                 path = f"{linear}_adapter"
-                yield LowRank(module_name(weight.name), group, path, *of, path, parameter=name)
+                yield LoraSpec(module_name(weight.name), group, path, *of, path, parameter=name)
         parts = groupby(mapping.weights, lambda weight: self._file_modules(weight)[0])
         for number, (module, weights) in enumerate(parts if can_have_adapter(mapping) else ()):
             own = list(weights)
@@ -253,7 +253,7 @@ class _AdapterMapper:
             if self._is_target(mapping, names):
                 embeds = mapping.path == EMBEDDING
                 path = f"{linear}.adapters" + ("" if is_vocabulary(mapping) else f".{number}")
-                yield LowRank(
+                yield LoraSpec(
                     module,
                     tuple(w.name for w in own),
                     path,
@@ -272,7 +272,7 @@ class _AdapterMapper:
         return any(self._settings.is_adapted(name, self._targets) for name in names)
 
     def _adapter_mappings(
-        self, mapping: WeightMapping, adapters: Sequence[LowRank]
+        self, mapping: WeightMapping, adapters: Sequence[LoraSpec]
     ) -> Iterator[WeightMapping]:
         """The rows of adapters side by side: A, unless another has it, B, and DoRA's norms.
 
@@ -299,20 +299,21 @@ class _AdapterMapper:
             whole = replace(cut, cut=mapping.expert_parallel)
         else:
             cut_in, whole = mapping.axis == 0, WeightMapping("", (), transpose=True)
-            cut = replace(whole, axis=0 if cut_in else 1, holders=mapping.holders)
+            cut = replace(whole, axis=0 if cut_in else 1, shard_replicas=mapping.shard_replicas)
         of_a, of_b = (cut, whole) if cut_in else (whole, cut)
         if first.owner == first.path:
-            yield replace(of_a, path=f"{first.path}.lora_A", weights=tuple(a), of_adapter=True)
+            yield replace(of_a, path=f"{first.path}.lora_A", weights=tuple(a), is_adapter=True)
         yield self._joined_mapping(of_b, f"{first.path}.lora_B", first, B, b)
         if first.dora:
-            norms = WeightMapping("", (), axis=0, cut=not cut_in, holders=of_b.holders)
+            replicas = of_b.shard_replicas
+            norms = WeightMapping("", (), axis=0, cut=not cut_in, shard_replicas=replicas)
             yield self._joined_mapping(norms, f"{first.path}.magnitude", first, MAGNITUDE, m)
 
     def _joined_mapping(
         self,
         mapping: WeightMapping,
         path: str,
-        adapter: LowRank,
+        adapter: LoraSpec,
         end: str,
         weights: Sequence[Weight],
     ) -> WeightMapping:
@@ -320,17 +321,17 @@ class _AdapterMapper:
         names, whole = [w.name for w in weights], f"{adapter.module}.{end}"
         if names != [whole] and not adapter.parameter:
             self._fused[whole] += names
-        return replace(mapping, path=path, weights=tuple(weights), of_adapter=True)
+        return replace(mapping, path=path, weights=tuple(weights), is_adapter=True)
 
     def _embedding_adapter_mappings(
-        self, weight: Weight, adapter: LowRank
+        self, weight: Weight, adapter: LoraSpec
     ) -> Iterator[WeightMapping]:
         """A, which is 0 at first, and B, as in PEFT; a head that is tied has their transposes."""
         (tokens, features), rank = weight.shape, adapter.rank
         names = [f"{adapter.module}.{end}" for end in (EMBEDDING_A, EMBEDDING_B)]
         a, b = Weight(names[0], (rank, tokens), 0.0), Weight(names[1], (features, rank), 1.0)
-        yield WeightMapping(f"{adapter.path}.lora_A", (a,), transpose=True, axis=0, of_adapter=True)
-        yield WeightMapping(f"{adapter.path}.lora_B", (b,), transpose=True, of_adapter=True)
+        yield WeightMapping(f"{adapter.path}.lora_A", (a,), transpose=True, axis=0, is_adapter=True)
+        yield WeightMapping(f"{adapter.path}.lora_B", (b,), transpose=True, is_adapter=True)
         for module in adapter.tied:
             is_head = module == module_name(HEAD)
             ends = (B, A) if is_head else (EMBEDDING_A, EMBEDDING_B)
@@ -468,7 +469,7 @@ def add_trainable_tokens(weight_map: WeightMap, config: RunConfig) -> WeightMap:
             )
         delta = Weight(f"{module_name(weight.name)}.{DELTA}", (len(tokens), weight.shape[1]))
         path = mapping.path.replace(".weight", ".rows.delta")
-        layers[layer] = (*layers[layer], WeightMapping(path, (delta,), of_adapter=True))
+        layers[layer] = (*layers[layer], WeightMapping(path, (delta,), is_adapter=True))
         own[weight.name] = TrainableTokens(delta.name, tokens)
     return replace(weight_map, layers=layers, trainable_tokens=own)
 
@@ -498,7 +499,7 @@ def has_trainable_tokens(weight_map: WeightMap, name: str, rows: Iterable[int]) 
 
 # ---- values -------------------------------------------------------------------------------------
 def merge_adapters(
-    weight_map: WeightMap, weights: Arrays, dtype: np.dtype, few_bits: FewBits | None = None
+    weight_map: WeightMap, weights: Arrays, dtype: np.dtype, quant: QuantConfig | None = None
 ) -> Arrays:
     """The weights of the base model, each merged when it is asked for.
 
@@ -509,9 +510,9 @@ def merge_adapters(
     """
     adapters, base = dict(_adapted_weights(weight_map)), weights
     names = dict.fromkeys(w.name for w in weight_map.base.weights)
-    if few_bits is not None:
-        quantized = [w.name for w in weight_map.filter(fits_few_bits).weights]
-        left = View(weights, quantized, lambda name, weight: expanded(weight, few_bits))
+    if quant is not None:
+        quantized = [w.name for w in weight_map.filter(is_quantizable_row).weights]
+        left = View(weights, quantized, lambda name, weight: fake_quantize(weight, quant))
         base = Overlay(left, weights)
 
     def merge_weight(name: str, weight: np.ndarray) -> np.ndarray:
@@ -536,17 +537,17 @@ def init_adapters(weight_map: WeightMap, base: Arrays, seed: int) -> Arrays:
         r.delta: partial(_initial_token_rows, base, name, r)
         for name, r in weight_map.trainable_tokens.items()
     }
-    return Overlay(LazyArrays(makers), weight_map.filter(is_of_adapter).init_weights(seed))
+    return Overlay(LazyArrays(makers), weight_map.filter(is_adapter_row).init_weights(seed))
 
 
-def _adapted_weights(weight_map: WeightMap) -> list[tuple[str, LowRank]]:
+def _adapted_weights(weight_map: WeightMap) -> list[tuple[str, LoraSpec]]:
     """Each weight that has an adapter, and this."""
     return [
         (name, a) for mapping in weight_map.mappings for a in mapping.adapters for name in a.weights
     ]
 
 
-def _merge_adapter(weights: Arrays, name: str, weight: np.ndarray, adapter: LowRank) -> np.ndarray:
+def _merge_adapter(weights: Arrays, name: str, weight: np.ndarray, adapter: LoraSpec) -> np.ndarray:
     """W + scale * B A, float32, with DoRA's norms."""
     module = module_name(name)
     if adapter.embeds:

@@ -58,7 +58,7 @@ class Weight:
 
 
 @dataclass(frozen=True)
-class LowRank:
+class LoraSpec:
     """An adapter of neighbouring weights in a row, the linear map's as files have it.
 
     Attributes:
@@ -103,12 +103,12 @@ class WeightMapping:
         axis: of the variable, cut over tensor parallelism; the last part is padded with zeros if
             it is shorter. None: the whole is on every replica.
         cut: whether it is; if not, weights joined along `axis` are whole on every replica.
-        holders: neighbours of a tensor-parallel group that have the same part, see `Groups`.
+        shard_replicas: neighbours of a tensor-parallel group that have the same part.
         trained: whether training changes it. If not, it is frozen: it is loaded, and never written
             back, and has no gradient and no optimizer state.
         is_buffer: whether it is a buffer of Hugging Face's model, which files may lack: it is then
             what it is initially. No step changes it, but where others are trained it is saved.
-        of_adapter: whether it is an adapter's, float32 whatever the model's precision.
+        is_adapter: whether it is an adapter's, float32 whatever the model's precision.
         adapters: of its weights, in their order.
         experts: how many matrices it is, which a layer's experts have; 0: it is no such row.
         shared_out: whether a part of it is some of the weights, as many as any other, not a part of
@@ -120,25 +120,25 @@ class WeightMapping:
     transpose: bool = False
     axis: int | None = None
     cut: bool = True
-    holders: int = 1
+    shard_replicas: int = 1
     trainable: bool = True
     is_buffer: bool = False
-    of_adapter: bool = False
-    adapters: tuple[LowRank, ...] = ()
+    is_adapter: bool = False
+    adapters: tuple[LoraSpec, ...] = ()
     expert_matrices: int = 0
     expert_parallel: bool = False
 
     @classmethod
     def linear(
-        cls, path: str, *weights: Weight, cut: Literal["in", "out"], holders: int = 1
+        cls, path: str, *weights: Weight, cut: Literal["in", "out"], shard_replicas: int = 1
     ) -> WeightMapping:
         """The weight of the linear map in `path`: the "in" or the "out" features are cut."""
         axis = 0 if cut == "in" else 1
-        return cls(f"{path}.weight", weights, transpose=True, axis=axis, holders=holders)
+        return cls(f"{path}.weight", weights, True, axis, shard_replicas=shard_replicas)
 
     def num_shards(self, tensor_parallel: int) -> int:
         """Into how many parts the weights are cut."""
-        return tensor_parallel // self.holders if self.cut else 1
+        return tensor_parallel // self.shard_replicas if self.cut else 1
 
     def shape_on_replica(self, tensor_parallel: int) -> tuple[int, ...]:
         """The variable's shape on a replica."""
@@ -200,7 +200,8 @@ class WeightMapping:
         size = 1 - axis if self.transpose else axis
         weights = tuple(replace(w, shape=(w.shape[size],)) for w in self.weights)
         cut = self.cut and axis == self.axis
-        return WeightMapping(self.path, weights, axis=0, cut=cut, holders=self.holders)
+        replicas = self.shard_replicas
+        return WeightMapping(self.path, weights, axis=0, cut=cut, shard_replicas=replicas)
 
     def block_scales(self, axis: int) -> WeightMapping:
         """The row of the scales of groups along an axis of this row's variable."""
@@ -238,7 +239,7 @@ def is_linear(mapping: WeightMapping) -> bool:
     return (
         mapping.transpose
         and mapping.path != HEAD
-        and not mapping.of_adapter
+        and not mapping.is_adapter
         and not mapping.expert_matrices
     )
 
@@ -253,7 +254,7 @@ def is_vocabulary(mapping: WeightMapping) -> bool:
     return mapping.path in (EMBEDDING, HEAD)
 
 
-def fits_few_bits(mapping: WeightMapping) -> bool:
+def is_quantizable_row(mapping: WeightMapping) -> bool:
     """Whether a row may be held in few bits: a linear map inside a layer, or its experts'."""
     return is_linear(mapping) or mapping.expert_matrices > 0
 
@@ -263,9 +264,9 @@ def is_trainable(mapping: WeightMapping) -> bool:
     return mapping.trainable
 
 
-def is_of_adapter(mapping: WeightMapping) -> bool:
+def is_adapter_row(mapping: WeightMapping) -> bool:
     """Whether a row is an adapter's."""
-    return mapping.of_adapter
+    return mapping.is_adapter
 
 
 def _checked(weight: Weight, logical: Arrays, prefix: str) -> np.ndarray:

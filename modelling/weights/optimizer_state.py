@@ -69,7 +69,7 @@ def optimizer_state_specs(
     for mapping in (mapping for mapping in weight_map.mappings if mapping.is_updated):
         for weight in mapping.weights:
             axis = 1 - mapping.unsharded_axis if mapping.transpose else mapping.unsharded_axis
-            for slot in config.optimizer_slots(len(weight.shape), mapping.of_adapter):
+            for slot in config.optimizer_slots(len(weight.shape), mapping.is_adapter):
                 name = f"{OPTIMIZER}/{slot.name}/{weight.name}"
                 kept[name] = OptimizerStateSpec(slot, weight.name, weight.shape, axis)
     return kept

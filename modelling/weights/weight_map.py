@@ -16,7 +16,7 @@ import numpy as np
 
 from checkpoints.arrays import Arrays, LazyArrays
 from config.optimizer_state import MASTER_WEIGHT, RESIDUAL, STATE_SLOTS
-from modelling.quantisation import QUANT_FIELDS, KeepsPacked, QuantizedWeight, quantised
+from modelling.quantisation import QUANT_FIELDS, CachesQuantized, QuantizedWeight, quantize
 from modelling.weights.hf_tensor_names import HfTensorNames
 from modelling.weights.mapping import (
     EMBEDDING,
@@ -144,7 +144,7 @@ class WeightMap:
     @property
     def base(self) -> WeightMap:
         """The table without adapters."""
-        return self.filter(lambda mapping: not mapping.of_adapter)
+        return self.filter(lambda mapping: not mapping.is_adapter)
 
     # ---- logical weights ------------------------------------------------------------------------
     def init_weights(self, seed: int) -> Arrays:
@@ -231,9 +231,9 @@ class WeightMap:
         mapping, parts = source.mapping, source.variable
 
         def make(tensors: Arrays) -> Sequence[np.ndarray]:
-            return quantised(self._host_data(source, tensors), parts, mapping.input_axis)
+            return quantize(self._host_data(source, tensors), parts, mapping.input_axis)
 
-        if not isinstance(tensors, KeepsPacked):
+        if not isinstance(tensors, CachesQuantized):
             return make(tensors)
         shapes = [w.shape for w in mapping.weights]
         cut: tuple[object, ...] = mapping.axis, mapping.num_shards(self.tensor_parallel)

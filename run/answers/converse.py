@@ -23,7 +23,7 @@ from data.sources import DataError
 from data.tokenizer import warn_truncated
 from files.formatting import format_value
 from modelling.generation.decoding_strategy import strategy_from_config
-from modelling.spec import family_of
+from modelling.spec import get_family
 from run.answers.generate import next_line
 from run.start import Start, load_ready
 from sessions.generation import GenerationSession
@@ -105,7 +105,7 @@ class Partner:
     def __init__(self, config: RunConfig) -> None:
         execution = replace(config.execution, micro_batch_size=1, device_iterations=1)
         self._config = replace(config, execution=execution)
-        self._family, self._start = family_of(self._config), load_ready(self._config)
+        self._family, self._start = get_family(self._config), load_ready(self._config)
         self._data = Pipeline(self._config, self._family.sample_format)
         self._model: GenerationSession | None = None
         self._entered = ExitStack()

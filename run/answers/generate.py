@@ -28,7 +28,7 @@ from files.file_location import FileLocation
 from files.formatting import format_path
 from huggingface.pretrained import published
 from modelling.generation.decoding_strategy import strategy_from_config
-from modelling.spec import family_of
+from modelling.spec import get_family
 from planning.origins import exported_task
 from run.notes import length_note
 from run.start import Start, load_ready
@@ -63,7 +63,7 @@ def answer(config: RunConfig, prompts: Sequence[Asked], data_cache: DataCache) -
         raise DataError("there are no prompts: give some as arguments, --file or standard input")
     prompted = digest_of(asked.text for asked in prompts)
     agree({"number of prompts": len(prompts), "digest of the prompts": prompted})
-    family = family_of(config)
+    family = get_family(config)
     data = Pipeline(_for_so_many(config, len(prompts)), family.sample_format, data_cache)
     fitted, encoded = data.prompts([asked.text for asked in prompts])
     if encoded.truncated:
@@ -167,7 +167,7 @@ def _asked_talks(
     data_cache: DataCache,
 ) -> list[Asked]:
     """Conversations, each after its place for messages, as the chat template writes them."""
-    chat = Pipeline(config, family_of(config).sample_format, data_cache).chat
+    chat = Pipeline(config, get_family(config).sample_format, data_cache).chat
     asked = []
     for (place, talk), row in zip(talks, rows, strict=True):
         try:
@@ -233,7 +233,7 @@ def is_raw(config: RunConfig) -> bool:
 
 def _read(config: RunConfig, prompt: str, raw: bool) -> str:
     """What the model reads for a prompt."""
-    return prompt if raw else family_of(config).sample_format.asked(config, prompt)
+    return prompt if raw else get_family(config).sample_format.asked(config, prompt)
 
 
 def _for_so_many(config: RunConfig, prompts: int) -> RunConfig:

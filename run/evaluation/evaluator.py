@@ -15,8 +15,8 @@ from data.label_candidates import Candidates
 from data.pipeline import Pipeline
 from data.samples import Samples
 from data.task import Task, task_of
-from modelling.objectives import objective_of
-from modelling.spec import family_of
+from modelling.objectives import make_objective
+from modelling.spec import get_family
 from run.evaluation.answers import Choosing, Writing
 from run.evaluation.metrics import NO_LABEL, TEXT_METRICS
 from run.evaluation.outcome import Answer, Outcome
@@ -50,7 +50,7 @@ class Evaluator:
         """
         task = task_of(config.data, config.training.preference_type)
         self.metrics = wanted_metrics(config, task)
-        data = Pipeline(config, family_of(config).sample_format, data_cache or DataCache())
+        data = Pipeline(config, get_family(config).sample_format, data_cache or DataCache())
         corpus = data.corpus("validation")  # first: its advice helps offline
         config = data.config
         rows = config.evaluation.samples
@@ -61,7 +61,7 @@ class Evaluator:
         self._targets = [example.target for example in corpus.examples]
         self.facts = {"task": task.name, "left_out_without_label": corpus.unlabelled}
         self._losses: LossSession | None = None
-        if any(name in objective_of(config).metrics for name in self.metrics):
+        if any(name in make_objective(config).metrics for name in self.metrics):
             samples = data.samples(corpus, evaluated=True)
             self._samples = samples if refer is None else refer(samples)
             self._count_cut(self._samples.cuts.prompts)
@@ -144,7 +144,7 @@ def wanted_metrics(config: RunConfig, task: Task) -> tuple[str, ...]:
             f"evaluation.constrained chooses among labels, but the task {task.name} has none: give "
             "--data.labels, or leave it out"
         )
-    suitable = (*task.metrics, *objective_of(config).metrics)
+    suitable = (*task.metrics, *make_objective(config).metrics)
     names = config.evaluation.names() or suitable
     watched = config.watched
     for name in [*names, *([] if watched is None else [watched])]:

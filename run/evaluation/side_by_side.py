@@ -15,7 +15,7 @@ from data.samples import Prompts
 from data.tokenizer import Tokenizer
 from huggingface.torch_model import NEEDS_TORCH, generate, has_torch, model_of
 from modelling.generation import Greedy
-from modelling.spec import family_of
+from modelling.spec import get_family
 from modelling.weights.lora import merge_adapters
 from planning.hardware.memory_check import check_lower_bound
 from run.start import Start, load_weights
@@ -83,7 +83,7 @@ def side_by_side(config: RunConfig, data_cache: DataCache | None = None) -> Side
     e = replace(config.execution, data_parallel=1, device_iterations=1)
     config = replace(config, execution=e)
     check_lower_bound(config)
-    family = family_of(config)
+    family = get_family(config)
     weight_map = family.weight_map(config)
     start = load_weights(config, weight_map)
     data = Pipeline(config, family.sample_format, data_cache or DataCache())

@@ -14,7 +14,7 @@ from config.base import leaves
 from config.flags import flag_of
 from config.gptj import GPTJConfig
 from huggingface.model_folders import write_hf_directory
-from modelling.spec import family_of
+from modelling.spec import get_family
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.test_options_in_programs import OPTIONS, UNSEEN
 
@@ -95,8 +95,8 @@ def test_help_shows_what_is_used_and_what_is_measured_alone(benchmark, capsys) -
 
 def test_load_measures_a_model_of_hugging_face_too(tmp_path) -> None:
     config = small_config()
-    weights = family_of(config).weight_map(config).init_weights(3)
-    write_hf_directory(tmp_path / "hf", weights, family_of(config).to_config_json(config))
+    weights = get_family(config).weight_map(config).init_weights(3)
+    write_hf_directory(tmp_path / "hf", weights, get_family(config).to_config_json(config))
     path = tmp_path / "plan.json"
     named = ["--load", str(tmp_path / "hf"), "--machine", "laptop", "--plan-json", str(path)]
     assert finetuning.main(named) == 0

@@ -22,7 +22,7 @@ from config.families import config_class_of
 from config.presets import merge, preset_data, preset_names
 from config.sections import RunConfig
 from modelling.phases.training import build_training
-from modelling.spec import family_of
+from modelling.spec import get_family
 from modelling.weights import ShardReader
 from popxl._run import device_variables
 from popxl._storage.replica_arrays import stored_entry
@@ -48,7 +48,7 @@ def mesh_of(replicas: int, processes: int) -> SimpleNamespace:
 
 def listed(config: RunConfig, processes: int):
     """The tensors of a program that nobody compiles, as so many processes would have them."""
-    family = family_of(config)
+    family = get_family(config)
     weight_map = family.weight_map(config)
     program = build_training(config, family.build_phases, False, weight_map)
     mesh = mesh_of(config.replicas, processes)
@@ -157,7 +157,7 @@ def test_a_host_reads_the_ranges_of_its_devices_once(tmp_path, monkeypatch):
     ))  # fmt: skip
     found = load_checkpoint(tmp_path, verify=False).tensors
     assert not read
-    family = family_of(config)
+    family = get_family(config)
     weight_map, program = (
         family.weight_map(config),
         build_training(config, family.build_phases, False),
@@ -201,7 +201,7 @@ def test_each_of_8_hosts_reads_what_its_devices_hold(monkeypatch):
     """Of every variable of the 64-replica program, under shards, transposes and joined rows."""
     layers = {"model": {"layers": 2}, "execution": {"rts_weights_threshold": 0}}
     config = preset("xxl_pod64", SMALL, SMALL_T5, layers)
-    family = family_of(config)
+    family = get_family(config)
     weight_map, mesh = family.weight_map(config), mesh_of(config.replicas, 8)
     program = build_training(config, family.build_phases, False, weight_map)
     rng = np.random.default_rng(0)

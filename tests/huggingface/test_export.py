@@ -22,7 +22,7 @@ from config.sections import RunConfig
 from data.task import NLI_LABELS
 from data.tokenizer import Tokenizer as RunTokenizer
 from files.json_files import read_object
-from modelling.spec import family_named, family_of
+from modelling.spec import get_family, load_family
 from run.evaluation.outcome import Outcome
 from run.evaluation.validate import validate
 from terminal.command_line import read_command_line
@@ -47,7 +47,7 @@ def config_of(arguments: list[str]) -> RunConfig:
 def noisy(config: RunConfig) -> dict[str, np.ndarray]:
     """Random weights that all matter: norms are not 1, biases not 0."""
     rng = np.random.default_rng(0)
-    weights = family_of(config).weight_map(config).init_weights(1)
+    weights = get_family(config).weight_map(config).init_weights(1)
     return {n: w + np.float32(0.1) * rng.standard_normal(w.shape, np.float32)
             for n, w in weights.items()}  # fmt: skip
 
@@ -66,7 +66,7 @@ def answered_by_transformers(folder: Path, preset: str, prompts: list[str]) -> l
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, padding_side=side)
     # As many tokens as the longest answer has, with the end token.
     family = "t5" if model.config.is_encoder_decoder else "gptj"
-    shape = family_named(family).sample_format
+    shape = load_family(family).sample_format
     config = FAMILIES[family].config.from_dict({"data": {"dataset": "sample"}})
     most = max(map(len, shape.answers(config, list(NLI_LABELS), RunTokenizer(tokenizer))))
     answers: list[str] = []

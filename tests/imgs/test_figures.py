@@ -17,7 +17,7 @@ import popxl
 from imgs.draw import figures
 from imgs.figures import activation_rows, replica_grid, rts_groups, step_timeline
 from imgs.style import PLAIN, SHARPNESS, WIDTH, Area, Canvas
-from modelling.layers import Groups
+from modelling.layers import ParallelGroups
 from modelling.phases import LossPhase, Phase
 from modelling.phases.phase_optimizer import PhaseOptimizer
 from modelling.phases.training import build_training
@@ -195,8 +195,8 @@ def test_the_rows_are_the_programs(program):
 def test_the_grids_are_the_programs():
     ir = popxl.Ir(replication=replica_grid.COPIES * replica_grid.SHARDS)
     with ir.main_graph:
-        groups = Groups.current(replica_grid.SHARDS)
-    shared_over = (groups.sharded, groups.identical, groups.tp)
+        groups = ParallelGroups.current(replica_grid.SHARDS)
+    shared_over = (groups.sharded, groups.replicated, groups.tp)
     for sharing, grouping in zip(rts_groups.SHARINGS, shared_over, strict=True):
         for copy, shard in itertools.product(range(2), range(4)):
             replica = replica_grid.replica(copy, shard)

@@ -9,15 +9,15 @@ from config.gptj import GPTJConfig
 from config.sections import RunConfig
 from config.t5 import T5Config
 from modelling.gptj import model as gptj
-from modelling.layers import configured
-from modelling.layers.wrapped import ByName, Wrapped
+from modelling.layers import use_run_config
+from modelling.layers.wrapped import LayerWrapper, PositionalInputs
 from modelling.phases.block_wrappers import TrainingBlock
 from modelling.phases.encoder_decoder import StackBlock
 from modelling.t5 import model as t5
 from popxl_addons import Module
 
 
-class Made(Wrapped):
+class Made(LayerWrapper):
     """A module that `make` makes.
 
     Args:
@@ -27,19 +27,19 @@ class Made(Wrapped):
     def __init__(
         self, config: RunConfig, make: Callable[[], Module], names: Sequence[str] = ()
     ) -> None:
-        with configured(config):
+        with use_run_config(config):
             made = make()
-        super().__init__(ByName(made, names) if names else made)
+        super().__init__(PositionalInputs(made, names) if names else made)
         self._config = config
 
     def build(self, *inputs: Any) -> Any:
         """What the module returns."""
-        with configured(self._config):
+        with use_run_config(self._config):
             return self.layer(*inputs)
 
 
 def t5_embeddings(config: T5Config) -> Made:
-    return Made(config, t5.encoder_decoder(config).embeddings)
+    return Made(config, t5.encoder_decoder_spec(config).embeddings)
 
 
 def encoder_block(config: T5Config) -> Made:
@@ -60,7 +60,7 @@ def encoder_end(config: T5Config) -> Made:
 
 def t5_head(config: T5Config) -> Made:
     """x, labels and weight -> the loss."""
-    return Made(config, t5.encoder_decoder(config).head, ("x", "labels", "weight"))
+    return Made(config, t5.encoder_decoder_spec(config).head, ("x", "labels", "weight"))
 
 
 def gptj_block(config: GPTJConfig) -> Made:
@@ -68,9 +68,9 @@ def gptj_block(config: GPTJConfig) -> Made:
 
 
 def gptj_embeddings(config: GPTJConfig) -> Made:
-    return Made(config, gptj.decoder(config).embeddings)
+    return Made(config, gptj.decoder_spec(config).embeddings)
 
 
 def gptj_head(config: GPTJConfig, *names: str) -> Made:
     """x, labels and weight -> the loss."""
-    return Made(config, gptj.decoder(config).head, ("x", *(names or ("labels", "weight"))))
+    return Made(config, gptj.decoder_spec(config).head, ("x", *(names or ("labels", "weight"))))

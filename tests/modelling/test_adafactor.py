@@ -13,7 +13,7 @@ from transformers.optimization import Adafactor as TheirAdafactor
 from checkpoints import CheckpointStore
 from checkpoints.errors import CheckpointError
 from config.sections import Adafactor, RunConfig
-from modelling.spec import family_of
+from modelling.spec import get_family
 from run.start import starting_point
 from tests.modelling.gptj import training as gptj
 from tests.modelling.gptj.hf import hf_model, small_config
@@ -83,7 +83,7 @@ def test_ten_steps_with_a_checkpoint_after_five(family, first, second, tmp_path)
         store.save(half, model.read(), {}, wait=True)
 
     config = config_of(family, *second, load=str(tmp_path))
-    weight_map = family_of(config).weight_map(config)
+    weight_map = get_family(config).weight_map(config)
     start = starting_point(config, weight_map)
     model = model if first == second else fine_tuning(config)
     model.write(start.tensors)

@@ -14,7 +14,7 @@ import torch
 
 from config.errors import ConfigError
 from config.sections import RunConfig
-from modelling.spec import family_of
+from modelling.spec import get_family
 from modelling.weights import WeightMap
 from modelling.weights.lora import init_adapters, merge_adapters
 from modelling.weights.mapping import is_trainable
@@ -110,7 +110,7 @@ def check(kind: str, split: Sequence[int], ours: dict[str, Any], theirs: dict[st
     start, expected = trained(kind, **theirs)
     fields = {name if "." in name else f"adapter.{name}": value for name, value in ours.items()}
     config = of.config(*split).changed(fields)
-    weight_map = family_of(config).weight_map(config)
+    weight_map = get_family(config).weight_map(config)
     model = fine_tuning(config, gradients=True)
     model.write(weight_map.from_hf(start))
     check_training(model, of.batches, expected, RATE, partial(of_files, weight_map))
@@ -189,7 +189,7 @@ def test_adapters_of_experts(
     fields = {f"adapter.{n}": x for n, x in fields.items()}
     fields |= {"adapter.rank_pattern": "experts.down_proj=3"} if names != [GATE_UP] else {}
     config = of.config(*split).changed(fields | {f"execution.{n}": x for n, x in execution.items()})
-    weight_map = family_of(config).weight_map(config)
+    weight_map = get_family(config).weight_map(config)
     gradients = dict(weight_map.filter(is_trainable).from_hf(found.gradients))
     weights = dict(weight_map.from_hf(found.weights))
     expected = Reference(found.losses, found.norms, gradients, weights, found.state)
@@ -384,7 +384,7 @@ def test_what_adapters_cannot_be_of(adapter: dict[str, Any], said: str) -> None:
     named = {n if "." in n else f"adapter.{n}": x for n, x in fields.items()}
     plain = case("mistral").config()
     with pytest.raises(ConfigError, match=said):
-        family_of(plain).weight_map(plain.changed(named | more))
+        get_family(plain).weight_map(plain.changed(named | more))
 
 
 @pytest.mark.parametrize(
@@ -409,7 +409,7 @@ def test_what_adapters_of_experts_cannot_be(adapter: dict[str, Any], said: str) 
     fields = {f"adapter.{name}": value for name, value in {"rank": 4, **adapter}.items()}
     config = case("shallow mixtral").config().changed(fields)
     with pytest.raises(ConfigError, match=said):
-        family_of(config).weight_map(config)
+        get_family(config).weight_map(config)
 
 
 # ---- merged -------------------------------------------------------------------------------------
@@ -423,7 +423,7 @@ def test_merged_weights_are_those_of_peft(kind: str, dora: bool) -> None:
     ours = {"rank": 4, "targets": "all-linear", "dora": dora, "rslora": True}
     ours |= {"alpha_pattern": f"{odd}=3"}
     config = of.config().changed({f"adapter.{name}": value for name, value in ours.items()})
-    weight_map = family_of(config).weight_map(config)
+    weight_map = get_family(config).weight_map(config)
     found = weight_map.base.to_hf(
         merge_adapters(weight_map, weight_map.from_hf(named(logical(model))), np.dtype("float32"))
     )
@@ -436,7 +436,7 @@ def test_merged_weights_are_those_of_peft(kind: str, dora: bool) -> None:
 def test_adapters_are_merged_into_what_few_bits_left() -> None:
     """Of linear maps, with an adapter or without; else into the weights."""
     config = case("mistral").config().changed({**QUANTISED, "adapter.rank": 4})
-    weight_map, weights = family_of(config).weight_map(config), random_weights(config)
+    weight_map, weights = get_family(config).weight_map(config), random_weights(config)
     quantised = {n for n, w in weights.items() if "lora_" not in n and is_quantised(n, w)}
     kept = {n: in_few_bits(w, 4, 4) if n in quantised else w for n, w in weights.items()}
     float32 = np.dtype("float32")
@@ -444,7 +444,7 @@ def test_adapters_are_merged_into_what_few_bits_left() -> None:
         merge_adapters(weight_map, kept, float32),
         merge_adapters(weight_map, weights, float32),
     )
-    found = merge_adapters(weight_map, weights, float32, config.model.few_bits)
+    found = merge_adapters(weight_map, weights, float32, config.model.quant)
     for name in weight_map.base.init_weights(0):
         np.testing.assert_array_equal(found[name], expected[name])
         assert (found[name] != plain[name]).any() == (name in quantised), name
@@ -462,7 +462,7 @@ def test_new_adapters_begin_as_those_of_peft(ours: dict[str, Any], theirs: dict[
     of = case("mistral")
     model = peft.get_peft_model(of.model(), peft.LoraConfig(r=200, **theirs))
     config = of.config().changed({"adapter.rank": 200, **ours})
-    weight_map = family_of(config).weight_map(config)
+    weight_map = get_family(config).weight_map(config)
     theirs = weight_map.from_hf(named(logical(model)))
     found = init_adapters(weight_map, theirs, seed=3)
     assert found.keys() == theirs.keys() - {w.name for w in weight_map.base.weights}
@@ -483,7 +483,7 @@ def test_new_adapters_begin_as_those_of_peft(ours: dict[str, Any], theirs: dict[
 # ---- dropout, and 16 bits -----------------------------------------------------------------------
 def random_weights(config: RunConfig) -> dict[str, np.ndarray]:
     """With a B that is not zero."""
-    weights = dict(family_of(config).weight_map(config).init_weights(0))
+    weights = dict(get_family(config).weight_map(config).init_weights(0))
     rng = np.random.default_rng(0)
     for name in weights:
         if name.endswith("lora_B.weight"):
@@ -558,7 +558,7 @@ def test_a_base_in_few_bits_is_its_rounded_weights_bit_for_bit(
     """Of which none takes gradients, or is written back."""
     of = case("phi3")
     config = of.config(*split).changed(ALL_LINEAR)
-    weight_map = family_of(config).weight_map(config)
+    weight_map = get_family(config).weight_map(config)
     adapters = {w.name for w in weight_map.weights} - {w.name for w in weight_map.base.weights}
     whole = dict(weight_map.base.from_hf(logical(of.model())))
     expanded = {n: in_few_bits(w, 4, bits) if is_quantised(n, w) else w for n, w in whole.items()}

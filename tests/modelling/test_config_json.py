@@ -10,7 +10,7 @@ from config.errors import ConfigError
 from config.families import FAMILIES, kinds
 from files.json_files import JsonObject
 from huggingface.multimodal import text_part
-from modelling.spec import family_named
+from modelling.spec import load_family
 from tests.huggingface.published import SUPPORTED, facts, small
 
 MODELS = {
@@ -27,7 +27,7 @@ def description(kind: str) -> dict[str, Any]:
 
 
 def read(data: dict[str, Any]) -> dict[str, Any]:
-    family = family_named(kinds()[data["model_type"]])
+    family = load_family(kinds()[data["model_type"]])
     return family.from_config_json(JsonObject(data, "config.json"))
 
 
@@ -82,7 +82,7 @@ def test_a_published_model_of_whole_size_is_read_and_written(name: str) -> None:
     config = FAMILIES[kind].config.from_dict(
         {"family": kind, "model": model, "training": {"global_batch_size": 1}}
     )
-    written = read(family_named(kind).to_config_json(config))
+    written = read(load_family(kind).to_config_json(config))
     again = FAMILIES[kind].config.from_dict(config.to_dict() | {"model": written})
     assert again.model == config.model
 

@@ -17,7 +17,7 @@ import tests.modelling.llama.training as llama
 import tests.modelling.t5.training as t5
 from config.errors import ConfigError
 from config.sections import RunConfig
-from modelling.spec import family_of
+from modelling.spec import get_family
 from sessions.training import TrainingSession
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.llama.hf import hf_config
@@ -68,7 +68,7 @@ def train(config: RunConfig, batches: list[Any], restart: bool = False) -> Found
         restart: enter the model anew after two steps, with what was read.
     """
     model = fine_tuning(config)
-    model.write(family_of(config).weight_map(config).init_weights(seed=0))
+    model.write(get_family(config).weight_map(config).init_weights(seed=0))
     results = []
     with model:
         for step in range(2):
@@ -163,7 +163,7 @@ def test_several_steps_a_run() -> None:
     def trained(update: str) -> tuple[list[float], dict[str, bytes]]:
         config = _with(small_config(), update, PAIRS)
         model = fine_tuning(config)
-        model.write(family_of(config).weight_map(config).init_weights(seed=0))
+        model.write(get_family(config).weight_map(config).init_weights(seed=0))
         with model:
             given = gptj.batches(4)
             found = [
@@ -178,7 +178,7 @@ def test_a_mode_that_updates_twice_is_seen(monkeypatch: pytest.MonkeyPatch) -> N
     """Why the tests above can fail: the flag that nothing is pending is what a reading leaves."""
     config = _with(small_config(), "behind", PAIRS)  # the program of the test above
     model = fine_tuning(config)
-    model.write(family_of(config).weight_map(config).init_weights(seed=0))
+    model.write(get_family(config).weight_map(config).init_weights(seed=0))
     given, rates = gptj.batches(2), [1e-2, 1e-2]
     with model:
         model.run(given, rates, 0)

@@ -17,7 +17,7 @@ from config.optimizer_state import MASTER_WEIGHT as MASTER_SLOT
 from config.presets import load_config
 from config.sections import RunConfig
 from config.t5 import T5Config
-from modelling.spec import family_of
+from modelling.spec import get_family
 from planning.requirements import finetuning_requirements
 from run.start import starting_point
 from sessions.training import TrainingSession
@@ -52,7 +52,7 @@ def trainer(dp: int = 2, tp: int = 2) -> TrainingSession:
 
 def initial() -> Mapping[str, np.ndarray]:
     config = config_of()
-    return family_of(config).weight_map(config).init_weights(seed=0)
+    return get_family(config).weight_map(config).init_weights(seed=0)
 
 
 def train(model: TrainingSession, first: int, last: int) -> None:
@@ -104,7 +104,7 @@ def test_a_continued_run_is_the_one_that_was_not_stopped() -> None:
 def test_a_run_without_masters_is_continued_with_them(tmp_path) -> None:
     """The masters begin with the weights; moments of another optimizer are refused."""
     config, weights = config_of(), dict(initial())
-    weight_map = family_of(config).weight_map(config)
+    weight_map = get_family(config).weight_map(config)
     moments = {
         f"optimizer/{slot.name}/{w.name}": np.zeros(slot.shape(w.shape), np.float32)
         for w in weight_map.weights

@@ -13,7 +13,7 @@ import popxl
 import popxl_addons as addons
 from config.metrics import mean_of
 from data.samples import IGNORE_INDEX, Batch
-from modelling.layers import Axes, Groups
+from modelling.layers import ActivationLayout, ParallelGroups
 from modelling.objectives import OBJECTIVES, CrossEntropy, Objective
 from popxl import Tensor, TensorSpec, ops
 from tests.modelling.gptj.hf import small_config
@@ -23,23 +23,27 @@ from tests.modelling.made import gptj_head
 class Far(Objective):
     """Each text's logits times its rewards, an input that no other objective has, squared."""
 
-    of_tokens: ClassVar = {"reward": lambda tokens: TensorSpec(tokens.shape, popxl.float32)}
-    of_texts: ClassVar = {}
+    token_inputs: ClassVar = {"reward": lambda tokens: TensorSpec(tokens.shape, popxl.float32)}
+    sequence_inputs: ClassVar = {}
     metrics: ClassVar = {"loss": partial(mean_of, "loss")}
 
-    def sums(
-        self, logits: Tensor, inputs: Mapping[str, Tensor], axes: Axes, groups: Groups
+    def loss_stats(
+        self,
+        logits: Tensor,
+        inputs: Mapping[str, Tensor],
+        layout: ActivationLayout,
+        groups: ParallelGroups,
     ) -> Tensor:
-        reward = axes.swap(inputs["reward"]).reshape((*logits.shape[:2], 1))
+        reward = layout.convert(inputs["reward"]).reshape((*logits.shape[:2], 1))
         return ops.sum(logits * reward, [1, 2])
 
-    def loss(self, sums: Tensor, inputs: Mapping[str, Tensor], groups: Groups) -> Tensor:
+    def loss(self, sums: Tensor, inputs: Mapping[str, Tensor], groups: ParallelGroups) -> Tensor:
         return ops.sum(sums * sums)
 
-    def normaliser(self, batch: Batch) -> int:
+    def normalizer(self, batch: Batch) -> int:
         return len(batch["reward"])
 
-    def only(self, batch: Batch, counted: np.ndarray) -> Batch:
+    def keep_real_samples(self, batch: Batch, counted: np.ndarray) -> Batch:
         return {"reward": batch["reward"] * counted[:, None]}
 
 
@@ -53,7 +57,7 @@ def test_a_head_takes_and_learns_what_its_objective_says() -> None:
         head = made.layer.layer
         head.objective = Far()
         tokens = TensorSpec((2, 3), popxl.int32)
-        specs = head.objective.streams(tokens)
+        specs = head.objective.input_specs(tokens)
         assert list(specs) == ["reward", "weight"]
         facts, graph = made.create_graph(TensorSpec(x.shape, popxl.float32), *specs.values())
         values = {
@@ -79,12 +83,12 @@ def test_cross_entropy_counts_labels_and_leaves_out_what_fills_up() -> None:
     objective = OBJECTIVES["cross_entropy"](small_config())
     labels = np.array([[1, 2], [3, IGNORE_INDEX], [4, 5], [6, 7]], np.int32)
     batch = {"labels": labels, "input_ids": labels}
-    assert objective.normaliser(batch) == 7
-    only = objective.only(batch, np.array([True, False]))  # two targets a sample
-    assert objective.normaliser(only) == 3
+    assert objective.normalizer(batch) == 7
+    only = objective.keep_real_samples(batch, np.array([True, False]))  # two targets a sample
+    assert objective.normalizer(only) == 3
     np.testing.assert_array_equal(only["labels"][:2], labels[:2])
     assert only["input_ids"] is labels
-    assert objective.normaliser(batch) == 7, "the batch itself stays"
+    assert objective.normalizer(batch) == 7, "the batch itself stays"
 
 
 def test_perplexity_overflows_to_infinity() -> None:

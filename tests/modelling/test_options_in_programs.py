@@ -22,7 +22,7 @@ from modelling.generation.decoding_strategy import strategy_from_config
 from modelling.generation.token_by_token import build_token_by_token
 from modelling.phases.evaluation import build_loss
 from modelling.phases.training import build_training
-from modelling.spec import family_of
+from modelling.spec import get_family
 from sessions.generation import GenerationSession
 from sessions.loss_evaluation import LossSession
 from sessions.session import ModelSession
@@ -190,7 +190,7 @@ SECTIONS = ("family", "model", "training", "adapter", "execution", "fp8", "gener
 
 def texts_of(config: RunConfig, wanted: str = ALL) -> dict[str, str]:
     """The text of each program of a configuration; of training only if it is for that."""
-    written, family = replace(config, model=replace(config.model, eval=True)), family_of(config)
+    written, family = replace(config, model=replace(config.model, eval=True)), get_family(config)
     weight_map, generator, strategy = (
         family.weight_map(written),
         family.generator,
@@ -272,7 +272,7 @@ def test_programs_of_configurations_are_built_in_one_way() -> None:
         path.relative_to(ROOT).as_posix()
         for room in ("modelling", "sessions", "run", "planning", "benchmarks")
         for path in (ROOT / room).rglob("*.py")
-        if re.search(r"popxl\.Ir\(|linear_layers\(config\)", path.read_text("utf-8"))
+        if re.search(r"popxl\.Ir\(|fp8_layers\(config\)", path.read_text("utf-8"))
     }
     own = {
         *(f"benchmarks/{n}.py" for n in ("device_tasks", "accumulation", "accumulation_programs")),
@@ -283,7 +283,7 @@ def test_programs_of_configurations_are_built_in_one_way() -> None:
 # ---- results ------------------------------------------------------------------------------------
 def results_of(config: RunConfig, samples: Samples) -> dict[str, np.ndarray]:
     """Results of each program: losses, or tokens."""
-    family, found = family_of(config), {}
+    family, found = get_family(config), {}
     weight_map = family.weight_map(config)
     weights = {**weight_map.init_weights(5), **logical(hf_model(small_config(layers=1)))}
     input_ids = np.random.default_rng(0).integers(
@@ -320,7 +320,7 @@ def plain_results() -> dict[str, np.ndarray]:
 
 def samples_of(config: RunConfig) -> Samples:
     count = config.training.global_batch_size
-    return family_of(config).sample_format.generated(config, count, None)
+    return get_family(config).sample_format.generated(config, count, None)
 
 
 @pytest.mark.slow

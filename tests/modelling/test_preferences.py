@@ -18,8 +18,8 @@ from config.metrics import added
 from config.sections import RunConfig
 from data.causal_lm import CAUSAL_LM
 from data.seq2seq import SEQ2SEQ
-from modelling.layers import Groups, LMHeadLoss
-from modelling.objectives import objective_of
+from modelling.layers import LMHeadLoss, ParallelGroups
+from modelling.objectives import make_objective
 from popxl import ops
 from tests.modelling.gptj import hf as gptj
 from tests.modelling.llama import hf as llama
@@ -58,7 +58,7 @@ def test_loss_and_gradient_of_log_probabilities(name: str, smoothing: float) -> 
         return
     config = preferring(gptj.small_config(), name, packing=False, examples_per_row=6)
     training = replace(config.training, label_smoothing=smoothing, beta=0.3, gamma=0.7)
-    objective = objective_of(replace(config, training=training))
+    objective = make_objective(replace(config, training=training))
     rng = np.random.default_rng(0)
     logps = -rng.exponential(9.0, (6, 2)).astype(np.float32)
     logps[1], logps[2, 0], logps[3, 0], logps[5] = -4, -200, -1e-3, 0
@@ -70,12 +70,13 @@ def test_loss_and_gradient_of_log_probabilities(name: str, smoothing: float) -> 
     given = {"num_loss_tokens": num_loss_tokens, "reference": reference, "kto_labels": kto_labels}
 
     def loss(sums: popxl.Tensor, texts: list[popxl.Tensor]) -> popxl.Tensor:
-        return objective.loss(sums, dict(zip(objective.of_texts, texts, strict=True)),
-                              Groups.current(1))  # fmt: skip
+        return objective.loss(sums, dict(zip(objective.sequence_inputs, texts, strict=True)),
+                              ParallelGroups.current(1))  # fmt: skip
 
     ir = popxl.Ir()
     with ir.main_graph:
-        inputs = [popxl.variable(logps), *(popxl.variable(given[n]) for n in objective.of_texts)]
+        further = [popxl.variable(given[n]) for n in objective.sequence_inputs]
+        inputs = [popxl.variable(logps), *further]
         graph = ir.create_graph(loss, inputs[0].spec, [t.spec for t in inputs[1:]])
         gradient = popxl.transforms.autodiff(graph, grads_required=graph.inputs[:1])
         info = ops.call_with_info(graph, *inputs)
@@ -120,7 +121,7 @@ KTO_LABELS = np.asarray([[1], [-1], [1], [-1]], np.float32)
 def test_rewards_and_log_probabilities(name: str, told: dict[str, float]) -> None:
     """Of two batches together, with a place that has no unit; beta is 0.3."""
     config = preferring(gptj.small_config(), name, packing=False)
-    objective = objective_of(replace(config, training=replace(config.training, beta=0.3)))
+    objective = make_objective(replace(config, training=replace(config.training, beta=0.3)))
     batch = {
         "num_loss_tokens": NUM_LOSS_TOKENS,
         "reference": REFERENCE,
@@ -132,9 +133,9 @@ def test_rewards_and_log_probabilities(name: str, told: dict[str, float]) -> Non
     whole = added(*tallies)
     for metric, value in told.items():
         assert objective.metrics[metric](whole) == pytest.approx(value, abs=1e-6), metric
-    assert objective.normaliser(batch) == 3
-    only = objective.only(batch, np.asarray([True, True, False, False]))
-    assert objective.normaliser(only) == 2
+    assert objective.normalizer(batch) == 3
+    only = objective.keep_real_samples(batch, np.asarray([True, True, False, False]))
+    assert objective.normalizer(only) == 2
     nothing = objective.tally(LOGPS[2:3], {n: x[2:3] for n, x in batch.items()})
     assert np.isnan(objective.metrics["rewards/chosen"](nothing))
 

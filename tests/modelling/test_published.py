@@ -13,14 +13,14 @@ import transformers
 from config.families import FAMILIES, kinds
 from config.sections import RunConfig
 from files.json_files import JsonObject
-from modelling.spec import family_named
+from modelling.spec import load_family
 from tests.modelling.published import PUBLISHED
 
 
 def read(data: dict[str, Any]) -> RunConfig:
     """The configuration of a model with random weights."""
     name = kinds()[data["model_type"]]
-    model = family_named(name).from_config_json(JsonObject(data, "config.json"))
+    model = load_family(name).from_config_json(JsonObject(data, "config.json"))
     return FAMILIES[name].config.from_dict(
         {"family": name, "model": model, "training": {"global_batch_size": 1}}
     )
@@ -30,7 +30,7 @@ def read(data: dict[str, Any]) -> RunConfig:
 def test_a_published_model_is_read_and_written(name: str, tmp_path: Path) -> None:
     count, data = PUBLISHED[name]
     config = read(data)
-    family = family_named(config.family)
+    family = load_family(config.family)
     weights = family.weight_map(config).weights
     assert sum(math.prod(weight.shape) for weight in weights) == count
     written = family.to_config_json(config)

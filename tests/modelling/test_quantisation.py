@@ -12,12 +12,12 @@ import popxl
 from config.bart import BartConfig
 from config.errors import ConfigError
 from config.gptj import GPTJConfig
-from config.model import FewBits
+from config.model import QuantConfig
 from config.presets import load_config
 from config.sections import Model, RunConfig
 from config.t5 import T5Config
 from modelling.layers import Linear
-from modelling.quantisation import QUANT_FIELDS, packed_shapes, quantised
+from modelling.quantisation import QUANT_FIELDS, quantize, quantized_shapes
 from popxl import ops
 from sessions.generation import GenerationSession
 from tests.modelling.generation import gptj, t5
@@ -48,7 +48,7 @@ def on_device(weight: np.ndarray, x: np.ndarray, dtype: type, bits: int) -> np.n
         ops.host_store(out, y)
     with popxl.Session(ir, "cpu") as session:
         parts = variables.weight
-        data = zip(map(parts.get, QUANT_FIELDS), quantised(weight, parts), strict=True)
+        data = zip(map(parts.get, QUANT_FIELDS), quantize(weight, parts), strict=True)
         session.write_variables_data(dict(data))
         return session.run()[out]
 
@@ -70,14 +70,14 @@ def test_a_linear_layer_multiplies_by_the_rounded_weight(dtype, sd, bits):
 @pytest.mark.parametrize("bits", [4, 8])
 def test_memory(bits):
     """So many bits a value, and a scale and a bias of 16 bits for each group of 64."""
-    shapes = packed_shapes((4096, 1024), FewBits(bits, 64))
+    shapes = quantized_shapes((4096, 1024), QuantConfig(bits, 64))
     assert sum(2 * int(np.prod(s)) for s in shapes) == 4096 * 1024 * (bits + 32 / 64) / 8
 
 
 @pytest.mark.parametrize(("features", "size", "bits"), [(24, 9, 4), (24, 6, 4), (24, 3, 8)])
 def test_groups_must_divide_the_features(features, size, bits):
     with pytest.raises(ValueError, match=f"{features} input features .* groups of {size}"):
-        packed_shapes((features, 8), FewBits(bits, size))
+        quantized_shapes((features, 8), QuantConfig(bits, size))
 
 
 # ---- whole models -------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import tests.modelling.t5.training as t5
 from checkpoints import CheckpointStore
 from config.errors import ConfigError
 from config.sections import RunConfig
-from modelling.spec import family_of
+from modelling.spec import get_family
 from modelling.weights import without_optimizer_state
 from modelling.weights.optimizer_state import convert_optimizer_state, optimizer_state_specs
 from planning.requirements import finetuning_requirements
@@ -169,7 +169,7 @@ def test_evaluation_reads_the_training_state() -> None:
     config = config_of("compact")
     model = fine_tuning(config)
     model.write(initial(config))
-    samples = family_of(config).sample_format.generated(config, 16, None)
+    samples = get_family(config).sample_format.generated(config, 16, None)
     with model:
         train(model, 0, 1)
         losses = LossSession(config, lender=model)
@@ -190,7 +190,7 @@ def saved(folder, state: str, precision: str) -> tuple[dict[str, Any], int]:
     low = "float32" if precision == "float32" else ml_dtypes.bfloat16
     tensors: dict[str, Any] = {n: w.astype(low) for n, w in initial(config).items()}
     rng = np.random.default_rng(0)
-    for name, kept in optimizer_state_specs(config, family_of(config).weight_map(config)).items():
+    for name, kept in optimizer_state_specs(config, get_family(config).weight_map(config)).items():
         dtype = np.dtype(getattr(ml_dtypes, kept.slot.dtype, kept.slot.dtype))
         values = np.abs(rng.normal(size=kept.shape))
         tensors[name] = (values if "float" in kept.slot.dtype else values * 20).astype(dtype)
@@ -202,7 +202,7 @@ def saved(folder, state: str, precision: str) -> tuple[dict[str, Any], int]:
 def started(folder, state: str, precision: str) -> tuple[str, Mapping[str, np.ndarray]]:
     config = config_of(state, 1, 1, precision)
     config = replace(config, checkpoint=replace(config.checkpoint, load=str(folder)))
-    weight_map = family_of(config).weight_map(config)
+    weight_map = get_family(config).weight_map(config)
     start = starting_point(config, weight_map)
     for name, tensor in optimizer_state_specs(config, weight_map).items():
         assert start.tensors[name].shape == tensor.shape, name
@@ -251,7 +251,7 @@ def test_a_run_goes_on_with_another_state(state) -> None:
         train(model, 0, 2)
         half = dict(model.read())
         expected = train(model, 2, 4)
-    kept = optimizer_state_specs(other, family_of(other).weight_map(other))
+    kept = optimizer_state_specs(other, get_family(other).weight_map(other))
     tensors = convert_optimizer_state(half, half, kept, other)
     assert not isinstance(tensors, str)
     continued = fine_tuning(other)
@@ -283,7 +283,7 @@ def test_plans_count_what_is_kept() -> None:
     assert wide.state == 14 * wide.parameters
     vectors = sum(
         np.prod(w.shape)
-        for w in family_of(narrow.config).weight_map(narrow.config).weights
+        for w in get_family(narrow.config).weight_map(narrow.config).weights
         if len(w.shape) == 1
     )
     matrices = narrow.parameters - vectors

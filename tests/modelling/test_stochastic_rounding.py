@@ -17,7 +17,7 @@ from config.t5 import T5Config
 from data.loader import Loader
 from data.pipeline import Pipeline
 from data.seq2seq import SEQ2SEQ
-from modelling.spec import family_of
+from modelling.spec import get_family
 from sessions.training import TrainingSession
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.gptj.training import batches
@@ -42,7 +42,7 @@ def trainer(dp: int = 2, tp: int = 2) -> TrainingSession:
 
 
 def initial(config: RunConfig) -> Mapping[str, np.ndarray]:
-    return family_of(config).weight_map(config).init_weights(seed=0)
+    return get_family(config).weight_map(config).init_weights(seed=0)
 
 
 def train(model: TrainingSession, first: int, last: int) -> None:

@@ -20,7 +20,7 @@ from config.sections import RunConfig
 from modelling.generation import build_streamed
 from modelling.phases.evaluation import build_loss
 from modelling.phases.training import build_training
-from modelling.spec import family_of
+from modelling.spec import get_family
 from planning.requirements import finetuning_requirements
 from popxl._run.schedule_executor import Walker
 from tests.modelling.gptj.hf import hf_model, small_config
@@ -116,7 +116,7 @@ def test_as_torch_trains_them(name: str, dp: int, tp: int) -> None:
     kind, (told, only) = KINDS[name.partition("/")[0]], CHOICES[name]
     start, expected = kind.reference(only)
     config = chosen(kind.config(dp=dp, tp=tp, micro_batch=4 // dp), **told)
-    weight_map = family_of(config).weight_map(config)
+    weight_map = get_family(config).weight_map(config)
     model = fine_tuning(config, gradients=True)
     model.write(weight_map.from_hf(start))
     weights = check_training(
@@ -133,7 +133,7 @@ def test_as_torch_trains_them(name: str, dp: int, tp: int) -> None:
 # ---- what a step moves and computes --------------------------------------------------------------
 def weight_bytes(config: RunConfig, *layers: str) -> int:
     """Bytes of the float32 weights in some layers, or all."""
-    weight_map = family_of(config).weight_map(config)
+    weight_map = get_family(config).weight_map(config)
     rows = [row for name in layers or weight_map.layers for row in weight_map.layers[name]]
     return sum(4 * math.prod(w.shape) for row in rows for w in row.weights)
 
@@ -152,7 +152,7 @@ def moved(config: RunConfig, batch: Any) -> dict[tuple[str, str], int]:
 
     with mock.patch.multiple(Walker, _load=noted("load"), _store=noted("store")):
         model = fine_tuning(config)
-        model.write(family_of(config).weight_map(config).init_weights(seed=0))
+        model.write(get_family(config).weight_map(config).init_weights(seed=0))
         with model:
             found.clear()
             model.run([batch], [1e-3], 0)
@@ -165,7 +165,7 @@ def test_frozen_weights_come_and_never_go(trained: str, layers: list[str]) -> No
     backward pass."""
     config = chosen(small_config(), trained=trained, frozen="*norm*,*ln_*")
     config = config.changed({"execution.micro_batches_per_pass": config.gradient_accumulation})
-    rows = [row for name in layers for row in family_of(config).weight_map(config).layers[name]]
+    rows = [row for name in layers for row in get_family(config).weight_map(config).layers[name]]
     own = sum(4 * math.prod(w.shape) for row in rows if row.trainable for w in row.weights)
     found = moved(config, gptj.batches(1)[0])
     steps = 4 * sum(row.trainable for row in rows)
@@ -189,7 +189,7 @@ def test_products_of_frozen_weights_gradients_are_not_computed() -> None:
     config = small_config()
     every = finetuning_requirements(config)
     norms = finetuning_requirements(chosen(config, trained="*norm*,*ln_*"))
-    weight_map = family_of(config).weight_map(config)
+    weight_map = get_family(config).weight_map(config)
     matrices = [w for w in weight_map.weights if len(w.shape) == 2 and "wte" not in w.name]
     products = sum(2 * 16 * 12 * math.prod(w.shape) for w in matrices)
     assert every.plan.flops - norms.plan.flops == products
@@ -205,7 +205,7 @@ def test_host_memory_is_what_is_kept_of_both(name: str) -> None:
     """2 bytes of a frozen weight; 12 more of one that is trained; rows of the trained layers."""
     trained = "decoder.22,decoder.23" if name.startswith("xxl") else "layer.26,layer.27"
     config = preset(name, training={"trained": trained})
-    needs, weight_map = finetuning_requirements(config), family_of(config).weight_map(config)
+    needs, weight_map = finetuning_requirements(config), get_family(config).weight_map(config)
     own = sum(math.prod(w.shape) for w in weight_map.trainable_weights)
     assert needs.state == 2 * needs.parameters + 12 * own
     model, samples = config.model, config.training.global_batch_size
@@ -219,7 +219,7 @@ def test_host_memory_is_what_is_kept_of_both(name: str) -> None:
 
 def test_programs_that_borrow_have_the_same_phases() -> None:
     config = chosen(small_config(), trained="layer.0,layer.2")
-    family, training = family_of(config), family_of(config).weight_map(config)
+    family, training = get_family(config), get_family(config).weight_map(config)
     model = replace(config.model, eval=True)
     written = replace(config, model=model)
     programs = (

@@ -12,7 +12,7 @@ from config.gptj import GPTJConfig
 from config.sections import RunConfig
 from config.t5 import T5Config
 from modelling.llama.config_json import MIXTURES
-from modelling.spec import family_of
+from modelling.spec import get_family
 from modelling.weights import WeightMap
 from tests.modelling.llama.hf import SETTINGS, hf_config, our_config
 
@@ -97,7 +97,7 @@ def _row(row: Any) -> list[Any]:
         row.transpose,
         str(row.axis),
         cut,
-        row.holders,
+        row.shard_replicas,
         row.expert_matrices,
         row.expert_parallel,
     ]
@@ -105,5 +105,5 @@ def _row(row: Any) -> list[Any]:
 
 def digest(config: RunConfig) -> str:
     """The digest of a configuration's table."""
-    text = json.dumps(summary(family_of(config).weight_map(config)), sort_keys=True)
+    text = json.dumps(summary(get_family(config).weight_map(config)), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

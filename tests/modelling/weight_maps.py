@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from config.sections import RunConfig
-from modelling.spec import family_of
+from modelling.spec import get_family
 from modelling.weights import WeightMap
 
 
 def base_weight_map(config: RunConfig) -> WeightMap:
-    return family_of(config).base_weight_map(config)
+    return get_family(config).base_weight_map(config)

@@ -14,7 +14,7 @@ import popxl
 from config.presets import merge
 from modelling.generation import build_resident
 from modelling.phases.training import build_training
-from modelling.spec import family_of
+from modelling.spec import get_family
 from planning.requirements import Requirements, finetuning_requirements
 from tests.modelling.gptj.hf import hf_model as hf_gptj
 from tests.modelling.t5.hf import hf_model as hf_t5
@@ -84,7 +84,7 @@ def check_memory(ir: popxl.Ir, bound: float) -> None:
 )
 def test_memory_of_training_is_what_xla_gives(name: str) -> None:
     config = preset(name, **({} if name == "base" else {"model": {"layers": 1}}))
-    check_memory(build_training(config, family_of(config).build_phases).ir, 0.25)
+    check_memory(build_training(config, get_family(config).build_phases).ir, 0.25)
 
 
 @pytest.mark.parametrize(("name", "bound"), [("tiny", 0.15), ("gptj_tiny", 0.1)])
@@ -93,7 +93,7 @@ def test_memory_of_generation_is_what_xla_gives(name: str, bound: float) -> None
     the gaps of its own order, 12 % of those of `tiny`."""
     config = preset(name, "inference")
     config = replace(config, model=replace(config.model, eval=True))
-    check_memory(build_resident(config, family_of(config).generator).ir, bound)
+    check_memory(build_resident(config, get_family(config).generator).ir, bound)
 
 
 @pytest.mark.slow  # by default all operations of `tiny`, which has such lengths, are counted

@@ -30,7 +30,7 @@ from config.sections import RunConfig
 from config.t5 import T5Config
 from data.pipeline import Pipeline
 from files.yaml_files import read_yaml, yaml_text
-from modelling.spec import family_of
+from modelling.spec import get_family
 from planning.auto_config import with_generation_lengths
 from planning.hardware.machines import machines
 from planning.origins import ORIGINS
@@ -108,7 +108,7 @@ def test_preferences_go_slowly_and_both_texts_have_room(kind, chosen, models, tm
     assert rates[0] == pytest.approx(0.05 * rates[1])
     lengths = config.model.sequence_length, alone.model.sequence_length
     assert lengths[0] > lengths[1] if kind == "gptj" else lengths[0] == lengths[1]
-    Pipeline(config, family_of(config).sample_format).training_samples()
+    Pipeline(config, get_family(config).sample_format).training_samples()
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "notes.jsonl"])

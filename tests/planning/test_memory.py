@@ -14,7 +14,7 @@ import inference
 import planning.report
 import popxl
 from modelling.generation import Greedy
-from modelling.spec import family_of
+from modelling.spec import get_family
 from planning.generation_placement import build_generation_program
 from planning.hardware import disk_offload, memory_check
 from planning.hardware.disk_offload import check_fits, offload_if_needed
@@ -106,7 +106,7 @@ def test_the_disk_that_a_message_names_is_enough(monkeypatch: pytest.MonkeyPatch
     assert popxl.plan.storage_of(another).disk == error.value.disk
     monkeypatch.setattr(disk_offload, "host_memory", lambda: 10**6)
     config = config.changed({"model.eval": True})
-    program = build_generation_program(config, family_of(config), Greedy())
+    program = build_generation_program(config, get_family(config), Greedy())
     assert any(buffer.kind == "weights" for buffer in program.ir.remote_buffers)
 
 

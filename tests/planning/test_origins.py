@@ -26,7 +26,7 @@ from files.json_files import read_object
 from files.yaml_files import yaml_text
 from huggingface.model_folders import read_hf_directory
 from huggingface.multimodal import WRAPPERS
-from modelling.spec import family_of
+from modelling.spec import get_family
 from modelling.t5.config_json import from_config_json
 from planning.origins import ORIGINS
 from run.export import export
@@ -300,7 +300,7 @@ def test_an_exported_model_keeps_its_template_and_separator(preset, tmp_path):
     small = {"model": {"layers": 1}, "data": TASK | separator}
     flags = ["--config", preset, *(f"--data.{name}={text}" for name, text in small["data"].items())]
     config = read_command_line("", "finetuning", preset, [*flags, "--layers", "1"]).config
-    family = family_of(config)
+    family = get_family(config)
     weights = dict(family.weight_map(config).init_weights(1))
     export(config, weights, tmp_path / "out")
     found = ORIGINS.described(str(tmp_path / "out"))["data"]

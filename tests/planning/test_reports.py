@@ -394,7 +394,7 @@ def test_a_plan_says_first_whether_the_machine_has_room(name: str, words: str) -
 
 
 def test_logits_past_2_31_elements_have_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lm_head_loss, "LARGEST_LOGITS", 2**40)
+    monkeypatch.setattr(lm_head_loss, "MAX_LOGIT_BYTES", 2**40)
     requirements = gptj_6b(micro_batch_size=64)
     model = requirements.config.model
     logits = 64 * model.sequence_length * model.embedding.vocab_size

@@ -16,7 +16,7 @@ import pytest
 
 import popxl
 from modelling.phases.training import build_training
-from modelling.spec import family_of
+from modelling.spec import get_family
 from planning.hardware.machines import machine
 from planning.requirements import finetuning_requirements
 from popxl._schedule.lookahead import window_of
@@ -44,9 +44,9 @@ def traced(name: str, update: str = "end") -> popxl.plan.TracedProgram:
         training={"global_batch_size": 2},
         execution={"micro_batch_size": 1, "update": update},
     )
-    weight_map = family_of(config).weight_map(config)
+    weight_map = get_family(config).weight_map(config)
     return popxl.plan.trace(
-        build_training(config, family_of(config).build_phases, weight_map=weight_map).ir
+        build_training(config, get_family(config).build_phases, weight_map=weight_map).ir
     )
 
 

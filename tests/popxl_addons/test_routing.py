@@ -12,9 +12,9 @@ import popxl
 from popxl import ops
 from popxl.transforms import autodiff
 from popxl_addons.ops.routing import (
-    rows_by_expert,
-    rows_of_experts,
-    weigh_rows,
+    scale_rows,
+    sort_by_expert,
+    sort_local_experts,
 )
 from tests.popxl.ops.harness import evaluate, rand
 
@@ -26,7 +26,7 @@ SCORES[2] = 1  # all are equal
 
 def test_rows_are_sorted_by_expert_and_tokens_keep_their_order() -> None:
     chosen = np.array([[1, 0], [4, 1], [1, 4]], np.int32)
-    order, places, sizes = evaluate(lambda c: rows_by_expert(c, experts=6), chosen)
+    order, places, sizes = evaluate(lambda c: sort_by_expert(c, experts=6), chosen)
     np.testing.assert_array_equal(order, [1, 0, 3, 4, 2, 5])
     np.testing.assert_array_equal(places, [[1, 0], [4, 2], [3, 5]])
     np.testing.assert_array_equal(sizes, [1, 3, 0, 0, 2, 0])
@@ -34,11 +34,11 @@ def test_rows_are_sorted_by_expert_and_tokens_keep_their_order() -> None:
 
 def test_rows_of_some_experts_come_first_and_others_have_no_place() -> None:
     chosen = np.array([[1, 0], [4, 1], [1, 4]], np.int32)
-    order, places, sizes = evaluate(partial(rows_of_experts, experts=1), chosen - 1)
+    order, places, sizes = evaluate(partial(sort_local_experts, experts=1), chosen - 1)
     np.testing.assert_array_equal(order, [0, 3, 4])  # a row for each token
     np.testing.assert_array_equal(places, [[0, 3], [3, 1], [2, 3]])
     np.testing.assert_array_equal(sizes, [3])
-    order, places, sizes = evaluate(partial(rows_of_experts, experts=3), chosen - 3)
+    order, places, sizes = evaluate(partial(sort_local_experts, experts=3), chosen - 3)
     np.testing.assert_array_equal(order[:2], [2, 5])
     np.testing.assert_array_equal(places, [[6, 6], [0, 6], [6, 1]])
     np.testing.assert_array_equal(sizes, [0, 2, 0])
@@ -47,11 +47,11 @@ def test_rows_of_some_experts_come_first_and_others_have_no_place() -> None:
 def _mixture(x: popxl.Tensor, scores: popxl.Tensor) -> popxl.Tensor:
     """Each row times one more than its expert's number."""
     weights, chosen = ops.topk(scores, K, 1, True, True)
-    order, places, sizes = rows_by_expert(chosen, experts=EXPERTS)
+    order, places, sizes = sort_by_expert(chosen, experts=EXPERTS)
     matrices = np.stack([(e + 1) * np.eye(FEATURES, dtype=np.float32) for e in range(EXPERTS)])
     rows = order / K
     y = ops.grouped_matmul(x, popxl.constant(matrices), sizes, rows=rows)
-    weighed = weigh_rows(y, weights, order, places)
+    weighed = scale_rows(y, weights, order, places)
     same = popxl.constant(np.stack([np.eye(FEATURES, dtype=np.float32)] * EXPERTS))
     return ops.grouped_matmul(weighed, same, sizes, rows=rows, into=TOKENS)
 
@@ -62,11 +62,11 @@ def _mixture_of_groups(x: popxl.Tensor, scores: popxl.Tensor) -> popxl.Tensor:
     total = popxl.constant(np.zeros((TOKENS, FEATURES), np.float32))
     nothing = popxl.constant(np.full((TOKENS, FEATURES), np.nan, np.float32))
     for e in range(EXPERTS):
-        order, places, sizes = rows_of_experts(chosen - e, experts=1)
+        order, places, sizes = sort_local_experts(chosen - e, experts=1)
         here = ops.greater(sizes, popxl.constant(np.arange(TOKENS)[:, None], popxl.int32))
         rows, same = order / K, np.eye(FEATURES, dtype=np.float32)[None]
         y = ops.grouped_matmul(x, popxl.constant((e + 1) * same), sizes, rows=rows)
-        weighed = ops.where(here, weigh_rows(y, weights, order, places), nothing)
+        weighed = ops.where(here, scale_rows(y, weights, order, places), nothing)
         total = total + ops.grouped_matmul(
             weighed, popxl.constant(same), sizes, rows=rows, into=TOKENS
         )

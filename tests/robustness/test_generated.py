@@ -28,7 +28,7 @@ from config.t5 import T5Config
 from data.task import SAMPLE_FOLDER
 from files.yaml_files import yaml_text
 from huggingface.model_folders import write_hf_directory
-from modelling.spec import family_of
+from modelling.spec import get_family
 from run.model_weights import MODEL
 from tests.robustness.damage import (
     damaged,
@@ -236,12 +236,12 @@ def model(tmp_path) -> Path:
 
 
 def weights(seed: int = 1) -> dict[str, np.ndarray]:
-    return dict(family_of(CONFIG).weight_map(CONFIG).init_weights(seed))
+    return dict(get_family(CONFIG).weight_map(CONFIG).init_weights(seed))
 
 
 CONFIG = T5Config.from_dict(SMALL)
 DATA = {"seed": 1, "epoch": 0, "position": 4, "samples": 10}
-METADATA = {"data": DATA, "skipped_steps": 0, MODEL: family_of(CONFIG).to_config_json(CONFIG)}
+METADATA = {"data": DATA, "skipped_steps": 0, MODEL: get_family(CONFIG).to_config_json(CONFIG)}
 
 
 def save_steps(path: Path) -> Path:
@@ -304,7 +304,7 @@ def test_files_of_a_checkpoint(cases, forks, model):
 @middling
 def test_files_of_a_hugging_face_model(cases, forks, model):
     folder = model / "load"
-    described = family_of(CONFIG).to_config_json(CONFIG)
+    described = get_family(CONFIG).to_config_json(CONFIG)
     write_hf_directory(folder, weights(), described, shard_bytes=2000)
     files = {path: path.read_bytes() for path in folder.iterdir()}
     _try_changes(cases, files, lambda: forks.run("weights", path=str(model)))

@@ -41,7 +41,7 @@ from files.json_files import read_json
 from files.run_folder import RunFolder
 from huggingface.hub import DataUnavailable, load_tokenizer
 from huggingface.model_folders import write_hf_directory
-from modelling.spec import family_of
+from modelling.spec import get_family
 from run.answers.generate import lines_of_standard_input
 from run.model_weights import MODEL
 from run.options import RunOptions
@@ -551,7 +551,7 @@ def gptj(heads: int, rotary_dim: int, **checkpoint: object) -> GPTJConfig:
 
 
 def initial(config: GPTJConfig) -> dict[str, np.ndarray]:
-    return dict(family_of(config).weight_map(config).init_weights(1))
+    return dict(get_family(config).weight_map(config).init_weights(1))
 
 
 @pytest.mark.parametrize("kind", ["Hugging Face", "checkpoint"])
@@ -559,14 +559,14 @@ def initial(config: GPTJConfig) -> dict[str, np.ndarray]:
 def test_weights_of_a_model_with_other_heads(kind, heads, rotary, name, tmp_path):
     """All shapes are equal, and every number that comes out would be wrong."""
     made = gptj(2, 4)
-    description = family_of(made).to_config_json(made)
+    description = get_family(made).to_config_json(made)
     if kind == "checkpoint":
         with CheckpointStore(tmp_path) as store:
             store.save(1, initial(made), {MODEL: description}, wait=True)
     else:
         write_hf_directory(tmp_path / "hf", initial(made), description)
     load = str(tmp_path / "hf" if kind == "Hugging Face" else tmp_path)
-    weight_map = family_of(made).weight_map(made)
+    weight_map = get_family(made).weight_map(made)
     load_weights(gptj(2, 4, load=load), weight_map)
     with pytest.raises(CheckpointError, match=f"a model with {name} "):
         load_weights(gptj(heads, rotary, load=load), weight_map)
@@ -583,8 +583,8 @@ def test_weights_of_a_model_with_other_heads(kind, heads, rotary, name, tmp_path
 def test_weights_that_are_not_finite(value, precision, said, tmp_path):
     config = gptj(2, 4, load=str(tmp_path / "hf")).changed({"model.precision": precision})
     weight_map, description = (
-        family_of(config).weight_map(config),
-        family_of(config).to_config_json(config),
+        get_family(config).weight_map(config),
+        get_family(config).to_config_json(config),
     )
     write_hf_directory(tmp_path / "hf", initial(config), description)
     file = tmp_path / "hf" / "model.safetensors"
@@ -600,7 +600,7 @@ def test_weights_that_are_not_finite(value, precision, said, tmp_path):
 @pytest.mark.parametrize("odd", [np.zeros((3, 3), np.float32), np.zeros((32, 16), np.int32), None])
 def test_state_of_another_optimizer(odd, tmp_path):
     config = gptj(2, 4, load=str(tmp_path))
-    weight_map, weights = family_of(config).weight_map(config), initial(config)
+    weight_map, weights = get_family(config).weight_map(config), initial(config)
     state = {
         f"optimizer/{n}/{w}": v for w, v in weights.items() for n in ("first_order", "second_order")
     }

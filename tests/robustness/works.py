@@ -34,7 +34,7 @@ from data.seq2seq import SEQ2SEQ
 from data.sources import File
 from data.task import SAMPLE_FOLDER, TASKS
 from files.folder_lock import locked
-from modelling.spec import family_of
+from modelling.spec import get_family
 from run.records.metrics import MetricsFile, read_metrics
 from run.start import Start, load_weights, starting_point
 from terminal.entry_point import entry_point
@@ -115,9 +115,8 @@ def _config(path: Path) -> RunConfig:
 def _start(path: Path) -> None:
     """Start a run from `load`, with all its tensors, and its place in the data; say which."""
     config = _config(path)
-    start, digest = starting_point(config, family_of(config).weight_map(config)).load_with_fallback(
-        _digest
-    )
+    weight_map = get_family(config).weight_map(config)
+    start, digest = starting_point(config, weight_map).load_with_fallback(_digest)
     if start.data is not None:
         loader = Loader(_Samples(), 4, seed=1)
         loader.restore(start.data)
@@ -144,7 +143,7 @@ class _Samples:
 
 def _weights(path: Path) -> None:
     config = _config(path)
-    load_weights(config, family_of(config).weight_map(config)).load_with_fallback(
+    load_weights(config, get_family(config).weight_map(config)).load_with_fallback(
         lambda start: dict(start.tensors)
     )
 

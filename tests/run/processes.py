@@ -22,7 +22,7 @@ from config.families import config_class_of
 from config.presets import merge, preset_data
 from config.sections import RunConfig
 from data.loader import Loader
-from modelling.spec import family_of
+from modelling.spec import get_family
 from modelling.weights import without_optimizer_state
 from sessions.generation import GenerationSession
 from sessions.loss_evaluation import LossSession
@@ -57,7 +57,7 @@ def config_of(case: str) -> RunConfig:
 def train(case: str, folder: Path) -> dict[str, object]:
     """Train a few steps, evaluate, and save; what was found."""
     config = config_of(case)
-    family = family_of(config)
+    family = get_family(config)
     samples = family.sample_format.generated(config, 16, None)
     loader = Loader.of(config, samples)
     model = TrainingSession(config)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from checkpoints.safetensors_files import digest, digest_of_bytes
-from config.model import FewBits
-from modelling.quantisation import QUANT_FIELDS, packed_shapes, quantised
+from config.model import QuantConfig
+from modelling.quantisation import QUANT_FIELDS, quantize, quantized_shapes
 from popxl_addons import NamedTensors
 from run import quantized_cache
 from run.quantized_cache import QuantizedCache
@@ -88,9 +88,9 @@ def test_those_of_another_format_are_made_again(made, making, monkeypatch) -> No
 def test_the_format_is_that_of_these_bits() -> None:
     """Where a weight is packed otherwise, `_FORMAT` has to change: caches hold the bits."""
     weight = np.float32(1e-4) * (np.arange(64, dtype=np.float32) * 37 % 64 - 30).reshape(16, 4)
-    shapes = zip(QUANT_FIELDS, packed_shapes((16, 4), FewBits(4, 8)), strict=True)
+    shapes = zip(QUANT_FIELDS, quantized_shapes((16, 4), QuantConfig(4, 8)), strict=True)
     parts = NamedTensors.from_dict({n: np.empty(s) for n, s in shapes})
-    bits = b"".join(part.tobytes() for part in quantised(weight, parts))
+    bits = b"".join(part.tobytes() for part in quantize(weight, parts))
     assert (quantized_cache._FORMAT, digest_of_bytes(bits)[:8]) == ("2", "0e6749ee")
 
 

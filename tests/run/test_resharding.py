@@ -15,7 +15,7 @@ import pytest
 from checkpoints import CheckpointStore
 from config.sections import RunConfig
 from data.samples import Batch
-from modelling.spec import family_of
+from modelling.spec import get_family
 from run.start import starting_point
 from tests.modelling.gptj import hf as gptj
 from tests.modelling.gptj import training as gptj_training
@@ -46,7 +46,7 @@ def saved_run(family: str, folder: Path) -> list[float]:
     config = config_of(family, *SAVED)
     before, after = batches(family)
     model = fine_tuning(config)
-    model.write(family_of(config).weight_map(config).init_weights(5))
+    model.write(get_family(config).weight_map(config).init_weights(5))
     with model, CheckpointStore(folder) as store:
         for step, batch in enumerate(before):
             model.run([batch], [RATE], step)
@@ -74,7 +74,7 @@ def test_another_layout_goes_on(family, dp, tp, folder):
     losses = saved_run(family, folder / family)
     config = config_of(family, dp, tp)
     load = replace(config.checkpoint, load=str(folder / family))
-    start = starting_point(replace(config, checkpoint=load), family_of(config).weight_map(config))
+    start = starting_point(replace(config, checkpoint=load), get_family(config).weight_map(config))
     assert start.step == STEPS
     model = fine_tuning(config)
     model.write(start.tensors)

@@ -22,7 +22,7 @@ from config.families import config_class_of
 from config.presets import load_config, preset_data, preset_names
 from config.sections import RunConfig
 from huggingface.model_folders import write_hf_directory
-from modelling.spec import family_of
+from modelling.spec import get_family
 from run.start import load_weights, starting_point
 
 SMALL = {"layers": 1, "hidden_size": 8, "d_ff": 8, "attention": {"heads": 2, "d_kv": 4}}
@@ -49,7 +49,7 @@ def reads(monkeypatch) -> list[str]:
 def test_random_weights(load, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     config = config_of("tiny", load)
-    weight_map = family_of(config).weight_map(config)
+    weight_map = get_family(config).weight_map(config)
     start = starting_point(config, weight_map)
     assert (start.step, start.source) == (0, "random weights")
     assert np.array_equal(
@@ -62,9 +62,9 @@ def test_random_weights(load, monkeypatch, tmp_path):
 def test_a_folder_may_be_called_random(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     config = config_of("tiny", "./random", SMALL)
-    weight_map = family_of(config).weight_map(config)
+    weight_map = get_family(config).weight_map(config)
     write_hf_directory(
-        "random", weight_map.init_weights(7), family_of(config).to_config_json(config)
+        "random", weight_map.init_weights(7), get_family(config).to_config_json(config)
     )
     assert starting_point(config, weight_map).source == "./random"
 
@@ -73,7 +73,7 @@ def test_a_folder_may_be_called_random(monkeypatch, tmp_path):
 @pytest.mark.parametrize("start", [starting_point, load_weights])
 def test_tensors_are_read_when_they_are_asked_for(kind, start, tmp_path, reads):
     config = config_of("tiny", str(tmp_path / "saved"), SMALL)
-    weight_map = family_of(config).weight_map(config)
+    weight_map = get_family(config).weight_map(config)
     if kind == "checkpoint":
         slots = ("first_order", "second_order")
         state = {
@@ -96,7 +96,7 @@ def test_tensors_are_read_when_they_are_asked_for(kind, start, tmp_path, reads):
 def steps(tmp_path) -> RunConfig:
     """Steps 1, 2 and 3, each with weights of its own, and a configuration that loads them."""
     config = config_of("tiny", str(tmp_path / "saved"), SMALL)
-    weight_map = family_of(config).weight_map(config)
+    weight_map = get_family(config).weight_map(config)
     with CheckpointStore(tmp_path / "saved") as store:
         for step in (1, 2, 3):
             store.save(step, dict(weight_map.init_weights(step)), {}, wait=True)
@@ -111,7 +111,7 @@ def spoil(config: RunConfig, step: int) -> None:
 
 
 def read_weights(config: RunConfig) -> tuple[int, dict[str, np.ndarray]]:
-    weight_map = family_of(config).weight_map(config)
+    weight_map = get_family(config).weight_map(config)
     start, found = load_weights(config, weight_map).load_with_fallback(
         lambda one: dict(one.tensors)
     )
@@ -140,7 +140,7 @@ def test_damage_that_is_found_as_values_are_read_leads_to_the_step_before(steps)
         r"the checkpoint of step 2 is damaged \(.* not what was saved\); using that of step 1",
         said,
     )
-    weight_map = family_of(steps).weight_map(steps)
+    weight_map = get_family(steps).weight_map(steps)
     assert all(np.array_equal(weights[name], a) for name, a in weight_map.init_weights(1).items())
     # They do not push out the good one.
     with CheckpointStore(str(steps.checkpoint.load), to_keep=2) as store:
@@ -165,7 +165,7 @@ def test_no_step_is_good(steps):
 
 
 def test_a_damaged_file_of_a_model_has_no_step_before(steps, tmp_path, monkeypatch):
-    weight_map = family_of(steps).weight_map(steps)
+    weight_map = get_family(steps).weight_map(steps)
     write_hf_directory(tmp_path / "hf", weight_map.init_weights(7), {})
     monkeypatch.setattr(Stored, "read_into", _fails)
     with pytest.raises(DamagedError, match="no such device"):
@@ -211,4 +211,4 @@ def test_presets_of_published_models_start_from_their_weights():
 def test_without_the_hub_one_sentence_says_what_to_do():
     config = config_of("small", "google/flan-t5-small")
     with pytest.raises(UserError, match="no such folder here, .* connect to the network and"):
-        starting_point(config, family_of(config).weight_map(config))
+        starting_point(config, get_family(config).weight_map(config))

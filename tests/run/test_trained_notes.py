@@ -8,14 +8,14 @@ from typing import Any
 import peft
 import pytest
 
-from modelling.spec import family_of
+from modelling.spec import get_family
 from run.notes import trained_notes
 from tests.modelling.llama import hf
 
 
 def notes(kind: str, **fields: Any) -> list[str]:
     config = hf.our_config(hf.hf_config(kind)).changed(fields)
-    return trained_notes(config, family_of(config).weight_map(config))
+    return trained_notes(config, get_family(config).weight_map(config))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from config.sections import RunConfig
 from data.loader import Loader
 from modelling.generation import Greedy
-from modelling.spec import family_of
+from modelling.spec import get_family
 from sessions.generation import GenerationSession
 from sessions.loss_evaluation import LossSession
 from sessions.session import ModelSession
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("cached")  # lent and copied weights have t
 @contextmanager
 def trained(config: RunConfig) -> Iterator[TrainingSession]:
     """A model after a step."""
-    family = family_of(config)
+    family = get_family(config)
     model = TrainingSession(config)
     model.write(family.weight_map(config).init_weights(1))
     loader = Loader.of(config, family.sample_format.generated(config, 32, None))
@@ -57,7 +57,7 @@ def entered(borrower: ModelSession, model: TrainingSession) -> ModelSession:
     ],
 )
 def test_what_is_borrowed_is_what_would_be_copied(config):
-    family = family_of(config)
+    family = get_family(config)
     generation = replace(config.generation, weights="streamed", micro_batches=2)
     writing = replace(config, generation=generation)
     samples = family.sample_format.generated(config, 32, None)
@@ -89,7 +89,7 @@ def test_the_state_may_be_on_disk(tmp_path, monkeypatch):
     found = []
     for execution in (config.execution, limited):
         given = replace(config, execution=execution)
-        family = family_of(given)
+        family = get_family(given)
         samples = family.sample_format.generated(given, 32, None)
         monkeypatch.setattr("planning.hardware.disk_offload.check_memory", lambda *args: None)
         with trained(given) as model:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from data.seq2seq import shift_right
-from modelling.spec import family_of
+from modelling.spec import get_family
 from modelling.weights.mapping import is_linear
 from tests.modelling.bart.hf import PAD, START, our_config, weights_of, without_bias
 from tests.modelling.weight_maps import base_weight_map
@@ -26,18 +26,18 @@ def test_the_bias_of_logits_is_saved_but_not_updated() -> None:
     """Beside adapters it is the base's, whatever `training.frozen` says."""
     fields = {"training.frozen": "model.shared.weight"}
     for config in (our_config(), our_config().changed(fields)):
-        weight_map = family_of(config).weight_map(config)
+        weight_map = get_family(config).weight_map(config)
         (row,) = (row for row in weight_map.mappings if row.is_buffer)
         assert row.trainable
         assert not row.is_updated
         assert BIAS in {w.name for w in weight_map.trainable_weights}
     config = our_config().changed({"adapter.rank": 2})
-    assert BIAS in family_of(config).weight_map(config).frozen_names
+    assert BIAS in get_family(config).weight_map(config).frozen_names
 
 
 def test_adapters_are_of_queries_and_values_by_default() -> None:
     config = our_config().changed({"adapter.rank": 2})
-    rows = family_of(config).weight_map(config).mappings
+    rows = get_family(config).weight_map(config).mappings
     modules = {a.module for row in rows for a in row.adapters}
     assert len(modules) == 2 * 2 + 3 * 4
     assert {name.rpartition(".")[2] for name in modules} == {"q_proj", "v_proj"}

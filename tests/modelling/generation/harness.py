@@ -14,7 +14,7 @@ from config.sections import RunConfig
 from modelling.generation import ResidentModel, SearchContext, SpecialTokens, generate_tokens
 from modelling.generation.generator import GeneratorFactory
 from modelling.generation.single_sequence import SingleSequenceSearch
-from modelling.layers import Groups, configured
+from modelling.layers import ParallelGroups, use_run_config
 from modelling.weights import WeightMap
 from popxl import Tensor, ops
 from popxl_addons import NamedTensors
@@ -137,8 +137,8 @@ def forced_logits(
     (batch, positions), tp = forced.shape, weight_map.tensor_parallel
     ir = popxl.Ir(replication=data_parallel * tp)
     ir.num_host_transfers = positions
-    with ir.main_graph, configured(config):
-        groups, generator = Groups.current(tp), make_generator(config, 1)
+    with ir.main_graph, use_run_config(config):
+        groups, generator = ParallelGroups.current(tp), make_generator(config, 1)
         model = ResidentModel(generator, batch, groups)
         weights = model.facts.init(empty=True)
         input_ids, mask = (popxl.variable(x[:batch]) for x in (expected.input_ids, expected.mask))

@@ -10,7 +10,7 @@ import pytest
 import popxl
 from modelling.generation import DecodeStart, SearchContext, SpecialTokens, generate_tokens
 from modelling.generation.single_sequence import SingleSequenceSearch
-from modelling.layers import Groups
+from modelling.layers import ParallelGroups
 from popxl import Tensor, TensorSpec, ops
 from popxl_addons import BoundGraph
 
@@ -46,7 +46,7 @@ def run(
     ir = popxl.Ir(replication=data_parallel)
     ir.num_host_transfers = LENGTH
     with ir.main_graph:
-        groups = Groups.current(1)
+        groups = ParallelGroups.current(1)
         apart = ir.replica_grouping(group_size=1)
         shared_out = (data_parallel, batch) if data_parallel > 1 else (batch,)
         said = popxl.variable(

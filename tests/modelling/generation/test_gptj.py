@@ -8,7 +8,7 @@ import torch
 
 from config.gptj import GPTJConfig
 from modelling.generation import Beam
-from modelling.spec import family_of
+from modelling.spec import get_family
 from sessions.generation import GenerationSession
 from tests.modelling.generation.gptj import POSITIONS, config_of, reference, reference_model
 from tests.modelling.generation.harness import (
@@ -63,7 +63,7 @@ def test_cached_logits_are_hugging_faces(dp, tp):
     batch, config = 8, config_of(dp, tp, 8)
     forced = np.random.default_rng(0).integers(3, VOCABULARY, (batch, POSITIONS), np.int32)
     expected = reference()
-    generator, weight_map = family_of(config).generator, base_weight_map(config)
+    generator, weight_map = get_family(config).generator, base_weight_map(config)
     ours, _ = forced_logits(config, generator, weight_map, expected, forced, None, dp)
     hf = hf_model(small_config())
     hf.load_state_dict({n: torch.tensor(x) for n, x in expected.weights.items()})

@@ -8,7 +8,7 @@ import torch
 
 import popxl
 from modelling.generation import Greedy, SearchContext, SpecialTokens
-from modelling.layers import Groups
+from modelling.layers import ParallelGroups
 from popxl import ops
 
 NAN = float("nan")
@@ -29,7 +29,7 @@ def choose(logits: np.ndarray, data_parallel: int, tensor_parallel: int) -> np.n
     batch = len(logits)
     ir = popxl.Ir(replication=data_parallel * tensor_parallel)
     with ir.main_graph:
-        groups = Groups.current(tensor_parallel)
+        groups = ParallelGroups.current(tensor_parallel)
         search = Greedy().search(SearchContext(groups, SpecialTokens(0, 0), 1))
         parts = np.split(logits, tensor_parallel, 1)
         part = popxl.variable(

@@ -12,7 +12,7 @@ import pytest
 
 from config.llama import LlamaConfig
 from modelling.generation import Beam, DecodingStrategy, Greedy, Sampling
-from modelling.spec import family_of
+from modelling.spec import get_family
 from planning.generation_placement import build_generation_program
 from popxl.plan import storage_of
 from sessions.generation import GenerationSession
@@ -158,7 +158,7 @@ def test_caches_of_layers_with_a_window_are_as_long_as_it() -> None:
     def bytes_of(window: int) -> int:
         config = config_of("gemma3_text", 1, "streamed")
         config = replace(config, model=replace(config.model, sliding_window=window))
-        return storage_of(build_generation_program(config, family_of(config), Greedy()).ir).remote
+        return storage_of(build_generation_program(config, get_family(config), Greedy()).ir).remote
 
     positions = LENGTH + POSITIONS
     fewer = 2 * 2 * (positions - 5) * 3 * 5 * 2 * 6 * 4  # keys and values of 15 prompts, float32

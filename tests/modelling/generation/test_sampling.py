@@ -18,7 +18,7 @@ from config.t5 import T5Config
 from modelling.generation import Greedy, Sampling, SearchContext, SpecialTokens
 from modelling.generation.decoding_strategy import strategy_from_config
 from modelling.generation.sampling import UNIFORMS, uniforms
-from modelling.layers import Groups
+from modelling.layers import ParallelGroups
 from popxl import ops
 from terminal.command_line import read_command_line
 from tests.slow import slow
@@ -41,7 +41,7 @@ def drawn(strategy: Sampling, tensor_parallel: int) -> np.ndarray:
     """Tokens of many prompts with the same logits: (replicas, DRAWS)."""
     ir = popxl.Ir(replication=tensor_parallel)
     with ir.main_graph:
-        groups = Groups.current(tensor_parallel)
+        groups = ParallelGroups.current(tensor_parallel)
         parts = np.stack(np.split(np.tile(LOGITS, (DRAWS, 1)), tensor_parallel, 1))
         data = parts if tensor_parallel > 1 else parts[0]
         logits = popxl.variable(data, replica_grouping=groups.sharded)

@@ -11,7 +11,7 @@ import pytest
 
 from config.sections import RunConfig
 from modelling.generation import Beam, DecodingStrategy, Greedy, Sampling
-from modelling.spec import family_of
+from modelling.spec import get_family
 from planning.generation_placement import build_generation_program
 from popxl.plan import plan_of
 from sessions.generation import GenerationSession
@@ -93,7 +93,7 @@ def test_four_bits_stream_packed():
     np.testing.assert_array_equal(streamed, resident)
     generation = replace(config.generation, weights="streamed")
     config = replace(config, generation=generation)
-    program = build_generation_program(config, family_of(config), Greedy())
+    program = build_generation_program(config, get_family(config), Greedy())
     (layer, *_) = program.variables["layer"]
     packed = [v for n, v in layer.fwd.to_dict().items() if n.endswith("packed")]
     assert len(packed) == 4
@@ -112,7 +112,7 @@ def test_adapters_of_some_layers_give_back_what_weights_lack(family, targets, wh
     """All that is written is Hugging Face's, of layers with adapters and without."""
     adapters = {"adapter.rank": 2, "adapter.targets": targets}
     config, rng = config_of(family).changed(adapters), np.random.default_rng(1)
-    weight_map, weights = family_of(config).weight_map(config), dict(family.reference().weights)
+    weight_map, weights = get_family(config).weight_map(config), dict(family.reference().weights)
     for adapter in (a for rows in weight_map.layers.values() for row in rows for a in row.adapters):
         (name,) = adapter.weights
         rows, columns = weights[name].shape
@@ -133,7 +133,7 @@ def test_the_device_holds_a_layer_at_a_time():
         config = small_config(1, 1, 4, layers=layers, eval=True, output_length=2)
         generation = replace(config.generation, weights=weights, micro_batches=2)
         config = replace(config, generation=generation)
-        return plan_of(build_generation_program(config, family_of(config), Greedy()).ir).device
+        return plan_of(build_generation_program(config, get_family(config), Greedy()).ir).device
 
     assert bytes_of(4, "streamed") == bytes_of(2, "streamed")
     assert bytes_of(4, "resident") > 1.3 * bytes_of(2, "resident")

@@ -13,8 +13,8 @@ import popxl
 from config.t5 import T5Config
 from modelling.generation import Beam, Sampling
 from modelling.layers import LMHeadLoss
-from modelling.layers.wrapped import Wrapped
-from modelling.spec import family_of
+from modelling.layers.wrapped import LayerWrapper
+from modelling.spec import get_family
 from modelling.t5 import model as t5
 from popxl import Tensor
 from popxl_addons import NamedTensors
@@ -184,13 +184,15 @@ def uncached_logits(
     for i in range(LAYERS):
         x = run(decoder_block(config), layer("decoder", i), x, encoded, mask)
 
-    class AllLogits(Wrapped):
+    class AllLogits(LayerWrapper):
         layer: LMHeadLoss
 
         def build(self, x: Tensor) -> Tensor:
             return self.layer.logits(x)
 
-    return run(Made(config, lambda: AllLogits(t5.encoder_decoder(config).head())), weights.head, x)
+    return run(
+        Made(config, lambda: AllLogits(t5.encoder_decoder_spec(config).head())), weights.head, x
+    )
 
 
 @pytest.mark.parametrize("tp", [slow(1), 2])
@@ -207,7 +209,7 @@ def test_cached_logits_are_those_of_the_whole_decoder(tp):
 
     weight_map = base_weight_map(config)
     cached, uncached = forced_logits(
-        config, family_of(config).generator, weight_map, reference(), forced, whole
+        config, get_family(config).generator, weight_map, reference(), forced, whole
     )
     parts = uncached.reshape(POSITIONS, tp, batch, POSITIONS, -1)[0]
     assert error_of(cached, np.concatenate(list(parts), -1)) < 1e-5

@@ -40,7 +40,7 @@ def test_loss_every_gradient_and_five_steps_of_adamw(dp: int, tp: int) -> None:
 
 def in_fours(head: LMHeadLoss, x: Tensor) -> int:
     """Slices of four tokens."""
-    return head.axes.length(x) // 4
+    return head.layout.length(x) // 4
 
 
 @pytest.mark.slow  # by default texts of a sample are trained so

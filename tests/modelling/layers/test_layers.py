@@ -11,11 +11,11 @@ import torch
 from config.gptj import GPTJConfig
 from data.samples import IGNORE_INDEX
 from modelling.layers import (
+    ActivationLayout,
     Attention,
-    Axes,
+    AttentionSpec,
     LMHead,
     RMSNorm,
-    Scores,
     VocabularyEmbedding,
     padding_bias,
 )
@@ -40,7 +40,8 @@ class TokenLoss(LMHead):
     """The head with its loss."""
 
     def build(self, x: Tensor, labels: Tensor) -> Tensor:  # type: ignore[override]
-        return CrossEntropy().sums(super().build(x), {"labels": labels}, Axes(), self.groups)
+        logits, layout = super().build(x), ActivationLayout()
+        return CrossEntropy().loss_stats(logits, {"labels": labels}, layout, self.groups)
 
 
 class MaskedAttention(Attention):
@@ -135,7 +136,7 @@ def attention_case(slices: int, queries: int, keys: int) -> Case:
     inputs += [rand(1, 3, queries, keys), mask]
 
     def make(tp: int) -> MaskedAttention:
-        return MaskedAttention(Dropout(), Scores(0.5), slices)
+        return MaskedAttention(Dropout(), AttentionSpec(0.5), slices)
 
     return Case(make, reference, inputs, [], {}, rand(2, 3, queries, 4))
 

@@ -7,7 +7,7 @@ import pytest
 
 import popxl
 import popxl_addons as addons
-from modelling.layers import Groups
+from modelling.layers import ParallelGroups
 from modelling.layers.dropout import Dropout
 from popxl import ops
 
@@ -15,21 +15,21 @@ from popxl import ops
 def test_members_of_a_group_are_neighbours():
     ir = popxl.Ir(replication=8)
     with ir.main_graph:
-        groups = Groups.current(4)
+        groups = ParallelGroups.current(4)
     assert (groups.tensor_parallel, groups.data_parallel) == (4, 2)
     assert groups.tp.groups == ((0, 1, 2, 3), (4, 5, 6, 7))
     assert groups.dp.groups == groups.sharded.groups == ((0, 4), (1, 5), (2, 6), (3, 7))
-    assert groups.identical.num_groups == 1
+    assert groups.replicated.num_groups == 1
     assert groups.sharded.transpose() == groups.tp
 
 
 def test_one_member_holds_and_does_everything():
     ir = popxl.Ir(replication=2)
     with ir.main_graph:
-        groups = Groups.current(1)
+        groups = ParallelGroups.current(1)
         x = popxl.constant(1.0, popxl.float32)
         assert groups.copy_to_tp(x) is groups.reduce_from_tp(x) is x
-    assert groups.sharded == groups.identical
+    assert groups.sharded == groups.replicated
     assert groups.tp.group_size == 1
 
 
@@ -37,19 +37,19 @@ def test_sizes_must_fit():
     ir = popxl.Ir(replication=6)
     said = "6 replicas, which is no multiple of .* 4"
     with ir.main_graph, pytest.raises(ValueError, match=said):
-        Groups.current(4)
+        ParallelGroups.current(4)
 
 
 def test_random_numbers_inside_a_sharded_computation_are_each_members_own():
     """Outside they are the same; members of the same rank in other groups differ by their seed."""
     ir = popxl.Ir(replication=4)
     with ir.main_graph:
-        groups, dropout = Groups.current(2), Dropout(0.5)
+        groups, dropout = ParallelGroups.current(2), Dropout(0.5)
         seeds = np.array([[1, 2], [3, 4]], np.uint32)
         seed = popxl.variable(seeds, replica_grouping=groups.tp)
         x = popxl.constant(np.ones(64), popxl.float32)
         outside, inside = ops.split_random_seed(seed, 2)
-        streams = [addons.host_store(dropout(x, s)) for s in (outside, groups.own_seed(inside))]
+        streams = [addons.host_store(dropout(x, s)) for s in (outside, groups.tp_seed(inside))]
     with popxl.Session(ir, "cpu") as session:
         out = session.run()
     same, own = (out[s] for s in streams)

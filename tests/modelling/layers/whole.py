@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from config.t5 import T5Config
-from modelling.layers import Context
-from modelling.layers.wrapped import Wrapped
+from modelling.layers import BlockContext
+from modelling.layers.wrapped import LayerWrapper
 from modelling.t5.model import T5MLP
 from popxl import Tensor
 from tests.modelling.made import Made
 
 
-class _Alone(Wrapped):
+class _Alone(LayerWrapper):
     def build(self, x: Tensor) -> Tensor:
-        return self.layer(x, Context())
+        return self.layer(x, BlockContext())
 
 
 def feed_forward(

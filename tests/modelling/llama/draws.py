@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import transformers
 
-from modelling.config_json import defaults
+from modelling.config_json import hf_defaults
 from modelling.llama.config_json import ARCHITECTURES, MIXTURES
 from tests.modelling.llama.hf import END, LENGTH, PAD, SETTINGS, VOCABULARY, implementations
 
@@ -63,7 +63,7 @@ def draw(seed: int, kinds: Sequence[str] = DENSE) -> Draw:
 
 
 def _settings(kind: str, rng: np.random.Generator) -> dict[str, Any]:
-    known, _ = defaults(kind)
+    known, _ = hf_defaults(kind)
     heads = int(rng.choice([2, 4, 8]))
     groups = int(rng.choice([n for n in (1, 2, 4, 8) if n <= heads]))
     layers = int(rng.integers(1, 5))
@@ -103,7 +103,7 @@ def _experts(kind: str, rng: np.random.Generator) -> dict[str, Any]:
     """Up to as many as a token may choose, and more than a batch has tokens for."""
     if kind not in MIXTURES:
         return {}
-    known, _ = defaults(kind)
+    known, _ = hf_defaults(kind)
     count = int(rng.choice([1, 3, 8, 60]))
     settings = {
         "num_experts_per_tok": int(rng.choice([1, min(2, count), count])),
@@ -141,7 +141,7 @@ def _windows(kind: str, rng: np.random.Generator, layers: int) -> dict[str, Any]
                 "sliding_window": window,
                 "max_window_layers": most,
             }
-            return {n: x for n, x in found.items() if n in defaults(kind)[0]}
+            return {n: x for n, x in found.items() if n in hf_defaults(kind)[0]}
         case "smollm3":
             return {"no_rope_layers": [int(rng.integers(2)) for _ in range(layers)]}
     return {}

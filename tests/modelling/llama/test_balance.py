@@ -133,7 +133,7 @@ def test_padding_does_not_count_and_experts_are_told_of(kind: str, balance: floa
     assert step.gradient_norm == pytest.approx(norm, rel=1e-4)
     error, name = worst(gradients, expected)
     assert error < 1e-4, name
-    told = step.told
+    told = step.aux_metrics
     assert told["experts/balance"] == pytest.approx(torch.stack(balances).mean().item(), rel=1e-5)
     shares = [told[f"experts/share/{n}"] for n in range(theirs.num_experts)]
     np.testing.assert_allclose(shares, chosen / chosen.sum(), rtol=1e-6)
@@ -191,6 +191,6 @@ def test_preferences_are_balanced_too() -> None:
     ours.write(base_weight_map(config).init_weights(0))
     with ours:
         (step,) = ours.run([batch], [0.0], 0)
-    share = (step.loss - 1 + step.told["rewards/margins"]) / COEFFICIENT
+    share = (step.loss - 1 + step.aux_metrics["rewards/margins"]) / COEFFICIENT
     chosen, count = config.model.num_experts_per_tok, config.model.num_experts
     assert chosen * 0.99 < share < count

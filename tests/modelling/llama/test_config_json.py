@@ -18,7 +18,7 @@ from huggingface.model_folders import read_hf_directory, write_hf_directory
 from modelling.llama.config_json import (
     ARCHITECTURES,
     from_config_json,
-    normalise,
+    normalize_config_json,
     to_config_json,
 )
 from modelling.llama.rotary import scaled_frequencies
@@ -60,7 +60,7 @@ def test_a_description_is_normalised_beside_packed_weights_too() -> None:
     config = our_config(hf_config("qwen3"))
     packed = replace(config.model, quantisation="int4", quantisation_group_size=4)
     config = replace(config, model=packed, adapter=Adapter(rank=2))
-    assert normalise(config, to_config_json(config)) == to_config_json(config)
+    assert normalize_config_json(config, to_config_json(config)) == to_config_json(config)
 
 
 YARN = {"rope_type": "yarn", "rope_theta": 500.0, "original_max_position_embeddings": 40}
@@ -80,7 +80,7 @@ def test_yarn_is_transformers(how: str) -> None:
     theirs = hf_config("qwen3", rope_parameters=YARN | YARNS[how], max_position_embeddings=160)
     module = hf_model(theirs).model.rotary_emb
     config = our_config(theirs)
-    rope, rotated = config.model.rope_parameters, config.model.rotated
+    rope, rotary_dim = config.model.rope_parameters, config.model.rotary_dim
     ours, scale = scaled_frequencies(config.model, LENGTH)
     np.testing.assert_allclose(ours, module.inv_freq.numpy(), rtol=1e-6)
     assert scale == pytest.approx(module.attention_scaling, rel=1e-12)
@@ -88,7 +88,7 @@ def test_yarn_is_transformers(how: str) -> None:
     assert again.model.rope_parameters == rope
     plain_model = replace(config.model, rope_parameters=replace(rope, rope_type="default"))
     plain = scaled_frequencies(plain_model, LENGTH)[0]
-    assert 1 < len(set(np.round(ours / plain, 5))) < rotated // 2 + 1
+    assert 1 < len(set(np.round(ours / plain, 5))) < rotary_dim // 2 + 1
 
 
 @pytest.mark.parametrize("kind", SETTINGS)

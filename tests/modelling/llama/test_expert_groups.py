@@ -13,7 +13,7 @@ import popxl
 from config.errors import ConfigError
 from modelling.phases.evaluation import build_loss
 from modelling.phases.training import build_training
-from modelling.spec import family_of
+from modelling.spec import get_family
 from sessions.generation import GenerationSession
 from sessions.loss_evaluation import LossSession
 from sessions.training import TrainingSession
@@ -106,7 +106,7 @@ def test_some_are_trained_as_in_torch(told: dict[str, str], only: str) -> None:
     start, expected = trained(hf_config("qwen2_moe"), batches(STEPS), only=only)
     config = grouped("qwen2_moe", 3, 1, 1, 2)
     config = config.changed({f"training.{name}": value for name, value in told.items()})
-    weight_map = family_of(config).weight_map(config)
+    weight_map = get_family(config).weight_map(config)
     model = fine_tuning(config, gradients=True)
     model.write(weight_map.from_hf(start))
 
@@ -126,7 +126,7 @@ def test_one_layers_experts_are_trained_alike() -> None:
     frozen = ",".join(f"model.layers.1.mlp.experts.{n}" for n in (2, 3))
     config = config.changed({"training.frozen": frozen})
     with pytest.raises(ConfigError, match="experts of layer"):
-        family_of(config).weight_map(config)
+        get_family(config).weight_map(config)
 
 
 # ---- bits ---------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def test_evaluation_and_generation_read_what_is_trained() -> None:
     for groups in (1, 3):
         config = with_groups(our_config(theirs), groups)
         config = replace(config, generation=replace(config.generation, weights="streamed"))
-        family = family_of(config)
+        family = get_family(config)
         samples = family.sample_format.generated(config, 16, None)
         model = TrainingSession(config)
         model.write(base_weight_map(config).from_hf(start))
@@ -206,7 +206,7 @@ def test_device_memory_falls_with_groups_and_work_does_not_grow() -> None:
         config = with_groups(our_config(theirs, micro_batch=2), groups)
         for trains in (True, False):
             given = replace(config, model=replace(config.model, eval=not trains))
-            build, family = build_training if trains else build_loss, family_of(given)
+            build, family = build_training if trains else build_loss, get_family(given)
             program = build(given, family.build_phases, weight_map=family.weight_map(given))
             plan = popxl.plan.trace(program.ir, "gpu").plan()
             needed[groups, trains] = plan.device

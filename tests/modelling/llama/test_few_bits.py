@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from config.llama import LlamaConfig
-from modelling.spec import family_of
+from modelling.spec import get_family
 from sessions.generation import GenerationSession
 from tests.modelling.llama.hf import LENGTH, VOCABULARY, hf_config, hf_model, our_config, weights_of
 from tests.modelling.llama.training import batches
@@ -52,7 +52,7 @@ def test_training_beside_packed_experts_is_that_beside_expanded_ones_bit_for_bit
     found = []
     for fields, weights in (({}, expanded(base, bits)), (packed, base)):
         model = fine_tuning(config.changed(fields))
-        model.write({**family_of(config).weight_map(config).init_weights(0), **weights})
+        model.write({**get_family(config).weight_map(config).init_weights(0), **weights})
         with model:
             losses = [model.run([given[i]], [1e-2], i)[0].loss for i in range(2)]
             found.append((losses, dict(model.tensors(frozen=False))))

@@ -22,7 +22,7 @@ from modelling.weights import WeightsError
 from modelling.weights.mxfp4 import expand
 from popxl import constant, ops
 from popxl.transforms import autodiff
-from popxl_addons.ops.routing import rows_of_groups, spread_weights
+from popxl_addons.ops.routing import repeat_by_group, scatter_router_weights
 from run.start import starting_point
 from tests.modelling.llama.hf import (
     as_parameters,
@@ -65,7 +65,7 @@ def test_weights_are_spread_over_all_experts_and_their_gradients_come_back() -> 
     expected = np.zeros((3, 5))
     np.put_along_axis(expected, chosen, weights, 1)
     y, back = with_gradients(
-        lambda w: spread_weights(w, constant(chosen), experts=5), *single(weights, dy)
+        lambda w: scatter_router_weights(w, constant(chosen), experts=5), *single(weights, dy)
     )
     np.testing.assert_array_equal(y, expected.astype(np.float32))
     np.testing.assert_array_equal(back, np.take_along_axis(dy, chosen, 1).astype(np.float32))
@@ -76,7 +76,7 @@ def test_rows_get_the_vector_of_their_group_and_give_it_their_gradients(dtype: t
     sizes, vectors = np.array([2, 0, 3, 1], np.int32), rand(4, 3).astype(dtype)
     dy = rand(7, 3, seed=1).astype(dtype)  # one row is of no group
     groups = np.repeat(np.arange(4), sizes)
-    build = lambda v: rows_of_groups(v, constant(sizes), rows=7)  # noqa: E731
+    build = lambda v: repeat_by_group(v, constant(sizes), rows=7)  # noqa: E731
     y, back = with_gradients(build, vectors, dy=dy)
     expected = np.zeros((4, 3))
     np.add.at(expected, groups, dy[:6].astype(np.float64))

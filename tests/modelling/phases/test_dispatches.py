@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from modelling.phases.training import build_training
-from modelling.spec import family_of
+from modelling.spec import get_family
 from popxl._schedule.schedule import Routine, Run
 from popxl._schedule.schedule_builder import build_schedule
 from tests.modelling.gptj.hf import small_config
@@ -21,7 +21,7 @@ def _steps(config: Any, activations: str, **execution: Any) -> list[Routine]:
     changes = {"execution.activations": activations}
     changes |= {f"execution.{name}": value for name, value in execution.items()}
     config = config.changed(changes)
-    family = family_of(config)
+    family = get_family(config)
     program = build_training(config, family.build_phases, weight_map=family.weight_map(config))
     routines = build_schedule(program.ir).routines
     layers = [r for r in routines if "Block" in r.title or "Layer" in r.title]
@@ -67,7 +67,7 @@ def test_a_hint_costs_no_segment() -> None:
     config = t5_config(1, 1, 1, layers=2)
     counts = set()
     for hinted in (False, True):
-        family, there = family_of(config), config.changed({"execution.code_load": hinted})
+        family, there = get_family(config), config.changed({"execution.code_load": hinted})
         program = build_training(there, family.build_phases, weight_map=family.weight_map(there))
         counts.add(len(build_schedule(program.ir).segments))
     assert len(counts) == 1

@@ -13,7 +13,7 @@ from checkpoints import CheckpointStore
 from checkpoints.errors import CheckpointError
 from config.errors import ConfigError
 from config.sections import FP8, RunConfig
-from modelling.spec import family_of
+from modelling.spec import get_family
 from run.start import load_weights, starting_point
 from sessions.loss_evaluation import LossSession
 from sessions.training import TrainingSession
@@ -48,7 +48,7 @@ def batches(family: str, count: int = STEPS) -> list:
 def initial(family: str) -> Tensors:
     if family != "gptj":
         config = config_of(family, 1, 1, 4)
-        return family_of(config).weight_map(config).init_weights(5)
+        return get_family(config).weight_map(config).init_weights(5)
     return logical(hf_model(small_config(layers=2)))
 
 
@@ -163,7 +163,7 @@ def test_a_run_goes_on_bit_for_bit_and_in_another_layout(family, other, tmp_path
         config = run.model.config
         load = replace(config.checkpoint, load=str(tmp_path))
         start = starting_point(
-            replace(config, checkpoint=load), family_of(config).weight_map(config)
+            replace(config, checkpoint=load), get_family(config).weight_map(config)
         )
         run.model.write(start.tensors)
         with run.model as model:
@@ -198,7 +198,7 @@ def test_a_step_that_is_left_out_leaves_the_state(tmp_path):
 
 def test_a_history_of_another_length_is_cut_or_filled_up():
     config = config_of("gptj", 1, 1, 4)
-    weight_map = family_of(config).weight_map(config)
+    weight_map = get_family(config).weight_map(config)
     model = trained("gptj", 1, 1, 4).model
     before = trained("gptj", 1, 1, 4).before
     name = "fp8/amax_history/lm_head.weight"
@@ -248,7 +248,7 @@ def test_generation_multiplies_in_fp8_with_the_scales_of_training(tmp_path):
         store.save(STEPS, one.after, {}, wait=True)
     config = one.model.config
     config = replace(config, checkpoint=replace(config.checkpoint, load=str(tmp_path)))
-    start = load_weights(config, family_of(config).weight_map(config))
+    start = load_weights(config, get_family(config).weight_map(config))
     model = inference(config)
     model.write(start.tensors)
     length = config.model.sequence_length
@@ -266,7 +266,7 @@ def test_generation_multiplies_in_fp8_with_the_scales_of_training(tmp_path):
 
 def test_generation_without_scales_says_what_to_do(tmp_path):
     config = config_of("gptj", 1, 1, 4)
-    weight_map = family_of(config).weight_map(config)
+    weight_map = get_family(config).weight_map(config)
     with CheckpointStore(tmp_path) as store:
         store.save(1, weight_map.init_weights(0), {}, wait=True)
     config = replace(config, checkpoint=replace(config.checkpoint, load=str(tmp_path)))

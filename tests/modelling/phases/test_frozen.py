@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import popxl
-from modelling.layers import Groups
+from modelling.layers import ParallelGroups
 from modelling.phases import Phase, PhaseSettings
 from modelling.phases.training import TrainingProgram, build_training
 from tests.modelling.phases.test_phased_training import NAMES, train_torch
@@ -83,7 +83,9 @@ def test_they_are_loaded_and_have_nothing_else(frozen) -> None:
     program = build_training(config, build_toy_phases, weight_map=toy_weight_map(*frozen))
     ir = popxl.Ir()
     with ir.main_graph:
-        layout = build_toy_phases(PhaseSettings(config, Groups.current(1), toy_weight_map(*frozen)))
+        layout = build_toy_phases(
+            PhaseSettings(config, ParallelGroups.current(1), toy_weight_map(*frozen))
+        )
     written = stored(program)
     for name, variable in zip(NAMES, weights_of(program), strict=True):
         assert (variable._remote[0] in written) == (name not in frozen), name

@@ -10,8 +10,8 @@ from transformers.models.t5.modeling_t5 import T5Attention as HFAttention
 import popxl
 import popxl_addons as addons
 from config.t5 import T5Config
-from modelling.layers import MASKED
-from modelling.t5.biases import RelativePosition, bucket_of
+from modelling.layers import MASK_VALUE
+from modelling.t5.biases import RelativePositionBias, relative_position_bucket
 from tests.modelling.made import Made
 
 
@@ -25,7 +25,7 @@ def test_buckets_are_hugging_faces(causal, buckets, max_distance):
         torch.tensor(distance), not causal, buckets, max_distance
     )
     np.testing.assert_array_equal(
-        bucket_of(distance, causal, buckets, max_distance), theirs.numpy()
+        relative_position_bucket(distance, causal, buckets, max_distance), theirs.numpy()
     )
 
 
@@ -39,7 +39,7 @@ def test_biases_are_those_of_each_pairs_bucket(causal):
     weight = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)
     ir = popxl.Ir()
     with ir.main_graph:
-        module = Made(config, lambda: RelativePosition(causal))
+        module = Made(config, lambda: RelativePositionBias(causal))
         variable = popxl.variable(weight)
         streams = {}
         for size in sizes:
@@ -61,4 +61,4 @@ def expected(weight: np.ndarray, causal: bool, queries: int, keys: int) -> np.nd
     buckets = HFAttention._relative_position_bucket(distance, not causal, 8, 9).numpy()
     bias = weight[buckets].transpose(2, 0, 1)
     hidden = causal & (distance.numpy() > 0)
-    return (bias + np.where(hidden, MASKED, 0).astype(np.float32))[None]
+    return (bias + np.where(hidden, MASK_VALUE, 0).astype(np.float32))[None]

@@ -13,7 +13,7 @@ import popxl
 from popxl import ops
 from popxl.errors import SpecError
 from popxl.transforms import autodiff
-from popxl_addons.ops.routing import rows_by_expert, rows_of_groups
+from popxl_addons.ops.routing import repeat_by_group, sort_by_expert
 from tests.popxl.ops.harness import compile_quickly, evaluate
 from tests.slow import slow
 
@@ -99,7 +99,7 @@ def test_rows_that_are_not_finite_or_in_no_group_change_no_others(seed: int, add
 
 def test_an_infinite_row_of_no_group_leaves_the_vectors_of_groups_alone() -> None:
     def build(vectors, _, sizes):
-        return rows_of_groups(vectors, sizes, rows=4)
+        return repeat_by_group(vectors, sizes, rows=4)
 
     dy = np.ones((4, OUT), np.float32)
     dy[3] = np.inf, np.nan
@@ -111,7 +111,7 @@ def test_an_infinite_row_of_no_group_leaves_the_vectors_of_groups_alone() -> Non
 
 def test_choices_that_are_no_expert_are_in_no_group() -> None:
     chosen = np.array([[-1, 0], [1, 7], [0, -(2**31)], [2**31 - 1, 1]], np.int32)
-    order, places, sizes = evaluate(partial(rows_by_expert, experts=2), chosen)
+    order, places, sizes = evaluate(partial(sort_by_expert, experts=2), chosen)
     np.testing.assert_array_equal(sizes, [2, 2])
     np.testing.assert_array_equal(order, [1, 4, 2, 7, 0, 3, 5, 6])
     np.testing.assert_array_equal(order[places.ravel()], np.arange(8))
@@ -153,5 +153,5 @@ def test_inputs_that_do_not_fit_are_refused(specs, settings, message) -> None:
 @pytest.mark.parametrize(("dtype", "shape"), [(F, (3, 2)), (popxl.uint32, (3, 2)), (N, (6,))])
 def test_choices_are_int32_for_each_token(dtype, shape) -> None:
     spec = popxl.TensorSpec(shape, dtype)
-    with pytest.raises(SpecError, match="rows_by_expert.*choices are int32"):
-        popxl.Ir().create_graph(lambda c: rows_by_expert(c, experts=2), spec)
+    with pytest.raises(SpecError, match="sort_by_expert.*the experts of tokens are int32"):
+        popxl.Ir().create_graph(lambda c: sort_by_expert(c, experts=2), spec)

@@ -39,8 +39,8 @@ RANDOM = {
 OF_ADDONS = {
     *("cross_entropy_label", "fp8_amax_scale", "fp8_mse_scale"),
     *("group_quantize_decompress", "saturate", "round_by_hash"),
-    *("count_experts", "rows_by_expert", "rows_of_experts", "rows_of_groups", "spread_weights"),
-    "weigh_rows",
+    *("count_expert_usage", "sort_by_expert", "sort_local_experts", "repeat_by_group"),
+    *("scatter_router_weights", "scale_rows"),
     *(
         "quantize_first_moment",
         "dequantize_first_moment",

@@ -26,7 +26,7 @@ from data.label_candidates import Candidates
 from data.pipeline import Pipeline
 from data.samples import IGNORE_INDEX
 from data.seq2seq import SEQ2SEQ
-from modelling.spec import family_of
+from modelling.spec import get_family
 from planning.origins import ORIGINS
 from run.evaluation.answers import Choosing
 from run.evaluation.metrics import NO_LABEL, macro_f1
@@ -104,7 +104,7 @@ def test_scores_are_those_of_transformers(preset, labels, target, tmp_path):
     flags += ["--data.target", target, "--evaluation.constrained"]
     flags += [] if preset == "tiny" else ["--data.separator", ""]
     line = read_command_line("", "inference", "tiny", flags, origins=ORIGINS)
-    family, config = family_of(line.config), line.config
+    family, config = get_family(line.config), line.config
     data = Pipeline(config, family.sample_format, DataCache())
     corpus = data.corpus("validation")
     candidates = Candidates.of(data, corpus, data.task.labels)
@@ -175,7 +175,7 @@ def test_scores_on_four_devices(preset, tmp_path):
 
     def scores(*more: str) -> np.ndarray:
         line = read_command_line("", "inference", "tiny", [*flags, *more], origins=ORIGINS)
-        family, config = family_of(line.config), line.config
+        family, config = get_family(line.config), line.config
         data = Pipeline(config, family.sample_format, DataCache())
         candidates = Candidates.of(data, data.corpus("validation"), data.task.labels)
         weights = load_weights(config, family.weight_map(config)).tensors

@@ -15,7 +15,7 @@ from config.gptj import GPTJConfig
 from config.presets import load_config
 from config.t5 import T5Config
 from huggingface.model_folders import write_hf_directory
-from modelling.spec import family_of
+from modelling.spec import get_family
 from run.evaluation.side_by_side import Pair, SideBySide, Written
 from tests.slow import slow
 
@@ -29,8 +29,8 @@ def run_small(preset, folder, *arguments):
     """Save a small model for Hugging Face, and run the script with it."""
     config_class, model = SMALL[preset]
     config = load_config(config_class, "inference", preset, {"model": model})
-    weights = family_of(config).weight_map(config).init_weights(3)
-    write_hf_directory(folder, weights, family_of(config).to_config_json(config))
+    weights = get_family(config).weight_map(config).init_weights(3)
+    write_hf_directory(folder, weights, get_family(config).to_config_json(config))
     flags = [f"--{name}={value}" for name, value in model.items()]
     common = ["--config", preset, "--device", "cpu", "--load", str(folder), *flags]
     more = ["--generation.max_tokens", "4"]  # answers of random weights differ late

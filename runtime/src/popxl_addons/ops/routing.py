@@ -13,8 +13,8 @@ import numpy as np
 from popxl.custom import jax_op
 
 
-@jax_op(name="rows_by_expert", no_grad="a choice has no gradient")
-def rows_by_expert(chosen: Any, *, experts: int) -> tuple[Any, Any, Any]:
+@jax_op(name="sort_by_expert", no_grad="a choice has no gradient")
+def sort_by_expert(topk_experts: Any, *, experts: int) -> tuple[Any, Any, Any]:
     """Sort rows by expert, those of one in the order of the tokens.
 
     Args:
@@ -25,36 +25,37 @@ def rows_by_expert(chosen: Any, *, experts: int) -> tuple[Any, Any, Any]:
         int32 (rows,): the number of the choice, of tokens × k, at each place of the sorted rows;
         int32 (tokens, k): the place of each choice; int32 (experts,): each one's number of rows.
     """
-    return _by_expert(chosen, experts)
+    return _by_expert(topk_experts, experts)
 
 
-def _is_here(chosen: Any, experts: int) -> Any:
-    return (chosen >= 0) & (chosen < experts)
+def _is_here(topk_experts: Any, experts: int) -> Any:
+    return (topk_experts >= 0) & (topk_experts < experts)
 
 
-def _by_expert(chosen: Any, experts: int) -> tuple[Any, Any, Any]:
-    if chosen.ndim != 2 or chosen.dtype != np.int32:
+def _by_expert(topk_experts: Any, experts: int) -> tuple[Any, Any, Any]:
+    if topk_experts.ndim != 2 or topk_experts.dtype != np.int32:
         raise TypeError(
-            f"choices are int32 (tokens, k), but are {chosen.dtype} of shape {chosen.shape}"
+            f"the experts of tokens are int32 (tokens, k), but are {topk_experts.dtype} of shape "
+            f"{topk_experts.shape}"
         )
-    here = _is_here(chosen, experts)
-    flat = (here * chosen + ~here * experts).reshape(-1)
+    here = _is_here(topk_experts, experts)
+    flat = (here * topk_experts + ~here * experts).reshape(-1)
     order = flat.argsort(stable=True).astype(np.int32)
-    places = order.at[order].set(np.arange(order.size, dtype=np.int32)).reshape(chosen.shape)
+    places = order.at[order].set(np.arange(order.size, dtype=np.int32)).reshape(topk_experts.shape)
     begins = flat[order].searchsorted(np.arange(experts + 1, dtype=np.int32))
     return order, places, (begins[1:] - begins[:-1]).astype(np.int32)
 
 
-@jax_op(name="rows_of_experts", no_grad="a choice has no gradient")
-def rows_of_experts(chosen: Any, *, experts: int) -> tuple[Any, Any, Any]:
-    """Like `rows_by_expert`, where tokens may have chosen others besides: their rows come last.
+@jax_op(name="sort_local_experts", no_grad="a choice has no gradient")
+def sort_local_experts(topk_experts: Any, *, experts: int) -> tuple[Any, Any, Any]:
+    """Like `sort_by_expert`, where tokens may have chosen others besides: their rows come last.
 
     There is room for as many rows as may be of these experts: tokens × min(k, experts). Choices of
     others, whose numbers are negative or too large, have the place after the last.
     """
-    here = _is_here(chosen, experts)
-    order, places, sizes = _by_expert(chosen, experts)
-    rows = chosen.shape[0] * min(chosen.shape[1], experts)
+    here = _is_here(topk_experts, experts)
+    order, places, sizes = _by_expert(topk_experts, experts)
+    rows = topk_experts.shape[0] * min(topk_experts.shape[1], experts)
     return order[:rows], (here * places + ~here * rows).astype(np.int32), sizes
 
 
@@ -75,14 +76,14 @@ def _in_order(weights: Any, order: Any) -> Any:
     return weights.reshape(-1)[order][:, None].astype(np.float32)
 
 
-@jax_op(name="weigh_rows", grad=_weights_back)
-def weigh_rows(y: Any, weights: Any, order: Any, places: Any) -> Any:
+@jax_op(name="scale_rows", grad=_weights_back)
+def scale_rows(y: Any, weights: Any, order: Any, places: Any) -> Any:
     """Multiply each row by the weight of its choice, in float32.
 
     Args:
         y: (rows, features).
         weights: (tokens, k).
-        order, places: see `rows_by_expert`.
+        order, places: see `sort_by_expert`.
 
     Returns:
         (rows, features).
@@ -107,8 +108,8 @@ def _vectors_back(xs: Any, ys: Any, dys: Any, *, rows: int) -> tuple[Any, None]:
     return made.astype(vectors.dtype), None
 
 
-@jax_op(name="rows_of_groups", grad=_vectors_back)
-def rows_of_groups(vectors: Any, sizes: Any, *, rows: int) -> Any:
+@jax_op(name="repeat_by_group", grad=_vectors_back)
+def repeat_by_group(vectors: Any, sizes: Any, *, rows: int) -> Any:
     """For rows that are sorted by group, the vector of each one's group.
 
     Args:
@@ -122,17 +123,17 @@ def rows_of_groups(vectors: Any, sizes: Any, *, rows: int) -> Any:
 
 
 def _spread_back(xs: Any, ys: Any, dys: Any, *, experts: int) -> tuple[Any, None]:
-    weights, chosen = xs
-    return (dys[0][:, None] * _is_chosen(chosen, experts)).sum(-1).astype(weights.dtype), None
+    weights, topk_experts = xs
+    return (dys[0][:, None] * _is_chosen(topk_experts, experts)).sum(-1).astype(weights.dtype), None
 
 
-def _is_chosen(chosen: Any, experts: int) -> Any:
+def _is_chosen(topk_experts: Any, experts: int) -> Any:
     """bool (tokens, k, experts)."""
-    return chosen[..., None] == np.arange(experts, dtype=np.int32)
+    return topk_experts[..., None] == np.arange(experts, dtype=np.int32)
 
 
-@jax_op(name="spread_weights", grad=_spread_back)
-def spread_weights(weights: Any, chosen: Any, *, experts: int) -> Any:
+@jax_op(name="scatter_router_weights", grad=_spread_back)
+def scatter_router_weights(weights: Any, topk_experts: Any, *, experts: int) -> Any:
     """The weights of all experts, 0 of those that a token did not choose.
 
     Args:
@@ -141,7 +142,7 @@ def spread_weights(weights: Any, chosen: Any, *, experts: int) -> Any:
     Returns:
         (tokens, experts), of the dtype of `weights`.
     """
-    return (weights[..., None] * _is_chosen(chosen, experts)).sum(1)
+    return (weights[..., None] * _is_chosen(topk_experts, experts)).sum(1)
 
 
 def _counted_back(xs: Any, ys: Any, dys: Any) -> tuple[None, Any, None]:
@@ -154,8 +155,8 @@ def _seen(seen: Any) -> Any:
     return (seen.reshape(-1, 1) != 0).astype(np.float32)
 
 
-@jax_op(name="count_experts", grad=_counted_back)
-def count_experts(chosen: Any, probabilities: Any, seen: Any) -> Any:
+@jax_op(name="count_expert_usage", grad=_counted_back)
+def count_expert_usage(topk_experts: Any, probabilities: Any, seen: Any) -> Any:
     """How tokens use experts.
 
     Args:
@@ -168,5 +169,5 @@ def count_experts(chosen: Any, probabilities: Any, seen: Any) -> Any:
         probabilities; the former have no gradient.
     """
     seen, experts = _seen(seen), probabilities.shape[1]
-    counts = (_is_chosen(chosen, experts) * seen[..., None]).sum((0, 1))
+    counts = (_is_chosen(topk_experts, experts) * seen[..., None]).sum((0, 1))
     return counts[None].repeat(2, 0).at[1].set((probabilities * seen).sum(0))

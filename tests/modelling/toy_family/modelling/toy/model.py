@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from config.toy import ToyConfig, ToyModel
 from modelling import layers as nn
-from modelling.decoder import Decoder
+from modelling.decoder import DecoderSpec
 from modelling.spec import decoder_family
 from modelling.toy.config_json import from_config_json, to_config_json
 from popxl import Tensor, ops
@@ -12,12 +12,12 @@ from popxl import Tensor, ops
 
 class Attention(nn.MultiHeadAttention):
     def __init__(self, c: ToyModel) -> None:
-        super().__init__(c.heads, nn.Scores((c.hidden_size // c.heads) ** -0.5, causal=True))
-        self.qkv = nn.Fused(c.hidden_size, c.hidden_size, {"q": 0.2, "k": 0.2, "v": 0.2})
+        super().__init__(c.heads, nn.AttentionSpec((c.hidden_size // c.heads) ** -0.5, causal=True))
+        self.qkv = nn.FusedLinear(c.hidden_size, c.hidden_size, {"q": 0.2, "k": 0.2, "v": 0.2})
         self.o = nn.Linear(c.hidden_size, c.hidden_size, shard="in", std=0.2)
 
-    def build(self, x: Tensor, ctx: nn.Context) -> Tensor:
-        q, k, v = (self.split(t) for t in self.qkv(self.groups.copy_to_tp(x)))
+    def build(self, x: Tensor, ctx: nn.BlockContext) -> Tensor:
+        q, k, v = (self.split_heads(t) for t in self.qkv(self.groups.copy_to_tp(x)))
         return self.o(self.attend(q, k, v, ctx))
 
 
@@ -37,14 +37,14 @@ class Block(nn.Module):
         self.ln_1, self.ln_2 = (nn.RMSNorm(c.hidden_size, 1e-6) for _ in range(2))
         self.attn, self.mlp = Attention(c), MLP(c)
 
-    def build(self, x: Tensor, ctx: nn.Context) -> Tensor:
-        x = ctx.add(x, self.attn(self.ln_1(x), ctx))
-        return ctx.add(x, self.mlp(self.ln_2(x)))
+    def build(self, x: Tensor, ctx: nn.BlockContext) -> Tensor:
+        x = ctx.add_residual(x, self.attn(self.ln_1(x), ctx))
+        return ctx.add_residual(x, self.mlp(self.ln_2(x)))
 
 
-def decoder(config: ToyConfig) -> Decoder:
+def decoder_spec(config: ToyConfig) -> DecoderSpec:
     c = config.model
-    return Decoder(
+    return DecoderSpec(
         embeddings=lambda: nn.Embeddings(nn.VocabularyEmbedding(0.2, "embed")),
         layer_types=["full_attention"] * c.layers,
         block=lambda layer_type: Block(c),
@@ -53,4 +53,4 @@ def decoder(config: ToyConfig) -> Decoder:
     )
 
 
-FAMILY = decoder_family(decoder, to_config_json, from_config_json)
+FAMILY = decoder_family(decoder_spec, to_config_json, from_config_json)
