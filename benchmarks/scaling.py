@@ -290,7 +290,7 @@ def _tensors_on(hosts: int) -> Any:
     program = build_training(config, family.build_phases, False, weight_map)
     owners = tuple(replica // DEVICES_OF_A_HOST for replica in range(config.replicas))
     held = ShardReader(
-        lambda v: popxl.plan.variable_parts(v, owners), lambda v, part: np.zeros(part.size)
+        lambda v: popxl.plan.variable_shards(v, owners), lambda v, part: np.zeros(part.size)
     )
     return weight_map.to_logical(lambda v: np.zeros(0), program.variables, True, held)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import popxl
+import popxl_addons as addons
 from config.sections import RunConfig
 from modelling.fp8 import fp8_layers
 from modelling.layers.parallel import ParallelGroups
@@ -28,3 +29,7 @@ def build_ir(config: RunConfig) -> Iterator[tuple[popxl.Ir, ParallelGroups]]:
     with ir.main_graph, use_run_config(config), fp8_layers(config):
         yield ir, ParallelGroups.current(config.execution.tensor_parallel)
     apply_pre_alias_patterns(ir, level="default")
+    if config.execution.available_memory_proportion is not None:
+        addons.set_available_memory_proportion_by_ipu(
+            ir, [config.execution.available_memory_proportion]
+        )

@@ -293,7 +293,7 @@ class _Run:
             self.checkpoints.begin()
             runs = profiled_runs(config, options, self.start.step)
             profile = stack.enter_context(Profile(runs, self.model, options.name, self.folder))
-            disk = self.model.session.disk_silence()
+            disk = self.model.session.disk_idle_clock()
             with Stalls(options.stall, disk, lambda: stop.received) as stalls:
                 try:
                     last = self._loop(records, profile, stop, stalls)

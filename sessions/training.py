@@ -88,7 +88,7 @@ class TrainingSession(ModelSession):
         self._check_entered()
         self.finish_update()
         session = self.session
-        held = ShardReader(session.variable_parts, session.read_variable_part)
+        held = ShardReader(session.variable_shards, session.read_variable_shard)
         read = session.read_variable_data
         return self._weight_map.to_logical(read, self.program.variables, optimizer, held, frozen)
 

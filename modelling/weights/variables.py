@@ -14,12 +14,12 @@ from checkpoints.arrays import Arrays, LazyArrays, View
 from checkpoints.tensor_shards import CutTensor, Layout, Part
 from modelling.weights.mapping import WeightMapping
 from popxl import Variable
-from popxl.session import VariablePart
+from popxl.session import VariableShard
 
 OPTIMIZER = "optimizer"
 """First part of the names of optimizer state: `optimizer/first_order/<weight>`."""
 
-Held = tuple[VariablePart, ...]
+StoredArray = tuple[VariableShard, ...]
 
 
 class VariableSource(NamedTuple):
@@ -43,7 +43,7 @@ class VariableSource(NamedTuple):
         """The names of the tensors."""
         return [self.prefix + weight.name for weight in self.mapping.weights]
 
-    def shardings(self, held: Held) -> tuple[WeightSharding, ...]:
+    def shardings(self, held: StoredArray) -> tuple[WeightSharding, ...]:
         """How each tensor is cut, where the variable is held in parts."""
         mapping, shape = self.mapping, self.variable.shape
         if self.is_shared:
@@ -147,16 +147,16 @@ class WeightSharding(NamedTuple):
 
     layout: Layout
     holders: tuple[tuple[int, ...], ...]
-    sources: tuple[tuple[VariablePart, WeightSlice], ...]
+    sources: tuple[tuple[VariableShard, WeightSlice], ...]
 
     @classmethod
-    def from_sources(cls, sources: Sequence[tuple[VariablePart, WeightSlice]]) -> WeightSharding:
+    def from_sources(cls, sources: Sequence[tuple[VariableShard, WeightSlice]]) -> WeightSharding:
         """From the parts of the variable, and what each has of the weight."""
         layout = tuple(weight_slice.part for _, weight_slice in sources)
         return cls(layout, tuple(part.processes for part, _ in sources), tuple(sources))
 
     def read(
-        self, variable: Variable, read: Callable[[Variable, VariablePart], np.ndarray], number: int
+        self, variable: Variable, read: Callable[[Variable, VariableShard], np.ndarray], number: int
     ) -> np.ndarray:
         """The elements of a part of the weight."""
         part, weight_slice = self.sources[number]
@@ -164,9 +164,9 @@ class WeightSharding(NamedTuple):
 
 
 @cache
-def weight_shardings(layout: VariableLayout, held: Held) -> tuple[WeightSharding, ...]:
+def weight_shardings(layout: VariableLayout, held: StoredArray) -> tuple[WeightSharding, ...]:
     """How each weight of a row is cut. Equal layers share what this returns."""
-    sources: list[list[tuple[VariablePart, WeightSlice]]] = [[] for _ in layout.shapes]
+    sources: list[list[tuple[VariableShard, WeightSlice]]] = [[] for _ in layout.shapes]
     for part in held:
         for weight_slice in layout.slices(part.group, part.start, part.size):
             sources[weight_slice.weight].append((part, weight_slice))
@@ -176,8 +176,8 @@ def weight_shardings(layout: VariableLayout, held: Held) -> tuple[WeightSharding
 class ShardReader(NamedTuple):
     """Access to the parts of variables that the replicas hold; see `popxl.Session`."""
 
-    shards_of: Callable[[Variable], tuple[VariablePart, ...]]
-    read: Callable[[Variable, VariablePart], np.ndarray]
+    shards_of: Callable[[Variable], tuple[VariableShard, ...]]
+    read: Callable[[Variable, VariableShard], np.ndarray]
 
 
 class HfNamedTensors(LazyArrays):

@@ -28,7 +28,7 @@ from modelling.weights.mapping import (
 )
 from modelling.weights.variables import OPTIMIZER, HfNamedTensors, ShardReader, VariableSource
 from popxl import Variable
-from popxl.session import OnDemand, VariablePart
+from popxl.session import OnDemand, VariableShard
 from popxl_addons import NamedTensors
 from popxl_addons.optimizers.state_8bit import split_weight
 
@@ -219,7 +219,7 @@ class WeightMap:
         if not isinstance(tensors, LazyArrays):
             return whole
 
-        def some(held: tuple[VariablePart, ...]) -> np.ndarray:
+        def some(held: tuple[VariableShard, ...]) -> np.ndarray:
             cuts = zip(source.tensor_names, source.shardings(held), strict=True)
             wanted = {name: partial(tensors.some, name, cut.layout) for name, cut in cuts}
             return self._typed_data(source, LazyArrays(wanted))

@@ -125,7 +125,7 @@ def shared_weight_bytes(ir: popxl.Ir, shared_bytes: int | None) -> int:
     if shared_bytes is None:
         return 0
     return sum(
-        math.prod(b.tensor_shape) * b.tensor_dtype.itemsize * (b.entries - len(b.filed))
+        math.prod(b.tensor_shape) * b.tensor_dtype.itemsize * (b.entries - len(b.on_disk_entries))
         for b in ir.remote_buffers
         if b.kind == "weights"
     )

@@ -73,6 +73,8 @@ OPTIONS: Mapping[str, tuple[Mapping[str, Any], Cases]] = {
         "execution.update": ("behind", "T"),
         "execution.disk": ("there", "T"),  # which hides its transfers by updates behind
         "execution.code_load": (True, LOSS),
+        "execution.io_tiles": (32, ALL),
+        "execution.available_memory_proportion": (0.5, ALL),
         "execution.device_iterations": (2, "TR"),
         "generation.micro_batches": (3, "S"),
         "generation.no_repeat_ngram_size": (2, WRITING),
@@ -168,7 +170,6 @@ UNSEEN: Mapping[str, Any] = {
     }.items()},
     "adapter.load": "there", "execution.placement": "host", "execution.resident_layers": 1,
     "execution.packed": "there",
-    "execution.io_tiles": 32, "execution.available_memory_proportion": 0.5,
     "generation.weights": "streamed", "generation.max_tokens": 3, "generation.seed": 5,
     "generation.stop_strings": "a",
 }  # fmt: skip
@@ -210,11 +211,12 @@ def texts_of(config: RunConfig, wanted: str = ALL) -> dict[str, str]:
 
 
 def text_of(ir: popxl.Ir) -> str:
-    """All that a program computes: ops, types, and the values of constants."""
+    """All that a program computes: ops, types, constants' values; and its number of IO tiles."""
     graphs = [ir.main_graph]
     for graph in graphs:
         graphs += [called for called in graph.called_graphs if called not in graphs]
-    return f"{ir}{[c._data.tobytes() for graph in graphs for c in graph.constants]}"
+    tiles = ir._pb_ir.getSessionOptions().numIOTiles
+    return f"{ir}{tiles}{[c._data.tobytes() for graph in graphs for c in graph.constants]}"
 
 
 QUICK = ("common", "delayed", "current", "written", "preferences", "sample")

@@ -116,4 +116,4 @@ def test_what_stays_on_devices_never_goes_to_disk() -> None:
     offload_to_disk(ir, PROCESS_BYTES + IO_BUFFERS + 3 * 2**17, replicas=1)
     stored = popxl.plan.storage_of(ir)
     assert (stored.resident, stored.remote, stored.disk) == (5 * 2**17, 3 * 2**17, 4 * 2**17)
-    assert (list(x.filed), list(m.filed)) == ([0, 2, 3], [ROWS - 1])
+    assert (list(x.on_disk_entries), list(m.on_disk_entries)) == ([0, 2, 3], [ROWS - 1])

@@ -256,7 +256,7 @@ def test_what_a_first_placement_leaves_is_filled(monkeypatch: pytest.MonkeyPatch
     assert best.fits
     assert best.seconds < first.seconds
     assert best.placement.nbytes > first.placement.nbytes
-    resident = sum(len(b.residents) * _nbytes(b) for b in buffers)
+    resident = sum(len(b.resident_entries) * _nbytes(b) for b in buffers)
     assert resident == best.placement.nbytes, "the one that was faster is set"
     assert search.tried == [best]
     assert search.filled(best) is best

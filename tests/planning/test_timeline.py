@@ -227,10 +227,10 @@ def test_what_a_long_run_takes_of_a_device_follows_from_a_shorter_one(
     assert all_host.brief.peak <= all_host.brief.extent <= expected.extent
     assert program.truncate_loops(6).runs < 0.25 * program.runs
     placement = popxl.plan.place(program, link, 2 * all_host.brief.extent, all_host=all_host)
-    kept = {buffer: buffer.residents for buffer in program.ir.remote_buffers}
+    kept = {buffer: buffer.resident_entries for buffer in program.ir.remote_buffers}
     assert any(kept.values())
     assert placement.all_host_timeline.seconds == expected.seconds > placement.timeline.seconds
-    assert {buffer: buffer.residents for buffer in program.ir.remote_buffers} == kept
+    assert {buffer: buffer.resident_entries for buffer in program.ir.remote_buffers} == kept
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -268,7 +268,7 @@ class Both:
             "live": lambda: self.session.get_tensor_data(v),
             "copy": lambda: self.session.read_variable_data(v),
             "parts": lambda: np.concatenate(
-                [self.session.read_variable_part(v, p) for p in self.session.variable_parts(v)]
+                [self.session.read_variable_shard(v, p) for p in self.session.variable_shards(v)]
             ),
         }
         if v in self.model.lost:

@@ -350,7 +350,7 @@ def test_entries_that_stay_on_the_device_are_in_no_file(tmp_path):
         ir, rows = program(on_disk)
         (buffer, *_) = ir._buffers
         buffer.resident = resident
-        assert on_disk != 2 or list(buffer.filed) == [ROWS - 3, ROWS - 2]
+        assert on_disk != 2 or list(buffer.on_disk_entries) == [ROWS - 3, ROWS - 2]
         with popxl.Session(ir, "cpu", disk=tmp_path) as session:
             session.run()
             found.append([session.read_variable_data(row) for row in rows])
@@ -596,7 +596,7 @@ def test_a_session_says_for_how_long_the_disk_has_not_answered(tmp_path, monkeyp
 
     with popxl.Session(ir, "cpu", disk=tmp_path) as session:
         session._state.traffic.settle()
-        silence = session.disk_silence()
+        silence = session.disk_idle_clock()
         assert silence() == 0
         monkeypatch.setattr(os, "pwritev", hangs)
         try:

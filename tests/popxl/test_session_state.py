@@ -56,8 +56,8 @@ class Counter:
         ways = [
             session.read_variable_data(self.v),
             *(
-                np.resize(session.read_variable_part(self.v, p), 2)
-                for p in session.variable_parts(self.v)
+                np.resize(session.read_variable_shard(self.v, p), 2)
+                for p in session.variable_shards(self.v)
             ),
             session.get_tensor_data(self.v),
             session.get_tensors_data([self.v, self.fixed])[self.v],
@@ -206,7 +206,7 @@ def test_a_session_knows_the_variables_that_there_were_when_it_was_made():
         after.run()
     assert (program.value(before), program.value(after)) == (1, 1)
     assert after.get_tensor_data(late).tolist() == [2, 2]
-    for use in (before.get_tensor_data, before.read_variable_data, before.variable_parts):
+    for use in (before.get_tensor_data, before.read_variable_data, before.variable_shards):
         with pytest.raises(ValueError, match="'late' was created after this session"):
             use(late)
     with pytest.raises(ValueError, match="'late' was created after this session"):
@@ -235,7 +235,7 @@ def _assert_lost(program: Counter, session: popxl.Session) -> None:
         session.get_tensor_data,
         session.read_variable_data,
         lambda v: session.get_tensors_data([program.fixed, v]),
-        lambda v: session.read_variable_part(v, session.variable_parts(v)[0]),
+        lambda v: session.read_variable_shard(v, session.variable_shards(v)[0]),
     ):
         with pytest.raises(popart_exception, match="'v' is lost: a run stopped in the middle"):
             ask(program.v)

@@ -214,9 +214,30 @@ def test_remapping_tensors(ir):
         tree.remap({})
 
 
-def test_hints_are_accepted(ir):
+def test_available_memory_proportions_are_attributes_of_ops(ir):
+    x = popxl.variable(np.ones((2, 2), np.float32))
+    graph = ir.create_graph(lambda x: ops.matmul(ops.relu(x), x), x)
+    (y,) = ops.call(graph, x)
+    rows = ops.gather(y, popxl.constant([0]), available_memory_proportion=0.2)
+    ops.matmul(rows, x)
+    addons.set_graph_available_memory_proportion_by_ipu(graph, (0.3,))
     addons.set_available_memory_proportion_by_ipu(ir, [0.4])
-    addons.set_graph_available_memory_proportion_by_ipu(ir.main_graph, (0.4,))
+    assert "matmul(%relu_out, %x) available_memory_proportion=0.3" in str(graph)
+    text = str(ir.main_graph)
+    assert "available_memory_proportion=0.2" in text and "available_memory_proportion=0.4" in text
+    assert (str(graph) + text).count("available_memory_proportion=") == 3
+    with popxl.Session(ir, "cpu") as session:
+        session.run()
+
+
+def test_an_ipu_without_a_proportion_is_named(ir):
+    with popxl.ipu(1):
+        ops.matmul(popxl.constant(np.ones((2, 2))), popxl.constant(np.ones((2, 2))))
+    with pytest.raises(ValueError, match="matmul is on IPU 1, but there are 1 available"):
+        addons.set_available_memory_proportion_by_ipu(ir, [0.4])
+
+
+def test_hints_are_accepted(ir):
     addons.disable_fc_pass(ir)
     addons.enable_fc_pass(ir)
     for wrong in (0, 2):

@@ -20,7 +20,7 @@ class RemoteBuffer:
     runs of a session; entries that no remote variable initialises start as zeros.
 
     Attributes:
-        kind: what it holds, a word for those who decide where entries live. Not of PopXL.
+        kind: what it holds, a word for those who decide where entries live. Not in PopXL.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class RemoteBuffer:
         self._resident = which
 
     @property
-    def residents(self) -> frozenset[int]:
+    def resident_entries(self) -> frozenset[int]:
         """Indices of the resident entries. Not in PopXL."""
         chosen = range(self._resident) if isinstance(self._resident, int) else self._resident
         return frozenset(i for i in chosen if i < self.entries)
@@ -94,7 +94,7 @@ class RemoteBuffer:
     @property
     def on_disk(self) -> int:
         """Number of entries in files, the last of those not resident; default:
-        none. Not of PopXL.
+        none. Not in PopXL.
 
         They take no memory of the host but for what is read ahead and written behind. The session
         needs a folder (`Session(..., disk=FOLDER)`). Results are the same bit for bit. May be set
@@ -109,10 +109,10 @@ class RemoteBuffer:
         self._on_disk = count
 
     @property
-    def filed(self) -> Sequence[int]:
+    def on_disk_entries(self) -> Sequence[int]:
         """Indices of the entries in files, in order. Not in PopXL."""
-        residents = self.residents
-        others = [i for i in range(self.entries) if i not in residents]
+        resident_entries = self.resident_entries
+        others = [i for i in range(self.entries) if i not in resident_entries]
         return others[max(len(others) - self.on_disk, 0) :]
 
     @property

@@ -46,7 +46,7 @@ from popxl._schedule.schedule import Schedule
 from popxl._storage import replica_arrays
 from popxl._storage.host_values import Borrowed, HostValues, place
 from popxl._storage.host_values import OnDemand as OnDemand
-from popxl._storage.replica_arrays import VariablePart as VariablePart
+from popxl._storage.replica_arrays import VariableShard as VariableShard
 from popxl.errors import DeviceMemoryError, popart_exception, poplar_application_runtime_error
 from popxl.ir import Ir
 from popxl.plan import MemoryUse as MemoryUse
@@ -93,7 +93,7 @@ class Session:
                 "tpu", or "ipu_hw": the best platform present.
             weights_to_host_on_exit: bring the variables back when the session is left.
             disk: folder for the entries that `RemoteBuffer.on_disk` puts into files, while the
-                session is attached. Of no other run. Not of PopXL.
+                session is attached. Of no other run. Not in PopXL.
 
         Raises:
             DeviceError: too few devices for the replicas.
@@ -188,7 +188,7 @@ class Session:
         return memory_use(self._program)
 
     def remote_bytes(self) -> int:
-        """Bytes of the remote buffers that this process holds now. Not of PopXL.
+        """Bytes of the remote buffers that this process holds now. Not in PopXL.
 
         Raises:
             ValueError: the session is not attached.
@@ -198,7 +198,7 @@ class Session:
         return sum(entries.nbytes for entries in self._state.entries.values())
 
     def code(self, segment: str, stage: Literal["stablehlo", "hlo"] = "hlo") -> str:
-        """A segment as XLA is given it (StableHLO) or has compiled it (HLO). Not of PopXL.
+        """A segment as XLA is given it (StableHLO) or has compiled it (HLO). Not in PopXL.
 
         Args:
             segment: its name in the schedule, such as "main.0".
@@ -317,8 +317,7 @@ class Session:
             self._program.timing = None
 
     def settle(self) -> None:
-        """Wait for all device work, and for entries that
-        are on their way. A run itself waits for what it hands out only."""
+        """Wait for all device work and all transfers; a run waits for its outputs only."""
         self._program.settle(self._state)
 
     def _keep(self, state: State) -> None:
@@ -463,9 +462,10 @@ class Session:
             everyones = of_all_processes(flat, self._program.mesh)
         return everyones.view(array.dtype).reshape(-1, *array.shape)
 
-    def variable_parts(self, variable: Variable) -> tuple[VariablePart, ...]:
-        """Shards of a variable's value, the same list on every process. Variables that are
-        cut alike get the same object. Not of PopXL.
+    def variable_shards(self, variable: Variable) -> tuple[VariableShard, ...]:
+        """Shards of a variable's value, the same list on every process. Not in PopXL.
+
+        Variables sharded in the same way get the same object.
 
         Raises:
             TypeError, ValueError: as for `get_tensors_data`.
@@ -473,10 +473,10 @@ class Session:
         self._values.check(variable, Variable)
         return device_variables.parts_of(self._program, variable)
 
-    def read_variable_part(self, variable: Variable, part: VariablePart) -> np.ndarray:
+    def read_variable_shard(self, variable: Variable, part: VariableShard) -> np.ndarray:
         """Elements [size] of a shard that this process holds.
 
-        Other processes are not asked, as `read_variable_data` asks them. Not of PopXL.
+        Other processes are not asked, as `read_variable_data` asks them. Not in PopXL.
         """
         self._check_readable(variable)
         if self._state is not None and variable in self._values.stale:
@@ -509,7 +509,7 @@ class Session:
 
         Args:
             concurrent: functions among the data do not need each other, and any thread may call
-                them: several are called at a time. Not of PopXL.
+                them: several are called at a time. Not in PopXL.
 
         Of several processes each makes what it holds, if a value is `OnDemand`, which is not of
         PopXL.
@@ -540,7 +540,7 @@ class Session:
     @property
     def disk_traffic(self) -> DiskTraffic:
         """Bytes of entries written to and read from files since the session was entered.
-        Not of PopXL.
+        Not in PopXL.
 
         Raises:
             ValueError: the session is not attached.
@@ -552,9 +552,9 @@ class Session:
             return DiskTraffic(0, 0)
         return DiskTraffic(traffic.scratch.read, traffic.scratch.written)
 
-    def disk_silence(self) -> Callable[[], float]:
+    def disk_idle_clock(self) -> Callable[[], float]:
         """A function returning the seconds since the disk last answered; any thread may
-        call it while the program runs, until the session is left. Not of PopXL.
+        call it while the program runs, until the session is left. Not in PopXL.
 
         Raises:
             ValueError: the session is not attached.

@@ -22,7 +22,7 @@ from popxl import dtypes
 INDEX = "arrays.json"
 
 
-class Held(NamedTuple):
+class StoredArray(NamedTuple):
     """Index entry of a stored array: file, shape, dtype.
 
     Attributes:
@@ -37,13 +37,13 @@ class Held(NamedTuple):
     offset: int = 0
 
     @classmethod
-    def from_array(cls, file: str, array: np.ndarray) -> Held:
+    def from_array(cls, file: str, array: np.ndarray) -> StoredArray:
         """Returns the index entry of an array in a file."""
         offset = int(array.offset) if isinstance(array, np.memmap) else 0
         return cls(file, dtypes.dtype.as_dtype(array.dtype).name, array.shape, offset)
 
     @classmethod
-    def from_json(cls, entry: Any) -> Held:
+    def from_json(cls, entry: Any) -> StoredArray:
         """Returns an entry of an index. Raises TypeError or ValueError if it is none."""
         file, dtype, shape, offset = entry
         known = dtypes.dtype.from_name(dtype).name
@@ -78,7 +78,7 @@ def read_object(path: Path) -> dict[str, Any]:
     return found
 
 
-def read_index(folder: Path) -> dict[str, Held]:
+def read_index(folder: Path) -> dict[str, StoredArray]:
     """Returns the index of a folder: entries by variable name.
 
     Raises:
@@ -87,12 +87,12 @@ def read_index(folder: Path) -> dict[str, Held]:
     path = folder / INDEX
     entries = read_object(path)
     try:
-        return {name: Held.from_json(entry) for name, entry in entries.items()}
+        return {name: StoredArray.from_json(entry) for name, entry in entries.items()}
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged ({error}): restore it, or remove it") from error
 
 
-def add_to_index(folder: Path, held: Mapping[str, Held]) -> None:
+def add_to_index(folder: Path, held: Mapping[str, StoredArray]) -> None:
     """Merges entries into the index of a folder."""
     path, draft = folder / INDEX, folder / f".{INDEX}"
     draft.write_text(json.dumps(read_index(folder) | dict(held), indent=1), encoding="utf-8")
@@ -105,7 +105,7 @@ def file_dtype(dtype: np.dtype) -> np.dtype:
     return dtype if dtype.isbuiltin == 1 else np.dtype(f"u{dtype.itemsize}")
 
 
-def read_packed(folder: Path, name: str, held: Held) -> np.ndarray:
+def read_packed(folder: Path, name: str, held: StoredArray) -> np.ndarray:
     """Returns the array `name` of an .npz file.
 
     Args:
@@ -124,7 +124,9 @@ def read_packed(folder: Path, name: str, held: Held) -> np.ndarray:
     return array.view(dtype) if array.dtype == file_dtype(dtype) != dtype else array
 
 
-def map_file(folder: Path, held: Held, mode: str = "r", size: int | None = None) -> np.memmap:
+def map_file(
+    folder: Path, held: StoredArray, mode: str = "r", size: int | None = None
+) -> np.memmap:
     """Returns a memory map of a file.
 
     Args:

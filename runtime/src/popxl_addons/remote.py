@@ -59,10 +59,10 @@ def create_remote_buffer(
             f"a tensor of shape {tuple(spec.shape)} cannot be cut into {shards} equal parts: pass "
             "shard_over=1 to keep it whole"
         )
-    return buffer_of(spec, entries, group, shards)
+    return create_buffer(spec, entries, group, shards)
 
 
-def buffer_of(
+def create_buffer(
     spec: popxl.TensorSpec, entries: int, group: ReplicaGrouping | None, shards: int
 ) -> popxl.RemoteBuffer:
     """A buffer for tensors of `spec`; whole ones are cut into `shards` parts, padded if need be."""
@@ -78,7 +78,7 @@ def buffer_of(
 def named_buffers(tensors: NamedTensors, entries: int = 1) -> NamedRemoteBuffers:
     """A buffer of `entries` entries for each tensor, by its name."""
     names, ts = tensors.unpack()
-    return NamedRemoteBuffers.pack(names, [buffer_of(t.spec, entries, None, 1) for t in ts])
+    return NamedRemoteBuffers.pack(names, [create_buffer(t.spec, entries, None, 1) for t in ts])
 
 
 def named_variable_buffers(

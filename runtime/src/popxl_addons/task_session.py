@@ -16,7 +16,7 @@ from popxl import Session, Variable
 from popxl.session import h2dStreamBufferMaps
 from popxl_addons.array_files import (
     INDEX,
-    Held,
+    StoredArray,
     add_to_index,
     check_conversion,
     file_dtype,
@@ -264,7 +264,7 @@ def _file_name(name: str, array: np.ndarray) -> str:
     return _file_of(array).name if isinstance(array, np.memmap) else f"{name}.npz"
 
 
-def _layout(arrays: Mapping[str, np.ndarray]) -> dict[str, Held]:
+def _layout(arrays: Mapping[str, np.ndarray]) -> dict[str, StoredArray]:
     """Index entries of variables in a checkpoint.
 
     Raises:
@@ -279,7 +279,7 @@ def _layout(arrays: Mapping[str, np.ndarray]) -> dict[str, Held]:
                     f"{path} of variable {name!r} and {maps[path.name]} would be one file of the "
                     "checkpoint: give memory maps files of different names"
                 )
-    return {n: Held.from_array(_file_name(n, a), a) for n, a in arrays.items()}
+    return {n: StoredArray.from_array(_file_name(n, a), a) for n, a in arrays.items()}
 
 
 def _save_array(draft: Path, name: str, array: np.ndarray) -> bool:
@@ -297,7 +297,7 @@ def _save_array(draft: Path, name: str, array: np.ndarray) -> bool:
     return True
 
 
-def _saved(model: Path, current: Mapping[str, np.ndarray]) -> dict[str, Held | None]:
+def _saved(model: Path, current: Mapping[str, np.ndarray]) -> dict[str, StoredArray | None]:
     """Index entries of variables in a checkpoint; None if it has no index, as others' have none."""
     index = {name: held for name, held in read_index(model).items() if (model / held.file).exists()}
     maps = {n for n, array in current.items() if isinstance(array, np.memmap)}
@@ -310,9 +310,11 @@ def _saved(model: Path, current: Mapping[str, np.ndarray]) -> dict[str, Held | N
     return dict.fromkeys(others - maps) | unknown | known
 
 
-def _load_array(model: Path, name: str, held: Held | None, current: np.ndarray) -> np.ndarray:
+def _load_array(
+    model: Path, name: str, held: StoredArray | None, current: np.ndarray
+) -> np.ndarray:
     """A checkpoint's array for the variable whose data are `current`."""
-    own = Held.from_array(_file_name(name, current), current)
+    own = StoredArray.from_array(_file_name(name, current), current)
     if (held or own).file.endswith(".npz"):
         return read_packed(model, name, held or own)
     is_copy = held is None and isinstance(current, np.memmap)  # of the map's own file
@@ -357,7 +359,7 @@ def initialise_memmap_dir_from_checkpoint(
     model = Path(checkpoint_dir) / _MODEL
     _read_info(model.parent)
     index = {held.file: held for held in read_index(model).values()}
-    copied: dict[str, Held] = {}
+    copied: dict[str, StoredArray] = {}
     for path in sorted(model.iterdir()):
         if path.name == INDEX:
             continue

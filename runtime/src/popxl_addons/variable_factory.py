@@ -20,7 +20,7 @@ from popxl import ReplicaGrouping, dtypes, ops
 from popxl._ir.sharding import MetaShape
 from popxl.tensor import HostScalarTensor, HostTensor, host_tensor_types
 from popxl.utils import to_numpy
-from popxl_addons.array_files import Held, add_to_index, map_file, read_index
+from popxl_addons.array_files import StoredArray, add_to_index, map_file, read_index
 from popxl_addons.dot_tree import DotTree
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
 from popxl_addons.named_tensors import NamedTensors
@@ -226,7 +226,7 @@ class VariableFactory:
             ValueError: the file holds another dtype or shape, or has another size.
         """
         path = memmap_path(memmap_dir, name)
-        wanted = Held(path.name, self.dtype.name, self.shape_on_host)
+        wanted = StoredArray(path.name, self.dtype.name, self.shape_on_host)
         if path.exists():
             held = read_index(path.parent).get(name, wanted)
             if held.file == wanted.file and held != wanted:

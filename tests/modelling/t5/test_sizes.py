@@ -85,17 +85,17 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Expect
 
     @cache
     def of(preset: str) -> Expected:
-        def filed(kind: str, arrays: Arrays) -> Arrays:
+        def on_disk_entries(kind: str, arrays: Arrays) -> Arrays:
             folder = tmp_path_factory.mktemp(f"{preset}-{kind}")
             for name, array in arrays.items():
                 np.save(folder / f"{name}.npy", array)
             return {n: np.load(folder / f"{n}.npy", mmap_mode="r") for n in arrays}
 
         model, data = their_model(preset), batches(preset)
-        start, tokens = filed("start", logical(model)), greedy(model, data[0])
+        start, tokens = on_disk_entries("start", logical(model)), greedy(model, data[0])
         trained = train(model, data, lambda batch: model(**named_by_hf(batch)).loss, RATE)
-        gradients = filed("gradients", trained.gradients)
-        weights = filed("weights", trained.weights)
+        gradients = on_disk_entries("gradients", trained.gradients)
+        weights = on_disk_entries("weights", trained.weights)
         return Expected(start, replace(trained, gradients=gradients, weights=weights), tokens)
 
     return of

@@ -18,7 +18,7 @@ from popxl._storage.buffer_storage import Entries
 from popxl._storage.disk_queue import Traffic
 from popxl._storage.host_values import Borrowed, HostValues, Source
 from popxl._storage.lazy_values import made_ahead
-from popxl._storage.replica_arrays import Shared, VariablePart, variable_parts
+from popxl._storage.replica_arrays import Shared, VariableShard, variable_shards
 from popxl.tensor import Shard, Variable
 
 
@@ -148,13 +148,13 @@ def _held_by_all(program: Program, var: Variable) -> dict[int, tuple[int, ...]] 
     return alike if all(r in alike for r in replica_arrays.replicas_needed(var)) else None
 
 
-def parts_of(program: Program, var: Variable) -> Shared[VariablePart]:
+def parts_of(program: Program, var: Variable) -> Shared[VariableShard]:
     """The parts that make up a variable's value; the same object for variables cut alike."""
-    return variable_parts(var, tuple(d.process_index for d in program.mesh.devices.flat))
+    return variable_shards(var, tuple(d.process_index for d in program.mesh.devices.flat))
 
 
 @lru_cache(2**12)
-def _own_parts(parts: Shared[VariablePart], process: int) -> Shared[VariablePart]:
+def _own_parts(parts: Shared[VariableShard], process: int) -> Shared[VariableShard]:
     return Shared(part for part in parts if process in part.processes)
 
 

@@ -52,7 +52,7 @@ class Entries:
             traffic: of the folder for entries on disk, which must be there if there are.
         """
         self.buffer, self.stored = buffer, set[int]()
-        self._resident = buffer.residents
+        self._resident = buffer.resident_entries
         self._device = per_replica(mesh)
         self._host = per_replica(mesh, memory)
         self._moves = self._host != self._device
@@ -60,7 +60,7 @@ class Entries:
         self._rows = self._shape[0] // mesh.devices.size
         self._arrays: dict[int, jax.Array] = {}
         self._borrowed: dict[int, tuple[Entries, int]] = {}
-        self._filed = {index: place for place, index in enumerate(buffer.filed)}
+        self._filed = {index: place for place, index in enumerate(buffer.on_disk_entries)}
         self._traffic, self._file = traffic, self._made_file(traffic)
 
     def _made_file(self, traffic: Traffic | None) -> EntryFile | None:

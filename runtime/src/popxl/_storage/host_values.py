@@ -24,7 +24,7 @@ from popxl.tensor import Constant, Variable
 from popxl.utils import to_numpy
 
 if TYPE_CHECKING:
-    from popxl._storage.replica_arrays import VariablePart
+    from popxl._storage.replica_arrays import VariableShard
     from popxl.ir import Ir
 
 Source = Callable[[], np.ndarray]
@@ -60,7 +60,7 @@ class OnDemand:
     """
 
     whole: Callable[[], np.ndarray]
-    some: Callable[[tuple[VariablePart, ...]], np.ndarray]
+    some: Callable[[tuple[VariableShard, ...]], np.ndarray]
 
     def __call__(self) -> np.ndarray:
         return self.whole()

@@ -75,7 +75,7 @@ class _Entries:
     """Entries of a buffer, without values; see `popxl._storage.in_place_mover.EntriesOf`."""
 
     def __init__(self, buffer: RemoteBuffer) -> None:
-        self._resident = buffer.residents
+        self._resident = buffer.resident_entries
 
     def travels(self, index: Index) -> bool:
         return isinstance(index, tuple) or index not in self._resident

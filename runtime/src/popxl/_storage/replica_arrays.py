@@ -167,7 +167,7 @@ class Shared(tuple[Item, ...]):
     __hash__ = object.__hash__
 
 
-class VariablePart(NamedTuple):
+class VariableShard(NamedTuple):
     """Consecutive elements of a variable's value, as some replicas hold them.
 
     Attributes:
@@ -184,7 +184,7 @@ class VariablePart(NamedTuple):
     replicas: tuple[int, ...]
 
 
-def variable_parts(var: Variable, owners: tuple[int, ...]) -> Shared[VariablePart]:
+def variable_shards(var: Variable, owners: tuple[int, ...]) -> Shared[VariableShard]:
     """The parts that make up a variable's value; the same object for variables cut alike.
 
     Args:
@@ -204,7 +204,7 @@ def _parts(
     shards: int,
     size: int,
     owners: tuple[int, ...],
-) -> Shared[VariablePart]:
+) -> Shared[VariableShard]:
     place = {replica: i for members in sharers for i, replica in enumerate(members)}
     each = max(-(-size // shards), 1)
     parts = []
@@ -214,7 +214,7 @@ def _parts(
             holders[place[replica] % shards].append(replica)
         for held, start in zip(holders, range(0, max(size, 1), each), strict=False):
             processes = tuple(sorted({owners[r] for r in held}))
-            part = VariablePart(group, start, min(each, size - start), processes, tuple(held))
+            part = VariableShard(group, start, min(each, size - start), processes, tuple(held))
             parts.append(part)
     return Shared(parts)
 

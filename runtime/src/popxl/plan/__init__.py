@@ -17,7 +17,7 @@ takes besides its arguments and results, as long as XLA has not compiled it (`es
 
 from popxl._devices.mesh import MEMORY_FRACTION as MEMORY_FRACTION
 from popxl._storage.disk_queue import DISK_WINDOW as DISK_WINDOW
-from popxl._storage.replica_arrays import variable_parts as variable_parts
+from popxl._storage.replica_arrays import variable_shards as variable_shards
 from popxl.context import part as part
 from popxl.plan.placement import MARGIN as MARGIN
 from popxl.plan.placement import AllHostRun as AllHostRun

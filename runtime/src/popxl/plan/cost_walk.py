@@ -187,9 +187,9 @@ class CostWalk:
 
     def _fractions(self, step: Load | Store) -> tuple[float, float]:
         """Of what a step moves: fractions that stay on the device, and that are on disk."""
-        kept, filed = len(step.buffer.residents), len(step.buffer.filed)
-        if step.buffer.entries in (kept, filed) or not (kept or filed):
-            return float(kept > 0), float(filed > 0)
+        kept, on_disk_entries = len(step.buffer.resident_entries), len(step.buffer.on_disk_entries)
+        if step.buffer.entries in (kept, on_disk_entries) or not (kept or on_disk_entries):
+            return float(kept > 0), float(on_disk_entries > 0)
         if self._placed is None:
             self._placed = TransferPlaces.of(self._schedule)
         return self._placed.fractions(step)
@@ -239,15 +239,15 @@ class TransferPlaces:
     @classmethod
     def _counted(cls, schedule: Schedule) -> TransferPlaces:
         places = cls()
-        residents = cache(lambda buffer: buffer.residents)
-        filed = cache(lambda buffer: frozenset(buffer.filed))
+        resident_entries = cache(lambda buffer: buffer.resident_entries)
+        on_disk_entries = cache(lambda buffer: frozenset(buffer.on_disk_entries))
         for step, index in events_of_run(schedule):
             if isinstance(step, Run):
                 continue
             entry = index[0] if isinstance(index, tuple) else index  # replicas are alike
             places.all[step] += 1
-            places.resident[step] += entry in residents(step.buffer)
-            places.on_disk[step] += entry in filed(step.buffer)
+            places.resident[step] += entry in resident_entries(step.buffer)
+            places.on_disk[step] += entry in on_disk_entries(step.buffer)
         return places
 
     def fractions(self, step: Load | Store) -> tuple[float, float]:

@@ -125,7 +125,7 @@ class AllHostRun:
     @contextmanager
     def _none_resident(self) -> Iterator[None]:
         """As it was when nothing was placed."""
-        now = {buffer: (buffer.residents, buffer.on_disk) for buffer in self._on_disk}
+        now = {buffer: (buffer.resident_entries, buffer.on_disk) for buffer in self._on_disk}
         for buffer, on_disk in self._on_disk.items():
             buffer.resident, buffer.on_disk = 0, on_disk
         try:
@@ -225,9 +225,9 @@ def _group_entries(traced: TracedProgram, bulk_estimate: BulkEstimate) -> Iterat
     it; those that many loads read apart, and small ones, of which time goes into each copy."""
     parts = _regions_by_buffer(traced.schedule.main)
     grouped: dict[tuple[str, bool, frozenset[str]], list[Entry]] = defaultdict(list)
-    filed = cache(lambda buffer: frozenset(buffer.filed))
+    on_disk_entries = cache(lambda buffer: frozenset(buffer.on_disk_entries))
     for (buffer, index), transfers in bulk_estimate.transfers.items():
-        if index in filed(buffer):
+        if index in on_disk_entries(buffer):
             continue
         label = buffer.kind or f"buffer {buffer.remote_buffer_id}"
         often = len(transfers.loads) + len(transfers.stores) > _HOT

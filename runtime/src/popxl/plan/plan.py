@@ -154,8 +154,8 @@ def storage_of(ir: Ir) -> Storage:
     on_device = ir.main_graph._resident
     constants = {c._content: c for graph in ir._graphs for c in graph.constants if c._is_argument}
     buffers = list(_buffers(ir))
-    resident = sum(_entry(b) * len(b.residents) for b in buffers)
-    on_disk = sum(_entry(b) * len(b.filed) for b in buffers)
+    resident = sum(_entry(b) * len(b.resident_entries) for b in buffers)
+    on_disk = sum(_entry(b) * len(b.on_disk_entries) for b in buffers)
     return Storage(
         variables=sum(_bytes(t.shape, t.dtype.itemsize) for t in (*on_device, *constants.values()))
         + resident,

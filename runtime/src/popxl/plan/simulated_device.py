@@ -427,8 +427,8 @@ class SimulatedEntries:
     """Entries of a buffer without values; see `popxl._storage.buffer_storage.Entries`."""
 
     def __init__(self, buffer: RemoteBuffer, nbytes: int, device: DrivenDevice) -> None:
-        self._resident, self._device = buffer.residents, device
-        self._filed = frozenset(buffer.filed)
+        self._resident, self._device = buffer.resident_entries, device
+        self._filed = frozenset(buffer.on_disk_entries)
         self._nbytes = nbytes
         self._arrays = {i: self._made(i) for i in self._resident}
 

@@ -17,7 +17,7 @@ from popxl.ops.random import create_random_seed
 from popxl_addons.grad_info import is_fwd
 from popxl_addons.graph import GraphWithNamedArgs, names_of
 from popxl_addons.named_tensors import NamedTensors
-from popxl_addons.remote import buffer_of, grow
+from popxl_addons.remote import create_buffer, grow
 from popxl_addons.rts import gather_replica_sharded_tensor
 from popxl_addons.transforms.autodiff import copy_input
 from popxl_addons.utils import null_context as null_context
@@ -104,7 +104,7 @@ def batch_serial_buffer(
         shard_group: replicas for which `t` has the same value: each keeps its part of it.
     """
     shards = 1 if shard_group is None else shard_group.group_size
-    return buffer_of(t.spec, rows * steps, shard_group, shards)
+    return create_buffer(t.spec, rows * steps, shard_group, shards)
 
 
 # ---- one serialised graph -----------------------------------------------------------------------
