@@ -26,6 +26,8 @@ def build_ir(config: RunConfig) -> Iterator[tuple[popxl.Ir, ParallelGroups]]:
     """
     ir = popxl.Ir(replication="popdist")
     ir.replication_factor = config.replicas
+    if config.execution.io_tiles is not None:
+        ir._pb_ir.getSessionOptions().numIOTiles = config.execution.io_tiles
     with ir.main_graph, use_run_config(config), fp8_layers(config):
         yield ir, ParallelGroups.current(config.execution.tensor_parallel)
     apply_pre_alias_patterns(ir, level="default")

@@ -224,7 +224,8 @@ def test_available_memory_proportions_are_attributes_of_ops(ir):
     addons.set_available_memory_proportion_by_ipu(ir, [0.4])
     assert "matmul(%relu_out, %x) available_memory_proportion=0.3" in str(graph)
     text = str(ir.main_graph)
-    assert "available_memory_proportion=0.2" in text and "available_memory_proportion=0.4" in text
+    assert "available_memory_proportion=0.2" in text
+    assert "available_memory_proportion=0.4" in text
     assert (str(graph) + text).count("available_memory_proportion=") == 3
     with popxl.Session(ir, "cpu") as session:
         session.run()

@@ -1,4 +1,4 @@
-"""Hints about temporary memory, recorded as attributes of ops; XLA plans temporary memory itself."""
+"""Available memory proportions: recorded as attributes of ops; XLA plans temporaries itself."""
 
 from __future__ import annotations
 
