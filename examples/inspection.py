@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -41,7 +42,9 @@ def program(folder: Path) -> tuple[popxl.Ir, list[str]]:
 
 
 if __name__ == "__main__":
-    ir, names = program(Path("."))
-    print(names, ir.main_graph, sep="\n")
-    with popxl.Session(ir, "ipu_model") as session:
-        session.run()
+    with TemporaryDirectory() as folder:
+        ir, names = program(Path(folder))
+        print(names, ir.main_graph, sep="\n")
+        with popxl.Session(ir, "ipu_model") as session:
+            session.run()
+        print(sorted(path.name for path in Path(folder).iterdir()))
