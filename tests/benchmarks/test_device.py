@@ -110,7 +110,7 @@ def test_fewer_layers_where_memory_is_short() -> None:
     found = device_tasks._smaller_until_it_fits(given, "finetuning", measure)
     assert found == {"layers": tried[0] // 2}
     none = NotEnoughMemoryError("host", 2, 1, "state")
-    short = mock.patch.object(device_tasks, "check_least", side_effect=none)
+    short = mock.patch.object(device_tasks, "check_lower_bound", side_effect=none)
     with short, pytest.raises(UserError, match="with one layer"):
         device_tasks._smaller_until_it_fits(given, "finetuning", measure)
 
