@@ -172,7 +172,7 @@ def _adapter_settings(config: RunConfig, named: str | None) -> dict[str, Any]:
     settings = settings_of(adapter, modules, whole, tokens, named, task, tied, experts)
     return settings | {
         "ensure_weight_tying": has_tied_head(
-            weight_map, _exported(config, weight_map).files.aliases.values()
+            weight_map, _exported(config, weight_map).hf_names.aliases.values()
         )
     }
 
