@@ -270,7 +270,7 @@ def measure(
         micro_batches,
         statistics.median(seconds[1:]),
         *reductions(program.ir),
-        np.mean(popdist.gather(losses), 0).tolist(),
+        np.mean(popdist.all_gather_object(losses), 0).tolist(),
     )
 
 

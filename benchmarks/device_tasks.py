@@ -224,7 +224,7 @@ def _train(config: RunConfig, runs: int) -> Facts:
         # The second step is the first that updates behind the forward pass, and takes the pinned
         # memory for what it stores.
         seconds = [_step(model, loader, step) for step in range(runs + 2)][2:]
-        with model.session.timing(apart=True) as apart:
+        with model.session.timing(synchronize=True) as apart:
             _step(model, loader, runs + 2)
     kinds = {kind: sum(getattr(part, kind).seconds for part in apart.parts.values())
              for kind in ("loads", "stores", "runs")}  # fmt: skip

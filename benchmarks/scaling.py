@@ -99,7 +99,7 @@ def be_one(folder: str) -> None:
     begin = time.monotonic()
     popdist.init()
     end = time.monotonic()
-    met = popdist.gather([begin, end])
+    met = popdist.all_gather_object([begin, end])
     row = {"meet_s": max(e for _, e in met) - max(b for b, _ in met)}
     row |= _exchanging() | _watching() | _saving(folder)
     if popdist.getInstanceIndex() == 0:
@@ -111,18 +111,18 @@ def _exchanging() -> dict[str, float]:
     seconds, before, busy = [], _traffic("exchange"), _service_seconds()
     for _ in range(ROUNDS):
         begin = time.perf_counter()
-        popdist.gather([None, False, False])
-        popdist.gather([[512, 96]])
+        popdist.all_gather_object([None, False, False])
+        popdist.all_gather_object([[512, 96]])
         seconds.append(time.perf_counter() - begin)
     busy = (_service_seconds() - busy) / ROUNDS
     traffic = (_traffic("exchange") - before) / ROUNDS
-    slowest = max(popdist.gather(statistics.median(seconds)))
+    slowest = max(popdist.all_gather_object(statistics.median(seconds)))
     return {"step_s": slowest, "service_s": busy} | _everyones("", traffic)
 
 
 def _watching() -> dict[str, float]:
     """What watching takes a second."""
-    popdist.gather("watching begins")
+    popdist.all_gather_object("watching begins")
     before, busy, begin = _traffic("watch"), _service_seconds(), time.perf_counter()
     time.sleep(WATCHED)
     seconds = time.perf_counter() - begin
@@ -135,7 +135,7 @@ def _saving(folder: str) -> dict[str, float]:
     from checkpoints import CheckpointStore
 
     with CheckpointStore(folder) as store:
-        popdist.gather("saving begins")
+        popdist.all_gather_object("saving begins")
         save = _slowest(lambda: store.save(1, _RowShards(), {}, wait=True))
     loads = []
     load = _slowest(lambda: loads.append(_loaded(folder)))
@@ -183,20 +183,20 @@ class _RowShards(Mapping[str, np.ndarray]):
 
 def _slowest(work: Callable[[], Any]) -> float:
     """Seconds that the slowest process takes."""
-    popdist.gather("ready")
+    popdist.all_gather_object("ready")
     begin = time.perf_counter()
     work()
-    return float(max(popdist.gather(time.perf_counter() - begin)))
+    return float(max(popdist.all_gather_object(time.perf_counter() - begin)))
 
 
 def _everyones(prefix: str, traffic: np.ndarray) -> dict[str, float]:
     """Messages and bytes of all processes together."""
-    messages, *nbytes = np.sum(popdist.gather(traffic.tolist()), axis=0)
+    messages, *nbytes = np.sum(popdist.all_gather_object(traffic.tolist()), axis=0)
     return {f"{prefix}messages": float(messages), f"{prefix}bytes": float(sum(nbytes))}
 
 
 def _traffic(what: str) -> np.ndarray:
-    return np.array(popdist.traffic().get(what, (0, 0, 0)), float)
+    return np.array(popdist.rpc_stats().get(what, (0, 0, 0)), float)
 
 
 def _service_seconds() -> float:

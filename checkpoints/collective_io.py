@@ -48,7 +48,7 @@ def on_all_processes(work: Callable[[], Any], channel: str) -> list[Any]:
 
     Args:
         work: returns something small that JSON can hold.
-        channel: of `popdist.gather`.
+        channel: of `popdist.all_gather_object`.
 
     Raises:
         ProcessError: one has failed; all learn of it, with one text, and none waits for it.
@@ -61,7 +61,7 @@ def on_all_processes(work: Callable[[], Any], channel: str) -> list[Any]:
     except Exception as error:  # the others must not wait for this process
         problem, failure = reason_of(error), error
     lasts = failure is not None and not is_transient(failure)
-    everyones = popdist.gather([value, problem, socket.gethostname(), lasts], channel)
+    everyones = popdist.all_gather_object([value, problem, socket.gethostname(), lasts], channel)
     if failure is not None and not isinstance(failure, (OSError, FileError)):
         raise failure
     final = any(one for *_, one in everyones)
@@ -83,7 +83,7 @@ def on_first_process(work: Callable[[], Made]) -> Made | None:
             value = work()
         except (FileError, OSError) as error:
             problem = str(error)
-    if (problem := popdist.gather(problem)[0]) is not None:
+    if (problem := popdist.all_gather_object(problem)[0]) is not None:
         raise CheckpointError(problem)
     return value
 
@@ -109,7 +109,7 @@ def raise_on_all() -> Iterator[None]:
         yield
     except DamagedError as error:
         damage = error
-    everyones = popdist.gather(None if damage is None else str(damage))
+    everyones = popdist.all_gather_object(None if damage is None else str(damage))
     first = next((text for text in everyones if text is not None), None)
     if first is not None:
         raise DamagedError(first) from damage
@@ -161,8 +161,8 @@ def check_shared(directory: Path) -> None:
         with writing("the folder", directory):
             directory.mkdir(parents=True, exist_ok=True)
             write_synced(directory / name, nonce)
-    name, nonce, shown = popdist.gather([name, nonce, format_path(directory)])[0]
-    views = popdist.gather([socket.gethostname(), appears(directory / name, nonce)])
+    name, nonce, shown = popdist.all_gather_object([name, nonce, format_path(directory)])[0]
+    views = popdist.all_gather_object([socket.gethostname(), appears(directory / name, nonce)])
     if popdist.getInstanceIndex() == 0:
         (directory / name).unlink(missing_ok=True)
     blind = next((i for i, (_, sees) in enumerate(views) if not sees), None)

@@ -132,15 +132,15 @@ def _everyones_folders(directory: Path) -> list[StepFolder]:
     """
     while True:
         seen = [[f.number, f.step, f.path.name] for f in step_folders(directory)]
-        rows = popdist.gather(seen)[0]
+        rows = popdist.all_gather_object(seen)[0]
         folders = [StepFolder(n, step, directory / name) for n, step, name in rows]
         if not folders or popdist.getNumInstances() == 1:
             return folders
         newest = folders[0].path
-        blind = [i for i, sees in enumerate(popdist.gather(appears(newest))) if not sees]
+        blind = [i for i, sees in enumerate(popdist.all_gather_object(appears(newest))) if not sees]
         if not blind:
             return folders
-        still_there, path = popdist.gather([newest.is_dir(), format_path(newest)])[0]
+        still_there, path = popdist.all_gather_object([newest.is_dir(), format_path(newest)])[0]
         if still_there:  # and not deleted by a run that saves meanwhile
             raise DifferentCopiesError(
                 f"process {blind[0]} does not see {path}, the "
@@ -175,7 +175,7 @@ def _read(folder: Path, verify: bool) -> Checkpoint:
         raise
     except CheckpointError as error:
         problem = str(error)
-    outcomes = popdist.gather([problem, checkpoint.sha256 if checkpoint else ""])
+    outcomes = popdist.all_gather_object([problem, checkpoint.sha256 if checkpoint else ""])
     problems = [text for text, _ in outcomes if text is not None]
     if problems or checkpoint is None:
         raise CheckpointError(problems[0])

@@ -43,13 +43,13 @@ def agree(facts: Mapping[str, Any]) -> None:
     if popdist.getNumInstances() == 1:
         return
     own = {name: json.dumps(value, sort_keys=True) for name, value in facts.items()}
-    if len(set(popdist.gather(digest_of(sorted(own.items()))))) == 1:
+    if len(set(popdist.all_gather_object(digest_of(sorted(own.items()))))) == 1:
         return
     # Most facts are alike. Those that differ can be long, such as a template.
-    first = popdist.gather({name: digest_of([text]) for name, text in own.items()})
+    first = popdist.all_gather_object({name: digest_of([text]) for name, text in own.items()})
     names = dict.fromkeys(name for one in first for name in one)
     name = next(n for n in names if len({one.get(n) for one in first}) > 1)
-    everyones = popdist.gather([socket.gethostname(), format_value(facts.get(name))])
+    everyones = popdist.all_gather_object([socket.gethostname(), format_value(facts.get(name))])
     process = next(i for i, one in enumerate(first) if one.get(name) != first[0].get(name))
     (_, expected), (host, theirs) = everyones[0], everyones[process]
     raise ConfigError(

@@ -91,7 +91,7 @@ with model:
     for step in range(20):
         (result,) = model.run([loader.next_batch()], [2e-3], step)
         losses.append(result.loss)
-    with model.session.timing(apart=True) as timing:
+    with model.session.timing(synchronize=True) as timing:
         model.run([loader.next_batch()], [2e-3], step + 1)
     weights = model.read(optimizer=False)
 print(f"loss {losses[0]:.2f} -> {losses[-1]:.2f}")
@@ -99,8 +99,8 @@ print(f"loss {losses[0]:.2f} -> {losses[-1]:.2f}")
 # %% [markdown]
 # ## Where the time goes
 #
-# `timing(apart=True)` lets the host wait for every load, segment and store, so that each phase
-# has a time of its own. `--profile` writes all of it as a table.
+# With `timing(synchronize=True)` the host waits for every load, segment and store, so that each
+# phase has a time of its own. `--profile` writes all of it as a table.
 
 # %%
 slowest = sorted(timing.parts.items(), key=lambda item: -item[1].seconds)[:3]

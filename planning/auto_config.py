@@ -119,7 +119,7 @@ class Devices:
         platform = hardware.platform(desc)
         count = (1 if platform == "cpu" else hardware.device_count(desc)) * instances
         memory = popxl.plan.device_memory(desc, 1) or (host_memory() or 2**34) / 2
-        least = min(popdist.gather(memory))  # all processes choose alike
+        least = min(popdist.all_gather_object(memory))  # all processes choose alike
         on = None
         if platform != "cpu":
             kind = hardware.device_kinds(desc, 1)[0]
@@ -127,7 +127,7 @@ class Devices:
             local = hardware.device_count(desc)
             if instances > 1:  # each may have some of a host's
                 local = max(local, tabled.devices or 1)
-            host = min(popdist.gather(host_memory() or tabled.host_memory))
+            host = min(popdist.all_gather_object(host_memory() or tabled.host_memory))
             on = replace(tabled.with_usable_bytes(least), devices=local, host_memory=host)
         return cls(platform, hardware.has_bfloat16(desc), count, least, on)
 

@@ -379,7 +379,9 @@ def build_best_program(config: RunConfig, build: Build) -> TrainingProgram:
     kind = hardware.device_kinds(desc, config.replicas, instances)[0]
     known = machine_for_device_kind(kind)
     room = (usable_host_bytes(config) or 2**63) * (1 - _SPARE_HOST) / (config.replicas // instances)
-    memory, room = (min(popdist.gather(each)) for each in (memory, room))  # all choose alike
+    memory, room = (
+        min(popdist.all_gather_object(each)) for each in (memory, room)
+    )  # all choose alike
     target = "gpu" if known is None else known.target
     variants = ProgramVariants(build, default_variant(config), target)
     choice = search_placement(variants, config, known or machine("h100"), memory, room)

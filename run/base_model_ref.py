@@ -136,7 +136,7 @@ def _found(base: BaseModelRef, near: Checkpoint | None) -> Checkpoint | None:
     if near is not None and near.sha256 == base.step:
         return near
     place = base.place(None if near is None else near.path)
-    if not all(popdist.gather(has_checkpoint(place))):
+    if not all(popdist.all_gather_object(has_checkpoint(place))):
         return None
     return load_checkpoint(place, verify=False)
 

@@ -82,7 +82,9 @@ def _finetune_alone(
     """Train in folders that no other run uses meanwhile."""
     agree_on_run(config, **{"--fresh": options.fresh, "--profile": options.profile})
     path = RunFolder.chosen(options.run_dir, config.checkpoint.save, options.name).path
-    folder = RunFolder(Path(popdist.gather(str(path))[0]))  # a new one is named after the time
+    folder = RunFolder(
+        Path(popdist.all_gather_object(str(path))[0])
+    )  # a new one is named after the time
     _check(config, options, folder)
     announce_devices(config)
     settings, mirror = config.checkpoint, None
@@ -90,7 +92,7 @@ def _finetune_alone(
         used = {folder.path, Path(config.checkpoint.save or folder.path)}
         for one in used if is_first_process() else ():
             stack.enter_context(locked(one))
-        popdist.gather("the folders are this run's")
+        popdist.all_gather_object("the folders are this run's")
         if settings.save is not None:
             save = Path(settings.save)
             check_shared(save)

@@ -67,7 +67,7 @@ class Profile:
         self._running = self._stage.enter_context(self._model.session.timing())
 
     def _time_apart(self) -> None:
-        self._apart = self._stage.enter_context(self._model.session.timing(apart=True))
+        self._apart = self._stage.enter_context(self._model.session.timing(synchronize=True))
 
     def _trace(self) -> None:
         with self._lenient.best_effort("the trace"):
@@ -78,7 +78,7 @@ class Profile:
         """Write the table, if there is something to write."""
         self._starts.clear()
         self._close_stage()
-        if not (self._running.programs and self._apart.programs):
+        if not (self._running.num_runs and self._apart.num_runs):
             say("the run ended before it was profiled")
             return
         table = phase_table(self._title, self._running, self._apart)

@@ -130,9 +130,9 @@ class Reference:
         path = self.folder / f"{self._name(samples)}.safetensors"
         shape = len(samples), len(samples.take(np.zeros(1, np.int64))[NUM_LOSS_TOKENS]), 2
         found = read_logps(path, shape)
-        if not all(popdist.gather(found is not None)):
+        if not all(popdist.all_gather_object(found is not None)):
             found = None if self.before is None else read_logps(self.before / path.name, shape)
-            if all(popdist.gather(found is not None)) and found is not None:
+            if all(popdist.all_gather_object(found is not None)) and found is not None:
                 _keep(path, found)
             else:
                 found = self._compute(samples, path, shape)
@@ -154,7 +154,7 @@ class Reference:
     def _compute(self, samples: Samples, path: Path, shape: Shape) -> np.ndarray:
         config, weights, first_process = _base(self.config), self.weights(), is_first_process()
         with LogpsDraft(path.with_suffix(DRAFT), shape, first_process) as draft:
-            first = min(popdist.gather(draft.known))
+            first = min(popdist.all_gather_object(draft.known))
             logps = draft.begin(first)
             if first < len(samples):
                 say(f"the reference: {len(samples) - first} of {len(samples)} samples to compute")

@@ -49,7 +49,9 @@ class StopSignal:
         Args:
             finished, save: what this process finds.
         """
-        received, ends, saves = zip(*popdist.gather([self.received, finished, save]), strict=True)
+        received, ends, saves = zip(
+            *popdist.all_gather_object([self.received, finished, save]), strict=True
+        )
         # Signals that only this process has received since do not count: the others do not know of
         # them.
         self.name = next((name for name in received if name is not None), None)

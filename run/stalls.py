@@ -91,7 +91,7 @@ class Stalls:
             elif waits:
                 told += _IDLE
             # Soon enough for the line of process 0, and nothing where nothing stalls.
-            popdist.tell(told if hangs or passed > self._limit / 2 else "")
+            popdist.set_status(told if hangs or passed > self._limit / 2 else "")
             if not hangs and passed <= max(self._limit, USUAL * self._longest[work.kind]):
                 continue
             others = _others()
@@ -130,7 +130,7 @@ class _Files:
 def _others() -> dict[str, str]:
     """What each other process is at; "": nothing that stalls."""
     try:
-        return popdist.others_work()
+        return popdist.peer_status()
     except Exception:  # a service that hangs is told of by who watches it
         return {}
 

@@ -259,7 +259,7 @@ def saved_base(start: Start, weight_map: WeightMap) -> dict[str, Any]:
     if base.sha256:
         return base.record({name: base.sha256[name] for name in weight_map.frozen_names})
     own = tensors.digests(weight_map.frozen_names) if is_first_process() else None
-    first: Mapping[str, str] = popdist.gather(own)[0]
+    first: Mapping[str, str] = popdist.all_gather_object(own)[0]
     for name, sha256 in tensors.sha256.items():
         if first.get(name, sha256) != sha256:
             raise tensors.changed(name)

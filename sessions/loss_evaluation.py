@@ -88,7 +88,9 @@ class LossSession(ModelSession):
             if on_progress is not None:
                 on_progress(len(indices))
         return LossResult(
-            total, sum(popdist.gather(tokens)), reduce(added, popdist.gather(aux_metrics))
+            total,
+            sum(popdist.all_gather_object(tokens)),
+            reduce(added, popdist.all_gather_object(aux_metrics)),
         )
 
     def texts(self, samples: Samples, first: int = 0) -> Iterator[tuple[slice, np.ndarray]]:

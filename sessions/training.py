@@ -188,7 +188,7 @@ class TrainingSession(ModelSession):
         """Tokens and target tokens of each global batch, on all processes."""
         once = [self._sharding.without_duplicates(batch) for batch in batches]
         own = [[self._family.sample_format.tokens(b), self._objective.normalizer(b)] for b in once]
-        totals = np.sum(popdist.gather(own), axis=0).tolist()
+        totals = np.sum(popdist.all_gather_object(own), axis=0).tolist()
         return [(tokens, targets) for tokens, targets in totals]
 
     def _feed(self, batch: Batch, target_tokens: int) -> dict[str, np.ndarray]:
@@ -258,7 +258,9 @@ class TrainingSession(ModelSession):
         own = list[Tally]()
         for sums, batch in zip(np.split(outputs[stream], len(batches)), batches, strict=True):
             own.append(tally_of(objective, sharding, sharding.from_replicas(sums), batch))
-        every = [reduce(added, of_step) for of_step in zip(*popdist.gather(own), strict=True)]
+        every = [
+            reduce(added, of_step) for of_step in zip(*popdist.all_gather_object(own), strict=True)
+        ]
         aux_metrics = list[dict[str, Any]]()
         for tally, mean, (_, normalizer) in zip(every, means, counts, strict=True):
             whole = {**tally, "loss": (mean * normalizer, normalizer)}

@@ -102,7 +102,7 @@ def entry_point(
             except BrokenPipeError:  # such as `| head`
                 _drop_output()
                 if popdist.getNumInstances() > 1:  # the others must not wait for this one
-                    popdist.end(NOBODY_READS)
+                    popdist.exit_process(NOBODY_READS)
                 return NOBODY_READS
             except OSError as error:
                 return _say(f"error: {_failure(error)}", USER_ERROR)

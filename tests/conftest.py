@@ -69,9 +69,9 @@ def compile_quickly(quickly: bool) -> None:
     os.environ[COMPILE_QUICKLY.upper()] = str(int(quickly))
     os.environ["XLA_FLAGS"] = xla_flags()
     for name, value in QUICKER.items():
-        cpu.SWITCHES.pop(name, None)
+        cpu.COMPILER_OPTIONS.pop(name, None)
         if quickly:
-            cpu.SWITCHES[name] = value
+            cpu.COMPILER_OPTIONS[name] = value
             os.environ["XLA_FLAGS"] += f" --{name}={str(value).lower()}"
 
 

@@ -28,7 +28,7 @@ from modelling.weights.mapping import (
 )
 from modelling.weights.variables import OPTIMIZER, HfNamedTensors, ShardReader, VariableSource
 from popxl import Variable
-from popxl.session import OnDemand, VariableShard
+from popxl.session import LazyValue, VariableShard
 from popxl_addons import NamedTensors
 from popxl_addons.optimizers.state_8bit import split_weight
 
@@ -224,7 +224,7 @@ class WeightMap:
             wanted = {name: partial(tensors.some, name, cut.layout) for name, cut in cuts}
             return self._typed_data(source, LazyArrays(wanted))
 
-        return OnDemand(whole, some)
+        return LazyValue(whole, some)
 
     def _quantized_data(self, source: VariableSource, tensors: Arrays) -> Sequence[np.ndarray]:
         """The data of a variable in few bits."""

@@ -147,4 +147,4 @@ def host_memory() -> int | None:
     unknown. Processes of a host share its memory.
     """
     free = hardware.host_memory()
-    return None if free is None else free // popdist.neighbours()
+    return None if free is None else free // popdist.local_process_count()

@@ -65,7 +65,9 @@ def converse(config: RunConfig, read: Callable[[], str | None] | None = None) ->
     with Partner(config) as partner:
         if sys.stdin.isatty():
             say(f"{ANEW} begins a new conversation, {HELP} lists commands, Ctrl-D ends it")
-        while (line := popdist.gather(read() if is_first_process() else None)[0]) is not None:
+        while (
+            line := popdist.all_gather_object(read() if is_first_process() else None)[0]
+        ) is not None:
             if command := COMMAND.fullmatch(line.strip()):
                 say(_obeyed(partner, line.strip(), command[1], command[2]))
             elif line.strip():

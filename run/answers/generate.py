@@ -186,7 +186,7 @@ def lines_of_standard_input() -> list[str]:
         DataError: it is not UTF-8.
     """
     lines = list(iter(next_line, None)) if is_first_process() else []
-    return list(popdist.gather(lines)[0])
+    return list(popdist.all_gather_object(lines)[0])
 
 
 def next_line(prompt: str = "") -> str | None:

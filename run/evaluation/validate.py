@@ -35,7 +35,7 @@ def validate(
         UserError: for anything a person can mend.
     """
     agree_on_run(config)
-    folder = RunFolder(Path(popdist.gather(str(_folder(config, name, out).path))[0]))
+    folder = RunFolder(Path(popdist.all_gather_object(str(_folder(config, name, out).path))[0]))
     check_folder("the report to", folder.path)
     for note in length_note(config):
         say(note)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from popxl.session import PartTimes, Timing, Work
+from popxl.session import PartTimes, Timing, TimingSums
 
 REST = "no phase"
 MAX_SEGMENTS = 10
@@ -31,47 +31,47 @@ def phase_table(title: str, running: Timing, apart: Timing) -> str:
 
 
 def _whole(running: Timing, apart: Timing) -> str:
-    dispatch, wait = _total(running, "seconds"), _total(running, "waiting")
-    whole = running.seconds / running.programs
+    dispatch, wait = _total(running, "seconds"), _total(running, "wait_seconds")
+    whole = running.seconds / running.num_runs
     return "\n".join(
         [
             f"with overlap     {_ms(whole)} ms: dispatch {_ms(dispatch)}, wait {_ms(wait)}, and "
             f"{_ms(whole - dispatch - wait)} for inputs, results and the end",
-            f"without overlap  {_ms(apart.seconds / apart.programs)} ms",
-            f"measured         {running.programs} runs with overlap, {apart.programs} without",
+            f"without overlap  {_ms(apart.seconds / apart.num_runs)} ms",
+            f"measured         {running.num_runs} runs with overlap, {apart.num_runs} without",
         ]
     )
 
 
 def _row(label: str, running: Timing, apart: Timing) -> tuple[str, ...]:
     seen = running.parts.get(label, PartTimes())
-    part, runs = apart.parts[label], apart.programs
-    own = part.seconds + part.waiting
+    part, runs = apart.parts[label], apart.num_runs
+    own = part.seconds + part.wait_seconds
     return (
         label or REST,
-        _ms(seen.seconds / running.programs),
-        _ms(seen.waiting / running.programs),
+        _ms(seen.seconds / running.num_runs),
+        _ms(seen.wait_seconds / running.num_runs),
         *_counted(part.loads, runs),
         *_counted(part.runs, runs),
         *_counted(part.stores, runs),
-        _ms((part.rest.seconds + part.rest.waiting) / runs),
+        _ms((part.host_steps.seconds + part.host_steps.wait_seconds) / runs),
         _ms(own / runs),
         f"{own / apart.seconds:.0%}",
     )
 
 
 def _sum(running: Timing, apart: Timing) -> tuple[str, ...]:
-    own = _total(apart, "seconds") + _total(apart, "waiting")
-    shown = (_ms(_total(running, "seconds")), _ms(_total(running, "waiting")))
-    return ("total", *shown, *[""] * 7, _ms(own), f"{own * apart.programs / apart.seconds:.0%}")
+    own = _total(apart, "seconds") + _total(apart, "wait_seconds")
+    shown = (_ms(_total(running, "seconds")), _ms(_total(running, "wait_seconds")))
+    return ("total", *shown, *[""] * 7, _ms(own), f"{own * apart.num_runs / apart.seconds:.0%}")
 
 
 def _total(timing: Timing, name: str) -> float:
-    return sum(getattr(part, name) for part in timing.parts.values()) / timing.programs
+    return sum(getattr(part, name) for part in timing.parts.values()) / timing.num_runs
 
 
-def _counted(work: Work, runs: int) -> tuple[str, str]:
-    return f"{work.count / runs:g}", _ms((work.seconds + work.waiting) / runs)
+def _counted(sums: TimingSums, runs: int) -> tuple[str, str]:
+    return f"{sums.count / runs:g}", _ms((sums.seconds + sums.wait_seconds) / runs)
 
 
 def _slowest(apart: Timing) -> str:
@@ -79,7 +79,7 @@ def _slowest(apart: Timing) -> str:
     slowest = sorted(apart.segments.items(), key=lambda item: -item[1].seconds)[:MAX_SEGMENTS]
     rows = [
         ("segment", "runs", "ms"),
-        *((name, *_counted(w, apart.programs)) for name, w in slowest),
+        *((name, *_counted(w, apart.num_runs)) for name, w in slowest),
     ]
     return _aligned(rows)
 

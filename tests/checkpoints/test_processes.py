@@ -64,14 +64,14 @@ def full(folder, host):  # the disk of one host, at the second step
             except CheckpointError as error:
                 said.append(str(error))
                 module.write_shard = write
-    return popdist.gather(said)
+    return popdist.all_gather_object(said)
 
 def copies(folder):  # each host has a copy
     collective_io._SEEN = 0.5
     try:
         load_checkpoint(f"{folder}/{index}")
     except CheckpointError as error:
-        return popdist.gather(str(error))
+        return popdist.all_gather_object(str(error))
 
 def best(folder):  # with periodic saves, on a slow disk
     module.write_shard = lambda *args: (time.sleep(0.05 + 0.1 * index), write(*args))
@@ -79,9 +79,9 @@ def best(folder):  # with periodic saves, on a slow disk
         for step in range(1, 6):
             tensors = {f"t{i}": np.full(100, step) for i in range(4)}
             store.save(step, tensors, {"step": step})
-            popdist.gather(step)
+            popdist.all_gather_object(step)
             best.save(step, tensors, {"best": step}, wait=True)
-            popdist.gather(step)
+            popdist.all_gather_object(step)
     module.write_shard = write
 
 def flip(folder):  # a bit of the newest step
@@ -90,7 +90,7 @@ def flip(folder):  # a bit of the newest step
         content = bytearray(path.read_bytes())
         content[-5] ^= 16
         path.write_bytes(content)
-    popdist.gather("flipped")
+    popdist.all_gather_object("flipped")
 
 def part(shape):
     first, end = (shape[0] * i // count for i in (index, index + 1))
@@ -108,7 +108,7 @@ def read(folder):  # each process a part of each tensor, which is verified as it
                 break
             except DamagedError as error:
                 found.mark_damaged(str(error))
-    return popdist.gather([found.step, [str(w.message) for w in warned]])
+    return popdist.all_gather_object([found.step, [str(w.message) for w in warned]])
 
 def load(folder):
     with warnings.catch_warnings(record=True) as warned:
@@ -116,7 +116,7 @@ def load(folder):
         found = load_checkpoint(folder)
     said = [str(w.message) for w in warned]
     digests = {name: digest(found.tensors[name]) for name in found.tensors}
-    seen = popdist.gather([found.step, digests, said])
+    seen = popdist.all_gather_object([found.step, digests, said])
     assert all(one[:2] == seen[0][:2] for one in seen)
     return seen[0]
 

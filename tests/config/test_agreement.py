@@ -96,7 +96,7 @@ for name, case in cases.items():
         found[name] = case()
     except UserError as error:
         found[name] = str(error)
-everyones = popdist.gather(found)
+everyones = popdist.all_gather_object(found)
 assert everyones[0] == everyones[1], everyones
 if index == 0:
     print(json.dumps(found))

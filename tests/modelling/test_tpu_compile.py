@@ -25,7 +25,7 @@ from jax.sharding import Mesh
 from modelling.phases.training import build_training
 from modelling.t5.model import FAMILY
 from popxl._run.program import Program
-from popxl._schedule.segment import donated
+from popxl._schedule.segment import donated_argnums
 from tests.modelling.t5.training import our_config
 
 NAMES = ("alias", "host_argument", "host_output", "host_temp")
@@ -37,7 +37,7 @@ program.compile()
 for segment in {e: s for s, e in program.executables.items()}.values():
     memory = program.executables[segment].memory_analysis()
     sizes = {n: getattr(memory, f"{n}_size_in_bytes") for n in NAMES}
-    given = [program.specs_of(segment)[0][i] for i in donated(segment)]
+    given = [program.specs_of(segment)[0][i] for i in donated_argnums(segment)]
     own = [np.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in given]
     print(json.dumps({"name": segment.name, "given": int(sum(own)), **sizes}))
 """

@@ -22,7 +22,7 @@ from modelling.phases.evaluation import build_loss
 from modelling.phases.training import build_training
 from modelling.spec import get_family
 from planning.requirements import finetuning_requirements
-from popxl._run.schedule_executor import Walker
+from popxl._run.schedule_executor import ScheduleExecutor
 from tests.modelling.gptj.hf import hf_model, small_config
 from tests.modelling.llama.hf import hf_config
 from tests.modelling.llama.hf import our_config as llama_config
@@ -141,7 +141,7 @@ def weight_bytes(config: RunConfig, *layers: str) -> int:
 def moved(config: RunConfig, batch: Any) -> dict[tuple[str, str], int]:
     """Bytes that a step loads and stores, by what they are."""
     found: Counter[tuple[str, str]] = Counter()
-    plain = {"load": Walker._load, "store": Walker._store}
+    plain = {"load": ScheduleExecutor._load, "store": ScheduleExecutor._store}
 
     def noted(what: str) -> Callable[..., None]:
         def note(walker: Any, step: Any, at: Any) -> None:
@@ -150,7 +150,7 @@ def moved(config: RunConfig, batch: Any) -> dict[tuple[str, str], int]:
 
         return note
 
-    with mock.patch.multiple(Walker, _load=noted("load"), _store=noted("store")):
+    with mock.patch.multiple(ScheduleExecutor, _load=noted("load"), _store=noted("store")):
         model = fine_tuning(config)
         model.write(get_family(config).weight_map(config).init_weights(seed=0))
         with model:

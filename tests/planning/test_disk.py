@@ -44,10 +44,10 @@ def test_the_planned_traffic_is_what_a_session_does(tmp_path: Path, on_disk: int
     assert (read, written) == (3 * on_disk * ENTRY, 3 * on_disk * ENTRY)
     with popxl.Session(ir, "cpu", disk=tmp_path) as session:
         session.run()
-        session._state.traffic.settle()
+        session._state.disk_queue.wait_all()
         before = session.disk_traffic
         session.run()
-        session._state.traffic.settle()
+        session._state.disk_queue.wait_all()
         done = session.disk_traffic
     # Of the two stores to a row of x, and the load between them, the disk may see none.
     assert 2 * on_disk * ENTRY <= done.read - before.read <= read

@@ -72,10 +72,10 @@ def main(folder: str) -> None:
         session.write_variable_data(variables["of_pairs"], read["of_pairs"] + 1)
         read["written"] = session.get_tensor_data(variables["of_pairs"])
         outputs.append(session.run({source: given[0]})[sink])
-    seen = popdist.gather({name: value.tolist() for name, value in read.items()})
+    seen = popdist.all_gather_object({name: value.tolist() for name, value in read.items()})
     assert all(one == seen[0] for one in seen)
     shape = (len(outputs), TRANSFERS, own, SIZE)
-    parts = popdist.gather(np.stack(outputs).reshape(shape).tolist())
+    parts = popdist.all_gather_object(np.stack(outputs).reshape(shape).tolist())
     if index == 0:
         whole = np.concatenate([np.asarray(p, np.float32) for p in parts], axis=2)
         np.savez(Path(folder) / f"{popdist.getNumInstances()}.npz", outputs=whole, **read)

@@ -49,7 +49,7 @@ def main(how: str, count: int) -> None:
         results = run(local(np.full((2, 1), i, np.float32)), *arrays)
         for found, right in zip(results, expected, strict=True):
             wrong += not np.array_equal(found.addressable_shards[0].data, i * right)
-    print(sum(popdist.gather(wrong)), flush=True)
+    print(sum(popdist.all_gather_object(wrong)), flush=True)
 
 
 if __name__ == "__main__":

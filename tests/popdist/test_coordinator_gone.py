@@ -25,18 +25,18 @@ CODE = """
 import sys, time
 import popdist
 popdist.init(2, int(sys.argv[1]), sys.argv[2])
-popdist.gather("all are here")
+popdist.all_gather_object("all are here")
 server = popdist._joined._server
 print(server.pid if server else "ready", flush=True)
 if popdist.getInstanceIndex():
-    popdist.gather("never, for process 0 does not come")
+    popdist.all_gather_object("never, for process 0 does not come")
 time.sleep(300)
 """
 
 
-def start(index: int, meeting: str, silence: int, *prefix: str) -> subprocess.Popen[str]:
+def start(index: int, meeting: str, silence_timeout: int, *prefix: str) -> subprocess.Popen[str]:
     command = [*prefix, sys.executable, "-c", CODE, str(index), meeting]
-    return child(command, cwd=ROOT, env=ENV | {"POPDIST_SILENCE": str(silence)})
+    return child(command, cwd=ROOT, env=ENV | {"POPDIST_SILENCE": str(silence_timeout)})
 
 
 def line(run: subprocess.Popen[str]) -> str:

@@ -8,14 +8,14 @@ from contextlib import suppress
 import pytest
 from jax.errors import JaxRuntimeError
 
-from popdist._failure_detection import ENDED, LEFT, Board, Watcher, gone
-from popdist._process_group import _comes_of_jax
+from popdist._failure_detection import ENDED, LEFT, PeerMonitor, StatusBoard, lost_processes
+from popdist._process_group import _is_jax_failure
 
 VICTIM = 2
 
 
 @pytest.mark.parametrize(
-    ("told", "unheard", "expected"),
+    ("statuses", "unheard", "expected"),
     [
         ({0: "7", 1: "7"}, {}, set()),
         ({0: "7", 1: "7"}, {1}, {1}),
@@ -25,8 +25,8 @@ VICTIM = 2
         ({0: LEFT, 1: ENDED, 2: "3"}, {0, 1, 2}, {1, 2}),
     ],
 )
-def test_with_whom_a_process_ends(told, unheard, expected):
-    assert gone(told, set(unheard)) == expected
+def test_with_whom_a_process_ends(statuses, unheard, expected):
+    assert lost_processes(statuses, set(unheard)) == expected
 
 
 GLOO = "UNKNOWN: Gloo AllGather failed: pair.cc:538] Read error: Connection reset by peer"
@@ -45,10 +45,10 @@ GLOO = "UNKNOWN: Gloo AllGather failed: pair.cc:538] Read error: Connection rese
     ],
 )
 def test_which_errors_may_come_of_a_process_that_is_gone(error, expected):
-    assert _comes_of_jax(error) == expected
+    assert _is_jax_failure(error) == expected
     later = RuntimeError("what it led to")
     later.__cause__ = error
-    assert _comes_of_jax(later) == expected
+    assert _is_jax_failure(later) == expected
 
 
 class _Over(Exception):
@@ -84,11 +84,11 @@ class Survivor:
         self._go.release()
 
     def _live(self) -> None:
-        watcher = Watcher(3, self, self._closed, (), 60.0)
+        monitor = PeerMonitor(3, self, self._closed, (), 60.0)
         with suppress(_Over):
-            while (lost := watcher.look(1.0)) is None:
+            while (lost := monitor.check(1.0)) is None:
                 pass
-            if self.name(lost) is None:
+            if self.declare_lost(lost) is None:
                 self._world.named.append(lost)
             self._world.closed.add(self._index)
             self._stands.release()
@@ -100,15 +100,15 @@ class Survivor:
             raise _Over
 
     # ---- the board, and the connection to the service -------------------------------------------
-    def tell(self, word: str) -> None:
+    def publish_status(self, status: str) -> None:
         """Beats are nothing to the others, which hear each other often enough."""
 
-    def told(self) -> dict[int, str]:
+    def statuses(self) -> dict[int, str]:
         self._wait()
-        self.read.append(dict(self._world.told))
-        return dict(self._world.told)
+        self.read.append(dict(self._world.statuses))
+        return dict(self._world.statuses)
 
-    def name(self, lost: int) -> int | None:
+    def declare_lost(self, lost: int) -> int | None:
         self._wait()
         self._world.asked.append(lost)
         return None if len(self._world.asked) == 1 else self._world.asked[0]
@@ -126,7 +126,7 @@ class World:
     """Two survivors, and a victim that does some of: tell that it has ended; end."""
 
     def __init__(self, last_words: list[str]) -> None:
-        self.told = dict.fromkeys(range(3), "1")
+        self.statuses = dict.fromkeys(range(3), "1")
         self.closed, self.named, self.asked = set[int](), list[int](), list[int]()
         self._last_words = list(last_words)
         self.survivors = [Survivor(index, self) for index in range(VICTIM)]
@@ -141,14 +141,14 @@ class World:
         if who != VICTIM:
             self.survivors[who].go(late)
         elif self._last_words:
-            self.told[VICTIM] = self._last_words.pop()
+            self.statuses[VICTIM] = self._last_words.pop()
         else:
             self.closed.add(VICTIM)
 
     def state(self) -> str:
         """All that what comes next depends on."""
         seen = [(s.looks, s.read) for s in self.survivors]
-        return repr((self.told, sorted(self.closed), self.named, self.asked, seen))
+        return repr((self.statuses, sorted(self.closed), self.named, self.asked, seen))
 
 
 @pytest.mark.parametrize(
@@ -184,10 +184,10 @@ class Counting:
     def __init__(self) -> None:
         self.beats = self.reads = 0
 
-    def tell(self, word: str) -> None:
+    def publish_status(self, status: str) -> None:
         self.beats += 1
 
-    def told(self) -> dict[int, str]:
+    def statuses(self) -> dict[int, str]:
         self.reads += 1
         return {i: ENDED if i == 5 else str(self.beats) for i in range(1024)}
 
@@ -196,12 +196,12 @@ def test_many_processes_read_the_board_less_often():
     """What all of 1,024 read each second would keep the service busy; one that ends is still
     noticed at the next look, by the connection that the system closes."""
     board, closed = Counting(), [set(), set(), {5}]
-    watcher = Watcher(1024, board, lambda: closed.pop(0) if closed else set(), (), 60.0)
-    assert [watcher.look(1.0) for _ in range(3)] == [None, None, 5]
+    monitor = PeerMonitor(1024, board, lambda: closed.pop(0) if closed else set(), (), 60.0)
+    assert [monitor.check(1.0) for _ in range(3)] == [None, None, 5]
     assert (board.beats, board.reads) == (3, 1)
     board = Counting()
-    watcher = Watcher(1024, board, set, (), 60.0)
-    found = [watcher.look(1.0) for _ in range(34)]
+    monitor = PeerMonitor(1024, board, set, (), 60.0)
+    found = [monitor.check(1.0) for _ in range(34)]
     assert (board.beats, board.reads) == (34, 2)
     assert found.index(5) <= 20  # seconds, besides those of silence
 
@@ -212,10 +212,10 @@ class Service:
     def __init__(self) -> None:
         self.words: dict[str, str] = {}
 
-    def key_value_set(self, key: str, word: str, allow_overwrite: bool = False) -> None:
+    def key_value_set(self, key: str, status: str, allow_overwrite: bool = False) -> None:
         if key in self.words and not allow_overwrite:
             raise JaxRuntimeError(f"ALREADY_EXISTS: {key}")
-        self.words[key] = word
+        self.words[key] = status
 
     def key_value_increment(self, key: str, by: int) -> int:
         self.words[key] = str(int(self.words.get(key, 0)) + by)
@@ -225,41 +225,45 @@ class Service:
         return self.words[key]
 
     def key_value_dir_get(self, folder: str) -> list[tuple[str, str]]:
-        return [(key, word) for key, word in self.words.items() if key.startswith(f"{folder}/")]
+        return [(key, status) for key, status in self.words.items() if key.startswith(f"{folder}/")]
 
 
 def test_a_word_on_the_board_replaces_the_one_before():
     service = Service()
     for index, words in ((0, "123"), (11, "4")):
-        for word in words:
-            Board(service, index).tell(word)
-    assert Board(service, 5).told() == {0: "3", 11: "4"}
+        for status in words:
+            StatusBoard(service, index).publish_status(status)
+    assert StatusBoard(service, 5).statuses() == {0: "3", 11: "4"}
 
 
 def test_the_others_learn_whom_the_first_has_named():
     """So one that was paused learns that it was itself."""
     service = Service()
-    assert [Board(service, i).name(lost) for i, lost in ((0, 1), (2, 1), (1, 0))] == [None, 1, 1]
+    assert [StatusBoard(service, i).declare_lost(lost) for i, lost in ((0, 1), (2, 1), (1, 0))] == [
+        None,
+        1,
+        1,
+    ]
 
 
 class Told:
     """A board on which all tell something new at each look but process 1, which is paused."""
 
     def __init__(self, count: int) -> None:
-        self._count, self._beat = count, 0
+        self._count, self._heartbeat = count, 0
 
-    def tell(self, word: str) -> None:
-        self._beat += 1
+    def publish_status(self, status: str) -> None:
+        self._heartbeat += 1
 
-    def told(self) -> dict[int, str]:
-        return {i: "paused" if i == 1 else str(self._beat) for i in range(self._count)}
+    def statuses(self) -> dict[int, str]:
+        return {i: "paused" if i == 1 else str(self._heartbeat) for i in range(self._count)}
 
 
 @pytest.mark.parametrize(("count", "seconds"), [(2, 8), (1024, 51)])
 def test_a_process_may_be_silent_for_as_long_as_is_given(count, seconds):
     """With many processes for three readings of the board, else those would take living ones for
     gone."""
-    watcher = Watcher(count, Told(count), set, (), 8.0)
-    lost = next(look for look in range(1, 200) if watcher.look(1.0) == 1)
+    monitor = PeerMonitor(count, Told(count), set, (), 8.0)
+    lost = next(check for check in range(1, 200) if monitor.check(1.0) == 1)
     assert seconds < lost <= seconds + 2 * (1 + count // 64)
-    assert watcher.fate(1) == f"not been heard of for {seconds} s (POPDIST_SILENCE)"
+    assert monitor.exit_reason(1) == f"not been heard of for {seconds} s (POPDIST_SILENCE)"

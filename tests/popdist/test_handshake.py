@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from popdist import DistributedError, _coordination_service
-from popdist._handshake import address_among, knock
-from popdist._process_info import Place, place_given
+from popdist._handshake import connect, reachable_address
+from popdist._process_info import ProcessInfo, process_info_from_args
 from tests.children import PYTHON_PATH, child, free_port
 
 ROOT = Path(__file__).parents[2]
@@ -46,11 +46,11 @@ def serving(
 
 
 def lifeline(port: int, index: int, count: int, run: str = "mine", secret: str = "ours", **more):
-    place = Place(index, count, None, run, secret)
-    return knock(
+    info = ProcessInfo(index, count, None, run, secret)
+    return connect(
         "127.0.0.1",
         port,
-        place,
+        info,
         more.get("what", _coordination_service.LIFELINE),
         more.get("seconds", 5),
     )
@@ -69,9 +69,9 @@ def test_strangers_are_refused_and_members_heard():
     with serving(port, 2) as service, ExitStack() as stack:
         assert said(service) == "ready"
         for words in strangers:
-            line = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-            line.sendall(words)
-            line.shutdown(socket.SHUT_WR)
+            sock = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            sock.sendall(words)
+            sock.shutdown(socket.SHUT_WR)
         first = stack.enter_context(lifeline(port, 0, 2))
         for given, why in [
             ((1, 2, "other"), "another run"),
@@ -84,7 +84,7 @@ def test_strangers_are_refused_and_members_heard():
         other = lifeline(port, 1, 2)
         other.close()  # as the system does when a process is killed
         first.settimeout(10)
-        assert first.recv(100) == (1).to_bytes(_coordination_service.WORD)
+        assert first.recv(100) == (1).to_bytes(_coordination_service.INDEX_BYTES)
         notes = [said(service) for _ in range(5)]
         assert notes[0] == "refused 127.0.0.1: it does not say who it is"
         assert {note.rpartition(": ")[2] for note in notes[1:]} == set(
@@ -109,9 +109,11 @@ def test_another_run_at_the_same_port_disturbs_neither(tmp_path):
     """The first goes on; the second ends with a sentence, without having come in."""
     port = free_port()
     code = (
-        "import sys, time, popdist, popdist._process_group as g; g.MEETING = int(sys.argv[3])\n"
+        "import sys, time, popdist, popdist._process_group as g\n"
+        "g.RENDEZVOUS_TIMEOUT = int(sys.argv[3])\n"
         "popdist.init(2, int(sys.argv[1]), sys.argv[2])\n"
-        "print(popdist.gather(0), flush=True)\ninput()\nprint(popdist.gather(1))"
+        "print(popdist.all_gather_object(0), flush=True)\n"
+        "input()\nprint(popdist.all_gather_object(1))"
     )
 
     def start(index: int, run: str, seconds: int = 100) -> subprocess.Popen[str]:
@@ -154,15 +156,15 @@ def test_nobody_comes_to_jaxs_service_without_the_secret():
     with serving(port, 1) as service:
         assert said(service) == "ready"
         listening = subprocess.run(["ss", "-Hltnp"], capture_output=True, text=True, check=True)
-        own = [line for line in listening.stdout.splitlines() if f"pid={service.pid}," in line]
-        assert [line.split()[3] for line in own] == [f"127.0.0.1:{port}"]
+        own = [sock for sock in listening.stdout.splitlines() if f"pid={service.pid}," in sock]
+        assert [sock.split()[3] for sock in own] == [f"127.0.0.1:{port}"]
         with lifeline(port, 0, 1):
             with pytest.raises(DistributedError, match="another secret"):
                 lifeline(port, 0, 1, secret="", what=_coordination_service.SERVICE)
-            with lifeline(port, 0, 1, what=_coordination_service.SERVICE) as line:
-                line.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
-                line.settimeout(30)
-                assert line.recv(1)  # gRPC's settings
+            with lifeline(port, 0, 1, what=_coordination_service.SERVICE) as sock:
+                sock.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
+                sock.settimeout(30)
+                assert sock.recv(1)  # gRPC's settings
 
 
 def test_a_code_that_was_overheard_does_not_open_again():
@@ -197,11 +199,11 @@ def test_a_secret_in_a_file_that_others_can_read_is_refused(tmp_path, monkeypatc
     monkeypatch.setenv("POPDIST_SECRET_FILE", str(file))
     file.chmod(0o640)
     with pytest.raises(DistributedError, match="chmod 600"):
-        place_given(2, 0, "a:99")
+        process_info_from_args(2, 0, "a:99")
     file.chmod(0o600)
-    place = place_given(2, 0, "a:99")
-    assert place.secret == "ours"
-    assert "ours" not in repr(place)
+    info = process_info_from_args(2, 0, "a:99")
+    assert info.secret == "ours"
+    assert "ours" not in repr(info)
 
 
 def test_only_the_coordinators_address_is_listened_at():
@@ -218,6 +220,6 @@ def test_a_name_that_is_this_machines_loopback(monkeypatch):
     assert list(_coordination_service._addresses("node01")) == [""]
     monkeypatch.undo()
     monkeypatch.setattr("popdist._handshake.own_address", lambda host, port: f"reaches {host}")
-    assert address_among(0, ["127.0.1.1", "10.0.0.2"]) == "reaches 10.0.0.2"
-    assert address_among(1, ["127.0.1.1", "10.0.0.2"]) == "10.0.0.2"
-    assert address_among(0, ["127.0.0.1", "127.0.0.1"]) == "127.0.0.1"
+    assert reachable_address(0, ["127.0.1.1", "10.0.0.2"]) == "reaches 10.0.0.2"
+    assert reachable_address(1, ["127.0.1.1", "10.0.0.2"]) == "10.0.0.2"
+    assert reachable_address(0, ["127.0.0.1", "127.0.0.1"]) == "127.0.0.1"

@@ -25,32 +25,32 @@ from popxl._run import device_variables
 
 client = popdist._joined._client._client
 kept = lambda: len(client.key_value_dir_get("popdist/main"))
-before = popdist.traffic()["exchange"]
-found = [popdist.gather(i) for i in range(50)]
-after = popdist.traffic()["exchange"]
+before = popdist.rpc_stats()["exchange"]
+found = [popdist.all_gather_object(i) for i in range(50)]
+after = popdist.rpc_stats()["exchange"]
 assert found == [[i] * 2 for i in range(50)]
-popdist.gather("all have counted")
+popdist.all_gather_object("all have counted")
 
 ir = popxl.Ir(replication="popdist")
 with ir.main_graph, popxl.in_sequence():
     common = popxl.variable(np.arange(1000.0, dtype=np.float32), name="common")
     ops.scaled_add_(common, ops.collectives.replicated_all_reduce(common * 2.0, "mean"))
 asked = []
-ask = device_variables.parts_everywhere
-device_variables.parts_everywhere = lambda *args: asked.append(1) or ask(*args)
+ask = device_variables.gather_shards
+device_variables.gather_shards = lambda *args: asked.append(1) or ask(*args)
 with popxl.Session(ir, "cpu") as session:
     session.run({})
     value = session.read_variable_data(common)
 assert np.array_equal(value, 3 * np.arange(1000.0))
 
 mine = popdist.getInstanceIndex()
-popdist.tell(f"step {mine}" if mine else "")  # process 0 tells nothing
+popdist.set_status(f"step {mine}" if mine else "")  # process 0 tells nothing
 others, end = [f"step {i}" if i else "" for i in range(2) if i != mine], time.monotonic() + 60
-while list(popdist.others_work().values()) != others:
-    assert time.monotonic() < end, popdist.others_work()
+while list(popdist.peer_status().values()) != others:
+    assert time.monotonic() < end, popdist.peer_status()
     time.sleep(0.1)
-assert all("(pid " in who for who in popdist.others_work())
-seen = popdist.gather([kept(), after.messages - before.messages, len(asked)])
+assert all("(pid " in who for who in popdist.peer_status())
+seen = popdist.all_gather_object([kept(), after.messages - before.messages, len(asked)])
 if popdist.getInstanceIndex() == 0:
     print(json.dumps(seen))
 """

@@ -16,9 +16,9 @@ import pytest
 
 import popdist.run
 from popdist import DistributedError
-from popdist._coordinator_monitor import FOLLOWED
-from popdist._gpu_assignment import _uuids, devices_of, gpus_named
-from popdist._process_info import place_given, place_of_environment
+from popdist._coordinator_monitor import FOLLOWED_PEER
+from popdist._gpu_assignment import _parse_uuids, assign_gpus, list_gpu_names
+from popdist._process_info import process_info_from_args, process_info_from_env
 from tests.children import PYTHON_PATH, child, free_port
 from tests.slow import slow
 
@@ -75,9 +75,9 @@ first = started()
 second = started()
 if popdist.getInstanceIndex():
     next(folder.glob("*.popxl")).unlink()
-popdist.gather(0)
+popdist.all_gather_object(0)
 third = started()
-everyones = popdist.gather([first, second, third])
+everyones = popdist.all_gather_object([first, second, third])
 if popdist.getInstanceIndex() == 0:
     print(json.dumps(everyones))
 """
@@ -116,7 +116,7 @@ print("ready", index, flush=True)
     ],
 )
 def test_all_end_when_one_fails(end, code, said):
-    run = started(2, "-c", f"{MEET}if index == 1: {end}\nelse: popdist.gather(0)")
+    run = started(2, "-c", f"{MEET}if index == 1: {end}\nelse: popdist.all_gather_object(0)")
     assert run.stdout is not None
     assert "ready" in run.stdout.readline()
     errors = run.communicate(timeout=300)[1]  # without an end they wait for days
@@ -128,7 +128,7 @@ def test_all_end_when_one_fails(end, code, said):
 def test_the_launcher_names_a_process_that_has_fallen_silent():
     """The others, which waited for it, are those that end."""
     stop = "os.kill(os.getpid(), signal.SIGSTOP)"
-    program = f"{MEET}{stop} if index == 1 else popdist.gather(0)"
+    program = f"{MEET}{stop} if index == 1 else popdist.all_gather_object(0)"
     run = started(2, "-c", program, flags=["--silence", "4"])
     errors = run.communicate(timeout=300)[1]
     assert run.returncode == 1
@@ -158,9 +158,9 @@ def test_the_launcher_names_the_one_that_a_signal_ended(monkeypatch):
         return f"import os; os.kill(os.getpid(), {-code}) if {code} < 0 else os._exit({code})"
 
     for codes, code, text in [
-        ((FOLLOWED, 1, -9), 137, "process 2 of 3 was ended by SIGKILL"),
-        ((FOLLOWED, 3, FOLLOWED), 3, "process 1 of 3 ended with code 3"),
-        ((0, FOLLOWED), 1, ""),
+        ((FOLLOWED_PEER, 1, -9), 137, "process 2 of 3 was ended by SIGKILL"),
+        ((FOLLOWED_PEER, 3, FOLLOWED_PEER), 3, "process 1 of 3 ended with code 3"),
+        ((0, FOLLOWED_PEER), 1, ""),
     ]:
         processes = ended(*codes)
         for process in processes:
@@ -187,14 +187,14 @@ def test_processes_alone_notice_that_another_is_gone(how, victim):
     """Without the launcher, of three that meet. The system closes what a dead one had open; of one
     that is only stopped, as of one whose host is gone, there is nothing but silence."""
     meeting = f"127.0.0.1:{free_port()}"
-    silence = "5" if how == "SIGSTOP" else "1000"
+    silence_timeout = "5" if how == "SIGSTOP" else "1000"
     code = (
         MEET.replace("popdist.init()", "popdist.init(3, int(sys.argv[1]), sys.argv[2])")
         # One that is woken comes to its end before its other threads have run.
         + "sys.setswitchinterval(1000)\n"
         + f"os.kill(os.getpid(), signal.{how}) if index == {victim} else time.sleep(300)"
     )
-    limits = [{"POPDIST_SILENCE": silence}, {}, {}]  # that of process 0 holds for all
+    limits = [{"POPDIST_SILENCE": silence_timeout}, {}, {}]  # that of process 0 holds for all
     runs = [
         child([sys.executable, "-c", code, str(i), meeting], cwd=ROOT, env=ENV | limits[i])
         for i in range(3)
@@ -208,8 +208,8 @@ def test_processes_alone_notice_that_another_is_gone(how, victim):
     assert [run.returncode for run in others] == [1, 1]
     (said,) = filter(None, errors)
     assert said.startswith(f"error: process {victim} of 3 (pid {runs[victim].pid} on ")
-    fate = "ended" if how == "SIGKILL" else "not been heard of for 5 s (POPDIST_SILENCE)"
-    assert said.endswith(f") has {fate}, and the others end with it\n")
+    exit_reason = "ended" if how == "SIGKILL" else "not been heard of for 5 s (POPDIST_SILENCE)"
+    assert said.endswith(f") has {exit_reason}, and the others end with it\n")
     assert said.count("\n") == 1
     if how == "SIGSTOP":  # it goes on, and learns why it ends
         who = f"process {victim} of 3 (pid {runs[victim].pid} on {socket.gethostname()})"
@@ -228,26 +228,26 @@ def environment(monkeypatch):
 
 def test_launchers_are_recognised(environment):
     environment(OMPI_COMM_WORLD_SIZE="4", OMPI_COMM_WORLD_RANK="2", OMPI_COMM_WORLD_LOCAL_SIZE="2")
-    place = place_of_environment()
-    assert (place.index, place.count, place.coordinator) == (2, 4, None)  # several hosts
+    info = process_info_from_env()
+    assert (info.index, info.count, info.coordinator) == (2, 4, None)  # several hosts
     environment(OMPI_COMM_WORLD_LOCAL_SIZE="4", OMPI_MCA_orte_hnp_uri="1531576320.0;tcp://10.0.0.1")
-    place = place_of_environment()
-    assert place.coordinator is not None
-    assert place.coordinator.startswith("127.0.0.1:")
+    info = process_info_from_env()
+    assert info.coordinator is not None
+    assert info.coordinator.startswith("127.0.0.1:")
     environment(POPDIST_NUM_INSTANCES="8", POPDIST_INSTANCE_INDEX="7", POPDIST_COORDINATOR="a:99")
-    place = place_of_environment()
-    assert (place.index, place.count, place.coordinator) == (7, 8, "a:99")
+    info = process_info_from_env()
+    assert (info.index, info.count, info.coordinator) == (7, 8, "a:99")
 
 
 def test_one_task_of_slurm_is_alone(environment):
     environment(SLURM_JOB_ID="77", SLURM_PROCID="0", SLURM_STEP_NUM_TASKS="1")
-    assert place_of_environment().count == 1
+    assert process_info_from_env().count == 1
     environment(SLURM_STEP_NUM_TASKS="2", SLURM_STEP_NUM_NODES="1")
-    first = place_of_environment().coordinator
+    first = process_info_from_env().coordinator
     environment(SLURM_JOB_ID="78")
-    second = place_of_environment().coordinator
+    second = process_info_from_env().coordinator
     environment(SLURM_STEP_ID="1")
-    third = place_of_environment().coordinator
+    third = process_info_from_env().coordinator
     assert None not in (first, second, third)
     assert len({first, second, third}) == 3  # neither jobs meet nor steps of one
 
@@ -260,7 +260,10 @@ def test_tasks_of_slurm_on_two_hosts_meet():
         "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2",
         "SLURM_LOCALID": "0",
     }  # fmt: skip
-    code = "import popdist; popdist.init(); print(popdist.gather(popdist.getInstanceIndex()))"
+    code = """if True:
+        import popdist
+        popdist.init()
+        print(popdist.all_gather_object(popdist.getInstanceIndex()))"""
     runs = [
         child([sys.executable, "-c", code], env={**ENV, **step, "SLURM_PROCID": str(index)})
         for index in range(2)
@@ -271,19 +274,22 @@ def test_tasks_of_slurm_on_two_hosts_meet():
 @pytest.mark.parametrize("given", [(2, 2, "a:1"), (2, 0, "a"), (2, 0, ":7"), (2, 0, "a:70000")])
 def test_what_cannot_be_is_refused(given):
     with pytest.raises(DistributedError):
-        place_given(*given)
+        process_info_from_args(*given)
 
 
 def test_processes_of_a_host_share_its_gpus():
     four = [str(i) for i in range(4)]
     hosts = [("a", four), ("a", four), ("b", four), ("c", ["0"]), ("c", ["1"])]
-    assert devices_of(0, hosts) == [0, 1]
-    assert devices_of(1, hosts) == [2, 3]
-    assert devices_of(2, hosts) is None  # has them all
-    assert devices_of(3, hosts) is None  # was given its own
-    assert devices_of(0, [("a", []), ("a", [])]) is None
-    assert gpus_named({}, ["nvidia0", "nvidiactl", "null", "nvidia1"], {}) == ["nvidia0", "nvidia1"]
-    assert gpus_named({"CUDA_VISIBLE_DEVICES": "2,3"}, ["nvidia0"], {}) == ["2", "3"]
+    assert assign_gpus(0, hosts) == [0, 1]
+    assert assign_gpus(1, hosts) == [2, 3]
+    assert assign_gpus(2, hosts) is None  # has them all
+    assert assign_gpus(3, hosts) is None  # was given its own
+    assert assign_gpus(0, [("a", []), ("a", [])]) is None
+    assert list_gpu_names({}, ["nvidia0", "nvidiactl", "null", "nvidia1"], {}) == [
+        "nvidia0",
+        "nvidia1",
+    ]
+    assert list_gpu_names({"CUDA_VISIBLE_DEVICES": "2,3"}, ["nvidia0"], {}) == ["2", "3"]
 
 
 def test_gpus_are_told_apart_by_uuid():
@@ -291,9 +297,9 @@ def test_gpus_are_told_apart_by_uuid():
     listed = "GPU {}: NVIDIA H100 80GB HBM3 (UUID: GPU-{}-1b2c)\n"
     tasks = []
     for first in ("a", "b"):
-        uuids = _uuids(listed.format(0, f"{first}0") + listed.format(1, f"{first}1"))
-        tasks.append(("host", gpus_named({"CUDA_VISIBLE_DEVICES": "0,1"}, [], uuids)))
+        uuids = _parse_uuids(listed.format(0, f"{first}0") + listed.format(1, f"{first}1"))
+        tasks.append(("host", list_gpu_names({"CUDA_VISIBLE_DEVICES": "0,1"}, [], uuids)))
     assert tasks[0][1] == ["GPU-a0-1b2c", "GPU-a1-1b2c"]
-    assert devices_of(0, tasks) is None  # each keeps both of its own
-    assert devices_of(1, tasks) is None
-    assert devices_of(1, [tasks[0], tasks[0]]) == [1]
+    assert assign_gpus(0, tasks) is None  # each keeps both of its own
+    assert assign_gpus(1, tasks) is None
+    assert assign_gpus(1, [tasks[0], tasks[0]]) == [1]

@@ -38,7 +38,7 @@ fused_attention_stablehlo.check_compute_capability = lambda least: True  # it as
 def compiled(lowered, **other):
     options = compiler.get_compile_options(
         1, 1, device_assignment=np.zeros((1, 1), int), backend=devices[0].client,
-        env_options_overrides=Gpu.switches | other,
+        env_options_overrides=Gpu.compiler_options | other,
     )
     return devices[0].client.compile(
         lowered.compiler_ir("stablehlo"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-_BYTES = {
+_MAX_LOADED_BYTES = {
     **dict.fromkeys(("pred", "s8", "u8", "f8e4m3fn", "f8e5m2"), 1),
     **dict.fromkeys(("s16", "u16", "f16", "bf16"), 2),
     **dict.fromkeys(("s32", "u32", "f32"), 4),
@@ -38,6 +38,6 @@ def _parsed(line: str) -> tuple[str, ...] | None:
 def _size(type_: str) -> int:
     shapes = re.findall(r"(\w+)\[([\d,]*)\]", type_.replace(_WORKSPACE, ""))
     return sum(
-        _BYTES.get(kind, 0) * math.prod(int(n) for n in shape.split(",") if n)
+        _MAX_LOADED_BYTES.get(kind, 0) * math.prod(int(n) for n in shape.split(",") if n)
         for kind, shape in shapes
     )

@@ -13,7 +13,7 @@ import popxl
 from popxl import ops
 from popxl._analysis import effects, memo, shape_inference
 from popxl._analysis.effects import graph_effects, program_effects
-from popxl._analysis.functionalization import _GraphPass
+from popxl._analysis.functionalization import _FunctionalizePass
 from popxl._ir.op import Op
 from popxl.errors import SpecError, popart_exception
 from popxl.transforms import autodiff
@@ -61,7 +61,7 @@ def _visits(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         monkeypatch.setattr(owner, name, looked)
 
     counted(effects, "op_effects")
-    counted(_GraphPass, "form")
+    counted(_FunctionalizePass, "form")
     counted(Op, "modified_inputs")
     return seen
 

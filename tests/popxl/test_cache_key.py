@@ -135,11 +135,11 @@ def test_a_switch_and_the_same_flag_are_one_fact(monkeypatch):
     """Another process may find one in its flags that this one has among its switches."""
     name, program = "xla_cpu_enable_fast_math", _program(_ir(_base, 4))
     before = _keys(program)
-    monkeypatch.setitem(cpu.SWITCHES, name, False)
+    monkeypatch.setitem(cpu.COMPILER_OPTIONS, name, False)
     with_switch = _keys(program)
     monkeypatch.setenv("XLA_FLAGS", f"--{name}=false")
     with_both = _keys(program)
-    monkeypatch.delitem(cpu.SWITCHES, name)
+    monkeypatch.delitem(cpu.COMPILER_OPTIONS, name)
     assert _keys(program) == with_both
     assert len({before, with_switch, with_both}) == 3
 
@@ -258,7 +258,7 @@ def test_who_gives_memory_and_who_is_a_number_is_in_the_key():
     assert segment.donated == (0,)
     segment.donated = ()
     kept = segment_key(program, segment)
-    segment.numbers = frozenset({0})
+    segment.scalar_args = frozenset({0})
     assert len({before, kept, segment_key(program, segment)}) == 3
 
 
@@ -289,8 +289,8 @@ def test_an_attribute_that_cannot_be_written_down_makes_a_program_uncacheable(va
 
 
 def _attribute_key(value) -> str:
-    text = cache_key._Text("cpu", {}).attribute(value)
-    assert text == cache_key._Text("cpu", {}).attribute(value)
+    text = cache_key._SegmentWriter("cpu", {}).attribute(value)
+    assert text == cache_key._SegmentWriter("cpu", {}).attribute(value)
     return text
 
 

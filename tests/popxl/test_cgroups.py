@@ -11,7 +11,7 @@ from popxl._devices import cgroups
 def groups(tmp_path, monkeypatch):
     """A function that makes groups: their folders, each with limit, used and cached bytes."""
     monkeypatch.setattr(cgroups, "_MOUNT", tmp_path)
-    monkeypatch.setattr(cgroups, "_OWN", tmp_path / "own")
+    monkeypatch.setattr(cgroups, "_PROC_CGROUP", tmp_path / "own")
 
     def make(own: str, **made: tuple[object, int, int]) -> int | None:
         (tmp_path / "own").write_text(own)
@@ -22,7 +22,7 @@ def groups(tmp_path, monkeypatch):
             (group / names[0]).write_text(f"{limit}\n")
             (group / names[1]).write_text(f"{used}\n")
             (group / "memory.stat").write_text(f"anon 7\n{names[2]} {cached}\n")
-        return cgroups.memory_left()
+        return cgroups.cgroup_free_bytes()
 
     return make
 

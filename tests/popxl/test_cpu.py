@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import popxl
-from popxl._compile.platforms import platform_named
+from popxl._compile.platforms import get_platform
 from popxl._devices import cpu
 from popxl.errors import VersionError
 
@@ -41,7 +41,7 @@ def is_overtaken(launch, long_and_short) -> bool:
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core runs one executable at a time")
 def test_executables_launched_by_turns_run_at_a_time(long_and_short):
-    launch = cpu.Launcher(1, 1)
+    launch = cpu.CpuLauncher(1, 1)
     assert is_overtaken(lambda e, given: launch(e, given, LARGE), long_and_short)
 
 
@@ -52,7 +52,7 @@ def test_what_one_thread_launches_does_not(long_and_short):
 
 def test_small_executables_are_launched_by_the_caller(monkeypatch):
     monkeypatch.setattr(cpu, "_helpers", lambda: pytest.fail("another thread"))
-    launch = cpu.Launcher(1, 1)
+    launch = cpu.CpuLauncher(1, 1)
     for _ in range(4):
         assert launch(threading.get_ident, [], LARGE - 1) == threading.get_ident()
 
@@ -61,7 +61,7 @@ def test_an_error_reaches_the_caller_and_the_next_launch_is_right():
     def fail():
         raise ValueError("wrong shape")
 
-    launch = cpu.Launcher(1, 1)
+    launch = cpu.CpuLauncher(1, 1)
     for _ in range(3):
         with pytest.raises(ValueError, match="wrong shape"):
             launch(fail, [], LARGE)
@@ -69,13 +69,13 @@ def test_an_error_reaches_the_caller_and_the_next_launch_is_right():
 
 
 def test_an_array_without_elements_has_no_bytes():
-    assert cpu.memory_of(jnp.zeros((0, 3))).shape == (0,)
+    assert cpu.memory_view(jnp.zeros((0, 3))).shape == (0,)
 
 
 def test_memory_given_away_is_overwritten_after_everybody_has_read_it():
     slow = jax.jit(lambda x: jnp.sort(-x)[0])
     increase = jax.jit(lambda x: x + 1, donate_argnums=0)
-    launch, count = cpu.Launcher(1, 1), 200_000
+    launch, count = cpu.CpuLauncher(1, 1), 200_000
     x = jnp.arange(count, dtype=jnp.float32)
     found, memory = [], set()
     for _ in range(30):
@@ -124,7 +124,7 @@ def test_a_version_of_jax_that_is_too_new_is_refused_on_a_cpu(version, is_right,
     monkeypatch.setattr(jax, "__version__", version)
     monkeypatch.setattr(jax, "__version_info__", tuple(map(int, version.split("."))))
     for elsewhere in ("gpu", "tpu"):
-        platform_named(elsewhere).check()
+        get_platform(elsewhere).check()
     if is_right:
         popxl.Session(popxl.Ir())
     else:

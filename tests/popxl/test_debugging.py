@@ -13,7 +13,7 @@ import popxl
 from popxl import ops
 from popxl._compile import platforms
 from popxl._storage.disk_queue import EntryFile
-from popxl._storage.prefetch import Transit
+from popxl._storage.prefetch import PrefetchMover
 from popxl._storage.scratch_files import ScratchFile
 from popxl.errors import DiskError, poplar_application_runtime_error
 from popxl.transforms import autodiff
@@ -49,7 +49,7 @@ def test_stepwise_runs_do_the_same_and_nothing_early(memory, files, switch, monk
     def early(*_: Any) -> None:
         raise AssertionError("not now")
 
-    for kind, name in ((Transit, "_look_ahead"), (EntryFile, "begin")):
+    for kind, name in ((PrefetchMover, "_look_ahead"), (EntryFile, "begin")):
         monkeypatch.setattr(kind, name, early)
     switch("STEPWISE")
     stepwise = rows_after(*on_disk(files), tmp_path)

@@ -91,7 +91,7 @@ def test_pinned_memory_leaves_the_host_some(free, neighbours, limit, monkeypatch
     name = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
     monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(mesh, "host_memory", lambda: free * 2**30)
-    monkeypatch.setattr(popdist, "neighbours", lambda: neighbours)
+    monkeypatch.setattr(popdist, "local_process_count", lambda: neighbours)
     prepare_environment()
     assert os.environ[name] == str(limit)
     monkeypatch.setenv(name, "7")

@@ -19,7 +19,7 @@ import pytest
 import popxl
 from popxl import ops
 from popxl._compile import executable_cache
-from popxl._compile.cache_permissions import distrust
+from popxl._compile.cache_permissions import distrust_reason
 from popxl._compile.executable_cache import statistics
 from popxl._compile.executable_serialization import LoadedSegment
 from popxl._ir.op_registry import define
@@ -192,7 +192,7 @@ import numpy as np
 from tests.popxl.test_executable_cache import _training_like
 import popxl
 from popxl._compile.executable_cache import statistics
-from popxl._compile.cache_permissions import distrust
+from popxl._compile.cache_permissions import distrust_reason
 ir, names = _training_like()
 with popxl.Session(ir) as session:
     y = session.run({names["x"]: np.full((2, 8, 16), 0.3, np.float32)})[names["y"]]
@@ -311,8 +311,8 @@ def test_what_belongs_to_another_user_is_not_trusted(tmp_path, monkeypatch):
     found = tmp_path.stat()
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     owned = {uid: os.stat_result([*found[:4], uid, *found[5:10]]) for uid in (0, 1000, 1001)}
-    assert distrust(owned[0]) is distrust(owned[1000]) is None
-    assert distrust(owned[1001]) == "it belongs to another user, 1001"
+    assert distrust_reason(owned[0]) is distrust_reason(owned[1000]) is None
+    assert distrust_reason(owned[1001]) == "it belongs to another user, 1001"
 
 
 def test_no_partial_file_is_left(folder):

@@ -100,7 +100,7 @@ GRADIENTS = {f: partial(gradient, f) for f in PROGRAMS}
 )
 def test_kernels_of_many_ops_are_cut(write, monkeypatch):
     whole, expected = _compiled(write, 64)
-    monkeypatch.setattr(fusion_limit, "_MOST", 16)
+    monkeypatch.setattr(fusion_limit, "_MAX_OPS", 16)
     monkeypatch.setattr(gradient_ops, "_FUSED_TERMS", 4)
     longest, result = _compiled(write, 64)
     assert longest < 160 < whole  # some of our ops are several of XLA's
@@ -111,7 +111,7 @@ def test_only_a_cpu_needs_it():
     node, arrays = Mock(), [np.zeros(2)]
     for target in ("gpu 9.0", "tpu"):
         with tracing_platform(target):
-            assert fusion_limit.Kernels().bound(node, arrays, arrays) is arrays
+            assert fusion_limit.FusionLimiter().limit(node, arrays, arrays) is arrays
 
 
 @pytest.mark.slow  # seconds, or without a bound minutes

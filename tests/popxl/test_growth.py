@@ -15,9 +15,9 @@ import pytest
 import popxl
 from popxl import ops
 from popxl._devices import cpu
-from popxl._run.device_variables import _own_parts
+from popxl._run.device_variables import _local_shards
 from popxl._schedule.schedule_builder import build_schedule
-from popxl._storage.replica_arrays import _parts
+from popxl._storage.replica_arrays import _shards
 from popxl.errors import popart_exception
 from popxl.transforms import autodiff
 from tests.popxl.programs import graph_of, run_ir, store
@@ -290,6 +290,8 @@ def test_conditionals_that_are_nested_too_deeply_are_named():
         run_ir(_conditionals(150)[0])
 
 
-@pytest.mark.parametrize("cached", [cpu._made, cpu._passed_on, _parts, _own_parts])
+@pytest.mark.parametrize(
+    "cached", [cpu._compile_empty, cpu._compile_donating_identity, _shards, _local_shards]
+)
 def test_what_is_kept_for_each_shape_is_bounded(cached):
     assert 0 < cached.cache_info().maxsize <= 4096

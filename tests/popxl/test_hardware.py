@@ -7,7 +7,7 @@ import pytest
 
 import popxl
 from popxl import hardware
-from popxl._compile.platforms import platform_named
+from popxl._compile.platforms import get_platform
 
 
 def test_each_replica_has_a_device_of_a_kind():
@@ -35,5 +35,5 @@ def test_no_cuda_graphs_unless_they_are_asked_for(given: str, monkeypatch: pytes
     """They would be recorded anew for the addresses of each call."""
     monkeypatch.setenv("XLA_FLAGS", given)
     lowered = jax.jit(lambda x: x).lower(1.0)
-    options = platform_named("gpu").options(lowered)
+    options = get_platform("gpu").options(lowered)
     assert options.get("xla_gpu_enable_command_buffer") == (None if given else "")

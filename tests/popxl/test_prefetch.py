@@ -18,10 +18,10 @@ import popxl
 from popxl import ops
 from popxl._compile import platforms
 from popxl._schedule import lookahead
-from popxl._schedule.lookahead import window_of
+from popxl._schedule.lookahead import default_window
 from popxl._schedule.schedule import Run
-from popxl._storage import buffer_storage as entries_module
-from popxl._storage.prefetch import Transit
+from popxl._storage import device_put as device_put_module
+from popxl._storage.prefetch import PrefetchMover
 from popxl.ops.var_updates import accumulate_
 from tests.popxl.programs import f32, store
 
@@ -39,12 +39,12 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
         def put(arrays: Any, to: Any) -> list[jax.Array]:
             calls.append([s.memory_kind for s in to])
-            return entries_module.put_together(arrays, to)
+            return device_put_module.device_put_batch(arrays, to)
 
         monkeypatch.setattr(platforms.Cpu, "host_memory", "pinned_host")
-        monkeypatch.setattr(platforms.Cpu, "put", staticmethod(put))
+        monkeypatch.setattr(platforms.Cpu, "device_put", staticmethod(put))
         if window is not None:
-            monkeypatch.setattr(platforms, "window_of", lambda _schedule: window)
+            monkeypatch.setattr(platforms, "default_window", lambda _schedule: window)
         return calls
 
     return use
@@ -111,8 +111,10 @@ def test_on_a_gpu_each_direction_has_every_other_stream(moved, replicas, monkeyp
     """XLA puts copies on streams in turn; all that moves is moved as without spacers."""
     expected, streams = trained(0, replicas), dict[str, set[int]]()
     moved()
-    monkeypatch.setattr(platforms.Cpu, "put", staticmethod(entries_module.put_apart))
-    together, count = entries_module.put_together, 0
+    monkeypatch.setattr(
+        platforms.Cpu, "device_put", staticmethod(device_put_module.device_put_interleaved)
+    )
+    together, count = device_put_module.device_put_batch, 0
 
     def noted(arrays: Any, to: Any) -> list[jax.Array]:
         nonlocal count
@@ -122,7 +124,7 @@ def test_on_a_gpu_each_direction_has_every_other_stream(moved, replicas, monkeyp
             count += 1
         return together(arrays, to)
 
-    monkeypatch.setattr(entries_module, "put_together", noted)
+    monkeypatch.setattr(device_put_module, "device_put_batch", noted)
     for a, b in zip(trained(0, replicas), expected, strict=True):
         np.testing.assert_array_equal(a, b)
     assert streams == {"device": {0, 2}, "pinned_host": {1, 3}}
@@ -133,7 +135,7 @@ def test_the_window_is_two_layers_and_the_schedule_says_so(moved):
     ir, _ = layered()
     session = popxl.Session(ir)
     largest = 4 * (2 * WIDTH * WIDTH + 2 * WIDTH)  # an update's weights, moments and row
-    assert window_of(session.schedule) == 2 * largest
+    assert default_window(session.schedule) == 2 * largest
     text = str(session.schedule)
     assert text.startswith("loads are dispatched ahead of the runs before them")
     assert re.search(r"# loads ahead: [\d.]+ for .*\n.* run ", text)
@@ -156,17 +158,17 @@ def test_the_first_run_waits_for_no_long_look_ahead(moved, monkeypatch):
     moved()
     passed, leads = [0, 0], list[int]()  # runs that the look-ahead passed, and that were made
 
-    def upcoming(*given: Any) -> Any:
-        for event in lookahead.upcoming(*given):
+    def lookahead_events(*given: Any) -> Any:
+        for event in lookahead.lookahead_events(*given):
             passed[0] += isinstance(getattr(event, "step", None), Run)
             yield event
 
-    def ran(transit: Transit, *_: Any) -> None:
+    def ran(transit: PrefetchMover, *_: Any) -> None:
         passed[1] += 1
         leads.append(passed[0] - passed[1])
 
-    monkeypatch.setattr(platforms, "upcoming", upcoming)
-    monkeypatch.setattr(Transit, "ran", ran)
+    monkeypatch.setattr(platforms, "lookahead_events", lookahead_events)
+    monkeypatch.setattr(PrefetchMover, "after_run", ran)
     ir = popxl.Ir()
     with ir.main_graph:
         entries = popxl.remote_buffer((WIDTH,), popxl.float32, 1)

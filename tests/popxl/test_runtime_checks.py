@@ -161,5 +161,5 @@ def test_programs_without_such_ops_return_nothing_more():
         ops.add_(popxl.variable(1.0), popxl.constant(1.0))
     program = popxl.Session(ir)._program
     (segment,) = program.schedule.segments
-    assert not segment.is_checked
+    assert not segment.has_checks
     assert [s.shape for s in program.specs_of(segment)[1]] == [(1,)]  # the variable

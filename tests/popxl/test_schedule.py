@@ -14,7 +14,7 @@ import popxl
 from popxl import ops
 from popxl._run import program as program_module
 from popxl._schedule.schedule import Branch, Fetch, Load, Loop, Run, Step, Store
-from popxl._schedule.schedule_builder import _BYTES
+from popxl._schedule.schedule_builder import _MAX_LOADED_BYTES
 from popxl.transforms import autodiff, outline
 from tests.popxl.compiled import executables
 from tests.popxl.programs import f32, store
@@ -120,7 +120,7 @@ def test_loads_go_before_the_segment_that_needs_them_and_stores_after_it():
 
 def test_a_segment_is_cut_where_many_bytes_were_loaded_for_it():
     def build(ir):
-        rows = _BYTES // 4 // 4  # 4 entries fill a segment
+        rows = _MAX_LOADED_BYTES // 4 // 4  # 4 entries fill a segment
         buffer = popxl.remote_buffer((rows,), popxl.float32, 10)
         total = popxl.variable(np.zeros(rows, np.float32))
         for i in range(10):

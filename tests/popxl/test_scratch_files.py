@@ -29,7 +29,7 @@ import popxl
 from popxl import ops
 from popxl._compile import platforms
 from popxl._devices.mesh import per_replica, replica_mesh
-from popxl._schedule.lookahead import Event
+from popxl._schedule.lookahead import LookaheadEvent
 from popxl._schedule.schedule import Load, Store
 from popxl._storage import disk_queue, scratch_files
 from popxl._storage.entry_memory import EntryMemory
@@ -85,7 +85,7 @@ def test_what_is_slow_to_be_written_comes_from_memory(tmp_path, monkeypatch):
         write(self, *args)
 
     monkeypatch.setattr(scratch_files.ScratchFile, "write", slowly)
-    monkeypatch.setattr(disk_queue, "BEHIND", 5 * 4096)
+    monkeypatch.setattr(disk_queue, "WRITE_BEHIND_BYTES", 5 * 4096)
     for found, wanted in zip(values_of(tmp_path, ROWS), values_of(None, 0), strict=True):
         np.testing.assert_array_equal(found, wanted)
 
@@ -95,9 +95,9 @@ def test_runs_read_ahead(tmp_path, runs):
     """What is loaded, threads have read before; the schedule says what the first run will load."""
     ir, _ = program(ROWS, size=2**16)
     asked: list[bool] = []
-    taken = disk_queue.Traffic.taken
+    taken = disk_queue.DiskQueue.taken
 
-    def noted(self: disk_queue.Traffic, *key: object) -> object:
+    def noted(self: disk_queue.DiskQueue, *key: object) -> object:
         found = taken(self, *key)
         asked.append(found is not None)
         return found
@@ -105,8 +105,8 @@ def test_runs_read_ahead(tmp_path, runs):
     with popxl.Session(ir, "cpu", disk=tmp_path) as session, pytest.MonkeyPatch.context() as patch:
         for _ in range(runs):
             session.run()
-        session._state.traffic.settle()
-        patch.setattr(disk_queue.Traffic, "taken", noted)
+        session._state.disk_queue.wait_all()
+        patch.setattr(disk_queue.DiskQueue, "pop_read_ahead", noted)
         before = session.disk_queue.read
         session.run()
         assert sum(asked) >= ROWS
@@ -144,7 +144,7 @@ def test_reads_ahead_follow_the_order_of_each_run(tmp_path, monkeypatch, moves):
         ops.host_store(out, total)
     late = noted_late(monkeypatch)
     with popxl.Session(ir, "cpu", disk=tmp_path) as session:
-        session._state.traffic.settle()
+        session._state.disk_queue.wait_all()
         for upwards in (False, False, True, False, True, True, False):
             late.clear()
             order = range(ROWS, 0, -1) if upwards else range(1, ROWS + 1)
@@ -159,7 +159,7 @@ def noted_late(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     load = disk_queue.EntryFile.load
 
     def noted(self: disk_queue.EntryFile, index: int, donates: bool = False) -> object:
-        late.append((self, index) not in self.traffic._reading and self.is_written(index))
+        late.append((self, index) not in self.disk_queue._pending_reads and self.is_written(index))
         return load(self, index, donates)
 
     monkeypatch.setattr(disk_queue.EntryFile, "load", noted)
@@ -198,10 +198,10 @@ def test_zeros_are_not_written(tmp_path):
     ir, rows = program(ROWS)
     zeros = np.zeros(SIZE, np.float32)
     with popxl.Session(ir, "cpu", disk=tmp_path) as session:
-        session._state.traffic.settle()
+        session._state.disk_queue.wait_all()
         written = session.disk_queue.written
         session.write_variables_data(dict.fromkeys(rows[:3], lambda: zeros))
-        session._state.traffic.settle()
+        session._state.disk_queue.wait_all()
         assert session.disk_queue.written == written
         for row in rows[:3]:
             np.testing.assert_array_equal(session.read_variable_data(row), zeros)
@@ -210,19 +210,19 @@ def test_zeros_are_not_written(tmp_path):
 
 def test_nothing_is_read_ahead_past_a_store(tmp_path):
     """Also not while the store is being made, when the file still has what was there before."""
-    behind = disk_queue.Traffic.opened(tmp_path, 0)
+    behind = disk_queue.DiskQueue.open_shared(tmp_path, 0)
     file = disk_queue.EntryFile(behind, 2, memory_of_entries(behind))
     buffer = object()
     held = SimpleNamespace(may_be_filed=True, in_file=lambda index: (file, index))
     steps = Store(value=0, buffer=buffer, at=0), Load(out=0, buffer=buffer, at=0)
     for value in (1.0, 2.0, 3.0):
-        with behind.run((Event(step, 0) for step in steps), {buffer: held}):
-            assert not behind._reading
+        with behind.run((LookaheadEvent(step, 0) for step in steps), {buffer: held}):
+            assert not behind._pending_reads
             file.store(0, jnp.full(1024, value))
-            assert not behind._reading
+            assert not behind._pending_reads
             behind.done(Store, buffer, 0)
-            with behind.changed:
-                behind.changed.wait_for(lambda: not behind.waiting)
+            with behind.write_done:
+                behind.write_done.wait_for(lambda: not behind.pending_write_bytes)
             behind.done(Load, buffer, 0)
             found, is_own = file.load(0)
             assert (float(found[0]), is_own) == (value, True)
@@ -230,10 +230,10 @@ def test_nothing_is_read_ahead_past_a_store(tmp_path):
     behind.close()
 
 
-def memory_of_entries(of: disk_queue.Traffic) -> EntryMemory:
+def memory_of_entries(of: disk_queue.DiskQueue) -> EntryMemory:
     """Of entries of 1,024 numbers on one device."""
     sharding = per_replica(replica_mesh("cpu", 1))
-    return EntryMemory((1024,), 1024, np.float32, sharding, of.scratch, of.recycled)
+    return EntryMemory((1024,), 1024, np.float32, sharding, of.scratch, of.buffer_pool)
 
 
 def pointer(array: jax.Array) -> int:
@@ -242,7 +242,7 @@ def pointer(array: jax.Array) -> int:
 
 def test_what_is_written_gives_its_memory_to_what_is_read(tmp_path):
     """Unless somebody still has the array; and programs take it without a copy."""
-    behind = disk_queue.Traffic.opened(tmp_path, 0)
+    behind = disk_queue.DiskQueue.open_shared(tmp_path, 0)
     file = disk_queue.EntryFile(behind, 3, memory_of_entries(behind))
     kept, array = (jax.block_until_ready(jnp.full(1024, value)) for value in (1.0, 2.0))
     before = pointer(kept), pointer(array)
@@ -250,9 +250,9 @@ def test_what_is_written_gives_its_memory_to_what_is_read(tmp_path):
     with file._locks[1]:  # it is written when nobody has the array any more
         file.store(1, array)
         del array
-    behind.settle()
+    behind.wait_all()
     end = time.monotonic() + 60
-    while not behind.recycled._nbytes and time.monotonic() < end:  # the thread may be late
+    while not behind.buffer_pool._nbytes and time.monotonic() < end:  # the thread may be late
         time.sleep(0.01)
     found, is_own = file.load(0, donates=True)
     assert (pointer(found), float(found[0]), is_own) == (before[1], 1.0, True)
@@ -268,7 +268,7 @@ def test_what_is_written_gives_its_memory_to_what_is_read(tmp_path):
 
 def test_programs_that_still_read_keep_the_memory(tmp_path):
     """What is read there waits for them."""
-    behind = disk_queue.Traffic.opened(tmp_path, 0)
+    behind = disk_queue.DiskQueue.open_shared(tmp_path, 0)
     memory = memory_of_entries(behind)
     array, ones = jnp.full(1024, 0.5), jnp.ones((1000, 1000))
 
@@ -279,7 +279,7 @@ def test_programs_that_still_read_keep_the_memory(tmp_path):
 
     found = late.lower(array, ones).compile()(array, ones)
     assert not found.is_ready()
-    memory.recycle(array)
+    memory.release(array)
     (view,), _ = memory.room(donates=True)
     view[:] = 255
     assert found == 0.5
@@ -293,7 +293,7 @@ def test_who_waits_for_an_entry_hears_what_went_wrong(where):
 
     found: Future[jax.Array] = Future()
     requests = [lambda: None, fails if where == "request" else lambda: None]
-    reading = disk_queue._Reading(found, fails, requests)
+    reading = disk_queue._PendingRead(found, fails, requests)
     for request in requests:
         assert not found.done()
         reading.do(request)
@@ -405,10 +405,10 @@ def test_a_broken_disk(tmp_path, monkeypatch, name, what):
     def run() -> None:
         with popxl.Session(ir, "cpu", disk=tmp_path) as session:
             session.run()
-            session._state.traffic.settle()
+            session._state.disk_queue.wait_all()
             monkeypatch.setattr(os, name, broken)
             session.run()
-            session._state.traffic.settle()
+            session._state.disk_queue.wait_all()
             session.run()
 
     with pytest.raises(DiskError, match=f"cannot be {what}.*Input/output error"):
@@ -438,7 +438,7 @@ def test_a_flipped_bit_stops_the_run(tmp_path, monkeypatch, size, request_size, 
     ir, _ = program(ROWS, size=size)
     with popxl.Session(ir, "cpu", disk=tmp_path, weights_to_host_on_exit=False) as session:
         session.run()
-        session._state.traffic.settle()
+        session._state.disk_queue.wait_all()
         flip_a_bit(tmp_path, 4 * size)
         with pytest.raises(DiskError, match="other bytes than were written") as error:
             session.run()
@@ -450,7 +450,7 @@ def test_a_flipped_bit_is_not_saved(tmp_path):
     ir, rows = program(ROWS)
     with popxl.Session(ir, "cpu", disk=tmp_path, weights_to_host_on_exit=False) as session:
         session.run()
-        session._state.traffic.settle()
+        session._state.disk_queue.wait_all()
         flip_a_bit(tmp_path, 4 * SIZE)
         with pytest.raises(DiskError, match="other bytes than were written"):
             session.read_variable_data(rows[0])
@@ -461,11 +461,11 @@ def test_a_write_that_was_dropped_stops_the_run(tmp_path, monkeypatch):
     ir, _ = program(ROWS)
     with popxl.Session(ir, "cpu", disk=tmp_path, weights_to_host_on_exit=False) as session:
         session.run()
-        session._state.traffic.settle()
+        session._state.disk_queue.wait_all()
         with monkeypatch.context() as patch:
             patch.setattr(os, "pwritev", lambda _, parts, at: sum(part.size for part in parts))
             session.run()
-            session._state.traffic.settle()
+            session._state.disk_queue.wait_all()
         with pytest.raises(DiskError, match="other bytes than were written"):
             session.run()
 
@@ -534,10 +534,10 @@ with popxl.Session(ir, "cpu", disk=sys.argv[1]) as session:
     session.run()
     assert files_in(Path(sys.argv[1]))
     print("has files", flush=True)
-    popdist.gather(None)
+    popdist.all_gather_object(None)
     if popdist.getInstanceIndex():
         raise RuntimeError("the second fails")
-    popdist.gather(None)
+    popdist.all_gather_object(None)
 """
 
 
@@ -588,14 +588,14 @@ def test_requests_that_the_kernel_cannot_begin_are_tried_again(tmp_path, monkeyp
 
 def test_a_session_says_for_how_long_the_disk_has_not_answered(tmp_path, monkeypatch):
     ir, _ = program(ROWS)
-    usual, answers = os.pwritev, threading.Event()
+    usual, answers = os.pwritev, threading.LookaheadEvent()
 
     def hangs(*args: object) -> int:
         answers.wait()
         return usual(*args)
 
     with popxl.Session(ir, "cpu", disk=tmp_path) as session:
-        session._state.traffic.settle()
+        session._state.disk_queue.wait_all()
         silence = session.disk_idle_clock()
         assert silence() == 0
         monkeypatch.setattr(os, "pwritev", hangs)
@@ -607,7 +607,7 @@ def test_a_session_says_for_how_long_the_disk_has_not_answered(tmp_path, monkeyp
             assert 0.1 < silence() < 100
         finally:
             answers.set()  # else leaving the session would wait for the disk for ever
-        session._state.traffic.settle()
+        session._state.disk_queue.wait_all()
         assert silence() == 0
 
 
@@ -674,7 +674,7 @@ def test_the_last_user_may_be_gone_in_a_thread_of_the_disk(tmp_path):
     ir, rows = program(ROWS)
     with popxl.Session(ir, "cpu", disk=tmp_path) as session:
         session.run()
-    traffic = disk_queue.Traffic.opened(tmp_path, 0)
+    traffic = disk_queue.DiskQueue.open_shared(tmp_path, 0)
     traffic.scratch.pool.submit(traffic.close).result(60)
     del traffic
     with popxl.Session(ir, "cpu", disk=tmp_path) as session:
@@ -695,7 +695,7 @@ class Flip:
         self.bit = 1 << random.randrange(8)
         self.is_of_entry = (
             scratch_files.LEAD
-            <= self.at % scratch_files.slot_of(4 * SIZE)
+            <= self.at % scratch_files.slot_bytes(4 * SIZE)
             < scratch_files.LEAD + 4 * SIZE
         )
         self.flip()
@@ -732,7 +732,7 @@ def test_no_flipped_bit_passes(tmp_path):
         ir, rows = program(ROWS)
         with popxl.Session(ir, "cpu", disk=tmp_path, weights_to_host_on_exit=False) as session:
             session.run()
-            session._state.traffic.settle()
+            session._state.disk_queue.wait_all()
             for _ in range(9):
                 flip = Flip(random, tmp_path)
                 told = is_told(second)

@@ -115,7 +115,7 @@ def test_a_session_runs_in_one_thread_at_a_time():
 def test_threads_open_and_leave_one_folder(tmp_path, hasty):
     def use() -> None:
         for _ in range(40):
-            Scratch.opened(tmp_path).close()
+            Scratch.open_shared(tmp_path).close()
 
     together(use, use, use)
     assert not list(tmp_path.iterdir())
@@ -129,8 +129,8 @@ def test_a_folder_that_cannot_be_cleared_is_free_again(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Scratch, "_allows_direct", refuses)
         with pytest.raises(DiskError, match="cannot be cleared"):
-            Scratch.opened(tmp_path)
-    Scratch.opened(tmp_path).close()
+            Scratch.open_shared(tmp_path)
+    Scratch.open_shared(tmp_path).close()
 
 
 def test_programs_in_threads_share_a_folder(tmp_path, hasty, cached):

@@ -7,7 +7,7 @@ import pytest
 
 import popxl
 from popxl import ops
-from popxl._ir.sharding import MetaShape, common, shard_count, shard_elements
+from popxl._ir.sharding import MetaShape, common_meta_shape, shard_count, shard_elements
 
 pytestmark = pytest.mark.usefixtures("cached", "compiled_quickly")
 
@@ -48,10 +48,10 @@ def test_a_number_that_is_known_decides_and_one_that_cannot_be_is_refused():
 
 def test_what_tensors_have_in_common():
     known, alone = MetaShape((4,), 3), MetaShape((4,))
-    assert common([alone, known]).shards == 3
-    assert common([alone, (), alone]) == (4,)
-    assert common([known, MetaShape((4,), 2)]) == ()
-    assert common([known, MetaShape((2, 2), 3)]) == ()
+    assert common_meta_shape([alone, known]).shards == 3
+    assert common_meta_shape([alone, (), alone]) == (4,)
+    assert common_meta_shape([known, MetaShape((4,), 2)]) == ()
+    assert common_meta_shape([known, MetaShape((2, 2), 3)]) == ()
     assert shard_elements((5, 3), 8) == 2
 
 

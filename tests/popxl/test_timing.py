@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.popxl.num_runs import store
 
 import popxl
 from popxl import ops
 from popxl._schedule.segment import Segment
 from popxl.errors import popart_exception
-from tests.popxl.programs import store
 
 pytestmark = pytest.mark.usefixtures("cached")
 LAYERS, RUNS = 3, 2
@@ -58,7 +58,7 @@ def test_every_step_of_the_schedule_counts_for_its_part(apart):
     session, out = program()
     with session:
         assert np.array_equal(results, [session.run()[out] for _ in range(RUNS)])
-    assert timing.programs == RUNS
+    assert timing.num_runs == RUNS
     counts = {
         name: (p.loads.count, p.runs.count, p.stores.count) for name, p in timing.parts.items()
     }
@@ -68,7 +68,7 @@ def test_every_step_of_the_schedule_counts_for_its_part(apart):
     assert counts["layer/forward"][0] == counts["layer/update"][2] == each
     assert counts["head"] == (0, RUNS, 0)
     assert sum(c[1] for c in counts.values()) == sum(w.count for w in timing.segments.values())
-    within = sum(p.seconds + p.waiting for p in timing.parts.values())
+    within = sum(p.seconds + p.wait_seconds for p in timing.parts.values())
     assert 0 < within <= timing.seconds
 
 
@@ -88,7 +88,7 @@ def test_apart_a_segment_has_the_time_of_its_work():
     with popxl.Session(ir, "cpu") as session:
         session.run()
         for _ in range(5):  # other processes may take some of the time
-            with session.timing(apart=True) as timing:
+            with session.timing(synchronize=True) as timing:
                 session.run()
             seconds = timing.parts["large"].runs.seconds
             assert seconds > flops / 20e12  # no CPU is faster
@@ -102,7 +102,7 @@ def test_a_session_is_measured_once_at_a_time(ir):
         with pytest.raises(popart_exception, match="measured already"), session.timing():
             pass
         session.run()
-    assert timing.programs == 1
+    assert timing.num_runs == 1
 
 
 def test_steps_are_logged_before_they_are_done_when_asked(monkeypatch, capfd):

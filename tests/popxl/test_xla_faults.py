@@ -51,7 +51,7 @@ def test_matrix_products_with_reductions_are_right():
 
 
 def _without_ynn_switch(monkeypatch) -> None:
-    monkeypatch.delitem(cpu.SWITCHES, YNN)
+    monkeypatch.delitem(cpu.COMPILER_OPTIONS, YNN)
     monkeypatch.setattr(cpu, "_FLOAT32_PRODUCT", re.compile("none"))
 
 
@@ -72,7 +72,7 @@ import sys, jax, jax.numpy as jnp, numpy as np
 from popxl._compile import xla_compile as c
 from popxl._devices import cpu
 if sys.argv[1] == "off":
-    del cpu.SWITCHES["xla_cpu_experimental_ynn_fusion_type"]
+    del cpu.COMPILER_OPTIONS["xla_cpu_experimental_ynn_fusion_type"]
 shape = (3, 1, 2, 2, 8, 8, 8)
 a, b = (np.random.default_rng(i).normal(size=shape).astype(np.float32) for i in range(2))
 lowered = jax.jit(lambda a, b: jnp.sum(a * b, axis=3)).lower(a, b)

@@ -27,7 +27,16 @@ REDUCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "max": lambda xs: xs.max(0),
     "square_add": lambda xs: (xs**2).sum(0),
 }
-KINDS = ("all_reduce", "all_reduce_", "reduce_scatter", "gather", "stack", "shard", "slice", "rts")
+KINDS = (
+    "all_reduce",
+    "all_reduce_",
+    "reduce_scatter",
+    "gather",
+    "stack",
+    "shard",
+    "slice",
+    "rts",
+)
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ def main(folder: str, *cases: str) -> None:
     own = Path(folder) / str(popdist.getNumInstances())
     for case in cases:
         found = train(case, own)
-        assert all(other == found for other in popdist.gather(found)), "processes differ"
+        assert all(other == found for other in popdist.all_gather_object(found)), "processes differ"
         if popdist.getInstanceIndex() == 0:
             (own / f"{case}.json").write_text(json.dumps(found))
 

@@ -35,10 +35,12 @@ def test_what_comes_while_processes_look_is_for_the_next_time(monkeypatch):
         return [value, [None, False, False]]
 
     with StopSignal() as stop:
-        monkeypatch.setattr("popdist.gather", gather)
+        monkeypatch.setattr("popdist.all_gather_object", gather)
         assert not stop.poll()
         assert stop.name is None
-        monkeypatch.setattr("popdist.gather", lambda value: [[None, False, False], value])
+        monkeypatch.setattr(
+            "popdist.all_gather_object", lambda value: [[None, False, False], value]
+        )
         assert stop.poll()
 
 
@@ -48,7 +50,7 @@ def test_processes_agree_on_what_one_of_them_finds(monkeypatch):
         stop.poll()
         assert [stop.finished, stop.save] == [False, False]
         for others in ([None, True, False], [None, False, True]):
-            monkeypatch.setattr("popdist.gather", lambda value, o=others: [value, o])
+            monkeypatch.setattr("popdist.all_gather_object", lambda value, o=others: [value, o])
             assert not stop.poll()
             assert [stop.finished, stop.save] == others[1:]
 

@@ -74,8 +74,8 @@ def test_others_that_are_at_something_else_are_named(capsys, monkeypatch):
     }
     works |= {f"process {i}": "step 2 for 9 s" for i in (6, 7)}
     told = []
-    monkeypatch.setattr("popdist.others_work", lambda: works)
-    monkeypatch.setattr("popdist.tell", told.append)
+    monkeypatch.setattr("popdist.peer_status", lambda: works)
+    monkeypatch.setattr("popdist.set_status", told.append)
     with watched() as watch:
         watch.at("step", "step 3")
         time.sleep(0.3)
@@ -92,7 +92,7 @@ def test_others_that_are_at_something_else_are_named(capsys, monkeypatch):
 )
 def test_who_waits_for_another_that_writes_does_not_give_up(capsys, monkeypatch, other):
     ended = []
-    monkeypatch.setattr("popdist.others_work", lambda: {"process 1": other})
+    monkeypatch.setattr("popdist.peer_status", lambda: {"process 1": other})
     monkeypatch.setattr("popdist.fail", lambda *given: ended.append(given))
     with watched(received=lambda: "SIGTERM") as watch:
         watch.at("save", "the save", is_storage=True)

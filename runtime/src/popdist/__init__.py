@@ -16,17 +16,17 @@ from contextlib import AbstractContextManager, nullcontext
 from contextlib import suppress as _suppress
 from typing import Any, NoReturn
 
-from popdist._process_group import Group as _Group
+from popdist._process_group import ProcessGroup as _ProcessGroup
 from popdist._process_info import NUM_INSTANCES as _NUM_INSTANCES
 from popdist._process_info import TOTAL_REPLICAS as _TOTAL_REPLICAS
 from popdist._process_info import DistributedError as DistributedError
-from popdist._process_info import Place as _Place
-from popdist._process_info import number as _number
-from popdist._process_info import place_given as _place_given
-from popdist._process_info import place_of_environment as _place_of_environment
-from popdist._rpc_stats import Traffic as Traffic
+from popdist._process_info import ProcessInfo as _ProcessInfo
+from popdist._process_info import env_int as _env_int
+from popdist._process_info import process_info_from_args as _process_info_from_args
+from popdist._process_info import process_info_from_env as _process_info_from_env
+from popdist._rpc_stats import RpcStats as RpcStats
 
-_joined: _Group | None = None
+_joined: _ProcessGroup | None = None
 
 
 def init(
@@ -48,35 +48,35 @@ def init(
     if _joined is not None:
         return
     if (processes, process, coordinator) == (None, None, None):
-        place = _place_of_environment()
+        info = _process_info_from_env()
     elif processes is None or process is None or coordinator is None:
         raise DistributedError(
             "processes, process and coordinator are given together or not at all"
         )
     else:
-        place = _place_given(processes, process, coordinator)
-    if place.count > 1:
-        _joined = _Group(place)
+        info = _process_info_from_args(processes, process, coordinator)
+    if info.count > 1:
+        _joined = _ProcessGroup(info)
 
 
 def isPopdistEnvSet() -> bool:  # noqa: N802 - popdist's name
     """Whether the process was started as one of some instances."""
-    return _NUM_INSTANCES in _os.environ or _place().count > 1
+    return _NUM_INSTANCES in _os.environ or _process_info().count > 1
 
 
 def getNumInstances() -> int:  # noqa: N802
     """Number of processes of the run."""
-    return _place().count
+    return _process_info().count
 
 
 def getInstanceIndex() -> int:  # noqa: N802
     """This process's index, from 0."""
-    return _place().index
+    return _process_info().index
 
 
 def getNumTotalReplicas() -> int:  # noqa: N802
     """Replicas of all instances (`POPDIST_NUM_TOTAL_REPLICAS`); default: one for each."""
-    return _number(_TOTAL_REPLICAS, getNumInstances())
+    return _env_int(_TOTAL_REPLICAS, getNumInstances())
 
 
 def getNumLocalReplicas() -> int:  # noqa: N802
@@ -93,36 +93,36 @@ def getNumIpusPerReplica() -> int:  # noqa: N802
 
 
 # ---- additions ----------------------------------------------------------------------------------
-def gather(value: Any, channel: str = "main") -> list[Any]:
+def all_gather_object(value: Any, channel: str = "main") -> list[Any]:
     """Every process's value, in the order of the processes. All of them call it.
 
     Args:
         value: something small that JSON can hold.
         channel: which calls belong together; threads that call at the same time name their own.
     """
-    return [value] if _joined is None else _joined.gather(value, channel)
+    return [value] if _joined is None else _joined.all_gather_object(value, channel)
 
 
-def traffic() -> dict[str, Traffic]:
+def rpc_stats() -> dict[str, RpcStats]:
     """What this process has asked of the coordination service so far: for `exchange`, and to
     `watch` the others, which it does every second. Nothing if it is alone."""
-    return {} if _joined is None else _joined.traffic()
+    return {} if _joined is None else _joined.rpc_stats()
 
 
-def tell(work: str) -> None:
-    """Let the others know what this process does, for `others_work`; within seconds."""
+def set_status(activity: str) -> None:
+    """Let the others know what this process does, for `peer_status`; within seconds."""
     if _joined is not None:
-        _joined.working = work
+        _joined.activity = activity
 
 
-def others_work() -> dict[str, str]:
+def peer_status() -> dict[str, str]:
     """What each of the others tells that it does; by the process in words, with its host."""
-    return {} if _joined is None else _joined.others_work()
+    return {} if _joined is None else _joined.peer_status()
 
 
-def neighbours() -> int:
+def local_process_count() -> int:
     """How many of the processes are on this host, with this one."""
-    return 1 if _joined is None else _joined.neighbours
+    return 1 if _joined is None else _joined.local_process_count
 
 
 def fail(text: str, code: int) -> NoReturn:
@@ -132,33 +132,33 @@ def fail(text: str, code: int) -> NoReturn:
     """
     if _joined is None:
         _sys.stderr.write(f"{text}\n")
-        end(code)
+        exit_process(code)
     _joined.fail(text, code)
 
 
-def together() -> AbstractContextManager[None]:
+def collective_section() -> AbstractContextManager[None]:
     """A context for work that needs the other processes: if it fails since one of them is gone,
     this process says which, and ends."""
-    return nullcontext() if _joined is None else _joined.together()
+    return nullcontext() if _joined is None else _joined.collective_section()
 
 
-def leave() -> None:
+def shutdown() -> None:
     """Part from the other processes at the end of the work; done at exit by itself."""
     if _joined is not None:
-        _joined.leave()
+        _joined.shutdown()
 
 
-def end(code: int) -> NoReturn:
+def exit_process(code: int) -> NoReturn:
     """End this process at once, after a failure or on a signal. The others notice, and end too."""
     if _joined is None:
         with _suppress(OSError):
             _sys.stdout.flush()
             _sys.stderr.flush()
         _os._exit(code)
-    _joined.end(code)
+    _joined.exit_process(code)
 
 
-def _place() -> _Place:
+def _process_info() -> _ProcessInfo:
     if _joined is not None:
-        return _Place(_joined.index, _joined.count)
-    return _place_of_environment()
+        return _ProcessInfo(_joined.index, _joined.count)
+    return _process_info_from_env()

@@ -7,9 +7,9 @@ launcher, Slurm for one, sends its signals to everything that a job has started.
 At the coordinator's port there is the door. It says a number; who knocks says which run it belongs
 to, which of how many processes it is, and shows by a code over both that it knows the run's secret.
 The first connection of a process stays open, as its lifeline, which the system closes when the
-process has ended. It brings the indices of others that have ended, each a word of `WORD` bytes.
-The second leads to JAX's service, which listens at a socket that only this user can open. Whoever
-says anything else is turned away.
+process has ended. It brings the indices of others that have ended, each a word of `INDEX_BYTES`
+bytes. The second leads to JAX's service, which listens at a socket that only this user can open.
+Whoever says anything else is turned away.
 
     python _coordination_service.py HOST PORT PROCESSES RUN
 
@@ -40,23 +40,23 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 
-WORD = 4  # bytes
+INDEX_BYTES = 4  # bytes
 CHALLENGE = struct.Struct("!8s16s")
 """What the door says: `MAGIC`, a random number."""
 
 HELLO = struct.Struct("!8s16sIII16s32s")
 """What a process says: `MAGIC`, its run's digest, its index, the number of processes, what it comes
-for, a random number, `code_of` the door's number and all of this before."""
+for, a random number, `auth_code` the door's number and all of this before."""
 
 ANSWER = struct.Struct("!8sI32s")
-"""What it hears: `MAGIC`, one of the words below, `code_of` its number and the word."""
+"""What it hears: `MAGIC`, one of the words below, `auth_code` its number and the word."""
 
 MAGIC = b"popdist3"
 LIFELINE, SERVICE = range(2)
-WELCOME, OTHER_RUN, TAKEN, OTHER_COUNT, OTHER_SECRET = range(5)
+WELCOME, OTHER_RUN, INDEX_TAKEN, OTHER_COUNT, OTHER_SECRET = range(5)
 REASONS = {
     OTHER_RUN: "it belongs to another run",
-    TAKEN: "the run has a process of its index already",
+    INDEX_TAKEN: "the run has a process of its index already",
     OTHER_COUNT: "it expects another number of processes",
     OTHER_SECRET: "it has another secret",
 }
@@ -64,171 +64,173 @@ SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.
 LINGER = 30.0  # seconds more than others take at most to notice that process 0 is gone
 _NEVER = 7 * 24 * 3600  # seconds: processes watch each other themselves
 _PORT_WAIT = 15.0  # seconds more than the service of a run before lingers
-_TO_SAY = 10.0  # seconds in which who knocks must have said who it is
-_STRANGERS = 64  # who may knock at the same time and say nothing
-_NOTES = 5  # strangers that are told of
-_PIECE = 2**16  # bytes
-_SPARE = 128  # open files beyond those of the processes
+_HELLO_TIMEOUT = 10.0  # seconds in which who knocks must have said who it is
+_MAX_PENDING = 64  # who may knock at the same time and say nothing
+_MAX_NOTES = 5  # strangers that are told of
+_CHUNK_BYTES = 2**16  # bytes
+_SPARE_FILES = 128  # open files beyond those of the processes
 
 
-def digest_of(run: str) -> bytes:
+def run_digest(run: str) -> bytes:
     """What stands for the name of a run at the door."""
     return hashlib.sha256(run.encode()).digest()[:16]
 
 
-def code_of(secret: str, *parts: bytes) -> bytes:
+def auth_code(secret: str, *parts: bytes) -> bytes:
     """What only who knows the secret can say."""
     return hmac.digest(secret.encode(), b"".join(parts), "sha256")
 
 
-def silence() -> float:
+def silence_timeout() -> float:
     """Seconds after which a process that says nothing is gone."""
     return float(os.environ.get("POPDIST_SILENCE") or 60)
 
 
-def copy(source: socket.socket, target: socket.socket) -> None:
+def forward_bytes(source: socket.socket, target: socket.socket) -> None:
     """Until one of them is closed. What is left of them stays open."""
     with suppress(OSError):
         if target.family != socket.AF_UNIX:
             target.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        while piece := source.recv(_PIECE):
-            target.sendall(piece)
+        while chunk := source.recv(_CHUNK_BYTES):
+            target.sendall(chunk)
 
 
-class _Door:
+class Coordinator:
     """Where processes come in; it sees who lives."""
 
     def __init__(
         self, server: socket.socket, service: str, processes: int, run: str, secret: str
     ) -> None:
         self._server, self._service, self._count = server, service, processes
-        self._run, self._secret = digest_of(run), secret
+        self._run, self._secret = run_digest(run), secret
         self._members: dict[socket.socket, int] = {}
-        self._came: set[int] = set()
-        self._strangers: dict[socket.socket, tuple[bytes, float, str]] = {}  # said, since, who
+        self._seen: set[int] = set()
+        self._pending: dict[socket.socket, tuple[bytes, float, str]] = {}  # said, since, who
         self._challenges: dict[socket.socket, bytes] = {}
-        self._noted: set[str] = set()
-        self._waiting = selectors.DefaultSelector()
+        self._reported: set[str] = set()
+        self._selector = selectors.DefaultSelector()
         server.setblocking(False)
-        self._waiting.register(server, selectors.EVENT_READ)
+        self._selector.register(server, selectors.EVENT_READ)
 
-    def outlast(self) -> None:
+    def serve(self) -> None:
         """Return when the other ends of all are closed, and process 0 has ended."""
         end, has_first = float("inf"), True
-        self._waiting.register(0, selectors.EVENT_READ)
+        self._selector.register(0, selectors.EVENT_READ)
         while (self._members or has_first) and time.monotonic() < end:
-            for key, _ in self._waiting.select(timeout=1.0):
+            for key, _ in self._selector.select(timeout=1.0):
                 if key.fileobj is self._server:
-                    self._open()
+                    self._accept()
                 elif isinstance(key.fileobj, socket.socket):
-                    self._hear(key.fileobj)
+                    self._receive(key.fileobj)
                 else:
-                    self._waiting.unregister(0)
+                    self._selector.unregister(0)
                     said_bye, has_first = os.read(0, 4) == b"bye\n", False
-                    end = float("inf") if said_bye else time.monotonic() + silence() + LINGER
-            self._send_away()
+                    end = (
+                        float("inf") if said_bye else time.monotonic() + silence_timeout() + LINGER
+                    )
+            self._drop_idle()
 
-    def _open(self) -> None:
+    def _accept(self) -> None:
         with suppress(OSError):  # it is gone again, or there are no more descriptors
-            line, address = self._server.accept()
-            line.setblocking(False)
-            self._strangers[line] = b"", time.monotonic(), str(address[0])
-            self._waiting.register(line, selectors.EVENT_READ)
-            self._challenges[line] = CHALLENGE.pack(MAGIC, secrets.token_bytes(16))
-            line.send(self._challenges[line])
+            sock, address = self._server.accept()
+            sock.setblocking(False)
+            self._pending[sock] = b"", time.monotonic(), str(address[0])
+            self._selector.register(sock, selectors.EVENT_READ)
+            self._challenges[sock] = CHALLENGE.pack(MAGIC, secrets.token_bytes(16))
+            sock.send(self._challenges[sock])
 
-    def _send_away(self) -> None:
+    def _drop_idle(self) -> None:
         """Those who say nothing, the first first if they are many."""
         now = time.monotonic()
-        silent = list(self._strangers.items())
-        for i, (line, (_, since, who)) in enumerate(silent):
-            if now - since > _TO_SAY or len(silent) - i > _STRANGERS + self._count:
-                self._refuse(line, who, "it does not say who it is")
+        silent = list(self._pending.items())
+        for i, (sock, (_, since, who)) in enumerate(silent):
+            if now - since > _HELLO_TIMEOUT or len(silent) - i > _MAX_PENDING + self._count:
+                self._reject(sock, who, "it does not say who it is")
 
-    def _hear(self, line: socket.socket) -> None:
+    def _receive(self, sock: socket.socket) -> None:
         try:
-            words = line.recv(HELLO.size)
+            words = sock.recv(HELLO.size)
         except BlockingIOError:
             return
         except OSError:
             words = b""
-        if line in self._members:
+        if sock in self._members:
             if not words:  # nothing that a member says has a meaning
-                self._part(line)
+                self._remove_member(sock)
             return
-        said, since, who = self._strangers[line]
-        said += words
-        if not words or said[: len(MAGIC)] != MAGIC[: len(said)]:
-            self._refuse(line, who, "it does not say who it is")
-        elif len(said) < HELLO.size:
-            self._strangers[line] = said, since, who
+        received, since, who = self._pending[sock]
+        received += words
+        if not words or received[: len(MAGIC)] != MAGIC[: len(received)]:
+            self._reject(sock, who, "it does not say who it is")
+        elif len(received) < HELLO.size:
+            self._pending[sock] = received, since, who
         else:
-            self._answer(line, who, said[: HELLO.size])
+            self._reply(sock, who, received[: HELLO.size])
 
-    def _answer(self, line: socket.socket, who: str, hello: bytes) -> None:
-        _, run, index, count, what, number, code = HELLO.unpack(hello)
-        word, challenge = WELCOME, self._challenges[line]
+    def _reply(self, sock: socket.socket, who: str, hello: bytes) -> None:
+        _, run, index, count, request, number, code = HELLO.unpack(hello)
+        status, challenge = WELCOME, self._challenges[sock]
         if run != self._run:
-            word = OTHER_RUN
-        elif not hmac.compare_digest(code, code_of(self._secret, challenge, hello[: -len(code)])):
-            word = OTHER_SECRET
+            status = OTHER_RUN
+        elif not hmac.compare_digest(code, auth_code(self._secret, challenge, hello[: -len(code)])):
+            status = OTHER_SECRET
         elif count != self._count or index >= count:
-            word = OTHER_COUNT
-        elif what == LIFELINE and index in self._came:
-            word = TAKEN
+            status = OTHER_COUNT
+        elif request == LIFELINE and index in self._seen:
+            status = INDEX_TAKEN
         with suppress(OSError):
-            line.send(ANSWER.pack(MAGIC, word, code_of(self._secret, number, bytes([word]))))
-        if word != WELCOME:
-            self._refuse(line, who, REASONS[word])
+            sock.send(ANSWER.pack(MAGIC, status, auth_code(self._secret, number, bytes([status]))))
+        if status != WELCOME:
+            self._reject(sock, who, REASONS[status])
             return
-        del self._strangers[line], self._challenges[line]
-        if what == LIFELINE:
-            self._members[line] = index
-            self._came.add(index)
+        del self._pending[sock], self._challenges[sock]
+        if request == LIFELINE:
+            self._members[sock] = index
+            self._seen.add(index)
         else:
-            self._waiting.unregister(line)
-            self._lead_on(line)
+            self._selector.unregister(sock)
+            self._relay_to_jax(sock)
 
-    def _lead_on(self, line: socket.socket) -> None:
+    def _relay_to_jax(self, sock: socket.socket) -> None:
         """Relay a connection to JAX's service."""
         try:
             service = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             service.connect(self._service)
         except OSError:  # who came hears that it is closed
-            line.close()
+            sock.close()
             return
-        line.setblocking(True)
-        for ends in ((line, service), (service, line)):
-            threading.Thread(target=_carry, args=ends, daemon=True).start()
+        sock.setblocking(True)
+        for ends in ((sock, service), (service, sock)):
+            threading.Thread(target=_forward_and_shutdown, args=ends, daemon=True).start()
 
-    def _refuse(self, line: socket.socket, who: str, why: str) -> None:
-        del self._strangers[line], self._challenges[line]
-        self._close(line)
-        note = f"{who}: {why}"
-        if note not in self._noted and len(self._noted) < _NOTES:
-            self._noted.add(note)
+    def _reject(self, sock: socket.socket, who: str, reason: str) -> None:
+        del self._pending[sock], self._challenges[sock]
+        self._close(sock)
+        note = f"{who}: {reason}"
+        if note not in self._reported and len(self._reported) < _MAX_NOTES:
+            self._reported.add(note)
             with suppress(OSError):
                 os.write(1, f"refused {note}\n".encode())
 
-    def _part(self, line: socket.socket) -> None:
+    def _remove_member(self, sock: socket.socket) -> None:
         """The end of a process, which the others hear of."""
-        ended = self._members.pop(line).to_bytes(WORD)
-        self._close(line)
+        ended = self._members.pop(sock).to_bytes(INDEX_BYTES)
+        self._close(sock)
         for other in self._members:
             with suppress(OSError):
                 other.send(ended, socket.MSG_DONTWAIT)
-        if len(self._members) <= 1 and len(self._came) == self._count:
+        if len(self._members) <= 1 and len(self._seen) == self._count:
             with suppress(OSError):  # it is closed
                 os.close(1)
 
-    def _close(self, line: socket.socket) -> None:
-        self._waiting.unregister(line)
-        line.close()
+    def _close(self, sock: socket.socket) -> None:
+        self._selector.unregister(sock)
+        sock.close()
 
 
-def _carry(source: socket.socket, target: socket.socket) -> None:
+def _forward_and_shutdown(source: socket.socket, target: socket.socket) -> None:
     """What one end says to the other, and that it says no more."""
-    copy(source, target)
+    forward_bytes(source, target)
     with suppress(OSError):  # it is closed
         target.shutdown(socket.SHUT_WR)
 
@@ -242,16 +244,16 @@ def _addresses(host: str) -> Iterator[str]:
     """
     entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     each = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
-    own = [a for a in each if not ipaddress.ip_address(a.partition("%")[0]).is_loopback]
-    if not own and (host == "localhost" or host in each):
-        own = each
-    yield from own
+    public = [a for a in each if not ipaddress.ip_address(a.partition("%")[0]).is_loopback]
+    if not public and (host == "localhost" or host in each):
+        public = each
+    yield from public
     yield ""
 
 
 def _listen(host: str, port: int) -> socket.socket | None:
     """The door's socket; waits while another run has the port. None: it has it for too long."""
-    end = time.monotonic() + silence() + LINGER + _PORT_WAIT
+    end = time.monotonic() + silence_timeout() + LINGER + _PORT_WAIT
     while True:
         busy = False
         for address in _addresses(host):
@@ -275,7 +277,7 @@ def _socket(address: str, port: int) -> socket.socket:
     return socket.create_server((address, port), family=family, backlog=4096)
 
 
-def raise_descriptors() -> int:
+def raise_open_file_limit() -> int:
     """Raise the number of files that this process may open as far as it may; returns it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
@@ -290,7 +292,7 @@ def main(host: str, port: int, processes: int, run: str) -> None:
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # they were blocked while this began
-    limit, needed = raise_descriptors(), 4 * processes + _SPARE
+    limit, needed = raise_open_file_limit(), 4 * processes + _SPARE_FILES
     if limit < needed:
         print(f"{processes} processes need {needed} open files, but the limit is {limit}: raise it "
               "by `ulimit -n`", flush=True)  # fmt: skip
@@ -312,7 +314,7 @@ def main(host: str, port: int, processes: int, run: str) -> None:
         recoverable=True,  # a process that is gone is reported, instead of ending all others
     )
     print("ready", flush=True)
-    _Door(server, path, processes, run, os.environ.get("POPDIST_SECRET", "")).outlast()
+    Coordinator(server, path, processes, run, os.environ.get("POPDIST_SECRET", "")).serve()
     del service
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)

@@ -14,68 +14,70 @@ import time
 from contextlib import suppress
 from typing import NoReturn
 
-from popdist._failure_detection import LOOK, PAUSE
+from popdist._failure_detection import CHECK_INTERVAL, MAX_PAUSE
 from popdist._process_info import SILENCE
 
 LAUNCHER = "POPDIST_LAUNCHER"
 PEER_LOST = 1  # exit code
-FOLLOWED = 113  # the same, to the launcher, which looks for the process that ended first
+FOLLOWED_PEER = 113  # the same, to the launcher, which looks for the process that ended first
 _GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
-def is_launched() -> bool:
+def is_started_by_launcher() -> bool:
     """Whether `popdist.run` has started this process, and sees how it ends."""
     return os.environ.get(LAUNCHER) == str(os.getppid())
 
 
-def end_saying(text: str) -> NoReturn:
+def exit_with_message(text: str) -> NoReturn:
     """End this process, with this as its last line if it is any."""
     if text:
         with suppress(OSError, ValueError):  # nobody reads, or it is closed
             print(f"error: {text}", file=sys.stderr, flush=True)
-    os._exit(FOLLOWED if is_launched() else PEER_LOST)
+    os._exit(FOLLOWED_PEER if is_started_by_launcher() else PEER_LOST)
 
 
-class Overseer:
+class CoordinatorMonitor:
     """A thread that measures for how long the service has been silent."""
 
-    def __init__(self, lifeline: socket.socket, who: str, where: str, silence: float) -> None:
+    def __init__(
+        self, lifeline: socket.socket, who: str, where: str, silence_timeout: float
+    ) -> None:
         """Begin.
 
         Args:
             lifeline: a connection to the service.
             who: this process, in words.
             where: the service's address.
-            silence: seconds after which it is gone.
+            silence_timeout: seconds after which it is gone.
         """
         self._who, self._service = who, f"the service at {where}, where the processes meet,"
-        self._silent, self.limit = 0.0, silence  # seconds
-        self._launched = is_launched()
+        self._silent_seconds, self.limit = 0.0, silence_timeout  # seconds
+        self._launched = is_started_by_launcher()
         self._lifeline = select.poll()
         self._lifeline.register(lifeline, select.POLLRDHUP)
         self._stopped = threading.Event()
-        threading.Thread(target=self._oversee, name="overseer", daemon=True).start()
+        threading.Thread(target=self._run, name="overseer", daemon=True).start()
 
-    def hear(self) -> None:
+    def reset(self) -> None:
         """Note that the service has answered."""
-        self._silent = 0.0
+        self._silent_seconds = 0.0
 
     def stop(self) -> None:
         """End the thread."""
         self._stopped.set()
 
-    def _oversee(self) -> None:
+    def _run(self) -> None:
         before = time.monotonic()
-        while not self._stopped.wait(LOOK):
+        while not self._stopped.wait(CHECK_INTERVAL):
             # While this process was stopped itself, it could not hear the service.
             passed, before = time.monotonic() - before, time.monotonic()
-            self._silent += min(passed, PAUSE)
-            if self._launched and not is_launched():
-                end_saying("popdist.run has ended, and so does this process")
+            self._silent_seconds += min(passed, MAX_PAUSE)
+            if self._launched and not is_started_by_launcher():
+                exit_with_message("popdist.run has ended, and so does this process")
             if any(events & _GONE for _, events in self._lifeline.poll(0)):
-                end_saying(f"{self._service} has ended, and {self._who} ends with it")
-            if self._silent > self.limit:
-                end_saying(
-                    f"{self._service} has not answered for {self._silent:.0f} s ({SILENCE}), and "
-                    f"{self._who} ends with it"
+                exit_with_message(f"{self._service} has ended, and {self._who} ends with it")
+            if self._silent_seconds > self.limit:
+                exit_with_message(
+                    f"{self._service} has not answered for {self._silent_seconds:.0f} s "
+                    f"({SILENCE}), and {self._who} ends with it"
                 )

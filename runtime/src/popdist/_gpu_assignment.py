@@ -8,36 +8,36 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 
-_LISTED = re.compile(r"^GPU (\d+): .*\(UUID: (GPU-[\w-]+)\)", re.MULTILINE)
+_GPU_LINE = re.compile(r"^GPU (\d+): .*\(UUID: (GPU-[\w-]+)\)", re.MULTILINE)
 _SECONDS = 30
 
 
-def devices_of(index: int, neighbours: Sequence[tuple[str, Sequence[str]]]) -> list[int] | None:
+def assign_gpus(index: int, processes: Sequence[tuple[str, Sequence[str]]]) -> list[int] | None:
     """The GPUs that a process uses, of those that it sees; None: all of them.
 
     Processes of a host that see the same GPUs share them equally, in order. Those that see
     different ones were given theirs by whoever started them.
 
     Args:
-        neighbours: host and visible GPUs of each process.
+        processes: host and visible GPUs of each process.
     """
-    host, visible = neighbours[index]
-    here = [i for i, (other, _) in enumerate(neighbours) if other == host]
-    alike = all(list(neighbours[i][1]) == list(visible) for i in here)
-    share = len(visible) // len(here)
-    if len(here) == 1 or not alike or not share:
+    host, visible = processes[index]
+    local = [i for i, (other, _) in enumerate(processes) if other == host]
+    see_same_gpus = all(list(processes[i][1]) == list(visible) for i in local)
+    share = len(visible) // len(local)
+    if len(local) == 1 or not see_same_gpus or not share:
         return None
-    first = here.index(index) * share
+    first = local.index(index) * share
     return list(range(first, first + share))
 
 
 def visible_gpus() -> list[str]:
     """NVIDIA's GPUs that this process may use, by UUID where that is known."""
     files = os.listdir("/dev") if os.path.isdir("/dev") else []
-    return gpus_named(os.environ, files, _uuids(_nvidia_smi()))
+    return list_gpu_names(os.environ, files, _parse_uuids(_nvidia_smi()))
 
 
-def gpus_named(
+def list_gpu_names(
     environment: Mapping[str, str], files: Sequence[str], uuids: Mapping[str, str]
 ) -> list[str]:
     """Names of the GPUs, from the environment, else from NVIDIA's list, else from those in /dev.
@@ -52,9 +52,9 @@ def gpus_named(
     return [uuids[n] for n in numbers] or sorted(f for f in files if re.fullmatch(r"nvidia\d+", f))
 
 
-def _uuids(listed: str) -> dict[str, str]:
+def _parse_uuids(listed: str) -> dict[str, str]:
     """UUID by number, of what `nvidia-smi -L` lists."""
-    return dict(_LISTED.findall(listed))
+    return dict(_GPU_LINE.findall(listed))
 
 
 def _nvidia_smi() -> str:

@@ -9,80 +9,80 @@ import time
 from collections.abc import Sequence
 
 from popdist import _coordination_service
-from popdist._process_info import DistributedError, Place
+from popdist._process_info import DistributedError, ProcessInfo
 
-_AGAIN = 0.3  # seconds between attempts
-_ATTEMPT = 10.0  # seconds that one may take
+_RETRY_INTERVAL = 0.3  # seconds between attempts
+_CONNECT_TIMEOUT = 10.0  # seconds that one may take
 
 
-def knock(host: str, port: int, place: Place, what: int, seconds: float) -> socket.socket:
+def connect(host: str, port: int, info: ProcessInfo, request: int, timeout: float) -> socket.socket:
     """Connect to the coordinator, for its LIFELINE or SERVICE request (`_coordination_service`).
 
     Raises:
         DistributedError: nobody opens within so many seconds, or the run there is another.
     """
-    end, why = time.monotonic() + seconds, "nobody answers there"
+    end, reason = time.monotonic() + timeout, "nobody answers there"
     while time.monotonic() < end:
         try:
-            line = socket.create_connection((host, port), timeout=_ATTEMPT)
+            sock = socket.create_connection((host, port), timeout=_CONNECT_TIMEOUT)
         except OSError:  # it is not there yet, or its name is not known yet
-            time.sleep(_AGAIN)
+            time.sleep(_RETRY_INTERVAL)
             continue
-        word = _answer(line, place, what)
-        if word == _coordination_service.WELCOME:
-            line.settimeout(None)
-            return line
-        line.close()
+        status = _handshake(sock, info, request)
+        if status == _coordination_service.WELCOME:
+            sock.settimeout(None)
+            return sock
+        sock.close()
         # The run before may be ending at this port. Numbers and secrets do not change.
-        why = _coordination_service.REASONS.get(word, "what answers there is another program")
-        if word in (_coordination_service.OTHER_COUNT, _coordination_service.OTHER_SECRET):
+        reason = _coordination_service.REASONS.get(status, "what answers there is another program")
+        if status in (_coordination_service.OTHER_COUNT, _coordination_service.OTHER_SECRET):
             break
-        time.sleep(_AGAIN)
+        time.sleep(_RETRY_INTERVAL)
     raise DistributedError(
-        f"process {place.index} of {place.count} cannot come in at {host[:100]}:{port}: {why}; "
+        f"process {info.index} of {info.count} cannot come in at {host[:100]}:{port}: {reason}; "
         "start each with an index of its own and the same coordinator, which no other run has"
     )
 
 
-def _answer(line: socket.socket, place: Place, what: int) -> int:
+def _handshake(sock: socket.socket, info: ProcessInfo, request: int) -> int:
     """The door's word; nobody's if it is another program's, or does not know the secret."""
     number = secrets.token_bytes(16)
     try:
-        challenge = _read(line, _coordination_service.CHALLENGE.size)
+        challenge = _receive_exactly(sock, _coordination_service.CHALLENGE.size)
         if challenge[:8] != _coordination_service.MAGIC:
             return -1
-        run = _coordination_service.digest_of(place.run)
+        run = _coordination_service.run_digest(info.run)
         hello = _coordination_service.HELLO.pack(
-            _coordination_service.MAGIC, run, place.index, place.count, what, number, b""
+            _coordination_service.MAGIC, run, info.index, info.count, request, number, b""
         )[:-32]
-        line.sendall(hello + _coordination_service.code_of(place.secret, challenge, hello))
-        magic, word, code = _coordination_service.ANSWER.unpack(
-            _read(line, _coordination_service.ANSWER.size)
+        sock.sendall(hello + _coordination_service.auth_code(info.secret, challenge, hello))
+        magic, status, code = _coordination_service.ANSWER.unpack(
+            _receive_exactly(sock, _coordination_service.ANSWER.size)
         )
     except OSError:
         return -1
     if magic != _coordination_service.MAGIC:
         return -1
-    known = code == _coordination_service.code_of(place.secret, number, bytes([word]))
+    is_authentic = code == _coordination_service.auth_code(info.secret, number, bytes([status]))
     return (
-        int(word)
-        if word != _coordination_service.WELCOME or known
+        int(status)
+        if status != _coordination_service.WELCOME or is_authentic
         else _coordination_service.OTHER_SECRET
     )
 
 
-def _read(line: socket.socket, size: int) -> bytes:
+def _receive_exactly(sock: socket.socket, size: int) -> bytes:
     """Read exactly `size` bytes. Raises ConnectionError if the peer closes first."""
-    said = b""
-    while len(said) < size:
-        more = line.recv(size - len(said))
-        if not more:
+    received = b""
+    while len(received) < size:
+        chunk = sock.recv(size - len(received))
+        if not chunk:
             raise ConnectionError
-        said += more
-    return said
+        received += chunk
+    return received
 
 
-def own_address(host: str, port: int) -> str | None:
+def local_address(host: str, port: int) -> str | None:
     """The address of this machine by which it reaches `host`; None if IPv4 does not."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
@@ -92,13 +92,13 @@ def own_address(host: str, port: int) -> str | None:
         return str(probe.getsockname()[0])
 
 
-def address_among(index: int, addresses: Sequence[str | None]) -> str | None:
+def reachable_address(index: int, addresses: Sequence[str | None]) -> str | None:
     """The address by which the others reach a process, from those by which each reached process 0.
 
     Process 0's may be 127.0.1.1, which its name is on a Debian; on several hosts that is nobody's.
     """
-    mine = addresses[index]
+    own_address = addresses[index]
     others = [a for a in addresses if a is not None and not ipaddress.ip_address(a).is_loopback]
-    if not others or mine is None or not ipaddress.ip_address(mine).is_loopback:
-        return mine
-    return own_address(others[0], 9)  # the port does not matter
+    if not others or own_address is None or not ipaddress.ip_address(own_address).is_loopback:
+        return own_address
+    return local_address(others[0], 9)  # the port does not matter

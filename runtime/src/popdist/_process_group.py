@@ -23,67 +23,76 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from popdist import _coordination_service
-from popdist._coordinator_monitor import Overseer, end_saying, is_launched
-from popdist._failure_detection import ENDED, LEFT, LOOK, Board, Watcher
-from popdist._gpu_assignment import devices_of, visible_gpus
-from popdist._handshake import address_among, knock, own_address
-from popdist._process_info import SECRET, SILENCE, DistributedError, Place
+from popdist._coordinator_monitor import (
+    CoordinatorMonitor,
+    exit_with_message,
+    is_started_by_launcher,
+)
+from popdist._failure_detection import CHECK_INTERVAL, ENDED, LEFT, PeerMonitor, StatusBoard
+from popdist._gpu_assignment import assign_gpus, visible_gpus
+from popdist._handshake import connect, local_address, reachable_address
+from popdist._process_info import SECRET, SILENCE, DistributedError, ProcessInfo
 from popdist._relay import Relay
-from popdist._rpc_stats import Counted, Traffic
-from popdist._stdout_filter import QuietOutput
+from popdist._rpc_stats import CountingClient, RpcStats
+from popdist._stdout_filter import GlooOutputFilter
 
-MEETING = 120  # seconds that all processes have to come
-PATIENCE = 10.0  # seconds that process 0 waits at its end for the others to end
-_AGREEING = 3.0  # seconds that a process which fails waits for others that fail alike
-_ANSWER = 20.0  # seconds that a process which ends because of another waits for the service
-_LOOKS = 5  # of others at one that is silent, and of this process at them
-_PARTING = 60  # seconds for the service to hear that a process parts
-_SAID, _ALL = "popdist/said", "popdist/all"
+RENDEZVOUS_TIMEOUT = 120  # seconds that all processes have to come
+SHUTDOWN_WAIT = 10.0  # seconds that process 0 waits at its end for the others to end
+_DUPLICATE_WAIT = 3.0  # seconds that a process which fails waits for others that fail alike
+_REPLY_TIMEOUT = 20.0  # seconds that a process which ends because of another waits for the service
+_EXTRA_CHECKS = 5  # of others at one that is silent, and of this process at them
+_DISCONNECT_TIMEOUT = 60  # seconds for the service to hear that a process parts
+_FAILURES, _ALL = "popdist/said", "popdist/all"
 _STATUS = re.compile(r"([A-Z_]{5,}): ")  # of XLA, before what has failed
-_NEVER = 7 * 24 * 3600  # seconds: `_watch` ends who waits for a process that is gone
+_NEVER = 7 * 24 * 3600  # seconds: `_monitor_peers` ends who waits for a process that is gone
 
 
-class Group:
+class ProcessGroup:
     """This process among the others. Made once, by `popdist.init`."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, info: ProcessInfo) -> None:
         """Meet the others.
 
         Raises:
             DistributedError: they do not come, or JAX has started its devices already.
         """
-        self.index, self.count = place.index, place.count
-        self._rounds: Counter[str] = Counter()
+        self.index, self.count = info.index, info.count
+        self._gather_counts: Counter[str] = Counter()
         self._counting = threading.Lock()
         self._leaving = threading.Event()
-        self._needing: set[object] = set()
+        self._waiting_on_peers: set[object] = set()
         self._failed: float | None = None  # when something failed that needs the others
         self._server: subprocess.Popen[str] | None = None
         self._alone = threading.Event()  # set when process 0 is the only one left
-        self._words = b""  # a part of one from the door
-        self.working = ""  # what this process does
-        self._silence = place.silence
-        _coordination_service.raise_descriptors()  # collectives connect each process to each other
-        client, reached = self._connect(place)
-        self._client, watching = Counted(client), Counted(client)
-        self._board = Board(watching, self.index)
-        self._counted = {"exchange": self._client, "watch": watching}
+        self._ended_indices = b""  # a part of one from the door
+        self.activity = ""  # what this process does
+        self._silence = info.silence_timeout
+        # Collectives connect each process to every other one.
+        _coordination_service.raise_open_file_limit()
+        client, reached = self._connect(info)
+        self._client, monitor_client = CountingClient(client), CountingClient(client)
+        self._status_board = StatusBoard(monitor_client, self.index)
+        self._rpc_clients = {"exchange": self._client, "watch": monitor_client}
         mine = [socket.gethostname(), os.getpid(), visible_gpus(), reached, self._silence]
-        gathered = self.gather(mine, "members")
-        self._silence = self._overseer.limit = gathered[0][4]  # process 0's holds for all
+        gathered = self.all_gather_object(mine, "members")
+        self._silence = self._coordinator_monitor.limit = gathered[0][
+            4
+        ]  # process 0's holds for all
         self.members: list[Any] = [one[:3] for one in gathered]
-        self.neighbours = sum(host == mine[0] for host, _, _ in self.members)
+        self.local_process_count = sum(host == mine[0] for host, _, _ in self.members)
         self._choose_devices()
-        _let_gloo_use(client, address_among(self.index, [one[3] for one in gathered]))
-        self._output = QuietOutput()
-        self._watcher = threading.Thread(target=self._watch, name="popdist", daemon=True)
-        self._watcher.start()
-        atexit.register(self.leave)
-        self._usual_hook = sys.excepthook
-        sys.excepthook = self._uncaught
+        _set_gloo_address(client, reachable_address(self.index, [one[3] for one in gathered]))
+        self._output = GlooOutputFilter()
+        self._monitor_thread = threading.Thread(
+            target=self._monitor_peers, name="popdist", daemon=True
+        )
+        self._monitor_thread.start()
+        atexit.register(self.shutdown)
+        self._default_excepthook = sys.excepthook
+        sys.excepthook = self._excepthook
 
     # ---- meeting --------------------------------------------------------------------------------
-    def _connect(self, place: Place) -> tuple[Any, str | None]:
+    def _connect(self, info: ProcessInfo) -> tuple[Any, str | None]:
         """The client of JAX's service, and the address at which this process was seen."""
         from jax._src import clusters, distributed, xla_bridge
         from jax._src.lib import _jax
@@ -93,52 +102,55 @@ class Group:
                 "JAX has started its devices before this process met the others: call "
                 "popdist.init() first"
             )
-        coordinator = place.coordinator
+        coordinator = info.coordinator
         if coordinator is None:
             find = clusters.ClusterEnv.auto_detect_unset_distributed_params
-            detected = find(None, place.count, place.index, [], None, MEETING)[0]
+            detected = find(None, info.count, info.index, [], None, RENDEZVOUS_TIMEOUT)[0]
             # JAX's port is that of the job, in which several runs may meet.
-            coordinator = detected and f"{detected.rpartition(':')[0]}:{place.port}"
+            coordinator = detected and f"{detected.rpartition(':')[0]}:{info.port}"
         if coordinator is None:
             raise DistributedError(
                 "nobody says where the processes meet: give --coordinator HOST:PORT, or set "
                 "POPDIST_COORDINATOR"
             )
         host, _, port = coordinator.rpartition(":")
-        if place.index == 0:
-            self._serve(host.strip("[]"), int(port), place)
+        if info.index == 0:
+            self._start_coordinator(host.strip("[]"), int(port), info)
         address = host.strip("[]"), int(port)
-        self._lifeline = knock(*address, place, _coordination_service.LIFELINE, MEETING)
+        self._lifeline = connect(*address, info, _coordination_service.LIFELINE, RENDEZVOUS_TIMEOUT)
         self._lifeline.setblocking(False)
         try:
-            service = knock(*address, place, _coordination_service.SERVICE, MEETING)
+            service = connect(*address, info, _coordination_service.SERVICE, RENDEZVOUS_TIMEOUT)
             client = _jax.get_distributed_runtime_client(
-                Relay(service).address, place.index, init_timeout=MEETING,
-                shutdown_timeout=_PARTING, heartbeat_timeout=_NEVER, use_compression=True,
+                Relay(service).address, info.index, init_timeout=RENDEZVOUS_TIMEOUT,
+                shutdown_timeout=_DISCONNECT_TIMEOUT, heartbeat_timeout=_NEVER,
+                use_compression=True,
             )  # fmt: skip
             client.connect()
         except Exception as error:
             raise DistributedError(
-                f"process {place.index} did not meet all of the {place.count} processes at "
-                f"{coordinator} within {MEETING} s: start each with an index of its own, and the "
-                "same coordinator"
+                f"process {info.index} did not meet all of the {info.count} processes at "
+                f"{coordinator} within {RENDEZVOUS_TIMEOUT} s: start each with an index of its "
+                "own, and the same coordinator"
             ) from error
-        who = f"process {place.index} of {place.count}"
-        self._overseer = Overseer(self._lifeline, who, coordinator, self._silence)
+        who = f"process {info.index} of {info.count}"
+        self._coordinator_monitor = CoordinatorMonitor(
+            self._lifeline, who, coordinator, self._silence
+        )
         state = distributed.global_state
         state.client, state.coordinator_address = client, coordinator
-        state.process_id, state.num_processes = place.index, place.count
-        return client, own_address(host.strip("[]"), int(port))
+        state.process_id, state.num_processes = info.index, info.count
+        return client, local_address(host.strip("[]"), int(port))
 
-    def _serve(self, host: str, port: int, place: Place) -> None:
+    def _start_coordinator(self, host: str, port: int, info: ProcessInfo) -> None:
         """Start the coordination service, at the coordinator's address."""
         command = [sys.executable, str(Path(_coordination_service.__file__))]
         # What a signal to everything does before the service can say that it heeds none.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _coordination_service.SIGNALS)
         try:
             self._server = subprocess.Popen(
-                [*command, host, str(port), str(self.count), place.run],
-                env=os.environ | {SECRET: place.secret, SILENCE: str(self._silence)},
+                [*command, host, str(port), str(self.count), info.run],
+                env=os.environ | {SECRET: info.secret, SILENCE: str(self._silence)},
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                 text=True, start_new_session=True,
             )  # fmt: skip
@@ -151,9 +163,9 @@ class Group:
                 f"the processes cannot meet at port {port} of {host}: "
                 f"{said or 'the service ended'}; give another --coordinator"
             )
-        threading.Thread(target=self._read_notes, name="door", daemon=True).start()
+        threading.Thread(target=self._forward_notes, name="door", daemon=True).start()
 
-    def _read_notes(self) -> None:
+    def _forward_notes(self) -> None:
         """Say whom the service has refused, until it says no more."""
         assert self._server is not None
         assert self._server.stdout is not None
@@ -162,15 +174,21 @@ class Group:
                 print(f"note: {line.strip()}, at the coordinator's port", file=sys.stderr)
         self._alone.set()
 
-    def _ended(self) -> set[int]:
+    def _newly_ended(self) -> set[int]:
         """The processes that have ended since this was asked last, in whatever way."""
         with suppress(OSError):  # there are none
-            self._words += self._lifeline.recv(self.count * _coordination_service.WORD)
-        whole = len(self._words) // _coordination_service.WORD * _coordination_service.WORD
-        words, self._words = self._words[:whole], self._words[whole:]
+            self._ended_indices += self._lifeline.recv(
+                self.count * _coordination_service.INDEX_BYTES
+            )
+        whole = (
+            len(self._ended_indices)
+            // _coordination_service.INDEX_BYTES
+            * _coordination_service.INDEX_BYTES
+        )
+        words, self._ended_indices = self._ended_indices[:whole], self._ended_indices[whole:]
         ended = {
-            int.from_bytes(words[i : i + _coordination_service.WORD])
-            for i in range(0, whole, _coordination_service.WORD)
+            int.from_bytes(words[i : i + _coordination_service.INDEX_BYTES])
+            for i in range(0, whole, _coordination_service.INDEX_BYTES)
         }
         return ended & set(range(self.count))
 
@@ -178,13 +196,13 @@ class Group:
         import jax
 
         given = os.environ.get("JAX_LOCAL_DEVICE_IDS")
-        devices = devices_of(self.index, [(host, gpus) for host, _, gpus in self.members])
+        devices = assign_gpus(self.index, [(host, gpus) for host, _, gpus in self.members])
         chosen = given or ",".join(map(str, devices or ()))
         if chosen:
             jax.config.update("jax_cuda_visible_devices", chosen)
 
     # ---- exchange -------------------------------------------------------------------------------
-    def gather(self, value: Any, channel: str = "main") -> list[Any]:
+    def all_gather_object(self, value: Any, channel: str = "main") -> list[Any]:
         """Every process's value, in order; all processes call it, as often as each other.
 
         Args:
@@ -192,128 +210,131 @@ class Group:
             channel: calls of one channel meet; use one for each thread.
         """
         with self._counting:
-            turn = self._rounds[channel]
-            self._rounds[channel] += 1
+            round_index = self._gather_counts[channel]
+            self._gather_counts[channel] += 1
         # Two names, which the service keeps: all have read one before any writes it again, for in
         # between they all have met at the other.
-        here, client = f"popdist/{channel}/{turn % 2}", self._client
+        key_prefix, client = f"popdist/{channel}/{round_index % 2}", self._client
         mine = json.dumps(value)
-        client.key_value_set(f"{here}/{self.index:06d}", mine, allow_overwrite=True)
-        with self.together(), self._in_need():
+        client.key_value_set(f"{key_prefix}/{self.index:06d}", mine, allow_overwrite=True)
+        with self.collective_section(), self._needs_peers():
             client.wait_at_barrier(f"popdist/{channel}", _NEVER * 1000)
             # The service takes time for each value that it looks up: one process asks for all.
             if self.index:
-                text = client.blocking_key_value_get(f"{_ALL}/{channel}/{turn}", _NEVER * 1000)
+                text = client.blocking_key_value_get(
+                    f"{_ALL}/{channel}/{round_index}", _NEVER * 1000
+                )
             else:
-                text = f"[{','.join(v for _, v in sorted(client.key_value_dir_get(here)))}]"
-                client.key_value_set(f"{_ALL}/{channel}/{turn}", text)
-                client.key_value_delete(f"{_ALL}/{channel}/{turn - 1}")  # all have read it
+                text = f"[{','.join(v for _, v in sorted(client.key_value_dir_get(key_prefix)))}]"
+                client.key_value_set(f"{_ALL}/{channel}/{round_index}", text)
+                client.key_value_delete(f"{_ALL}/{channel}/{round_index - 1}")  # all have read it
         values: list[Any] = json.loads(text)
         return values
 
-    def traffic(self) -> dict[str, Traffic]:
+    def rpc_stats(self) -> dict[str, RpcStats]:
         """What this process has asked of the service, for exchange and to watch the others."""
-        return {what: counted.traffic for what, counted in self._counted.items()}
+        return {what: counted.rpc_stats for what, counted in self._rpc_clients.items()}
 
     # ---- who is there ---------------------------------------------------------------------------
-    def others_work(self) -> dict[str, str]:
+    def peer_status(self) -> dict[str, str]:
         """What each other process says that it does; by the process in words.
 
         The service may be busy, or hang: to be called by a thread that may.
         """
-        told = self._board.work()
+        statuses = self._status_board.activities()
         return {
-            f"process {i} (pid {pid} on {host})": told[i]
+            f"process {i} (pid {pid} on {host})": statuses[i]
             for i, (host, pid, _) in enumerate(self.members)
-            if i in told and i != self.index
+            if i in statuses and i != self.index
         }
 
-    def _watch(self) -> None:
+    def _monitor_peers(self) -> None:
         """Look who is there, again and again, and end this process with one that is gone."""
-        watcher = Watcher(
+        monitor = PeerMonitor(
             self.count,
-            self._board,
-            self._ended,
-            self._needing,
+            self._status_board,
+            self._newly_ended,
+            self._waiting_on_peers,
             self._silence,
-            lambda: self.working,
+            lambda: self.activity,
         )
         before = time.monotonic()
-        while not self._leaving.wait(LOOK):
+        while not self._leaving.wait(CHECK_INTERVAL):
             passed, before = time.monotonic() - before, time.monotonic()
             try:
-                lost = watcher.look(passed)
+                lost = monitor.check(passed)
             except Exception:  # a busy service
                 continue
-            self._overseer.hear()
+            self._coordinator_monitor.reset()
             if lost is not None:
-                self._end_with(lost, watcher.fate(lost))
+                self._exit_with_lost_peer(lost, monitor.exit_reason(lost))
 
-    def _end_with(self, lost: int, fate: str) -> NoReturn:
+    def _exit_with_lost_peer(self, lost: int, exit_reason: str) -> NoReturn:
         """End this process because another is gone. The first that does so names it; one that the
         first has named, since it had been silent, says that."""
-        text = f"{self._in_words(lost)} has {fate}, and the others end with it"
-        if is_launched():  # the launcher says it
+        text = f"{self._describe(lost)} has {exit_reason}, and the others end with it"
+        if is_started_by_launcher():  # the launcher says it
             text = ""
-        unanswered = threading.Timer(_ANSWER, end_saying, [text])
+        unanswered = threading.Timer(_REPLY_TIMEOUT, exit_with_message, [text])
         unanswered.daemon = True
         unanswered.start()
         try:
-            named = self._board.name(lost)
+            named = self._status_board.declare_lost(lost)
         except Exception:  # better twice than never
             named = None
-        self._end_if_given_up(named)
-        end_saying(text if named is None else "")
+        self._exit_if_declared_lost(named)
+        exit_with_message(text if named is None else "")
 
-    def _end_if_given_up(self, named: int | None) -> None:
+    def _exit_if_declared_lost(self, named: int | None) -> None:
         """End this process if it is the one that the others have named, since it was silent."""
         if named == self.index:
             silent = (
-                f"the others have not heard of {self._in_words(self.index)} for {self._silence} s "
+                f"the others have not heard of {self._describe(self.index)} for {self._silence} s "
                 f"({SILENCE}), and have ended"
             )
-            end_saying("" if is_launched() else silent)
+            exit_with_message("" if is_started_by_launcher() else silent)
 
-    def _in_words(self, index: int) -> str:
+    def _describe(self, index: int) -> str:
         host, pid, _ = self.members[index]
         return f"process {index} of {self.count} (pid {pid} on {host})"
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def collective_section(self) -> Iterator[None]:
         """Work that needs the others. If it fails since one is gone, this process ends with it."""
         try:
             yield
         except Exception as error:
-            self._await_loss(error)
+            self._wait_for_peer_loss(error)
             raise
 
-    def _await_loss(self, error: BaseException) -> None:
+    def _wait_for_peer_loss(self, error: BaseException) -> None:
         """Wait for the watcher to end this process, if an error may come of a process gone."""
-        if not _comes_of_jax(error):
+        if not _is_jax_failure(error):
             return
         if self._failed is None:
             self._failed = time.monotonic()
-        with self._in_need():
-            time.sleep(max(self._failed + self._silence + _LOOKS * LOOK - time.monotonic(), 0.0))
+        with self._needs_peers():
+            end = self._failed + self._silence + _EXTRA_CHECKS * CHECK_INTERVAL
+            time.sleep(max(end - time.monotonic(), 0.0))
 
     @contextmanager
-    def _in_need(self) -> Iterator[None]:
+    def _needs_peers(self) -> Iterator[None]:
         """What this thread cannot end unless all others are there."""
         token = object()
-        self._needing.add(token)
+        self._waiting_on_peers.add(token)
         try:
             yield
         finally:
-            self._needing.discard(token)
+            self._waiting_on_peers.discard(token)
 
     # ---- the end --------------------------------------------------------------------------------
-    def leave(self) -> None:
+    def shutdown(self) -> None:
         """Part from the others, who may go on. Process 0 waits for them a while."""
         if self._leaving.is_set():
             return
         with suppress(Exception):  # the service may be gone
-            self._end_if_given_up(self._board.lost())  # while it was stopped
-        self._stop_listening(LEFT)
+            self._exit_if_declared_lost(self._status_board.declared_lost())  # while it was stopped
+        self._stop_monitoring(LEFT)
         with suppress(Exception):  # the service may be gone
             self._client.shutdown()
         if self._server is not None:
@@ -323,52 +344,52 @@ class Group:
                 self._server.stdin.flush()
             # The service needs no process 0, but where this is all there is in a container, the
             # service ends with it, and JAX aborts those who are still there.
-            self._alone.wait(PATIENCE)
+            self._alone.wait(SHUTDOWN_WAIT)
         self._output.close()
 
     def fail(self, text: str, code: int) -> NoReturn:
         """Say what is wrong, unless a process before this one says the same; then end."""
         said: dict[int, str] = {}
         with suppress(Exception):  # the service may be gone
-            self._client.key_value_set(f"{_SAID}/{self.index:06d}", json.dumps(text))
-            end = time.monotonic() + _AGREEING
+            self._client.key_value_set(f"{_FAILURES}/{self.index:06d}", json.dumps(text))
+            end = time.monotonic() + _DUPLICATE_WAIT
             while len(said) < self.count and time.monotonic() < end:
-                entries = self._client.key_value_dir_get(_SAID)
+                entries = self._client.key_value_dir_get(_FAILURES)
                 said = {int(k.rpartition("/")[2]): json.loads(t) for k, t in entries}
                 time.sleep(0.05)
         if all(said.get(i) != text for i in range(self.index)):
             with suppress(OSError):
                 print(text, file=sys.stderr, flush=True)
-        self.end(code)
+        self.exit_process(code)
 
-    def end(self, code: int) -> NoReturn:
+    def exit_process(self, code: int) -> NoReturn:
         """End this process at once. The others notice, and end too."""
         with suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()
-        self._stop_listening(f"{ENDED} with code {code}")
+        self._stop_monitoring(f"{ENDED} with code {code}")
         os._exit(code)
 
-    def _stop_listening(self, word: str) -> None:
+    def _stop_monitoring(self, status: str) -> None:
         """Tell the others how this process ends, and no longer look for them."""
         from jax._src import distributed
 
         self._leaving.set()
-        self._watcher.join()  # before the interpreter ends, which must not find it in an RPC
+        self._monitor_thread.join()  # before the interpreter ends, which must not find it in an RPC
         distributed.global_state.client = None
-        self._overseer.hear()
+        self._coordinator_monitor.reset()
         with suppress(Exception):  # the service may be gone
-            self._board.tell(word)
-        self._overseer.stop()
+            self._status_board.publish_status(status)
+        self._coordinator_monitor.stop()
 
-    def _uncaught(self, kind: Any, error: Any, trace: Any) -> None:
+    def _excepthook(self, kind: Any, error: Any, trace: Any) -> None:
         if isinstance(error, Exception):
-            self._await_loss(error)
-        self._usual_hook(kind, error, trace)
-        self.end(1)
+            self._wait_for_peer_loss(error)
+        self._default_excepthook(kind, error, trace)
+        self.exit_process(1)
 
 
-def _comes_of_jax(error: BaseException | None) -> bool:
+def _is_jax_failure(error: BaseException | None) -> bool:
     """Whether an error, or one that led to it, is a failure of devices or of the service.
 
     Where JAX runs an executable or a copy at once, it raises such a failure as a `ValueError`.
@@ -384,7 +405,7 @@ def _comes_of_jax(error: BaseException | None) -> bool:
     return False
 
 
-def _let_gloo_use(client: Any, address: str | None) -> None:
+def _set_gloo_address(client: Any, address: str | None) -> None:
     """Let collectives on CPU listen on the address by which a process reaches the others.
 
     By default gloo takes what the host's name stands for, which may be another interface, or

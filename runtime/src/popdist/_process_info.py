@@ -32,7 +32,7 @@ class DistributedError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessInfo:
     """One of several processes.
 
     Attributes:
@@ -41,7 +41,7 @@ class Place:
         coordinator: HOST:PORT at which they meet; None: JAX finds the host.
         run: what tells this run from another that comes to the same port.
         secret: what all of its processes know, and nobody else.
-        silence: seconds after which a process that was not heard of is gone.
+        silence_timeout: seconds after which a process that was not heard of is gone.
     """
 
     index: int = 0
@@ -49,7 +49,7 @@ class Place:
     coordinator: str | None = None
     run: str = ""
     secret: str = field(default="", repr=False)
-    silence: int = DEFAULT_SILENCE
+    silence_timeout: int = DEFAULT_SILENCE
 
     @property
     def port(self) -> int:
@@ -57,7 +57,7 @@ class Place:
         return _FIRST_PORT + zlib.crc32(self.run.encode()) % 4096
 
 
-def number(variable: str, default: int) -> int:
+def env_int(variable: str, default: int) -> int:
     """A number in the environment.
 
     Raises:
@@ -74,13 +74,13 @@ def number(variable: str, default: int) -> int:
     return int(value)
 
 
-def silence() -> int:
+def silence_timeout() -> int:
     """Seconds after which a process that was not heard of is gone, as the environment says.
 
     Raises:
         DistributedError: it says none, or too few or many.
     """
-    seconds = number(SILENCE, DEFAULT_SILENCE)
+    seconds = env_int(SILENCE, DEFAULT_SILENCE)
     if not MIN_SILENCE <= seconds <= MAX_SILENCE:
         raise DistributedError(
             f"the environment variable {SILENCE} is {seconds}: set it to seconds from "
@@ -89,7 +89,7 @@ def silence() -> int:
     return seconds
 
 
-def place_given(processes: int, process: int, coordinator: str) -> Place:
+def process_info_from_args(processes: int, process: int, coordinator: str) -> ProcessInfo:
     """The place that three arguments name.
 
     Raises:
@@ -101,10 +101,12 @@ def place_given(processes: int, process: int, coordinator: str) -> Place:
             f"the coordinator {coordinator[:100]!r} is no HOST:PORT: name the host of process 0 "
             "and a free port of it"
         )
-    return _checked(Place(process, processes, coordinator, os.environ.get(RUN, ""), _secret()))
+    return _validate(
+        ProcessInfo(process, processes, coordinator, os.environ.get(RUN, ""), _read_secret())
+    )
 
 
-def _secret() -> str:
+def _read_secret() -> str:
     """The run's secret, from the environment or a file of this user alone; empty: there is none.
 
     Raises:
@@ -124,40 +126,40 @@ def _secret() -> str:
     return text
 
 
-def _checked(place: Place) -> Place:
+def _validate(info: ProcessInfo) -> ProcessInfo:
     """The place. Raises DistributedError if there is none such."""
-    if not 1 <= place.count <= MAX_PROCESSES:
+    if not 1 <= info.count <= MAX_PROCESSES:
         raise DistributedError(
-            f"a run has 1 to {MAX_PROCESSES} processes, but is given {str(place.count)[:20]}"
+            f"a run has 1 to {MAX_PROCESSES} processes, but is given {str(info.count)[:20]}"
         )
-    if not 0 <= place.index < place.count:
+    if not 0 <= info.index < info.count:
         raise DistributedError(
-            f"process {str(place.index)[:20]} is not one of {place.count} processes: they are "
+            f"process {str(info.index)[:20]} is not one of {info.count} processes: they are "
             "numbered from 0"
         )
-    return replace(place, silence=silence())
+    return replace(info, silence_timeout=silence_timeout())
 
 
-def place_of_environment() -> Place:
+def process_info_from_env() -> ProcessInfo:
     """The place that the environment tells: `POPDIST_*`, else Open MPI's or Slurm's; else alone.
 
     Raises:
         DistributedError: what it tells cannot be.
     """
     if os.environ.get(NUM_INSTANCES):
-        count, index = number(NUM_INSTANCES, 1), number(INSTANCE_INDEX, 0)
+        count, index = env_int(NUM_INSTANCES, 1), env_int(INSTANCE_INDEX, 0)
         coordinator = os.environ.get(COORDINATOR)
         if coordinator:
-            return place_given(count, index, coordinator)
-        return _checked(Place(index, count, secret=_secret()))
+            return process_info_from_args(count, index, coordinator)
+        return _validate(ProcessInfo(index, count, secret=_read_secret()))
     for of_count, of_index in _LAUNCHERS:
-        if of_index in os.environ and number(of_count, 1) > 1:
-            index, count = number(of_index, 0), number(of_count, 1)
-            place = _checked(Place(index, count, None, _run(), _secret()))
+        if of_index in os.environ and env_int(of_count, 1) > 1:
+            index, count = env_int(of_index, 0), env_int(of_count, 1)
+            info = _validate(ProcessInfo(index, count, None, _run_id(), _read_secret()))
             if _on_one_host():
-                return replace(place, coordinator=f"{LOOPBACK}:{place.port}")
-            return place
-    return Place()
+                return replace(info, coordinator=f"{LOOPBACK}:{info.port}")
+            return info
+    return ProcessInfo()
 
 
 def _on_one_host() -> bool:
@@ -167,7 +169,7 @@ def _on_one_host() -> bool:
     return open_mpi or env.get("SLURM_STEP_NUM_NODES") == "1"
 
 
-def _run() -> str:
+def _run_id() -> str:
     """A launcher's name of the run: different for each, and the same in all of its processes.
 
     Two steps of one job of Slurm are two runs, and so is a job that was put into the queue again.

@@ -14,7 +14,7 @@ import struct
 import threading
 from contextlib import suppress
 
-from popdist._coordination_service import copy
+from popdist._coordination_service import forward_bytes
 
 
 class Relay:
@@ -24,30 +24,30 @@ class Relay:
         """Listen, at `address`. Args: `service`: a connection to it."""
         self._service = service
         name = f"popdist-{secrets.token_hex(8)}"
-        self._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._door.bind(f"\0{name}")
-        self._door.listen()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(f"\0{name}")
+        self._listener.listen()
         self.address = f"unix-abstract:{name}"
         service.settimeout(None)
-        threading.Thread(target=self._open, name="relay", daemon=True).start()
+        threading.Thread(target=self._accept, name="relay", daemon=True).start()
 
-    def _open(self) -> None:
-        while not _is_ours(own := self._door.accept()[0]):
-            own.close()
-        self._door.close()
+    def _accept(self) -> None:
+        while not _is_same_process(client := self._listener.accept()[0]):
+            client.close()
+        self._listener.close()
         back = threading.Thread(
-            target=copy, args=(self._service, own), name="relay back", daemon=True
+            target=forward_bytes, args=(self._service, client), name="relay back", daemon=True
         )
         back.start()
-        copy(own, self._service)
+        forward_bytes(client, self._service)
         with suppress(OSError):  # it is closed
             self._service.shutdown(socket.SHUT_WR)
         back.join()
         self._service.close()
-        own.detach()  # which leaves it open to the end of the process
+        client.detach()  # which leaves it open to the end of the process
 
 
-def _is_ours(line: socket.socket) -> bool:
+def _is_same_process(sock: socket.socket) -> bool:
     """Whether the other end is of this process, as the system says."""
-    credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return bool(struct.unpack("3i", credentials)[0] == os.getpid())

@@ -6,7 +6,7 @@ import threading
 from typing import Any, NamedTuple
 
 
-class Traffic(NamedTuple):
+class RpcStats(NamedTuple):
     """Requests to the coordination service.
 
     Attributes:
@@ -19,14 +19,14 @@ class Traffic(NamedTuple):
     received: int
 
 
-class Counted:
+class CountingClient:
     """A client of the coordination service."""
 
     def __init__(self, client: Any) -> None:
         """Args: `client`: JAX's."""
         self._client = client
         self._lock = threading.Lock()
-        self.traffic = Traffic(0, 0, 0)
+        self.rpc_stats = RpcStats(0, 0, 0)
 
     def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
         """Store a value."""
@@ -66,5 +66,5 @@ class Counted:
 
     def _count(self, sent: int, received: int = 0) -> None:
         with self._lock:
-            messages, before, after = self.traffic
-            self.traffic = Traffic(messages + 1, before + sent, after + received)
+            messages, before, after = self.rpc_stats
+            self.rpc_stats = RpcStats(messages + 1, before + sent, after + received)

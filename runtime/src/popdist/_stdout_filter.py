@@ -9,23 +9,23 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 
-def without_gloo(lines: Iterable[bytes]) -> Iterator[bytes]:
+def drop_gloo_lines(lines: Iterable[bytes]) -> Iterator[bytes]:
     """Leave out what gloo writes.
 
     Each of its messages is `[Gloo] Rank ...`, then the end of a line. It writes them in pieces, and
     several threads at once, so that pieces of one may follow the beginning or the end of another:
     from the first beginning on, all is gloo's until as many lines have ended as messages began.
     """
-    owed = 0
+    pending_ends = 0
     for line in lines:
-        owed += line.count(b"[Gloo]")
-        if owed:
-            owed -= 1
+        pending_ends += line.count(b"[Gloo]")
+        if pending_ends:
+            pending_ends -= 1
         else:
             yield line
 
 
-class QuietOutput:
+class GlooOutputFilter:
     """Takes file descriptor 1, and lets everything through but gloo's lines.
 
     Python's own output goes past it. Other libraries and programs that are started meanwhile write
@@ -44,12 +44,12 @@ class QuietOutput:
             self._out, "w", encoding=old.encoding, errors=old.errors, closefd=False,
             buffering=1 if os.isatty(self._out) else -1,
         )  # fmt: skip
-        self._thread = threading.Thread(target=self._copy, args=(reader,), daemon=True)
+        self._thread = threading.Thread(target=self._filter_lines, args=(reader,), daemon=True)
         self._thread.start()
 
-    def _copy(self, reader: int) -> None:
+    def _filter_lines(self, reader: int) -> None:
         with os.fdopen(reader, "rb") as lines, suppress(OSError):
-            for line in without_gloo(lines):
+            for line in drop_gloo_lines(lines):
                 os.write(self._out, line)
 
     def close(self) -> None:

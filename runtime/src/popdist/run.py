@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from popdist._coordinator_monitor import FOLLOWED, LAUNCHER, PEER_LOST
+from popdist._coordinator_monitor import FOLLOWED_PEER, LAUNCHER, PEER_LOST
 from popdist._process_info import (
     COORDINATOR,
     DEFAULT_SILENCE,
@@ -32,7 +32,7 @@ from popdist._process_info import (
     SILENCE,
     TOTAL_REPLICAS,
     DistributedError,
-    silence,
+    silence_timeout,
 )
 
 GRACE = 5.0  # seconds that the others have to end by themselves
@@ -44,24 +44,24 @@ MAX_PROCESSES = 1024  # processes on one machine, and replicas
 def main(arguments: Sequence[str] | None = None) -> int:
     """Start them, wait for them, and return the exit code."""
     try:
-        given = _parser().parse_args(arguments)
+        args = _parser().parse_args(arguments)
     except OSError as error:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - Python flushes it at its end
-        return _say(f"standard output: {error.strerror}", _USER_ERROR)
-    command = given.command[1:] if given.command[:1] == ["--"] else given.command
+        return _print_error(f"standard output: {error.strerror}", _USER_ERROR)
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
-        return _say("give the command to start after --", _USER_ERROR)
-    for name, count in (("--processes", given.processes), ("--replicas", given.replicas)):
+        return _print_error("give the command to start after --", _USER_ERROR)
+    for name, count in (("--processes", args.processes), ("--replicas", args.replicas)):
         if count is not None and not 1 <= count <= MAX_PROCESSES:
-            return _say(
+            return _print_error(
                 f"{name} is {str(count)[:20]}, but must be from 1 to {MAX_PROCESSES}", _USER_ERROR
             )
-    if given.silence is not None:
-        os.environ[SILENCE] = str(given.silence)
+    if args.silence is not None:
+        os.environ[SILENCE] = str(args.silence)
     try:
-        silence()
+        silence_timeout()
     except DistributedError as error:
-        return _say(str(error), _USER_ERROR)
+        return _print_error(str(error), _USER_ERROR)
     started: list[subprocess.Popen[bytes]] = []
 
     def forward(number: int, frame: object) -> None:
@@ -76,11 +76,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         SECRET: secrets.token_hex(32),
     }
     try:
-        for index in range(given.processes):
-            started.append(_start(command, index, given, run))
+        for index in range(args.processes):
+            started.append(_start(command, index, args, run))
     except OSError as error:
-        _end(started)
-        return _say(f"cannot start {command[0]!r}: {error.strerror}", _USER_ERROR)
+        _kill_all(started)
+        return _print_error(f"cannot start {command[0]!r}: {error.strerror}", _USER_ERROR)
     return _wait(started)
 
 
@@ -107,16 +107,16 @@ def _parser() -> _Parser:
 
 
 def _start(
-    command: Sequence[str], index: int, given: argparse.Namespace, run: Mapping[str, str]
+    command: Sequence[str], index: int, args: argparse.Namespace, run: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     env = os.environ | {
-        NUM_INSTANCES: str(given.processes),
+        NUM_INSTANCES: str(args.processes),
         INSTANCE_INDEX: str(index),
         LAUNCHER: str(os.getpid()),
         **run,
     }
-    if given.replicas is not None:
-        env[TOTAL_REPLICAS] = str(given.replicas)
+    if args.replicas is not None:
+        env[TOTAL_REPLICAS] = str(args.replicas)
     # A terminal sends its signals to this process's group; the others get them from here, once.
     return subprocess.Popen(
         command, env=env, start_new_session=True, stdin=None if index == 0 else subprocess.DEVNULL
@@ -126,51 +126,51 @@ def _start(
 def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
     while codes := [p.poll() for p in processes]:
         if any(codes):
-            return _failed(processes)
+            return _report_failure(processes)
         if None not in codes:
             break
         time.sleep(0.02)
     return 0
 
 
-def _failed(processes: Sequence[subprocess.Popen[bytes]]) -> int:
+def _report_failure(processes: Sequence[subprocess.Popen[bytes]]) -> int:
     """End all, and say which was the first to fail."""
     end = time.monotonic() + GRACE
-    while (first := _first(processes)) is None and time.monotonic() < end:
+    while (first := _first_failed(processes)) is None and time.monotonic() < end:
         time.sleep(0.02)  # those that follow may end before the one they follow
     silent = [str(i) for i, process in enumerate(processes) if process.poll() is None]
-    _end(processes, grace=0.0 if first is None else GRACE)
+    _kill_all(processes, grace=0.0 if first is None else GRACE)
     count = len(processes)
     if first is None:
         if not silent:
             return PEER_LOST  # each has said why
         who = f"process {silent[0]}" if len(silent) == 1 else f"processes {', '.join(silent)}"
-        return _say(
-            f"nothing is heard of {who} of {count} for {silence()} s ({SILENCE}): the others "
-            "ended first",
+        return _print_error(
+            f"nothing is heard of {who} of {count} for {silence_timeout()} s ({SILENCE}): "
+            "the others ended first",
             PEER_LOST,
         )
     code = processes[first].returncode
     if code > 0 and all(p.returncode == code for p in processes):
         return code  # they have failed alike, and said why
     if code > 0:
-        return _say(f"process {first} of {count} ended with code {code}", code)
+        return _print_error(f"process {first} of {count} ended with code {code}", code)
     how = f"was ended by {signal.Signals(-code).name}"
-    return _say(f"process {first} of {count} {how}, and the others with it", 128 - code)
+    return _print_error(f"process {first} of {count} {how}, and the others with it", 128 - code)
 
 
-def _first(processes: Sequence[subprocess.Popen[bytes]]) -> int | None:
+def _first_failed(processes: Sequence[subprocess.Popen[bytes]]) -> int | None:
     """The process that failed first and not because of another; None if none has.
 
     Of several that have ended within a moment it is one that a signal ended: no other can be the
     cause of that.
     """
     codes = [process.poll() for process in processes]
-    failed = [(code > 0, i) for i, code in enumerate(codes) if code not in (None, 0, FOLLOWED)]
+    failed = [(code > 0, i) for i, code in enumerate(codes) if code not in (None, 0, FOLLOWED_PEER)]
     return min(failed)[1] if failed else None
 
 
-def _end(processes: Sequence[subprocess.Popen[bytes]], grace: float = 0.0) -> None:
+def _kill_all(processes: Sequence[subprocess.Popen[bytes]], grace: float = 0.0) -> None:
     end = time.monotonic() + grace
     while time.monotonic() < end and any(p.poll() is None for p in processes):
         time.sleep(0.02)
@@ -185,7 +185,7 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _say(text: str, code: int) -> int:
+def _print_error(text: str, code: int) -> int:
     print(f"popdist.run: {text}", file=sys.stderr, flush=True)
     return code
 

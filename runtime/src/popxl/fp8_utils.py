@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from popxl import dtypes
-from popxl._ir.host_data import host_array, rounded_to_odd
+from popxl._ir.host_data import host_array, round_to_odd
 
 max_scaling_bias = 31
 min_scaling_bias = -31
@@ -93,7 +93,7 @@ def host_pow2scale_cast_to_fp8(
         finite = np.isfinite(data)
         is_wide = data.dtype == np.float64
         scaled = np.ldexp(data if is_wide else data.astype(np.float32), int(log2_scale))
-        scaled = rounded_to_odd(scaled) if is_wide else scaled
+        scaled = round_to_odd(scaled) if is_wide else scaled
         if not nan_on_overflow:
             cut = np.clip(scaled, -dtype.largest, dtype.largest)
             scaled = np.where(finite, cut, np.float32(np.nan))

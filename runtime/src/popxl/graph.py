@@ -129,7 +129,7 @@ class Graph:
     @property
     def functional(self) -> Any:
         """The graph as it is scheduled and compiled: nothing in it changes a value."""
-        return analyses.functionalise(self)
+        return analyses.functionalize(self)
 
     def get_tensor(self, tensor_id: str) -> Tensor:
         """The tensor with that id (or name). Raises ValueError if there is none."""
@@ -253,4 +253,4 @@ class Graph:
         return f"Graph[id={self.id} name={self.name}]"
 
     def __str__(self) -> str:
-        return analyses.graph_text(self)
+        return analyses.format_graph(self)

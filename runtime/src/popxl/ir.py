@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 from popxl._compat.session_options import IrHandle
 from popxl._ir.analysis_registry import analyses
-from popxl._ir.argument_checks import integer_of, integers_of
+from popxl._ir.argument_checks import check_integer, check_integers
 from popxl.graph import Graph
 from popxl.module import Module
 from popxl.replica_grouping import ReplicaGrouping
@@ -72,7 +72,7 @@ class Ir:
 
     @num_host_transfers.setter
     def num_host_transfers(self, value: int) -> None:
-        self._num_host_transfers = integer_of("Ir", "num_host_transfers", value, 1)
+        self._num_host_transfers = check_integer("Ir", "num_host_transfers", value, 1)
 
     @property
     def load_window(self) -> int | None:
@@ -101,7 +101,7 @@ class Ir:
 
     @replication_factor.setter
     def replication_factor(self, value: int) -> None:
-        count = integer_of("Ir", "replication_factor", value, 1)
+        count = check_integer("Ir", "replication_factor", value, 1)
         options = self._pb_ir.getSessionOptions()
         if options.enableDistributedReplicatedGraphs:
             instances = options.globalReplicationFactor // options.replicatedGraphCount
@@ -189,7 +189,7 @@ class Ir:
             Path(save_dir).mkdir(parents=True, exist_ok=True)
         if not options.dotChecks and "POPART_DOT_CHECKS" not in os.environ:
             options.dotChecks = {"ALL"}
-        analyses.checkpoint(self, check)
+        analyses.write_dot_checkpoint(self, check)
 
     # ---- streams and buffers --------------------------------------------------------------------
     def _register_stream(self, stream: Stream, name: str) -> str:
@@ -225,12 +225,12 @@ class Ir:
         """
         for name, value in {"stride": stride, "group_size": group_size}.items():
             if value is not None:
-                integer_of("replica_grouping", name, value, 1)
+                check_integer("replica_grouping", name, value, 1)
         return ReplicaGrouping._from_stride(self, stride, group_size)
 
     def replica_grouping_from_assignments(self, assignment: list[int]) -> ReplicaGrouping:
         """The grouping that puts replica r into group `assignment[r]`."""
-        groups = integers_of("replica_grouping_from_assignments", "assignment", assignment)
+        groups = check_integers("replica_grouping_from_assignments", "assignment", assignment)
         return ReplicaGrouping._from_assignment(self, groups)
 
     # ---- Python ---------------------------------------------------------------------------------
@@ -238,4 +238,4 @@ class Ir:
         return f"Ir[id={self._id}]"
 
     def __str__(self) -> str:
-        return analyses.ir_text(self)
+        return analyses.format_ir(self)

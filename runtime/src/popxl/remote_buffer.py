@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from popxl import context, dtypes
-from popxl._ir.argument_checks import integer_of, integers_of
+from popxl._ir.argument_checks import check_integer, check_integers
 from popxl._ir.sharding import MetaShape, shard_elements
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class RemoteBuffer:
     ) -> None:
         """Set dtype, shape of an entry, and their number (at least 1)."""
         self._dtype = dtypes.dtype.as_dtype(tensor_dtype)
-        self._shape = integers_of("remote_buffer", "tensor_shape", tensor_shape)
+        self._shape = check_integers("remote_buffer", "tensor_shape", tensor_shape)
         self.entries = entries
 
     @property
@@ -62,7 +62,7 @@ class RemoteBuffer:
 
     @entries.setter
     def entries(self, value: int) -> None:
-        self._entries = integer_of("remote_buffer", "entries", value, 1)
+        self._entries = check_integer("remote_buffer", "entries", value, 1)
 
     @property
     def resident(self) -> int:

@@ -16,36 +16,36 @@ import numpy as np
 from jax.errors import JaxRuntimeError
 
 import popdist
-from popxl._analysis.dot_export import FINAL, checkpoint
+from popxl._analysis.dot_export import FINAL, write_dot_checkpoint
 from popxl._analysis.verify import (
     check_calls,
     check_remote_variables,
     check_replicas,
     check_transfers,
     check_widths,
-    verify_if_asked,
+    verify_if_enabled,
 )
 from popxl._compat.popart_handles import DeviceInfo, SessionHandle
 from popxl._compile.executable_cache import Startup as Startup
-from popxl._compile.executable_cache import Stopwatch
+from popxl._compile.executable_cache import StartupTimer
 from popxl._devices import forks
 from popxl._devices.cpu import backend_epoch
 from popxl._devices.mesh import replica_mesh, replicated
 from popxl._ir.argument_checks import check_type
 from popxl._ir.debug_flags import STEPWISE, is_on
 from popxl._run import device_variables
-from popxl._run.process_gather import of_all_processes
-from popxl._run.program import Program, State
+from popxl._run.process_gather import all_gather_processes
+from popxl._run.program import Program, ProgramState
 from popxl._run.stream_data import HostStreams
 from popxl._run.stream_data import d2hStreamBufferMaps as d2hStreamBufferMaps
 from popxl._run.stream_data import h2dStreamBufferMaps as h2dStreamBufferMaps
 from popxl._run.timing import PartTimes as PartTimes
 from popxl._run.timing import Timing as Timing
-from popxl._run.timing import Work as Work
+from popxl._run.timing import TimingSums as TimingSums
 from popxl._schedule.schedule import Schedule
 from popxl._storage import replica_arrays
-from popxl._storage.host_values import Borrowed, HostValues, place
-from popxl._storage.host_values import OnDemand as OnDemand
+from popxl._storage.host_values import HostValues, SharedValue, storage_order
+from popxl._storage.host_values import LazyValue as LazyValue
 from popxl._storage.replica_arrays import VariableShard as VariableShard
 from popxl.errors import DeviceMemoryError, popart_exception, poplar_application_runtime_error
 from popxl.ir import Ir
@@ -102,7 +102,7 @@ class Session:
             VersionError: JAX is too new for a CPU.
         """
         check_type("Session", "ir", ir, Ir)
-        stopwatch = Stopwatch()
+        stopwatch = StartupTimer()
         self.ir_ = ir
         self.weights_to_host_on_exit = weights_to_host_on_exit
         self._disk = disk
@@ -110,7 +110,7 @@ class Session:
         self._was_attached_stack: list[bool] = []
         self._set_device(DeviceInfo())
         self._pb_session = SessionHandle(self)
-        self._held: State | None = None
+        self._held: ProgramState | None = None
         self._turn = Lock()  # of the thread that runs the program
         self._values = HostValues(ir)
         self._changes = ir._changes
@@ -120,10 +120,10 @@ class Session:
         check_calls(ir)
         check_remote_variables(ir)
         check_widths(ir)
-        verify_if_asked(ir)
+        verify_if_enabled(ir)
         check_transfers(ir)
         self._compile()
-        checkpoint(ir, FINAL)
+        write_dot_checkpoint(ir, FINAL)
         ir._compiled_changes = ir._changes
         self._startup = stopwatch.read()
 
@@ -154,14 +154,14 @@ class Session:
         return self.ir.replication_factor
 
     @property
-    def _state(self) -> State | None:
+    def _state(self) -> ProgramState | None:
         """Device state of the program, in the process that loaded it."""
         if self._held is not None:
             forks.check_not_forked()
         return self._held
 
     @_state.setter
-    def _state(self, state: State | None) -> None:
+    def _state(self, state: ProgramState | None) -> None:
         self._held = state
 
     @property
@@ -274,7 +274,7 @@ class Session:
         targets = self._streams.checked_outputs(outputs or {})
         # The program takes the state over. If it stops, the state is gone.
         seed, state = self._next_seed(), self._state
-        self._values.begin(device_variables.may_change(self._program))
+        self._values.begin_run(device_variables.changeable_variables(self._program))
         self._state = None
         with self._together(), _device_memory_named():
             try:
@@ -287,10 +287,10 @@ class Session:
 
     def _together(self) -> AbstractContextManager[None]:
         """Context of a collective section: the program's processes act together."""
-        return popdist.together() if self.ir._instances > 1 else nullcontext()
+        return popdist.collective_section() if self.ir._instances > 1 else nullcontext()
 
     @contextmanager
-    def timing(self, apart: bool = False) -> Iterator[Timing]:
+    def timing(self, synchronize: bool = False) -> Iterator[Timing]:
         """Time the parts of the program (`popxl.plan.part`) in the runs inside.
 
             with session.timing() as times:
@@ -300,16 +300,16 @@ class Session:
         Results stay the same, to the bit.
 
         Args:
-            apart: wait for each step of the schedule before the next is asked for. Then what is
-                seen is each step's own time, while nothing overlaps; else it is the host's time
-                for asking and waiting, as the program runs.
+            synchronize: wait for each step of the schedule before dispatching the next. Times are
+                then each step's own, without overlap; else they are the host's times for
+                dispatching and waiting, as the program runs.
 
         Raises:
             popart_exception: the session is measured already.
         """
         if self._program.timing is not None:
             raise popart_exception("timing: the session is measured already: leave that one first")
-        timing = Timing(apart or is_on(STEPWISE))
+        timing = Timing(synchronize or is_on(STEPWISE))
         self._program.timing = timing
         try:
             yield timing
@@ -318,12 +318,12 @@ class Session:
 
     def settle(self) -> None:
         """Wait for all device work and all transfers; a run waits for its outputs only."""
-        self._program.settle(self._state)
+        self._program.wait_all(self._state)
 
-    def _keep(self, state: State) -> None:
+    def _keep(self, state: ProgramState) -> None:
         """Store the state after a run, and mark the changed variables."""
         self._state = state
-        self._values.end(device_variables.changes(self._program, state))
+        self._values.end_run(device_variables.take_changed_variables(self._program, state))
 
     def _seed_random_numbers(self, seed: int) -> None:
         """Restart the random numbers of stochastic rounding from `seed` (64 bits)."""
@@ -333,9 +333,9 @@ class Session:
 
     def _next_seed(self) -> jax.Array | None:
         """The seed of a run for rounding at random; None if the program has no use for one."""
-        if not self._program.rounds:
+        if not self._program.rounds_stochastically:
             return None
-        return replica_arrays.sent(next(self._seeds), replicated(self._program.mesh))
+        return replica_arrays.put_async(next(self._seeds), replicated(self._program.mesh))
 
     def _full_input_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of a stream's host array: host transfers and replicas, where not 1, in front."""
@@ -387,22 +387,22 @@ class Session:
 
     def _upload(self, what: str) -> None:
         self._values.check_complete(what)
-        traffic = device_variables.disk_traffic(self._program, self._disk)
-        self._program.settle()
+        disk_queue = device_variables.open_disk_queue(self._program, self._disk)
+        self._program.wait_all()
         self._values.stale.clear()
         self._state = None  # before what takes its place; the folder stays open meanwhile
-        self._state = device_variables.upload(self._program, self._values, traffic)
+        self._state = device_variables.upload(self._program, self._values, disk_queue)
 
     def _download(self, variables: Iterable[Variable]) -> None:
         """Update the host arrays of `variables` from the devices."""
-        for var in sorted((v for v in variables if v in self._values.stale), key=place):
-            self._values.bring(var, self._fetched(var))
+        for var in sorted((v for v in variables if v in self._values.stale), key=storage_order):
+            self._values.set_from_device(var, self._fetched(var))
 
     def _fetched(self, var: Variable) -> np.ndarray:
         """The device value; may be a view of device memory."""
         assert self._state is not None
         with self._together():
-            return device_variables.fetched(self._program, self._state, var)
+            return device_variables.fetch_variable(self._program, self._state, var)
 
     # ---- variables: user ------------------------------------------------------------------------
     def get_tensor_data(self, tensor: Variable | Constant) -> np.ndarray:
@@ -429,7 +429,7 @@ class Session:
             values.check_known(var)
         if self.is_attached and values.read_only is None:
             self._download(variables)
-        return {t: values.shown(t) for t in tensors}
+        return {t: values.live_array(t) for t in tensors}
 
     def read_variable_data(self, variable: Variable) -> np.ndarray:
         """A copy of a variable's value, fetched from the devices if attached.
@@ -445,7 +445,7 @@ class Session:
         if self.is_attached and variable in self._values.stale:
             return np.array(self._fetched(variable))
         if variable._retrieval == "all_replicas":
-            return np.array(self._values.shown(variable))
+            return np.array(self._values.live_array(variable))
         return np.array(self._values.value(variable))
 
     def _check_readable(self, variable: Variable) -> None:
@@ -459,7 +459,7 @@ class Session:
         """
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         with self._together():
-            everyones = of_all_processes(flat, self._program.mesh)
+            everyones = all_gather_processes(flat, self._program.mesh)
         return everyones.view(array.dtype).reshape(-1, *array.shape)
 
     def variable_shards(self, variable: Variable) -> tuple[VariableShard, ...]:
@@ -471,7 +471,7 @@ class Session:
             TypeError, ValueError: as for `get_tensors_data`.
         """
         self._values.check(variable, Variable)
-        return device_variables.parts_of(self._program, variable)
+        return device_variables.shards_of(self._program, variable)
 
     def read_variable_shard(self, variable: Variable, part: VariableShard) -> np.ndarray:
         """Elements [size] of a shard that this process holds.
@@ -480,7 +480,9 @@ class Session:
         """
         self._check_readable(variable)
         if self._state is not None and variable in self._values.stale:
-            array = device_variables.part_here(self._program, self._state, variable, part.replicas)
+            array = device_variables.local_shard(
+                self._program, self._state, variable, part.replicas
+            )
         else:
             array = self._values.on_replica(variable, part.replicas[0])
         return np.array(array.reshape(-1)[: part.size]).view(variable.dtype.as_numpy())
@@ -511,16 +513,20 @@ class Session:
             concurrent: functions among the data do not need each other, and any thread may call
                 them: several are called at a time. Not in PopXL.
 
-        Of several processes each makes what it holds, if a value is `OnDemand`, which is not of
+        Of several processes each makes what it holds, if a value is `LazyValue`, which is not of
         PopXL.
         """
         values = self._values
-        converted = {var: values.checked(var, data) for var, data in tensors.items()}
+        converted = {var: values.convert(var, data) for var, data in tensors.items()}
         for var, data in converted.items():
             values.write(var, data, concurrent)
         if self._state is not None:
-            values.begin(converted)  # if this stops, the devices hold something else than the host
-            for var in device_variables.put_each(self._program, self._state, converted, values):
+            values.begin_run(
+                converted
+            )  # if this stops, the devices hold something else than the host
+            for var in device_variables.put_variables(
+                self._program, self._state, converted, values
+            ):
                 values.lost.discard(var)
 
     def borrowed(self, variable: Variable) -> Callable[[], np.ndarray]:
@@ -535,7 +541,7 @@ class Session:
         """
         self._values.check(variable, Variable)
         read = partial(self.read_variable_data, variable)
-        return Borrowed(variable, lambda: self._state, read)
+        return SharedValue(variable, lambda: self._state, read)
 
     @property
     def disk_traffic(self) -> DiskTraffic:
@@ -547,10 +553,10 @@ class Session:
         """
         self._check_attached("disk_traffic")
         assert self._state is not None
-        traffic = self._state.traffic
-        if traffic is None:
+        disk_queue = self._state.disk_queue
+        if disk_queue is None:
             return DiskTraffic(0, 0)
-        return DiskTraffic(traffic.scratch.read, traffic.scratch.written)
+        return DiskTraffic(disk_queue.scratch.read, disk_queue.scratch.written)
 
     def disk_idle_clock(self) -> Callable[[], float]:
         """A function returning the seconds since the disk last answered; any thread may
@@ -561,8 +567,8 @@ class Session:
         """
         self._check_attached("disk_silence")
         assert self._state is not None
-        scratch = None if self._state.traffic is None else self._state.traffic.scratch
-        return lambda: 0.0 if scratch is None else scratch.waiting
+        scratch = None if self._state.disk_queue is None else self._state.disk_queue.scratch
+        return lambda: 0.0 if scratch is None else scratch.oldest_request_seconds
 
     # ---- context manager ------------------------------------------------------------------------
     def __enter__(self) -> Session:
@@ -592,8 +598,8 @@ class Session:
                 self.weights_to_host()
         finally:
             state, self._state = self._state, None
-            self._values.leave(brings_back)
-            self._program.settle()
+            self._values.detach(brings_back)
+            self._program.wait_all()
             if state is not None:
                 state.close()
 

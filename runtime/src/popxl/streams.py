@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from popxl import context
-from popxl._ir.argument_checks import integers_of
+from popxl._ir.argument_checks import check_integers
 from popxl.dtypes import dtype as Dtype
 from popxl.tensor import TensorSpec
 
@@ -31,7 +31,7 @@ class Stream:
     def _make(cls, shape: Iterable[int], dtype: Dtype, name: str | None) -> Self:
         self = object.__new__(cls)
         self._ir = context.get_ir()
-        self._spec = TensorSpec(integers_of(cls._prefix, "shape", shape), dtype)
+        self._spec = TensorSpec(check_integers(cls._prefix, "shape", shape), dtype)
         self._id = self._ir._register_stream(self, name or cls._prefix)
         return self
 

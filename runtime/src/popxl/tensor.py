@@ -11,8 +11,8 @@ import numpy as np
 
 from popxl import context, dtypes
 from popxl._ir import tensor_operators
-from popxl._ir.argument_checks import check_type, integer_of, integers_of
-from popxl._ir.host_data import INLINE_BYTES, held_once
+from popxl._ir.argument_checks import check_integer, check_integers, check_type
+from popxl._ir.host_data import INLINE_BYTES, deduplicate_constant
 from popxl._ir.log import logger
 from popxl._ir.regions import regions
 from popxl._ir.sharding import MetaShape, shard_count, shard_elements
@@ -52,7 +52,7 @@ class TensorSpec(Mapping):
     def __init__(
         self, shape: Iterable[int], dtype: dtypes.dtype, meta_shape: Iterable[int] = ()
     ) -> None:
-        self.shape = integers_of("TensorSpec", "shape", shape)
+        self.shape = check_integers("TensorSpec", "shape", shape)
         self.dtype = dtypes.dtype.as_dtype(dtype)
         self.meta_shape = MetaShape(meta_shape)
 
@@ -402,7 +402,9 @@ def constant(
         dtype: element type; default: that of `data`, downcast from 64 to 32 bits.
         log2_scale, nan_on_overflow: for float8, see `popxl.utils.to_numpy`.
     """
-    array = held_once(to_numpy(data, dtype, downcast, False, log2_scale, nan_on_overflow))
+    array = deduplicate_constant(
+        to_numpy(data, dtype, downcast, False, log2_scale, nan_on_overflow)
+    )
     spec = TensorSpec(array.shape, dtypes.dtype.as_dtype(array.dtype))
     self: Constant = Constant._make(context.get_current_graph(), spec, name or "c")
     self._data = array
@@ -414,7 +416,7 @@ def detached_constant(graph: Graph, data: np.ndarray) -> Constant:
     self: Constant = object.__new__(Constant)
     self._graph, self._producer, self._name = graph, None, "elements"
     self._spec = TensorSpec(data.shape, dtypes.dtype.as_dtype(data.dtype))
-    self._data, self._by_ref = held_once(data), False
+    self._data, self._by_ref = deduplicate_constant(data), False
     return self
 
 
@@ -533,7 +535,7 @@ def replica_sharded_buffer(
         ValueError: `shard_over` does not divide the group size, or `shape` lacks the groups' axis.
     """
     const = _grouping(replica_grouping).const_rg
-    whole = integers_of("replica_sharded_buffer", "shape", shape)
+    whole = check_integers("replica_sharded_buffer", "shape", shape)
     if const.num_groups > 1:
         if not whole:
             raise ValueError(
@@ -558,7 +560,7 @@ def _checked_shards(what: str, const: ReplicaGrouping, shard_over: int | None) -
     """The number of shards asked for, or that of all replicas of a group."""
     if shard_over is None:
         return const.group_size
-    shards = integer_of(what, "shard_over", shard_over, 1)
+    shards = check_integer(what, "shard_over", shard_over, 1)
     if const.group_size % shards:
         raise ValueError(
             f"shard_over={shards} must divide the group size {const.group_size} of the replica "
@@ -721,7 +723,7 @@ def _check_is_buffer(buffer: object) -> None:
 
 
 def _check_buffer(buffer: RemoteBuffer, array: np.ndarray, offset: int) -> None:
-    integer_of("remote_variable", "offset", offset, 0)
+    check_integer("remote_variable", "offset", offset, 0)
     dtype = dtypes.dtype.as_dtype(array.dtype)
     if buffer.tensor_dtype != dtype:
         raise ValueError(

@@ -14,7 +14,7 @@ from popxl._compile.segment_function import replica_function
 from popxl._schedule.schedule_builder import build_schedule
 from popxl._schedule.segment import argument_specs
 from popxl.ops._reductions import tracing_platform
-from popxl.plan.plan import facts_of_program
+from popxl.plan.plan import make_program_context
 
 PRODUCTS: dict[str, Callable[[popxl.Tensor, popxl.Tensor], popxl.Tensor]] = {
     "matmul": lambda a, b: a @ b,
@@ -41,7 +41,7 @@ def products(name: str, dtype: popxl.dtype, target: str) -> list[str]:
     schedule = build_schedule(ir)
     found: list[str] = []
     for segment in schedule.segments:
-        segment.facts = facts_of_program(schedule, ir, target)
+        segment.facts = make_program_context(schedule, ir, target)
         specs = [
             jax.ShapeDtypeStruct(s.shape, s.dtype.as_jax()) for s, _ in argument_specs(segment)
         ]

@@ -124,7 +124,7 @@ def test_gradients_are_added_to_rows_as_if_the_whole_table_were(
         dy[-1] = np.nan
 
     with tracing_platform("gpu 9.0"):
-        onto = jax.jit(partial(grad.onto, shape=shape, **attrs))(t, dy, indices)
+        onto = jax.jit(partial(grad.add_to, shape=shape, **attrs))(t, dy, indices)
         whole = jax.jit(partial(grad.lower, shape=shape, **attrs))(dy, indices)
     np.testing.assert_array_equal(np.asarray(onto), t + np.asarray(whole).astype(np.float32))
 

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from popxl.tensor import Tensor
 
 
-class Views:
+class AliasAnalysis:
     """What is known of the storage of a program's tensors.
 
     Attributes:
-        instead: for some views, an op that does the same as theirs.
+        replacements: for some views, an op that does the same as theirs.
     """
 
     def __init__(self) -> None:
-        self.instead: dict[Tensor, Op] = {}
+        self.replacements: dict[Tensor, Op] = {}
         self._roots: dict[Tensor, Tensor] = {}
 
     def root(self, t: Tensor) -> Tensor:
@@ -43,14 +43,14 @@ class Views:
         return self._roots[t]
 
     # ---- of tensors that are no results in place ------------------------------------------------
-    def op(self, t: Tensor) -> Op | None:
+    def view_op(self, t: Tensor) -> Op | None:
         """The op by which `t` is a view; None: it owns its storage."""
-        op = self.instead.get(t, t._producer)
+        op = self.replacements.get(t, t._producer)
         return op if op is not None and op.view else None
 
     def parents(self, t: Tensor) -> list[Tensor]:
         """What `t` is a view of; empty if it owns its storage."""
-        op = self.op(t)
+        op = self.view_op(t)
         return [] if op is None else list(map(self.root, op.inputs))
 
     def chain(self, t: Tensor) -> Iterator[Tensor]:
@@ -67,9 +67,9 @@ class Views:
 
     def owners(self, t: Tensor) -> list[Tensor]:
         """The owners of the storage of `t`."""
-        return [part for part in self.chain(self.root(t)) if self.op(part) is None]
+        return [part for part in self.chain(self.root(t)) if self.view_op(part) is None]
 
-    def shown(self, t: Tensor, own: Callable[[Tensor], np.ndarray]) -> np.ndarray:
+    def evaluate_view(self, t: Tensor, own: Callable[[Tensor], np.ndarray]) -> np.ndarray:
         """What `t` shows of numbers of its owners' elements.
 
         Args:
@@ -80,7 +80,7 @@ class Views:
         waiting = Counter(p for part in parts for p in self.parents(part))
         with jax.ensure_compile_time_eval():
             for part in parts:
-                op = self.op(part)
+                op = self.view_op(part)
                 if op is None:
                     numbers[part] = own(part)
                 else:
@@ -94,11 +94,11 @@ class Views:
         return numbers[t]
 
 
-def numbered(t: Tensor, first: int = 0) -> np.ndarray:
+def element_numbers(t: Tensor, first: int = 0) -> np.ndarray:
     """Numbers of the elements of `t`, int32."""
     return np.arange(first, first + t.nelms, dtype=np.int32).reshape(t.shape)
 
 
 def owners(t: Tensor) -> list[Tensor]:
     """The owners of the storage of `t`."""
-    return Views().owners(t)
+    return AliasAnalysis().owners(t)

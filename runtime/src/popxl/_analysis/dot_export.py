@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from popxl._analysis.tensor_names import name_text
-from popxl._ir.analysis_registry import attach
+from popxl._analysis.tensor_names import short_name
+from popxl._ir.analysis_registry import register_analysis
 
 if TYPE_CHECKING:
     from popxl._compat.session_options import SessionOptions
@@ -35,7 +35,7 @@ def _graph_lines(graph: Graph, prefix: str) -> list[str]:
     for op, node in nodes.items():
         for t in op.inputs:
             source = ends[t] if t._producer is None else nodes[t._producer]
-            label = _quoted(f"{name_text(t)} {t.dtype.name}{list(t.shape)}")
+            label = _quoted(f"{short_name(t)} {t.dtype.name}{list(t.shape)}")
             lines.append(f"{source} -> {node} [label={label}];")
     made = (t for t in graph._outputs if t._producer is not None)
     return [*lines, *(f"{nodes[t._producer]} -> {_quoted(t.id)};" for t in made)]  # type: ignore[index]
@@ -46,17 +46,17 @@ def _quoted(text: str) -> str:
     return f'"{escaped}"'
 
 
-def _chosen(options: SessionOptions) -> set[str]:
+def _requested_checkpoints(options: SessionOptions) -> set[str]:
     """The names of the checkpoints to write, in upper case."""
     names = {*options.dotChecks, *os.environ.get("POPART_DOT_CHECKS", "").split(":")}
     return {name.upper() for name in names} - {""}
 
 
-@attach
-def checkpoint(ir: Ir, name: str) -> None:
+@register_analysis
+def write_dot_checkpoint(ir: Ir, name: str) -> None:
     """Write the program to `<name>.dot` in the folder `logDir`, if the checkpoint is chosen."""
     options = ir._pb_ir.getSessionOptions()
-    if not _chosen(options) & {"ALL", name.upper()}:
+    if not _requested_checkpoints(options) & {"ALL", name.upper()}:
         return
     folder = Path(options.logDir or ".")
     folder.mkdir(parents=True, exist_ok=True)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from popxl._analysis.memo import found_once
-from popxl._ir.analysis_registry import attach
+from popxl._analysis.memo import graph_cached
+from popxl._ir.analysis_registry import register_analysis
 from popxl._ir.regions import G, Region, regions
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Effects:
         return bool(self.reads or self.writes or self.loads or self.stores or self.impure)
 
 
-def effects_of(
+def combine_effects(
     ops: Iterable[tuple[Op, Iterable[Region[G]]]], of_graph: Callable[[G], Effects]
 ) -> Effects:
     """State touched by ops, each given with what it runs."""
@@ -62,16 +62,16 @@ def effects_of(
 
 def op_effects(op: Op) -> Effects:
     """State touched by one op, called graphs included."""
-    return effects_of([(op, regions(op))], graph_effects)
+    return combine_effects([(op, regions(op))], graph_effects)
 
 
-@found_once
+@graph_cached
 def graph_effects(graph: Graph) -> Effects:
     """State touched by running `graph` once."""
-    return effects_of(((op, regions(op)) for op in graph._ops), graph_effects)
+    return combine_effects(((op, regions(op)) for op in graph._ops), graph_effects)
 
 
-@attach
+@register_analysis
 def program_effects(ir: Ir) -> Effects:
     """State touched by a run of the whole program."""
     return graph_effects(ir.main_graph)

@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from popxl._analysis.effects import Effects, effects_of
-from popxl._analysis.memo import found_once, found_property
-from popxl._analysis.tensor_names import name_text
-from popxl._analysis.view_merging import ShortViews
-from popxl._ir.analysis_registry import analyses, attach
+from popxl._analysis.effects import Effects, combine_effects
+from popxl._analysis.memo import graph_cached, graph_cached_property
+from popxl._analysis.tensor_names import short_name
+from popxl._analysis.view_merging import MergedViews
+from popxl._ir.analysis_registry import analyses, register_analysis
 from popxl._ir.regions import Region, regions
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Value:
         return self.tensor.spec
 
     def __repr__(self) -> str:
-        return f"%{name_text(self.tensor)}" + (f"'{self.version}" if self.version else "")
+        return f"%{short_name(self.tensor)}" + (f"'{self.version}" if self.version else "")
 
 
 class Node:
@@ -62,8 +62,8 @@ class Node:
 
     Attributes:
         kind: "op": an op; "view": what a view shows of its inputs; "write": the inputs of a view
-            (first) after a value (last) was written to it; "zeros"; "apart": the same value, which
-            XLA merges no kernel across.
+            (first) after a value (last) was written to it; "zeros"; "barrier": the same value,
+            which XLA merges no kernel across.
         op: the op of the program; None for zeros and boundaries that no op makes.
         inputs, outputs: its values.
         regions: what it runs.
@@ -74,11 +74,11 @@ class Node:
 
     def __init__(
         self,
-        kind: Literal["op", "view", "write", "zeros", "apart"],
+        kind: Literal["op", "view", "write", "zeros", "barrier"],
         op: Op | None,
         inputs: Iterable[Value],
         outputs: Iterable[Value],
-        regions: tuple[Region[Functional], ...] = (),
+        regions: tuple[Region[FunctionalGraph], ...] = (),
         part: str | None = None,
     ) -> None:
         self.kind, self.op, self.regions = kind, op, regions
@@ -93,7 +93,7 @@ class Node:
         return {} if self.op is None else self.op.attrs
 
     @property
-    def called(self) -> Functional | None:
+    def callee(self) -> FunctionalGraph | None:
         """The graph that it runs once, if it is a call."""
         match self.regions:
             case (region,) if region.count == 1 and region.kind == "always":
@@ -101,9 +101,9 @@ class Node:
         return None
 
     @property
-    def is_rematerialised(self) -> bool:
+    def is_rematerialized(self) -> bool:
         """Whether it is computed wherever its result is read, and not where it stands."""
-        return self.kind in ("view", "zeros", "apart")
+        return self.kind in ("view", "zeros", "barrier")
 
     @property
     def is_on_host(self) -> bool:
@@ -115,11 +115,11 @@ class Node:
         return any(graph.is_outlined or graph.has_host_nodes for graph in graphs)
 
     def __str__(self) -> str:
-        return analyses.node_text(self)
+        return analyses.format_node(self)
 
 
 @dataclass(eq=False)
-class Functional:
+class FunctionalGraph:
     """The functional form of a graph.
 
     Attributes:
@@ -142,22 +142,22 @@ class Functional:
     saved: tuple[Value, ...] = ()
     is_branch: bool = False
 
-    @found_property
+    @graph_cached_property
     def effects(self) -> Effects:
         """State touched by running it once, graphs that it runs included."""
         return effects_of_nodes(self.nodes)
 
-    @found_property
+    @graph_cached_property
     def has_host_nodes(self) -> bool:
         """Whether the host executes one of its nodes."""
         return any(node.is_on_host for node in self.nodes)
 
-    @found_property
-    def updates(self) -> int:
+    @graph_cached_property
+    def num_roundings(self) -> int:
         """Random roundings of one execution (see `Op.is_rounded`)."""
-        return sum(map(count_updates, self.nodes))
+        return sum(map(count_roundings, self.nodes))
 
-    @found_property
+    @graph_cached_property
     def transfers(self) -> Counter[Stream]:
         """Loads and stores of each stream in one execution; the larger branch counts."""
         total: Counter[Stream] = Counter()
@@ -175,25 +175,25 @@ class Functional:
         return total
 
     @cached_property
-    def used(self) -> set[Value]:
+    def used_values(self) -> set[Value]:
         """Values that nodes read, or that it returns."""
         return {*self.outputs, *(v for node in self.nodes for v in node.inputs)}
 
-    def with_zeros(self, zeros: Sequence[int]) -> Functional:
+    def with_zeros(self, zeros: Sequence[int]) -> FunctionalGraph:
         """The same graph with zeros in the place of some inputs."""
         given = [Value(v.tensor) for v in self.inputs]
-        copy = Copy(dict(zip(self.inputs, given, strict=True)))
+        copy = NodeCopier(dict(zip(self.inputs, given, strict=True)))
         copy.nodes += [Node("zeros", None, (), [given[i]]) for i in zeros]
         for node in self.nodes:
             copy.add(node)
         inputs = [v for i, v in enumerate(given) if i not in zeros]
-        return replace(self, inputs=inputs, nodes=copy.nodes, outputs=copy.all(self.outputs))
+        return replace(self, inputs=inputs, nodes=copy.nodes, outputs=copy.map_values(self.outputs))
 
     def __str__(self) -> str:
-        return analyses.functional_text(self)
+        return analyses.format_functional(self)
 
 
-class Copy:
+class NodeCopier:
     """Nodes copied to another place, with values of their own.
 
     Attributes:
@@ -202,62 +202,62 @@ class Copy:
     """
 
     def __init__(self, new: dict[Value, Value]) -> None:
-        self.new = new
+        self.mapping = new
         self.nodes: list[Node] = []
 
-    def all(self, values: Iterable[Value]) -> list[Value]:
+    def map_values(self, values: Iterable[Value]) -> list[Value]:
         """What stands for the values."""
-        return [self.new.get(v, v) for v in values]
+        return [self.mapping.get(v, v) for v in values]
 
     def add(self, node: Node, part: str = "") -> None:
         """Copy a node; `part` labels it if nothing does."""
         outputs = [Value(v.tensor, v.version) for v in node.outputs]
-        inputs, label = self.all(node.inputs), node.part or part
+        inputs, label = self.map_values(node.inputs), node.part or part
         self.nodes.append(Node(node.kind, node.op, inputs, outputs, node.regions, label))
-        self.new.update(zip(node.outputs, outputs, strict=True))
+        self.mapping.update(zip(node.outputs, outputs, strict=True))
 
 
 # ---- what nodes do ------------------------------------------------------------------------------
 def effects_of_nodes(nodes: Iterable[Node]) -> Effects:
     """State touched by nodes, graphs that they run included."""
     ops = ((node.op, node.regions) for node in nodes if node.op is not None and node.kind == "op")
-    return effects_of(ops, lambda graph: graph.effects)
+    return combine_effects(ops, lambda graph: graph.effects)
 
 
-def count_updates(node: Node) -> int:
+def count_roundings(node: Node) -> int:
     """Random roundings of one execution of a node: iterations multiply, of branches the most."""
     if node.op is None or node.kind != "op":
         return 0
     if node.op.is_rounded:
         return 1
-    branches = [r.graph.updates for r in node.regions if r.kind == "branch"]
-    rest = sum(r.count * r.graph.updates for r in node.regions if r.kind != "branch")
+    branches = [r.graph.num_roundings for r in node.regions if r.kind == "branch"]
+    rest = sum(r.count * r.graph.num_roundings for r in node.regions if r.kind != "branch")
     return rest + max(branches, default=0)
 
 
 # ---- the pass -----------------------------------------------------------------------------------
-@attach
-@found_once
-def functionalise(graph: Graph, *also: Tensor) -> Functional:
+@register_analysis
+@graph_cached
+def functionalize(graph: Graph, *extra_tensors: Tensor) -> FunctionalGraph:
     """The functional form of `graph`; of the main graph the inputs are its variables.
 
     Args:
-        also: tensors whose values at the end follow the graph's outputs.
+        extra_tensors: tensors whose values at the end follow the graph's outputs.
     """
-    return _GraphPass(graph).form(also)
+    return _FunctionalizePass(graph).form(extra_tensors)
 
 
-class _Writer:
+class _GraphWriter:
     """Nodes under construction, and the value that each owner has now."""
 
-    def __init__(self, current: dict[Tensor, Value], views: ShortViews) -> None:
+    def __init__(self, current: dict[Tensor, Value], views: MergedViews) -> None:
         """Args: `current`: values of owners."""
         self.nodes: list[Node] = []
         self.current, self.views = current, views
         self._shown: dict[tuple[Tensor, tuple[Value, ...]], Value] = {}
         self._versions: dict[Tensor, int] = {}
 
-    def new(self, t: Tensor) -> Value:
+    def new_value(self, t: Tensor) -> Value:
         """The next value of `t`."""
         t = self.views.root(t)
         self._versions[t] = self._versions.get(t, -1 if t._producer else 0) + 1
@@ -278,9 +278,9 @@ class _Writer:
                 values[part] = self.current.setdefault(part, Value(part))
                 continue
             if (part, parents) not in self._shown:
-                self._shown[part, parents] = self.new(part)
+                self._shown[part, parents] = self.new_value(part)
                 inputs = (*parents, *self._elements(part))
-                self.add("view", self.views.op(part), inputs, [self._shown[part, parents]])
+                self.add("view", self.views.view_op(part), inputs, [self._shown[part, parents]])
             values[part] = self._shown[part, parents]
         return values[t]
 
@@ -298,30 +298,32 @@ class _Writer:
                 self.current[t] = value
                 continue
             before = [*map(self.read, parents), *self._elements(t)]
-            node = self.add("write", self.views.op(t), [*before, value], map(self.new, parents))
+            node = self.add(
+                "write", self.views.view_op(t), [*before, value], map(self.new_value, parents)
+            )
             waiting += reversed(list(zip(parents, node.outputs, strict=True)))
 
 
-class _GraphPass(_Writer):
+class _FunctionalizePass(_GraphWriter):
     """Makes the functional form of one graph."""
 
     def __init__(self, graph: Graph) -> None:
-        super().__init__({}, ShortViews())
+        super().__init__({}, MergedViews())
         self._graph = graph
 
-    def form(self, also: Sequence[Tensor]) -> Functional:
-        """See `functionalise`."""
+    def form(self, extra_tensors: Sequence[Tensor]) -> FunctionalGraph:
+        """See `functionalize`."""
         graph = self._graph
         is_main = graph is graph.ir.main_graph
         inputs = [Value(t) for t in (graph._resident if is_main else graph._inputs)]
         self.current.update((v.tensor, v) for v in inputs)
         for op in graph._ops:
             self.views.add(op) if op.view else self._op(op)
-        outputs = [self.read(t) for t in (*graph._outputs, *also)]
+        outputs = [self.read(t) for t in (*graph._outputs, *extra_tensors)]
         last = [self.current[v.tensor] for v in inputs]
         changed = tuple(i for i, (a, b) in enumerate(zip(inputs, last, strict=True)) if a is not b)
         outputs += [last[i] for i in changed]
-        form = Functional(graph, inputs, self.nodes, outputs, changed)
+        form = FunctionalGraph(graph, inputs, self.nodes, outputs, changed)
         if graph._outlined is not None:
             form.is_outlined, form.saved = True, tuple(map(self.read, graph._outlined.saved))
         return form
@@ -334,7 +336,7 @@ class _GraphPass(_Writer):
         elif any(region.kind == "always" for region in op_regions):
             (region,) = op_regions
             self._loop(op, region)
-        elif op.inplace is None and op.defn.same is not None and op.defn.same(op):
+        elif op.inplace is None and op.defn.is_identity is not None and op.defn.is_identity(op):
             self.current[op.outputs[0]] = self.read(op.inputs[0])
         elif "zeros" in op.defn.tags:
             self._zeros(op.outputs[0], op)
@@ -342,44 +344,44 @@ class _GraphPass(_Writer):
             self._simple(op, op_regions)
 
     def _zeros(self, t: Tensor, op: Op | None = None) -> None:
-        (self.current[t],) = self.add("zeros", op, (), [self.new(t)]).outputs
+        (self.current[t],) = self.add("zeros", op, (), [self.new_value(t)]).outputs
 
     def _simple(self, op: Op, op_regions: Sequence[Region[Graph]]) -> None:
         inputs = [self.read(t) for t in op.inputs]
         derived = tuple(self._derivative(region) for region in op_regions)
-        node = self.add("op", op, inputs, map(self.new, op.outputs), derived)
+        node = self.add("op", op, inputs, map(self.new_value, op.outputs), derived)
         first = 0 if op.inplace is None else 1
         if first:
             self.write(op.outputs[0], node.outputs[0])
         self.current.update(zip(op.outputs[first:], node.outputs[first:], strict=True))
 
-    def _derivative(self, region: Region[Graph]) -> Region[Functional]:
-        form = functionalise(region.graph, *region.also)
+    def _derivative(self, region: Region[Graph]) -> Region[FunctionalGraph]:
+        form = functionalize(region.graph, *region.extra_tensors)
         return Region(
             form, region.inputs, (None,) * len(form.outputs), (), region.count, "derivative"
         )
 
     # ---- loops, of which calls are one of one iteration -----------------------------------------
     def _loop(self, op: Op, region: Region[Graph]) -> None:
-        form = functionalise(region.graph)
+        form = functionalize(region.graph)
         if region.count == 0:
             self._no_iterations(op, region)
             return
         inputs = [self.read(t) for t in op.inputs]
         own = len(region.outputs)
-        reaching = [(own + k, i) for k, i in enumerate(form.changed) if region.reaches(op, i)]
+        reaching = [(own + k, i) for k, i in enumerate(form.changed) if region.writes_back(op, i)]
         carried = {i: k for k, i in region.carried}
         by_ref = [(k, i) for k, i in reaching if i not in carried]
         results = [*op.outputs, *(op.inputs[region.position(i)] for _, i in by_ref)]
-        at = {k: len(op.outputs) + n for n, (k, _) in enumerate(by_ref)}
+        position = {k: len(op.outputs) + n for n, (k, _) in enumerate(by_ref)}
         pure = Region(
             form,
             region.inputs,
-            (*region.outputs, *(at.get(k) for k in range(own, len(form.outputs)))),
+            (*region.outputs, *(position.get(k) for k in range(own, len(form.outputs)))),
             (*region.carried, *by_ref),
             region.count,
         )
-        node = self.add("op", op, inputs, map(self.new, results), (pure,))
+        node = self.add("op", op, inputs, map(self.new_value, results), (pure,))
         values = node.outputs[len(op.outputs) :]
         self.current.update(zip(op.outputs, node.outputs, strict=False))
         for (_, i), value in zip(by_ref, values, strict=True):
@@ -390,19 +392,21 @@ class _GraphPass(_Writer):
 
     def _no_iterations(self, op: Op, region: Region[Graph]) -> None:
         carried = dict(region.carried)
-        for k, at in enumerate(region.outputs):
-            if at is not None and k in carried:
-                self.current[op.outputs[at]] = self.read(op.inputs[region.position(carried[k])])
-            elif at is not None:
-                self._zeros(op.outputs[at])
+        for k, position in enumerate(region.outputs):
+            if position is not None and k in carried:
+                self.current[op.outputs[position]] = self.read(
+                    op.inputs[region.position(carried[k])]
+                )
+            elif position is not None:
+                self._zeros(op.outputs[position])
 
     # ---- branches -------------------------------------------------------------------------------
     def _branches(self, op: Op, op_regions: Sequence[Region[Graph]]) -> None:
-        forms = [functionalise(region.graph) for region in op_regions]
+        forms = [functionalize(region.graph) for region in op_regions]
         changed: dict[Tensor, None] = {}
         for region, form in zip(op_regions, forms, strict=True):
             for i in form.changed:
-                if region.reaches(op, i):
+                if region.writes_back(op, i):
                     owned = self.views.owners(op.inputs[region.position(i)])
                     changed.update(dict.fromkeys(owned))
         owners = list(changed)
@@ -417,18 +421,18 @@ class _GraphPass(_Writer):
             )
             for region, form in zip(op_regions, forms, strict=True)
         ]
-        node = self.add("op", op, inputs, map(self.new, (*op.outputs, *owners)), tuple(pure))
+        node = self.add("op", op, inputs, map(self.new_value, (*op.outputs, *owners)), tuple(pure))
         self.current.update(zip((*op.outputs, *owners), node.outputs, strict=True))
 
     def _branch(
-        self, op: Op, region: Region[Graph], form: Functional, owners: Sequence[Tensor]
-    ) -> Functional:
+        self, op: Op, region: Region[Graph], form: FunctionalGraph, owners: Sequence[Tensor]
+    ) -> FunctionalGraph:
         """A branch that is also given the caller's owners, and returns them."""
         given = [Value(t) for t in owners]
-        writer = _Writer(dict(zip(owners, given, strict=True)), self.views)
+        writer = _GraphWriter(dict(zip(owners, given, strict=True)), self.views)
         own = len(region.outputs)
         for k, i in enumerate(form.changed):
-            if region.reaches(op, i):
+            if region.writes_back(op, i):
                 writer.write(op.inputs[region.position(i)], form.outputs[own + k])
         return replace(
             form,

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from popxl._analysis.tensor_names import name_text
-from popxl._ir.analysis_registry import attach
+from popxl._analysis.tensor_names import short_name
+from popxl._ir.analysis_registry import register_analysis
 
 if TYPE_CHECKING:
-    from popxl._analysis.functionalization import Functional, Node, Value
+    from popxl._analysis.functionalization import FunctionalGraph, Node, Value
     from popxl._ir.op import Op
     from popxl.graph import Graph
     from popxl.ir import Ir
     from popxl.tensor import Tensor, TensorSpec
 
 
-def spec_text(spec: TensorSpec) -> str:
+def format_spec(spec: TensorSpec) -> str:
     """`float32[2, 3]`, with `of [4, 3]` appended for a shard."""
     text = f"{spec.dtype.name}{list(spec.shape)}"
     return f"{text} of {list(spec.meta_shape)}" if spec.meta_shape else text
 
 
 def _declared(t: Tensor) -> str:
-    return f"%{name_text(t)}: {'&' if t._by_ref else ''}{spec_text(t.spec)}"
+    return f"%{short_name(t)}: {'&' if t._by_ref else ''}{format_spec(t.spec)}"
 
 
 def _value(value: Any) -> str:
@@ -35,11 +35,11 @@ def _value(value: Any) -> str:
     return str(value)
 
 
-@attach
-def op_text(op: Op) -> str:
+@register_analysis
+def format_op(op: Op) -> str:
     """`%y: float32[2, 2] = matmul(%x, %w)` with attributes and hints."""
     left = ", ".join(_declared(t) for t in op.outputs)
-    args = ", ".join(f"%{name_text(t)}" for t in op.inputs)
+    args = ", ".join(f"%{short_name(t)}" for t in op.inputs)
     attrs = "".join(f" {k}={_value(v)}" for k, v in op.attrs.items() if v is not None)
     modified = f" modifies={sorted(op.site_modified)}" if op.site_modified else ""
     hints = [f"ipu={op.ipu}"] if op.ipu is not None else []
@@ -48,21 +48,21 @@ def op_text(op: Op) -> str:
     return f"{left + ' = ' if left else ''}{op.name}({args}){attrs}{modified}{hint}"
 
 
-@attach
-def graph_text(graph: Graph) -> str:
+@register_analysis
+def format_graph(graph: Graph) -> str:
     """A graph with its inputs, variables, constants, ops and outputs."""
     from popxl.tensor import Shard, Variable
 
     ins = ", ".join(_declared(t) for t in graph._inputs)
-    outs = ", ".join(f"%{name_text(t)}" for t in graph._outputs)
+    outs = ", ".join(f"%{short_name(t)}" for t in graph._outputs)
     lines = [f"graph @{graph.id}({ins}) -> ({outs}) {{"]
     for t in graph._tensors.values():
         if isinstance(t, Shard):
-            lines.append(f"  {_declared(t)} = shard of %{name_text(t._of)}")
+            lines.append(f"  {_declared(t)} = shard of %{short_name(t._of)}")
         elif hasattr(t, "_data"):
             kind = "variable" if isinstance(t, Variable) else "constant"
             lines.append(f"  {_declared(t)} = {kind} {_initial(t)}")
-    lines += [f"  {op_text(op)}" for op in graph._ops]
+    lines += [f"  {format_op(op)}" for op in graph._ops]
     return "\n".join([*lines, "}"])
 
 
@@ -75,25 +75,25 @@ def _initial(t: Any) -> str:
     return f"{t._grouping!r} {t._retrieval}{where}{' sharded' if t._sharded else ''}"
 
 
-@attach
-def ir_text(ir: Ir) -> str:
+@register_analysis
+def format_ir(ir: Ir) -> str:
     """The whole program: header, buffers, streams, graphs."""
     header = f"replicas={ir.replication_factor} host_transfers={ir.num_host_transfers}"
     lines = [f"ir {header}"]
     lines += [repr(b) for b in ir._buffers]
     lines += [repr(s) for s in ir._streams.values()]
-    return "\n".join([*lines, *map(graph_text, ir._graphs)])
+    return "\n".join([*lines, *map(format_graph, ir._graphs)])
 
 
-def first_line(error: BaseException) -> str:
+def first_error_line(error: BaseException) -> str:
     """The first line of an error's message, or its type if it has none."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
 
 
 # ---- the functional form ------------------------------------------------------------------------
-@attach
-def node_text(node: Node) -> str:
+@register_analysis
+def format_node(node: Node) -> str:
     """`%v'1 = add_(%v, %c)`, with what it runs."""
     left = ", ".join(map(_bound, node.outputs))
     args = ", ".join(map(repr, node.inputs))
@@ -109,11 +109,11 @@ def node_text(node: Node) -> str:
 
 
 def _bound(value: Value) -> str:
-    return f"{value!r}: {spec_text(value.spec)}"
+    return f"{value!r}: {format_spec(value.spec)}"
 
 
-@attach
-def functional_text(form: Functional) -> str:
+@register_analysis
+def format_functional(form: FunctionalGraph) -> str:
     """The functional form of a graph."""
     ins = ", ".join(map(_bound, form.inputs))
     own = len(form.outputs) - len(form.changed)
@@ -122,4 +122,4 @@ def functional_text(form: Functional) -> str:
     changed = ", ".join(f"{form.inputs[i]!r} becomes {v!r}" for i, v in pairs)
     outs = "; ".join(filter(None, (outs, changed)))
     lines = [f"functional @{form.graph.id}({ins}) -> ({outs}) {{"]
-    return "\n".join([*lines, *(f"  {node_text(node)}" for node in form.nodes), "}"])
+    return "\n".join([*lines, *(f"  {format_node(node)}" for node in form.nodes), "}"])

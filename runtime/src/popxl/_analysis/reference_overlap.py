@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from popxl._analysis.alias_analysis import Views, numbered
-from popxl._analysis.functionalization import functionalise
-from popxl._ir.analysis_registry import attach
+from popxl._analysis.alias_analysis import AliasAnalysis, element_numbers
+from popxl._analysis.functionalization import functionalize
+from popxl._ir.analysis_registry import register_analysis
 from popxl._ir.regions import Region, regions
 
 if TYPE_CHECKING:
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from popxl.tensor import Tensor
 
 
-@attach
+@register_analysis
 def changed_inputs(op: Op, region: Region[Graph]) -> set[int]:
     """Indices of the inputs of the region's graph that it changes, and whose changes reach what
     `op` passes."""
-    references = _references(op, region)
-    return references and references.intersection(functionalise(region.graph).changed)
+    references = _writable_inputs(op, region)
+    return references and references.intersection(functionalize(region.graph).changed)
 
 
-def _references(op: Op, region: Region[Graph]) -> set[int]:
+def _writable_inputs(op: Op, region: Region[Graph]) -> set[int]:
     """Indices of the inputs of the region's graph whose changes reach what `op` passes."""
     if region.kind == "derivative":
         return set()
-    return {i for i in range(len(region.inputs)) if region.reaches(op, i)}
+    return {i for i in range(len(region.inputs)) if region.writes_back(op, i)}
 
 
 def check_references(op: Op) -> None:
@@ -40,12 +40,12 @@ def check_references(op: Op) -> None:
         ValueError: two do, so that one of the changes would be lost.
     """
     for region in regions(op):
-        if len(_references(op, region)) > 1 and (changed := changed_inputs(op, region)):
+        if len(_writable_inputs(op, region)) > 1 and (changed := changed_inputs(op, region)):
             _check_disjoint(op, region, changed)
 
 
 def _check_disjoint(op: Op, region: Region[Graph], changed: set[int]) -> None:
-    graph, views = region.graph, Views()
+    graph, views = region.graph, AliasAnalysis()
     holders: dict[Tensor, list[int]] = {}
     for i, inner in enumerate(graph._inputs):
         if inner._by_ref or i in changed:
@@ -63,12 +63,12 @@ def _check_disjoint(op: Op, region: Region[Graph], changed: set[int]) -> None:
                 )
 
 
-def _overlap(views: Views, owner: Tensor, parts: list[Tensor]) -> bool:
+def _overlap(views: AliasAnalysis, owner: Tensor, parts: list[Tensor]) -> bool:
     """Whether two tensors show an element of `owner` in common."""
 
     def own(part: Tensor) -> np.ndarray:
-        numbers = numbered(part)
+        numbers = element_numbers(part)
         return numbers if part is owner else np.full_like(numbers, -1)
 
-    a, b = (views.shown(views.root(t), own) for t in parts)
+    a, b = (views.evaluate_view(views.root(t), own) for t in parts)
     return np.intersect1d(a[a >= 0], b[b >= 0]).size > 0

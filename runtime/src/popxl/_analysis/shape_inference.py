@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 from popxl import dtypes
-from popxl._analysis.memo import recent
-from popxl._analysis.printing import first_line
-from popxl._ir.sharding import common
+from popxl._analysis.memo import get_cached
+from popxl._analysis.printing import first_error_line
+from popxl._ir.sharding import common_meta_shape
 from popxl.errors import SpecError
 from popxl.replica_grouping import ReplicaGrouping
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _CACHE: dict[Any, tuple[Any, ...]] = {}
 
 
-def describe(op: Op) -> str:
+def describe_op(op: Op) -> str:
     """`name(x: float32[2, 3], ...)` for error messages."""
     args = ", ".join(f"{t.name}: {t.dtype.name}{list(t.shape)}" for t in op.inputs)
     return f"{op.name}({args}) at {op.location}"
@@ -33,14 +33,14 @@ def infer_specs(op: Op) -> Sequence[TensorSpec]:
     defn = op.defn
     if defn.dtypes == "same" and len({t.dtype for t in op.inputs}) > 1:
         raise SpecError(
-            f"{describe(op)}: the inputs must have one dtype; there is no implicit conversion, "
+            f"{describe_op(op)}: the inputs must have one dtype; there is no implicit conversion, "
             "use ops.cast"
         )
-    rule = defn.infer or from_lowering(op)
+    rule = defn.infer or infer_by_tracing(op)
     try:
         specs = list(rule(*(t.spec for t in op.inputs), **op.attrs))
     except (TypeError, ValueError, ArithmeticError, LookupError) as error:
-        raise SpecError(f"{describe(op)}: {first_line(error)}") from error
+        raise SpecError(f"{describe_op(op)}: {first_error_line(error)}") from error
     _check_inplace(op, specs)
     return specs
 
@@ -51,17 +51,17 @@ def _check_inplace(op: Op, specs: Sequence[TensorSpec]) -> None:
     target = op.inputs[op.inplace]
     if (specs[0].shape, specs[0].dtype) != (target.shape, target.dtype):
         raise SpecError(
-            f"{describe(op)}: the result {specs[0].dtype.name}{list(specs[0].shape)} cannot be "
+            f"{describe_op(op)}: the result {specs[0].dtype.name}{list(specs[0].shape)} cannot be "
             f"written in place to {target.name!r}"
         )
 
 
-def from_lowering(op: Op) -> Any:
+def infer_by_tracing(op: Op) -> Any:
     """The default rule: trace the meaning of the op on abstract values."""
 
     def rule(*specs: TensorSpec, **attrs: Any) -> list[TensorSpec]:
-        key = (op.defn.name, tuple((s.shape, s.dtype) for s in specs), freeze(attrs))
-        outputs = recent(
+        key = (op.defn.name, tuple((s.shape, s.dtype) for s in specs), attr_key(attrs))
+        outputs = get_cached(
             _CACHE,
             key,
             lambda: tuple((s.shape, s.dtype) for s in abstract_outputs(op.defn, specs, attrs)),
@@ -86,16 +86,16 @@ def _spec(shape: Any, dtype: Any, inputs: Sequence[TensorSpec], op: Op) -> Tenso
     meta: tuple[int, ...] = ()
     if "elementwise" in op.defn.tags or op.inplace is not None:
         # The shard of an elementwise result stands for the same part of the same whole.
-        meta = common(s.meta_shape for s in inputs if s.shape == tuple(shape))
+        meta = common_meta_shape(s.meta_shape for s in inputs if s.shape == tuple(shape))
     return TensorSpec(tuple(shape), dtypes.dtype.as_dtype(np.dtype(dtype)), meta)
 
 
-def freeze(value: Any) -> Any:
+def attr_key(value: Any) -> Any:
     """A key of caches for attributes: it is of no program, and says what groupings are now."""
     if isinstance(value, ReplicaGrouping):
         return ReplicaGrouping, tuple(value.assignment)
     if isinstance(value, dict):
-        return tuple(sorted((k, freeze(v)) for k, v in value.items()))
+        return tuple(sorted((k, attr_key(v)) for k, v in value.items()))
     if isinstance(value, (list, tuple)):
-        return tuple(freeze(v) for v in value)
+        return tuple(attr_key(v) for v in value)
     return type(value), value  # 1, 1.0 and True are equal, but make results of different dtypes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from popxl._analysis.memo import found_once
+from popxl._analysis.memo import graph_cached
 
 if TYPE_CHECKING:
     from popxl.graph import Graph
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _LONG = 40  # characters of a result's name, without its scopes
 
 
-@found_once
+@graph_cached
 def _short_names(graph: Graph) -> dict[Tensor, str]:
     """What results of long names are called in the text form, since results of views and casts
     are named after their inputs: the first and the last words, and a number if that is not one's
@@ -31,6 +31,6 @@ def _short_names(graph: Graph) -> dict[Tensor, str]:
     return short
 
 
-def name_text(t: Tensor) -> str:
+def short_name(t: Tensor) -> str:
     """The name of a tensor, cut if it is that of a long chain of ops."""
     return _short_names(t._graph).get(t, t.name)

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from popxl._analysis.functionalization import Functional
+    from popxl._analysis.functionalization import FunctionalGraph
     from popxl.streams import Stream
 
 
-class Machine(Protocol):
+class TracerProtocol(Protocol):
     """Runs functional graphs while JAX traces a segment, and holds what ops touch by themselves."""
 
-    def run(self, graph: Functional, inputs: Sequence[Any]) -> list[Any]:
+    def run(self, graph: FunctionalGraph, inputs: Sequence[Any]) -> list[Any]:
         """The outputs of a graph."""
 
     def host_load(self, stream: Stream) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from popxl._analysis.functionalization import functionalise
+from popxl._analysis.functionalization import functionalize
 from popxl._analysis.reference_overlap import check_references
 from popxl._analysis.shape_inference import infer_specs
 from popxl._ir.debug_flags import VERIFY, is_on
@@ -28,7 +28,7 @@ class VerificationError(popart_exception):
 _WIDE = ("int64", "uint64", "float64", "complex128")
 
 
-def verify_if_asked(ir: Ir) -> None:
+def verify_if_enabled(ir: Ir) -> None:
     """Verify if a person wants it."""
     if is_on(VERIFY):
         verify_ir(ir)
@@ -64,7 +64,7 @@ def verify(graph: Graph) -> None:
         for region in regions(op):
             if region.kind != "derivative":
                 _check_region(op, region)
-        got, want = _recorded(op), _inferred(op)
+        got, want = _recorded_specs(op), _inferred_specs(op)
         _check(got == want, op, f"has outputs {got}, but its inputs give {want}")
     for t in graph._outputs:
         if t not in defined:
@@ -85,7 +85,7 @@ def check_replicas(ir: Ir) -> None:
             groupings = [v for v in op.attrs.values() if isinstance(v, ReplicaGrouping)]
             for grouping in groupings:
                 _check_grouping(grouping, f"{op.name} at {op.location}", count)
-            if groupings and _inferred(op) != _recorded(op):
+            if groupings and _inferred_specs(op) != _recorded_specs(op):
                 raise ValueError(
                     f"{op.name} at {op.location} was written for another number of replicas than "
                     f"{count}, on which its shape depends: set ir.replication_factor before"
@@ -110,7 +110,7 @@ def check_transfers(ir: Ir) -> None:
     Raises:
         popart_exception: one is used more often than `ir.num_host_transfers`.
     """
-    for stream, n in functionalise(ir.main_graph).transfers.items():
+    for stream, n in functionalize(ir.main_graph).transfers.items():
         if n > ir.num_host_transfers:
             raise popart_exception(
                 f"stream {stream.tensor_id!r} is used {n} times in a run, but "
@@ -162,29 +162,30 @@ def _check_grouping(grouping: ReplicaGrouping, whose: str, count: int) -> None:
         )
 
 
-def _recorded(op: Op) -> list[Any]:
+def _recorded_specs(op: Op) -> list[Any]:
     return [(t.shape, t.dtype) for t in op.outputs]
 
 
-def _inferred(op: Op) -> list[Any]:
+def _inferred_specs(op: Op) -> list[Any]:
     return [(s.shape, s.dtype) for s in infer_specs(op)]
 
 
 def _check_region(op: Op, region: Region[Graph]) -> None:
-    called, last = region.graph, max((at for at in region.inputs if at is not None), default=-1)
-    _check(last < len(op.inputs), op, f"passes too little to @{called.id}")
-    _check_same(op, called, "passes", "takes", called._inputs,
-                [op.inputs[region.position(i)] for i in range(len(region.inputs))])  # fmt: skip
-    _check_same(op, called, "returns", "returns", called._outputs,
-                [op.outputs[at] for at in region.outputs if at is not None])  # fmt: skip
+    callee = region.graph
+    last = max((i for i in region.inputs if i is not None), default=-1)
+    _check(last < len(op.inputs), op, f"passes too little to @{callee.id}")
+    args = [op.inputs[region.position(i)] for i in range(len(region.inputs))]
+    _check_same(op, callee, "passes", "takes", callee._inputs, args)
+    results = [op.outputs[i] for i in region.outputs if i is not None]
+    _check_same(op, callee, "returns", "returns", callee._outputs, results)
 
 
 def _check_same(
-    op: Op, called: Graph, does: str, wants: str, theirs: list[Tensor], ours: list[Tensor]
+    op: Op, callee: Graph, does: str, wants: str, expected: list[Tensor], actual: list[Tensor]
 ) -> None:
-    got = [(t.shape, t.dtype) for t in ours]
-    want = [(t.shape, t.dtype) for t in theirs]
-    _check(got == want, op, f"{does} {got}, but @{called.id} {wants} {want}")
+    got = [(t.shape, t.dtype) for t in actual]
+    want = [(t.shape, t.dtype) for t in expected]
+    _check(got == want, op, f"{does} {got}, but @{callee.id} {wants} {want}")
 
 
 def _check(ok: bool, op: Op, problem: str) -> None:

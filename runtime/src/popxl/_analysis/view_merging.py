@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 import numpy as np
 
-from popxl._analysis.alias_analysis import Views, numbered
+from popxl._analysis.alias_analysis import AliasAnalysis, element_numbers
 from popxl._ir.op_registry import OpDef, define
 from popxl.tensor import detached_constant
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from popxl.tensor import Constant, Tensor
 
 
-_BITS = 128
+_MAX_INDEX_BITS = 128
 """Views of views are computed one by one up to so many bits, of the numbers of elements of all: of
 longer chains XLA makes index arithmetic that overflows, and recurses until it dies."""
 
 
-class ShortViews(Views):
+class MergedViews(AliasAnalysis):
     """Views of views that are merged where ops know how; those that are still far from their owners
     pick elements.
 
@@ -35,63 +35,65 @@ class ShortViews(Views):
     def __init__(self) -> None:
         super().__init__()
         self.elements: dict[Tensor, Constant] = {}
-        self._merged = Views()  # without picking
-        self.instead = self._merged.instead
-        self._bits: dict[Tensor, int] = {}  # of the views between a view and its owners
-        self._far: dict[Tensor, Op | None] = {}  # views that pick, and how, if somebody has asked
+        self._merged = AliasAnalysis()  # without picking
+        self.replacements = self._merged.replacements
+        self._index_bits: dict[Tensor, int] = {}  # of the views between a view and its owners
+        self._far_views: dict[
+            Tensor, Op | None
+        ] = {}  # views that pick, and how, if somebody has asked
 
     def add(self, op: Op) -> None:
         """Note a view."""
         (t,) = op.outputs
-        first = super().op(self.root(op.inputs[0]))
+        first = super().view_op(self.root(op.inputs[0]))
         if first is not None and op.defn.merge is not None:
             merged = op.defn.merge(first, op)
             if merged is not None:
-                self.instead[t] = _like(op, *merged, first.inputs)
+                self.replacements[t] = _copy_op(op, *merged, first.inputs)
         own = t.nelms.bit_length()
-        bits = own + max(self._bits.get(p, 0) for p in self.parents(t))
-        if bits > _BITS:
-            self._far[t] = None
-        self._bits[t] = own if t in self._far else bits
+        bits = own + max(self._index_bits.get(p, 0) for p in self.parents(t))
+        if bits > _MAX_INDEX_BITS:
+            self._far_views[t] = None
+        self._index_bits[t] = own if t in self._far_views else bits
 
-    def op(self, t: Tensor) -> Op | None:
+    def view_op(self, t: Tensor) -> Op | None:
         """The op by which `t` is a view; None: it owns its storage."""
-        if t not in self._far:
-            return super().op(t)
-        if self._far[t] is None:
-            self._far[t] = self._pick(t)
-        return self._far[t]
+        if t not in self._far_views:
+            return super().view_op(t)
+        if self._far_views[t] is None:
+            self._far_views[t] = self._gather_elements(t)
+        return self._far_views[t]
 
-    def _pick(self, t: Tensor) -> Op:
+    def _gather_elements(self, t: Tensor) -> Op:
         """An op that picks elements of the owners of `t`, by numbers that are a constant: XLA takes
         gigabytes for code in which they are written."""
-        op, owners = super().op(t), self._merged.owners(t)
+        op, owners = super().view_op(t), self._merged.owners(t)
         assert op is not None
         first = dict(zip(owners, accumulate((o.nelms for o in owners), initial=0), strict=False))
-        elements = self._merged.shown(t, lambda owner: numbered(owner, first[owner]))
+        elements = self._merged.evaluate_view(t, lambda owner: element_numbers(owner, first[owner]))
         self.elements[t] = detached_constant(t._graph, elements)
-        return _like(op, _PICK, {}, owners)
+        return _copy_op(op, _PICK, {}, owners)
 
 
-def _like(op: Op, defn: OpDef, attrs: Mapping[str, Any], inputs: Sequence[Tensor]) -> Op:
+def _copy_op(op: Op, defn: OpDef, attrs: Mapping[str, Any], inputs: Sequence[Tensor]) -> Op:
     other = copy(op)
     other.defn, other.attrs, other.inputs = defn, dict(attrs), list(inputs)
     return other
 
 
 # ---- picking ------------------------------------------------------------------------------------
-def _joined(arrays: Sequence[Any]) -> Any:
+def _concat_flat(arrays: Sequence[Any]) -> Any:
     return jnp.concatenate([jnp.reshape(x, -1) for x in arrays])
 
 
 def _read(*given: Any) -> Any:
     *owners, elements = given
-    return _joined(owners).at[elements].get(mode="promise_in_bounds")
+    return _concat_flat(owners).at[elements].get(mode="promise_in_bounds")
 
 
 def _write(given: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
     *owners, elements = given
-    joined = _joined(owners).at[elements].set(value, mode="promise_in_bounds")
+    joined = _concat_flat(owners).at[elements].set(value, mode="promise_in_bounds")
     parts = jnp.split(joined, np.cumsum([x.size for x in owners])[:-1])
     return tuple(part.reshape(x.shape) for part, x in zip(parts, owners, strict=True))
 

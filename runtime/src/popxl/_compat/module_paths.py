@@ -42,7 +42,7 @@ _PATHS = {
 }
 
 
-class _Path(ModuleType):
+class _AliasModule(ModuleType):
     """A module that finds its names in others."""
 
     def __init__(self, name: str, families: list[ModuleType]) -> None:
@@ -60,9 +60,9 @@ class _Path(ModuleType):
         return sorted({name for family in self._families for name in dir(family)})
 
 
-def register(package: str) -> None:
+def register_module_paths(package: str) -> None:
     """Make the paths importable. `package` keeps its attributes: `ops.add` stays the function."""
     for names, paths in _PATHS.items():
         families = [importlib.import_module(f"{package}.{name}") for name in names.split()]
         for path in paths.split():
-            sys.modules[f"{package}.{path}"] = _Path(f"{package}.{path}", families)
+            sys.modules[f"{package}.{path}"] = _AliasModule(f"{package}.{path}", families)

@@ -10,7 +10,7 @@ from typing import Any
 
 from popxl._ir.log import logger
 
-MEANINGFUL = {
+SUPPORTED_OPTIONS = {
     "enableDistributedReplicatedGraphs",
     "enableReplicatedGraphs",
     "globalReplicationFactor",
@@ -44,18 +44,18 @@ _DEFAULTS: dict[str, Any] = {
     "throwIfLog2ScaleTensorNotInRange": True,
     "virtualGraphMode": None,
 }
-_MENTIONED: set[str] = set()
+_LOGGED: set[str] = set()
 
 
-def _mention(name: str) -> None:
-    if name not in _MENTIONED:
-        _MENTIONED.add(name)
+def _log_ignored(name: str) -> None:
+    if name not in _LOGGED:
+        _LOGGED.add(name)
         logger.info("session option %s has no effect on XLA; it is accepted and ignored", name)
 
 
 class _EngineOptions(dict[str, str]):
     def __setitem__(self, key: str, value: str) -> None:
-        _mention(f"engineOptions[{key!r}]")
+        _log_ignored(f"engineOptions[{key!r}]")
         super().__setitem__(key, value)
 
 
@@ -78,8 +78,8 @@ class SessionOptions:
         return values[name]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in MEANINGFUL and value != _DEFAULTS.get(name):
-            _mention(name)
+        if name not in SUPPORTED_OPTIONS and value != _DEFAULTS.get(name):
+            _log_ignored(name)
         self._values[name] = value
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from popxl._ir.log import logger
 
-SUFFIX, PART = ".popxl", ".part"
+SUFFIX, PARTIAL_SUFFIX = ".popxl", ".part"
 """Of an executable, and of one that is being written."""
 
 _VARIABLE = "POPXL_CACHE_GB"
@@ -17,7 +17,7 @@ _DEFAULT = 20.0
 _WRITTEN_WITHIN = 3600  # seconds
 
 
-def limit() -> float:
+def max_cache_bytes() -> float:
     """Bytes: `POPXL_CACHE_GB` gigabytes, or 20.
 
     Raises:
@@ -32,9 +32,9 @@ def limit() -> float:
     )
 
 
-def prune(folder: Path, most: float) -> None:
-    """Delete executables until the others take no more bytes than `most`, and what killed processes
-    left half written.
+def prune(folder: Path, max_bytes: float) -> None:
+    """Delete executables until the others take no more bytes than `max_bytes`, and what killed
+    processes left half written.
 
     Raises:
         OSError: the folder cannot be read.
@@ -45,9 +45,9 @@ def prune(folder: Path, most: float) -> None:
             status = path.stat()
             if path.suffix == SUFFIX:
                 kept.append((status.st_mtime, status.st_size, path))
-            elif path.suffix == PART and time.time() - status.st_mtime > _WRITTEN_WITHIN:
+            elif path.suffix == PARTIAL_SUFFIX and time.time() - status.st_mtime > _WRITTEN_WITHIN:
                 path.unlink()
-    excess = sum(size for _, size, _ in kept) - most
+    excess = sum(size for _, size, _ in kept) - max_bytes
     for _, size, path in sorted(kept):
         if excess <= 0:
             return

@@ -23,22 +23,22 @@ import jaxlib
 import numpy as np
 
 from popxl import dtypes
-from popxl._compat.session_options import MEANINGFUL
+from popxl._compat.session_options import SUPPORTED_OPTIONS
 from popxl._ir.op_registry import registry
-from popxl._schedule.segment import Segment, donated, facts_of
+from popxl._schedule.segment import Segment, donated_argnums, program_context
 from popxl.graph import Graph
 from popxl.replica_grouping import ReplicaGrouping
 from popxl.streams import Stream
 from popxl.tensor import Constant, Tensor, TensorSpec
 
 if TYPE_CHECKING:
-    from popxl._analysis.functionalization import Functional, Node, Value
-    from popxl._compile.compile_target import Target
+    from popxl._analysis.functionalization import FunctionalGraph, Node, Value
+    from popxl._compile.compile_target import CompileTarget
     from popxl._ir.op import Op
     from popxl._ir.op_registry import OpDef
     from popxl.ir import Ir
 
-_OURS = ("popxl", "popxl_addons")
+_OWN_PACKAGES = ("popxl", "popxl_addons")
 _ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 _JAX_SETTINGS = (
     "jax_default_matmul_precision",
@@ -57,7 +57,7 @@ class Uncacheable(Exception):
     """The program has a part whose meaning cannot be written down; the message says which."""
 
 
-def segment_key(program: Target, segment: Segment) -> str:
+def segment_key(program: CompileTarget, segment: Segment) -> str:
     """SHA-256 of all that determines the executable of `segment`, in hexadecimal. Equal segments
     have equal keys, wherever in a program they are.
 
@@ -67,14 +67,14 @@ def segment_key(program: Target, segment: Segment) -> str:
     """
     digest = hashlib.sha256()
     platform = program.platform.name
-    for line in (*_machine(program), *segment_lines(program.ir, platform, segment)):
+    for line in (*_environment_lines(program), *segment_lines(program.ir, platform, segment)):
         digest.update(line.encode())
         digest.update(b"\n")
     return digest.hexdigest()
 
 
 # ---- the machine and the software ---------------------------------------------------------------
-def _machine(program: Target) -> Iterator[str]:
+def _environment_lines(program: CompileTarget) -> Iterator[str]:
     devices = list(program.mesh.devices.flat)
     client = devices[0].client
     yield f"sources {_source_digest()}"
@@ -84,15 +84,15 @@ def _machine(program: Target) -> Iterator[str]:
     yield f"kinds {sorted({d.device_kind for d in devices})}"
     yield f"process {jax.process_index()} of {jax.process_count()}"
     yield f"processor {_processor()}"
-    yield f"switches {sorted(_own_switches(program.platform.switches))}"
+    yield f"switches {sorted(_own_switches(program.platform.compiler_options))}"
     yield from (f"{name}={os.environ.get(name, '')}" for name in _ENVIRONMENT)
     yield from jax_settings()
 
 
-def _own_switches(switches: Mapping[str, Any]) -> Iterator[str]:
+def _own_switches(compiler_options: Mapping[str, Any]) -> Iterator[str]:
     """The compiler's switches but for those that its flags, which are told apart, say too."""
     flags = os.environ.get("XLA_FLAGS", "").split()
-    return (s for n, v in switches.items() if (s := f"--{n}={str(v).lower()}") not in flags)
+    return (s for n, v in compiler_options.items() if (s := f"--{n}={str(v).lower()}") not in flags)
 
 
 def jax_settings() -> Iterator[str]:
@@ -119,7 +119,7 @@ def _source_digest() -> str:
     """Digest of the source files that give ops their meaning."""
     digest = hashlib.sha256()
     root = Path(__file__).parents[2]
-    for package in _OURS:
+    for package in _OWN_PACKAGES:
         for path in sorted((root / package).rglob("*.py")):
             digest.update(f"{path.relative_to(root)}\0".encode())
             digest.update(path.read_bytes())
@@ -127,39 +127,41 @@ def _source_digest() -> str:
 
 
 # ---- the segment --------------------------------------------------------------------------------
-def segment_lines(ir: Ir, platform: str, segment: Segment, labelled: bool = False) -> Iterator[str]:
+def segment_lines(
+    ir: Ir, platform: str, segment: Segment, with_labels: bool = False
+) -> Iterator[str]:
     """The segment as lines of text; equal lines mean equal segments on one machine.
 
     Args:
-        labelled: equal segments also belong to the same parts of a program (`popxl.plan.part`).
+        with_labels: equal segments also belong to the same parts of a program (`popxl.plan.part`).
     """
     if segment.effects.impure:
         raise Uncacheable("it calls back to Python (print_tensor)")
-    facts = facts_of(segment)
-    text = _Text(platform, facts.watched, labelled)
+    context = program_context(segment)
+    text = _SegmentWriter(platform, context.watched, with_labels)
     options = ir._pb_ir.getSessionOptions()
-    yield f"replicas={facts.replicas} transfers={facts.transfers}"
-    for name in sorted(MEANINGFUL - _PATH_OPTIONS):
+    yield f"replicas={context.replicas} transfers={context.transfers}"
+    for name in sorted(SUPPORTED_OPTIONS - _PATH_OPTIONS):
         yield f"option {name}={getattr(options, name)}"
     for i, value in enumerate(segment.args):
-        yield f"argument {text.value(value)} {'number' if i in segment.numbers else ''}"
+        yield f"argument {text.value(value)} {'number' if i in segment.scalar_args else ''}"
     yield from (f"stream {text.stream(s)}" for s in segment.streams)
-    yield f"sinks {[text.stream(s) for s in segment.sinks]}"
+    yield f"sinks {[text.stream(s) for s in segment.output_streams]}"
     yield from (f"constant {text.tensor(c)} {_spec(c.spec)}" for c in segment.constants)
     yield from map(text.node, segment.nodes)
-    yield f"checks {[facts.checks[op] for op in segment.effects.checks if op in facts.checks]}"
+    yield f"checks {[context.checks[op] for op in segment.effects.checks if op in context.checks]}"
     yield f"return {text.values(segment.results)}"
-    yield f"donated {donated(segment)} infinite {facts.infinite}"
+    yield f"donated {donated_argnums(segment)} infinite {context.infinite}"
     yield from text.graphs()
 
 
-class _Text:
+class _SegmentWriter:
     """Writes down nodes, with names that are the same in all equal segments."""
 
-    def __init__(self, target: str, watched: Mapping[Op, int], labelled: bool = False) -> None:
-        self._target, self._watched, self._labelled = target, watched, labelled
+    def __init__(self, target: str, watched: Mapping[Op, int], with_labels: bool = False) -> None:
+        self._target, self._watched, self._with_labels = target, watched, with_labels
         self._numbers: dict[Any, int] = {}
-        self._graphs: dict[Functional, int] = {}
+        self._graphs: dict[FunctionalGraph, int] = {}
 
     def stream(self, s: Stream) -> str:
         return f"{self._number('stream', s)} {type(s).__name__} {_spec(s.spec)}"
@@ -193,7 +195,7 @@ class _Text:
         ]
         meaning = "" if node.op is None else self._meaning(node.op)
         watched = "" if node.op is None else self._watched.get(node.op, "")
-        part = f" of {node.part!r}" if self._labelled else ""
+        part = f" of {node.part!r}" if self._with_labels else ""
         return f"{node.kind} {meaning} {ins} -> {outs} {runs} {watched}{part}"
 
     def _meaning(self, op: Op) -> str:
@@ -204,7 +206,7 @@ class _Text:
             raise Uncacheable(f"{op.name} at {op.location} has {error}") from None
         return f"{op.defn.name} {{{attrs}}} {' '.join(_user_defined(op, self._target))}"
 
-    def _graph(self, graph: Functional) -> str:
+    def _graph(self, graph: FunctionalGraph) -> str:
         return f"graph:{self._graphs.setdefault(graph, len(self._graphs))}"
 
     def graphs(self) -> Iterator[str]:
@@ -266,14 +268,14 @@ _WRITERS: tuple[tuple[type, Any], ...] = (
 
 
 # ---- ops that users define ----------------------------------------------------------------------
-def _is_ours(defn: OpDef) -> bool:
-    return defn.home.partition(".")[0] in _OURS
+def _is_builtin(defn: OpDef) -> bool:
+    return defn.home.partition(".")[0] in _OWN_PACKAGES
 
 
 def _user_defined(op: Op, target: str) -> Iterator[str]:
     """What an op of the user's means: the StableHLO it lowers to, and that its gradient does."""
     defn = registry()[op.attrs["of"]] if op.defn.name == "vjp" else op.defn
-    if not _is_ours(defn):
+    if not _is_builtin(defn):
         yield _meaning(op, target)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
-def distrust(found: os.stat_result) -> str | None:
+def distrust_reason(found: os.stat_result) -> str | None:
     """Returns why another user may have changed a file or a folder; None: nobody can.
 
     Args:
@@ -22,9 +22,9 @@ def distrust(found: os.stat_result) -> str | None:
     return None
 
 
-def distrust_folder(folder: Path) -> str | None:
+def folder_distrust_reason(folder: Path) -> str | None:
     """Returns why a folder's files are not to be run; None: they are, or it is still to be made."""
     try:
-        return distrust(folder.stat())
+        return distrust_reason(folder.stat())
     except OSError:
         return None

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from popxl.ir import Ir
 
 
-class Target(Protocol):
+class CompileTarget(Protocol):
     """A program on its devices, as far as compiling it asks: a `Program`."""
 
     ir: Ir

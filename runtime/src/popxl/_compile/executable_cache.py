@@ -21,9 +21,9 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from popxl._compile.cache_eviction import PART, SUFFIX, limit, prune
+from popxl._compile.cache_eviction import PARTIAL_SUFFIX, SUFFIX, max_cache_bytes, prune
 from popxl._compile.cache_key import Uncacheable, segment_key
-from popxl._compile.cache_permissions import distrust, distrust_folder
+from popxl._compile.cache_permissions import distrust_reason, folder_distrust_reason
 from popxl._compile.executable_serialization import LoadedSegment, Specs, serialize, signature
 from popxl._compile.segment_function import lower_segment
 from popxl._compile.xla_compile import compile_lowered
@@ -31,7 +31,7 @@ from popxl._ir.log import logger
 from popxl._schedule.segment import Segment
 
 if TYPE_CHECKING:
-    from popxl._compile.compile_target import Target
+    from popxl._compile.compile_target import CompileTarget
     from popxl.ir import Ir
 
 _FORMAT = "popxl executable 2"
@@ -78,7 +78,7 @@ class Startup:
     compiles: int
 
 
-class Stopwatch:
+class StartupTimer:
     """Measures a `Startup`, from its creation on.
 
     It reads the counters of the process: sessions created at once in several threads are counted
@@ -102,9 +102,9 @@ class Stopwatch:
 class SegmentCache:
     """Loads or compiles the segments of one program; may be used by several threads."""
 
-    def __init__(self, program: Target) -> None:
+    def __init__(self, program: CompileTarget) -> None:
         self._program = program
-        self._folder, self._limit = _trusted(cache_folder(program.ir)), limit()
+        self._folder, self._max_bytes = _if_trusted(cache_folder(program.ir)), max_cache_bytes()
         self._lock = Lock()
 
     def key(self, segment: Segment) -> str:
@@ -117,7 +117,7 @@ class SegmentCache:
 
     def load(self, segment: Segment) -> Any | None:
         """The executable of a segment, if it is in the folder."""
-        path, key = self._place(segment)
+        path, key = self._path_and_key(segment)
         if path is None:
             return None
         devices = list(self._program.mesh.devices.flat)
@@ -125,17 +125,17 @@ class SegmentCache:
 
     def compile(self, segment: Segment) -> Any:
         """Compile a segment, and put its executable into the folder."""
-        path, key = self._place(segment)
+        path, key = self._path_and_key(segment)
         compiled = self._compile(segment)
         if path is not None:
             self.count("misses")
-            _store(self._program.specs_of(segment), compiled, path, key, self._limit)
+            _store(self._program.specs_of(segment), compiled, path, key, self._max_bytes)
         return compiled
 
-    def _place(self, segment: Segment) -> tuple[Path | None, str]:
+    def _path_and_key(self, segment: Segment) -> tuple[Path | None, str]:
         key = self.key(segment)
-        is_kept = self._folder is not None and not key.startswith("uncacheable")
-        return (self._folder / f"{key}{SUFFIX}" if self._folder and is_kept else None), key
+        is_cacheable = self._folder is not None and not key.startswith("uncacheable")
+        return (self._folder / f"{key}{SUFFIX}" if self._folder and is_cacheable else None), key
 
     def _compile(self, segment: Segment) -> Any:
         start = time.perf_counter()
@@ -165,9 +165,9 @@ def cache_folder(ir: Ir) -> Path | None:
     return None
 
 
-def _trusted(folder: Path | None) -> Path | None:
+def _if_trusted(folder: Path | None) -> Path | None:
     """The folder, if no other user can put executables into it; they are run as they are."""
-    reason = None if folder is None else distrust_folder(folder)
+    reason = None if folder is None else folder_distrust_reason(folder)
     if reason is None:
         return folder
     logger.warning("the cache of executables in %s is not used: %s", folder, reason)
@@ -175,7 +175,7 @@ def _trusted(folder: Path | None) -> Path | None:
 
 
 # ---- files --------------------------------------------------------------------------------------
-class _Unusable(Exception):
+class _InvalidFile(Exception):
     """The file is not what its name promises."""
 
 
@@ -183,8 +183,8 @@ def _load(specs: Specs, devices: list[Any], path: Path, key: str) -> LoadedSegme
     start = time.perf_counter()
     try:
         with path.open("rb") as file:
-            if reason := distrust(os.fstat(file.fileno())):
-                raise _Unusable(reason)
+            if reason := distrust_reason(os.fstat(file.fileno())):
+                raise _InvalidFile(reason)
             payload = _payload(file, specs, key)
         loaded = LoadedSegment(specs, devices, payload)
         with suppress(OSError):  # it may belong to somebody else
@@ -204,22 +204,22 @@ def _payload(file: Any, specs: Specs, key: str) -> bytes:
     try:
         header = json.loads(file.readline(_HEADER_LIMIT))
     except ValueError as error:
-        raise _Unusable("its header is damaged") from error
+        raise _InvalidFile("its header is damaged") from error
     if not isinstance(header, dict) or header.get("format") != _FORMAT:
-        raise _Unusable(f"its format is not {_FORMAT!r}")
+        raise _InvalidFile(f"its format is not {_FORMAT!r}")
     if header.get("key") != key or header.get("signature") != signature(specs):
-        raise _Unusable("it belongs to another segment")
+        raise _InvalidFile("it belongs to another segment")
     payload = file.read()
     if hashlib.sha256(payload).hexdigest() != header.get("sha256"):
-        raise _Unusable("its contents are damaged")
+        raise _InvalidFile("its contents are damaged")
     return payload
 
 
-def _store(specs: Specs, compiled: Any, path: Path, key: str, most: float) -> None:
+def _store(specs: Specs, compiled: Any, path: Path, key: str, max_bytes: float) -> None:
     """Write the file in one step: readers see all of it or nothing. Keep the folder in its limit.
 
     Args:
-        most: bytes of all files.
+        max_bytes: bytes of all files.
     """
     try:
         payload = serialize(specs, compiled)
@@ -230,7 +230,7 @@ def _store(specs: Specs, compiled: Any, path: Path, key: str, most: float) -> No
             "signature": signature(specs),
         }
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=".", suffix=PART, dir=path.parent)
+        handle, name = tempfile.mkstemp(prefix=".", suffix=PARTIAL_SUFFIX, dir=path.parent)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(json.dumps(header).encode() + b"\n")
@@ -239,7 +239,7 @@ def _store(specs: Specs, compiled: Any, path: Path, key: str, most: float) -> No
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
-        prune(path.parent, most)
+        prune(path.parent, max_bytes)
     except Exception as reason:  # a cache that cannot be written must not stop the program
         level = logging.INFO if path.parent in _unwritable else logging.WARNING
         logger.log(level, "the executable was not cached in %s: %s", path.parent, reason)

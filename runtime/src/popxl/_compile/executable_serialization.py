@@ -78,7 +78,7 @@ class LoadedSegment:
     def _check(self, arrays: Sequence[jax.Array]) -> None:
         # XLA trusts its caller: a wrong buffer would be read as if it were the right one.
         for x, s in zip(arrays, self._arguments, strict=True):
-            if x.shape != s.shape or x.dtype != s.dtype or not _in_place(x, s):
+            if x.shape != s.shape or x.dtype != s.dtype or not _has_sharding(x, s):
                 raise TypeError(
                     f"the segment takes {s.dtype}{s.shape} in {s.sharding}, but got "
                     f"{x.dtype}{x.shape} in {x.sharding}"
@@ -97,7 +97,7 @@ class LoadedSegment:
         return self._executable
 
 
-def _in_place(x: jax.Array, s: jax.ShapeDtypeStruct) -> bool:
+def _has_sharding(x: jax.Array, s: jax.ShapeDtypeStruct) -> bool:
     """Whether an array is where an argument must be; mostly it has the very sharding."""
     at, wanted = x.sharding, s.sharding
     return at is wanted or at == wanted or at.is_equivalent_to(wanted, x.ndim)

@@ -18,12 +18,12 @@ from popxl.ops.placement import materialize_array
 if TYPE_CHECKING:
     from popxl._analysis.functionalization import Node
 
-_MOST = 256  # ops in a kernel
+_MAX_OPS = 256  # ops in a kernel
 _FUSED = frozenset(("elementwise", "movement", "reduction"))  # tags
 _ALSO_FUSED = ("grad_sum", "grad_maximum", "slice_grad", "ipu_copy", "io_tile_copy")
 
 
-class Kernels:
+class FusionLimiter:
     """The ops that XLA may compute in one kernel with each value, while a segment is traced."""
 
     def __init__(self) -> None:
@@ -31,13 +31,13 @@ class Kernels:
         self._ops: dict[int, tuple[Any, frozenset[int]]] = {}
         self._numbers = count()
 
-    def bound(self, node: Node, arrays: Sequence[Any], results: Sequence[Any]) -> Sequence[Any]:
+    def limit(self, node: Node, arrays: Sequence[Any], results: Sequence[Any]) -> Sequence[Any]:
         """Return the results of a node, in memory where their kernel would have too many ops."""
         if traced_platform() != "cpu" or not _is_fused(node):
             return results
         before = (self._ops[id(x)][1] for x in arrays if id(x) in self._ops)
         ops = frozenset((next(self._numbers),)).union(*before)
-        if len(ops) > _MOST:
+        if len(ops) > _MAX_OPS:
             return [materialize_array(x) for x in results]
         self._ops.update((id(x), (x, ops)) for x in results)
         return results

@@ -1,7 +1,7 @@
 """Running graphs while JAX traces a segment: values of tensors, and the state that persists.
 
-`Machine` holds the state that ops of the segment touch by themselves: data and positions of host
-streams, faults found, numbers of random roundings. Values of a graph are a dict by `Value`.
+`SegmentTracer` holds the state that ops of the segment touch by themselves: data and positions of
+host streams, faults found, numbers of random roundings. Values of a graph are a dict by `Value`.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ import jax.numpy as jnp
 from jax import lax
 
 from popxl._analysis.effects import Effects
-from popxl._analysis.printing import first_line
-from popxl._compile.fusion_limit import Kernels
+from popxl._analysis.printing import first_error_line
+from popxl._compile.fusion_limit import FusionLimiter
 from popxl._ir.host_data import device_view
 from popxl.errors import popart_exception
 from popxl.ops.placement import materialize_array
 
 if TYPE_CHECKING:
-    from popxl._analysis.functionalization import Functional, Node, Value
+    from popxl._analysis.functionalization import FunctionalGraph, Node, Value
     from popxl._ir.op import Op
     from popxl._ir.regions import Region
     from popxl.streams import Stream
     from popxl.tensor import TensorSpec
 
 
-PART = "part"  # marks the labels of parts among the scopes that JAX knows ops by
+PART_SCOPE = "part"  # marks the labels of parts among the scopes that JAX knows ops by
 
 
 @dataclass
-class Machine:
+class SegmentTracer:
     """State of the program while a segment is traced.
 
     Attributes:
@@ -48,10 +48,10 @@ class Machine:
         fault: number of the first op that broke its rule; 0: none did.
         seed: of the random numbers that updates of 16-bit variables are rounded with, uint32 (2,);
             None: they are rounded to nearest.
-        updates: how many such updates there were before (see `Op.is_rounded`).
-        made: results of ops that can add to something at once, by their identity, with what does
+        rounding_index: how many such updates there were before (see `Op.is_rounded`).
+        addable: results of ops that can add to something at once, by their identity, with what does
             it: where they are only added, nothing else needs them, and XLA leaves them out.
-        kernels: bounds what XLA fuses.
+        fusion_limiter: bounds what XLA fuses.
     """
 
     streams: dict[Stream, jax.Array] = field(default_factory=dict)
@@ -62,9 +62,9 @@ class Machine:
     infinite: bool = False
     fault: Any = 0
     seed: Any = None
-    updates: Any = 0
-    made: dict[int, tuple[Any, Callable[[Any], Any]]] = field(default_factory=dict)
-    kernels: Kernels = field(default_factory=Kernels)
+    rounding_index: Any = 0
+    addable: dict[int, tuple[Any, Callable[[Any], Any]]] = field(default_factory=dict)
+    fusion_limiter: FusionLimiter = field(default_factory=FusionLimiter)
 
     # ---- streams --------------------------------------------------------------------------------
     def next_position(self, stream: Stream) -> Any:
@@ -109,7 +109,7 @@ class Machine:
         self.fault = jnp.where(broken & (self.fault == 0), number, self.fault)
 
     @contextmanager
-    def unchecked(self) -> Iterator[None]:
+    def checks_disabled(self) -> Iterator[None]:
         """Check and watch nothing inside."""
         kept = self.checks, self.watched
         self.checks, self.watched = {}, {}
@@ -119,25 +119,25 @@ class Machine:
             self.checks, self.watched = kept
 
     # ---- rounding -------------------------------------------------------------------------------
-    def rounding(self, op: Op) -> dict[str, Any]:
-        """The argument `rounding` of `op`, if it is an update that rounds at random."""
+    def rounding_args(self, op: Op) -> dict[str, Any]:
+        """The argument `rounding_args` of `op`, if it is an update that rounds at random."""
         if self.seed is None or not op.is_rounded:
             return {}
-        number = self.updates
-        self.updates = number + 1
+        number = self.rounding_index
+        self.rounding_index = number + 1
         return {"rounding": (self.seed, number)}
 
     # ---- running --------------------------------------------------------------------------------
-    def run(self, graph: Functional, inputs: Sequence[jax.Array]) -> list[jax.Array]:
+    def run(self, graph: FunctionalGraph, inputs: Sequence[jax.Array]) -> list[jax.Array]:
         """The outputs of a graph. Calls do not recurse, however deep they are nested."""
-        at = _Activation(None, graph, inputs)
-        callers: list[_Activation] = []
+        at = _GraphFrame(None, graph, inputs)
+        callers: list[_GraphFrame] = []
         with ExitStack() as stack:
             while True:
                 for node in at.nodes:
                     if _is_call(node):
                         callers.append(at)
-                        at = self._called(node, at.values)
+                        at = self._enter_call(node, at.values)
                         stack.push(at.scopes)
                         break
                     self.execute(node, at.values)
@@ -147,14 +147,14 @@ class Machine:
                         return outputs
                     at.scopes.close()
                     node, at = at.node, callers.pop()
-                    at.values.update(zip(node.outputs, _returned(node, outputs), strict=True))
+                    at.values.update(zip(node.outputs, _call_results(node, outputs), strict=True))
 
-    def _called(self, node: Node, values: Mapping[Value, jax.Array]) -> _Activation:
+    def _enter_call(self, node: Node, values: Mapping[Value, jax.Array]) -> _GraphFrame:
         """The graph that a call runs, given what it is given."""
         (region,), op = node.regions, node.op
         assert op is not None
         arrays = [self.read(v, values) for v in node.inputs]
-        at = _Activation(node, region.graph, [arrays[i] for i in region.inputs if i is not None])
+        at = _GraphFrame(node, region.graph, [arrays[i] for i in region.inputs if i is not None])
         at.scopes.enter_context(jax.named_scope(op.name))
         at.scopes.enter_context(part_scope(node.part))
         return at
@@ -187,16 +187,16 @@ class Machine:
             except Exception as error:
                 raise popart_exception(
                     f"graph {op.graph.id!r}: `{op}` ({op.location}) cannot be lowered to XLA: "
-                    f"{type(error).__name__}: {first_line(error)}"
+                    f"{type(error).__name__}: {first_error_line(error)}"
                 ) from error
-        results = self.kernels.bound(node, arrays, results)
+        results = self.fusion_limiter.limit(node, arrays, results)
         self.watch(node, arrays, results)
         values.update(zip(node.outputs, results, strict=True))
 
     def _results(self, node: Node, arrays: list[jax.Array]) -> Sequence[jax.Array]:
         if node.kind == "zeros":
             return [_zeros(node.outputs[0].spec)]
-        if node.kind == "apart":
+        if node.kind == "barrier":
             return [materialize_array(arrays[0])]
         op = node.op
         assert op is not None
@@ -205,18 +205,22 @@ class Machine:
             return op.defn.view_write(tuple(arrays[:-1]), arrays[-1], **op.attrs)
         if op.defn.lower is not None:
             self.check(op, arrays)
-            rounding = self.rounding(op) if node.kind == "op" else {}
-            if "sum" in op.defn.tags and not (op.attrs or rounding) and id(arrays[1]) in self.made:
-                return [self.made[id(arrays[1])][1](arrays[0])]
-            result = op.defn.lower(*arrays, **op.attrs, **rounding)
-            if op.defn.onto is not None:
-                onto = partial(op.defn.onto, **op.attrs)
-                self.made[id(result)] = result, lambda t: onto(t, *arrays)
+            rounding_args = self.rounding_args(op) if node.kind == "op" else {}
+            if (
+                "sum" in op.defn.tags
+                and not (op.attrs or rounding_args)
+                and id(arrays[1]) in self.addable
+            ):
+                return [self.addable[id(arrays[1])][1](arrays[0])]
+            result = op.defn.lower(*arrays, **op.attrs, **rounding_args)
+            if op.defn.add_to is not None:
+                add_to = partial(op.defn.add_to, **op.attrs)
+                self.addable[id(result)] = result, lambda t: add_to(t, *arrays)
             return result if isinstance(result, (tuple, list)) else [result]
         if op.defn.execute is None:
             return self._run_regions(node, arrays)
         # A gradient may run graphs again: they were checked when they were called.
-        with self.unchecked() if node.regions else nullcontext():
+        with self.checks_disabled() if node.regions else nullcontext():
             return op.defn.execute(self, node, arrays)
 
     # ---- loops and branches ---------------------------------------------------------------------
@@ -226,10 +230,10 @@ class Machine:
             outs = self._branch(node.regions, arrays)
         else:
             outs = self._loop(region, [arrays[at] for at in region.inputs if at is not None])
-        return _returned(node, outs)
+        return _call_results(node, outs)
 
     def _loop(
-        self, region: Region[Functional], given: list[jax.Array]
+        self, region: Region[FunctionalGraph], given: list[jax.Array]
     ) -> Sequence[jax.Array | None]:
         """A call, or a `lax.fori_loop` that carries exactly what the graph changes."""
         graph = region.graph
@@ -240,7 +244,7 @@ class Machine:
 
         def iteration(at: Any, carry: Any) -> Any:
             outs, saved = carry
-            with state.entered(saved, at):
+            with state.restored(saved, at):
                 inputs = list(given)
                 for k, i in region.carried:
                     inputs[i] = outs[k]
@@ -250,26 +254,26 @@ class Machine:
         into = dict(region.carried)
         start = {k: given[into[k]] if k in into else _zeros(graph.outputs[k].spec) for k in wanted}
         outs, saved = lax.fori_loop(0, region.count, iteration, (start, state.snapshot()))
-        state.leave(saved)
+        state.set_final(saved)
         return [outs.get(k) for k in range(len(graph.outputs))]
 
     def _branch(
-        self, branches: Sequence[Region[Functional]], arrays: list[jax.Array]
+        self, branches: Sequence[Region[FunctionalGraph]], arrays: list[jax.Array]
     ) -> Sequence[jax.Array]:
         """`lax.cond` between two graphs."""
         state = LoopState(self, [region.graph for region in branches])
 
-        def branch(region: Region[Functional]) -> Any:
+        def branch(region: Region[FunctionalGraph]) -> Any:
             def run(saved: Any, arrays: Any) -> Any:
                 given = [arrays[at] for at in region.inputs if at is not None]
-                with state.entered(saved):
+                with state.restored(saved):
                     return self.run(region.graph, given), state.snapshot()
 
             return run
 
         taken = arrays[0].reshape(()).astype(bool)
         outs, saved = lax.cond(taken, *map(branch, branches), state.snapshot(), arrays)
-        state.leave(saved)
+        state.set_final(saved)
         return outs
 
 
@@ -281,64 +285,74 @@ class LoopState:
         count: number of iterations.
     """
 
-    def __init__(self, machine: Machine, graphs: Sequence[Functional], count: int = 1) -> None:
+    def __init__(
+        self, tracer: SegmentTracer, graphs: Sequence[FunctionalGraph], count: int = 1
+    ) -> None:
         effects = Effects()
         for graph in graphs:
             effects.add(graph.effects)
-        self._machine = machine
+        self._tracer = tracer
         self._stores = list(effects.stores)
         self._streams = [*effects.loads, *effects.stores]
-        checked = not machine.checks.keys().isdisjoint(effects.checks)
-        self._checks = checked or bool(machine.watched)
-        self._updates, self._count = machine.updates, count
-        self._step = 0 if machine.seed is None else max(graph.updates for graph in graphs)
+        checked = not tracer.checks.keys().isdisjoint(effects.checks)
+        self._checks = checked or bool(tracer.watched)
+        self._rounding_index, self._count = tracer.rounding_index, count
+        self._roundings_per_iteration = (
+            0 if tracer.seed is None else max(graph.num_roundings for graph in graphs)
+        )
 
     def snapshot(self) -> Any:
         """The state now."""
-        m = self._machine
+        tracer = self._tracer
         return (
-            [m.streams[s] for s in self._stores],
-            [jnp.asarray(m.positions[s], jnp.int32) for s in self._streams],
-            [jnp.asarray(m.fault, jnp.int32)] if self._checks else [],
+            [tracer.streams[s] for s in self._stores],
+            [jnp.asarray(tracer.positions[s], jnp.int32) for s in self._streams],
+            [jnp.asarray(tracer.fault, jnp.int32)] if self._checks else [],
         )
 
-    def leave(self, saved: Any) -> None:
+    def set_final(self, saved: Any) -> None:
         """Make `saved`, which the last iteration left, the state."""
         self._restore(saved)
-        self._machine.updates = self._updates + self._count * self._step
+        self._tracer.rounding_index = (
+            self._rounding_index + self._count * self._roundings_per_iteration
+        )
 
     def _restore(self, saved: Any) -> None:
-        m = self._machine
+        tracer = self._tracer
         stores, positions, fault = saved
-        m.streams.update(zip(self._stores, stores, strict=True))
-        m.positions.update(zip(self._streams, positions, strict=True))
+        tracer.streams.update(zip(self._stores, stores, strict=True))
+        tracer.positions.update(zip(self._streams, positions, strict=True))
         if self._checks:
-            (m.fault,) = fault
+            (tracer.fault,) = fault
 
     @contextmanager
-    def entered(self, saved: Any, iteration: Any = 0) -> Iterator[None]:
+    def restored(self, saved: Any, iteration: Any = 0) -> Iterator[None]:
         """Run a body on the state `saved`; afterwards the state is as before."""
-        m = self._machine
-        kept = dict(m.streams), dict(m.positions), m.fault
+        tracer = self._tracer
+        kept = dict(tracer.streams), dict(tracer.positions), tracer.fault
         self._restore(saved)
-        if self._step:
+        if self._roundings_per_iteration:
             at = jnp.asarray(iteration).astype(jnp.uint32)
-            m.updates = self._updates + at * jnp.uint32(self._step)
+            tracer.rounding_index = self._rounding_index + at * jnp.uint32(
+                self._roundings_per_iteration
+            )
         try:
             yield
         finally:
-            m.streams, m.positions, m.fault = kept
-            m.updates = self._updates
+            tracer.streams, tracer.positions, tracer.fault = kept
+            tracer.rounding_index = self._rounding_index
 
 
-class _Activation:
+class _GraphFrame:
     """A graph that is run.
 
     Args:
         node: the call; None: it is not run by one.
     """
 
-    def __init__(self, node: Node | None, graph: Functional, inputs: Sequence[jax.Array]) -> None:
+    def __init__(
+        self, node: Node | None, graph: FunctionalGraph, inputs: Sequence[jax.Array]
+    ) -> None:
         self.node, self.graph, self.nodes = node, graph, iter(graph.nodes)
         self.values: dict[Value, jax.Array] = dict(zip(graph.inputs, inputs, strict=True))
         self.scopes = ExitStack()
@@ -348,10 +362,10 @@ def _is_call(node: Node) -> bool:
     op = node.op
     if op is None or node.kind != "op" or op.defn.lower is not None or op.defn.execute is not None:
         return False
-    return node.called is not None
+    return node.callee is not None
 
 
-def _returned(node: Node, outputs: Sequence[Any]) -> list[Any]:
+def _call_results(node: Node, outputs: Sequence[Any]) -> list[Any]:
     """What a node makes, of the outputs of what it runs."""
     results = dict(zip(node.regions[0].outputs, outputs, strict=True))
     return [results[i] for i in range(len(node.outputs))]
@@ -363,4 +377,4 @@ def _zeros(spec: TensorSpec) -> jax.Array:
 
 def part_scope(part: str) -> AbstractContextManager[Any]:
     """Label what JAX traces inside as part of the program; "": leave the label as it is."""
-    return jax.named_scope(f"{PART}<{part}>") if part else nullcontext()
+    return jax.named_scope(f"{PART_SCOPE}<{part}>") if part else nullcontext()

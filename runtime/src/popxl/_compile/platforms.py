@@ -11,18 +11,18 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from popxl._devices import cpu
-from popxl._schedule.lookahead import upcoming, window_of
-from popxl._storage.buffer_storage import put_apart, put_together
-from popxl._storage.in_place_mover import Direct
+from popxl._schedule.lookahead import default_window, lookahead_events
+from popxl._storage.device_put import device_put_batch, device_put_interleaved
+from popxl._storage.in_place_mover import InPlaceMover
 from popxl._storage.load_preview import loads_ahead
-from popxl._storage.prefetch import Transit
+from popxl._storage.prefetch import PrefetchMover
 
 if TYPE_CHECKING:
     import jax
 
-    from popxl._schedule.lookahead import Fetched
+    from popxl._schedule.lookahead import FetchedScalars
     from popxl._schedule.schedule import Routine, Schedule
-    from popxl._storage.buffer_storage import Entries
+    from popxl._storage.buffer_storage import BufferStorage
     from popxl._storage.in_place_mover import InFlight
     from popxl.remote_buffer import RemoteBuffer
 
@@ -37,52 +37,54 @@ class Platform:
         name: JAX's.
         host_memory: JAX's kind of memory that entries of remote buffers live in; "device", where
             host and device share it: then a load is no copy.
-        switches: compiler options of all programs.
-        put: moves arrays between memories, all one way.
+        compiler_options: compiler options of all programs.
+        device_put: moves arrays between memories, all one way.
     """
 
     name = "tpu"
     host_memory = "pinned_host"
-    switches: ClassVar[dict[str, Any]] = {}
-    put = staticmethod(put_together)
+    compiler_options: ClassVar[dict[str, Any]] = {}
+    device_put = staticmethod(device_put_batch)
 
     def check(self) -> None:
         """Refuse to run where programs are known to be wrong."""
 
     def options(self, lowered: jax.stages.Lowered) -> dict[str, Any]:
         """Compiler options of a program."""
-        return dict(self.switches)
+        return dict(self.compiler_options)
 
-    def launcher(self, replicas: int, processes: int) -> Launcher | cpu.Launcher:
+    def launcher(self, replicas: int, processes: int) -> DirectLauncher | cpu.CpuLauncher:
         """Launches the executables of a program."""
-        return Launcher()
+        return DirectLauncher()
 
-    def look_at(self, schedule: Schedule, window: int | None) -> None:
+    def set_prefetch_window(self, schedule: Schedule, window: int | None) -> None:
         """Note in a schedule how far ahead of their use its entries move: within a window of bytes;
         None: two layers' entries."""
         if self.host_memory != "device":
-            schedule.window, schedule.preview = window or window_of(schedule), loads_ahead
+            schedule.window, schedule.preview = window or default_window(schedule), loads_ahead
 
-    def moving(
+    def make_mover(
         self,
         window: int | None,
         main: Routine,
-        fetched: Fetched,
-        entries: Mapping[RemoteBuffer, Entries],
+        fetched: FetchedScalars,
+        entries: Mapping[RemoteBuffer, BufferStorage],
         in_flight: InFlight,
-    ) -> Direct | Transit:
+    ) -> InPlaceMover | PrefetchMover:
         """Moves the entries of a run.
 
         Args:
-            window: see `Transit`; None: they need not move.
+            window: see `PrefetchMover`; None: they need not move.
         """
         if window is None:
-            return Direct(entries, in_flight)
-        return Transit(upcoming(main, fetched.followed()), entries, self.put, window)
+            return InPlaceMover(entries, in_flight)
+        return PrefetchMover(
+            lookahead_events(main, fetched.subscribe()), entries, self.device_put, window
+        )
 
 
-class Launcher:
-    """Launches executables at once; see `popxl._devices.cpu.Launcher`."""
+class DirectLauncher:
+    """Launches executables at once; see `popxl._devices.cpu.CpuLauncher`."""
 
     def __call__(
         self, executable: Any, arguments: Sequence[jax.Array], nbytes: int
@@ -90,7 +92,7 @@ class Launcher:
         results: Sequence[jax.Array] = executable(*arguments)
         return results
 
-    def settle(self) -> None:
+    def release_arrays(self) -> None:
         """Nothing is held."""
 
 
@@ -98,7 +100,7 @@ class Gpu(Platform):
     """NVIDIA's and AMD's."""
 
     name = "gpu"
-    switches: ClassVar[dict[str, Any]] = {
+    compiler_options: ClassVar[dict[str, Any]] = {
         "xla_gpu_enable_latency_hiding_scheduler": True,
         # Scatters add in the order in which atomic operations happen to arrive, and cuDNN's
         # attention does so in its gradient: the same program would give other bits in each run.
@@ -110,7 +112,7 @@ class Gpu(Platform):
         # fuses: a layer computed again, in other fusions, would give other bits.
         "xla_allow_excess_precision": False,
     }
-    put = staticmethod(put_apart)
+    device_put = staticmethod(device_put_interleaved)
 
     def options(self, lowered: jax.stages.Lowered) -> dict[str, Any]:
         options = super().options(lowered)
@@ -129,17 +131,17 @@ class Cpu(Platform):
 
     name = "cpu"
     host_memory = "device"
-    switches: ClassVar[dict[str, Any]] = cpu.SWITCHES
+    compiler_options: ClassVar[dict[str, Any]] = cpu.COMPILER_OPTIONS
     check = staticmethod(cpu.check_version)
 
     def options(self, lowered: jax.stages.Lowered) -> dict[str, Any]:
-        return super().options(lowered) | cpu.switches_for(lowered.as_text())
+        return super().options(lowered) | cpu.compiler_options_for(lowered.as_text())
 
-    def launcher(self, replicas: int, processes: int) -> cpu.Launcher:
-        return cpu.Launcher(replicas, processes)
+    def launcher(self, replicas: int, processes: int) -> cpu.CpuLauncher:
+        return cpu.CpuLauncher(replicas, processes)
 
 
-def platform_named(name: str) -> Platform:
+def get_platform(name: str) -> Platform:
     """The platform that JAX knows as "cpu", "gpu", "cuda", "rocm" or "tpu"."""
     return _PLATFORMS[name]
 

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from popxl._compile.lower_to_jax import Machine
+from popxl._compile.lower_to_jax import SegmentTracer
 from popxl._devices.mesh import global_shape
-from popxl._schedule.segment import argument_specs, donated, facts_of, result_specs
+from popxl._schedule.segment import argument_specs, donated_argnums, program_context, result_specs
 from popxl.ops._collective import AXIS
 from popxl.ops._reductions import tracing_platform
 
@@ -31,24 +31,26 @@ def replica_function(segment: Segment) -> Any:
             return taken
 
         arguments = take(len(segment.args))
-        facts = facts_of(segment)
-        machine = Machine(checks=facts.checks, watched=facts.watched, infinite=facts.infinite)
-        machine.streams.update(zip(segment.streams, take(len(segment.streams)), strict=True))
-        machine.positions.update(zip(segment.streams, take(len(segment.streams)), strict=True))
+        context = program_context(segment)
+        tracer = SegmentTracer(
+            checks=context.checks, watched=context.watched, infinite=context.infinite
+        )
+        tracer.streams.update(zip(segment.streams, take(len(segment.streams)), strict=True))
+        tracer.positions.update(zip(segment.streams, take(len(segment.streams)), strict=True))
         contents = [c._content for c in segment.constants]
-        machine.constants.update(zip(contents, take(len(contents)), strict=True))
-        if segment.is_checked:
-            (machine.fault,) = take(1)
-        if segment.is_rounded:
-            machine.seed, machine.updates = take(2)
+        tracer.constants.update(zip(contents, take(len(contents)), strict=True))
+        if segment.has_checks:
+            (tracer.fault,) = take(1)
+        if segment.rounds_stochastically:
+            tracer.seed, tracer.rounding_index = take(2)
         env = dict(zip(segment.args, arguments, strict=True))
         for node in segment.nodes:
-            machine.execute(node, env)
-        results = [machine.read(v, env) for v in segment.results]
-        results += [machine.streams[s] for s in segment.sinks]
-        results += [jnp.asarray(machine.positions[s], jnp.int32) for s in segment.streams]
-        if segment.is_checked:
-            results.append(jnp.asarray(machine.fault, jnp.int32))
+            tracer.execute(node, env)
+        results = [tracer.read(v, env) for v in segment.results]
+        results += [tracer.streams[s] for s in segment.output_streams]
+        results += [jnp.asarray(tracer.positions[s], jnp.int32) for s in segment.streams]
+        if segment.has_checks:
+            results.append(jnp.asarray(tracer.fault, jnp.int32))
         return tuple(results)
 
     return run
@@ -110,10 +112,10 @@ def lower_segment(segment: Segment, mesh: Any, specs: Any) -> Any:
     # XLA would say that results of no elements are not cut.
     jitted = jax.jit(
         popxl_segment,
-        donate_argnums=donated(segment),
+        donate_argnums=donated_argnums(segment),
         keep_unused=True,
         out_shardings=NamedSharding(mesh, PartitionSpec(AXIS)),
     )
-    with tracing_platform(facts_of(segment).target):
+    with tracing_platform(program_context(segment).target):
         traced = jitted.trace(*specs)
     return traced.lower()

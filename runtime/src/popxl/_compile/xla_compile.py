@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from popxl._compile.platforms import platform_named
+from popxl._compile.platforms import get_platform
 
 
 def compile_lowered(lowered: Any, platform: str) -> Any:
     """Compile a `jax.stages.Lowered` for `platform` with its switches."""
-    return lowered.compile(compiler_options=platform_named(platform).options(lowered))
+    return lowered.compile(compiler_options=get_platform(platform).options(lowered))

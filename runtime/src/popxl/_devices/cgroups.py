@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-_OWN = Path("/proc/self/cgroup")
+_PROC_CGROUP = Path("/proc/self/cgroup")
 _MOUNT = Path("/sys/fs/cgroup")
 
 # Files with the limit and what is used, and the cached files in `memory.stat`.
@@ -13,19 +13,19 @@ _V2 = ("memory.max", "memory.current", "inactive_file")
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
-def memory_left() -> int | None:
+def cgroup_free_bytes() -> int | None:
     """Bytes; cached files count as free. None: nothing limits it.
 
     Slurm and systemd limit a group within another: the least of all counts.
     """
-    limits = [_left(*group) for group in _groups()]
+    limits = [_group_free_bytes(*group) for group in _groups()]
     return min((left for left in limits if left is not None), default=None)
 
 
 def _groups() -> Iterator[tuple[Path, tuple[str, str, str]]]:
     """Each group that holds this process, and the names of its files."""
     try:
-        lines = _OWN.read_text(encoding="utf-8").splitlines()
+        lines = _PROC_CGROUP.read_text(encoding="utf-8").splitlines()
     except OSError:
         return
     for line in lines:
@@ -44,7 +44,7 @@ def _groups() -> Iterator[tuple[Path, tuple[str, str, str]]]:
             yield root.joinpath(*parts[:depth]), names
 
 
-def _left(group: Path, names: tuple[str, str, str]) -> int | None:
+def _group_free_bytes(group: Path, names: tuple[str, str, str]) -> int | None:
     try:
         limit, used = (int((group / name).read_text()) for name in names[:2])
         facts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())

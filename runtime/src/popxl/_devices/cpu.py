@@ -53,12 +53,12 @@ def backend_epoch() -> int:
     return _epoch
 
 
-def are_given() -> bool:
+def is_count_fixed() -> bool:
     """Whether the user has set the number of virtual devices; then it stays."""
     return "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
 
 
-def make_devices(replicas: int) -> None:
+def request_devices(replicas: int) -> None:
     """Ask for virtual devices; has an effect only before the first use of the backend.
 
     There is one for each processor that this process may use, at most 64, or for each replica. XLA
@@ -68,7 +68,7 @@ def make_devices(replicas: int) -> None:
     has_affinity = hasattr(os, "sched_getaffinity")
     processors = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     count = max(min(processors, 64), replicas)
-    if are_given():
+    if is_count_fixed():
         return
     try:
         if jax.config.jax_num_cpu_devices < count:
@@ -77,7 +77,7 @@ def make_devices(replicas: int) -> None:
         pass  # the backend runs already
 
 
-def restart(count: int) -> list[Any]:
+def restart_backend(count: int) -> list[Any]:
     """Start the backend anew with more devices; compiled programs are rebuilt on next use."""
     global _epoch
     from jax.extend import backend
@@ -93,7 +93,7 @@ def restart(count: int) -> list[Any]:
 
 # ---- compiling ----------------------------------------------------------------------------------
 _LIBRARY = "xla_cpu_experimental_ynn_fusion_type"
-SWITCHES: dict[str, Any] = {
+COMPILER_OPTIONS: dict[str, Any] = {
     # YNNPACK fusions give wrong values for some multiply-reduce shapes (jax#39103, #40412).
     _LIBRARY: "",
 }
@@ -102,8 +102,8 @@ _PRODUCT = re.compile(r"stablehlo\.dot_general.*")
 _FLOAT32_PRODUCT = re.compile(r": \(tensor<[\dx]*f32>, tensor<[\dx]*f32>\) -> tensor<[\dx]*f32>")
 
 
-def switches_for(stablehlo: str) -> dict[str, Any]:
-    """Compiler options besides `SWITCHES` for a program."""
+def compiler_options_for(stablehlo: str) -> dict[str, Any]:
+    """Compiler options besides `COMPILER_OPTIONS` for a program."""
     options: dict[str, Any] = {}
     products = _PRODUCT.findall(stablehlo)
     if products and all(map(_FLOAT32_PRODUCT.search, products)):
@@ -136,7 +136,7 @@ def return_free_memory() -> None:
 _ADOPTED = 64  # bytes
 
 
-def not_adopted(x: np.ndarray) -> np.ndarray:
+def force_copy(x: np.ndarray) -> np.ndarray:
     """The same values in memory that XLA will copy.
 
     XLA adopts a host array that happens to lie on an `_ADOPTED` boundary, even if asked not to
@@ -152,7 +152,7 @@ def not_adopted(x: np.ndarray) -> np.ndarray:
     return out
 
 
-def memory_of(array: jax.Array) -> np.ndarray:
+def memory_view(array: jax.Array) -> np.ndarray:
     """The bytes of an array of one device, which has to outlive them: XLA does not know of them."""
     array.block_until_ready()
     if not array.nbytes:
@@ -161,13 +161,13 @@ def memory_of(array: jax.Array) -> np.ndarray:
     return np.ctypeslib.as_array((ctypes.c_uint8 * array.nbytes).from_address(at))
 
 
-class Recycled:
+class BufferPool:
     """Arrays of one device that nobody has any more, for what is read into their memory."""
 
-    def __init__(self, kept: int) -> None:
-        """Args: `kept`: bytes of free arrays that are kept at most."""
+    def __init__(self, max_free_bytes: int) -> None:
+        """Args: `max_free_bytes`: bytes of free arrays that are kept at most."""
         self._free: dict[tuple[Any, ...], list[jax.Array]] = defaultdict(list)
-        self._kept, self._nbytes, self._lock = kept, 0, threading.Lock()
+        self._max_free_bytes, self._nbytes, self._lock = max_free_bytes, 0, threading.Lock()
 
     def take(self, shape: tuple[int, ...], dtype: Any, device: Any) -> jax.Array:
         """An array of any content."""
@@ -177,28 +177,30 @@ class Recycled:
                 array = self._free[key].pop()
                 self._nbytes -= array.nbytes
                 return array
-        return _made(*key)().block_until_ready()
+        return _compile_empty(*key)().block_until_ready()
 
-    def give(self, array: jax.Array) -> None:
+    def put_back(self, array: jax.Array) -> None:
         """Take an array that the caller alone has, and that programs may still read."""
         key = array.shape, array.dtype, array.device, _epoch
         # Starts when all that read the array are done, and is the same memory.
-        same = _passed_on(*key)(array)
+        same = _compile_donating_identity(*key)(array)
         with self._lock:
-            if self._nbytes + same.nbytes <= self._kept:
+            if self._nbytes + same.nbytes <= self._max_free_bytes:
                 self._nbytes += same.nbytes
                 self._free[key].append(same)
 
 
 @lru_cache(256)
-def _made(shape: tuple[int, ...], dtype: np.dtype, device: Any, epoch: int) -> Any:
+def _compile_empty(shape: tuple[int, ...], dtype: np.dtype, device: Any, epoch: int) -> Any:
     place = jax.sharding.SingleDeviceSharding(device)
     made = jax.jit(partial(jax.lax.empty, shape, dtype), out_shardings=place)
     return made.lower().compile()
 
 
 @lru_cache(256)
-def _passed_on(shape: tuple[int, ...], dtype: np.dtype, device: Any, epoch: int) -> Any:
+def _compile_donating_identity(
+    shape: tuple[int, ...], dtype: np.dtype, device: Any, epoch: int
+) -> Any:
     place = jax.sharding.SingleDeviceSharding(device)
     spec = jax.ShapeDtypeStruct(shape, dtype, sharding=place)
     return jax.jit(lambda x: x, donate_argnums=0).lower(spec).compile()
@@ -210,7 +212,7 @@ _WORTHWHILE = 4 * 2**20  # bytes: reading them takes longer than handing over a 
 _UNFINISHED = 8  # executables of a program of replicas
 
 
-class Launcher:
+class CpuLauncher:
     """Launches the executables of a program.
 
     One replica: from several threads by turns. XLA runs what one thread launches one after the
@@ -226,7 +228,7 @@ class Launcher:
     """
 
     def __init__(self, replicas: int, processes: int) -> None:
-        self._by_turns = replicas == 1
+        self._uses_threads = replicas == 1
         self._limit = 0 if processes > 1 else _UNFINISHED
         self._count = 0
         self._unfinished: deque[jax.Array] = deque()
@@ -239,8 +241,8 @@ class Launcher:
         Args:
             nbytes: of arguments and results. What moves little is launched by the caller at once.
         """
-        if self._by_turns:
-            return self._in_turn(executable, arguments, nbytes)
+        if self._uses_threads:
+            return self._launch_in_thread(executable, arguments, nbytes)
         results: Sequence[jax.Array] = executable(*arguments)
         if not self._limit:
             jax.block_until_ready(results)
@@ -251,7 +253,7 @@ class Launcher:
                 jax.block_until_ready(results[0] if oldest.is_deleted() else oldest)
         return results
 
-    def _in_turn(
+    def _launch_in_thread(
         self, executable: Any, arguments: Sequence[jax.Array], nbytes: int
     ) -> Sequence[jax.Array]:
         if nbytes >= _WORTHWHILE:
@@ -261,7 +263,7 @@ class Launcher:
                 return _helpers()[turn - 1].submit(executable, *arguments).result()
         return executable(*arguments)
 
-    def settle(self) -> None:
+    def release_arrays(self) -> None:
         """Let go of arrays, which would keep their memory."""
         self._unfinished.clear()
 

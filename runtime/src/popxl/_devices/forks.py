@@ -18,7 +18,7 @@ _clients: WeakSet[Any] = WeakSet()
 _is_forked = False
 
 
-def has_devices(devices: Iterable[Any]) -> None:
+def register_devices(devices: Iterable[Any]) -> None:
     """This process has devices from now on."""
     _clients.update(device.client for device in devices)
 
@@ -37,11 +37,11 @@ def check_not_forked() -> None:
         )
 
 
-def _forked() -> None:
+def _after_fork() -> None:
     global _is_forked
     for client in _clients:
         _is_forked = True
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))  # never destroyed
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_after_fork)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from popxl._devices.cgroups import memory_left
+from popxl._devices.cgroups import cgroup_free_bytes
 
 _MEMINFO = Path("/proc/meminfo")
 
@@ -13,7 +13,7 @@ _MEMINFO = Path("/proc/meminfo")
 def host_memory() -> int | None:
     """Bytes that processes of this host can still allocate, within their container if they have
     one; None if unknown. Cached files count as free."""
-    limits = [_available(), memory_left()]
+    limits = [_available(), cgroup_free_bytes()]
     return min((n for n in limits if n is not None), default=None)
 
 

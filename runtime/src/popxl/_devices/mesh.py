@@ -37,7 +37,7 @@ def platform_of(device_desc: str) -> str:
     )
 
 
-def target_of(platform: str, device: Any) -> str:
+def lowering_target(platform: str, device: Any) -> str:
     """What programs for a device are traced for: its platform, of NVIDIA's GPUs with their compute
     capability: "gpu 9.0"."""
     found = re.fullmatch(r"\d+\.\d+", str(getattr(device, "compute_capability", "")))
@@ -58,11 +58,11 @@ def replica_mesh(device_desc: str, replicas: int, instances: int = 1) -> Mesh:
     prepare_environment()
     if instances > 1:
         return _mesh_over_processes(device_desc, replicas, instances)
-    cpu.make_devices(replicas)
+    cpu.request_devices(replicas)
     devices = _devices(device_desc, replicas, jax.local_devices)
     may_restart = devices[0].platform == "cpu" and jax.process_count() == 1
-    if len(devices) < replicas and may_restart and not cpu.are_given():
-        devices = cpu.restart(replicas)
+    if len(devices) < replicas and may_restart and not cpu.is_count_fixed():
+        devices = cpu.restart_backend(replicas)
     if len(devices) < replicas:
         raise _too_few(devices, replicas, "there are")
     return _mesh(devices[:replicas])
@@ -77,19 +77,19 @@ def _mesh_over_processes(device_desc: str, replicas: int, instances: int) -> Mes
             f"{popdist.getNumInstances()}: each process needs the same number of replicas"
         )
     each = replicas // instances
-    cpu.make_devices(max(each, popdist.getNumLocalReplicas()))
+    cpu.request_devices(max(each, popdist.getNumLocalReplicas()))
     devices = _devices(device_desc, replicas, jax.devices)
     chosen: list[Any] = []
     for process in range(instances):
-        own = [d for d in devices if d.process_index == process]
-        if len(own) < each:
-            raise _too_few(own, each, f"for process {process} of {instances} there are")
-        chosen += own[:each]
+        local_devices = [d for d in devices if d.process_index == process]
+        if len(local_devices) < each:
+            raise _too_few(local_devices, each, f"for process {process} of {instances} there are")
+        chosen += local_devices[:each]
     return _mesh(chosen)
 
 
 def _mesh(devices: Sequence[Any]) -> Mesh:
-    forks.has_devices(devices)
+    forks.register_devices(devices)
     return Mesh(np.asarray(devices), (AXIS,))
 
 
@@ -169,10 +169,10 @@ def _pinned_gb() -> int:
     free = host_memory()
     if free is None:
         return 64  # XLA's default
-    return max(1, int(MAX_PINNED * free / popdist.neighbours() / 2**30))
+    return max(1, int(MAX_PINNED * free / popdist.local_process_count() / 2**30))
 
 
-def copied(x: jax.Array) -> jax.Array:
+def copy_array(x: jax.Array) -> jax.Array:
     """The same values in an array of its own. JAX would not cut one of no elements."""
     if x.size:
         return jax.numpy.copy(x)

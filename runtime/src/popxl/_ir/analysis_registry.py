@@ -14,7 +14,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 analyses = SimpleNamespace()
 
 
-def attach(analysis: F) -> F:
+def register_analysis(analysis: F) -> F:
     """Let the IR call a function as an attribute of `analyses`, by its name."""
     setattr(analyses, analysis.__name__, analysis)
     return analysis

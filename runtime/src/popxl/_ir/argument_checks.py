@@ -7,45 +7,49 @@ from operator import index
 from typing import Any
 
 
-def integer_of(what: str, name: str, value: Any, least: int) -> int:
+def check_integer(function: str, name: str, value: Any, minimum: int) -> int:
     """Return an argument as an integer.
 
     Args:
-        what: the function that takes it.
+        function: the function that takes it.
         name: of the argument.
 
     Raises:
         TypeError: it is none.
-        ValueError: it is below `least`.
+        ValueError: it is below `minimum`.
     """
     try:
         number = None if isinstance(value, bool) else index(value)
     except TypeError:
         number = None
     if number is None:
-        raise TypeError(f"{what}: {name} must be an integer, not {value!r}")
-    if number < least:
-        raise ValueError(f"{what}: {name} must be at least {least}, not {value}")
+        raise TypeError(f"{function}: {name} must be an integer, not {value!r}")
+    if number < minimum:
+        raise ValueError(f"{function}: {name} must be at least {minimum}, not {value}")
     return number
 
 
-def integers_of(what: str, name: str, values: Iterable[int], least: int = 0) -> tuple[int, ...]:
+def check_integers(
+    function: str, name: str, values: Iterable[int], minimum: int = 0
+) -> tuple[int, ...]:
     """Return an argument as a tuple of integers, such as a shape.
 
     Raises:
         TypeError: it is none.
-        ValueError: one is below `least`.
+        ValueError: one is below `minimum`.
     """
     try:
         numbers = tuple(map(index, values))
     except TypeError:
-        raise TypeError(f"{what}: {name} must be a tuple of integers, not {values!r}") from None
-    if any(n < least for n in numbers):
-        raise ValueError(f"{what}: {name} must have no number below {least}, but is {numbers}")
+        raise TypeError(f"{function}: {name} must be a tuple of integers, not {values!r}") from None
+    if any(n < minimum for n in numbers):
+        raise ValueError(
+            f"{function}: {name} must have no number below {minimum}, but is {numbers}"
+        )
     return numbers
 
 
-def check_type(what: str, name: str, value: Any, kind: type) -> None:
+def check_type(function: str, name: str, value: Any, kind: type) -> None:
     """Raise TypeError unless an argument is of a type."""
     if not isinstance(value, kind):
-        raise TypeError(f"{what}: {name} must be a {kind.__name__}, not {value!r}")
+        raise TypeError(f"{function}: {name} must be a {kind.__name__}, not {value!r}")

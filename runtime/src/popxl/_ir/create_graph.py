@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from popxl._ir.analysis_registry import attach
+from popxl._ir.analysis_registry import register_analysis
 from popxl.graph import Graph
 from popxl.module import Module
 from popxl.tensor import Tensor, TensorSpec
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from popxl.ir import Ir
 
 
-@attach
+@register_analysis
 def build_graph(
     ir: Ir, fn: Callable[..., Any] | Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Graph:

@@ -27,7 +27,7 @@ def is_on(switch: str) -> bool:
     return os.environ.get(switch, "0") not in ("", "0")
 
 
-def checked_values() -> str:
+def checked_nonfinite() -> str:
     """What `CHECK` asks for: "nan", "inf" or "".
 
     Raises:

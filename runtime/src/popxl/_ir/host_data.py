@@ -11,7 +11,7 @@ import numpy as np
 from popxl import dtypes
 
 INLINE_BYTES = 4096  # constants up to this size are written into the code of executables
-_HELD: WeakValueDictionary[Any, np.ndarray] = WeakValueDictionary()
+_SHARED_CONSTANTS: WeakValueDictionary[Any, np.ndarray] = WeakValueDictionary()
 
 
 def host_array(x: Any) -> np.ndarray:
@@ -21,7 +21,7 @@ def host_array(x: Any) -> np.ndarray:
         ValueError: an empty list, which has no dtype, or rows of different lengths.
     """
     if type(x).__module__.startswith("torch"):
-        x = _of_torch(x.detach().cpu())
+        x = _from_torch(x.detach().cpu())
     try:
         array = np.asarray(x)
     except ValueError as error:  # rows of different lengths
@@ -31,7 +31,7 @@ def host_array(x: Any) -> np.ndarray:
     return array
 
 
-def _of_torch(x: Any) -> np.ndarray:
+def _from_torch(x: Any) -> np.ndarray:
     """A tensor of PyTorch; of bfloat16 and float8, which NumPy itself lacks, the bits."""
     import torch
 
@@ -41,7 +41,7 @@ def _of_torch(x: Any) -> np.ndarray:
     return bits.numpy().view(dtypes.dtype.as_dtype(x.dtype).as_numpy())
 
 
-def rounded_to_odd(x: np.ndarray) -> np.ndarray:
+def round_to_odd(x: np.ndarray) -> np.ndarray:
     """float64 numbers as float32, so that these round to narrower types as those do: of the two
     neighbours of a number that float32 lacks, the one whose last bit is 1."""
     with np.errstate(over="ignore"):
@@ -56,7 +56,7 @@ def device_view(x: np.ndarray) -> np.ndarray:
     return x.view(dtypes.dtype.as_dtype(x.dtype).as_jax()) if x.dtype.names else x
 
 
-def held_once(array: np.ndarray) -> np.ndarray:
+def deduplicate_constant(array: np.ndarray) -> np.ndarray:
     """A copy for a constant; large constants of equal bytes share one, which is read-only. A memory
     map is the user's storage, and stays as it is."""
     if isinstance(array, np.memmap):
@@ -65,8 +65,8 @@ def held_once(array: np.ndarray) -> np.ndarray:
         return array.copy()
     digest = hashlib.blake2b(array.reshape(-1).view(np.uint8).data).digest()
     key = array.dtype, array.shape, digest
-    held = _HELD.get(key)
+    held = _SHARED_CONSTANTS.get(key)
     if held is None:
-        held = _HELD[key] = array.copy()
+        held = _SHARED_CONSTANTS[key] = array.copy()
         held.flags.writeable = False
     return held

@@ -90,7 +90,7 @@ class Op:
         return tuple(dict.fromkeys(graphs))
 
     def __str__(self) -> str:
-        return analyses.op_text(self)
+        return analyses.format_op(self)
 
     def __repr__(self) -> str:
         return f"<Op {self.name} at {self.location}>"

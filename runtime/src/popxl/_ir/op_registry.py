@@ -55,8 +55,8 @@ class OpDef:
     Args:
         name: unique name, shown in the text form.
         lower: the meaning: `lower(*arrays, **attrs) -> array or tuple of arrays`.
-        onto: `onto(t, *arrays, **attrs)`: t and the only result added up, bit for bit; for ops that
-            can add to something sooner than make a result for it.
+        add_to: `onto(t, *arrays, **attrs)`: t and the only result added up, bit for bit; for ops
+            that can add to something sooner than make a result for it.
         infer: `infer(*specs, **attrs) -> [TensorSpec, ...]`; default: from `lower`.
         grad: `grad(ctx, op, *output_grads) -> [gradient or None of each input]`, adding ops to the
             gradient graph; `output_grads` has None where no gradient flows. Default: a vjp of
@@ -69,14 +69,14 @@ class OpDef:
             one op that is the view `then` of the view `first`.
         dtypes: "same": all inputs must have one dtype; "any": no rule beyond `infer`.
         regions: for ops that run graphs: `regions(op) -> [Region]`, what they run.
-        same: `same(op) -> bool`: whether the only output is the only input, unchanged; where it is,
-            nothing is computed or copied.
+        is_identity: `same(op) -> bool`: whether the only output is the only input, unchanged; where
+            it is, nothing is computed or copied.
         effects: state the op touches itself: `effects(op) -> Effects`.
         check: for pure ops: a rule on values that a run checks.
         rounds: for updates of variables: `lower` takes a further argument `rounding`, which says
             how its float32 result is rounded to the dtype of the first input.
-        maxima: inputs whose "gradient" is no derivative but the largest of something observed: of
-            several for one tensor, the largest is taken, and not the sum.
+        max_gradient_inputs: inputs whose "gradient" is no derivative but the largest of something
+            observed: of several for one tensor, the largest is taken, and not the sum.
         result: what results are called, before the graph makes their names unique; or
             `result(op) -> [name of each]`. `{t}` is the name of the first input, whose
             scopes come first. Default: `<name>_out`, in place `<name>_inplace_out`.
@@ -87,7 +87,7 @@ class OpDef:
 
     name: str
     lower: Callable[..., Any] | None = None
-    onto: Callable[..., Any] | None = None
+    add_to: Callable[..., Any] | None = None
     infer: InferRule | None = None
     grad: GradRule | NoGrad | None = None
     execute: Callable[..., Sequence[Any]] | None = None
@@ -95,11 +95,11 @@ class OpDef:
     merge: Callable[[Op, Op], tuple[OpDef, Mapping[str, Any]] | None] | None = None
     dtypes: Literal["same", "any"] = "any"
     regions: Callable[[Op], Iterable[Region[Any]]] | None = None
-    same: Callable[[Op], bool] | None = None
+    is_identity: Callable[[Op], bool] | None = None
     effects: Callable[[Op], Any] | None = None
     check: RuntimeCheck | None = None
     rounds: bool = False
-    maxima: tuple[int, ...] = ()
+    max_gradient_inputs: tuple[int, ...] = ()
     result: NameRule = ""
     inplace_result: NameRule = ""
     tags: frozenset[str] = field(default_factory=frozenset)

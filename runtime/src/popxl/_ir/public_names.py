@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import Any
 
 
-def exported(package: dict[str, Any]) -> list[str]:
+def collect_public_names(package: dict[str, Any]) -> list[str]:
     """The names that a package imports from its modules, for its `__all__`.
 
     Args:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from popxl.graph import Graph
     from popxl.tensor import Tensor
 
-G = TypeVar("G")  # a `Graph`, or a `Functional`
+G = TypeVar("G")  # a `Graph`, or a `FunctionalGraph`
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class Region(Generic[G]):
         kind: "always"; "branch": of all regions of this kind one runs, the first if the op's first
             input is true; "derivative": values reach the graph in ways that only the op knows, and
             it changes no state.
-        also: tensors of the graph whose values the op wants besides its outputs.
+        extra_tensors: tensors of the graph whose values the op wants besides its outputs.
     """
 
     graph: G
@@ -40,18 +40,20 @@ class Region(Generic[G]):
     carried: tuple[tuple[int, int], ...] = ()
     count: int = 1
     kind: Literal["always", "branch", "derivative"] = "always"
-    also: tuple[Tensor, ...] = ()
+    extra_tensors: tuple[Tensor, ...] = ()
 
     def position(self, index: int) -> int:
         """Position among the op's inputs of the tensor that input `index` of the graph is given."""
-        at = self.inputs[index]
-        assert at is not None, f"input {index} of {self.graph!r} is given by the op itself"
-        return at
+        position = self.inputs[index]
+        assert position is not None, f"input {index} of {self.graph!r} is given by the op itself"
+        return position
 
-    def reaches(self: Region[Graph], op: Op, index: int) -> bool:
+    def writes_back(self: Region[Graph], op: Op, index: int) -> bool:
         """Whether changes of input `index` of the graph reach the tensor that `op` gives it."""
-        at = self.inputs[index]
-        return at is not None and (self.graph._inputs[index]._by_ref or at in op.site_modified)
+        position = self.inputs[index]
+        return position is not None and (
+            self.graph._inputs[index]._by_ref or position in op.site_modified
+        )
 
 
 def regions(op: Op) -> tuple[Region[Graph], ...]:

@@ -67,7 +67,7 @@ def shard_count(whole: Iterable[int], elements: int, group_size: int) -> int:
     return fitting[0]
 
 
-def common(metas: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+def common_meta_shape(metas: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
     """The meta shape that tensors share, or (); preferably one that knows the number of shards."""
     shapes = [m for m in metas if m]
     if not shapes:  # the usual case, and this runs for every op

@@ -15,7 +15,7 @@ ops: Any = None  # the module popxl.ops
 _getitem: Any = None
 
 
-def attach(module: ModuleType, getitem: Callable[[Any, Any], Any]) -> None:
+def register_ops(module: ModuleType, getitem: Callable[[Any, Any], Any]) -> None:
     """Say which ops the operators stand for, and what `tensor[key]` does."""
     global ops, _getitem
     ops, _getitem = module, getitem

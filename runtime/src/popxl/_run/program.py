@@ -2,7 +2,7 @@
 
 A run takes the state from the session and gives it back; if it fails, the state is gone. After a
 run the session alone has variables and entries: the program keeps constants, numbers, and arrays
-that are on their way until `Program.settle`.
+that are on their way until `Program.wait_all`.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from jax.sharding import Mesh
 import popdist
 from popxl._analysis.effects import Effects, program_effects
 from popxl._compile.executable_cache import SegmentCache
-from popxl._compile.platforms import platform_named
+from popxl._compile.platforms import get_platform
 from popxl._compile.segment_function import lower_segment
-from popxl._devices.mesh import copied, global_shape, per_replica, replicated, target_of
-from popxl._ir.debug_flags import STEPS, STEPWISE, checked_values, is_on
+from popxl._devices.mesh import copy_array, global_shape, lowering_target, per_replica, replicated
+from popxl._ir.debug_flags import STEPS, STEPWISE, checked_nonfinite, is_on
 from popxl._ir.host_data import device_view
-from popxl._run.process_gather import numbers
-from popxl._run.schedule_executor import Globals, Walker
-from popxl._run.step_log import logged
+from popxl._run.process_gather import replica_scalars
+from popxl._run.schedule_executor import RunGlobals, ScheduleExecutor
+from popxl._run.step_log import log_steps
 from popxl._run.timing import Timer, Timing
 from popxl._schedule.buffer_donation import is_exclusive
-from popxl._schedule.lookahead import Fetched, upcoming
+from popxl._schedule.lookahead import FetchedScalars, lookahead_events
 from popxl._schedule.schedule_builder import build_schedule
-from popxl._schedule.segment import Facts, Segment, argument_specs, result_specs
-from popxl._storage.buffer_storage import Entries
-from popxl._storage.disk_queue import Traffic
-from popxl._storage.in_place_mover import Direct, InFlight
-from popxl._storage.prefetch import Transit
-from popxl._storage.replica_arrays import put, sent
+from popxl._schedule.segment import ProgramContext, Segment, argument_specs, result_specs
+from popxl._storage.buffer_storage import BufferStorage
+from popxl._storage.disk_queue import DiskQueue
+from popxl._storage.in_place_mover import InFlight, InPlaceMover
+from popxl._storage.prefetch import PrefetchMover
+from popxl._storage.replica_arrays import put_array, put_async
 from popxl.errors import poplar_application_runtime_error
 
 if TYPE_CHECKING:
     from popxl._ir.op import Op
-    from popxl._schedule.schedule import Routine, Schedule, Slot
+    from popxl._schedule.schedule import Register, Routine, Schedule
     from popxl._schedule.schedule_walk import Observer
     from popxl.ir import Ir
     from popxl.remote_buffer import RemoteBuffer
@@ -60,26 +60,26 @@ _FINITE = (
     "its result has NaN, and none of its inputs has",
     "its result has NaN or infinity, and none of its inputs has",
 )
-_NUMBERS_KEPT = 2**14
+_MAX_CACHED_SCALARS = 2**14
 _IN_FLIGHT = 64 * 2**20  # bytes, where a load is no copy
 
 
 @dataclass
-class State:
+class ProgramState:
     """What a program changes and keeps from run to run.
 
     Attributes:
         variables: arrays of the variables on the device, or of their shards (see `global_shape`).
         entries: the remote buffers.
-        traffic: of the folder for entries on disk; None: there are none.
+        disk_queue: of the folder for entries on disk; None: there are none.
     """
 
     variables: dict[Variable | Shard, jax.Array] = field(default_factory=dict)
-    entries: dict[RemoteBuffer, Entries] = field(default_factory=dict)
-    traffic: Traffic | None = None
+    entries: dict[RemoteBuffer, BufferStorage] = field(default_factory=dict)
+    disk_queue: DiskQueue | None = None
 
     def __post_init__(self) -> None:
-        self._closed = None if self.traffic is None else finalize(self, self.traffic.close)
+        self._closed = None if self.disk_queue is None else finalize(self, self.disk_queue.close)
 
     def close(self) -> None:
         """Remove the entries on disk. Also done, some time, when nobody has the state any more."""
@@ -88,18 +88,20 @@ class State:
         if self._closed is not None:
             self._closed()
 
-    def running(self, main: Routine, fetched: Fetched) -> AbstractContextManager[None]:
+    def run_context(self, main: Routine, fetched: FetchedScalars) -> AbstractContextManager[None]:
         """A context for a run of the program."""
-        if self.traffic is None:
+        if self.disk_queue is None:
             return nullcontext()
-        return self.traffic.run(upcoming(main, fetched.followed()), self.entries)
+        return self.disk_queue.run(lookahead_events(main, fetched.subscribe()), self.entries)
 
 
-def facts_of_program(schedule: Schedule, ir: Ir, target: str, watched: str = "") -> Facts:
+def make_program_context(
+    schedule: Schedule, ir: Ir, target: str, watched: str = ""
+) -> ProgramContext:
     """What the program of `ir` says to its segments.
 
     Args:
-        target: see `Facts`.
+        target: see `ProgramContext`.
         watched: what no op may make: see `popxl._ir.debug_flags.CHECK`.
     """
     options = ir._pb_ir.getSessionOptions()
@@ -109,9 +111,9 @@ def facts_of_program(schedule: Schedule, ir: Ir, target: str, watched: str = "")
         if op.defn.check is not None and getattr(options, op.defn.check.option)
     ]
     every = dict.fromkeys(op for graph in ir._graphs for op in graph._ops) if watched else ()
-    return Facts(
+    return ProgramContext(
         checks={op: i for i, op in enumerate(checked, 1)},
-        rounding=options.enableStochasticRounding and schedule.graph.updates > 0,
+        rounding=options.enableStochasticRounding and schedule.graph.num_roundings > 0,
         replicas=ir.replication_factor,
         transfers=ir.num_host_transfers,
         target=target,
@@ -125,20 +127,22 @@ class Program:
 
     def __init__(self, ir: Ir, mesh: Mesh) -> None:
         self.ir, self.mesh = ir, mesh
-        self.platform = platform_named(mesh.devices.flat[0].platform)
+        self.platform = get_platform(mesh.devices.flat[0].platform)
         self.platform.check()
         self.effects: Effects = program_effects(ir)
         self.schedule: Schedule = build_schedule(ir)
-        self.platform.look_at(self.schedule, self.ir.load_window)
-        target = target_of(self.platform.name, mesh.devices.flat[0])
-        self.facts = facts_of_program(self.schedule, ir, target, checked_values())
+        self.platform.set_prefetch_window(self.schedule, self.ir.load_window)
+        target = lowering_target(self.platform.name, mesh.devices.flat[0])
+        self.context = make_program_context(self.schedule, ir, target, checked_nonfinite())
         for segment in self.schedule.segments:
-            segment.facts = self.facts
+            segment.context = self.context
         self.variables: list[Any] = [v.tensor for v in self.schedule.graph.inputs]
         self._launcher = self.platform.launcher(ir.replication_factor, ir._instances)
-        self._numbers: dict[Any, jax.Array] = {}
+        self._scalars: dict[Any, jax.Array] = {}
         self._in_flight = InFlight(_IN_FLIGHT)
-        self._moving: Direct | Transit | None = None  # of the last run, without its entries
+        self._mover: InPlaceMover | PrefetchMover | None = (
+            None  # of the last run, without its entries
+        )
         self._is_stepwise = is_on(STEPWISE)
         self.timing: Timing | None = None
 
@@ -148,15 +152,17 @@ class Program:
         return [self.variables[i] for i in self.schedule.graph.changed]
 
     @property
-    def rounds(self) -> bool:
+    def rounds_stochastically(self) -> bool:
         """Whether updates of 16-bit variables round at random."""
-        return self.facts.rounding
+        return self.context.rounding
 
     @property
     def _rules(self) -> list[tuple[Op, str]]:
         """Ops whose values are checked, each with its rule; number n of a fault is the n-th."""
-        rules = [(op, op.defn.check.rule) for op in self.facts.checks if op.defn.check is not None]
-        return [*rules, *((op, _FINITE[self.facts.infinite]) for op in self.facts.watched)]
+        rules = [
+            (op, op.defn.check.rule) for op in self.context.checks if op.defn.check is not None
+        ]
+        return [*rules, *((op, _FINITE[self.context.infinite]) for op in self.context.watched)]
 
     @cached_property
     def h2d(self) -> list[HostToDeviceStream]:
@@ -181,7 +187,7 @@ class Program:
         first = {keys[s]: s for s in reversed(self.schedule.segments)}
         with ThreadPoolExecutor(max(2, os.cpu_count() or 1)) as pool:
             made = dict(zip(first, pool.map(cache.load, first.values()), strict=True))
-            missing = self._missing_anywhere(made)
+            missing = self._missing_in_any_process(made)
             made |= zip(missing, pool.map(cache.compile, map(first.get, missing)), strict=True)
         for _ in range(len(made) - len(missing)):
             cache.count("hits")
@@ -189,14 +195,16 @@ class Program:
         seconds = time.perf_counter() - start
         logger.info("compiled or loaded %d executables in %.2f s", len(made), seconds)
 
-    def _missing_anywhere(self, loaded: Mapping[str, Any]) -> list[str]:
+    def _missing_in_any_process(self, loaded: Mapping[str, Any]) -> list[str]:
         """The keys of what a process has not loaded, of any process that runs the program.
 
         On GPUs XLA tunes what it compiles together with all processes, and waits for each: all
         compile an executable, or none does.
         """
         own = [executable is None for executable in loaded.values()]
-        everyones = popdist.gather(own, "executables") if self.ir._instances > 1 else [own]
+        everyones = (
+            popdist.all_gather_object(own, "executables") if self.ir._instances > 1 else [own]
+        )
         return [key for key, *lacks in zip(loaded, *everyones, strict=True) if any(lacks)]
 
     def specs_of(self, segment: Segment) -> tuple[list[Any], list[Any]]:
@@ -226,21 +234,21 @@ class Program:
     def _constants(self) -> Mapping[int, jax.Array]:
         whole = replicated(self.mesh)
         used = {c._content: c._data for s in self.schedule.segments for c in s.constants}
-        return {content: put(device_view(data), whole) for content, data in used.items()}
+        return {content: put_array(device_view(data), whole) for content, data in used.items()}
 
-    def _number(self, value: int, spec: TensorSpec) -> jax.Array:
+    def _put_scalar(self, value: int, spec: TensorSpec) -> jax.Array:
         """A number of the host on the devices; numbers come again, so they are kept."""
         key = value, spec.shape, spec.dtype
-        if key not in self._numbers:
-            if len(self._numbers) > _NUMBERS_KEPT:
-                self._numbers.clear()
+        if key not in self._scalars:
+            if len(self._scalars) > _MAX_CACHED_SCALARS:
+                self._scalars.clear()
             array = np.full(spec.shape, value, spec.dtype.as_jax())
-            self._numbers[key] = sent(array, replicated(self.mesh))
-        return self._numbers[key]
+            self._scalars[key] = put_async(array, replicated(self.mesh))
+        return self._scalars[key]
 
     def _call(self, segment: Segment, arguments: Sequence[jax.Array]) -> Sequence[jax.Array]:
         results = self._launcher(self.executables[segment], arguments, segment.nbytes)
-        if self._is_apart:
+        if self._is_synchronous:
             jax.block_until_ready(results)
         if segment.effects.impure:
             jax.block_until_ready(results)
@@ -248,7 +256,7 @@ class Program:
         return results
 
     def run(
-        self, state: State, inputs: dict[Any, jax.Array], seed: jax.Array | None
+        self, state: ProgramState, inputs: dict[Any, jax.Array], seed: jax.Array | None
     ) -> dict[Any, jax.Array]:
         """Run the program once. `state` is changed; it is lost if the run fails.
 
@@ -261,27 +269,31 @@ class Program:
         Raises:
             poplar_application_runtime_error: an op found a value that breaks its rule.
         """
-        shared = self._globals(inputs, seed)
-        fetched, main = Fetched(), self.schedule.main
-        moving = self._mover(state, fetched)
-        observer = self._observer(moving)
-        walker = Walker(self._call, self._number, copied, moving, shared, fetched, observer)
+        run_globals = self._make_globals(inputs, seed)
+        fetched, main = FetchedScalars(), self.schedule.main
+        mover = self._make_mover(state, fetched)
+        observer = self._observer(mover)
+        executor = ScheduleExecutor(
+            self._call, self._put_scalar, copy_array, mover, run_globals, fetched, observer
+        )
         given = [state.variables.pop(v) for v in self.variables]
         kept = {self.variables[i]: given[i] for i in self._unchanged}
-        with nullcontext() if self._is_stepwise else state.running(main, fetched):
-            slots = walker.run(main, given)
-            moving.finish()
-        self._moving = moving
+        with nullcontext() if self._is_stepwise else state.run_context(main, fetched):
+            registers = executor.run(main, given)
+            mover.finish_run()
+        self._mover = mover
         state.variables.update(kept)
-        for i, slot, private in self._changes:
-            state.variables[self.variables[i]] = slots[slot] if private else copied(slots[slot])
-        if shared.fault is not None:
-            self._check_faults(shared.fault)
-        return {s: shared.streams[s] for s in self.d2h}
+        for i, register, private in self._changes:
+            state.variables[self.variables[i]] = (
+                registers[register] if private else copy_array(registers[register])
+            )
+        if run_globals.fault is not None:
+            self._check_faults(run_globals.fault)
+        return {s: run_globals.streams[s] for s in self.d2h}
 
     @cached_property
-    def _changes(self) -> list[tuple[int, Slot, bool]]:
-        """Variables that a run changes, the slots that they end in, and if they alone do."""
+    def _changes(self) -> list[tuple[int, Register, bool]]:
+        """Variables that a run changes, the registers that they end in, and if they alone do."""
         main, changed = self.schedule.main, self.schedule.graph.changed
         return [(i, main.outputs[k], is_exclusive(main, k, i)) for k, i in enumerate(changed)]
 
@@ -291,53 +303,57 @@ class Program:
         changed = set(self.schedule.graph.changed)
         return [i for i in range(len(self.variables)) if i not in changed]
 
-    def _mover(self, state: State, fetched: Fetched) -> Direct | Transit:
+    def _make_mover(
+        self, state: ProgramState, fetched: FetchedScalars
+    ) -> InPlaceMover | PrefetchMover:
         window, main = self.schedule.window, self.schedule.main
-        if self._is_apart and window is not None:
+        if self._is_synchronous and window is not None:
             window = 0
-        return self.platform.moving(window, main, fetched, state.entries, self._in_flight)
+        return self.platform.make_mover(window, main, fetched, state.entries, self._in_flight)
 
-    def _observer(self, moving: Direct | Transit) -> Observer:
-        timing = Timing(apart=True) if self._is_stepwise and self.timing is None else self.timing
-        timer = iter if timing is None else Timer(timing, moving)
-        return (lambda steps: timer(logged(steps))) if is_on(STEPS) else timer
+    def _observer(self, mover: InPlaceMover | PrefetchMover) -> Observer:
+        timing = (
+            Timing(synchronize=True) if self._is_stepwise and self.timing is None else self.timing
+        )
+        timer = iter if timing is None else Timer(timing, mover)
+        return (lambda steps: timer(log_steps(steps))) if is_on(STEPS) else timer
 
     @property
-    def _is_apart(self) -> bool:
-        return self._is_stepwise or (self.timing is not None and self.timing.apart)
+    def _is_synchronous(self) -> bool:
+        return self._is_stepwise or (self.timing is not None and self.timing.synchronize)
 
-    def settle(self, state: State | None = None) -> None:
+    def wait_all(self, state: ProgramState | None = None) -> None:
         """Wait until the devices have done what runs have asked for, and changed in `state`."""
         if state is not None:
             jax.block_until_ready([x for x in state.variables.values() if not x.is_deleted()])
-        self._in_flight.settle()
-        if self._moving is not None:
-            self._moving.settle()
-        self._launcher.settle()
+        self._in_flight.wait_all()
+        if self._mover is not None:
+            self._mover.wait_all()
+        self._launcher.release_arrays()
 
     @cached_property
     def _zero(self) -> jax.Array:
         """A zero for each replica, which no segment is donated."""
         zeros = np.zeros(global_shape(self.ir.replication_factor, ()), np.int32)
-        return put(zeros, per_replica(self.mesh))
+        return put_array(zeros, per_replica(self.mesh))
 
-    def _globals(self, inputs: dict[Any, jax.Array], seed: jax.Array | None) -> Globals:
+    def _make_globals(self, inputs: dict[Any, jax.Array], seed: jax.Array | None) -> RunGlobals:
         replicas, own = self.ir.replication_factor, per_replica(self.mesh)
 
         def zeros(shape: Sequence[int], dtype: Any) -> jax.Array:
-            return sent(np.zeros(global_shape(replicas, tuple(shape)), dtype), own)
+            return put_async(np.zeros(global_shape(replicas, tuple(shape)), dtype), own)
 
-        sinks = {
+        output_streams = {
             s: zeros((self.ir.num_host_transfers, *s.shape), s.dtype.as_jax()) for s in self.d2h
         }
         positions = dict.fromkeys((*self.h2d, *self.d2h), self._zero)
         fault = self._zero if self._rules else None
-        streams: dict[Stream, jax.Array] = {**inputs, **sinks}  # type: ignore[dict-item]
-        return Globals(streams, positions, self._constants, fault, seed)
+        streams: dict[Stream, jax.Array] = {**inputs, **output_streams}  # type: ignore[dict-item]
+        return RunGlobals(streams, positions, self._constants, fault, seed)
 
     def _check_faults(self, faults: jax.Array) -> None:
         rules = self._rules
-        broken = [(i, *rules[int(n) - 1]) for i, n in enumerate(numbers(faults)) if n]
+        broken = [(i, *rules[int(n) - 1]) for i, n in enumerate(replica_scalars(faults)) if n]
         if broken:  # what one replica made, collectives bring to others
             replica, op, rule = min(broken, key=lambda b: "collective" in b[1].defn.tags)
             raise poplar_application_runtime_error(

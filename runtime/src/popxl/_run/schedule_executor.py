@@ -1,12 +1,12 @@
 """Runs a schedule: the host goes ahead of the devices, and waits only where it has to.
 
-JAX runs what it is asked to in the background. So the walker asks for the next layer's entries
+JAX runs what it is asked to in the background. So the executor asks for the next layer's entries
 while the devices still compute the current one; it waits for values that it has to know, and when
 arrays of more than a limit of bytes were asked for and are not there yet. A mover decides when
 entries move (`popxl._storage.in_place_mover`).
 
-One thread walks, and alone has slots, state and entries. Others only launch what it waits for
-(`popxl._devices.cpu.Launcher`), and read and write files (`popxl._storage.disk_queue`).
+One thread walks, and alone has registers, state and entries. Others only launch what it waits for
+(`popxl._devices.cpu.CpuLauncher`), and read and write files (`popxl._storage.disk_queue`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from popxl._run.process_gather import numbers
+from popxl._run.process_gather import replica_scalars
 from popxl._schedule.schedule import (
     Branch,
     Compute,
@@ -29,22 +29,22 @@ from popxl._schedule.schedule import (
     Step,
     Store,
 )
-from popxl._schedule.schedule_walk import Activation, compute, walk
-from popxl._schedule.segment import COUNT
+from popxl._schedule.schedule_walk import Frame, compute, walk
+from popxl._schedule.segment import ROUNDING_COUNT
 from popxl.errors import locate, popart_exception
 
 if TYPE_CHECKING:
-    from popxl._schedule.lookahead import Fetched
+    from popxl._schedule.lookahead import FetchedScalars
     from popxl._schedule.schedule import Index
     from popxl._schedule.schedule_walk import Observer
     from popxl._schedule.segment import Segment
-    from popxl._storage.in_place_mover import Direct
-    from popxl._storage.prefetch import Transit
+    from popxl._storage.in_place_mover import InPlaceMover
+    from popxl._storage.prefetch import PrefetchMover
     from popxl.streams import Stream
 
 
 @dataclass
-class Globals:
+class RunGlobals:
     """What segments use besides their arguments, in one run.
 
     Attributes:
@@ -62,18 +62,18 @@ class Globals:
     seed: jax.Array | None = None
 
 
-def fetched_number(array: jax.Array) -> Index:
+def fetch_scalar(array: jax.Array) -> Index:
     """The number that an array holds, once it is there; one for each replica where they differ."""
-    values = tuple(int(x.item()) for x in numbers(array))
+    values = tuple(int(x.item()) for x in replica_scalars(array))
     return values[0] if len(set(values)) == 1 else values
 
 
-class Walker:
+class ScheduleExecutor:
     """One run of a program.
 
     Args:
         call: runs a segment: `call(segment, arguments) -> results`.
-        number: brings a number to the devices: `number(value, spec) -> array`.
+        scalar: brings a number to the devices: `number(value, spec) -> array`.
         copy: an array of its own memory with the same values.
         fetched: is told the numbers that are fetched.
         observer: passes the steps on, see `popxl._schedule.schedule_walk`.
@@ -83,18 +83,18 @@ class Walker:
     def __init__(
         self,
         call: Callable[[Segment, Sequence[jax.Array]], Sequence[jax.Array]],
-        number: Callable[[int, Any], jax.Array],
+        scalar: Callable[[int, Any], jax.Array],
         copy: Callable[[jax.Array], jax.Array],
-        moving: Direct | Transit,
-        shared: Globals,
-        fetched: Fetched,
+        mover: InPlaceMover | PrefetchMover,
+        run_globals: RunGlobals,
+        fetched: FetchedScalars,
         observer: Observer = iter,
-        fetch: Callable[[jax.Array], Index] = fetched_number,
+        fetch: Callable[[jax.Array], Index] = fetch_scalar,
     ) -> None:
-        self._call, self._number, self._copy, self._fetch_number = call, number, copy, fetch
-        self._moving, self._shared, self._fetched = moving, shared, fetched
+        self._call, self._put_scalar, self._copy, self._fetch_scalar = call, scalar, copy, fetch
+        self._mover, self._run_globals, self._fetched = mover, run_globals, fetched
         self._observer = observer
-        self._do: dict[type[Step], Callable[[Any, Activation], None]] = {
+        self._handlers: dict[type[Step], Callable[[Any, Frame], None]] = {
             Load: self._load,
             Store: self._store,
             Compute: compute,
@@ -105,63 +105,66 @@ class Walker:
         }
 
     def run(self, main: Routine, inputs: list[Any]) -> list[Any]:
-        """Run the program; returns the slots of its main routine. `inputs` is emptied."""
-        activation, do = Activation(main, inputs), self._do
-        step, at = None, activation
+        """Run the program; returns the registers of its main routine. `inputs` is emptied."""
+        main_frame, handlers = Frame(main, inputs), self._handlers
+        step, frame = None, main_frame
         try:
-            for step, at in self._observer(walk(activation, self._copy)):
-                do[type(step)](step, at)
+            for step, frame in self._observer(walk(main_frame, self._copy)):
+                handlers[type(step)](step, frame)
         except BaseException as error:
             if step is not None:
-                locate(error, f"{at.text_of(step)}, of {at.routine.title}", step.location)
+                locate(error, f"{frame.format_step(step)}, of {frame.routine.title}", step.location)
             raise
-        return activation.slots
+        return main_frame.registers
 
     # ---- steps ----------------------------------------------------------------------------------
-    def _load(self, step: Load, at: Activation) -> None:
-        at.slots[step.out] = self._moving.load(step, at.slots[step.at])
+    def _load(self, step: Load, frame: Frame) -> None:
+        frame.registers[step.out] = self._mover.load(step, frame.registers[step.entry_index])
 
-    def _store(self, step: Store, at: Activation) -> None:
-        self._moving.store(step, at.slots[step.at], at.slots[step.value])
+    def _store(self, step: Store, frame: Frame) -> None:
+        self._mover.store(step, frame.registers[step.entry_index], frame.registers[step.value])
 
-    def _fetch(self, step: Fetch, at: Activation) -> None:
-        number = self._fetch_number(at.slots[step.value])
-        at.slots[step.out] = number
-        self._fetched.append(number)
+    def _fetch(self, step: Fetch, frame: Frame) -> None:
+        scalar = self._fetch_scalar(frame.registers[step.value])
+        frame.registers[step.out] = scalar
+        self._fetched.append(scalar)
 
-    def _check_condition(self, step: Branch, at: Activation) -> None:
-        condition = at.slots[step.condition]
+    def _check_condition(self, step: Branch, frame: Frame) -> None:
+        condition = frame.registers[step.condition]
         if isinstance(condition, tuple):
             raise popart_exception(
                 "the condition of a conditional whose branches move entries of remote buffers "
                 f"differs between replicas: {condition}; it must be the same on all of them"
             )
 
-    def _run(self, step: Run, at: Activation) -> None:
-        self._moving.run(step)
-        segment, shared, slots = step.segment, self._shared, at.slots
-        arguments = [slots[s] for s in step.args]
-        for i in segment.numbers:
-            arguments[i] = self._number(arguments[i], segment.args[i].spec)
-        arguments += [shared.streams[s] for s in segment.streams]
-        arguments += [shared.positions[s] for s in segment.streams]
-        arguments += [shared.constants[c._content] for c in segment.constants]
-        if segment.is_checked:
-            arguments.append(shared.fault)
-        if segment.is_rounded:
-            arguments += [shared.seed, self._number(at.updates + step.updates, COUNT)]
-        for slot in step.last:
-            slots[slot] = None
+    def _run(self, step: Run, frame: Frame) -> None:
+        self._mover.before_run(step)
+        segment, run_globals, registers = step.segment, self._run_globals, frame.registers
+        arguments = [registers[s] for s in step.args]
+        for i in segment.scalar_args:
+            arguments[i] = self._put_scalar(arguments[i], segment.args[i].spec)
+        arguments += [run_globals.streams[s] for s in segment.streams]
+        arguments += [run_globals.positions[s] for s in segment.streams]
+        arguments += [run_globals.constants[c._content] for c in segment.constants]
+        if segment.has_checks:
+            arguments.append(run_globals.fault)
+        if segment.rounds_stochastically:
+            arguments += [
+                run_globals.seed,
+                self._put_scalar(frame.rounding_offset + step.rounding_offset, ROUNDING_COUNT),
+            ]
+        for register in step.dead_registers:
+            registers[register] = None
         results = self._call(segment, arguments)
         arguments.clear()
-        slots_of = step.outs
-        for slot, array in zip(slots_of, results, strict=False):
-            slots[slot] = array
-        rest = iter(results[len(slots_of) :])
-        for stream in segment.sinks:
-            shared.streams[stream] = next(rest)
+        result_registers = step.outs
+        for register, array in zip(result_registers, results, strict=False):
+            registers[register] = array
+        remaining = iter(results[len(result_registers) :])
+        for stream in segment.output_streams:
+            run_globals.streams[stream] = next(remaining)
         for stream in segment.streams:
-            shared.positions[stream] = next(rest)
-        if segment.is_checked:
-            shared.fault = next(rest)
-        self._moving.ran(step, results)
+            run_globals.positions[stream] = next(remaining)
+        if segment.has_checks:
+            run_globals.fault = next(remaining)
+        self._mover.after_run(step, results)

@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     from popxl._schedule.schedule_walk import Steps
 
 
-def logged(steps: Steps) -> Steps:
+def log_steps(steps: Steps) -> Steps:
     """Write each step, with the numbers that the host knows, and the seconds since the first."""
     start = time.perf_counter()
 
     def write(text: str) -> None:
         print(f"popxl: {time.perf_counter() - start:.3f} s: {text}", file=sys.stderr, flush=True)
 
-    for step, at in steps:
-        part = f"  # {at.part_of(step)}" if at.part_of(step) else ""
-        write(f"{at.routine.title}: {at.text_of(step)}{part} ({step.location})")
-        yield step, at
+    for step, frame in steps:
+        part = f"  # {frame.part_of(step)}" if frame.part_of(step) else ""
+        write(f"{frame.routine.title}: {frame.format_step(step)}{part} ({step.location})")
+        yield step, frame
     write("all steps are dispatched: the host waits for the devices")

@@ -12,7 +12,7 @@ import numpy as np
 import popdist
 from popxl._devices.mesh import per_replica
 from popxl._ir.host_data import device_view, host_array
-from popxl._storage.replica_arrays import own_part, sent_parts
+from popxl._storage.replica_arrays import local_data, put_shards_async
 from popxl.streams import DeviceToHostStream, HostToDeviceStream
 from popxl.tensor import HostScalarTensor
 from popxl.utils import downcast_np_dtypes, to_numpy
@@ -57,7 +57,7 @@ class HostStreams:
         """Write the results of a run into the user's arrays."""
         for stream, target in targets.items():
             shape = (self._replicas, self._transfers, *stream.shape)
-            value = np.moveaxis(own_part(results[stream]).reshape(shape), 0, 1)
+            value = np.moveaxis(local_data(results[stream]).reshape(shape), 0, 1)
             target[...] = value.reshape(target.shape).view(target.dtype)
 
     def to_devices(
@@ -89,7 +89,7 @@ class HostStreams:
             array = self._normalise(stream, inputs[stream], downcast)
             parts = device_view(np.moveaxis(array, 1, 0))
             own = dict(enumerate(parts, first))
-            out[stream] = sent_parts(own.__getitem__, parts[0], sharding)
+            out[stream] = put_shards_async(own.__getitem__, parts[0], sharding)
         jax.block_until_ready(list(out.values()))  # the caller may change its arrays
         return out
 

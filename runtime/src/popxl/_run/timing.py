@@ -3,7 +3,7 @@
 Two questions have two answers. As a program runs, the host asks for work and the devices do it
 later: what can be seen is how long the host takes to ask, and how long it waits. If the host waits
 for every step of the schedule before it asks for the next, each step's own time is seen, and
-nothing overlaps. `Timing.apart` chooses.
+nothing overlaps. `Timing.synchronize` chooses.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from popxl._schedule.schedule import Branch, Fetch, Load, Loop, Run, Step, Store
 
 if TYPE_CHECKING:
     from popxl._schedule.schedule_walk import Steps
-    from popxl._storage.in_place_mover import Direct
-    from popxl._storage.prefetch import Transit
+    from popxl._storage.in_place_mover import InPlaceMover
+    from popxl._storage.prefetch import PrefetchMover
 
 
 @dataclass
-class Work:
+class TimingSums:
     """What was measured of one kind of work.
 
     Attributes:
         count: steps of the schedule.
         seconds: that the host spent on them, without waiting.
-        waiting: seconds that the host waited for the devices.
+        wait_seconds: seconds that the host waited for the devices.
     """
 
     count: int = 0
     seconds: float = 0.0
-    waiting: float = 0.0
+    wait_seconds: float = 0.0
 
-    def add(self, seconds: float, waiting: float) -> None:
+    def add(self, seconds: float, wait_seconds: float) -> None:
         self.count += 1
         self.seconds += seconds
-        self.waiting += waiting
+        self.wait_seconds += wait_seconds
 
 
 @dataclass
@@ -51,27 +51,27 @@ class PartTimes:
     Attributes:
         loads, stores: transfers from and to remote buffers.
         runs: segments.
-        rest: numbers of the host, also those it fetches from the devices.
+        host_steps: numbers of the host, also those it fetches from the devices.
     """
 
-    loads: Work = field(default_factory=Work)
-    runs: Work = field(default_factory=Work)
-    stores: Work = field(default_factory=Work)
-    rest: Work = field(default_factory=Work)
+    loads: TimingSums = field(default_factory=TimingSums)
+    runs: TimingSums = field(default_factory=TimingSums)
+    stores: TimingSums = field(default_factory=TimingSums)
+    host_steps: TimingSums = field(default_factory=TimingSums)
 
     @property
-    def all(self) -> tuple[Work, ...]:
-        return self.loads, self.runs, self.stores, self.rest
+    def all(self) -> tuple[TimingSums, ...]:
+        return self.loads, self.runs, self.stores, self.host_steps
 
     @property
     def seconds(self) -> float:
         """Seconds of the host that were not waiting."""
-        return sum(work.seconds for work in self.all)
+        return sum(sums.seconds for sums in self.all)
 
     @property
-    def waiting(self) -> float:
+    def wait_seconds(self) -> float:
         """Seconds of the host that were."""
-        return sum(work.waiting for work in self.all)
+        return sum(sums.wait_seconds for sums in self.all)
 
 
 @dataclass
@@ -79,19 +79,19 @@ class Timing:
     """What the runs in a `Session.timing` context took.
 
     Attributes:
-        apart: the host waited for each step of the schedule before the next.
+        synchronize: the host waited for each step of the schedule before the next.
         parts: by label, in order of execution; "" is what is in no part. Labels of a segment that
             ops of several parts share are joined by " + ".
         segments: by name.
-        programs: runs of the program.
+        num_runs: runs of the program.
         seconds: of these runs in all. What is in no part is bringing inputs, and waiting for and
             fetching results.
     """
 
-    apart: bool = False
+    synchronize: bool = False
     parts: dict[str, PartTimes] = field(default_factory=dict)
-    segments: dict[str, Work] = field(default_factory=dict)
-    programs: int = 0
+    segments: dict[str, TimingSums] = field(default_factory=dict)
+    num_runs: int = 0
     seconds: float = 0.0
 
     @contextmanager
@@ -100,49 +100,50 @@ class Timing:
         start = time.perf_counter()
         yield
         self.seconds += time.perf_counter() - start
-        self.programs += 1
+        self.num_runs += 1
 
 
 class Timer:
     """Measures the steps of a walk, and names their parts in a profiler's trace."""
 
-    def __init__(self, timing: Timing, moving: Direct | Transit) -> None:
-        self._timing, self._moving = timing, moving
+    def __init__(self, timing: Timing, mover: InPlaceMover | PrefetchMover) -> None:
+        self._timing, self._mover = timing, mover
 
     def __call__(self, steps: Steps) -> Steps:
         """See `popxl._schedule.schedule_walk`."""
-        for step, at in steps:
+        for step, frame in steps:
             if isinstance(step, (Loop, Branch)):
-                yield step, at
+                yield step, frame
                 continue
-            label = at.part_of(step)
-            waited, start = self._moving.waited, time.perf_counter()
+            label = frame.part_of(step)
+            before, start = self._mover.wait_seconds, time.perf_counter()
             with jax.profiler.TraceAnnotation(label or "no part"):
-                yield step, at
-                if self._timing.apart:
-                    self._complete(step, at.slots)
+                yield step, frame
+                if self._timing.synchronize:
+                    self._wait_for_transfer(step, frame.registers)
             seconds = time.perf_counter() - start
-            waiting = seconds if isinstance(step, Fetch) else self._moving.waited - waited
-            self._note(step, label, seconds - waiting, waiting)
+            wait_seconds = seconds if isinstance(step, Fetch) else self._mover.wait_seconds - before
+            self._record(step, label, seconds - wait_seconds, wait_seconds)
 
-    def _note(self, step: Step, label: str, seconds: float, waiting: float) -> None:
+    def _record(self, step: Step, label: str, seconds: float, wait_seconds: float) -> None:
         part = self._timing.parts.setdefault(label, PartTimes())
         match step:
             case Load():
-                part.loads.add(seconds, waiting)
+                part.loads.add(seconds, wait_seconds)
             case Store():
-                part.stores.add(seconds, waiting)
+                part.stores.add(seconds, wait_seconds)
             case Run():
-                part.runs.add(seconds, waiting)
+                part.runs.add(seconds, wait_seconds)
                 segments = self._timing.segments
-                segments.setdefault(step.segment.name, Work()).add(seconds, waiting)
+                segments.setdefault(step.segment.name, TimingSums()).add(seconds, wait_seconds)
             case _:
-                part.rest.add(seconds, waiting)
+                part.host_steps.add(seconds, wait_seconds)
 
-    def _complete(self, step: Step, slots: list[Any]) -> None:
-        """Wait for a transfer; for segments the program does, since results may have no slot."""
+    def _wait_for_transfer(self, step: Step, registers: list[Any]) -> None:
+        """Wait for a transfer; for segments the program does, since results may have no
+        register."""
         match step:
             case Load():
-                jax.block_until_ready(slots[step.out])
+                jax.block_until_ready(registers[step.out])
             case Store():
-                self._moving.complete(step, slots[step.at])
+                self._mover.wait_for_store(step, registers[step.entry_index])

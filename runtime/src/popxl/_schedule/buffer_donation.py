@@ -1,11 +1,11 @@
 """Which memory may be used again: last uses, donations, and the copies that these make necessary.
 
-Values never change, so this follows from slots alone. A slot's value is in memory of its own, in
-that of an input of the routine, or in that of an entry of a remote buffer; after a branch, or a
-loop whose outputs change places, in one of several. Memory is *dead* at a step if no slot that may
-be in it is used after it. A segment donates an argument whose memory is dead and the routine's.
-Inputs are the caller's, except those that change or are carried: callers donate these, and copy
-what they need themselves. What is loaded from an entry borrows its memory.
+Values never change, so this follows from registers alone. A register's value is in memory of its
+own, in that of an input of the routine, or in that of an entry of a remote buffer; after a branch,
+or a loop whose outputs change places, in one of several. Memory is *dead* at a step if no register
+that may be in it is used after it. A segment donates an argument whose memory is dead and the
+routine's. Inputs are the caller's, except those that change or are carried: callers donate these,
+and copy what they need themselves. What is loaded from an entry borrows its memory.
 
 A routine is decided once for all its callers, before them. Of a callee a caller knows what it
 consumes, in which memory each output may be, and what it loads and stores; of its callers a routine
@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any
 from popxl._ir.debug_flags import STEPWISE, is_on
 from popxl._schedule.schedule import (
     Branch,
+    CallArgs,
     Load,
     Loop,
-    Passed,
+    Register,
     Routine,
     Run,
-    Slot,
     Step,
     Store,
     calls,
@@ -39,133 +39,139 @@ if TYPE_CHECKING:
     from popxl._schedule.segment import Segment
     from popxl.remote_buffer import RemoteBuffer
 
-Memory = tuple[str, Any]  # "own", "input" (with its index) or "entry", and what tells them apart
+MemoryRef = tuple[str, Any]  # "own", "input" (with its index) or "entry", and what tells them apart
 
 
-def donate(routine: Routine, candidates: Iterable[int]) -> None:
+def donate(routine: Routine, donatable_inputs: Iterable[int]) -> None:
     """Decide for all steps of `routine`, in place.
 
     Args:
-        candidates: inputs that callers may be asked to donate.
+        donatable_inputs: inputs that callers may be asked to donate.
     """
-    _Donor(routine, frozenset(candidates)).decide()
+    _DonationPass(routine, frozenset(donatable_inputs)).run()
 
 
 def is_exclusive(routine: Routine, index: int, source: int | None = None) -> bool:
     """Whether nobody else has the memory of an output (but the caller, as input `source`)."""
-    mine = routine.memory[index]
-    private = all(kind == "own" or (kind, which) == ("input", source) for kind, which in mine)
-    return private and mine.isdisjoint(routine.shared)
+    memory = routine.output_memory[index]
+    private = all(kind == "own" or (kind, which) == ("input", source) for kind, which in memory)
+    return private and memory.isdisjoint(routine.shared_memory)
 
 
 @dataclass
-class _Donor:
+class _DonationPass:
     """
     Attributes:
-        memory: where the value of a slot may be.
-        latest: of the slots that may be in it, the two that are used last, the last one first.
-        gone: memory of the routine's that was donated, or that an entry has from now on.
+        memory: where the value of a register may be.
+        last_users: of the registers that may be in it, the two that are used last, the last one
+            first.
+        consumed_memory: memory of the routine's that was donated, or that an entry has from now on.
     """
 
     routine: Routine
-    candidates: frozenset[int]
-    memory: dict[Slot, frozenset[Memory]] = field(default_factory=dict)
-    latest: dict[Memory, list[Slot]] = field(default_factory=dict)
-    last_use: dict[Slot, int] = field(default_factory=dict)
-    gone: set[Memory] = field(default_factory=set)
+    donatable_inputs: frozenset[int]
+    memory: dict[Register, frozenset[MemoryRef]] = field(default_factory=dict)
+    last_users: dict[MemoryRef, list[Register]] = field(default_factory=dict)
+    last_use: dict[Register, int] = field(default_factory=dict)
+    consumed_memory: set[MemoryRef] = field(default_factory=set)
 
-    def decide(self) -> None:
+    def run(self) -> None:
         routine = self.routine
         for i, step in enumerate(routine.steps):
             self.last_use.update(dict.fromkeys(step.reads(), i))
         self.last_use.update(dict.fromkeys(routine.outputs, len(routine.steps)))
-        for i, slot in enumerate(routine.inputs):
-            self._place(slot, [("input", i)])
+        for i, register in enumerate(routine.inputs):
+            self._set_memory(register, [("input", i)])
         updating = _updating_loads(routine)
         for i, step in enumerate(routine.steps):
             self._step(i, step, updating)
-        routine.consumed = frozenset(i for kind, i in self.gone if kind == "input")
-        self._share()
-        _note_buffers(routine)
-        self._free()
+        routine.consumed_inputs = frozenset(
+            i for kind, i in self.consumed_memory if kind == "input"
+        )
+        self._record_output_memory()
+        _record_buffers(routine)
+        self._record_dead_registers()
 
-    def _place(self, slot: Slot, memory: Iterable[Memory]) -> None:
-        if slot in self.routine.specs:
-            self.memory[slot] = frozenset(memory)
-            for m in self.memory[slot]:
-                slots = [*self.latest.get(m, ()), slot]
-                self.latest[m] = sorted(slots, key=self._used, reverse=True)[:2]
+    def _set_memory(self, register: Register, memory: Iterable[MemoryRef]) -> None:
+        if register in self.routine.specs:
+            self.memory[register] = frozenset(memory)
+            for m in self.memory[register]:
+                registers = [*self.last_users.get(m, ()), register]
+                self.last_users[m] = sorted(registers, key=self._last_use, reverse=True)[:2]
 
-    def _used(self, slot: Slot) -> int:
-        return self.last_use.get(slot, -1)
+    def _last_use(self, register: Register) -> int:
+        return self.last_use.get(register, -1)
 
     # ---- whose memory, and until when -----------------------------------------------------------
-    def _is_ours(self, slot: Slot) -> bool:
+    def _is_donatable(self, register: Register) -> bool:
         return all(
-            m not in self.gone and (m[0] == "own" or (m[0] == "input" and m[1] in self.candidates))
-            for m in self.memory[slot]
+            m not in self.consumed_memory
+            and (m[0] == "own" or (m[0] == "input" and m[1] in self.donatable_inputs))
+            for m in self.memory[register]
         )
 
-    def _is_dead(self, slot: Slot, index: int, uses: Counter[Slot]) -> bool:
+    def _is_dead(self, register: Register, index: int, uses: Counter[Register]) -> bool:
         """Whether step `index` is the last to use the memory, and uses it once."""
-        return uses[slot] == 1 and self.last_use[slot] == index and not any(
-            other != slot and self._used(other) >= index
-            for m in self.memory[slot]
-            for other in self.latest[m]
+        return uses[register] == 1 and self.last_use[register] == index and not any(
+            other != register and self._last_use(other) >= index
+            for m in self.memory[register]
+            for other in self.last_users[m]
         )  # fmt: skip
 
     # ---- steps ----------------------------------------------------------------------------------
-    def _step(self, index: int, step: Step, updating: dict[Slot, Load]) -> None:
+    def _step(self, index: int, step: Step, updating: dict[Register, Load]) -> None:
         match step:
             case Load():
-                self._place(step.out, [("entry", step.out)])
+                self._set_memory(step.out, [("entry", step.out)])
             case Store():
                 # The entry has the memory from now on; others may only read it.
-                step.copies = not self._is_ours(step.value)
+                step.copies = not self._is_donatable(step.value)
                 if not step.copies:
-                    self.gone |= self.memory[step.value]
+                    self.consumed_memory |= self.memory[step.value]
             case Run():
                 self._run(index, step, updating)
-                for slot in step.outs:
-                    self._place(slot, [("own", slot)])
+                for register in step.outs:
+                    self._set_memory(register, [("own", register)])
             case Loop():
                 self._loop(index, step, updating)
             case Branch():
                 for k, out in enumerate(step.outs):
                     if out is not None:
-                        memories = (self._returned(p, k) for p in step.branches)
-                        self._place(out, set().union(*memories))
+                        memories = (self._output_memory_of(p, k) for p in step.branches)
+                        self._set_memory(out, set().union(*memories))
 
-    def _run(self, index: int, step: Run, updating: dict[Slot, Load]) -> None:
+    def _run(self, index: int, step: Run, updating: dict[Register, Load]) -> None:
         segment, uses = step.segment, Counter(step.args)
-        room = Counter((s.shape, s.dtype) for s in segment.result_specs)
+        free_results = Counter((s.shape, s.dtype) for s in segment.result_specs)
         donated = []
         for i in () if is_on(STEPWISE) else _changed_first(segment):
-            slot = step.args[i]
-            if i in segment.numbers:
+            register = step.args[i]
+            if i in segment.scalar_args:
                 continue
-            spec = self.routine.specs[slot]
+            spec = self.routine.specs[register]
             kind = spec.shape, spec.dtype
-            load = updating.get(slot)
-            may = (load is not None or self._is_ours(slot)) and self._is_dead(slot, index, uses)
-            if may and room[kind]:
-                room[kind] -= 1
+            load = updating.get(register)
+            can_donate = (load is not None or self._is_donatable(register)) and self._is_dead(
+                register, index, uses
+            )
+            if can_donate and free_results[kind]:
+                free_results[kind] -= 1
                 donated.append(i)
                 if load is not None:
                     load.donates = True
-                self.gone |= self.memory[slot]
+                self.consumed_memory |= self.memory[register]
         segment.donated = tuple(sorted(donated))
 
-    def _loop(self, index: int, step: Loop, updating: dict[Slot, Load]) -> None:
+    def _loop(self, index: int, step: Loop, updating: dict[Register, Load]) -> None:
         body, routine = step.body, step.body.routine
         uses = Counter(step.reads())
         copies = set()
-        for i in routine.consumed:
-            slot = body.args[i]
-            load = updating.get(slot)
-            may = load is not None or self._is_ours(slot)
-            if may and self._is_dead(slot, index, uses):
-                self.gone |= self.memory[slot]
+        for i in routine.consumed_inputs:
+            register = body.args[i]
+            load = updating.get(register)
+            can_donate = load is not None or self._is_donatable(register)
+            if can_donate and self._is_dead(register, index, uses):
+                self.consumed_memory |= self.memory[register]
                 if load is not None:
                     load.donates = True
             else:
@@ -173,74 +179,80 @@ class _Donor:
         body.copies = frozenset(copies)
         if step.count != 1:
             shared = {i for k, i in step.carried if not is_exclusive(routine, k)}
-            step.copies = frozenset(shared & routine.consumed)
+            step.copies = frozenset(shared & routine.consumed_inputs)
         carried = {i: k for k, i in step.carried}
         for k, out in enumerate(body.outs):
             if out is not None:
-                self._place(out, self._returned(body, k, carried))
+                self._set_memory(out, self._output_memory_of(body, k, carried))
         body.donated = tuple(
             s for s in dict.fromkeys(body.args)
-            if self.last_use[s] == index and s not in self.routine.start
+            if self.last_use[s] == index and s not in self.routine.constants
         )  # fmt: skip
 
-    def _returned(
-        self, passed: Passed, output: int, carried: Mapping[int, int] = MappingProxyType({})
-    ) -> set[Memory]:
+    def _output_memory_of(
+        self, call_args: CallArgs, output: int, carried: Mapping[int, int] = MappingProxyType({})
+    ) -> set[MemoryRef]:
         """Where an output of a routine that is called may be.
 
         Args:
             carried: for inputs of a loop, the output that they are in the next iteration.
         """
-        memory: set[Memory] = set()
-        waiting, seen = [output], set[int]()
-        while waiting:
-            k = waiting.pop()
+        memory: set[MemoryRef] = set()
+        worklist, seen = [output], set[int]()
+        while worklist:
+            k = worklist.pop()
             seen.add(k)
-            for kind, which in passed.routine.memory[k]:
+            for kind, which in call_args.routine.output_memory[k]:
                 if kind != "input":
-                    memory.add((kind, (id(passed), kind, which)))
+                    memory.add((kind, (id(call_args), kind, which)))
                     continue
-                memory |= self.memory.get(passed.args[which], frozenset())
+                memory |= self.memory.get(call_args.args[which], frozenset())
                 if which in carried and carried[which] not in seen:
-                    waiting.append(carried[which])
+                    worklist.append(carried[which])
         return memory
 
     # ---- the end --------------------------------------------------------------------------------
-    def _share(self) -> None:
+    def _record_output_memory(self) -> None:
         """Say in which memory outputs are, and until when and as which outputs memory is used.
 
         What no output tells apart is one memory: branches in branches would double it each time.
         """
         routine = self.routine
-        holders: dict[Memory, list[int]] = {}
-        for k, slot in enumerate(routine.outputs):
-            for m in self.memory.get(slot, ()):
-                holders.setdefault(m, []).append(k)
+        outputs_of: dict[MemoryRef, list[int]] = {}
+        for k, register in enumerate(routine.outputs):
+            for m in self.memory.get(register, ()):
+                outputs_of.setdefault(m, []).append(k)
 
-        outside, numbers = dict[Memory, Memory](), dict[tuple[int, ...], int]()
-        for m, outputs in holders.items():
-            kind = "entry" if m in self.gone else m[0]
+        outside, numbers = dict[MemoryRef, MemoryRef](), dict[tuple[int, ...], int]()
+        for m, outputs in outputs_of.items():
+            kind = "entry" if m in self.consumed_memory else m[0]
             which = numbers.setdefault(tuple(outputs), len(numbers))
             outside[m] = m if kind == "input" else (kind, which)
-        routine.memory = tuple(
-            frozenset(outside[m] for m in self.memory.get(slot, ())) for slot in routine.outputs
+        routine.output_memory = tuple(
+            frozenset(outside[m] for m in self.memory.get(register, ()))
+            for register in routine.outputs
         )
-        counts = Counter(m for memory in routine.memory for m in memory)
-        routine.shared = frozenset(m for m, count in counts.items() if count > 1)
-        routine.until = {s: max(map(self._used, [s, *(self.latest[m][0] for m in memory)]))
-                         for s, memory in self.memory.items()}  # fmt: skip
+        counts = Counter(m for memory in routine.output_memory for m in memory)
+        routine.shared_memory = frozenset(m for m, count in counts.items() if count > 1)
+        routine.memory_last_use = {
+            register: max(map(self._last_use, [register, *(self.last_users[m][0] for m in memory)]))
+            for register, memory in self.memory.items()
+        }
         end = len(routine.steps)
-        routine.kept = {s: sorted({k for m in self.memory[s] for k in holders.get(m, ())})
-                        for s, until in routine.until.items() if until == end}  # fmt: skip
+        routine.aliasing_outputs = {
+            register: sorted({k for m in self.memory[register] for k in outputs_of.get(m, ())})
+            for register, last_use in routine.memory_last_use.items()
+            if last_use == end
+        }
 
-    def _free(self) -> None:
+    def _record_dead_registers(self) -> None:
         """Let each step free what is not needed after it."""
-        known = set(self.routine.start)
+        known = set(self.routine.constants)
         for i, step in enumerate(self.routine.steps):
             donated = set(step.body.donated) if isinstance(step, Loop) else set()
-            slots: Iterable[Slot] = dict.fromkeys([*step.reads(), *step.writes()])
-            step.last = tuple(
-                s for s in slots
+            registers: Iterable[Register] = dict.fromkeys([*step.reads(), *step.writes()])
+            step.dead_registers = tuple(
+                s for s in registers
                 if self.last_use.get(s, i) == i and s not in donated and s not in known
             )  # fmt: skip
 
@@ -252,53 +264,57 @@ def _changed_first(segment: Segment) -> list[int]:
 
 
 # ---- entries ------------------------------------------------------------------------------------
-def _updating_loads(routine: Routine) -> dict[Slot, Load]:
-    """Loads whose entry is stored to before anything else touches the buffer, by their slot."""
-    loads: dict[Slot, Load] = {}
+def _updating_loads(routine: Routine) -> dict[Register, Load]:
+    """Loads whose entry is stored to before anything else touches the buffer, by their register."""
+    loads: dict[Register, Load] = {}
     pending: dict[RemoteBuffer, Load] = {}
     for step in routine.steps:
         if isinstance(step, Load):
             pending[step.buffer] = step
         elif isinstance(step, Store):
             load = pending.pop(step.buffer, None)
-            if load is not None and load.at == step.at:
+            if load is not None and load.entry_index == step.entry_index:
                 loads[load.out] = load
-        for passed in calls(step):
-            for buffer in passed.routine.touched:
+        for call_args in calls(step):
+            for buffer in call_args.routine.used_buffers:
                 pending.pop(buffer, None)
     return loads
 
 
-def copy_borrowed_entries(routines: Sequence[Routine]) -> None:
+def copy_shared_entries(routines: Sequence[Routine]) -> None:
     """Let loads and stores make copies where a load of the buffer donates its entry while the value
     is still needed: both may be the same entry.
 
     Args:
         routines: those that others call come first.
     """
-    anywhere = set().union(*(r.donating for r in routines))
+    anywhere = set().union(*(r.donated_buffers for r in routines))
     returned: dict[Routine, list[tuple[int, Load | Store]]] = {}
     for routine in routines:
         returned[routine] = []
         donations: dict[RemoteBuffer, list[int]] = {}  # steps that donate entries, in order
         for i, step in enumerate(routine.steps):
-            for buffer in _donated_by(step):
+            for buffer in _donated_buffers(step):
                 donations.setdefault(buffer, []).append(i)
         for i, step in enumerate(routine.steps):
-            for slot, moved in _shared(step, returned):
-                if moved.copies or moved.buffer not in anywhere:
+            for register, transfer in _entry_aliases(step, returned):
+                if transfer.copies or transfer.buffer not in anywhere:
                     continue
-                returned[routine] += [(k, moved) for k in routine.kept.get(slot, ())]
-                later = donations.get(moved.buffer, [])
-                moved.copies = bisect_right(later, i) < bisect_right(later, routine.until[slot])
-    for _, moved in returned[routines[-1]]:  # a later run may donate it
-        moved.copies = True
+                returned[routine] += [
+                    (k, transfer) for k in routine.aliasing_outputs.get(register, ())
+                ]
+                later = donations.get(transfer.buffer, [])
+                transfer.copies = bisect_right(later, i) < bisect_right(
+                    later, routine.memory_last_use[register]
+                )
+    for _, transfer in returned[routines[-1]]:  # a later run may donate it
+        transfer.copies = True
 
 
-def _shared(
+def _entry_aliases(
     step: Step, returned: Mapping[Routine, Sequence[tuple[int, Load | Store]]]
-) -> list[tuple[Slot, Load | Store]]:
-    """Slots that share memory with an entry from `step` on, and the step that let them.
+) -> list[tuple[Register, Load | Store]]:
+    """RegisterFile that share memory with an entry from `step` on, and the step that let them.
 
     Args:
         returned: of the routines that `step` may call, outputs that do.
@@ -308,27 +324,27 @@ def _shared(
     if isinstance(step, Store):
         return [(step.value, step)]
     shared = []
-    for passed in calls(step):
-        outs = step.outs if isinstance(step, Branch) else passed.outs
-        for k, moved in returned[passed.routine]:
-            slot = outs[k]
+    for call_args in calls(step):
+        outs = step.outs if isinstance(step, Branch) else call_args.outs
+        for k, transfer in returned[call_args.routine]:
+            register = outs[k]
             if isinstance(step, Loop) and step.count > 1:
-                moved.copies = True  # a later iteration may donate it, and is given it
-            elif slot is not None:
-                shared.append((slot, moved))
+                transfer.copies = True  # a later iteration may donate it, and is given it
+            elif register is not None:
+                shared.append((register, transfer))
     return shared
 
 
-def _donated_by(step: Step) -> Set[RemoteBuffer]:
+def _donated_buffers(step: Step) -> Set[RemoteBuffer]:
     if isinstance(step, Load) and step.donates:
         return {step.buffer}
-    return frozenset().union(*(passed.routine.donating for passed in calls(step)))
+    return frozenset().union(*(call_args.routine.donated_buffers for call_args in calls(step)))
 
 
-def _note_buffers(routine: Routine) -> None:
+def _record_buffers(routine: Routine) -> None:
     """Say of a routine which buffers it touches, and of which it donates entries."""
     steps = routine.steps
-    called = (passed.routine.touched for step in steps for passed in calls(step))
+    called = (call_args.routine.used_buffers for step in steps for call_args in calls(step))
     own = (step.buffer for step in steps if isinstance(step, (Load, Store)))
-    routine.touched = frozenset(own).union(*called)
-    routine.donating = frozenset().union(*map(_donated_by, steps))
+    routine.used_buffers = frozenset(own).union(*called)
+    routine.donated_buffers = frozenset().union(*map(_donated_buffers, steps))

@@ -5,49 +5,52 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from popxl._schedule.routine_builder import Assembly
-from popxl._schedule.schedule import Branch, Loop, Passed, Routine, Slot
+from popxl._schedule.routine_builder import RoutineBuilder
+from popxl._schedule.schedule import Branch, CallArgs, Loop, Register, Routine
 
 if TYPE_CHECKING:
-    from popxl._analysis.functionalization import Functional, Node
+    from popxl._analysis.functionalization import FunctionalGraph, Node
     from popxl._ir.regions import Region
 
 
-class Nested:
+class ControlFlow:
     """Adds such nodes to the steps of a routine."""
 
-    def __init__(self, assembly: Assembly, routine_of: Callable[..., Routine]) -> None:
-        """Args: `routine_of`: makes the routine of a graph, or finds it (`_Program.routine`)."""
-        self._assembly, self._routine_of = assembly, routine_of
+    def __init__(self, builder: RoutineBuilder, routine_of: Callable[..., Routine]) -> None:
+        """Args: `routine_of`: makes the routine of a graph, or finds it
+        (`_ScheduleBuilder.routine`)."""
+        self._builder, self._routine_of = builder, routine_of
 
     # ---- calls and loops ------------------------------------------------------------------------
-    def loop(self, node: Node) -> None:
+    def add_loop(self, node: Node) -> None:
         """A loop, or a call: a loop of one iteration."""
         (region,) = node.regions
-        known = self._known(node, region)
-        zeros = self._zeros(node, region)
-        args = {i: self._argument(node, region, i, i in known)
+        scalar_inputs = self._scalar_inputs(node, region)
+        zeros = self._zero_inputs(node, region)
+        args = {i: self._argument(node, region, i, i in scalar_inputs)
                 for i in range(len(region.inputs)) if i not in zeros}  # fmt: skip
-        self._assembly.close()
+        self._builder.close()
         done = 0
-        outs: Sequence[Slot | None] = ()
+        outs: Sequence[Register | None] = ()
         if zeros:  # the first iteration is peeled: what is added to zeros need only be stored
-            done, outs = 1, self._iterate(node, region, args, known, zeros, range(1))
+            done, outs = 1, self._add_iterations(node, region, args, scalar_inputs, zeros, range(1))
         if region.count > done:
-            outs = self._iterate(node, region, args, known, (), range(done, region.count))
-        for at, out in zip(region.outputs, outs, strict=True):
-            if at is not None and out is not None:
-                self._assembly.place(node.outputs[at], out)
+            outs = self._add_iterations(
+                node, region, args, scalar_inputs, (), range(done, region.count)
+            )
+        for position, out in zip(region.outputs, outs, strict=True):
+            if position is not None and out is not None:
+                self._builder.place(node.outputs[position], out)
 
-    def _iterate(
+    def _add_iterations(
         self,
         node: Node,
-        region: Region[Functional],
-        args: dict[int, Slot],
-        known: frozenset[int],
+        region: Region[FunctionalGraph],
+        args: dict[int, Register],
+        scalar_inputs: frozenset[int],
         zeros: Sequence[int],
         iterations: range,
-    ) -> list[Slot | None]:
+    ) -> list[Register | None]:
         """Run the graph of `region` for some of the iterations of `node`.
 
         Args:
@@ -58,115 +61,123 @@ class Nested:
             Where the outputs are that somebody wants: those that the graph passes on, where the
             caller has them.
         """
-        graph, slots = region.graph, self._assembly.slots
+        graph, registers = region.graph, self._builder.registers
         inputs = [i for i in range(len(graph.inputs)) if i not in zeros]
-        arrays = [k for k, i in region.carried if i not in known]
-        routine = self._routine_of(graph, known, arrays, zeros)
+        arrays = [k for k, i in region.carried if i not in scalar_inputs]
+        routine = self._routine_of(graph, scalar_inputs, arrays, zeros)
         carried = {i: k for k, i in region.carried if i in args}
 
-        def place(k: int) -> tuple[Slot | None, Slot | None]:
-            """Where output `k` is, and the slot that the step gives it."""
-            slot = routine.outputs[k]
+        def place(k: int) -> tuple[Register | None, Register | None]:
+            """Where output `k` is, and the register that the step gives it."""
+            register = routine.outputs[k]
             if region.outputs[k] is None:
                 return None, None
-            if slot in routine.inputs:
-                i = inputs[routine.inputs.index(slot)]
+            if register in routine.inputs:
+                i = inputs[routine.inputs.index(register)]
                 if len(iterations) == 1 or carried.get(i, k) == k:
                     return args[i], None
-            new = slots.array(routine.specs[slot]) if slot in routine.specs else slots.number()
+            new = (
+                registers.array(routine.specs[register])
+                if register in routine.specs
+                else registers.number()
+            )
             return new, new
 
         places = [place(k) for k in range(len(routine.outputs))]
-        each = graph.updates
+        each = graph.num_roundings
         step = Loop(
-            body=Passed(
+            body=CallArgs(
                 routine=routine,
                 args=tuple(args[i] for i in inputs),
                 outs=tuple(own for _, own in places),
             ),
             count=len(iterations),
             carried=tuple((k, inputs.index(i)) for k, i in region.carried if i in inputs),
-            updates=(self._assembly.updates + iterations.start * each, each),
+            rounding_offset=(self._builder.rounding_offset + iterations.start * each, each),
         )
-        self._assembly.step(step, node)
-        outputs = [slot for slot, _ in places]
+        self._builder.step(step, node)
+        outputs = [register for register, _ in places]
         for k, i in region.carried:
-            slot = outputs[k]
-            assert slot is not None
-            args[i] = slot
+            register = outputs[k]
+            assert register is not None
+            args[i] = register
         return outputs
 
-    def _zeros(self, node: Node, region: Region[Functional]) -> tuple[int, ...]:
+    def _zero_inputs(self, node: Node, region: Region[FunctionalGraph]) -> tuple[int, ...]:
         """Inputs of the graph that are zeros at first, and that it changes."""
         changed = {i for k, i in region.carried if k >= len(region.graph.graph._outputs)}
         return tuple(
-            i for i in sorted(changed) if self._assembly.is_zeros(node.inputs[_at(region, i)])
+            i
+            for i in sorted(changed)
+            if self._builder.is_zeros(node.inputs[_input_position(region, i)])
         )
 
-    def _known(self, node: Node, region: Region[Functional]) -> frozenset[int]:
+    def _scalar_inputs(self, node: Node, region: Region[FunctionalGraph]) -> frozenset[int]:
         """Inputs of the graph that are numbers in all iterations."""
         own = len(region.graph.graph._outputs)
         changed = {i for k, i in region.carried if k >= own}
-        known = {
+        scalar_inputs = {
             i
-            for i, at in enumerate(region.inputs)
-            if at is not None
+            for i, position in enumerate(region.inputs)
+            if position is not None
             and i not in changed
-            and self._assembly.number(node.inputs[at]) is not None
+            and self._builder.number(node.inputs[position]) is not None
         }
         while region.carried:
-            arrays = [k for k, i in region.carried if i not in known]
-            routine = self._routine_of(region.graph, frozenset(known), arrays)
+            arrays = [k for k, i in region.carried if i not in scalar_inputs]
+            routine = self._routine_of(region.graph, frozenset(scalar_inputs), arrays)
             lost = {i for k, i in region.carried
-                    if i in known and routine.outputs[k] in routine.specs}  # fmt: skip
+                    if i in scalar_inputs and routine.outputs[k] in routine.specs}  # fmt: skip
             if not lost:
                 break
-            known -= lost
-        return frozenset(known)
+            scalar_inputs -= lost
+        return frozenset(scalar_inputs)
 
-    def _argument(self, node: Node, region: Region[Functional], index: int, known: bool) -> Slot:
-        value = node.inputs[_at(region, index)]
-        slot = self._assembly.number(value) if known else self._assembly.array(value)
-        assert slot is not None
-        return slot
+    def _argument(
+        self, node: Node, region: Region[FunctionalGraph], index: int, scalar_inputs: bool
+    ) -> Register:
+        value = node.inputs[_input_position(region, index)]
+        register = self._builder.number(value) if scalar_inputs else self._builder.array(value)
+        assert register is not None
+        return register
 
     # ---- branches -------------------------------------------------------------------------------
-    def branch(self, node: Node) -> None:
+    def add_branch(self, node: Node) -> None:
         """A conditional."""
-        assembly = self._assembly
-        condition = assembly.number(node.inputs[0])
+        builder = self._builder
+        condition = builder.number(node.inputs[0])
         if condition is None:
-            condition = assembly.fetched(node.inputs[0], node)
+            condition = builder.fetch(node.inputs[0], node)
         branches = []
         for region in node.regions:
             every = range(len(region.graph.outputs))
             routine = self._routine_of(region.graph, frozenset(), every)
             args = [self._argument(node, region, i, False) for i in range(len(region.inputs))]
-            branches.append(Passed(routine=routine, args=tuple(args)))
-        assembly.close()
-        outs: list[Slot | None] = []
+            branches.append(CallArgs(routine=routine, args=tuple(args)))
+        builder.close()
+        outs: list[Register | None] = []
         for k, value in enumerate(node.outputs):
-            passed = {_passed_on(branch, k) for branch in branches}
-            (slot,) = passed if len(passed) == 1 else (None,)
-            if slot is None:
-                new = assembly.slots.array(value.spec)
-            outs.append(new if slot is None else None)
-            assembly.place(value, new if slot is None else slot)
+            forwarded = {_forwarded_register(branch, k) for branch in branches}
+            (register,) = forwarded if len(forwarded) == 1 else (None,)
+            if register is None:
+                new = builder.registers.array(value.spec)
+            outs.append(new if register is None else None)
+            builder.place(value, new if register is None else register)
         step = Branch(
             condition=condition, branches=tuple(branches), outs=tuple(outs),
-            updates=assembly.updates,
+            rounding_offset=builder.rounding_offset,
         )  # fmt: skip
-        assembly.step(step, node)
+        builder.step(step, node)
 
 
-def _passed_on(passed: Passed, output: int) -> Slot | None:
-    """The caller's slot that an output of a routine is; None: it is another."""
-    routine = passed.routine
-    slot = routine.outputs[output]
-    return passed.args[routine.inputs.index(slot)] if slot in routine.inputs else None
+def _forwarded_register(forwarded: CallArgs, output: int) -> Register | None:
+    """The caller's register that an output of a routine is; None: it is another."""
+    routine = forwarded.routine
+    register = routine.outputs[output]
+    return forwarded.args[routine.inputs.index(register)] if register in routine.inputs else None
 
 
-def _at(region: Region[Functional], index: int) -> int:
-    at = region.inputs[index]
-    assert at is not None
-    return at
+def _input_position(region: Region[FunctionalGraph], index: int) -> int:
+    position = region.inputs[index]
+    assert position is not None
+    return position

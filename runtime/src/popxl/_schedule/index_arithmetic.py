@@ -47,14 +47,14 @@ _FOLDED: dict[str, Callable[..., int]] = {
 }
 
 
-def is_host_kind(spec: TensorSpec) -> bool:
+def is_host_scalar_spec(spec: TensorSpec) -> bool:
     """Whether a value of that spec can be one that the host knows."""
     return math.prod(spec.shape) == 1 and np.dtype(spec.dtype.as_jax()).kind in "iub"
 
 
 def host_constant(t: Tensor) -> int | None:
     """The number that a constant holds; None if it is no constant, or no number."""
-    return int(t._data.item()) if isinstance(t, Constant) and is_host_kind(t.spec) else None
+    return int(t._data.item()) if isinstance(t, Constant) and is_host_scalar_spec(t.spec) else None
 
 
 def host_rule(op: Op) -> Rule | None:
@@ -62,19 +62,19 @@ def host_rule(op: Op) -> Rule | None:
     no outputs."""
     if "hint" in op.defn.tags:
         return tuple
-    meaning = _FOLDED.get(op.defn.name)
-    if meaning is None or op.inplace is not None or op.view:
+    function = _FOLDED.get(op.defn.name)
+    if function is None or op.inplace is not None or op.view:
         return None
-    if not all(is_host_kind(t.spec) for t in (*op.inputs, *op.outputs)):
+    if not all(is_host_scalar_spec(t.spec) for t in (*op.inputs, *op.outputs)):
         return None
     (out,) = op.outputs
     dtype = np.dtype(out.dtype.as_jax())
     if dtype.kind == "b":
         return None
     limits = np.iinfo(dtype)
-    return partial(_wrapped, meaning, int(limits.min), 2**limits.bits)
+    return partial(_wrap, function, int(limits.min), 2**limits.bits)
 
 
-def _wrapped(meaning: Callable[..., int], low: int, count: int, *numbers: int) -> tuple[int, ...]:
-    """`meaning`, in the `count` integers that there are from `low` on."""
-    return ((meaning(*numbers) - low) % count + low,)
+def _wrap(function: Callable[..., int], low: int, count: int, *numbers: int) -> tuple[int, ...]:
+    """`function`, in the `count` integers that there are from `low` on."""
+    return ((function(*numbers) - low) % count + low,)

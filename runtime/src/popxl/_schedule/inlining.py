@@ -11,8 +11,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from popxl._analysis.functionalization import Copy, Functional, Node, Value, effects_of_nodes
-from popxl._analysis.memo import Deep
+from popxl._analysis.functionalization import (
+    FunctionalGraph,
+    Node,
+    NodeCopier,
+    Value,
+    effects_of_nodes,
+)
+from popxl._analysis.memo import Memo
 from popxl._ir.regions import Region
 from popxl._schedule.index_arithmetic import host_rule
 from popxl.ops.remote import REMOTE_LOAD, REMOTE_STORE
@@ -21,61 +27,65 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 
-class Flattener:
+class Inliner:
     """Takes graphs apart, each once."""
 
     def __init__(self) -> None:
-        self._deep = Deep()
-        self._inlined: dict[Functional, bool] = {}
-        self._known: dict[Functional, Functional] = {}
-        self._parts: dict[tuple[Functional, tuple[Value, ...]], _Part] = {}
+        self._memo = Memo()
+        self._inlinable: dict[FunctionalGraph, bool] = {}
+        self._inlined_graphs: dict[FunctionalGraph, FunctionalGraph] = {}
+        self._pruned: dict[tuple[FunctionalGraph, tuple[Value, ...]], _PrunedGraph] = {}
 
-    def __call__(self, graph: Functional) -> Functional:
+    def __call__(self, graph: FunctionalGraph) -> FunctionalGraph:
         """The same graph with such calls taken apart."""
-        return self._deep.once(self._known, graph, lambda: self._taken_apart(graph))
+        return self._memo.get_or_compute(
+            self._inlined_graphs, graph, lambda: self._inline_calls(graph)
+        )
 
-    def _taken_apart(self, graph: Functional) -> Functional:
-        copy = Copy({v: Value(v.tensor) for v in graph.inputs})
-        inputs = copy.all(graph.inputs)
+    def _inline_calls(self, graph: FunctionalGraph) -> FunctionalGraph:
+        copy = NodeCopier({v: Value(v.tensor) for v in graph.inputs})
+        inputs = copy.map_values(graph.inputs)
         for node in graph.nodes:
-            self._add(copy, node, graph.used)
-        outputs = copy.all(graph.outputs)
+            self._add(copy, node, graph.used_values)
+        outputs = copy.map_values(graph.outputs)
         return replace(graph, inputs=inputs, nodes=copy.nodes, outputs=outputs)
 
-    def _add(self, copy: Copy, node: Node, used: set[Value]) -> None:
-        if self._is_inlined(node):
-            self._write_out(copy, node)
+    def _add(self, copy: NodeCopier, node: Node, used: set[Value]) -> None:
+        if self._should_inline(node):
+            self._inline_call(copy, node)
             return
         if not node.is_on_host:
-            _set_apart(copy, node, is_outlined_call)
+            _add_barriers(copy, node, is_outlined_call)
         elif is_outlined_call(node):
-            _set_apart(copy, node, _is_computed)
+            _add_barriers(copy, node, _runs_on_device)
         if is_outlined_call(node) and not node.regions[0].graph.changed:
-            self._call_part(copy, node, used)
+            self._call_used_outputs(copy, node, used)
         else:
             copy.add(node)
 
-    def _write_out(self, copy: Copy, node: Node) -> None:
+    def _inline_call(self, copy: NodeCopier, node: Node) -> None:
         (region,) = node.regions
         graph = self(region.graph)
-        inner = Copy(dict(zip(graph.inputs, _given(copy, node), strict=True)))
+        inner = NodeCopier(dict(zip(graph.inputs, _call_inputs(copy, node), strict=True)))
         for n in graph.nodes:
             inner.add(n, node.part)
         copy.nodes += inner.nodes
-        for v, at in zip(inner.all(graph.outputs), region.outputs, strict=True):
-            if at is not None:
-                copy.new[node.outputs[at]] = v
+        for v, position in zip(inner.map_values(graph.outputs), region.outputs, strict=True):
+            if position is not None:
+                copy.mapping[node.outputs[position]] = v
 
     # ---- calls that are written out --------------------------------------------------------------
-    def _is_inlined(self, node: Node) -> bool:
+    def _should_inline(self, node: Node) -> bool:
         """Whether a call is written out where it stands, because its graph does little but move
         entries and call outlined graphs, or passes its inputs on."""
-        graph = node.called
+        graph = node.callee
         if graph is None:
             return False
-        return self._deep.once(self._inlined, graph, lambda: self._can_be_inlined(graph))
+        return self._memo.get_or_compute(
+            self._inlinable, graph, lambda: self._can_be_inlined(graph)
+        )
 
-    def _can_be_inlined(self, graph: Functional) -> bool:
+    def _can_be_inlined(self, graph: FunctionalGraph) -> bool:
         if graph.is_outlined:
             return False
         if not graph.has_host_nodes:
@@ -87,119 +97,132 @@ class Flattener:
                 node.op.defn in (REMOTE_LOAD, REMOTE_STORE)
                 or host_rule(node.op) is not None
                 or is_outlined_call(node)
-                or self._is_inlined(node)
+                or self._should_inline(node)
             )
             for node in graph.nodes
         )
 
     # ---- outlined graphs ------------------------------------------------------------------------
-    def _call_part(self, copy: Copy, node: Node, used: set[Value]) -> None:
+    def _call_used_outputs(self, copy: NodeCopier, node: Node, used: set[Value]) -> None:
         """Add a call of what the caller uses; it makes the views that it reads."""
         (region,) = node.regions
         graph = region.graph
-        wanted = {node.outputs[at]: v for v, at in zip(graph.outputs, region.outputs, strict=True)
-                  if at is not None and node.outputs[at] in used}  # fmt: skip
-        part, given, made = self._part(graph, tuple(wanted.values()))
-        inner = Copy(dict(zip(graph.inputs, _given(copy, node), strict=True)))
+        pairs = zip(graph.outputs, region.outputs, strict=True)
+        wanted = {
+            node.outputs[position]: v
+            for v, position in pairs
+            if position is not None and node.outputs[position] in used
+        }
+        part, arguments, results = self._prune(graph, tuple(wanted.values()))
+        inner = NodeCopier(dict(zip(graph.inputs, _call_inputs(copy, node), strict=True)))
         if part.nodes:
-            outputs = [Value(v.tensor, v.version) for v in made]
-            called = Region(part, tuple(range(len(given))), tuple(range(len(made))))
-            inner.nodes.append(Node("op", node.op, inner.all(given), outputs, (called,), node.part))
-            inner.new.update(zip(made, outputs, strict=True))
-        for n in _needed([n for n in graph.nodes if n.is_rematerialised], wanted.values()):
+            outputs = [Value(v.tensor, v.version) for v in results]
+            called = Region(part, tuple(range(len(arguments))), tuple(range(len(results))))
+            inner.nodes.append(
+                Node("op", node.op, inner.map_values(arguments), outputs, (called,), node.part)
+            )
+            inner.mapping.update(zip(results, outputs, strict=True))
+        for n in _live_nodes([n for n in graph.nodes if n.is_rematerialized], wanted.values()):
             inner.add(n, node.part)
         copy.nodes += inner.nodes
-        copy.new.update(zip(wanted, inner.all(wanted.values()), strict=True))
+        copy.mapping.update(zip(wanted, inner.map_values(wanted.values()), strict=True))
 
-    def _part(self, graph: Functional, wanted: tuple[Value, ...]) -> _Part:
-        if (graph, wanted) not in self._parts:
-            self._parts[graph, wanted] = _part(graph, wanted)
-        return self._parts[graph, wanted]
+    def _prune(self, graph: FunctionalGraph, wanted: tuple[Value, ...]) -> _PrunedGraph:
+        if (graph, wanted) not in self._pruned:
+            self._pruned[graph, wanted] = _prune(graph, wanted)
+        return self._pruned[graph, wanted]
 
 
 # ---- boundaries ---------------------------------------------------------------------------------
 def is_outlined_call(node: Node | None) -> bool:
     """Whether a node calls a graph that is compiled apart."""
-    graph = None if node is None else node.called
+    graph = None if node is None else node.callee
     return graph is not None and graph.is_outlined and not graph.has_host_nodes
 
 
-def _is_computed(node: Node | None) -> bool:
+def _runs_on_device(node: Node | None) -> bool:
     """Whether devices compute a node, for the segment that reads it."""
-    return node is not None and not (node.is_rematerialised or node.is_on_host)
+    return node is not None and not (node.is_rematerialized or node.is_on_host)
 
 
-def _set_apart(copy: Copy, node: Node, is_apart: Callable[[Node | None], bool]) -> None:
+def _add_barriers(
+    copy: NodeCopier, node: Node, needs_barrier: Callable[[Node | None], bool]
+) -> None:
     """Put boundaries behind inputs of a node whose makers are to be compiled apart."""
     for v in dict.fromkeys(node.inputs):
-        if is_apart(copy.new.get(v, v).node) and v.spec.shape:
-            _add_boundary(copy, v)
+        if needs_barrier(copy.mapping.get(v, v).node) and v.spec.shape:
+            _add_barrier(copy, v)
 
 
-def _add_boundary(copy: Copy, value: Value) -> None:
-    behind = Value(value.tensor, value.version)
-    copy.nodes.append(Node("apart", None, copy.all([value]), [behind]))
-    copy.new[value] = behind
+def _add_barrier(copy: NodeCopier, value: Value) -> None:
+    barrier_output = Value(value.tensor, value.version)
+    copy.nodes.append(Node("barrier", None, copy.map_values([value]), [barrier_output]))
+    copy.mapping[value] = barrier_output
 
 
 # ---- parts of graphs ----------------------------------------------------------------------------
-class _Part(NamedTuple):
+class _PrunedGraph(NamedTuple):
     """A graph of what makes some outputs of another graph, and values of that graph.
 
     Attributes:
-        given: those that it takes.
-        made: those that it returns: outputs, or what they are views of.
+        arguments: those that it takes.
+        results: those that it returns: outputs, or what they are views of.
     """
 
-    graph: Functional
-    given: list[Value]
-    made: list[Value]
+    graph: FunctionalGraph
+    arguments: list[Value]
+    results: list[Value]
 
 
-def _part(graph: Functional, outputs: Sequence[Value]) -> _Part:
-    made = [v for v in _behind(outputs) if v.node is not None]
-    nodes = _needed(graph.nodes, made, [n for n in graph.nodes if effects_of_nodes([n])])
-    read = {*made, *(v for n in nodes for v in n.inputs)}
-    given = [v for v in graph.inputs if v in read]
-    copy = Copy({v: Value(v.tensor) for v in given})
-    inputs, saved = copy.all(given), _behind(graph.saved)
+def _prune(graph: FunctionalGraph, outputs: Sequence[Value]) -> _PrunedGraph:
+    results = [v for v in _materialized_sources(outputs) if v.node is not None]
+    nodes = _live_nodes(graph.nodes, results, [n for n in graph.nodes if effects_of_nodes([n])])
+    read = {*results, *(v for n in nodes for v in n.inputs)}
+    arguments = [v for v in graph.inputs if v in read]
+    copy = NodeCopier({v: Value(v.tensor) for v in arguments})
+    inputs, saved = copy.map_values(arguments), _materialized_sources(graph.saved)
     for n in nodes:
         copy.add(n)
         for v in n.outputs:
             if v in saved:
-                _add_boundary(copy, v)
-    part = replace(graph, inputs=inputs, nodes=copy.nodes, outputs=copy.all(made), saved=())
-    return _Part(part, given, made)
+                _add_barrier(copy, v)
+    part = replace(
+        graph, inputs=inputs, nodes=copy.nodes, outputs=copy.map_values(results), saved=()
+    )
+    return _PrunedGraph(part, arguments, results)
 
 
-def _needed(
-    nodes: Sequence[Node], values: Iterable[Value], also: Sequence[Node] = ()
+def _live_nodes(
+    nodes: Sequence[Node], values: Iterable[Value], effect_nodes: Sequence[Node] = ()
 ) -> list[Node]:
-    """Those of the nodes that values are made by, or that `also` names, and what they need."""
+    """Those of the nodes that values are made by, or that `effect_nodes` names, and what they
+    need."""
     live, kept = set(values), []
     for n in reversed(nodes):
-        if n in also or not live.isdisjoint(n.outputs):
+        if n in effect_nodes or not live.isdisjoint(n.outputs):
             kept.append(n)
             live.update(n.inputs)
     return kept[::-1]
 
 
-def _given(copy: Copy, node: Node) -> list[Value]:
+def _call_inputs(copy: NodeCopier, node: Node) -> list[Value]:
     """The caller's values for the inputs of the graph that a node calls."""
-    return copy.all(node.inputs[at] for at in node.regions[0].inputs if at is not None)
+    return copy.map_values(
+        node.inputs[position] for position in node.regions[0].inputs if position is not None
+    )
 
 
-def _behind(values: Iterable[Value]) -> dict[Value, None]:
+def _materialized_sources(values: Iterable[Value]) -> dict[Value, None]:
     """The values that have to be there for these to be read: views and zeros are made anew."""
     sources: dict[Value, None] = {}
-    waiting, seen = list(values), set()
-    while waiting:
-        v = waiting.pop()
+    worklist, seen = list(values), set()
+    while worklist:
+        v = worklist.pop()
         if v in seen:
             continue
         seen.add(v)
-        if v.node is not None and v.node.is_rematerialised:
-            waiting += v.node.inputs
+        if v.node is not None and v.node.is_rematerialized:
+            worklist += v.node.inputs
         else:
             sources[v] = None
     return sources

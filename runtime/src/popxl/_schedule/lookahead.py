@@ -1,7 +1,7 @@
 """What a schedule will do next, as far as the host knows it: its loads, stores and runs in order.
 
 The indices of entries follow from constants, counters and numbers that were fetched, so a walk
-with numbers alone, which runs nothing, is ahead of the walker by as much as one likes. It stops
+with numbers alone, which runs nothing, is ahead of the executor by as much as one likes. It stops
 where a number is needed that only the devices know, and goes on once it was fetched.
 """
 
@@ -24,13 +24,13 @@ from popxl._schedule.schedule import (
     Store,
     calls,
 )
-from popxl._schedule.schedule_walk import Activation, compute, routines_by_part, walk
+from popxl._schedule.schedule_walk import Frame, compute, routines_by_part, walk
 
 if TYPE_CHECKING:
     from popxl._schedule.schedule import Index
 
 
-class Event(NamedTuple):
+class LookaheadEvent(NamedTuple):
     """A load, store or run of a schedule.
 
     Attributes:
@@ -41,71 +41,72 @@ class Event(NamedTuple):
     entry: Index = 0
 
 
-def upcoming(main: Routine, fetched: deque[Any]) -> Iterator[Event | None]:
-    """The events of a run in the order in which the walker does them.
+def lookahead_events(main: Routine, fetched: deque[Any]) -> Iterator[LookaheadEvent | None]:
+    """The events of a run in the order in which the executor does them.
 
     Args:
-        fetched: numbers that the walker has fetched from the devices, in order; they are taken.
+        fetched: numbers that the executor has fetched from the devices, in order; they are taken.
 
     Yields:
         Events; None as long as a number is missing.
     """
     arrays = [None] * len(main.inputs)
-    for step, at in walk(Activation(main, arrays)):
+    for step, frame in walk(Frame(main, arrays)):
         match step:
             case Load() | Store():
-                yield Event(step, at.slots[step.at])
+                yield LookaheadEvent(step, frame.registers[step.entry_index])
             case Run():
-                yield Event(step)
+                yield LookaheadEvent(step)
             case Compute():
-                compute(step, at)
+                compute(step, frame)
             case Fetch():
                 while not fetched:
                     yield None
-                at.slots[step.out] = fetched.popleft()
+                frame.registers[step.out] = fetched.popleft()
             case Branch():
-                while isinstance(at.slots[step.condition], tuple):  # the walker will raise
+                while isinstance(frame.registers[step.condition], tuple):  # the executor will raise
                     yield None
 
 
-def expected(schedule: Schedule) -> Iterator[Event | None]:
+def static_events(schedule: Schedule) -> Iterator[LookaheadEvent | None]:
     """The events of a run if each number that only devices know is 0; None where one is fetched."""
     fetched = deque[Any]()
-    for event in upcoming(schedule.main, fetched):
+    for event in lookahead_events(schedule.main, fetched):
         if event is None:
             fetched.append(0)
         yield event
 
 
-class Fetched:
-    """Numbers that the walker has fetched from the devices, for the walks that are ahead of it."""
+class FetchedScalars:
+    """Numbers that the executor has fetched from the devices, for the walks that are ahead of
+    it."""
 
     def __init__(self) -> None:
-        self._waiting: list[deque[Any]] = []
+        self._queues: list[deque[Any]] = []
 
-    def followed(self) -> deque[Any]:
-        """Those that a walk has not taken yet, see `upcoming`."""
-        self._waiting.append(deque())
-        return self._waiting[-1]
+    def subscribe(self) -> deque[Any]:
+        """Those that a walk has not taken yet, see `lookahead_events`."""
+        self._queues.append(deque())
+        return self._queues[-1]
 
     def append(self, number: Index) -> None:
-        """The walker has fetched one more."""
-        for waiting in self._waiting:
-            waiting.append(number)
+        """The executor has fetched one more."""
+        for queue in self._queues:
+            queue.append(number)
 
 
 # ---- the window ---------------------------------------------------------------------------------
-def window_of(schedule: Schedule) -> int:
+def default_window(schedule: Schedule) -> int:
     """Bytes of two layers' entries on one replica: how much may be on its way ahead of its use.
 
     A layer is an iteration of a loop that loads entries, with one iteration of each loop inside it
     (a micro-batch); a loop around such loops is an optimizer step. What is loaded outside of loops
     counts by parts of the program. The largest counts.
     """
-    loaded: dict[Routine, int] = {}  # bytes that an activation loads, each loop inside it run once
+    loaded: dict[Routine, int] = {}  # bytes that a frame loads, each loop inside it run once
     depth: dict[Routine, int] = {}  # how deep loops that load are nested
     for routine in schedule.routines:
-        inner = [(step, passed.routine) for step in routine.steps for passed in calls(step)]
+        inner = [(step, call_args.routine) for step in routine.steps for call_args in calls(step)]
         depth[routine] = max((depth[r] + _repeats(s) for s, r in inner if loaded[r]), default=0)
         loaded[routine] = sum(_nbytes(step, loaded) for step in routine.steps)
 
@@ -114,13 +115,13 @@ def window_of(schedule: Schedule) -> int:
 
     largest = 0
     for routine, part in routines_by_part(schedule.main, is_layer):
-        alone: Counter[str] = Counter()
+        outside_loops: Counter[str] = Counter()
         for step in routine.steps:
             if isinstance(step, Load):
-                alone[step.part or part] += step.nbytes
+                outside_loops[step.part or part] += step.nbytes
             elif is_layer(step):
                 largest = max(largest, _nbytes(step, loaded))
-        largest = max(largest, *alone.values(), 0)
+        largest = max(largest, *outside_loops.values(), 0)
     return 2 * largest
 
 
@@ -128,7 +129,7 @@ def _nbytes(step: Step, loaded: Mapping[Routine, int]) -> int:
     """Bytes that a step loads, given what routines do."""
     if isinstance(step, Load):
         return step.nbytes
-    return max((loaded[passed.routine] for passed in calls(step)), default=0)
+    return max((loaded[call_args.routine] for call_args in calls(step)), default=0)
 
 
 def _repeats(step: Step) -> bool:

@@ -1,4 +1,4 @@
-"""Values in slots, nodes in segments: what a routine is put together from.
+"""Values in registers, nodes in segments: what a routine is put together from.
 
 Device nodes are added to the segment that is open. It takes arguments as its nodes read values that
 it has not made, and gives as results what later steps ask for. Loads come before it and stores
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from popxl._schedule.index_arithmetic import host_constant
-from popxl._schedule.schedule import Fetch, Run, Slot, Step, Store
+from popxl._schedule.schedule import Fetch, Register, Run, Step, Store
 from popxl._schedule.segment import Segment
 from popxl.tensor import Constant, TensorSpec
 
@@ -24,125 +24,128 @@ if TYPE_CHECKING:
 Labelled = TypeVar("Labelled", bound=Step)
 
 
-class Slots:
-    """The slots of a routine.
+class RegisterFile:
+    """The registers of a routine.
 
     Attributes:
         specs: of arrays.
-        numbers: slots of numbers that the host knows.
-        start: numbers of constants.
+        numbers: registers of numbers that the host knows.
+        constants: numbers of constants.
         size: how many there are.
     """
 
     def __init__(self) -> None:
-        self.specs: dict[Slot, TensorSpec] = {}
-        self.numbers: set[Slot] = set()
-        self.start: dict[Slot, int] = {}
+        self.specs: dict[Register, TensorSpec] = {}
+        self.scalars: set[Register] = set()
+        self.constants: dict[Register, int] = {}
         self.size = 0
-        self._constants: dict[int, Slot] = {}
+        self._constants: dict[int, Register] = {}
 
-    def number(self) -> Slot:
-        self.numbers.add(self.size)
+    def number(self) -> Register:
+        self.scalars.add(self.size)
         self.size += 1
         return self.size - 1
 
-    def array(self, spec: TensorSpec) -> Slot:
+    def array(self, spec: TensorSpec) -> Register:
         self.specs[self.size] = TensorSpec(spec.shape, spec.dtype)
         self.size += 1
         return self.size - 1
 
-    def constant(self, number: int) -> Slot:
+    def constant(self, number: int) -> Register:
         if number not in self._constants:
-            slot = self._constants[number] = self.number()
-            self.start[slot] = number
+            register = self._constants[number] = self.number()
+            self.constants[register] = number
         return self._constants[number]
 
 
 @dataclass(eq=False)
-class _Piece:
+class _SegmentBuilder:
     """A segment under construction.
 
     Attributes:
-        args, results: slots of the values that it takes and returns.
-        made: values that its nodes make.
-        waiting: stores that follow it.
-        nbytes, entries: loaded for it.
-        updates: random roundings before it.
+        args, results: registers of the values that it takes and returns.
+        computed: values that its nodes make.
+        pending_stores: stores that follow it.
+        loaded_bytes, num_loads: of the loads before it.
+        rounding_offset: random roundings before it.
         run: its step, once it is closed; it may still be asked for results.
     """
 
     segment: Segment
-    args: dict[Value, Slot] = field(default_factory=dict)
-    results: dict[Value, Slot] = field(default_factory=dict)
-    made: set[Value] = field(default_factory=set)
-    waiting: list[Store] = field(default_factory=list)
-    nbytes: int = 0
-    entries: int = 0
-    updates: int = 0
+    args: dict[Value, Register] = field(default_factory=dict)
+    results: dict[Value, Register] = field(default_factory=dict)
+    computed: set[Value] = field(default_factory=set)
+    pending_stores: list[Store] = field(default_factory=list)
+    loaded_bytes: int = 0
+    num_loads: int = 0
+    rounding_offset: int = 0
     run: Run | None = None
 
 
-def labelled(step: Labelled, node: Node) -> Labelled:
+def with_label(step: Labelled, node: Node) -> Labelled:
     """Give a step the part and the location of the op of a node."""
     step.part = node.part
     step.location = "" if node.op is None else node.op.location
     return step
 
 
-class Assembly:
+class RoutineBuilder:
     """The steps of one routine, while they are made.
 
     Attributes:
-        updates: random roundings so far.
+        rounding_offset: random roundings so far.
     """
 
-    def __init__(self, title: str, inputs: Sequence[Value], known: Iterable[int]) -> None:
+    def __init__(self, title: str, inputs: Sequence[Value], scalar_inputs: Iterable[int]) -> None:
         """
         Args:
-            known: inputs that are numbers which the host knows.
+            scalar_inputs: inputs that are numbers which the host knows.
         """
-        self.title, self.slots = title, Slots()
+        self.title, self.registers = title, RegisterFile()
         self.steps: list[Step] = []
-        self.updates = 0
-        self._where: dict[Value, Slot | _Piece] = {}
-        self._closed: list[_Piece] = []
-        self.open = self._new_piece()
-        numbers = set(known)
+        self.rounding_offset = 0
+        self._locations: dict[Value, Register | _SegmentBuilder] = {}
+        self._closed_segments: list[_SegmentBuilder] = []
+        self.open_segment = self._new_segment()
+        numbers = set(scalar_inputs)
         for i, v in enumerate(inputs):
-            self._where[v] = self.slots.number() if i in numbers else self.slots.array(v.spec)
+            self._locations[v] = (
+                self.registers.number() if i in numbers else self.registers.array(v.spec)
+            )
 
     def step(self, step: Step, node: Node) -> None:
         """Add what the host does for a node."""
-        self.steps.append(labelled(step, node))
+        self.steps.append(with_label(step, node))
 
     # ---- where values are -----------------------------------------------------------------------
-    def place(self, value: Value, slot: Slot) -> None:
-        """Let a value be in `slot`."""
-        self._where[value] = slot
+    def place(self, value: Value, register: Register) -> None:
+        """Let a value be in `register`."""
+        self._locations[value] = register
 
-    def number(self, value: Value) -> Slot | None:
-        """The slot of a number that the host knows."""
-        place = self._where.get(value)
+    def number(self, value: Value) -> Register | None:
+        """The register of a number that the host knows."""
+        place = self._locations.get(value)
         if isinstance(place, int):
-            return place if place in self.slots.numbers else None
+            return place if place in self.registers.scalars else None
         constant = None if place or value.node else host_constant(value.tensor)
-        return None if constant is None else self.slots.constant(constant)
+        return None if constant is None else self.registers.constant(constant)
 
-    def array(self, value: Value) -> Slot:
-        """A slot with the array of a value; it may be given it when the open segment has run."""
-        place = self._where.get(value)
-        if isinstance(place, _Piece):
+    def array(self, value: Value) -> Register:
+        """A register with the array of a value; it may be given it when the open segment has
+        run."""
+        place = self._locations.get(value)
+        if isinstance(place, _SegmentBuilder):
             return self._result(place, value)
-        if place is not None and place not in self.slots.numbers:
+        if place is not None and place not in self.registers.scalars:
             return place
         self.read(value)
-        return self._result(self.open, value)
+        return self._result(self.open_segment, value)
 
-    def fetched(self, value: Value, node: Node) -> Slot:
+    def fetch(self, value: Value, node: Node) -> Register:
         """A number that only the devices know, fetched."""
         array = self.array(value)
         self.close()
-        number = self.slots.number()
+        number = self.registers.number()
         self.step(Fetch(value=array, out=number), node)
         return number
 
@@ -150,10 +153,10 @@ class Assembly:
         """Whether a value is zeros, which nothing has to hold."""
         return value.node is not None and value.node.kind == "zeros"
 
-    def _result(self, piece: _Piece, value: Value) -> Slot:
-        if value not in piece.results:
-            piece.results[value] = self.slots.array(value.spec)
-        return piece.results[value]
+    def _result(self, segment_builder: _SegmentBuilder, value: Value) -> Register:
+        if value not in segment_builder.results:
+            segment_builder.results[value] = self.registers.array(value.spec)
+        return segment_builder.results[value]
 
     # ---- the open segment -----------------------------------------------------------------------
     def read(self, value: Value) -> None:
@@ -161,12 +164,14 @@ class Assembly:
         waiting = [(value, False)]  # views of views may be many: no recursion
         while waiting:
             value, is_ready = waiting.pop()
-            if value in self.open.made or value in self.open.args:
+            if value in self.open_segment.computed or value in self.open_segment.args:
                 continue
-            place = self._where.get(value)
+            place = self._locations.get(value)
             if place is not None:
-                slot = self._result(place, value) if isinstance(place, _Piece) else place
-                self.open.args[value] = slot
+                register = (
+                    self._result(place, value) if isinstance(place, _SegmentBuilder) else place
+                )
+                self.open_segment.args[value] = register
                 continue
             node = value.node
             if node is None:
@@ -182,41 +187,50 @@ class Assembly:
         for v in node.inputs:
             self.read(v)
         self._add(node)
-        self._where.update(dict.fromkeys(node.outputs, self.open))
+        self._locations.update(dict.fromkeys(node.outputs, self.open_segment))
 
     def _add(self, node: Node) -> None:
-        if not self.open.segment.nodes:
-            self.open.updates = self.updates
-        self.open.segment.nodes.append(node)
-        self.open.made.update(node.outputs)
+        if not self.open_segment.segment.nodes:
+            self.open_segment.rounding_offset = self.rounding_offset
+        self.open_segment.segment.nodes.append(node)
+        self.open_segment.computed.update(node.outputs)
 
     # ---- segments -------------------------------------------------------------------------------
-    def _new_piece(self) -> _Piece:
-        return _Piece(Segment(f"{self.title}.{len(self._closed)}"))
+    def _new_segment(self) -> _SegmentBuilder:
+        return _SegmentBuilder(Segment(f"{self.title}.{len(self._closed_segments)}"))
 
     def close(self) -> None:
         """Complete the open segment, and do what waits for it."""
-        piece = self.open
-        if piece.segment.nodes or piece.results:
-            piece.run = Run(segment=piece.segment, args=(), updates=piece.updates)
-            parts = {node.part for node in piece.segment.nodes if node.kind == "op"}
-            piece.run.part = parts.pop() if len(parts) == 1 else ""
-            ops = (node.op for node in piece.segment.nodes if node.op is not None)
-            piece.run.location = next((op.location for op in ops), "")
-            self._closed.append(piece)
-            self.steps.append(piece.run)
-        self.open = self._new_piece()
-        self.steps += piece.waiting
+        segment_builder = self.open_segment
+        if segment_builder.segment.nodes or segment_builder.results:
+            segment_builder.run = Run(
+                segment=segment_builder.segment,
+                args=(),
+                rounding_offset=segment_builder.rounding_offset,
+            )
+            parts = {node.part for node in segment_builder.segment.nodes if node.kind == "op"}
+            segment_builder.run.part = parts.pop() if len(parts) == 1 else ""
+            ops = (node.op for node in segment_builder.segment.nodes if node.op is not None)
+            segment_builder.run.location = next((op.location for op in ops), "")
+            self._closed_segments.append(segment_builder)
+            self.steps.append(segment_builder.run)
+        self.open_segment = self._new_segment()
+        self.steps += segment_builder.pending_stores
 
     def finish(self) -> None:
         """Close, and give segments the results that were asked for."""
         self.close()
-        for piece in self._closed:
-            assert piece.run is not None
-            segment = piece.segment
-            segment.args, segment.results = list(piece.args), list(piece.results)
-            piece.run.args = tuple(piece.args.values())
-            piece.run.outs = tuple(piece.results.values())
-            segment.numbers = frozenset(
-                i for i, slot in enumerate(piece.run.args) if slot in self.slots.numbers
+        for segment_builder in self._closed_segments:
+            assert segment_builder.run is not None
+            segment = segment_builder.segment
+            segment.args, segment.results = (
+                list(segment_builder.args),
+                list(segment_builder.results),
+            )
+            segment_builder.run.args = tuple(segment_builder.args.values())
+            segment_builder.run.outs = tuple(segment_builder.results.values())
+            segment.scalar_args = frozenset(
+                i
+                for i, register in enumerate(segment_builder.run.args)
+                if register in self.registers.scalars
             )

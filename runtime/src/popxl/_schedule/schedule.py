@@ -1,9 +1,9 @@
 """What the host does in a run, as plain data: `print(session.schedule)` shows it.
 
 A program becomes a `Routine` for its main graph, with one more for each graph that holds steps of
-the host. A routine's steps act on numbered slots, which are resolved when it is built: arrays on
-the devices, or numbers that the host knows. Every slot is given a value once in an activation of
-the routine; a tensor that is changed in place moves on to another slot.
+the host. A routine's steps act on numbered registers, which are resolved when it is built: arrays
+on the devices, or numbers that the host knows. Every register is given a value once in a frame of
+the routine; a tensor that is changed in place moves on to another register.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from popxl._analysis.functionalization import Functional
+    from popxl._analysis.functionalization import FunctionalGraph
     from popxl._schedule.index_arithmetic import Rule
     from popxl._schedule.segment import Segment
     from popxl.remote_buffer import RemoteBuffer
     from popxl.tensor import TensorSpec
 
-Slot = int
+Register = int
 
 Index = int | tuple[int, ...]  # of an entry; one for each replica where they differ
 
@@ -31,30 +31,31 @@ class Step:
     """Something the host does.
 
     Attributes:
-        last: slots whose value nothing needs after this step, and that it does not give away.
+        dead_registers: registers whose value nothing needs after this step, and that it does not
+            give away.
         part: label of the part of the program it belongs to (see `popxl.plan.part`).
         location: `file:line` of the user's code; of a run, that of its first op.
     """
 
-    last: tuple[Slot, ...] = ()
+    dead_registers: tuple[Register, ...] = ()
     part: str = ""
     location: str = ""
 
-    def reads(self) -> Iterator[Slot]:
-        """Slots whose values it takes."""
+    def reads(self) -> Iterator[Register]:
+        """RegisterFile whose values it takes."""
         yield from ()
 
-    def writes(self) -> Iterator[Slot]:
-        """Slots to which it gives values."""
+    def writes(self) -> Iterator[Register]:
+        """RegisterFile to which it gives values."""
         yield from ()
 
 
 @dataclass(eq=False, kw_only=True)
 class Transfer(Step):
-    """Move entry `at` of a remote buffer."""
+    """Move entry `entry_index` of a remote buffer."""
 
     buffer: RemoteBuffer
-    at: Slot
+    entry_index: Register
 
     @cached_property
     def nbytes(self) -> int:
@@ -64,7 +65,7 @@ class Transfer(Step):
 
 @dataclass(eq=False, kw_only=True)
 class Load(Transfer):
-    """Bring entry `at` of a remote buffer to the device.
+    """Bring entry `entry_index` of a remote buffer to the device.
 
     Attributes:
         donates: the entry donates its memory: a later step stores to it before anything else
@@ -72,30 +73,30 @@ class Load(Transfer):
         copies: the value must not share memory with the entry.
     """
 
-    out: Slot
+    out: Register
     donates: bool = False
     copies: bool = False
 
-    def reads(self) -> Iterator[Slot]:
-        yield self.at
+    def reads(self) -> Iterator[Register]:
+        yield self.entry_index
 
-    def writes(self) -> Iterator[Slot]:
+    def writes(self) -> Iterator[Register]:
         yield self.out
 
 
 @dataclass(eq=False, kw_only=True)
 class Store(Transfer):
-    """Make an array entry `at` of a remote buffer.
+    """Make an array entry `entry_index` of a remote buffer.
 
     Attributes:
         copies: the entry must not share memory with the array, which somebody else has as well.
     """
 
-    value: Slot
+    value: Register
     copies: bool = False
 
-    def reads(self) -> Iterator[Slot]:
-        yield from (self.value, self.at)
+    def reads(self) -> Iterator[Register]:
+        yield from (self.value, self.entry_index)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -104,13 +105,13 @@ class Compute(Step):
 
     name: str
     rule: Rule
-    ins: tuple[Slot, ...]
-    outs: tuple[Slot, ...]
+    ins: tuple[Register, ...]
+    outs: tuple[Register, ...]
 
-    def reads(self) -> Iterator[Slot]:
+    def reads(self) -> Iterator[Register]:
         yield from self.ins
 
-    def writes(self) -> Iterator[Slot]:
+    def writes(self) -> Iterator[Register]:
         yield from self.outs
 
 
@@ -118,13 +119,13 @@ class Compute(Step):
 class Fetch(Step):
     """Wait for a number that only the devices know."""
 
-    value: Slot
-    out: Slot
+    value: Register
+    out: Register
 
-    def reads(self) -> Iterator[Slot]:
+    def reads(self) -> Iterator[Register]:
         yield self.value
 
-    def writes(self) -> Iterator[Slot]:
+    def writes(self) -> Iterator[Register]:
         yield self.out
 
 
@@ -133,45 +134,45 @@ class Run(Step):
     """Let the devices run a segment.
 
     Attributes:
-        args: for each argument of the segment its slot.
-        outs: for each result of the segment its slot.
-        updates: random roundings of the routine's activation before this step.
+        args: for each argument of the segment its register.
+        outs: for each result of the segment its register.
+        rounding_offset: random roundings of the routine's frame before this step.
     """
 
     segment: Segment
-    args: tuple[Slot, ...]
-    outs: tuple[Slot, ...] = ()
-    updates: int = 0
+    args: tuple[Register, ...]
+    outs: tuple[Register, ...] = ()
+    rounding_offset: int = 0
 
-    def reads(self) -> Iterator[Slot]:
+    def reads(self) -> Iterator[Register]:
         yield from self.args
 
-    def writes(self) -> Iterator[Slot]:
+    def writes(self) -> Iterator[Register]:
         yield from self.outs
 
 
 @dataclass(eq=False, kw_only=True)
-class Passed:
-    """How an activation of a routine gets its inputs, and what comes back.
+class CallArgs:
+    """How a frame of a routine gets its inputs, and what comes back.
 
     Attributes:
-        args: slot for each input of the routine.
-        outs: slot for each output; None: nobody wants it, or it is what the caller passed.
+        args: register for each input of the routine.
+        outs: register for each output; None: nobody wants it, or it is what the caller passed.
         copies: inputs that get a copy, because the routine donates them and the caller needs them
             afterwards.
-        donated: slots that the caller donates: it needs them no more.
+        donated: registers that the caller donates: it needs them no more.
     """
 
     routine: Routine
-    args: tuple[Slot, ...]
-    outs: tuple[Slot | None, ...] = ()
+    args: tuple[Register, ...]
+    outs: tuple[Register | None, ...] = ()
     copies: frozenset[int] = frozenset()
-    donated: tuple[Slot, ...] = ()
+    donated: tuple[Register, ...] = ()
 
-    def reads(self) -> Iterator[Slot]:
+    def reads(self) -> Iterator[Register]:
         yield from self.args
 
-    def writes(self) -> Iterator[Slot]:
+    def writes(self) -> Iterator[Register]:
         yield from (out for out in self.outs if out is not None)
 
 
@@ -181,20 +182,20 @@ class Loop(Step):
 
     Attributes:
         carried: pairs of an output and the input that it is in the next iteration.
-        copies: inputs of the next iteration that get a copy (see `Passed.copies`).
-        updates: random roundings before this step, and in each iteration.
+        copies: inputs of the next iteration that get a copy (see `CallArgs.copies`).
+        rounding_offset: random roundings before this step, and in each iteration.
     """
 
-    body: Passed
+    body: CallArgs
     count: int = 1
     carried: tuple[tuple[int, int], ...] = ()
     copies: frozenset[int] = frozenset()
-    updates: tuple[int, int] = (0, 0)
+    rounding_offset: tuple[int, int] = (0, 0)
 
-    def reads(self) -> Iterator[Slot]:
+    def reads(self) -> Iterator[Register]:
         yield from self.body.reads()
 
-    def writes(self) -> Iterator[Slot]:
+    def writes(self) -> Iterator[Register]:
         yield from self.body.writes()
 
 
@@ -203,26 +204,26 @@ class Branch(Step):
     """Run one of two routines.
 
     Attributes:
-        condition: slot of a number; not 0: the first.
-        outs: slot for each output of the branches; None: both pass on what the caller passed.
+        condition: register of a number; not 0: the first.
+        outs: register for each output of the branches; None: both pass on what the caller passed.
     """
 
-    condition: Slot
-    branches: tuple[Passed, ...]
-    outs: tuple[Slot | None, ...]
-    updates: int = 0
+    condition: Register
+    branches: tuple[CallArgs, ...]
+    outs: tuple[Register | None, ...]
+    rounding_offset: int = 0
 
-    def reads(self) -> Iterator[Slot]:
+    def reads(self) -> Iterator[Register]:
         yield self.condition
         for branch in self.branches:
             yield from branch.reads()
 
-    def writes(self) -> Iterator[Slot]:
+    def writes(self) -> Iterator[Register]:
         yield from (out for out in self.outs if out is not None)
 
 
-def calls(step: Step) -> tuple[Passed, ...]:
-    """The activations of other routines that a step makes."""
+def calls(step: Step) -> tuple[CallArgs, ...]:
+    """The frames of other routines that a step makes."""
     if isinstance(step, Loop):
         return (step.body,)
     return step.branches if isinstance(step, Branch) else ()
@@ -234,36 +235,37 @@ class Routine:
 
     Attributes:
         title: for people.
-        inputs: slot of each input.
-        outputs: slot of each output; that of an input, if it is passed on.
+        inputs: register of each input.
+        outputs: register of each output; that of an input, if it is passed on.
         steps: in order.
-        start: values of slots that are known before anything runs: numbers of constants.
-        specs: of arrays, by slot, on one replica; slots of numbers have none.
-        size: number of slots.
-        consumed: inputs that the routine donates, or stores without a copy.
-        memory: for each output the memory that it may be in (see `donation`).
-        shared: memory that several outputs may be in.
-        until: for each slot of an array the last step that may use its memory; an output's is used
-            after all steps.
-        kept: for each slot of an array the outputs that may be in its memory, if there are any.
-        touched: buffers that it loads from or stores to, with all that it calls.
-        donating: buffers whose entries it donates, with all that it calls.
+        constants: values of registers that are known before anything runs: numbers of constants.
+        specs: of arrays, by register, on one replica; registers of numbers have none.
+        num_registers: number of registers.
+        consumed_inputs: inputs that the routine donates, or stores without a copy.
+        output_memory: for each output the memory that it may be in (see `donation`).
+        shared_memory: memory that several outputs may be in.
+        memory_last_use: for each register of an array the last step that may use its memory; an
+            output's is used after all steps.
+        aliasing_outputs: for each register of an array the outputs that may be in its memory, if
+            there are any.
+        used_buffers: buffers that it loads from or stores to, with all that it calls.
+        donated_buffers: buffers whose entries it donates, with all that it calls.
     """
 
     title: str
-    inputs: tuple[Slot, ...]
-    outputs: tuple[Slot, ...]
+    inputs: tuple[Register, ...]
+    outputs: tuple[Register, ...]
     steps: list[Step]
-    start: dict[Slot, int]
-    specs: dict[Slot, TensorSpec]
-    size: int
-    consumed: frozenset[int] = frozenset()
-    memory: tuple[frozenset[Any], ...] = ()
-    shared: frozenset[Any] = frozenset()
-    until: Mapping[Slot, int] = field(default_factory=dict)
-    kept: Mapping[Slot, Sequence[int]] = field(default_factory=dict)
-    touched: frozenset[RemoteBuffer] = frozenset()
-    donating: frozenset[RemoteBuffer] = frozenset()
+    constants: dict[Register, int]
+    specs: dict[Register, TensorSpec]
+    num_registers: int
+    consumed_inputs: frozenset[int] = frozenset()
+    output_memory: tuple[frozenset[Any], ...] = ()
+    shared_memory: frozenset[Any] = frozenset()
+    memory_last_use: Mapping[Register, int] = field(default_factory=dict)
+    aliasing_outputs: Mapping[Register, Sequence[int]] = field(default_factory=dict)
+    used_buffers: frozenset[RemoteBuffer] = frozenset()
+    donated_buffers: frozenset[RemoteBuffer] = frozenset()
 
 
 @dataclass(eq=False)
@@ -280,7 +282,7 @@ class Schedule:
         preview: says of runs which loads are dispatched before them; for people.
     """
 
-    graph: Functional
+    graph: FunctionalGraph
     main: Routine
     routines: Sequence[Routine]
     segments: Sequence[Segment]
@@ -308,48 +310,48 @@ def _routine_lines(routine: Routine, ahead: Mapping[Run, str]) -> Iterator[str]:
             yield f"  # {part or 'no part'}"
         if isinstance(step, Run) and step in ahead:
             yield f"  # {ahead[step]}"
-        yield f"  {step_text(step, routine.start)}{_last_text(step)}"
+        yield f"  {step_text(step, routine.constants)}{_last_text(step)}"
 
 
 def _last_text(step: Step) -> str:
-    return f"; free {_slots(step.last)}" if step.last else ""
+    return f"; free {_format_registers(step.dead_registers)}" if step.dead_registers else ""
 
 
-def _slots(slots: Any) -> str:
-    return ", ".join(f"%{s}" for s in slots if s is not None)
+def _format_registers(registers: Any) -> str:
+    return ", ".join(f"%{s}" for s in registers if s is not None)
 
 
-def step_text(step: Step, known: Mapping[Slot, Index]) -> str:
-    """A step as text, with the numbers of slots where they are known."""
+def step_text(step: Step, known: Mapping[Register, Index]) -> str:
+    """A step as text, with the numbers of registers where they are known."""
 
-    def number(slot: Slot) -> str:
-        return str(known[slot]) if slot in known else f"%{slot}"
+    def number(register: Register) -> str:
+        return str(known[register]) if register in known else f"%{register}"
 
     match step:
         case Load():
             how = " donating its memory" if step.donates else ""
-            return f"%{step.out} = load {_buffer(step.buffer)}[{number(step.at)}]{how}"
+            return f"%{step.out} = load {_buffer(step.buffer)}[{number(step.entry_index)}]{how}"
         case Store():
-            return f"store %{step.value} in {_buffer(step.buffer)}[{number(step.at)}]"
+            return f"store %{step.value} in {_buffer(step.buffer)}[{number(step.entry_index)}]"
         case Compute():
             ins = ", ".join(map(number, step.ins))
-            outs = f"{_slots(step.outs)} = " if step.outs else ""
+            outs = f"{_format_registers(step.outs)} = " if step.outs else ""
             return f"{outs}{step.name}({ins}) on the host"
         case Fetch():
             return f"%{step.out} = wait for %{step.value}"
         case Run():
-            outs = f"{_slots(step.outs)} = " if step.outs else ""
+            outs = f"{_format_registers(step.outs)} = " if step.outs else ""
             donated = [step.args[i] for i in step.segment.donated]
-            donating = f" donating {_slots(donated)}" if donated else ""
-            return f"{outs}run {step.segment.name}({_slots(step.args)}){donating}"
+            donated_buffers = f" donating {_format_registers(donated)}" if donated else ""
+            return f"{outs}run {step.segment.name}({_format_registers(step.args)}){donated_buffers}"
         case Loop():
-            outs = _slots(step.body.outs)
+            outs = _format_registers(step.body.outs)
             what = "call" if step.count == 1 else f"{step.count} times"
             left = f"{outs} = " if outs else ""
-            return f"{left}{what} {step.body.routine.title}({_slots(step.body.args)})"
+            return f"{left}{what} {step.body.routine.title}({_format_registers(step.body.args)})"
         case Branch():
-            runs = (f"{b.routine.title}({_slots(b.args)})" for b in step.branches)
-            outs = _slots(step.outs)
+            runs = (f"{b.routine.title}({_format_registers(b.args)})" for b in step.branches)
+            outs = _format_registers(step.outs)
             chosen = f"if {number(step.condition)}: {' else: '.join(runs)}"
             return f"{outs} = {chosen}" if outs else chosen
     raise AssertionError(step)

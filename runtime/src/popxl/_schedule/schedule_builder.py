@@ -2,7 +2,8 @@
 
 Device nodes between host-executed ones are grouped: a load moves in front of the open segment, a
 store waits until it is closed. So a segment is closed only where the host has to wait for it, where
-a buffer is loaded from after it was stored to, or where `_BYTES` or `_ENTRIES` were loaded for it.
+a buffer is loaded from after it was stored to, or where `_MAX_LOADED_BYTES` or
+`_MAX_LOADED_ENTRIES` were loaded for it.
 """
 
 from __future__ import annotations
@@ -11,25 +12,27 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from popxl._analysis.functionalization import count_updates, functionalise
-from popxl._analysis.memo import Deep
+from popxl._analysis.functionalization import count_roundings, functionalize
+from popxl._analysis.memo import Memo
 from popxl._ir.regions import regions
-from popxl._schedule.buffer_donation import copy_borrowed_entries, donate
-from popxl._schedule.control_flow import Nested
-from popxl._schedule.index_arithmetic import host_rule, is_host_kind
-from popxl._schedule.inlining import Flattener, is_outlined_call
-from popxl._schedule.routine_builder import Assembly, labelled
-from popxl._schedule.schedule import Compute, Load, Routine, Run, Schedule, Slot, Store
+from popxl._schedule.buffer_donation import copy_shared_entries, donate
+from popxl._schedule.control_flow import ControlFlow
+from popxl._schedule.index_arithmetic import host_rule, is_host_scalar_spec
+from popxl._schedule.inlining import Inliner, is_outlined_call
+from popxl._schedule.routine_builder import RoutineBuilder, with_label
+from popxl._schedule.schedule import Compute, Load, Register, Routine, Run, Schedule, Store
 from popxl._schedule.schedule_walk import routines_by_part
 from popxl.ops.remote import REMOTE_LOAD, REMOTE_STORE
 
 if TYPE_CHECKING:
-    from popxl._analysis.functionalization import Functional, Node, Value
+    from popxl._analysis.functionalization import FunctionalGraph, Node, Value
     from popxl.ir import Ir
     from popxl.remote_buffer import RemoteBuffer
 
-_BYTES = 32 * 2**20  # of entries loaded for one segment
-_ENTRIES = 256  # that are loaded for one segment: XLA's time grows with the square of arguments
+_MAX_LOADED_BYTES = 32 * 2**20  # of entries loaded for one segment
+_MAX_LOADED_ENTRIES = (
+    256  # that are loaded for one segment: XLA's time grows with the square of arguments
+)
 
 
 def build_schedule(ir: Ir) -> Schedule:
@@ -39,10 +42,10 @@ def build_schedule(ir: Ir) -> Schedule:
         ValueError: it reads an input of the main graph.
     """
     _check_inputs(ir)
-    graph = functionalise(ir.main_graph)
-    main = _Program().routine(graph, frozenset(), range(len(graph.outputs)))
+    graph = functionalize(ir.main_graph)
+    main = _ScheduleBuilder().routine(graph, frozenset(), range(len(graph.outputs)))
     routines = list(dict.fromkeys(routine for routine, _ in routines_by_part(main)))
-    copy_borrowed_entries(routines)
+    copy_shared_entries(routines)
     runs = [step for r in routines for step in r.steps if isinstance(step, Run)]
     return Schedule(graph, main, routines, [run.segment for run in runs])
 
@@ -58,176 +61,192 @@ def _check_inputs(ir: Ir) -> None:
             )
 
 
-class _Program:
+class _ScheduleBuilder:
     """Routines made so far, and what is known of graphs."""
 
     def __init__(self) -> None:
         self.routines: dict[Any, Routine] = {}
-        self.flattened = Flattener()
-        self._deep = Deep()
+        self.inline = Inliner()
+        self._memo = Memo()
 
     def routine(
         self,
-        graph: Functional,
-        known: frozenset[int],
+        graph: FunctionalGraph,
+        scalar_inputs: frozenset[int],
         arrays: Iterable[int],
         zeros: Sequence[int] = (),
     ) -> Routine:
         """The routine of a graph.
 
         Args:
-            known: inputs that are numbers which the host knows.
+            scalar_inputs: inputs that are numbers which the host knows.
             arrays: outputs that have to be arrays.
             zeros: inputs that are zeros, and not passed.
         """
-        key = graph, known, frozenset(arrays), tuple(zeros)
-        return self._deep.once(self.routines, key, lambda: _Builder(self, *key).build())
+        key = graph, scalar_inputs, frozenset(arrays), tuple(zeros)
+        return self._memo.get_or_compute(
+            self.routines, key, lambda: _GraphScheduler(self, *key).build()
+        )
 
 
-class _Builder:
+class _GraphScheduler:
     """Makes the routine of one graph."""
 
     def __init__(
         self,
-        program: _Program,
-        graph: Functional,
-        known: frozenset[int],
+        program: _ScheduleBuilder,
+        graph: FunctionalGraph,
+        scalar_inputs: frozenset[int],
         arrays: frozenset[int],
         zeros: tuple[int, ...],
     ) -> None:
         self._has_steps = graph.has_host_nodes
-        self._candidates = _candidates(graph)
+        self._donatable_inputs = _donatable_inputs(graph)
         title = f"{graph.graph.id}.first" if zeros else graph.graph.id
         if self._has_steps:
-            graph = program.flattened(graph)
+            graph = program.inline(graph)
         if zeros:
-            passed = [i for i in range(len(graph.inputs)) if i not in zeros]
-            known = frozenset(passed.index(i) for i in known)
-            self._candidates = {k for k, i in enumerate(passed) if i in self._candidates}
+            passed_inputs = [i for i in range(len(graph.inputs)) if i not in zeros]
+            scalar_inputs = frozenset(passed_inputs.index(i) for i in scalar_inputs)
+            self._donatable_inputs = {
+                k for k, i in enumerate(passed_inputs) if i in self._donatable_inputs
+            }
             graph = graph.with_zeros(zeros)
         self._graph, self._arrays = graph, arrays
-        self._assembly = Assembly(title, graph.inputs, known)
-        self._inputs = tuple(range(len(graph.inputs)))  # the first slots
-        self._nested = Nested(self._assembly, program.routine)
+        self._builder = RoutineBuilder(title, graph.inputs, scalar_inputs)
+        self._inputs = tuple(range(len(graph.inputs)))  # the first registers
+        self._control_flow = ControlFlow(self._builder, program.routine)
 
     # ---- whole ----------------------------------------------------------------------------------
     def build(self) -> Routine:
-        assembly = self._assembly
+        builder = self._builder
         self._walk()
         outputs = [self._output(k, v) for k, v in enumerate(self._graph.outputs)]
-        assembly.finish()
-        slots = assembly.slots
+        builder.finish()
+        registers = builder.registers
         routine = Routine(
-            assembly.title, self._inputs, tuple(outputs), assembly.steps, slots.start, slots.specs,
-            slots.size,
-        )  # fmt: skip
-        donate(routine, self._candidates)
+            title=builder.title,
+            inputs=self._inputs,
+            outputs=tuple(outputs),
+            steps=builder.steps,
+            constants=registers.constants,
+            specs=registers.specs,
+            num_registers=registers.size,
+        )
+        donate(routine, self._donatable_inputs)
         return routine
 
-    def _output(self, index: int, value: Value) -> Slot:
-        number = None if index in self._arrays else self._assembly.number(value)
-        return self._assembly.array(value) if number is None else number
+    def _output(self, index: int, value: Value) -> Register:
+        number = None if index in self._arrays else self._builder.number(value)
+        return self._builder.array(value) if number is None else number
 
     # ---- nodes ----------------------------------------------------------------------------------
     def _walk(self) -> None:
         for node in self._graph.nodes:
-            if node.is_rematerialised or (self._has_steps and self._computed(node)):
+            if node.is_rematerialized or (self._has_steps and self._fold_on_host(node)):
                 continue
             if node.is_on_host:
-                self._on_the_host(node)
+                self._schedule_host_node(node)
             else:
-                self._assembly.run(node)
-            self._assembly.updates += count_updates(node)
+                self._builder.run(node)
+            self._builder.rounding_offset += count_roundings(node)
 
-    def _on_the_host(self, node: Node) -> None:
+    def _schedule_host_node(self, node: Node) -> None:
         if node.op is not None and node.op.defn is REMOTE_LOAD:
             self._load(node)
         elif node.op is not None and node.op.defn is REMOTE_STORE:
             self._store(node)
         elif node.regions[0].kind == "branch":
-            self._nested.branch(node)
-        elif node.called is None or node.called.has_host_nodes:
-            self._nested.loop(node)
+            self._control_flow.add_branch(node)
+        elif node.callee is None or node.callee.has_host_nodes:
+            self._control_flow.add_loop(node)
         else:
-            self._outlined(node)
+            self._run_outlined_call(node)
 
-    def _computed(self, node: Node) -> bool:
+    def _fold_on_host(self, node: Node) -> bool:
         """Compute a node on the host, if it knows all inputs."""
         if node.op is None or node.kind != "op" or not all(
-            is_host_kind(v.spec) for v in node.outputs
+            is_host_scalar_spec(v.spec) for v in node.outputs
         ):  # fmt: skip
             return False
         rule = host_rule(node.op)
-        ins = [self._assembly.number(v) for v in node.inputs]
+        ins = [self._builder.number(v) for v in node.inputs]
         if rule is None or None in ins:
             return False
-        outs = [self._assembly.slots.number() for _ in node.outputs]
+        outs = [self._builder.registers.number() for _ in node.outputs]
         step = Compute(
             name=node.op.defn.name, rule=rule, ins=tuple(ins), outs=tuple(outs)  # type: ignore[arg-type]
         )  # fmt: skip
-        self._assembly.step(step, node)
-        for v, slot in zip(node.outputs, outs, strict=True):
-            self._assembly.place(v, slot)
+        self._builder.step(step, node)
+        for v, register in zip(node.outputs, outs, strict=True):
+            self._builder.place(v, register)
         return True
 
     # ---- transfers ------------------------------------------------------------------------------
-    def _index(self, node: Node, position: int) -> Slot:
+    def _index_register(self, node: Node, position: int) -> Register:
         if node.attrs["offset"] is not None:
-            return self._assembly.slots.constant(node.attrs["offset"])
+            return self._builder.registers.constant(node.attrs["offset"])
         value = node.inputs[position]
-        slot = self._assembly.number(value)
-        return self._assembly.fetched(value, node) if slot is None else slot
+        register = self._builder.number(value)
+        return self._builder.fetch(value, node) if register is None else register
 
-    def _waits(self, buffer: RemoteBuffer) -> bool:
-        return any(store.buffer is buffer for store in self._assembly.open.waiting)
+    def _has_pending_store(self, buffer: RemoteBuffer) -> bool:
+        return any(store.buffer is buffer for store in self._builder.open_segment.pending_stores)
 
-    def _make_room(self, buffer: RemoteBuffer) -> None:
+    def _limit_segment_loads(self, buffer: RemoteBuffer) -> None:
         """Close the open segment if it has enough entries already."""
         nbytes = math.prod(buffer.tensor_shape) * buffer.tensor_dtype.itemsize
-        piece = self._assembly.open
-        is_full = piece.nbytes + nbytes > _BYTES or piece.entries >= _ENTRIES
-        if piece.segment.nodes and is_full:
-            self._assembly.close()
-        self._assembly.open.nbytes += nbytes
-        self._assembly.open.entries += 1
+        segment_builder = self._builder.open_segment
+        is_full = (
+            segment_builder.loaded_bytes + nbytes > _MAX_LOADED_BYTES
+            or segment_builder.num_loads >= _MAX_LOADED_ENTRIES
+        )
+        if segment_builder.segment.nodes and is_full:
+            self._builder.close()
+        self._builder.open_segment.loaded_bytes += nbytes
+        self._builder.open_segment.num_loads += 1
 
     def _load(self, node: Node) -> None:
         buffer, (value,) = node.attrs["buffer"], node.outputs
-        at = self._index(node, len(node.inputs) - 1)  # before it, what is overwritten
-        if self._waits(buffer):
-            self._assembly.close()
-        self._make_room(buffer)
-        out = self._assembly.slots.array(value.spec)
-        self._assembly.step(Load(out=out, buffer=buffer, at=at), node)
-        self._assembly.place(value, out)
+        entry_index = self._index_register(
+            node, len(node.inputs) - 1
+        )  # before it, what is overwritten
+        if self._has_pending_store(buffer):
+            self._builder.close()
+        self._limit_segment_loads(buffer)
+        out = self._builder.registers.array(value.spec)
+        self._builder.step(Load(out=out, buffer=buffer, entry_index=entry_index), node)
+        self._builder.place(value, out)
 
     def _store(self, node: Node) -> None:
         buffer = node.attrs["buffer"]
-        at = self._index(node, 1)
-        slot = self._assembly.array(node.inputs[0])
-        store = labelled(Store(value=slot, buffer=buffer, at=at), node)
-        piece = self._assembly.open
-        if slot in piece.results.values() or self._waits(buffer):
-            piece.waiting.append(store)
+        entry_index = self._index_register(node, 1)
+        register = self._builder.array(node.inputs[0])
+        store = with_label(Store(value=register, buffer=buffer, entry_index=entry_index), node)
+        segment_builder = self._builder.open_segment
+        if register in segment_builder.results.values() or self._has_pending_store(buffer):
+            segment_builder.pending_stores.append(store)
         else:
-            self._assembly.steps.append(store)
+            self._builder.steps.append(store)
 
     # ---- outlined graphs ------------------------------------------------------------------------
-    def _outlined(self, node: Node) -> None:
+    def _run_outlined_call(self, node: Node) -> None:
         """A call that shares its segment with no other such call."""
-        if any(map(is_outlined_call, self._assembly.open.segment.nodes)):
-            self._assembly.close()
-        self._assembly.run(node)
+        if any(map(is_outlined_call, self._builder.open_segment.segment.nodes)):
+            self._builder.close()
+        self._builder.run(node)
 
 
-def _candidates(graph: Functional) -> set[int]:
+def _donatable_inputs(graph: FunctionalGraph) -> set[int]:
     """Inputs that callers donate: those that change, and those that are carried on."""
     if graph.is_branch:
         return set()
-    candidates = set(graph.changed)
+    donatable_inputs = set(graph.changed)
     for site in graph.graph._call_sites:
         for region in regions(site):
             if region.graph is graph.graph and region.kind == "always":
-                candidates |= {i for _, i in region.carried}
-                candidates |= {i for i, at in enumerate(region.inputs) if at in site.site_modified}
-    return candidates
+                donatable_inputs |= {i for _, i in region.carried}
+                donatable_inputs |= {
+                    i for i, position in enumerate(region.inputs) if position in site.site_modified
+                }
+    return donatable_inputs

@@ -1,8 +1,8 @@
 """The one way to walk a schedule: its steps, in the order in which a run does them.
 
-A walk keeps the slots and follows calls, loops and branches; who iterates over it does each step:
-the walker with arrays, the look-ahead with numbers. An observer is a generator between the two: it
-passes the steps on, and sees the slots before and after each.
+A walk keeps the registers and follows calls, loops and branches; who iterates over it does each
+step: the executor with arrays, the look-ahead with numbers. An observer is a generator between the
+two: it passes the steps on, and sees the registers before and after each.
 """
 
 from __future__ import annotations
@@ -14,50 +14,50 @@ from popxl._schedule.schedule import (
     Branch,
     Compute,
     Loop,
+    Register,
     Routine,
     Run,
-    Slot,
     Step,
     calls,
     step_text,
 )
 
 
-class Activation:
+class Frame:
     """A routine that runs.
 
     Args:
         inputs: values of the routine's inputs; the list is emptied.
-        updates: random roundings before it.
+        rounding_offset: random roundings before it.
         part: label of the part of the program that its caller belongs to.
 
     Attributes:
-        slots: the value in each slot; None: it has none now.
+        registers: the value in each register; None: it has none now.
     """
 
-    __slots__ = ("part", "routine", "slots", "updates")
+    __slots__ = ("part", "registers", "rounding_offset", "routine")
 
     def __init__(
-        self, routine: Routine, inputs: list[Any], updates: int = 0, part: str = ""
+        self, routine: Routine, inputs: list[Any], rounding_offset: int = 0, part: str = ""
     ) -> None:
-        self.routine, self.updates, self.part = routine, updates, part
-        self.slots: list[Any] = [None] * routine.size
-        for slot, number in routine.start.items():
-            self.slots[slot] = number
-        self.give(routine.inputs, inputs)
+        self.routine, self.rounding_offset, self.part = routine, rounding_offset, part
+        self.registers: list[Any] = [None] * routine.num_registers
+        for register, number in routine.constants.items():
+            self.registers[register] = number
+        self.set_registers(routine.inputs, inputs)
         inputs.clear()
 
-    def give(self, slots: Sequence[Slot | None], values: Iterable[Any]) -> None:
-        """Put values into slots; those for None are dropped."""
-        held = self.slots
-        for slot, value in zip(slots, values, strict=True):
-            if slot is not None:
-                held[slot] = value
+    def set_registers(self, registers: Sequence[Register | None], values: Iterable[Any]) -> None:
+        """Put values into registers; those for None are dropped."""
+        own_registers = self.registers
+        for register, value in zip(registers, values, strict=True):
+            if register is not None:
+                own_registers[register] = value
 
-    def ended(self) -> list[Any]:
-        """The outputs; the activation lets go of all values."""
-        outputs = [self.slots[slot] for slot in self.routine.outputs]
-        self.slots.clear()
+    def take_outputs(self) -> list[Any]:
+        """The outputs; the frame lets go of all values."""
+        outputs = [self.registers[register] for register in self.routine.outputs]
+        self.registers.clear()
         return outputs
 
     def part_of(self, step: Step) -> str:
@@ -67,96 +67,97 @@ class Activation:
             return " + ".join(dict.fromkeys(parts)) or self.part
         return step.part or self.part
 
-    def text_of(self, step: Step) -> str:
+    def format_step(self, step: Step) -> str:
         """A step of the routine as text, with the numbers that the host knows."""
         return step_text(
-            step, {i: x for i, x in enumerate(self.slots) if isinstance(x, int | tuple)}
+            step, {i: x for i, x in enumerate(self.registers) if isinstance(x, int | tuple)}
         )
 
 
-Steps = Iterator[tuple[Step, Activation]]
+Steps = Iterator[tuple[Step, Frame]]
 Observer = Callable[[Steps], Steps]
 
 
-def compute(step: Compute, at: Activation) -> None:
+def compute(step: Compute, frame: Frame) -> None:
     """Do a step that computes numbers."""
-    slots = at.slots
-    for slot, number in zip(step.outs, step.rule(*[slots[i] for i in step.ins]), strict=True):
-        slots[slot] = number
+    registers = frame.registers
+    for register, number in zip(
+        step.outs, step.rule(*[registers[i] for i in step.ins]), strict=True
+    ):
+        registers[register] = number
 
 
-def walk(at: Activation, copy: Callable[[Any], Any] = lambda value: value) -> Steps:
-    """The steps of an activation and of those in it.
+def walk(frame: Frame, copy: Callable[[Any], Any] = lambda value: value) -> Steps:
+    """The steps of a frame and of those in it.
 
-    A step is done by the time that the next is asked for: what it computes is in its slots. Loops
-    and branches come before the steps inside them; by then a branch's condition is one number.
+    The caller does each step before it asks for the next one: the results are then in registers.
+    Loops and branches come before the steps inside them; by then a branch's condition is one
+    number.
 
     Args:
         copy: makes a value of its own memory.
     """
-    under_way = [_steps(at, copy)]
-    while under_way:
-        for found in under_way[-1]:
-            if isinstance(found, Activation):
-                under_way.append(_steps(found, copy))
+    stack = [_steps(frame, copy)]
+    while stack:
+        for item in stack[-1]:
+            if isinstance(item, Frame):
+                stack.append(_steps(item, copy))
                 break
-            yield found
+            yield item
         else:
-            under_way.pop()
+            stack.pop()
 
 
-def _steps(
-    at: Activation, copy: Callable[[Any], Any]
-) -> Iterator[tuple[Step, Activation] | Activation]:
-    """The steps of an activation, and those in it, each walked through before the next item."""
-    slots = at.slots
-    for step in at.routine.steps:
-        yield step, at
+def _steps(frame: Frame, copy: Callable[[Any], Any]) -> Iterator[tuple[Step, Frame] | Frame]:
+    """The steps of a frame, and those in it, each walked through before the next item."""
+    registers = frame.registers
+    for step in frame.routine.steps:
+        yield step, frame
         if isinstance(step, Loop):
-            yield from _iterations(step, at, copy)
+            yield from _iterations(step, frame, copy)
         elif isinstance(step, Branch):
-            passed = step.branches[0 if slots[step.condition] else 1]
-            given = [slots[slot] for slot in passed.args]
-            updates, part = at.updates + step.updates, step.part or at.part
-            inner = Activation(passed.routine, given, updates, part)
+            call_args = step.branches[0 if registers[step.condition] else 1]
+            inputs = [registers[register] for register in call_args.args]
+            rounding_offset = frame.rounding_offset + step.rounding_offset
+            inner = Frame(call_args.routine, inputs, rounding_offset, step.part or frame.part)
             yield inner
-            at.give(step.outs, inner.ended())
-        for slot in step.last:
-            slots[slot] = None
+            frame.set_registers(step.outs, inner.take_outputs())
+        for register in step.dead_registers:
+            registers[register] = None
 
 
-def _iterations(step: Loop, at: Activation, copy: Callable[[Any], Any]) -> Iterator[Activation]:
-    """The activations of a loop's body, each walked through before the next is asked for."""
+def _iterations(step: Loop, frame: Frame, copy: Callable[[Any], Any]) -> Iterator[Frame]:
+    """The frames of a loop's body, each walked through before the next is asked for."""
     body, routine = step.body, step.body.routine
-    current = [at.slots[slot] for slot in body.args]
+    current = [frame.registers[register] for register in body.args]
     for i in body.copies:
         current[i] = copy(current[i])
-    for slot in body.donated:
-        at.slots[slot] = None
-    (base, each), part = step.updates, step.part or at.part
+    for register in body.donated:
+        frame.registers[register] = None
+    (first, per_iteration), part = step.rounding_offset, step.part or frame.part
     outs: list[Any] = []
-    into = {i for _, i in step.carried}
+    carried_inputs = {i for _, i in step.carried}
     for iteration in range(step.count):
-        given = list(current)
+        inputs = list(current)
         if iteration == step.count - 1:
             current.clear()
         else:
-            for i in routine.consumed:
-                if i in into:
+            for i in routine.consumed_inputs:
+                if i in carried_inputs:
                     current[i] = None
                 else:  # the next iteration is given the same
-                    given[i] = copy(given[i])
-        updates = at.updates + base + iteration * each
-        inner = Activation(routine, given, updates, part)
+                    inputs[i] = copy(inputs[i])
+        rounding_offset = frame.rounding_offset + first + iteration * per_iteration
+        inner = Frame(routine, inputs, rounding_offset, part)
         yield inner
-        outs = inner.ended()
+        outs = inner.take_outputs()
         if iteration < step.count - 1:
             for k, i in step.carried:
                 current[i] = outs[k]
             for i in step.copies:
                 current[i] = copy(current[i])
             outs.clear()
-    at.give(body.outs, outs)
+    frame.set_registers(body.outs, outs)
 
 
 def routines_by_part(
@@ -165,20 +166,20 @@ def routines_by_part(
     """All routines, those first that others call, however often they run: each once for each part
     of the program that calls it, unless the steps that call it are skipped."""
 
-    def called(routine: Routine, part: str) -> Iterator[tuple[Routine, str]]:
+    def callees_of(routine: Routine, part: str) -> Iterator[tuple[Routine, str]]:
         for step in routine.steps:
-            for passed in () if skipped(step) else calls(step):
-                yield passed.routine, step.part or part
+            for call_args in () if skipped(step) else calls(step):
+                yield call_args.routine, step.part or part
 
     seen = {(main, "")}
-    under_way = [((main, ""), called(main, ""))]
-    while under_way:
-        at, inner = under_way[-1]
-        for found in inner:
-            if found not in seen:
-                seen.add(found)
-                under_way.append((found, called(*found)))
+    stack = [((main, ""), callees_of(main, ""))]
+    while stack:
+        current, callees = stack[-1]
+        for callee in callees:
+            if callee not in seen:
+                seen.add(callee)
+                stack.append((callee, callees_of(*callee)))
                 break
         else:
-            under_way.pop()
-            yield at
+            stack.pop()
+            yield current

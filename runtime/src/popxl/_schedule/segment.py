@@ -15,20 +15,20 @@ from typing import TYPE_CHECKING
 
 from popxl import dtypes
 from popxl._analysis.effects import Effects
-from popxl._analysis.functionalization import count_updates, effects_of_nodes
+from popxl._analysis.functionalization import count_roundings, effects_of_nodes
 from popxl._ir.debug_flags import STEPWISE, is_on
 from popxl.tensor import Constant, TensorSpec
 
 if TYPE_CHECKING:
-    from popxl._analysis.functionalization import Functional, Node, Value
+    from popxl._analysis.functionalization import FunctionalGraph, Node, Value
     from popxl._ir.op import Op
     from popxl.streams import Stream
 
-COUNT = TensorSpec((), dtypes.uint32)  # of the number of random roundings so far
+ROUNDING_COUNT = TensorSpec((), dtypes.uint32)  # of the number of random roundings so far
 
 
 @dataclass(frozen=True)
-class Facts:
+class ProgramContext:
     """What a program says to all of its segments.
 
     Attributes:
@@ -59,7 +59,7 @@ class Segment:
         name: for people.
         nodes: in program order.
         args: the values that it takes.
-        numbers: which arguments are numbers that the host knows.
+        scalar_args: which arguments are numbers that the host knows.
         results: the values that it returns.
         donated: arguments whose memory results may take.
     """
@@ -67,10 +67,10 @@ class Segment:
     name: str
     nodes: list[Node] = field(default_factory=list)
     args: list[Value] = field(default_factory=list)
-    numbers: frozenset[int] = frozenset()
+    scalar_args: frozenset[int] = frozenset()
     results: list[Value] = field(default_factory=list)
     donated: tuple[int, ...] = ()
-    facts: Facts | None = None
+    context: ProgramContext | None = None
 
     @cached_property
     def effects(self) -> Effects:
@@ -83,7 +83,7 @@ class Segment:
         return sorted({*self.effects.loads, *self.effects.stores}, key=lambda s: s.tensor_id)
 
     @cached_property
-    def sinks(self) -> list[Stream]:
+    def output_streams(self) -> list[Stream]:
         """Streams it stores to."""
         return sorted(self.effects.stores, key=lambda s: s.tensor_id)
 
@@ -95,9 +95,9 @@ class Segment:
         return list(constants.values())
 
     @cached_property
-    def updates(self) -> int:
+    def num_roundings(self) -> int:
         """How many random roundings it does."""
-        return sum(map(count_updates, self.nodes))
+        return sum(map(count_roundings, self.nodes))
 
     @property
     def arg_specs(self) -> list[TensorSpec]:
@@ -110,15 +110,15 @@ class Segment:
         return [TensorSpec(v.spec.shape, v.spec.dtype) for v in self.results]
 
     @cached_property
-    def is_checked(self) -> bool:
+    def has_checks(self) -> bool:
         """Whether it has ops whose rules on values are checked, or whose results are watched."""
-        facts = facts_of(self)
-        return bool(facts.watched) or not facts.checks.keys().isdisjoint(self.effects.checks)
+        context = program_context(self)
+        return bool(context.watched) or not context.checks.keys().isdisjoint(self.effects.checks)
 
     @cached_property
-    def is_rounded(self) -> bool:
+    def rounds_stochastically(self) -> bool:
         """Whether it rounds at random."""
-        return facts_of(self).rounding and self.updates > 0
+        return program_context(self).rounding and self.num_roundings > 0
 
     @cached_property
     def result_bytes(self) -> int:
@@ -135,10 +135,10 @@ def nbytes_of(specs: Iterable[TensorSpec]) -> int:
     return sum(math.prod(s.shape) * s.dtype.itemsize for s in specs)
 
 
-def facts_of(segment: Segment) -> Facts:
+def program_context(segment: Segment) -> ProgramContext:
     """What the program says to `segment`."""
-    assert segment.facts is not None
-    return segment.facts
+    assert segment.context is not None
+    return segment.context
 
 
 def _note_constants(values: Iterable[Value], constants: dict[int, Constant]) -> None:
@@ -150,16 +150,16 @@ def _note_constants(values: Iterable[Value], constants: dict[int, Constant]) -> 
 def _constants_of(nodes: Iterable[Node]) -> dict[int, Constant]:
     """The constants that nodes read, and the graphs that they run."""
     constants: dict[int, Constant] = {}
-    seen: set[Functional] = set()
-    waiting = [nodes]
-    while waiting:
-        for node in waiting.pop():
+    seen: set[FunctionalGraph] = set()
+    worklist = [nodes]
+    while worklist:
+        for node in worklist.pop():
             _note_constants(node.inputs, constants)
             for graph in (region.graph for region in node.regions):
                 if graph not in seen:
                     seen.add(graph)
                     _note_constants(graph.outputs, constants)
-                    waiting.append(graph.nodes)
+                    worklist.append(graph.nodes)
     return constants
 
 
@@ -167,30 +167,33 @@ def _constants_of(nodes: Iterable[Node]) -> dict[int, Constant]:
 def argument_specs(segment: Segment) -> list[tuple[TensorSpec, bool]]:
     """Spec of each argument, with whether each replica has its own: arguments, data and positions
     of streams, constants, fault, seed and number of updates."""
-    specs = [(s, i not in segment.numbers) for i, s in enumerate(segment.arg_specs)]
+    specs = [(s, i not in segment.scalar_args) for i, s in enumerate(segment.arg_specs)]
     specs += [
-        (TensorSpec((facts_of(segment).transfers, *s.shape), s.dtype), True)
+        (TensorSpec((program_context(segment).transfers, *s.shape), s.dtype), True)
         for s in segment.streams
     ]
     specs += [(TensorSpec((), dtypes.int32), True) for _ in segment.streams]
     specs += [(TensorSpec(c.shape, c.dtype), False) for c in segment.constants]
-    specs += [(TensorSpec((), dtypes.int32), True)] if segment.is_checked else []
-    if segment.is_rounded:
-        specs += [(TensorSpec((2,), dtypes.uint32), False), (COUNT, False)]
+    specs += [(TensorSpec((), dtypes.int32), True)] if segment.has_checks else []
+    if segment.rounds_stochastically:
+        specs += [(TensorSpec((2,), dtypes.uint32), False), (ROUNDING_COUNT, False)]
     return specs
 
 
 def result_specs(segment: Segment) -> list[TensorSpec]:
     """Spec of each result: results, data of streams stored to, positions of streams, fault."""
     specs = segment.result_specs
-    specs += [TensorSpec((facts_of(segment).transfers, *s.shape), s.dtype) for s in segment.sinks]
+    specs += [
+        TensorSpec((program_context(segment).transfers, *s.shape), s.dtype)
+        for s in segment.output_streams
+    ]
     specs += [TensorSpec((), dtypes.int32) for _ in segment.streams]
-    return specs + ([TensorSpec((), dtypes.int32)] if segment.is_checked else [])
+    return specs + ([TensorSpec((), dtypes.int32)] if segment.has_checks else [])
 
 
-def donated(segment: Segment) -> tuple[int, ...]:
+def donated_argnums(segment: Segment) -> tuple[int, ...]:
     """The arguments that are donated: those that the schedule gives, and streams stored to."""
     first = len(segment.args)
     streams = () if is_on(STEPWISE) else segment.streams
-    sinks = [first + i for i, s in enumerate(streams) if s in segment.sinks]
-    return (*segment.donated, *sinks)
+    output_streams = [first + i for i, s in enumerate(streams) if s in segment.output_streams]
+    return (*segment.donated, *output_streams)

@@ -26,13 +26,13 @@ import jax
 import numpy as np
 
 from popxl._devices import forks
-from popxl._devices.cpu import Recycled
+from popxl._devices.cpu import BufferPool
 from popxl._ir.debug_flags import STEPWISE, is_on
 from popxl._schedule.schedule import Load, Run, Store
-from popxl._storage.scratch_files import Scratch, requests_of, slot_of
+from popxl._storage.scratch_files import Scratch, request_offsets, slot_bytes
 
 if TYPE_CHECKING:
-    from popxl._schedule.lookahead import Event
+    from popxl._schedule.lookahead import LookaheadEvent
     from popxl._schedule.schedule import Index
     from popxl._storage.entry_memory import EntryMemory
     from popxl.remote_buffer import RemoteBuffer
@@ -41,10 +41,10 @@ DISK_WINDOW = 2**28
 """Bytes of each of the four windows of a folder: read ahead, waiting to be written, and the blocks
 and the arrays that are kept to be used again."""
 
-AHEAD = DISK_WINDOW
+READ_AHEAD_BYTES = DISK_WINDOW
 """Bytes that are read before they are asked for."""
 
-BEHIND = DISK_WINDOW
+WRITE_BEHIND_BYTES = DISK_WINDOW
 """Bytes of stored entries that may wait for the disk, or one; a store waits until it is among
 them."""
 
@@ -52,54 +52,59 @@ _LOOKED_AT = 256  # events
 _ENOUGH = 64  # reads: with so many on their way, or there, nobody looks for more
 
 
-def has_room(taken: int, nbytes: int, window: int) -> bool:
+def fits_window(pop_read_ahead: int, nbytes: int, window: int) -> bool:
     """Whether a window of bytes takes more; one thing it always takes."""
-    return not taken or taken + nbytes <= window
+    return not pop_read_ahead or pop_read_ahead + nbytes <= window
 
 
-class InFiles(Protocol):
-    """What is asked of the entries of a buffer: see `popxl._storage.buffer_storage.Entries`."""
+class DiskEntries(Protocol):
+    """What is asked of the entries of a buffer: see
+    `popxl._storage.buffer_storage.BufferStorage`."""
 
     @property
-    def may_be_filed(self) -> bool: ...
+    def may_be_on_disk(self) -> bool: ...
 
-    def in_file(self, index: int) -> tuple[EntryFile, int] | None: ...
+    def disk_slot(self, index: int) -> tuple[EntryFile, int] | None: ...
 
 
-class Traffic:
+class DiskQueue:
     """What the programs of a process do with entries in a folder. One of them runs at a time.
 
     Attributes:
         scratch: the folder.
-        recycled: arrays that were written, for what is read.
-        waiting: bytes that are to be written.
-        changed: notified when `waiting` is less.
+        buffer_pool: arrays that were written, for what is read.
+        pending_write: bytes that are to be written.
+        changed: notified when `pending_write` is less.
     """
 
-    _of: ClassVar[weakref.WeakValueDictionary[Scratch, Traffic]] = weakref.WeakValueDictionary()
-    _finding = threading.RLock()
+    _by_folder: ClassVar[weakref.WeakValueDictionary[Scratch, DiskQueue]] = (
+        weakref.WeakValueDictionary()
+    )
+    _registry_lock = threading.RLock()
 
     def __init__(self, scratch: Scratch) -> None:
-        self.scratch, self.recycled = scratch, Recycled(DISK_WINDOW)
-        self._coming: Iterator[Event | None] = iter(())  # of the run
-        self._undone: list[tuple[Load | Store, Index]] = []  # loads and stores that were looked at
-        self._filed: dict[RemoteBuffer, InFiles] = {}
-        self._reading: dict[tuple[EntryFile, int], Future[jax.Array]] = {}
-        self._reading_bytes = 0
-        self.waiting = 0
-        self.changed = threading.Condition()
-        self._walking = threading.Lock()
+        self.scratch, self.buffer_pool = scratch, BufferPool(DISK_WINDOW)
+        self._events: Iterator[LookaheadEvent | None] = iter(())  # of the run
+        self._upcoming_transfers: list[
+            tuple[Load | Store, Index]
+        ] = []  # loads and stores that were looked at
+        self._disk_entries: dict[RemoteBuffer, DiskEntries] = {}
+        self._pending_reads: dict[tuple[EntryFile, int], Future[jax.Array]] = {}
+        self._pending_read_bytes = 0
+        self.pending_write_bytes = 0
+        self.write_done = threading.Condition()
+        self._run_lock = threading.Lock()
 
     @classmethod
-    def opened(cls, folder: str | os.PathLike[str], process: int) -> Traffic:
+    def open_shared(cls, folder: str | os.PathLike[str], process: int) -> DiskQueue:
         """That of a folder, which is in use from now on until it is closed as often.
 
         Raises:
             DiskError: see `Scratch`.
         """
-        scratch = Scratch.opened(folder, process)
-        with cls._finding:
-            return cls._of.get(scratch) or cls._of.setdefault(scratch, cls(scratch))
+        scratch = Scratch.open_shared(folder, process)
+        with cls._registry_lock:
+            return cls._by_folder.get(scratch) or cls._by_folder.setdefault(scratch, cls(scratch))
 
     def close(self) -> None:
         """The folder is used no more.
@@ -109,114 +114,114 @@ class Traffic:
         """
         if forks.is_forked():  # it is that of the process that goes on
             return
-        if self.scratch.is_own_thread:
+        if self.scratch.is_pool_thread:
             threading.Thread(target=self.close, name="popxl-close").start()
             return
-        self.settle()
+        self.wait_all()
         self.scratch.close()
 
     @contextmanager
     def run(
-        self, coming: Iterator[Event | None], entries: Mapping[RemoteBuffer, InFiles]
+        self, events: Iterator[LookaheadEvent | None], entries: Mapping[RemoteBuffer, DiskEntries]
     ) -> Iterator[None]:
         """Inside, a program runs.
 
         Args:
-            coming: what it does, from `popxl._schedule.lookahead.upcoming`.
+            events: what it does, from `popxl._schedule.lookahead.lookahead_events`.
         """
-        with self._walking:
-            self._coming = coming
-            self._filed = {buffer: e for buffer, e in entries.items() if e.may_be_filed}
-            self._ahead()
+        with self._run_lock:
+            self._events = events
+            self._disk_entries = {buffer: e for buffer, e in entries.items() if e.may_be_on_disk}
+            self._read_ahead()
             try:
                 yield
             finally:
-                self._coming, self._undone, self._filed = iter(()), [], {}
-                self._forget()
+                self._events, self._upcoming_transfers, self._disk_entries = iter(()), [], {}
+                self._drop_read_ahead()
 
-    def done(self, kind: type[Load | Store], buffer: RemoteBuffer, index: Index) -> None:
+    def advance(self, kind: type[Load | Store], buffer: RemoteBuffer, index: Index) -> None:
         """An entry is about to be loaded, or was stored."""
-        if buffer not in self._filed:
+        if buffer not in self._disk_entries:
             return
         at = 0  # loads are done in their order, stores in theirs; loads may be done earlier
-        while at < len(self._undone) or self._look():
-            step, entry = self._undone[at]
+        while at < len(self._upcoming_transfers) or self._peek_event():
+            step, entry = self._upcoming_transfers[at]
             if isinstance(step, kind) and step.buffer is buffer and entry == index:
-                del self._undone[at]
+                del self._upcoming_transfers[at]
                 break
             at += 1
-        if len(self._reading) < _ENOUGH:
-            self._ahead()
+        if len(self._pending_reads) < _ENOUGH:
+            self._read_ahead()
 
-    def _look(self) -> bool:
+    def _peek_event(self) -> bool:
         """Look at one more event; whether one is known."""
-        for event in self._coming:
+        for event in self._events:
             if event is None:
                 break
-            if not isinstance(event.step, Run) and event.step.buffer in self._filed:
-                self._undone.append((event.step, event.entry))
+            if not isinstance(event.step, Run) and event.step.buffer in self._disk_entries:
+                self._upcoming_transfers.append((event.step, event.entry))
                 return True
         return False
 
-    def taken(self, file: EntryFile, index: int) -> Future[jax.Array] | None:
+    def pop_read_ahead(self, file: EntryFile, index: int) -> Future[jax.Array] | None:
         """What was read ahead of an entry, if it was; nobody has it any more."""
-        with self.changed:
-            future = self._reading.pop((file, index), None)
+        with self.write_done:
+            future = self._pending_reads.pop((file, index), None)
             if future is not None:
-                self._reading_bytes -= file.nbytes
+                self._pending_read_bytes -= file.nbytes
             return future
 
-    def _ahead(self) -> None:
+    def _read_ahead(self) -> None:
         """Read what is loaded next, but not past a store to the same entry."""
         stored: set[tuple[RemoteBuffer, int]] = set()
         at = 0
-        while at < _LOOKED_AT and (at < len(self._undone) or self._look()):
-            step, entry = self._undone[at]
+        while at < _LOOKED_AT and (at < len(self._upcoming_transfers) or self._peek_event()):
+            step, entry = self._upcoming_transfers[at]
             at += 1
             indices = set(entry) if isinstance(entry, tuple) else {entry}
             keys = {(step.buffer, index) for index in indices}
             if isinstance(step, Store):
                 stored |= keys
-            elif stored.isdisjoint(keys) and not self._begin(step, indices):
+            elif stored.isdisjoint(keys) and not self._start_reads(step, indices):
                 return
 
-    def _begin(self, step: Load, indices: Iterable[int]) -> bool:
+    def _start_reads(self, step: Load, indices: Iterable[int]) -> bool:
         """Begin to read entries for a load; whether there was room."""
         for index in indices:
-            place = self._filed[step.buffer].in_file(index)
-            if place is None or place in self._reading:
+            place = self._disk_entries[step.buffer].disk_slot(index)
+            if place is None or place in self._pending_reads:
                 continue
             file, at = place
-            if file.traffic is self and file.is_written(at):
-                if not has_room(self._reading_bytes, file.nbytes, AHEAD):
+            if file.disk_queue is self and file.is_written(at):
+                if not fits_window(self._pending_read_bytes, file.nbytes, READ_AHEAD_BYTES):
                     return False
-                with self.changed:
-                    self._reading[place] = file.begin(at, step.donates)
-                    self._reading_bytes += file.nbytes
+                with self.write_done:
+                    self._pending_reads[place] = file.start_read(at, step.donates)
+                    self._pending_read_bytes += file.nbytes
         return True
 
-    def settle(self) -> None:
+    def wait_all(self) -> None:
         """Wait until everything is written; forget what was read."""
-        self._forget()
-        with self.changed:
-            self.changed.wait_for(lambda: not self.waiting)
+        self._drop_read_ahead()
+        with self.write_done:
+            self.write_done.wait_for(lambda: not self.pending_write_bytes)
 
-    def _forget(self) -> None:
-        with self.changed:
-            for future in self._reading.values():
+    def _drop_read_ahead(self) -> None:
+        with self.write_done:
+            for future in self._pending_reads.values():
                 future.cancel()
-            self._reading.clear()
-            self._reading_bytes = 0
+            self._pending_reads.clear()
+            self._pending_read_bytes = 0
 
 
 @dataclass(eq=False)
-class _Waiting:
+class _PendingWrite:
     """An entry that was stored and is not written; afterwards without its array."""
 
     array: jax.Array | None
 
 
-class _Reading:
+class _PendingRead:
     """An entry on its way from a file.
 
     Args:
@@ -232,11 +237,11 @@ class _Reading:
     ) -> None:
         self.requests = requests
         self._future, self._array = future, array
-        self._left = len(requests)
-        self._failed: BaseException | None = None
+        self._remaining = len(requests)
+        self._error: BaseException | None = None
         self._lock = threading.Lock()
 
-    def do(self, request: Callable[[], None]) -> None:
+    def run_request(self, request: Callable[[], None]) -> None:
         """Do one of the requests; the last one to end makes the array."""
         failed: BaseException | None = None
         try:
@@ -244,12 +249,12 @@ class _Reading:
         except BaseException as error:
             failed = error
         with self._lock:
-            self._left, self._failed = self._left - 1, self._failed or failed
-            if self._left:
+            self._remaining, self._error = self._remaining - 1, self._error or failed
+            if self._remaining:
                 return
         try:
-            if self._failed is not None:
-                raise self._failed
+            if self._error is not None:
+                raise self._error
             self._future.set_result(self._array())
         except BaseException as error:  # whoever waits must hear of it
             self._future.set_exception(error)
@@ -263,14 +268,14 @@ class EntryFile:
         memory: of an entry.
     """
 
-    def __init__(self, traffic: Traffic, entries: int, memory: EntryMemory) -> None:
-        self.traffic, self._memory = traffic, memory
-        self.nbytes = sum(map(slot_of, memory.sizes))
-        self._file = traffic.scratch.file(entries * self.nbytes)
-        self._waiting: dict[int, _Waiting] = {}
+    def __init__(self, disk_queue: DiskQueue, entries: int, memory: EntryMemory) -> None:
+        self.disk_queue, self._memory = disk_queue, memory
+        self.nbytes = sum(map(slot_bytes, memory.sizes))
+        self._file = disk_queue.scratch.file(entries * self.nbytes)
+        self._pending_writes: dict[int, _PendingWrite] = {}
         self._locks = [threading.Lock() for _ in range(entries)]
-        self._written: set[int] = set()
-        self._failed: BaseException | None = None
+        self._stored_once: set[int] = set()
+        self._error: BaseException | None = None
 
     def close(self) -> None:
         """Remove the file."""
@@ -279,7 +284,7 @@ class EntryFile:
 
     def is_written(self, index: int) -> bool:
         """Whether the file has the entry's newest value."""
-        return index in self._written and index not in self._waiting
+        return index in self._stored_once and index not in self._pending_writes
 
     def store(self, index: int, array: jax.Array) -> None:
         """Replace an entry, later on.
@@ -288,24 +293,26 @@ class EntryFile:
             DiskError: this or another entry could not be written.
         """
         self._check()
-        self._written.add(index)
-        traffic, waiting = self.traffic, _Waiting(array)
-        with traffic.changed:
-            traffic.changed.wait_for(lambda: has_room(traffic.waiting, self.nbytes, BEHIND))
-            traffic.waiting += self.nbytes
-            self._waiting[index] = waiting
-        traffic.taken(self, index)  # and nobody reads ahead what the file still has
-        traffic.scratch.pool.submit(self._write, index, waiting)
+        self._stored_once.add(index)
+        disk_queue, pending_write = self.disk_queue, _PendingWrite(array)
+        with disk_queue.write_done:
+            disk_queue.write_done.wait_for(
+                lambda: fits_window(disk_queue.pending_write_bytes, self.nbytes, WRITE_BEHIND_BYTES)
+            )
+            disk_queue.pending_write_bytes += self.nbytes
+            self._pending_writes[index] = pending_write
+        disk_queue.pop_read_ahead(self, index)  # and nobody reads ahead what the file still has
+        disk_queue.scratch.pool.submit(self._write, index, pending_write)
         if is_on(STEPWISE):
-            traffic.settle()
+            disk_queue.wait_all()
             self._check()
 
-    def forget(self, index: int) -> None:
+    def discard(self, index: int) -> None:
         """Let an entry be one that was never stored."""
-        with self.traffic.changed:
-            self._waiting.pop(index, None)
-            self._written.discard(index)
-        self.traffic.taken(self, index)
+        with self.disk_queue.write_done:
+            self._pending_writes.pop(index, None)
+            self._stored_once.discard(index)
+        self.disk_queue.pop_read_ahead(self, index)
 
     def load(self, index: int, donates: bool = False) -> tuple[jax.Array, bool] | None:
         """An entry, and whether nobody else has its array; None if it was never stored.
@@ -317,37 +324,37 @@ class EntryFile:
             DiskError: it cannot be read, or another one could not be written.
         """
         self._check()
-        if index not in self._written:
+        if index not in self._stored_once:
             return None
-        with self.traffic.changed:
-            waiting = self._waiting.get(index)
-            if waiting is not None and waiting.array is not None:
-                return waiting.array, False
-        ahead = self.traffic.taken(self, index)
+        with self.disk_queue.write_done:
+            pending_write = self._pending_writes.get(index)
+            if pending_write is not None and pending_write.array is not None:
+                return pending_write.array, False
+        ahead = self.disk_queue.pop_read_ahead(self, index)
         return (self.read(index, donates) if ahead is None else ahead.result()), True
 
-    def begin(self, index: int, donates: bool) -> Future[jax.Array]:
+    def start_read(self, index: int, donates: bool) -> Future[jax.Array]:
         """Let the folder's threads read an entry that is in the file, all of them together: it is
         wanted before those after it."""
-        future, pool = Future[jax.Array](), self.traffic.scratch.pool
+        future, pool = Future[jax.Array](), self.disk_queue.scratch.pool
 
         def requests() -> None:
             if future.set_running_or_notify_cancel():
                 try:
-                    views, array = self._memory.room(donates)
+                    views, array = self._memory.allocate(donates)
                 except BaseException as error:
                     future.set_exception(error)
                     return
-                reading = _Reading(future, array, self._requests(index, views))
+                reading = _PendingRead(future, array, self._requests(index, views))
                 for request in reading.requests:
-                    pool.submit(reading.do, request)
+                    pool.submit(reading.run_request, request)
 
         pool.submit(requests)
         return future
 
     def read(self, index: int, donates: bool) -> jax.Array:
         """An entry that is in the file."""
-        views, array = self._memory.room(donates)
+        views, array = self._memory.allocate(donates)
         for request in self._requests(index, views):
             request()
         return array()
@@ -355,31 +362,33 @@ class EntryFile:
     def _requests(self, index: int, views: Iterable[np.ndarray]) -> list[Callable[[], None]]:
         at, requests = index * self.nbytes, list[Callable[[], None]]()
         for view in views:
-            requests += [partial(self._file.read_one, at, view, i) for i in requests_of(view.size)]
-            at += slot_of(view.size)
+            requests += [
+                partial(self._file.read_one, at, view, i) for i in request_offsets(view.size)
+            ]
+            at += slot_bytes(view.size)
         return requests
 
     def _check(self) -> None:
-        if self._failed is not None:
-            raise self._failed
+        if self._error is not None:
+            raise self._error
 
-    def _write(self, index: int, waiting: _Waiting) -> None:
-        traffic = self.traffic
+    def _write(self, index: int, pending_write: _PendingWrite) -> None:
+        disk_queue = self.disk_queue
         try:
             with self._locks[index]:
-                if self._waiting.get(index) is waiting:  # nothing newer
+                if self._pending_writes.get(index) is pending_write:  # nothing newer
                     at = index * self.nbytes
-                    for view in self._memory.views(waiting.array):
+                    for view in self._memory.views(pending_write.array):
                         self._file.write(at, view)
-                        at += slot_of(view.size)
+                        at += slot_bytes(view.size)
         except BaseException as error:
-            self._failed = error
+            self._error = error
         finally:
-            with traffic.changed:
-                if self._waiting.get(index) is waiting and self._failed is None:
-                    del self._waiting[index]
-                array, waiting.array = waiting.array, None
-                traffic.waiting -= self.nbytes
-                traffic.changed.notify_all()
+            with disk_queue.write_done:
+                if self._pending_writes.get(index) is pending_write and self._error is None:
+                    del self._pending_writes[index]
+                array, pending_write.array = pending_write.array, None
+                disk_queue.pending_write_bytes -= self.nbytes
+                disk_queue.write_done.notify_all()
         if sys.getrefcount(array) <= 2:  # this function's and the call's: nobody else's
-            self._memory.recycle(array)
+            self._memory.release(array)

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from popxl._devices.cpu import memory_of
+from popxl._devices.cpu import memory_view
 
 if TYPE_CHECKING:
     from jax.sharding import NamedSharding
 
-    from popxl._devices.cpu import Recycled
+    from popxl._devices.cpu import BufferPool
     from popxl._storage.scratch_files import Scratch
 
-Room = tuple[list[np.ndarray], Callable[[], jax.Array]]
+Allocation = tuple[list[np.ndarray], Callable[[], jax.Array]]
 
 
 class EntryMemory:
@@ -40,11 +40,11 @@ class EntryMemory:
         dtype: Any,
         sharding: NamedSharding,
         scratch: Scratch,
-        recycled: Recycled,
+        buffer_pool: BufferPool,
     ) -> None:
         self._whole, self._part = shape, (rows, *shape[1:])
         self._rows, self._dtype, self._sharding = max(rows, 1), dtype, sharding
-        self._scratch, self._recycled = scratch, recycled
+        self._scratch, self._buffer_pool = scratch, buffer_pool
         slices = sharding.addressable_devices_indices_map(shape)
         at = {self._replica(index): device for device, index in slices.items() if index is not None}
         self._replicas = sorted(at)
@@ -64,10 +64,10 @@ class EntryMemory:
         """The bytes of each replica's part. On CPUs the array has to outlive them."""
         shards = self._shards(array)
         if self._is_shared:  # NumPy's views would make XLA copy what is donated later
-            return [memory_of(shard) for shard in shards]
+            return [memory_view(shard) for shard in shards]
         return [np.asarray(shard).reshape(-1).view(np.uint8) for shard in shards]
 
-    def room(self, donates: bool) -> Room:
+    def allocate(self, donates: bool) -> Allocation:
         """Bytes for each replica's part of an entry, and what makes the array when they are there.
 
         Args:
@@ -76,8 +76,8 @@ class EntryMemory:
                 that comes back to the folder's, which XLA adopts.
         """
         if donates and self._is_shared:
-            return self._own_room()
-        take = self._scratch.memory.take
+            return self._allocate_device_memory()
+        take = self._scratch.blocks.take
         views = [take(size)[:size] for size in self.sizes]
         of = dict(zip(self._replicas, views, strict=True))
 
@@ -86,15 +86,15 @@ class EntryMemory:
 
         return views, lambda: jax.make_array_from_callback(self._whole, self._sharding, part)
 
-    def _own_room(self) -> Room:
-        take = self._recycled.take
+    def _allocate_device_memory(self) -> Allocation:
+        take = self._buffer_pool.take
         parts = [take(self._part, self._dtype, device) for device in self._devices]
-        views = [memory_of(part) for part in parts]
+        views = [memory_view(part) for part in parts]
         whole, sharding = self._whole, self._sharding
         return views, lambda: jax.make_array_from_single_device_arrays(whole, sharding, parts)
 
-    def recycle(self, array: jax.Array) -> None:
+    def release(self, array: jax.Array) -> None:
         """Use the memory of an array again, which the caller alone has."""
         if self._is_shared:
             for part in self._shards(array):
-                self._recycled.give(part)
+                self._buffer_pool.put_back(part)

@@ -31,14 +31,14 @@ Source = Callable[[], np.ndarray]
 
 
 @dataclass(frozen=True)
-class Borrowed:
+class SharedValue:
     """The value of another session's variable, for `Session.write_variables_data`.
 
     Where both are entries of remote buffers that are alike, the value is not copied: the entry
     belongs to both, until the program that borrows it stores to it.
 
     Attributes:
-        state: gives that session's `State`, or None.
+        state: gives that session's `ProgramState`, or None.
         read: gives the value.
     """
 
@@ -51,19 +51,20 @@ class Borrowed:
 
 
 @dataclass(frozen=True)
-class OnDemand:
+class LazyValue:
     """The value of a variable, for `Session.write_variables_data`, which can also be made in part.
 
     Attributes:
-        whole: makes it.
-        some: makes it for a process that holds only these parts; the other elements do not matter.
+        make_full: makes it.
+        make_shards: makes it for a process that holds only these parts; the other elements do not
+            matter.
     """
 
-    whole: Callable[[], np.ndarray]
-    some: Callable[[tuple[VariableShard, ...]], np.ndarray]
+    make_full: Callable[[], np.ndarray]
+    make_shards: Callable[[tuple[VariableShard, ...]], np.ndarray]
 
     def __call__(self) -> np.ndarray:
-        return self.whole()
+        return self.make_full()
 
 
 class HostValues:
@@ -79,10 +80,10 @@ class HostValues:
         self.ir = ir
         self.stale: set[Variable] = set()
         self.lost: set[Variable] = set()
-        self._own: set[Variable] = set()  # whose array is this session's
+        self._owned: set[Variable] = set()  # whose array is this session's
         self._sources: dict[Variable, Source] = {}  # what makes a value that is in no array yet
         self.concurrent: set[Variable] = set()
-        self._of_all_replicas: dict[Variable, np.ndarray] = {}
+        self._replica_arrays: dict[Variable, np.ndarray] = {}
         with ir._host_lock:
             self._arrays = {v: v._data for v in ir.main_graph.variables}
             ir._host_values.add(self)
@@ -104,9 +105,9 @@ class HostValues:
         if not isinstance(t, kinds):
             names = " and ".join(f"{kind.__name__.lower()}s" for kind in kinds)
             raise TypeError(f"only {names} have host data, not {t!r}")
-        self._check_ours(t)
+        self._check_owner(t)
 
-    def _check_ours(self, t: Variable | Constant) -> None:
+    def _check_owner(self, t: Variable | Constant) -> None:
         if t.ir is not self.ir:
             raise ValueError(f"{t!r} belongs to another Ir than this session")
         if isinstance(t, Variable) and t not in self._arrays:
@@ -132,11 +133,11 @@ class HostValues:
                 f"variables {', '.join(names[:3])}{more} first, or load a checkpoint"
             )
 
-    def checked(self, var: Variable, data: Any) -> np.ndarray | Source:
+    def convert(self, var: Variable, data: Any) -> np.ndarray | Source:
         """Data to write, in the variable's type; of a function, one that makes such data."""
         if not isinstance(var, Variable):
             raise TypeError(f"only variables can be written, not {var!r}")
-        self._check_ours(var)
+        self._check_owner(var)
         if var._retrieval == "all_replicas" and var._grouping.group_size > 1:
             raise NotImplementedError(
                 f"{var!r}: writing variables of retrieval mode 'all_replicas' with groups of "
@@ -148,16 +149,16 @@ class HostValues:
                 f"variable {var.id!r} is stored in a read-only memory map: open it with mode 'r+' "
                 "or 'c' to write it"
             )
-        if isinstance(data, Borrowed) and not is_map:
-            return replace(data, read=lambda: _fitting(var, data.read()))
-        if isinstance(data, OnDemand) and not is_map:
-            whole, some = data.whole, data.some
-            return OnDemand(
-                lambda: _fitting(var, whole()), lambda parts: _fitting(var, some(parts))
+        if isinstance(data, SharedValue) and not is_map:
+            return replace(data, read=lambda: _convert(var, data.read()))
+        if isinstance(data, LazyValue) and not is_map:
+            make_full, make_shards = data.make_full, data.make_shards
+            return LazyValue(
+                lambda: _convert(var, make_full()), lambda parts: _convert(var, make_shards(parts))
             )
         if callable(data) and not is_map:
-            return lambda: _fitting(var, data())
-        return _fitting(var, data() if callable(data) else data)
+            return lambda: _convert(var, data())
+        return _convert(var, data() if callable(data) else data)
 
     # ---- reading --------------------------------------------------------------------------------
     def value(self, var: Variable) -> np.ndarray:
@@ -166,37 +167,37 @@ class HostValues:
             return self._sources[var]()
         with self.ir._host_lock:
             array = self._arrays[var]
-            owned = any(var in other._own for other in self._sharing(var, array))
+            owned = any(var in other._owned for other in self._sharers_of(var, array))
             return np.array(array) if owned else array
 
-    def on_demand(self, var: Variable) -> OnDemand | None:
+    def lazy_value(self, var: Variable) -> LazyValue | None:
         """What makes the value, or a part of it, if it was given so."""
         source = self._sources.get(var)
-        return source if isinstance(source, OnDemand) else None
+        return source if isinstance(source, LazyValue) else None
 
-    def lender(self, var: Variable) -> Borrowed | None:
+    def shared_value(self, var: Variable) -> SharedValue | None:
         """Whose value it is, if another session lends it."""
         source = self._sources.get(var)
-        return source if isinstance(source, Borrowed) else None
+        return source if isinstance(source, SharedValue) else None
 
     def on_replica(self, var: Variable, replica: int) -> np.ndarray:
         """What a replica stores of the value."""
         return stored_entry(var, self.value(var), replica)
 
-    def shown(self, t: Variable | Constant) -> np.ndarray:
+    def live_array(self, t: Variable | Constant) -> np.ndarray:
         """The live array, filled with the value that was written or read last."""
         if isinstance(t, Constant):
             return t._data
         if t in self._sources:
             self.fill(t, self._sources[t]())
         if t._retrieval == "all_replicas":
-            if t not in self._of_all_replicas:
+            if t not in self._replica_arrays:
                 values = host_value(t, lambda replica: self.on_replica(t, replica))
-                self._of_all_replicas[t] = np.array(values)
-            return self._of_all_replicas[t]
+                self._replica_arrays[t] = np.array(values)
+            return self._replica_arrays[t]
         with self.ir._host_lock:
             if self._arrays[t].flags.writeable:
-                self._make_own(t)
+                self._copy_if_shared(t)
             return self._arrays[t]
 
     # ---- writing --------------------------------------------------------------------------------
@@ -206,21 +207,21 @@ class HostValues:
         Args:
             concurrent: a function that any thread may call.
         """
-        self._of_all_replicas.pop(var, None)
+        self._replica_arrays.pop(var, None)
         self.concurrent.discard(var)
         if callable(data):
             self._sources[var] = data
-            if concurrent and not isinstance(data, Borrowed):
+            if concurrent and not isinstance(data, SharedValue):
                 self.concurrent.add(var)
         else:
             self.fill(var, data)
         self.stale.discard(var)
         self.lost.discard(var)
 
-    def bring(self, var: Variable, value: np.ndarray) -> None:
+    def set_from_device(self, var: Variable, value: np.ndarray) -> None:
         """Make what was read from the devices the value."""
         if var._retrieval == "all_replicas":
-            np.copyto(self._of_all_replicas.setdefault(var, np.array(value)), value)
+            np.copyto(self._replica_arrays.setdefault(var, np.array(value)), value)
             first = [members[0] for members in var._grouping.groups]
             value = value[first] if var._grouping.num_groups > 1 else value[first[0]]
         self.fill(var, value)
@@ -229,10 +230,10 @@ class HostValues:
     def fill(self, var: Variable, value: np.ndarray) -> None:
         """Copy a value into the session's array, which new sessions then begin with."""
         with self.ir._host_lock:
-            self._make_own(var)
+            self._copy_if_shared(var)
             array = self._arrays[var]
             if not isinstance(array, np.memmap):
-                self._leave_to_others(var, array)
+                self._copy_for_sharers(var, array)
             np.copyto(array, value)
             var._data = array
         if isinstance(array, np.memmap):
@@ -246,37 +247,37 @@ class HostValues:
             if isinstance(array, np.memmap):
                 array.flush()
 
-    def _make_own(self, var: Variable) -> None:
+    def _copy_if_shared(self, var: Variable) -> None:
         """Let the array be one that no other session writes to. A memory map is one for all."""
         array = self._arrays[var]
-        if var in self._own or isinstance(array, np.memmap):
+        if var in self._owned or isinstance(array, np.memmap):
             return
-        if self._sharing(var, array) or not array.flags.writeable:
+        if self._sharers_of(var, array) or not array.flags.writeable:
             self._arrays[var] = np.array(array)
-        self._own.add(var)
+        self._owned.add(var)
 
-    def _leave_to_others(self, var: Variable, array: np.ndarray) -> None:
+    def _copy_for_sharers(self, var: Variable, array: np.ndarray) -> None:
         """Give sessions that begin with `array` what it holds now: it changes."""
-        sharing = self._sharing(var, array)
+        sharing = self._sharers_of(var, array)
         if sharing:
             kept = np.array(array)
             for other in sharing:
                 other._arrays[var] = kept
 
-    def _sharing(self, var: Variable, array: np.ndarray) -> list[HostValues]:
+    def _sharers_of(self, var: Variable, array: np.ndarray) -> list[HostValues]:
         return [o for o in self.ir._host_values if o is not self and o._arrays.get(var) is array]
 
     # ---- runs -----------------------------------------------------------------------------------
-    def begin(self, may_change: Iterable[Variable]) -> None:
+    def begin_run(self, may_change: Iterable[Variable]) -> None:
         """A run begins. Nobody holds what it may change until it has come to its end."""
         self.lost.update(may_change)
 
-    def end(self, changed: Iterable[Variable]) -> None:
+    def end_run(self, changed: Iterable[Variable]) -> None:
         """The run has come to its end: the devices hold what it changed."""
         self.stale.update(changed)
         self.lost.clear()
 
-    def leave(self, brings_back: bool) -> None:
+    def detach(self, brings_back: bool) -> None:
         """The devices are left.
 
         Args:
@@ -290,7 +291,7 @@ class HostValues:
         self.stale.clear()
 
 
-def _fitting(var: Variable, data: Any) -> np.ndarray:
+def _convert(var: Variable, data: Any) -> np.ndarray:
     try:
         array = to_numpy(data, var.dtype, copy=False)
     except ValueError as error:
@@ -302,6 +303,6 @@ def _fitting(var: Variable, data: Any) -> np.ndarray:
     return array
 
 
-def place(var: Variable) -> tuple[int, int]:
+def storage_order(var: Variable) -> tuple[int, int]:
     """A key that brings variables of one remote buffer together, in the order of its entries."""
     return (var._remote[0].remote_buffer_id, var._remote[1]) if var._remote else (-1, 0)

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from popxl.remote_buffer import RemoteBuffer
 
 
-class EntriesOf(Protocol):
-    """What is asked of the entries of a buffer: see `popxl._storage.buffer_storage.Entries`."""
+class BufferStorageProtocol(Protocol):
+    """What is asked of the entries of a buffer: see
+    `popxl._storage.buffer_storage.BufferStorage`."""
 
-    def travels(self, index: Index) -> bool: ...
+    def needs_copy(self, index: Index) -> bool: ...
 
     def load(self, index: Index, donate: bool = False, copies: bool = False) -> Any: ...
 
@@ -30,11 +31,11 @@ class EntriesOf(Protocol):
 
     def array(self, index: int) -> Any: ...
 
-    def departing(self, index: int, donate: bool) -> tuple[Any, Any]: ...
+    def load_source(self, index: int, donate: bool) -> tuple[Any, Any]: ...
 
-    def arriving(self, index: int) -> Any: ...
+    def store_sharding(self, index: int) -> Any: ...
 
-    def arrived(self, index: int, array: Any) -> None: ...
+    def commit_store(self, index: int, array: Any) -> None: ...
 
 
 def wait_for(array: Any) -> None:
@@ -43,7 +44,7 @@ def wait_for(array: Any) -> None:
         array.block_until_ready()
 
 
-def is_there(array: Any) -> bool:
+def is_ready(array: Any) -> bool:
     return array.is_deleted() or array.is_ready()
 
 
@@ -53,57 +54,59 @@ class InFlight:
 
     Attributes:
         limit: bytes on one replica; more are waited for.
-        waited: seconds in all that were waited for them.
+        wait_seconds: seconds in all that were waited for them.
     """
 
     limit: int
-    waited: float = 0.0
+    wait_seconds: float = 0.0
     _pending: deque[tuple[Any, int]] = field(default_factory=deque)
     _nbytes: int = 0
 
     def add(self, array: Any, nbytes: int) -> None:
         """Note `nbytes` that are there when `array` is."""
-        self.let_go()
+        self.release_ready()
         self._pending.append((array, nbytes))
         self._nbytes += nbytes
         while self._nbytes > self.limit and len(self._pending) > 1:
             oldest, size = self._pending.popleft()
             start = time.perf_counter()
             wait_for(oldest)
-            self.waited += time.perf_counter() - start
+            self.wait_seconds += time.perf_counter() - start
             self._nbytes -= size
 
-    def let_go(self) -> None:
+    def release_ready(self) -> None:
         """Forget arrays that are there: they would keep their memory."""
-        while self._pending and is_there(self._pending[0][0]):
+        while self._pending and is_ready(self._pending[0][0]):
             self._nbytes -= self._pending.popleft()[1]
 
-    def settle(self) -> None:
+    def wait_all(self) -> None:
         """Wait for all of them."""
         while self._pending:
             wait_for(self._pending.popleft()[0])
         self._nbytes = 0
 
 
-class Direct:
+class InPlaceMover:
     """Loads and stores entries in their place.
 
     Attributes:
-        waited: seconds that the host waited for arrays.
+        wait_seconds: seconds that the host waited for arrays.
     """
 
-    def __init__(self, entries: Mapping[RemoteBuffer, EntriesOf], in_flight: InFlight) -> None:
+    def __init__(
+        self, entries: Mapping[RemoteBuffer, BufferStorageProtocol], in_flight: InFlight
+    ) -> None:
         self._entries, self._in_flight = entries, in_flight
 
     @property
-    def waited(self) -> float:
-        return self._in_flight.waited
+    def wait_seconds(self) -> float:
+        return self._in_flight.wait_seconds
 
     def load(self, step: Load, index: Index) -> Any:
         """The entry on the device."""
         entries = self._entries[step.buffer]
         array = entries.load(index, step.donates, step.copies)
-        if step.copies or entries.travels(index):
+        if step.copies or entries.needs_copy(index):
             self._in_flight.add(array, step.nbytes)
         return array
 
@@ -111,23 +114,23 @@ class Direct:
         """Make an array an entry."""
         self._entries[step.buffer].store(index, value, step.copies)
 
-    def run(self, step: Run) -> None:
+    def before_run(self, step: Run) -> None:
         """`step` is dispatched next."""
 
-    def ran(self, step: Run, results: Sequence[Any]) -> None:
+    def after_run(self, step: Run, results: Sequence[Any]) -> None:
         """It was."""
         if results:
             self._in_flight.add(results[0], step.segment.result_bytes)
 
-    def complete(self, step: Store, index: Index) -> None:
+    def wait_for_store(self, step: Store, index: Index) -> None:
         """Wait until a store is done."""
         for i in set(index) if isinstance(index, tuple) else {index}:
             wait_for(self._entries[step.buffer].array(i))
 
-    def finish(self) -> None:
+    def finish_run(self) -> None:
         """The run has asked for everything."""
         self._entries = {}
-        self._in_flight.let_go()
+        self._in_flight.release_ready()
 
-    def settle(self) -> None:
+    def wait_all(self) -> None:
         """Wait for what is on its way: whoever has `InFlight` does."""

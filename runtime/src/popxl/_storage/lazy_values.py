@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 THREADS = 4
 
 
-def made_ahead(
+def compute_ahead(
     variables: Iterable[Variable], which: Set[Variable], make: Callable[[Variable], np.ndarray]
 ) -> Iterator[tuple[Variable, Callable[[], np.ndarray]]]:
     """Variables in their order, each with a function that gives its value.
@@ -31,20 +31,20 @@ def made_ahead(
         make: makes a value.
     """
     variables = list(variables)
-    apart = [var for var in variables if var in which]
-    room = max(map(_nbytes, apart), default=0)
-    upcoming = deque(apart)
-    waiting: deque[tuple[Variable, Future[np.ndarray]]] = deque()
+    lazy_variables = [var for var in variables if var in which]
+    free_bytes = max(map(_nbytes, lazy_variables), default=0)
+    not_started = deque(lazy_variables)
+    started: deque[tuple[Variable, Future[np.ndarray]]] = deque()
     with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
         try:
             for var in variables:
-                while upcoming and (not waiting or room >= _nbytes(upcoming[0])):
-                    room -= _nbytes(upcoming[0])
-                    each = upcoming.popleft()
-                    waiting.append((each, pool.submit(make, each)))
-                if waiting and waiting[0][0] is var:
-                    yield var, partial(_result, [waiting.popleft()[1]])
-                    room += _nbytes(var)
+                while not_started and (not started or free_bytes >= _nbytes(not_started[0])):
+                    free_bytes -= _nbytes(not_started[0])
+                    each = not_started.popleft()
+                    started.append((each, pool.submit(make, each)))
+                if started and started[0][0] is var:
+                    yield var, partial(_result, [started.popleft()[1]])
+                    free_bytes += _nbytes(var)
                 else:
                     yield var, partial(make, var)
         finally:

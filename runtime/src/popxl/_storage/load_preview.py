@@ -6,9 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from popxl._schedule.lookahead import expected
+from popxl._schedule.lookahead import static_events
 from popxl._schedule.schedule import Load, Run, Schedule, Store
-from popxl._storage.prefetch import Transit
+from popxl._storage.prefetch import PrefetchMover
 
 if TYPE_CHECKING:
     from popxl._schedule.schedule import Index
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 def loads_ahead(schedule: Schedule) -> Mapping[Run, str]:
     """What is dispatched before a run and is for later ones, on average over a run of the program
     whose stores arrive at once."""
-    transit = _Transit(schedule)
+    mover = _RecordingMover(schedule)
     title = {step: routine.title for routine in schedule.routines for step in routine.steps}
     before: dict[Run, Counter[str]] = defaultdict(Counter)
     times: Counter[Run] = Counter()
-    for step, entry in filter(None, expected(schedule)):
+    for step, entry in filter(None, static_events(schedule)):
         match step:
             case Load():
-                transit.load(step, entry)
+                mover.load(step, entry)
             case Store():
-                transit.store(step, entry, _HERE)
+                mover.store(step, entry, _READY)
             case Run():
-                transit.moved.clear()
-                transit.run(step)
+                mover.dispatched.clear()
+                mover.before_run(step)
                 times[step] += 1
-                before[step].update(load.part or title[load] for load in transit.moved)
+                before[step].update(load.part or title[load] for load in mover.dispatched)
     return {run: _text(loads, times[run]) for run, loads in before.items() if loads}
 
 
@@ -41,24 +41,24 @@ def _text(loads: Counter[str], times: int) -> str:
     return f"loads ahead: {', '.join(each)}"
 
 
-class _Transit(Transit):
-    """Notes the loads that it dispatches in `moved`."""
+class _RecordingMover(PrefetchMover):
+    """Notes the loads that it dispatches in `dispatched`."""
 
     def __init__(self, schedule: Schedule) -> None:
         buffers = {step.buffer for r in schedule.routines for step in r.steps
                    if isinstance(step, (Load, Store))}  # fmt: skip
-        entries = {buffer: _Entries(buffer) for buffer in buffers}
+        entries = {buffer: _SimulatedStorage(buffer) for buffer in buffers}
         window = schedule.window or 0
-        events = filter(None, expected(schedule))
+        events = filter(None, static_events(schedule))
         super().__init__(events, entries, lambda arrays, _: arrays, window)
-        self.moved: list[Load] = []
+        self.dispatched: list[Load] = []
 
-    def _bring(self, batch: Sequence[tuple[Load, int]]) -> None:
-        self.moved += [load for load, _ in batch]
-        super()._bring(batch)
+    def _dispatch_loads(self, batch: Sequence[tuple[Load, int]]) -> None:
+        self.dispatched += [load for load, _ in batch]
+        super()._dispatch_loads(batch)
 
 
-class _Here:
+class _ReadyArray:
     """Stands for an array that is there."""
 
     def is_deleted(self) -> bool:
@@ -68,32 +68,33 @@ class _Here:
         return True
 
 
-_HERE = _Here()
+_READY = _ReadyArray()
 
 
-class _Entries:
-    """Entries of a buffer, without values; see `popxl._storage.in_place_mover.EntriesOf`."""
+class _SimulatedStorage:
+    """Entries of a buffer, without values; see
+    `popxl._storage.in_place_mover.BufferStorageProtocol`."""
 
     def __init__(self, buffer: RemoteBuffer) -> None:
         self._resident = buffer.resident_entries
 
-    def travels(self, index: Index) -> bool:
+    def needs_copy(self, index: Index) -> bool:
         return isinstance(index, tuple) or index not in self._resident
 
     def load(self, index: Index, donates: bool = False, copies: bool = False) -> Any:
-        return _HERE
+        return _READY
 
     def store(self, index: Index, value: Any, copies: bool = False) -> None:
         pass
 
     def array(self, index: int) -> Any:
-        return _HERE
+        return _READY
 
-    def departing(self, index: int, donates: bool) -> tuple[Any, Any]:
-        return _HERE, None
+    def load_source(self, index: int, donates: bool) -> tuple[Any, Any]:
+        return _READY, None
 
-    def arriving(self, index: int) -> Any:
+    def store_sharding(self, index: int) -> Any:
         return None
 
-    def arrived(self, index: int, array: Any) -> None:
+    def commit_store(self, index: int, array: Any) -> None:
         pass

@@ -14,150 +14,154 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from popxl._schedule.schedule import Load, Run, Store
-from popxl._storage.in_place_mover import EntriesOf, is_there, wait_for
+from popxl._storage.in_place_mover import BufferStorageProtocol, is_ready, wait_for
 from popxl.errors import locate
 
 if TYPE_CHECKING:
-    from popxl._schedule.lookahead import Event
+    from popxl._schedule.lookahead import LookaheadEvent
     from popxl._schedule.schedule import Index
     from popxl.remote_buffer import RemoteBuffer
 
-_EVENTS = 4096  # steps that the look-ahead may be in front of the walker
-_RUNS = 16  # that it passes at a time, while the device waits for the walker
+_EVENTS = 4096  # steps that the look-ahead may be in front of the executor
+_RUNS = 16  # that it passes at a time, while the device waits for the executor
 Put = Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
 
 
-class Transit:
+class PrefetchMover:
     """The loads and stores of one run of a program, some of them ahead of their turn; see
-    `popxl._storage.in_place_mover.Direct`.
+    `popxl._storage.in_place_mover.InPlaceMover`.
 
     Args:
         put: moves arrays, all at once: `put(arrays, shardings) -> arrays`.
-        window: bytes on one replica that may be on their way: loads that the walker has not
+        window: bytes on one replica that may be on their way: loads that the executor has not
             reached, and stores that have not arrived. With 0, loads are dispatched in their place,
             and stores are not waited for.
-        coming: what the walker will do, from `popxl._schedule.lookahead.upcoming`.
+        events: what the executor will do, from `popxl._schedule.lookahead.lookahead_events`.
     """
 
-    waited = 0.0
+    wait_seconds = 0.0
 
     def __init__(
         self,
-        coming: Iterator[Event | None],
-        entries: Mapping[RemoteBuffer, EntriesOf],
+        events: Iterator[LookaheadEvent | None],
+        entries: Mapping[RemoteBuffer, BufferStorageProtocol],
         put: Put,
         window: int,
     ) -> None:
         self._entries, self._put, self._window = entries, put, window
-        self._upcoming = coming
-        self._next: Event | None = None
-        self._lead = 0  # events that were looked at and not done
-        self._loads: deque[tuple[Load, Any]] = deque()
-        self._loads_nbytes = 0
-        self._unstored: Counter[tuple[RemoteBuffer, int]] = Counter()  # stores not done
-        self._leaving: list[tuple[Store, int, Any, Any]] = []  # consecutive stores
-        self._stores: deque[tuple[Any, int]] = deque()
-        self._stores_nbytes = 0
+        self._events = events
+        self._next: LookaheadEvent | None = None
+        self._events_ahead = 0  # events that were looked at and not done
+        self._dispatched_loads: deque[tuple[Load, Any]] = deque()
+        self._dispatched_load_bytes = 0
+        self._stores_ahead: Counter[tuple[RemoteBuffer, int]] = Counter()  # stores not done
+        self._pending_stores: list[tuple[Store, int, Any, Any]] = []  # consecutive stores
+        self._dispatched_stores: deque[tuple[Any, int]] = deque()
+        self._dispatched_store_bytes = 0
 
-    # ---- what the walker does -------------------------------------------------------------------
+    # ---- called by the executor ------------------------------------------------------------------
     def load(self, step: Load, index: Index) -> Any:
         """The entry on the device."""
-        self.send()
-        if not self._reached(step):  # it could not be dispatched ahead
+        self.dispatch_stores()
+        if not self._advance_executor(step):  # it could not be dispatched ahead
             self._fetch_consecutive()
-            self._lead -= 1
-        if not self._entries[step.buffer].travels(index) or isinstance(index, tuple):
+            self._events_ahead -= 1
+        if not self._entries[step.buffer].needs_copy(index) or isinstance(index, tuple):
             return self._entries[step.buffer].load(index, step.donates, step.copies)
-        asked, array = self._loads.popleft()
+        asked, array = self._dispatched_loads.popleft()
         assert asked is step
-        self._loads_nbytes -= step.nbytes
+        self._dispatched_load_bytes -= step.nbytes
         return array
 
     def store(self, step: Store, index: Index, value: Any) -> None:
         """Make an array an entry."""
-        if self._reached(step):
+        if self._advance_executor(step):
             for key in _keys(step, index):
-                self._unstored[key] -= 1
+                self._stores_ahead[key] -= 1
         else:
             self._advance()
-            self._lead -= 1
-        if isinstance(index, tuple) or not self._entries[step.buffer].travels(index):
-            self.send()
+            self._events_ahead -= 1
+        if isinstance(index, tuple) or not self._entries[step.buffer].needs_copy(index):
+            self.dispatch_stores()
             self._entries[step.buffer].store(index, value, step.copies)
         else:
-            to = self._entries[step.buffer].arriving(index)
-            self._leaving.append((step, index, value, to))
+            to = self._entries[step.buffer].store_sharding(index)
+            self._pending_stores.append((step, index, value, to))
 
-    def run(self, step: Run) -> None:
+    def before_run(self, step: Run) -> None:
         """Dispatch what `step`, which is dispatched next, can hide."""
-        self.send()
-        if not self._reached(step):
+        self.dispatch_stores()
+        if not self._advance_executor(step):
             self._advance()
-            self._lead -= 1
+            self._events_ahead -= 1
         if self._window:
             self._look_ahead()
 
-    def ran(self, step: Run, results: Sequence[Any]) -> None:
+    def after_run(self, step: Run, results: Sequence[Any]) -> None:
         """`step` was dispatched."""
 
-    def complete(self, step: Store, index: Index) -> None:
+    def wait_for_store(self, step: Store, index: Index) -> None:
         """Wait until a store is done."""
-        self.send()
+        self.dispatch_stores()
         for i in set(index) if isinstance(index, tuple) else {index}:
             wait_for(self._entries[step.buffer].array(i))
 
-    def finish(self) -> None:
+    def finish_run(self) -> None:
         """Dispatch what is left, and let go of what has arrived."""
-        self.send()
+        self.dispatch_stores()
         self._entries = {}
-        self._let_go()
+        self._release_stored()
 
-    def settle(self) -> None:
+    def wait_all(self) -> None:
         """Wait for all stores."""
-        while self._stores:
+        while self._dispatched_stores:
             self._wait_for_oldest()
 
     # ---- order ----------------------------------------------------------------------------------
-    def _reached(self, step: Load | Store | Run) -> bool:
-        """Note that the walker is at `step`; whether the look-ahead has been there."""
-        if self._lead:
-            self._lead -= 1
+    def _advance_executor(self, step: Load | Store | Run) -> bool:
+        """Note that the executor is at `step`; whether the look-ahead has been there."""
+        if self._events_ahead:
+            self._events_ahead -= 1
             return True
         event = self._peek()
         assert event is not None
-        assert event.step is step, "the look-ahead has lost the walker's order"
+        assert event.step is step, "the look-ahead has lost the executor's order"
         return False
 
-    def _peek(self) -> Event | None:
+    def _peek(self) -> LookaheadEvent | None:
         """The first event that was not looked at; None: unknown, or there is none."""
         if self._next is None:
-            self._next = next(self._upcoming, None)
+            self._next = next(self._events, None)
         return self._next
 
     def _advance(self) -> None:
         self._next = None
-        self._lead += 1
+        self._events_ahead += 1
 
     # ---- loads ----------------------------------------------------------------------------------
     def _look_ahead(self) -> None:
         """Dispatch the loads that come next, in one transfer, as far as the window allows."""
         batch: list[tuple[Load, int]] = []
-        passed = 0
-        while self._lead < _EVENTS and passed < _RUNS and (event := self._peek()) is not None:
+        runs_passed = 0
+        while (
+            self._events_ahead < _EVENTS
+            and runs_passed < _RUNS
+            and (event := self._peek()) is not None
+        ):
             step, index = event
             if isinstance(step, Run):
-                passed += 1
+                runs_passed += 1
             elif isinstance(step, Store):
-                self._unstored.update(_keys(step, index))
-            elif isinstance(step, Load) and self._entries[step.buffer].travels(index):
-                if isinstance(index, tuple) or self._unstored[step.buffer, index]:
+                self._stores_ahead.update(_keys(step, index))
+            elif isinstance(step, Load) and self._entries[step.buffer].needs_copy(index):
+                if isinstance(index, tuple) or self._stores_ahead[step.buffer, index]:
                     break
-                if not self._has_room(step.nbytes):
+                if not self._fits_window(step.nbytes):
                     break
                 batch.append((step, index))
-                self._loads_nbytes += step.nbytes
+                self._dispatched_load_bytes += step.nbytes
             self._advance()
-        self._bring(batch)
+        self._dispatch_loads(batch)
 
     def _fetch_consecutive(self) -> None:
         """Dispatch the next load and those that follow it before any run or store."""
@@ -165,64 +169,64 @@ class Transit:
         while (event := self._peek()) is not None and isinstance(event.step, Load):
             step, index = event.step, event.entry
             if isinstance(index, tuple):
-                if not self._lead:
+                if not self._events_ahead:
                     self._advance()
                 break
-            if self._entries[step.buffer].travels(index):
+            if self._entries[step.buffer].needs_copy(index):
                 batch.append((step, index))
-                self._loads_nbytes += step.nbytes
+                self._dispatched_load_bytes += step.nbytes
             self._advance()
-        self._bring(batch)
+        self._dispatch_loads(batch)
 
-    def _bring(self, batch: Sequence[tuple[Load, int]]) -> None:
+    def _dispatch_loads(self, batch: Sequence[tuple[Load, int]]) -> None:
         if not batch:
             return
-        departing = [self._departing(step, index) for step, index in batch]
-        arrays = self._put([array for array, _ in departing], [to for _, to in departing])
-        self._loads.extend((step, a) for (step, _), a in zip(batch, arrays, strict=True))
+        sources = [self._load_source(step, index) for step, index in batch]
+        arrays = self._put([array for array, _ in sources], [to for _, to in sources])
+        self._dispatched_loads.extend((step, a) for (step, _), a in zip(batch, arrays, strict=True))
 
-    def _departing(self, step: Load, index: int) -> tuple[Any, Any]:
+    def _load_source(self, step: Load, index: int) -> tuple[Any, Any]:
         try:
-            return self._entries[step.buffer].departing(index, step.donates)
-        except Exception as error:  # the walker is not there yet
+            return self._entries[step.buffer].load_source(index, step.donates)
+        except Exception as error:  # the executor is not there yet
             locate(error, f"load entry {index}", step.location)
             raise
 
-    def _has_room(self, nbytes: int) -> bool:
+    def _fits_window(self, nbytes: int) -> bool:
         """Whether the window takes another load. Loads may always have half of it; stores that
         take more are waited for."""
-        self._let_go()
+        self._release_stored()
         while (
-            self._stores
-            and self._loads_nbytes + nbytes + self._stores_nbytes > self._window
-            and self._loads_nbytes + nbytes <= self._window // 2
+            self._dispatched_stores
+            and self._dispatched_load_bytes + nbytes + self._dispatched_store_bytes > self._window
+            and self._dispatched_load_bytes + nbytes <= self._window // 2
         ):
             self._wait_for_oldest()
-        return self._loads_nbytes + nbytes + self._stores_nbytes <= self._window
+        return self._dispatched_load_bytes + nbytes + self._dispatched_store_bytes <= self._window
 
     # ---- stores ---------------------------------------------------------------------------------
-    def send(self) -> None:
+    def dispatch_stores(self) -> None:
         """Dispatch the stores that wait, in one transfer."""
-        if not self._leaving:
+        if not self._pending_stores:
             return
-        leaving, self._leaving = self._leaving, []
-        arrays = self._put([value for *_, value, _ in leaving], [to for *_, to in leaving])
-        for (step, index, *_), array in zip(leaving, arrays, strict=True):
-            self._entries[step.buffer].arrived(index, array)
-            self._stores.append((array, step.nbytes))
-            self._stores_nbytes += step.nbytes
-        while self._stores_nbytes > self._window > 0 and len(self._stores) > 1:
+        pending, self._pending_stores = self._pending_stores, []
+        arrays = self._put([value for *_, value, _ in pending], [to for *_, to in pending])
+        for (step, index, *_), array in zip(pending, arrays, strict=True):
+            self._entries[step.buffer].commit_store(index, array)
+            self._dispatched_stores.append((array, step.nbytes))
+            self._dispatched_store_bytes += step.nbytes
+        while self._dispatched_store_bytes > self._window > 0 and len(self._dispatched_stores) > 1:
             self._wait_for_oldest()
 
     def _wait_for_oldest(self) -> None:
-        array, nbytes = self._stores.popleft()
+        array, nbytes = self._dispatched_stores.popleft()
         wait_for(array)
-        self._stores_nbytes -= nbytes
+        self._dispatched_store_bytes -= nbytes
 
-    def _let_go(self) -> None:
+    def _release_stored(self) -> None:
         """Forget stores that have arrived."""
-        while self._stores and is_there(self._stores[0][0]):
-            self._stores_nbytes -= self._stores.popleft()[1]
+        while self._dispatched_stores and is_ready(self._dispatched_stores[0][0]):
+            self._dispatched_store_bytes -= self._dispatched_stores.popleft()[1]
 
 
 def _keys(step: Store, index: Index) -> list[tuple[RemoteBuffer, int]]:

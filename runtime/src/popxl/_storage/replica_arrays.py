@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import jax
 import numpy as np
 
-from popxl._devices.cpu import not_adopted
+from popxl._devices.cpu import force_copy
 from popxl._devices.mesh import global_shape
 from popxl._ir.host_data import device_view
 
@@ -23,50 +23,50 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 
 
-def put(x: np.ndarray, sharding: Sharding) -> jax.Array:
+def put_array(x: np.ndarray, sharding: Sharding) -> jax.Array:
     """A device array of global value `x`; each process passes at least its own part.
 
     The array owns its memory: `x` may change afterwards, and the array can be donated and updated
     in place.
     """
-    return sent(x, sharding).block_until_ready()
+    return put_async(x, sharding).block_until_ready()
 
 
-def sent(x: np.ndarray, sharding: Sharding) -> jax.Array:
-    """Like `put`, but `x` may change only once the array is there."""
-    return jax.make_array_from_callback(x.shape, sharding, lambda index: not_adopted(x[index]))
+def put_async(x: np.ndarray, sharding: Sharding) -> jax.Array:
+    """Like `put_array`, but `x` may change only once the array is there."""
+    return jax.make_array_from_callback(x.shape, sharding, lambda index: force_copy(x[index]))
 
 
-def put_parts(
+def put_shards(
     part: Callable[[int], np.ndarray], spec: np.ndarray, sharding: NamedSharding
 ) -> jax.Array:
-    """Like `put`, of what each replica has (see `global_shape`).
+    """Like `put_array`, of what each replica has (see `global_shape`).
 
     Args:
         part: gives what a replica has; called for those of this process.
         spec: an array of the shape and dtype that each has.
     """
-    return sent_parts(part, spec, sharding).block_until_ready()
+    return put_shards_async(part, spec, sharding).block_until_ready()
 
 
-def sent_parts(
+def put_shards_async(
     part: Callable[[int], np.ndarray], spec: np.ndarray, sharding: NamedSharding
 ) -> jax.Array:
-    """Like `put_parts`, but what `part` gives may change only once the array is there."""
+    """Like `put_shards`, but what `part` gives may change only once the array is there."""
     replicas = sharding.mesh.devices.size
-    whole = global_shape(replicas, spec.shape)
+    full = global_shape(replicas, spec.shape)
     if not spec.size:
-        return sent(np.zeros(whole, spec.dtype), sharding)
-    rows = whole[0] // replicas
+        return put_async(np.zeros(full, spec.dtype), sharding)
+    rows = full[0] // replicas
 
     def part_at(index: tuple[slice, ...]) -> np.ndarray:
         value = part((index[0].start or 0) // rows)
-        return not_adopted(value if value.ndim else value[None])
+        return force_copy(value if value.ndim else value[None])
 
-    return jax.make_array_from_callback(whole, sharding, part_at)
+    return jax.make_array_from_callback(full, sharding, part_at)
 
 
-def own_part(x: jax.Array) -> np.ndarray:
+def local_data(x: jax.Array) -> np.ndarray:
     """What this process has of an array that is cut along its first axis."""
     if x.is_fully_addressable:
         return np.asarray(x)
@@ -74,15 +74,15 @@ def own_part(x: jax.Array) -> np.ndarray:
     return np.concatenate([np.asarray(s.data) for s in shards])
 
 
-def _members(var: Variable, replica: int) -> tuple[tuple[int, ...], int]:
+def _shard_group(var: Variable, replica: int) -> tuple[tuple[int, ...], int]:
     """The replicas that share the shards of a variable with `replica`, and its place among them."""
     const = var._grouping.const_rg
     members = const.groups[const.assignment[replica]]
     return members, members.index(replica)
 
 
-def _shard(whole: np.ndarray, shards: int, index: int) -> np.ndarray:
-    flat = whole.reshape(-1)
+def _shard(full: np.ndarray, shards: int, index: int) -> np.ndarray:
+    flat = full.reshape(-1)
     size = -(-flat.size // shards)
     part = flat[index * size : (index + 1) * size]
     return part if part.size == size else np.concatenate(
@@ -97,7 +97,7 @@ def stored_entry(var: Variable, value: np.ndarray, replica: int) -> np.ndarray:
     if not var._sharded:
         return data
     shards = var._shards
-    return _shard(data, shards, _members(var, replica)[1] % shards)
+    return _shard(data, shards, _shard_group(var, replica)[1] % shards)
 
 
 def put_variable(
@@ -105,14 +105,14 @@ def put_variable(
 ) -> jax.Array:
     """What the replicas of this process store of a variable's `value`, in the given shape."""
     spec = np.broadcast_to(device_view(np.zeros(1, value.dtype)).reshape(()), shape)
-    return put_parts(
+    return put_shards(
         lambda replica: device_view(stored_entry(var, value, replica)).reshape(shape),
         spec,
         sharding,
     )
 
 
-def replica_parts(
+def replica_shards(
     x: jax.Array, replicas: int, shape: tuple[int, ...], only: int | None = None
 ) -> dict[int, np.ndarray]:
     """What each replica of this process holds, of `shape`; of one of them, if `only` names it.
@@ -139,11 +139,11 @@ def replica_parts(
 
 def host_value(var: Variable, per_replica: Any) -> np.ndarray:
     """The host array of a variable from `per_replica(replica) -> what that replica stores`."""
-    values = [_whole(var, r, per_replica) for r in _shown(var)]
+    values = [_full_value(var, r, per_replica) for r in _retrieved_replicas(var)]
     return values[0] if len(values) == 1 else np.stack(values)
 
 
-def _shown(var: Variable) -> list[int]:
+def _retrieved_replicas(var: Variable) -> list[int]:
     """The replicas whose values make up the host array of a variable."""
     if var._retrieval == "all_replicas":
         return list(range(len(var._grouping.assignment)))
@@ -153,12 +153,12 @@ def _shown(var: Variable) -> list[int]:
 def replicas_needed(var: Variable) -> list[int]:
     """The replicas that `host_value` asks for what they store, in order."""
     asked: dict[int, None] = {}
-    for replica in _shown(var):
-        asked.update(dict.fromkeys(_sharers(var, replica) if var._sharded else [replica]))
+    for replica in _retrieved_replicas(var):
+        asked.update(dict.fromkeys(_shard_holders(var, replica) if var._sharded else [replica]))
     return sorted(asked)
 
 
-class Shared(tuple[Item, ...]):
+class IdentityTuple(tuple[Item, ...]):
     """A tuple that is compared, and looked up, by identity: it may be long."""
 
     __slots__ = ()
@@ -184,7 +184,7 @@ class VariableShard(NamedTuple):
     replicas: tuple[int, ...]
 
 
-def variable_shards(var: Variable, owners: tuple[int, ...]) -> Shared[VariableShard]:
+def variable_shards(var: Variable, owners: tuple[int, ...]) -> IdentityTuple[VariableShard]:
     """The parts that make up a variable's value; the same object for variables cut alike.
 
     Args:
@@ -194,17 +194,17 @@ def variable_shards(var: Variable, owners: tuple[int, ...]) -> Shared[VariableSh
         tuple(map(tuple, grouping.groups)) for grouping in (var._grouping, var._grouping.const_rg)
     )
     shards = var._shards if var._sharded else 1
-    return _parts(groups, sharers, shards, math.prod(var.shape), owners)
+    return _shards(groups, sharers, shards, math.prod(var.shape), owners)
 
 
 @lru_cache(2**12)
-def _parts(
+def _shards(
     groups: tuple[tuple[int, ...], ...],
     sharers: tuple[tuple[int, ...], ...],
     shards: int,
     size: int,
     owners: tuple[int, ...],
-) -> Shared[VariableShard]:
+) -> IdentityTuple[VariableShard]:
     place = {replica: i for members in sharers for i, replica in enumerate(members)}
     each = max(-(-size // shards), 1)
     parts = []
@@ -216,18 +216,18 @@ def _parts(
             processes = tuple(sorted({owners[r] for r in held}))
             part = VariableShard(group, start, min(each, size - start), processes, tuple(held))
             parts.append(part)
-    return Shared(parts)
+    return IdentityTuple(parts)
 
 
-def _whole(var: Variable, replica: int, per_replica: Any) -> np.ndarray:
+def _full_value(var: Variable, replica: int, per_replica: Any) -> np.ndarray:
     if not var._sharded:
         return per_replica(replica).reshape(var.shape)
-    flat = np.concatenate([per_replica(r).reshape(-1) for r in _sharers(var, replica)])
+    flat = np.concatenate([per_replica(r).reshape(-1) for r in _shard_holders(var, replica)])
     return flat[: math.prod(var.shape)].reshape(var.shape)
 
 
-def _sharers(var: Variable, replica: int) -> tuple[int, ...]:
+def _shard_holders(var: Variable, replica: int) -> tuple[int, ...]:
     """The replicas that hold the shards of what `replica` holds a shard of."""
-    members, place = _members(var, replica)
+    members, place = _shard_group(var, replica)
     first = place - place % var._shards
     return members[first : first + var._shards]

@@ -33,7 +33,7 @@ from typing import Any, ClassVar
 import google_crc32c
 import numpy as np
 
-from popdist._coordination_service import raise_descriptors
+from popdist._coordination_service import raise_open_file_limit
 from popxl.errors import DiskError
 
 ALIGNED = 4096
@@ -60,7 +60,7 @@ def _aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNED) * ALIGNED
 
 
-def slot_of(nbytes: int) -> int:
+def slot_bytes(nbytes: int) -> int:
     """Bytes that so many take in a file, or in a block of memory."""
     return _aligned(LEAD + nbytes)
 
@@ -76,26 +76,26 @@ def _mapped(nbytes: int) -> mmap.mmap:
     return block
 
 
-def requests_of(nbytes: int) -> range:
+def request_offsets(nbytes: int) -> range:
     """Where the requests for so many bytes begin in their slot."""
-    return range(0, slot_of(nbytes), REQUEST)
+    return range(0, slot_bytes(nbytes), REQUEST)
 
 
-class Memory:
+class BlockPool:
     """Blocks of memory at page boundaries, which are used again.
 
     A block comes back when nobody holds the array that was made of it; XLA may.
     """
 
-    def __init__(self, kept: int) -> None:
-        """Args: `kept`: bytes of free blocks that are kept at most."""
-        self._kept, self._free_bytes = kept, 0
+    def __init__(self, max_free_bytes: int) -> None:
+        """Args: `max_free_bytes`: bytes of free blocks that are kept at most."""
+        self._max_free_bytes, self._free_bytes = max_free_bytes, 0
         self._free: dict[int, list[mmap.mmap]] = defaultdict(list)
         self._lock = threading.Lock()
 
     def take(self, nbytes: int) -> np.ndarray:
         """Bytes of a block, at least `nbytes`."""
-        size = slot_of(nbytes)
+        size = slot_bytes(nbytes)
         with self._lock:
             free = self._free[size]
             block = free.pop() if free else None
@@ -109,7 +109,7 @@ class Memory:
 
     def _give(self, block: mmap.mmap) -> None:
         with self._lock:
-            if self._free_bytes + len(block) <= self._kept:
+            if self._free_bytes + len(block) <= self._max_free_bytes:
                 self._free[len(block)].append(block)
                 self._free_bytes += len(block)
 
@@ -120,20 +120,20 @@ class Scratch:
     Attributes:
         direct: whether requests go past the page cache.
         read, written: bytes so far.
-        memory: for what is read.
+        blocks: for what is read.
     """
 
     _opened: ClassVar[dict[tuple[Path, int], Scratch]] = {}
     _opening: ClassVar[threading.RLock] = threading.RLock()
     """Of these, and of how many use each; the garbage collector may close one meanwhile."""
 
-    def __init__(self, folder: Path, process: int = 0, kept: int = 2**28) -> None:
+    def __init__(self, folder: Path, process: int = 0, max_free_bytes: int = 2**28) -> None:
         """Make the folder if it is not there, and throw away what the last run left in it: its host
         went down, and a network file system gave its files other names (NFS: `.nfs*`).
 
         Args:
             process: which of a program's, each of which has a folder of its own inside.
-            kept: see `Memory`.
+            max_free_bytes: see `BlockPool`.
 
         Raises:
             DiskError: another process uses the folder, or it cannot be written.
@@ -141,11 +141,15 @@ class Scratch:
         self.place, self._process = folder, process
         self.folder = folder / f"{_NAME}-{process}"
         self.read = self.written = 0
-        self.memory = Memory(kept)
+        self.blocks = BlockPool(max_free_bytes)
         self.pool = ThreadPoolExecutor(THREADS, _POOL)
         self._count, self._users, self._local = 0, 0, threading.local()
-        self._begun: dict[int, float] = {}  # requests under way: thread to monotonic time
-        self._counting, self._closing, self._closed = threading.Lock(), False, threading.Event()
+        self._request_starts: dict[int, float] = {}  # requests under way: thread to monotonic time
+        self._counting, self._closing, self._closed = (
+            threading.Lock(),
+            False,
+            threading.Event(),
+        )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._locked = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
@@ -163,7 +167,7 @@ class Scratch:
                 if left.name != _LOCK:
                     with suppress(OSError):
                         left.unlink()
-            raise_descriptors()  # each buffer on disk takes one
+            raise_open_file_limit()  # each buffer on disk takes one
             self.direct = self._allows_direct()
         except OSError as error:
             os.close(self._locked)
@@ -190,7 +194,7 @@ class Scratch:
         return descriptor
 
     @classmethod
-    def opened(cls, folder: str | os.PathLike[str], process: int = 0) -> Scratch:
+    def open_shared(cls, folder: str | os.PathLike[str], process: int = 0) -> Scratch:
         """The folder, which several programs of a process share. Each closes it once."""
         key = Path(folder).absolute(), process
         while True:
@@ -220,7 +224,7 @@ class Scratch:
             self._closed.set()
 
     @property
-    def is_own_thread(self) -> bool:
+    def is_pool_thread(self) -> bool:
         """Whether this is asked in a thread of `pool`."""
         return threading.current_thread().name.startswith(_POOL)
 
@@ -239,19 +243,19 @@ class Scratch:
             self.written += written
 
     @contextmanager
-    def under_way(self) -> Iterator[float]:
+    def time_request(self) -> Iterator[float]:
         """A context for a request of this thread; gives the monotonic time."""
-        now = self._begun[threading.get_ident()] = time.monotonic()
+        now = self._request_starts[threading.get_ident()] = time.monotonic()
         try:
             yield now
         finally:
-            del self._begun[threading.get_ident()]
+            del self._request_starts[threading.get_ident()]
 
     @property
-    def waiting(self) -> float:
+    def oldest_request_seconds(self) -> float:
         """Seconds for which the oldest request has been under way."""
         now = time.monotonic()
-        return max((now - begun for begun in list(self._begun.values())), default=0.0)
+        return max((now - started for started in list(self._request_starts.values())), default=0.0)
 
     def staging(self) -> np.ndarray:
         """This thread's bytes for a request."""
@@ -269,7 +273,7 @@ class ScratchFile:
 
     def __init__(self, scratch: Scratch, nbytes: int) -> None:
         self._scratch, self.nbytes = scratch, nbytes
-        self._sums: dict[int, int] = {}  # of what requests wrote, by their place
+        self._checksums: dict[int, int] = {}  # of what requests wrote, by their place
         try:
             self._file = scratch.nameless_file(os.O_DIRECT if scratch.direct else 0)
         except OSError as error:
@@ -285,18 +289,18 @@ class ScratchFile:
         os.close(self._file)
 
     def write(self, offset: int, data: np.ndarray) -> None:
-        """Write bytes into a slot, which begins at an aligned offset; see `slot_of`.
+        """Write bytes into a slot, which begins at an aligned offset; see `slot_bytes`.
 
         Raises:
             DiskError: the disk is full or broken.
         """
         try:
-            for start in requests_of(data.size):
+            for start in request_offsets(data.size):
                 parts, copies = self._request(start, data)
                 for staged, part in copies:
                     staged[...] = part
-                self._sums[offset + start] = _sum(data, start)
-                self._all(os.pwritev, parts, offset + start)
+                self._checksums[offset + start] = _checksum(data, start)
+                self._run_request(os.pwritev, parts, offset + start)
         except OSError as error:
             raise self._error("be written with", data.size, error) from error
         self._scratch.count(written=data.size)
@@ -307,40 +311,40 @@ class ScratchFile:
         Raises:
             DiskError: the disk is broken, or has not what was written.
         """
-        for start in requests_of(data.size):
+        for start in request_offsets(data.size):
             self.read_one(offset, data, start)
 
     def read_one(self, offset: int, data: np.ndarray, start: int) -> None:
         """Do one of the requests of `read`; several threads may do those of a slot.
 
         Args:
-            start: of `requests_of(data.size)`.
+            start: of `request_offsets(data.size)`.
         """
         parts, copies = self._request(start, data)
         try:
-            self._all(os.preadv, parts, offset + start)
+            self._run_request(os.preadv, parts, offset + start)
         except OSError as error:
             raise self._error("be read for", data.size, error) from error
         for staged, part in copies:
             part[...] = staged
-        self._verify(offset + start, _sum(data, start), min(REQUEST, data.size))
+        self._verify(offset + start, _checksum(data, start), min(REQUEST, data.size))
         end = min(start + REQUEST, LEAD + data.size)
         self._scratch.count(read=max(end - max(start, LEAD), 0))
 
     def _verify(self, at: int, checksum: int, nbytes: int) -> None:
         """Compare what a request has read with what was written."""
-        if self._sums.get(at, checksum) != checksum:
+        if self._checksums.get(at, checksum) != checksum:
             raise DiskError(
                 f"the disk folder {self._scratch.place} returns other bytes than were written "
-                f"there (somewhere in {_shown(nbytes)}): use a folder of another disk, and start "
-                "from the last checkpoint"
+                f"there (somewhere in {_format_bytes(nbytes)}): use a folder of another disk, and "
+                "start from the last checkpoint"
             )
 
     def _request(self, start: int, data: np.ndarray) -> _Request:
         """The memory of a request: whole pages of `data`, where those in memory are those in the
         file; the rest, or else all, in this thread's staging memory."""
         staging = self._scratch.staging()
-        end = min(start + REQUEST, slot_of(data.size))
+        end = min(start + REQUEST, slot_bytes(data.size))
         first, last = max(start, LEAD), min(end, LEAD + data.size)
         whole, rest = _aligned(first), last // ALIGNED * ALIGNED
         if (data.ctypes.data - LEAD) % ALIGNED or whole >= rest:
@@ -356,16 +360,18 @@ class ScratchFile:
         ]
         return [part for part in (head, of(whole, rest), tail) if part.size], copies
 
-    def _all(self, do: Callable[[int, Any, int], int], parts: list[np.ndarray], at: int) -> None:
+    def _run_request(
+        self, do: Callable[[int, Any, int], int], parts: list[np.ndarray], at: int
+    ) -> None:
         """One request; the kernel may do it in several parts, or later."""
-        with self._scratch.under_way() as begun:
-            self._parts(do, parts, at, begun + PATIENCE)
+        with self._scratch.time_request() as started:
+            self._transfer_parts(do, parts, at, started + PATIENCE)
         if not self._scratch.direct:
             os.posix_fadvise(
                 self._file, at, sum(part.size for part in parts), os.POSIX_FADV_DONTNEED
             )
 
-    def _parts(
+    def _transfer_parts(
         self, do: Callable[[int, Any, int], int], parts: list[np.ndarray], at: int, end: float
     ) -> None:
         left = list(parts)
@@ -387,10 +393,12 @@ class ScratchFile:
 
     def _error(self, what: str, nbytes: int, error: OSError) -> DiskError:
         folder = self._scratch.place
-        return _error(f"the disk folder {folder} cannot {what} {_shown(nbytes)}", error, folder)
+        return _error(
+            f"the disk folder {folder} cannot {what} {_format_bytes(nbytes)}", error, folder
+        )
 
 
-def _sum(data: np.ndarray, start: int) -> int:
+def _checksum(data: np.ndarray, start: int) -> int:
     """The checksum of a request's part of the data."""
     part = data[max(start - LEAD, 0) : start + REQUEST - LEAD]
     return google_crc32c.value(part)
@@ -399,7 +407,7 @@ def _sum(data: np.ndarray, start: int) -> int:
 def _error(what: str, error: OSError, folder: Path | None = None) -> DiskError:
     free = ""
     if folder is not None and folder.exists():
-        free = f" ({_shown(shutil.disk_usage(folder).free)} are free)"
+        free = f" ({_format_bytes(shutil.disk_usage(folder).free)} are free)"
     reason = error.strerror or str(error)
     advice = "use a folder of another disk, or less state on disk"
     if error.errno == errno.EMFILE:
@@ -408,7 +416,7 @@ def _error(what: str, error: OSError, folder: Path | None = None) -> DiskError:
     return DiskError(f"{what}: {reason}{free}: {advice}")
 
 
-def _shown(nbytes: int) -> str:
+def _format_bytes(nbytes: int) -> str:
     """Bytes in a unit that fits."""
     power = min(next(i for i in range(9) if nbytes < 999.5 * 1000**i), 4)
     return f"{nbytes / 1000**power:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"

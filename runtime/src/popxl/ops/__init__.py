@@ -3,7 +3,7 @@
 import sys as _sys
 
 from popxl._ir import tensor_operators as _operators
-from popxl._ir.public_names import exported as _exported
+from popxl._ir.public_names import collect_public_names as _collect_public_names
 from popxl.ops._getitem import getitem as _getitem
 from popxl.ops._windows import PadType as PadType
 from popxl.ops.activation import gelu as gelu
@@ -147,8 +147,8 @@ from popxl.ops import utils as utils  # isort: skip
 from popxl.ops import var_updates as var_updates  # isort: skip
 from popxl._compat import module_paths as _paths  # isort: skip
 
-_paths.register(__name__)
+_paths.register_module_paths(__name__)
 
-__all__ = [*_exported(globals()), "collectives", "fp8", "var_updates"]
+__all__ = [*_collect_public_names(globals()), "collectives", "fp8", "var_updates"]
 
-_operators.attach(_sys.modules[__name__], _getitem)
+_operators.register_ops(_sys.modules[__name__], _getitem)

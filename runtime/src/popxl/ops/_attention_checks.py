@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 
-from popxl._ir.argument_checks import integer_of
+from popxl._ir.argument_checks import check_integer
 from popxl.ops._numerics import check_floating, check_same_dtype
 from popxl.tensor import Tensor
 
@@ -28,7 +28,7 @@ def check_lists(biases: Any, **pairs: Any) -> None:
 def check_limits(window: Any, cap: float | None) -> None:
     """Raises TypeError or ValueError for a window below 1, or a cap that is not positive."""
     if window is not None:
-        integer_of("attention", "window", window, 1)
+        check_integer("attention", "window", window, 1)
     if cap is not None and not 0 < cap < math.inf:
         raise ValueError(f"attention: cap must be positive and finite, not {cap}")
 

@@ -28,7 +28,7 @@ def widen(x: Any) -> Any:
 
 def product_operands(*operands: Any) -> tuple[Any, ...]:
     """Operands of a product accumulated in float32. XLA's CPU backend widens halves itself,
-    but has faster products for what is float32 (see `popxl._devices.cpu.switches_for`)."""
+    but has faster products for what is float32 (see `popxl._devices.cpu.compiler_options_for`)."""
     return tuple(map(widen, operands)) if traced_platform() == "cpu" else operands
 
 

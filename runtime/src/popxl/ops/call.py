@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from popxl import context
-from popxl._analysis.printing import spec_text
+from popxl._analysis.printing import format_spec
 from popxl._analysis.reference_overlap import check_references
 from popxl._ir.argument_checks import check_type
 from popxl._ir.op import Op
@@ -228,8 +228,8 @@ def _check_specs(graph: Graph, tensors: Sequence[Tensor], what: str) -> None:
         if (given.shape, given.dtype) != (wanted.shape, wanted.dtype):
             raise SpecError(
                 f"{what} at {context.get_source_location()}: input {wanted.name!r} of graph "
-                f"{graph.id!r} is {spec_text(wanted.spec)}, but {given.id!r} is "
-                f"{spec_text(given.spec)}"
+                f"{graph.id!r} is {format_spec(wanted.spec)}, but {given.id!r} is "
+                f"{format_spec(given.spec)}"
             )
 
 

@@ -6,10 +6,10 @@ product is divided by both scales again. Formats and method: Micikevicius et al.
 Scales come from largest absolute values ("amax"): of the operand itself (current scaling), or of
 the operands of past steps (delayed scaling). With delayed scaling `linear` observes the amax of its
 three operands: input, weight and gradient of the output. They leave the gradient graph as the
-gradient of `scale`, which is none: the `maxima` of an `OpDef`. Where derivatives of one tensor are
-summed, of these the largest is taken. So whatever brings gradients out of a program (calls, loops,
-accumulation over micro-batches) brings them out too; and since only the gradient graph returns
-them, running a forward graph again counts nothing twice.
+gradient of `scale`, which is none: the `max_gradient_inputs` of an `OpDef`. Where derivatives of
+one tensor are summed, of these the largest is taken. So whatever brings gradients out of a program
+(calls, loops, accumulation over micro-batches) brings them out too; and since only the gradient
+graph returns them, running a forward graph again counts nothing twice.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def _linear_grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
 
 
 _OPERAND = define("fp8_operand", _operand, grad=_operand_grad, tags=("elementwise", "reduction"))
-_LINEAR = define("fp8_linear", _linear, grad=_linear_grad, maxima=(6,))
+_LINEAR = define("fp8_linear", _linear, grad=_linear_grad, max_gradient_inputs=(6,))
 _LINEAR_CURRENT = define("fp8_linear_current", _linear, grad=_linear_grad)
 
 

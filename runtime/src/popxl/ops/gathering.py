@@ -64,7 +64,7 @@ def _add_rows_onto(
     return scatter_add_presummed(t, where, rows)
 
 
-_GATHER_GRAD = define("gather_grad", _add_rows, onto=_add_rows_onto)
+_GATHER_GRAD = define("gather_grad", _add_rows, add_to=_add_rows_onto)
 
 
 def _gather_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor | None]:

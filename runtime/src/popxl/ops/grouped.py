@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from popxl._ir.argument_checks import integer_of
+from popxl._ir.argument_checks import check_integer
 from popxl._ir.op import Op
 from popxl._ir.op_registry import NoGrad, define
 from popxl.ops._emit import emit
@@ -272,7 +272,7 @@ def _outer_onto(
 _OUTER = define(
     "grouped_outer_product",
     _outer,
-    onto=_outer_onto,
+    add_to=_outer_onto,
     grad=NoGrad("second derivatives of grouped products are not supported"),
 )
 
@@ -337,6 +337,6 @@ def grouped_matmul(
     attrs: dict[str, Any] = {"transpose": bool(transpose)}
     for name, value in (("expected_rows", expected_rows), ("into", into)):
         if value is not None:
-            attrs[name] = integer_of("grouped_matmul", name, value, 0)
+            attrs[name] = check_integer("grouped_matmul", name, value, 0)
     inputs = [x, matrices, sizes, *([] if rows is None else [rows])]
     return emit(_GROUPED_MATMUL, inputs, attrs)[0]

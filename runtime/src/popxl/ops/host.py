@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from popxl import context
 from popxl._analysis.effects import Effects
-from popxl._analysis.printing import spec_text
+from popxl._analysis.printing import format_spec
 from popxl._ir.op_registry import NoGrad, define
 from popxl.errors import SpecError
 from popxl.ops._args import check_tensors
@@ -17,17 +17,17 @@ from popxl.tensor import Tensor
 
 if TYPE_CHECKING:
     from popxl._analysis.functionalization import Node
-    from popxl._analysis.tracer_protocol import Machine
+    from popxl._analysis.tracer_protocol import TracerProtocol
 
 
-def _execute_load(machine: Machine, node: Node, arrays: Sequence[Any]) -> Sequence[Any]:
+def _execute_load(tracer: TracerProtocol, node: Node, arrays: Sequence[Any]) -> Sequence[Any]:
     """Take the next transfer of a stream from the executable's arguments."""
-    return [machine.host_load(node.attrs["stream"])]
+    return [tracer.host_load(node.attrs["stream"])]
 
 
-def _execute_store(machine: Machine, node: Node, arrays: Sequence[Any]) -> Sequence[Any]:
+def _execute_store(tracer: TracerProtocol, node: Node, arrays: Sequence[Any]) -> Sequence[Any]:
     """Append the transfer to the executable's results."""
-    machine.host_store(node.attrs["stream"], arrays[0])
+    tracer.host_store(node.attrs["stream"], arrays[0])
     return []
 
 
@@ -74,8 +74,8 @@ def host_store(d2h_stream: DeviceToHostStream, t: Tensor) -> None:
     check_tensors("host_store", t)
     if (t.shape, t.dtype) != (d2h_stream.shape, d2h_stream.dtype):
         raise SpecError(
-            f"host_store at {context.get_source_location()}: {t.id!r} is {spec_text(t.spec)}, but "
-            f"the stream {d2h_stream.tensor_id!r} takes {spec_text(d2h_stream.spec)}"
+            f"host_store at {context.get_source_location()}: {t.id!r} is {format_spec(t.spec)}, "
+            f"but the stream {d2h_stream.tensor_id!r} takes {format_spec(d2h_stream.spec)}"
         )
     emit(_STORE, [t], {"stream": d2h_stream})
 

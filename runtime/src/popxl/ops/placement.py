@@ -22,7 +22,7 @@ from popxl.tensor import Tensor, TensorSpec
 
 if TYPE_CHECKING:
     from popxl._analysis.functionalization import Node
-    from popxl._analysis.tracer_protocol import Machine
+    from popxl._analysis.tracer_protocol import TracerProtocol
     from popxl.graph import Graph
 
 
@@ -146,7 +146,7 @@ TO_IR_ENUM_MAP = {name: name for name in ("executable", "compute_buffer", "io_bu
 _CODE_COPY = define(
     "code_copy",
     tags=("hint",),
-    execute=lambda machine, node, arrays: [],
+    execute=lambda tracer, node, arrays: [],
     infer=lambda **_: [],
     grad=NoGrad("moves code, not data"),
 )
@@ -216,7 +216,7 @@ FloatFormat = Literal["auto", "fixed", "scientific", "none"]
 FLOAT_FORMAT_MAP = {name: name for name in ("auto", "fixed", "scientific", "none")}
 
 
-def _execute_print(machine: Machine, node: Node, arrays: Sequence[Any]) -> Sequence[Any]:
+def _execute_print(tracer: TracerProtocol, node: Node, arrays: Sequence[Any]) -> Sequence[Any]:
     """`jax.debug.callback` that writes to stderr."""
     (value,), op = arrays, node.op
     assert op is not None

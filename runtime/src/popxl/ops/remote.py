@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from popxl import context
 from popxl._analysis.effects import Effects
-from popxl._ir.argument_checks import check_type, integer_of
+from popxl._ir.argument_checks import check_integer, check_type
 from popxl._ir.op_registry import NoGrad, define
 from popxl.errors import SpecError
 from popxl.ops._args import check_tensors
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from popxl._analysis.functionalization import Node
-    from popxl._analysis.tracer_protocol import Machine
+    from popxl._analysis.tracer_protocol import TracerProtocol
 
 
 def _spec_of(*specs: TensorSpec, buffer: RemoteBuffer, **_: Any) -> list[TensorSpec]:
     return [TensorSpec(buffer.tensor_shape, buffer.tensor_dtype, buffer.meta_shape)]
 
 
-def _executed_by_host(machine: Machine, node: Node, arrays: Sequence[Any]) -> Sequence[Any]:
+def _executed_by_host(tracer: TracerProtocol, node: Node, arrays: Sequence[Any]) -> Sequence[Any]:
     """Placeholder lowering: transfers are steps of the host's schedule."""
     raise AssertionError(f"{node} is in a segment")
 
@@ -68,7 +68,7 @@ def _check(
             )
         check_known(op, offset, remote_buffer.entries)
         return [offset], {"buffer": remote_buffer, "offset": None}
-    at = integer_of(op, "offset", offset, 0)
+    at = check_integer(op, "offset", offset, 0)
     if at >= remote_buffer.entries:
         raise ValueError(
             f"{op}: offset {at} is outside the remote buffer's {remote_buffer.entries} entries"

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from popxl import context
-from popxl._analysis.printing import spec_text
-from popxl._ir.argument_checks import integer_of
+from popxl._analysis.printing import format_spec
+from popxl._ir.argument_checks import check_integer
 from popxl._ir.op import Op
 from popxl._ir.op_registry import define
 from popxl.errors import SpecError
@@ -74,7 +74,7 @@ def repeat_with_info(
             f"{repeat_count.id!r}: repeat as often as it can be needed, and choose by "
             "ops.conditional or ops.where in the graph"
         )
-    repeat_count = integer_of("repeat", "repeat_count", repeat_count, 0)
+    repeat_count = check_integer("repeat", "repeat_count", repeat_count, 0)
     tensors = gather_inputs(graph, inputs, inputs_dict, "repeat", check_inputs)
     carried = len(graph._outputs)
     if carried > len(graph._inputs):
@@ -86,8 +86,8 @@ def repeat_with_info(
         if (out.shape, out.dtype) != (into.shape, into.dtype):
             raise SpecError(
                 f"repeat at {context.get_source_location()}: output {out.name!r} of graph "
-                f"{graph.id!r} is {spec_text(out.spec)}, but the input it is carried to, "
-                f"{into.name!r}, is {spec_text(into.spec)}"
+                f"{graph.id!r} is {format_spec(out.spec)}, but the input it is carried to, "
+                f"{into.name!r}, is {format_spec(into.spec)}"
             )
     here = context.get_current_graph()
     attrs = {"graph": graph, "count": repeat_count, "carried": carried}

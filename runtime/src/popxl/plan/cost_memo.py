@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from popxl._compile.cache_key import Uncacheable, jax_settings, segment_lines
-from popxl._schedule.segment import facts_of
+from popxl._schedule.segment import program_context
 from popxl.plan.segment_cost import SegmentCost, trace_cost
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ def _cost(ir: Ir, segment: Segment) -> SegmentCost:
 
 
 def _key(ir: Ir, segment: Segment) -> bytes:
-    facts = facts_of(segment)
-    platform = facts.target.partition(" ")[0]
-    digest = hashlib.sha256(f"{facts.target} {facts.rounding}\n".encode())
-    for line in (*jax_settings(), *segment_lines(ir, platform, segment, labelled=True)):
+    context = program_context(segment)
+    platform = context.target.partition(" ")[0]
+    digest = hashlib.sha256(f"{context.target} {context.rounding}\n".encode())
+    for line in (*jax_settings(), *segment_lines(ir, platform, segment, with_labels=True)):
         digest.update(line.encode() + b"\n")
     return digest.digest()

@@ -14,10 +14,10 @@ from popxl._schedule.schedule import (
     Compute,
     Load,
     Loop,
+    Register,
     Routine,
     Run,
     Schedule,
-    Slot,
     Step,
     Store,
     calls,
@@ -92,7 +92,7 @@ class CostWalk:
         """Walk; returns the most bytes of intermediate values that are live at a time."""
         main, self._schedule = schedule.main, schedule
         for routine, part in routines_by_part(main):
-            borrowed = {*routine.inputs} - {routine.inputs[i] for i in routine.consumed}
+            borrowed = {*routine.inputs} - {routine.inputs[i] for i in routine.consumed_inputs}
             if routine is main:
                 borrowed = {*main.inputs, *main.outputs}
             self._visits[routine, part] = routine_cost = self._routine(routine, part, borrowed)
@@ -100,8 +100,8 @@ class CostWalk:
         return routine_cost.peak
 
     # ---- memory ---------------------------------------------------------------------------------
-    def _routine(self, routine: Routine, part: str, borrowed: set[Slot]) -> RoutineCost:
-        """Walk a routine; bytes of `borrowed` slots are the caller's."""
+    def _routine(self, routine: Routine, part: str, borrowed: set[Register]) -> RoutineCost:
+        """Walk a routine; bytes of `borrowed` registers are the caller's."""
         sums: dict[str, RegionSums] = defaultdict(RegionSums)
         owned = [s for s in routine.inputs if s in routine.specs]
         live = {s: 0 if s in borrowed else _size(routine, s) for s in owned}
@@ -116,8 +116,8 @@ class CostWalk:
             live.update(made)
             total += sum(made.values())
             donated = step.body.donated if isinstance(step, Loop) else ()
-            for slot in (*step.last, *donated):
-                total -= live.pop(slot, 0)
+            for register in (*step.dead_registers, *donated):
+                total -= live.pop(register, 0)
         return RoutineCost(peak, sums)
 
     def _step_bytes(
@@ -125,11 +125,11 @@ class CostWalk:
         step: Step,
         part: str,
         total: int,
-        live: Mapping[Slot, int],
-        made: Mapping[Slot, int],
+        live: Mapping[Register, int],
+        made: Mapping[Register, int],
         sums: dict[str, RegionSums],
     ) -> int:
-        """Bytes that a step takes while it runs, besides older slots; counts what it does."""
+        """Bytes that a step takes while it runs, besides older registers; counts what it does."""
         if isinstance(step, Run):
             self._count_run(step.segment, part, sums)
             reused = sum(live.get(step.args[i], 0) for i in step.segment.donated)
@@ -139,13 +139,13 @@ class CostWalk:
         if isinstance(step, Compute) and not step.outs:
             sums[part].ops[step.name] += 1
         peak = sum(made.values()) if isinstance(step, Load) else 0
-        for passed in calls(step):
+        for call_args in calls(step):
             # What devices decide is taken to be 0: of two branches the second is what is done.
-            done = not isinstance(step, Branch) or passed is step.branches[1]
+            done = not isinstance(step, Branch) or call_args is step.branches[1]
             times = (step.count if isinstance(step, Loop) else 1) if done else 0
-            routine = passed.routine
-            handed = [i for i in routine.consumed if i not in passed.copies]
-            bytes_moved = sum(live.get(passed.args[i], 0) for i in handed)
+            routine = call_args.routine
+            handed = [i for i in routine.consumed_inputs if i not in call_args.copies]
+            bytes_moved = sum(live.get(call_args.args[i], 0) for i in handed)
             routine_cost = self._visits[routine, part]
             for label, inner in routine_cost.sums.items():
                 sums[label].add(inner, times, total - bytes_moved)
@@ -256,6 +256,6 @@ class TransferPlaces:
         return self.resident[step] / count, self.on_disk[step] / count
 
 
-def _size(routine: Routine, slot: Slot) -> int:
-    spec = routine.specs[slot]
+def _size(routine: Routine, register: Register) -> int:
+    spec = routine.specs[register]
     return math.prod(spec.shape) * spec.dtype.itemsize

@@ -7,21 +7,21 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from popxl._schedule.lookahead import Event, expected
+from popxl._schedule.lookahead import LookaheadEvent, static_events
 
 if TYPE_CHECKING:
     from popxl._schedule.schedule import Schedule
 
-_KNOWN: WeakKeyDictionary[Schedule, Sequence[Event | None]] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[Schedule, Sequence[LookaheadEvent | None]] = WeakKeyDictionary()
 
 
-def events_of_run(schedule: Schedule) -> Sequence[Event]:
+def events_of_run(schedule: Schedule) -> Sequence[LookaheadEvent]:
     """The events of a run in order. Numbers that only devices know are taken to be 0."""
     return list(filter(None, _cached_events(schedule)))
 
 
-def lookahead_events(schedule: Schedule, fetched: deque[Any]) -> Iterator[Event | None]:
-    """As `popxl._schedule.lookahead.upcoming`: it waits where a number is fetched."""
+def lookahead_events(schedule: Schedule, fetched: deque[Any]) -> Iterator[LookaheadEvent | None]:
+    """As `popxl._schedule.lookahead.lookahead_events`: it waits where a number is fetched."""
     for event in _cached_events(schedule):
         if event is None:
             while not fetched:
@@ -31,8 +31,8 @@ def lookahead_events(schedule: Schedule, fetched: deque[Any]) -> Iterator[Event 
             yield event
 
 
-def _cached_events(schedule: Schedule) -> Sequence[Event | None]:
+def _cached_events(schedule: Schedule) -> Sequence[LookaheadEvent | None]:
     """The events, and None where a number is fetched."""
     if schedule not in _KNOWN:
-        _KNOWN[schedule] = tuple(expected(schedule))
+        _KNOWN[schedule] = tuple(static_events(schedule))
     return _KNOWN[schedule]

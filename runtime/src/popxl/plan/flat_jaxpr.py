@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jax.extend.core import Literal
 
-from popxl._compile.lower_to_jax import PART
+from popxl._compile.lower_to_jax import PART_SCOPE
 from popxl.ops._kernel_registry import KERNELS
 
 _INLINED = frozenset("pjit jit closed_call core_call remat checkpoint custom_jvp_call "
@@ -195,5 +195,5 @@ def _unwrap(function: Any) -> Any:
 
 def _region_of(eqn: Any) -> str:
     """The innermost part that the op of an equation was written in (see `Machine`)."""
-    scopes = str(eqn.source_info.name_stack).split(f"{PART}<")
+    scopes = str(eqn.source_info.name_stack).split(f"{PART_SCOPE}<")
     return scopes[-1].partition(">")[0] if len(scopes) > 1 else ""

@@ -11,9 +11,9 @@ from typing import TypeVar
 
 from popxl._schedule.schedule import (
     Branch,
+    CallArgs,
     Compute,
     Loop,
-    Passed,
     Routine,
     Schedule,
     Step,
@@ -52,8 +52,8 @@ def truncate_loops(schedule: Schedule, most: int) -> Schedule:
     """The schedule with at most so many iterations of each loop, whatever they move."""
     made: dict[Routine, Routine] = {}
 
-    def short(passed: Passed) -> Passed:
-        return replace(passed, routine=made[passed.routine])
+    def short(call_args: CallArgs) -> CallArgs:
+        return replace(call_args, routine=made[call_args.routine])
 
     def step_of(step: Step) -> Step:
         match step:
@@ -85,34 +85,34 @@ def _is_steady(loop: Loop) -> bool:
 def _varying_outputs(routine: Routine, inputs: frozenset[int]) -> frozenset[int] | None:
     """Outputs that vary where these inputs do; None: an index or a condition varies, too. What is
     fetched is taken to be 0."""
-    slots = {routine.inputs[i] for i in inputs}
+    registers = {routine.inputs[i] for i in inputs}
     for step in routine.steps:
         match step:
-            case Transfer() if step.at in slots:
+            case Transfer() if step.entry_index in registers:
                 return None
-            case Branch() if step.condition in slots:
+            case Branch() if step.condition in registers:
                 return None
-            case Compute() if not slots.isdisjoint(step.ins):
-                slots.update(step.outs)
+            case Compute() if not registers.isdisjoint(step.ins):
+                registers.update(step.outs)
             case Loop() | Branch():
                 of = [step.body] if isinstance(step, Loop) else step.branches
                 carried = step.carried if isinstance(step, Loop) else ()
                 outs = step.body.outs if isinstance(step, Loop) else step.outs
-                for passed in of:
-                    found = _varying_call_outputs(passed, carried, slots)
+                for call_args in of:
+                    found = _varying_call_outputs(call_args, carried, registers)
                     if found is None:
                         return None
-                    slots.update(slot for k in found if (slot := outs[k]) is not None)
-    return frozenset(k for k, slot in enumerate(routine.outputs) if slot in slots)
+                    registers.update(register for k in found if (register := outs[k]) is not None)
+    return frozenset(k for k, register in enumerate(routine.outputs) if register in registers)
 
 
 def _varying_call_outputs(
-    passed: Passed, carried: Sequence[tuple[int, int]], slots: Set[int]
+    call_args: CallArgs, carried: Sequence[tuple[int, int]], registers: Set[int]
 ) -> frozenset[int] | None:
-    """Outputs of a call, or of a loop, that vary where slots of its caller do; None as above."""
-    inputs = {i for i, slot in enumerate(passed.args) if slot in slots}
+    """Outputs of a call or loop that vary with these registers of its caller; None as above."""
+    inputs = {i for i, register in enumerate(call_args.args) if register in registers}
     while True:
-        found = _varying_outputs(passed.routine, frozenset(inputs))
+        found = _varying_outputs(call_args.routine, frozenset(inputs))
         more = {i for k, i in carried if found and k in found} - inputs
         if not more:
             return found

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from popxl._analysis.effects import program_effects
-from popxl._run.program import Program, facts_of_program
-from popxl._schedule.lookahead import window_of
+from popxl._run.program import Program, make_program_context
+from popxl._schedule.lookahead import default_window
 from popxl._schedule.schedule import Run, Schedule
 from popxl._schedule.schedule_builder import build_schedule
 from popxl._schedule.segment import Segment
@@ -62,7 +62,7 @@ class TracedProgram:
     @property
     def window(self) -> int:
         """Bytes that loads may be ahead by default, see `popxl.Ir.load_window`."""
-        return window_of(self.schedule)
+        return default_window(self.schedule)
 
     @property
     def runs(self) -> int:
@@ -92,9 +92,9 @@ def trace(ir: Ir, target: str = "cpu") -> TracedProgram:
             capability, as "gpu 9.0".
     """
     schedule = build_schedule(ir)
-    facts = facts_of_program(schedule, ir, target)
+    context = make_program_context(schedule, ir, target)
     for segment in schedule.segments:
-        segment.facts = facts
+        segment.context = context
     with gc_disabled():
         segment_costs = costs_of_segments(ir, schedule.segments)
     return TracedProgram(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from popxl._compile.segment_function import replica_function
-from popxl._schedule.segment import argument_specs, donated, facts_of
+from popxl._schedule.segment import argument_specs, donated_argnums, program_context
 from popxl.ops._collective import AXIS
 from popxl.ops._reductions import tracing_platform
 from popxl.plan.flat_jaxpr import FlatFunction, PrimitiveNode, flatten_jaxpr
@@ -94,17 +94,17 @@ class SegmentCost:
 
 def trace_cost(segment: Segment) -> SegmentCost:
     """Trace `segment` with shapes, and add up what its primitives do."""
-    facts = facts_of(segment)
+    context = program_context(segment)
     specs = [
         jax.ShapeDtypeStruct(spec.shape, spec.dtype.as_jax()) for spec, _ in argument_specs(segment)
     ]
     function = replica_function(segment)
-    with tracing_platform(facts.target):
-        closed = jax.make_jaxpr(function, axis_env=[(AXIS, facts.replicas)])(*specs)
+    with tracing_platform(context.target):
+        closed = jax.make_jaxpr(function, axis_env=[(AXIS, context.replicas)])(*specs)
     flat = flatten_jaxpr(closed.jaxpr)
     arguments = flat.inputs[len(flat.inputs) - len(specs) :]
-    liveness = LivenessModel(flat, facts.target, [arguments[i] for i in donated(segment)])
-    counter = CostCounter(facts.replicas, facts.target)
+    liveness = LivenessModel(flat, context.target, [arguments[i] for i in donated_argnums(segment)])
+    counter = CostCounter(context.replicas, context.target)
     counter.count(flat, 1, liveness)
     return SegmentCost(counter.parts, liveness.peak())
 

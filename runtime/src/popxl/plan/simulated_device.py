@@ -5,9 +5,9 @@ The rules are those of XLA's GPU client (StreamExecutor):
 - Executables run one after the other, each once its arguments are there.
 - A copy starts when all compute dispatched before it is done, since the memory that it goes to may
   be in use until then. Copies are put on four streams in turn, and wait for what is before them on
-  their stream; so the walker keeps the directions on streams of their own
-  (`popxl._storage.buffer_storage.put_apart`). Each direction of the link moves one array after
-  the other.
+  their stream; so the executor keeps the directions on streams of their own
+  (`popxl._storage.device_put.device_put_interleaved`). Each direction of the link moves one array
+  after the other.
 - The host dispatches; each dispatch takes it some time, and so does each kernel. So many executions
   may wait to run.
 - Entries on disk are read in the order of their loads, ahead of them by a number of bytes, and
@@ -29,12 +29,12 @@ from functools import cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from popxl._run.schedule_executor import Globals, Walker
-from popxl._schedule.lookahead import Fetched
+from popxl._run.schedule_executor import RunGlobals, ScheduleExecutor
+from popxl._schedule.lookahead import FetchedScalars
 from popxl._schedule.schedule import Load, Run, Schedule, Store, Transfer
 from popxl._schedule.segment import nbytes_of, result_specs
-from popxl._storage.disk_queue import AHEAD, BEHIND, has_room
-from popxl._storage.prefetch import Transit
+from popxl._storage.disk_queue import READ_AHEAD_BYTES, WRITE_BEHIND_BYTES, fits_window
+from popxl._storage.prefetch import PrefetchMover
 from popxl.plan.device_allocator import DeviceAllocator
 from popxl.plan.events import lookahead_events
 from popxl.plan.rates import Rates
@@ -355,7 +355,7 @@ class SimulatedDisk:
     def read(self, entry: SimulatedArray) -> None:
         """See `Device.read`. What is not written yet is still in memory."""
         device = self._device
-        while not has_room(self._ahead_bytes, entry.nbytes, AHEAD):
+        while not fits_window(self._ahead_bytes, entry.nbytes, READ_AHEAD_BYTES):
             self._may_read, nbytes = self._ahead.popleft()
             self._ahead_bytes -= nbytes
         self._begin(max(self.clock, self._may_read))
@@ -370,7 +370,7 @@ class SimulatedDisk:
     def write(self, entry: SimulatedArray) -> None:
         """See `Device.write`. The host waits while too much is to be written."""
         self._begin(self._device.host)
-        while not has_room(self._waiting, entry.nbytes, BEHIND):
+        while not fits_window(self._waiting, entry.nbytes, WRITE_BEHIND_BYTES):
             if not self._unwritten:
                 self._begin(self._behind[0].ready)
             self._device.wait_until(self._unwritten[0][0])
@@ -435,26 +435,26 @@ class SimulatedEntries:
     def _made(self, index: int) -> Any:
         return self._device.array(self._nbytes, index in self._resident)
 
-    def travels(self, index: Index) -> bool:
+    def needs_copy(self, index: Index) -> bool:
         return self._device.has_own_memory and _first(index) not in self._resident
 
     def load(self, index: Index, donate: bool = False, copies: bool = False) -> Any:
-        array, where = self.departing(_first(index), donate)
-        if self.travels(index):
+        array, where = self.load_source(_first(index), donate)
+        if self.needs_copy(index):
             (array,) = self._device.put([array], [where])
             return array
         return self._device.copy(array) if copies else array
 
     def store(self, index: Index, value: Any, copies: bool = False) -> None:
         at = _first(index)
-        if self.travels(index):
-            (value,) = self._device.put([value], [self.arriving(at)])
-        self.arrived(at, self._device.copy(value) if copies else value)
+        if self.needs_copy(index):
+            (value,) = self._device.put([value], [self.store_sharding(at)])
+        self.commit_store(at, self._device.copy(value) if copies else value)
 
     def array(self, index: int) -> Any:
-        return self.departing(index, False)[0]
+        return self.load_source(index, False)[0]
 
-    def departing(self, index: int, donate: bool) -> tuple[Any, str]:
+    def load_source(self, index: int, donate: bool) -> tuple[Any, str]:
         on_disk = index in self._filed
         array = (
             self._arrays.pop(index) if donate and index in self._arrays and not on_disk else None
@@ -465,10 +465,10 @@ class SimulatedEntries:
             self._device.read(array)
         return array, "device"
 
-    def arriving(self, index: int) -> str:
+    def store_sharding(self, index: int) -> str:
         return "host"
 
-    def arrived(self, index: int, array: Any) -> None:
+    def commit_store(self, index: int, array: Any) -> None:
         self._arrays[index] = array
         if index in self._filed:
             self._device.write(array)
@@ -484,8 +484,10 @@ def drive_device(schedule: Schedule, device: DrivenDevice, window: int) -> None:
     steps = [step for routine in schedule.routines for step in routine.steps]
     sizes = {step.buffer: step.nbytes for step in steps if isinstance(step, Transfer)}
     entries = {buffer: SimulatedEntries(buffer, n, device) for buffer, n in sizes.items()}
-    fetched = Fetched()
-    transit = Transit(lookahead_events(schedule, fetched.followed()), entries, device.put, window)
+    fetched = FetchedScalars()
+    mover = PrefetchMover(
+        lookahead_events(schedule, fetched.subscribe()), entries, device.put, window
+    )
 
     def telling_part(steps: Steps) -> Steps:
         for step, at in steps:
@@ -497,16 +499,16 @@ def drive_device(schedule: Schedule, device: DrivenDevice, window: int) -> None:
         array.block_until_ready()
         return 0  # what it will be nobody knows
 
-    walker = Walker(
-        device.call, device.number, device.copy, transit, NoGlobals(), fetched, telling_part, fetch
+    executor = ScheduleExecutor(
+        device.call, device.number, device.copy, mover, NoGlobals(), fetched, telling_part, fetch
     )
     main = schedule.main
     inputs = [
-        None if slot is None else device.array(nbytes_of([main.specs[slot]]), True)
-        for slot in main.inputs
+        None if register is None else device.array(nbytes_of([main.specs[register]]), True)
+        for register in main.inputs
     ]
-    walker.run(main, inputs)
-    transit.finish()
+    executor.run(main, inputs)
+    mover.finish_run()
 
 
 class NoneByKey(dict[Any, Any]):
@@ -514,7 +516,7 @@ class NoneByKey(dict[Any, Any]):
         return None
 
 
-class NoGlobals(Globals):
+class NoGlobals(RunGlobals):
     """Streams and constants, which are on the device as long as the program runs."""
 
     def __init__(self) -> None:

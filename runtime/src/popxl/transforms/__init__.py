@@ -1,6 +1,6 @@
 """Transforms of graphs."""
 
-from popxl._ir.public_names import exported as _exported
+from popxl._ir.public_names import collect_public_names as _collect_public_names
 from popxl.transforms.autodiff import ExpectedConnection as ExpectedConnection
 from popxl.transforms.autodiff import ExpectedConnectionType as ExpectedConnectionType
 from popxl.transforms.autodiff import GradGraphInfo as GradGraphInfo
@@ -13,4 +13,4 @@ from popxl.transforms.outline import outline as outline
 from popxl.transforms.saveable import products_saveable as products_saveable
 from popxl.transforms.saveable import saving as saving
 
-__all__ = _exported(globals())
+__all__ = _collect_public_names(globals())

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from popxl import context
-from popxl._analysis.memo import Deep
-from popxl._analysis.verify import verify_if_asked
+from popxl._analysis.memo import Memo
+from popxl._analysis.verify import verify_if_enabled
 from popxl._ir.op import Op
 from popxl._ir.op_registry import NoGrad
 from popxl.errors import popart_exception
@@ -67,7 +67,7 @@ def autodiff(
         None if grads_provided is None else list(grads_provided),
         None if grads_required is None else list(grads_required),
     )
-    verify_if_asked(graph.ir)
+    verify_if_enabled(graph.ir)
     return {**session.made, graph: info} if return_all_grad_graphs else info
 
 
@@ -78,7 +78,7 @@ class _Autodiff:
         self.given = given
         self.made: dict[Graph, GradGraphInfo] = {}
         self._memo: dict[Any, GradGraphInfo] = {}
-        self._deep = Deep()
+        self._deep = Memo()
 
     def differentiate_callee(
         self, graph: Graph, provided: list[Tensor], required: list[Tensor], expose: bool = True
@@ -91,7 +91,7 @@ class _Autodiff:
                 "ops: pass it in called_graphs_grad_info"
             )
         key = (graph, tuple(provided), tuple(required), expose)
-        info = self._deep.once(
+        info = self._deep.get_or_compute(
             self._memo, key, lambda: self.differentiate(graph, provided, required, expose)
         )
         if expose:

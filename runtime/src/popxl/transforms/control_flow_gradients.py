@@ -27,8 +27,8 @@ from popxl.tensor import Tensor, TensorSpec
 from popxl.transforms.gradient_ops import input_gradients, observed_tensors
 
 if TYPE_CHECKING:
-    from popxl._analysis.functionalization import Functional, Node
-    from popxl._analysis.tracer_protocol import Machine
+    from popxl._analysis.functionalization import FunctionalGraph, Node
+    from popxl._analysis.tracer_protocol import TracerProtocol
     from popxl.transforms.connections import GradGraphInfo
 
 # An input of a gradient graph: the value of a tensor of the body, or the gradient of one that it
@@ -76,8 +76,8 @@ def _zero(spec: TensorSpec) -> Any:
 
 
 def _backward(
-    machine: Machine,
-    graph: Functional,
+    tracer: TracerProtocol,
+    graph: FunctionalGraph,
     feed: _Feed,
     targets: Sequence[int | None],
     values: Mapping[Tensor, Any],
@@ -91,7 +91,7 @@ def _backward(
         else:
             terms = [grads[i] for i in source if i in grads]
             arrays.append(reduce(jnp.add, terms) if terms else _zero(t.spec))
-    outs = zip(targets, machine.run(graph, arrays), strict=True)
+    outs = zip(targets, tracer.run(graph, arrays), strict=True)
     return {i: array for i, array in outs if i is not None}
 
 
@@ -102,7 +102,7 @@ def _residuals(op: Op) -> tuple[Tensor, ...]:
     return tuple(t for t in op.attrs["feed"] if isinstance(t, Tensor) and t not in constant)
 
 
-def _execute_loop(machine: Machine, node: Node, values: Sequence[Any]) -> Sequence[Any]:
+def _execute_loop(tracer: TracerProtocol, node: Node, values: Sequence[Any]) -> Sequence[Any]:
     """Two `lax.scan`s: the loop again, then the gradient graph of its body backwards."""
     op, (again, reverse) = node.op, (region.graph for region in node.regions)
     assert op is not None
@@ -113,7 +113,7 @@ def _execute_loop(machine: Machine, node: Node, values: Sequence[Any]) -> Sequen
     kept = _residuals(op)
 
     def forward(firsts: Any, _: Any) -> Any:
-        outs = machine.run(again, [*firsts, *start[carried:]])
+        outs = tracer.run(again, [*firsts, *start[carried:]])
         return outs[:carried], outs[len(body._outputs) :]
 
     def combined(i: int, total: Any, new: Any) -> Any:
@@ -122,7 +122,7 @@ def _execute_loop(machine: Machine, node: Node, values: Sequence[Any]) -> Sequen
     def backward(carry: Any, saved: Any) -> Any:
         grads, totals = carry
         at_hand = {**constant, **dict(zip(kept, saved, strict=True))}
-        dxs = _backward(machine, reverse, op.attrs["feed"], op.attrs["targets"], at_hand, grads)
+        dxs = _backward(tracer, reverse, op.attrs["feed"], op.attrs["targets"], at_hand, grads)
         # An output that is not carried counts in the last iteration alone, which runs first here.
         passed = {
             i: dxs[i] if i < carried and i in dxs else jnp.zeros_like(g) for i, g in grads.items()
@@ -149,8 +149,16 @@ def _regions_of_loop(op: Op) -> list[Region[Graph]]:
     ]
 
 
-def _derivative(graph: Graph, count: int = 1, also: tuple[Tensor, ...] = ()) -> Region[Graph]:
-    return Region(graph, (None,) * len(graph._inputs), count=count, kind="derivative", also=also)
+def _derivative(
+    graph: Graph, count: int = 1, extra_tensors: tuple[Tensor, ...] = ()
+) -> Region[Graph]:
+    return Region(
+        graph,
+        (None,) * len(graph._inputs),
+        count=count,
+        kind="derivative",
+        extra_tensors=extra_tensors,
+    )
 
 
 REPEAT_GRAD = define(
@@ -203,7 +211,7 @@ def _needed_in_loop(ctx: Any, op: Op) -> set[int]:
 
 
 # ---- branches -----------------------------------------------------------------------------------
-def _execute_branch(machine: Machine, node: Node, values: Sequence[Any]) -> Sequence[Any]:
+def _execute_branch(tracer: TracerProtocol, node: Node, values: Sequence[Any]) -> Sequence[Any]:
     """`lax.cond` between the gradient graphs of the branches."""
     op = node.op
     assert op is not None
@@ -220,10 +228,10 @@ def _execute_branch(machine: Machine, node: Node, values: Sequence[Any]) -> Sequ
         def run(values: Any, given: Any) -> Any:
             dxs: dict[int, Any] = {}
             if gradient is not None:
-                outs = machine.run(graph, values[first : first + len(graph.inputs)])
+                outs = tracer.run(graph, values[first : first + len(graph.inputs)])
                 kept = _tensors(feed)
                 at_hand = dict(zip(kept, outs[len(outs) - len(kept) :], strict=True))
-                dxs = _backward(machine, gradient, feed, targets, at_hand, given)
+                dxs = _backward(tracer, gradient, feed, targets, at_hand, given)
             return [
                 dxs[i - first] if i - first in dxs else jnp.zeros_like(values[i])
                 for i in op.attrs["wanted"]
@@ -242,7 +250,7 @@ def _tensors(feed: _Feed | None) -> tuple[Tensor, ...]:
 def _regions_of_branch(op: Op) -> list[Region[Graph]]:
     forward = zip(op.attrs["branches"], op.attrs["feed"], strict=True)
     return [
-        *(_derivative(graph, also=_tensors(feed)) for graph, feed in forward),
+        *(_derivative(graph, extra_tensors=_tensors(feed)) for graph, feed in forward),
         *(_derivative(graph) for graph in op.attrs["backward"] if graph is not None),
     ]
 

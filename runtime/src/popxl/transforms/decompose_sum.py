@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from popxl._analysis.verify import verify_if_asked
+from popxl._analysis.verify import verify_if_enabled
 from popxl._ir.op import Op
 from popxl._ir.op_registry import registry
 from popxl.graph import Graph
@@ -29,7 +29,7 @@ def decompose_sum(graph: Graph) -> Graph:
         del places[op]
     graph._ops[:] = sorted(places, key=places.__getitem__)
     graph._changes()
-    verify_if_asked(graph.ir)
+    verify_if_enabled(graph.ir)
     return graph
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from popxl._analysis.memo import found_once, recent
-from popxl._analysis.shape_inference import freeze
+from popxl._analysis.memo import get_cached, graph_cached
+from popxl._analysis.shape_inference import attr_key
 from popxl._ir.op import Op
 from popxl._ir.op_registry import NoGrad, OpDef, define, registry
 from popxl._ir.regions import regions
@@ -63,17 +63,17 @@ def total(terms: Sequence[Tensor], is_maximum: bool = False) -> Tensor:
     return emit(GRAD_MAXIMUM if is_maximum else GRAD_SUM, terms)[0]
 
 
-@found_once
+@graph_cached
 def observed_tensors(graph: Graph) -> set[Tensor]:
     """Tensors of `graph` for which gradient graphs return an observed maximum.
 
-    They are those that an op uses as `OpDef.maxima` says, itself or in a graph that it runs.
+    They are the `OpDef.max_gradient_inputs` of its ops, and of the ops in graphs that these run.
     """
     return {
         t
         for op in graph._ops
         for i, t in enumerate(op.inputs)
-        if i in op.defn.maxima
+        if i in op.defn.max_gradient_inputs
         or any(inner in observed_tensors(inner._graph) for inner in _callee_inputs(op, i))
     }
 
@@ -146,7 +146,7 @@ _USED: dict[Any, tuple[int, ...]] = {}
 
 def _inputs_used(*about: Any) -> tuple[int, ...]:
     """Inputs of an op on which cotangents depend: see `_find_inputs_used`."""
-    return recent(_USED, freeze(about), lambda: _find_inputs_used(*about))
+    return get_cached(_USED, attr_key(about), lambda: _find_inputs_used(*about))
 
 
 def _find_inputs_used(

@@ -1,6 +1,6 @@
 """Collectives among replicas, and among virtual devices of a replica."""
 
-from popxl._ir.public_names import exported as _exported
+from popxl._ir.public_names import collect_public_names as _collect_public_names
 from popxl.ops.collectives.all_reduce import all_reduce as all_reduce
 from popxl.ops.collectives.all_reduce import (
     all_reduce_identical_grad_inputs as all_reduce_identical_grad_inputs,
@@ -17,4 +17,4 @@ from popxl.ops.collectives.replicated import replicated_all_reduce_ as replicate
 from popxl.ops.collectives.replicated import replicated_reduce_scatter as replicated_reduce_scatter
 from popxl.ops.collectives.replicated import replicated_slice as replicated_slice
 
-__all__ = _exported(globals())
+__all__ = _collect_public_names(globals())

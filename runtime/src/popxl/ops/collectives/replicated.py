@@ -133,7 +133,7 @@ ALL_GATHER = define(
     infer=_infer_gather,
     grad=_gather_grad,
     tags=("collective", "all_gather"),
-    same=_is_single_replica,
+    is_identity=_is_single_replica,
     result="{t}_all_gathered",
 )
 

@@ -1,6 +1,6 @@
 """Updates of variables in place: accumulators and optimizers."""
 
-from popxl._ir.public_names import exported as _exported
+from popxl._ir.public_names import collect_public_names as _collect_public_names
 from popxl.ops.var_updates.accumulate import accumulate_ as accumulate_
 from popxl.ops.var_updates.accumulate import accumulate_maximum_ as accumulate_maximum_
 from popxl.ops.var_updates.accumulate import accumulate_mean_ as accumulate_mean_
@@ -20,4 +20,4 @@ from popxl.ops.var_updates.adam_updater import lamb_updater as lamb_updater
 from popxl.ops.var_updates.adam_var_update import adam_var_update as adam_var_update
 from popxl.ops.var_updates.copy_var_update import copy_var_update_ as copy_var_update_
 
-__all__ = _exported(globals())
+__all__ = _collect_public_names(globals())

@@ -1,0 +1,64 @@
+"""Copies between host and device memory: many arrays in one transfer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+
+from popxl._devices.mesh import per_replica
+from popxl._storage.replica_arrays import put_array
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh, NamedSharding
+
+
+def device_put_interleaved(
+    arrays: Sequence[jax.Array], to: Sequence[NamedSharding]
+) -> list[jax.Array]:
+    """Like `device_put_batch`, of arrays that all go one way, for XLA's GPU client.
+
+    It puts copies on four streams in turn, so that loads would wait for the stores before them.
+    A copy of one number after each load, and before each store, is a spacer: loads have every other
+    stream, and stores the rest.
+    """
+    mesh, leaves = to[0].mesh, to[0].memory_kind != "device"
+    spacer = _spacer(mesh), per_replica(mesh)
+    pairs = [
+        pair
+        for moved in zip(arrays, to, strict=True)
+        for pair in ((spacer, moved) if leaves else (moved, spacer))
+    ]
+    return device_put_batch([array for array, _ in pairs], [s for _, s in pairs])[leaves::2]
+
+
+@lru_cache(1)
+def _spacer(mesh: Mesh) -> jax.Array:
+    return put_array(np.zeros(mesh.devices.size, np.int32), per_replica(mesh, "pinned_host"))
+
+
+def device_put_batch(arrays: Sequence[jax.Array], to: Sequence[NamedSharding]) -> list[jax.Array]:
+    """Move arrays between memories of the devices that they are on, all in one transfer.
+
+    Of arrays that several processes share, each moves what it has: JAX would compile a program for
+    each transfer of a whole one.
+    """
+    if all(array.is_fully_addressable for array in arrays):
+        return jax.device_put(list(arrays), list(to))
+    parts = [shard for array in arrays for shard in array.addressable_shards]
+    kinds = [sharding.memory_kind for array, sharding in zip(arrays, to, strict=True)
+             for _ in array.addressable_shards]  # fmt: skip
+    single = [
+        jax.sharding.SingleDeviceSharding(shard.device, memory_kind=kind)
+        for shard, kind in zip(parts, kinds, strict=True)
+    ]
+    moved = iter(jax.device_put([shard.data for shard in parts], single))
+    return [
+        jax.make_array_from_single_device_arrays(
+            array.shape, sharding, [next(moved) for _ in array.addressable_shards]
+        )
+        for array, sharding in zip(arrays, to, strict=True)
+    ]
