@@ -219,7 +219,7 @@ def test_a_name_that_is_this_machines_loopback(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
     assert list(_coordination_service._addresses("node01")) == [""]
     monkeypatch.undo()
-    monkeypatch.setattr("popdist._handshake.own_address", lambda host, port: f"reaches {host}")
+    monkeypatch.setattr("popdist._handshake.local_address", lambda host, port: f"reaches {host}")
     assert reachable_address(0, ["127.0.1.1", "10.0.0.2"]) == "reaches 10.0.0.2"
     assert reachable_address(1, ["127.0.1.1", "10.0.0.2"]) == "10.0.0.2"
     assert reachable_address(0, ["127.0.0.1", "127.0.0.1"]) == "127.0.0.1"

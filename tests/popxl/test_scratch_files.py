@@ -588,7 +588,7 @@ def test_requests_that_the_kernel_cannot_begin_are_tried_again(tmp_path, monkeyp
 
 def test_a_session_says_for_how_long_the_disk_has_not_answered(tmp_path, monkeypatch):
     ir, _ = program(ROWS)
-    usual, answers = os.pwritev, threading.LookaheadEvent()
+    usual, answers = os.pwritev, threading.Event()
 
     def hangs(*args: object) -> int:
         answers.wait()

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.popxl.num_runs import store
 
 import popxl
 from popxl import ops
 from popxl._schedule.segment import Segment
 from popxl.errors import popart_exception
+from tests.popxl.programs import store
 
 pytestmark = pytest.mark.usefixtures("cached")
 LAYERS, RUNS = 3, 2
