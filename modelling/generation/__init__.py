@@ -1,6 +1,6 @@
-"""Text generation for all families: the loop over positions, and the choice of tokens.
+"""Text generation for all model families: prefill, KV caches, decoding loop and search.
 
-A family says once how its models generate (see `Generator`); two executors run that.
+A family describes once how its models generate (`Generator`); two executors run that description.
 """
 
 from modelling.generation.beam_search import Beam as Beam

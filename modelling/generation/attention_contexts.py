@@ -17,27 +17,22 @@ from popxl import Tensor
 
 
 class PromptContext(BlockContext):
-    """The context of prompts, each for several sequences.
+    """Attention context of prompts that fills the KV caches of all sequences of each prompt.
 
     Args:
-        prompt, room: see `KVCacheLayout`.
-        last: see `KVCacheLayout`.
-        sequences: of a prompt.
+        prompt_length, max_new_tokens, last: see `KVCacheLayout`.
+        sequences: number of sequences decoded for each prompt.
 
     Attributes:
-        caches: keys and values of each sequence, once the block is built.
+        caches: K and V of each sequence, set when the block is built.
     """
 
     def __init__(
         self, prompt_length: int, max_new_tokens: int, last: Tensor, sequences: int
     ) -> None:
         super().__init__()
-        self._prompt_length, self._max_new_tokens, self._last, self._sequences = (
-            prompt_length,
-            max_new_tokens,
-            last,
-            sequences,
-        )
+        self._prompt_length, self._max_new_tokens = prompt_length, max_new_tokens
+        self._last, self._sequences = last, sequences
         self.max_length = prompt_length + max_new_tokens
         self.caches: list[Tensor] = []
 
@@ -50,15 +45,15 @@ class PromptContext(BlockContext):
 
 
 class TokenContext(BlockContext):
-    """The context of one token of each sequence.
+    """Attention context of one new token of each sequence, which reads and updates KV caches.
 
     Args:
-        caches: keys and values of the tokens before, (sequences, heads, slots, head_dim) each.
-        prompt, room, last: see `KVCacheLayout`.
-        position: in the loop, int32 scalar.
+        caches: K and V of the earlier tokens, (sequences, heads, cache length, head_dim) each.
+        prompt_length, max_new_tokens, last: see `KVCacheLayout`.
+        position: decoding step, int32 scalar.
 
     Attributes:
-        caches: with the token's, once the block is built.
+        caches: K and V including the new token, set when the block is built.
     """
 
     def __init__(
@@ -70,12 +65,8 @@ class TokenContext(BlockContext):
         position: Tensor,
     ) -> None:
         super().__init__()
-        self._prompt_length, self._max_new_tokens, self._last, self._position = (
-            prompt_length,
-            max_new_tokens,
-            last,
-            position,
-        )
+        self._prompt_length, self._max_new_tokens = prompt_length, max_new_tokens
+        self._last, self._position = last, position
         self.max_length = prompt_length + max_new_tokens
         self.caches = list(caches)
 
@@ -85,37 +76,32 @@ class TokenContext(BlockContext):
         )
 
     def qk_ids(self, window: int | None) -> Sequence[Tensor]:
-        place = self._last + self._position
+        query_positions = self._last + self._position
         layout = KVCacheLayout.for_layer(self._prompt_length, self._max_new_tokens, window)
-        return [place.reshape((-1, 1)), layout.key_positions(self._position, self._last)]
+        return [query_positions.reshape((-1, 1)), layout.key_positions(self._position, self._last)]
 
     def update_cache(self, k: Tensor, v: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
-        slot = KVCacheLayout.for_layer(
-            self._prompt_length, self._max_new_tokens, window
-        ).cache_index(self._position)
-        self.caches = update_cache(self.caches, slot, [k, v])
+        layout = KVCacheLayout.for_layer(self._prompt_length, self._max_new_tokens, window)
+        self.caches = update_cache(self.caches, layout.cache_index(self._position), [k, v])
         return self.caches[0], self.caches[1]
 
 
 class Prefill(LayerWrapper):
-    """A block that reads prompts.
+    """A decoder block that reads prompts and returns its KV caches.
 
     Args:
-        prompt, room, sequences: see `PromptContext`.
+        prompt_length, max_new_tokens, sequences: see `PromptContext`.
     """
 
     def __init__(
         self, layer: Module, prompt_length: int, max_new_tokens: int, sequences: int
     ) -> None:
         super().__init__(layer)
-        self._prompt_length, self._max_new_tokens, self._sequences = (
-            prompt_length,
-            max_new_tokens,
-            sequences,
-        )
+        self._prompt_length, self._max_new_tokens = prompt_length, max_new_tokens
+        self._sequences = sequences
 
     def build(self, x: Tensor, last: Tensor) -> tuple[Tensor, ...]:
-        """x: (batch, length, hidden) -> the same shape, and each sequence's keys and values.
+        """x: (batch, length, hidden) -> same shape; K and V of each sequence.
 
         Args:
             last: see `KVCacheLayout`.
@@ -125,10 +111,10 @@ class Prefill(LayerWrapper):
 
 
 class Decode(LayerWrapper):
-    """A block that reads one token of each sequence.
+    """A decoder block that reads one token of each sequence and updates its KV caches.
 
     Args:
-        prompt, room: see `TokenContext`.
+        prompt_length, max_new_tokens: see `TokenContext`.
     """
 
     def __init__(self, layer: Module, prompt_length: int, max_new_tokens: int) -> None:
@@ -138,7 +124,7 @@ class Decode(LayerWrapper):
     def build(
         self, x: Tensor, caches: Sequence[Tensor], last: Tensor, position: Tensor
     ) -> tuple[Tensor, ...]:
-        """x: (sequences, 1, hidden) -> the same shape, and `caches` with this token's.
+        """x: (sequences, 1, hidden) -> same shape; K and V including this token.
 
         Args:
             caches, last, position: see `TokenContext`.

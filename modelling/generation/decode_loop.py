@@ -1,4 +1,4 @@
-"""The loop over positions: read a token, choose the next."""
+"""The decoding loop: read a token, choose the next."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from popxl_addons import BoundGraph
 
 
 class DecodeStart(NamedTuple):
-    """What a model begins to write from.
+    """The state after prefill from which the decoding loop starts.
 
     Attributes:
-        decode: reads one token. Inputs that are not bound: position (int32 scalar, from 0), words
-            (int32 (sequences, 1), the tokens at that position), the caches. Outputs: logits for the
-            next token (see `Search.advance`), the updated caches.
-        caches: what `decode` carries from one position to the next, at the start; their first axis
-            is the sequences'.
-        first: int32 (sequences, 1), the tokens read at the first position.
-        prompted: bool (prompts,), false for those to leave out, which only fill up the batch.
-        read: see `Search.start`.
+        decode: graph that reads one token. Inputs that are not bound: position (int32 scalar, from
+            0), input_ids (int32 (sequences, 1), the tokens at that position), the caches. Outputs:
+            logits of the next token (see `Search.advance`), the updated caches.
+        caches: initial caches of `decode`, (sequences, ...) each.
+        first_tokens: int32 (sequences, 1), the tokens read at the first position.
+        has_prompt: bool (prompts,), false for rows that only fill up the batch.
+        prompt_tokens: see `Search.start`.
     """
 
     decode: BoundGraph
@@ -41,15 +40,12 @@ def generate_tokens(
     inputs: Sequence[Tensor],
     groups: ParallelGroups,
 ) -> Tensor:
-    """Generate `length` tokens for each prompt.
+    """Generate `length` tokens for each prompt: int32 (prompts, length), see `Search.tokens`.
 
-    When the search is done with all prompts of all replicas, the remaining positions cost nothing.
+    Once the search has finished all prompts of all replicas, the remaining positions cost nothing.
 
     Args:
         inputs: see `Search.start`.
-
-    Returns:
-        See `Search.tokens`.
     """
     state = search.start(start.has_prompt, start.prompt_tokens, inputs)
     carried = [
@@ -58,39 +54,39 @@ def generate_tokens(
         *state,
         *start.caches,
     ]
-    begin = popxl.constant(0, popxl.int32, "first_position")
-    _, _, _, *left = decode_more(start.decode, begin, carried, len(state), length, search, groups)
-    return search.tokens(left[: len(state)])
+    first = popxl.constant(0, popxl.int32, "first_position")
+    _, _, _, *final = decode_more(start.decode, first, carried, len(state), length, search, groups)
+    return search.tokens(final[: len(state)])
 
 
 def decode_more(
     decode: BoundGraph,
     position: Tensor,
     carried: Sequence[Tensor],
-    states: int,
+    num_states: int,
     count: int,
     search: Search,
     groups: ParallelGroups,
 ) -> tuple[Tensor, ...]:
-    """Generate so many tokens more.
+    """Generate `count` more tokens.
 
     Args:
         decode: see `DecodeStart`.
-        position: of the next token, int32 scalar.
-        carried: whether a prompt needs tokens, bool scalar; the tokens to read, the search's
-            state, and the caches.
-        states: how many tensors the search's state is.
+        position: position of the next token, int32 scalar.
+        carried: a flag that is true if a prompt needs more tokens, bool scalar; the tokens to read;
+            the search's state; the caches.
+        num_states: number of tensors of the search's state.
 
     Returns:
-        Position and what is carried, after that.
+        The next position and the updated `carried`.
     """
     fixed, ir = list(decode.args.values()), popxl.gir()
 
     def advance(position: Tensor, carried: list[Tensor], fixed: list[Tensor]) -> list[Tensor]:
         _, input_ids, *rest = carried
         bound = BoundGraph(decode.graph, dict(zip(decode.args, fixed, strict=True)))
-        logits, *caches = bound.call(position, input_ids, *rest[states:])
-        input_ids, beam_idx, new = search.advance(logits, position, rest[:states])
+        logits, *caches = bound.call(position, input_ids, *rest[num_states:])
+        input_ids, beam_idx, new = search.advance(logits, position, rest[:num_states])
         if beam_idx is not None:
             caches = [ops.gather(cache, beam_idx) for cache in caches]
         return [any_prompt(search.unfinished(new), groups), input_ids, *new, *caches]

@@ -1,7 +1,7 @@
-"""Generation with decoder-only models: prefill, then decode with key/value caches.
+"""Generation with decoder-only models: prefill, then decode with KV caches.
 
-The loop reads the last token of a prompt as its first one. So all positions work alike: read a
-token, choose the next. Reading the prompts needs no head.
+The loop reads the last token of a prompt as its first one. So all positions do the same: read a
+token, choose the next. Prefill needs no head.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class DecoderOnlyGenerator:
     ) -> None:
         """
         Args:
-            sequences: decoded for each prompt.
+            sequences: number of sequences decoded for each prompt.
         """
         model: Any = config.model  # decoder-only models have an output_length and tokens
         self._decoder, self._adapters, self._copies = decoder, adapters, sequences
@@ -52,7 +52,7 @@ class DecoderOnlyGenerator:
         self.prompt_state: Sequence[TensorSpec] = [TensorSpec((batch,), popxl.int32)]
 
     def prepare_prompts(self, input_ids: Tensor, mask: Tensor) -> PreparedPrompts:
-        """See `Generator`; layers need to know `last`, see `Slots`."""
+        """Implements `Generator`; the prompt state is `last`, see `KVCacheLayout`."""
         first, last, has_prompt = last_tokens(input_ids, mask)
         first = repeat_interleave(first, self._copies)
         return PreparedPrompts(has_prompt, first, left_padded(input_ids, mask), [last])
@@ -63,7 +63,7 @@ class DecoderOnlyGenerator:
         input_ids: MicroBatchTensor,
         prompt_state: Sequence[MicroBatchTensor],
     ) -> tuple[Caches, list[Tensor]]:
-        """See `Generator`."""
+        """Implements `Generator`."""
         x = executor.run(EMBEDDINGS, self._embeddings(), input_ids)
         lengths = self.prompt_length, self.output_length
         layers = self._layers.map_modules(lambda layer: Prefill(layer, *lengths, self._copies))
@@ -81,19 +81,21 @@ class DecoderOnlyGenerator:
         prompt_state: Sequence[MicroBatchTensor],
         loop_invariants: Sequence[Tensor],
     ) -> tuple[MicroBatchTensor, Caches]:
-        """See `Generator`."""
+        """Implements `Generator`."""
         x = executor.run(EMBEDDINGS, self._embeddings(), input_ids)
         lengths = self.prompt_length, self.output_length
         layers = self._layers.map_modules(lambda layer: Decode(layer, *lengths))
-        return executor.run_layers(LAYER, layers, x, caches, prompt_state, [position], self._at)
+        return executor.run_layers(
+            LAYER, layers, x, caches, prompt_state, [position], self._decode_inputs
+        )
 
     def head(self) -> LMHeadLoss:
-        """See `Generator`."""
+        """Implements `Generator`."""
         return self._adapters.attach_to_head(self._decoder.head())
 
     def _embeddings(self) -> Embeddings:
         return self._adapters.attach_to_embeddings(self._decoder.embeddings())
 
-    def _at(self, kind: int, last: Tensor, position: Tensor) -> LayerInputs:
-        """The inputs that `Decode` names."""
+    def _decode_inputs(self, kind: int, last: Tensor, position: Tensor) -> LayerInputs:
+        """Inputs of a `Decode` block besides x and the caches."""
         return [repeat_interleave(last, self._copies), position]

@@ -1,4 +1,4 @@
-"""The search strategy that a configuration names."""
+"""The decoding strategy of a configuration: greedy, sampling or beam search."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from modelling.generation.stop_strings import StopStringAutomaton
 
 
 def strategy_from_config(config: RunConfig, tokenizer: Tokenizer | None = None) -> DecodingStrategy:
-    """What `generation` of a configuration asks for.
+    """Build the decoding strategy that the section `generation` sets.
 
     Args:
-        tokenizer: of the model; None: stop texts, which alone need it, are left out.
+        tokenizer: the model's tokenizer; None: without stop strings, which need it.
     """
-    given = config.generation
+    settings = config.generation
     processors = LogitsProcessors(
-        given.repetition_penalty, given.no_repeat_ngram_size, _stop_strings(config, tokenizer)
+        settings.repetition_penalty, settings.no_repeat_ngram_size, _stop_strings(config, tokenizer)
     )
-    match given.search:
-        case "sample" if given.temperature > 0:
-            return Sampling(given.seed, given.temperature, given.top_k, given.top_p, processors)
+    match settings.search:
+        case "sample" if settings.temperature > 0:
+            return Sampling(
+                settings.seed, settings.temperature, settings.top_k, settings.top_p, processors
+            )
         case "beam":
-            return Beam(given.beams, given.length_penalty, processors)
+            return Beam(settings.beams, settings.length_penalty, processors)
     return Greedy(processors)
 
 

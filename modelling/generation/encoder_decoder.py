@@ -1,8 +1,7 @@
-"""Generation with an encoder-decoder: encode once, then decode with key/value caches.
+"""Generation with encoder-decoder models: encode once, then decode with KV caches.
 
-What does not change from one position to the next is computed before the first: the encoder's
-output, its keys and values for each decoder layer, and biases of positions. A decoder layer then
-computes one query, key and value.
+Prefill computes everything that does not depend on the position: the encoder's output, its K and V
+for each decoder layer, and position biases. A decoder layer then computes one query, key and value.
 """
 
 from __future__ import annotations
@@ -46,17 +45,17 @@ from popxl import Tensor, TensorSpec, ops
 
 
 class DecoderTokenContext(DecoderContext):
-    """The context of one token of each sequence.
+    """Attention context of one new token of each sequence.
 
     Args:
-        caches: keys and values of the encoder's output, and those of the tokens before,
-            (sequences, heads, positions, head_dim) each.
-        position: of the token, int32 scalar.
-        hiding: see `Packing.cross_bias`.
-        bias: of positions, float32 (1, heads, 1, positions), which hides later ones too.
+        caches: K and V of the encoder's output, then those of the earlier tokens, (sequences,
+            heads, positions, head_dim) each.
+        position: position of the token, int32 scalar.
+        cross_bias: see `Packing.cross_bias`.
+        bias: position bias, float32 (1, heads, 1, positions), which also masks later positions.
 
     Attributes:
-        caches: of the tokens, with the new one once the block is built.
+        caches: K and V of the tokens, including the new one once the block is built.
     """
 
     def __init__(
@@ -64,23 +63,23 @@ class DecoderTokenContext(DecoderContext):
         packing: Packing,
         caches: Sequence[Tensor],
         position: Tensor,
-        hiding: Tensor,
+        cross_bias: Tensor,
         bias: Tensor | None = None,
     ) -> None:
         StackContext.__init__(self, bias=bias)
-        self.packing, self._position, self._hiding = packing, position, hiding
-        keys, values, *own = caches
-        self._encoder_keys, self.caches = (keys, values), own
+        self.packing, self._position, self._cross_bias = packing, position, cross_bias
+        keys, values, *token_caches = caches
+        self._encoder_keys, self.caches = (keys, values), token_caches
 
     def qk_ids(self, window: int | None) -> Sequence[Tensor]:
         if self._bias is not None:
             return []
         keys = np.arange(self.caches[0].shape[2])[None]
-        at = self._position.reshape((1, 1))
-        return [at, popxl.constant(keys, popxl.int32, "positions")]
+        query = self._position.reshape((1, 1))
+        return [query, popxl.constant(keys, popxl.int32, "positions")]
 
     def encoder_padding_mask(self, takes_lengths: bool, length: int) -> PaddingMask:
-        return [self._hiding], None
+        return [self._cross_bias], None
 
     def encoder_kv(self, attention: CrossAttention) -> tuple[Tensor, Tensor]:
         return self._encoder_keys
@@ -91,20 +90,20 @@ class DecoderTokenContext(DecoderContext):
 
 
 # ---- layers -------------------------------------------------------------------------------------
-class DecoderWord(LayerWrapper):
-    """The beginning of a decoder that has learned positions, at one position."""
+class DecoderTokenEmbeddings(LayerWrapper):
+    """The embeddings of a decoder with learned positions, at one position."""
 
     def build(self, input_ids: Tensor, position: Tensor) -> Tensor:
-        """input_ids: int32 (sequences, 1) -> (sequences, 1, hidden); `position`: int32 scalar."""
+        """input_ids: int32 (sequences, 1), position: int32 scalar -> (sequences, 1, hidden)."""
         x: Tensor = self.layer(input_ids, positions=position.reshape((1, 1)))
         return x
 
 
-class EncodingBlock(LayerWrapper):
-    """A block of the encoder that is given the biases, which are the same for all blocks."""
+class EncoderBlockWithBias(LayerWrapper):
+    """An encoder block that takes the position bias, which all blocks share."""
 
     def build(self, x: Tensor, mask: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x: (batch, length, hidden) -> the same shape.
+        """x: (batch, length, hidden) -> same shape.
 
         Args:
             mask, bias: see `EncoderContext`.
@@ -113,11 +112,11 @@ class EncodingBlock(LayerWrapper):
         return y
 
 
-class PreparedLayer(LayerWrapper):
-    """The caches of a block of the decoder before the first position.
+class InitialCaches(LayerWrapper):
+    """Computes the initial caches of a decoder block.
 
     Args:
-        sequences, length: of what is written.
+        sequences, length: number and length of the generated sequences.
     """
 
     def __init__(self, layer: Module, sequences: int, length: int) -> None:
@@ -125,16 +124,16 @@ class PreparedLayer(LayerWrapper):
         self._sequences, self._length = sequences, length
 
     def build(self, encoded: Tensor) -> tuple[Tensor, ...]:
-        """encoded: (batch, length, hidden) -> the keys and values that cross-attention takes from
-        the encoder, two of (batch, heads, length, head_dim); empty caches."""
+        """encoded: (batch, length, hidden) -> K and V of cross-attention, (batch, heads, length,
+        head_dim) each; two empty caches, (sequences, heads, output length, head_dim) each."""
         (_, attention), *_ = find_modules(self.layer, CrossAttention)
         k, v = attention.project_kv(encoded)
         shape = (self._sequences, k.shape[1], self._length, k.shape[3])
         return k, v, *(ops.init(shape, k.dtype) for _ in range(2))
 
 
-class DecodingBlock(LayerWrapper):
-    """A block of the decoder at one position."""
+class DecodeBlock(LayerWrapper):
+    """A decoder block at one position."""
 
     def __init__(self, layer: Module, packing: Packing) -> None:
         super().__init__(layer)
@@ -145,25 +144,27 @@ class DecodingBlock(LayerWrapper):
         x: Tensor,
         caches: Sequence[Tensor],
         position: Tensor,
-        hiding: Tensor,
+        cross_bias: Tensor,
         bias: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """x: (sequences, 1, hidden) -> the same shape, and the caches with the new key and value;
-        arguments as for `DecoderTokenContext`."""
-        ctx = DecoderTokenContext(self._packing, caches, position, hiding, bias)
+        """x: (sequences, 1, hidden) -> same shape; the updated caches.
+
+        Other arguments as for `DecoderTokenContext`.
+        """
+        ctx = DecoderTokenContext(self._packing, caches, position, cross_bias, bias)
         return self.layer(x, ctx), *ctx.caches
 
 
 # ---- the model ----------------------------------------------------------------------------------
 class EncoderDecoderGenerator:
-    """An encoder-decoder as a `modelling.generation.Generator`."""
+    """A `Generator` of an encoder-decoder model."""
 
     def __init__(
         self, config: RunConfig, model: EncoderDecoderSpec, adapters: LayerAdapters, sequences: int
     ) -> None:
         """
         Args:
-            sequences: decoded for each prompt.
+            sequences: number of sequences decoded for each prompt.
         """
         batch = config.execution.micro_batch_size
         self._model, self._adapters = model, adapters
@@ -178,12 +179,12 @@ class EncoderDecoderGenerator:
         ]
 
     def prepare_prompts(self, input_ids: Tensor, mask: Tensor) -> PreparedPrompts:
-        """Prompts as `Generator.prepare_prompts` makes them; layers also need the mask."""
+        """Implements `Generator`; the prompt state is the mask."""
         start = [self.special_tokens.decoder_start_token_id]
         first = popxl.constant([start] * self.sequences, popxl.int32, "start_tokens")
         has_prompt = self._packing.has_tokens(mask)
-        read = popxl.constant([start] * has_prompt.nelms, popxl.int32, "read")
-        return PreparedPrompts(has_prompt, first, read, [mask])
+        prompt_tokens = popxl.constant([start] * has_prompt.nelms, popxl.int32, "prompt_tokens")
+        return PreparedPrompts(has_prompt, first, prompt_tokens, [mask])
 
     def prefill(
         self,
@@ -191,8 +192,8 @@ class EncoderDecoderGenerator:
         input_ids: MicroBatchTensor,
         prompt_state: Sequence[MicroBatchTensor],
     ) -> tuple[Caches, list[Tensor]]:
-        """Implements `Generator`. The same are biases of positions, if any, which broadcast to
-        (1, heads, positions, positions), for each query and key."""
+        """Implements `Generator`; the loop invariant is the position bias, if there is one, which
+        broadcasts to (1, heads, positions, positions), for each query and key."""
         start = with_packed_positions(self._adapters.attach_to_embeddings(self._model.embeddings()))
         x = executor.run(
             EMBEDDINGS,
@@ -201,12 +202,12 @@ class EncoderDecoderGenerator:
             prompt_state if isinstance(start, PackedEncoderEmbeddings) else (),
         )
         bias = self._position_bias(executor, "encoder", self.prompt_length)
-        layers = self._layers("encoder").map_modules(EncodingBlock)
+        layers = self._layers("encoder").map_modules(EncoderBlockWithBias)
         x, _ = executor.run_layers("encoder", layers, x, None, prompt_state, bias, _encoder_inputs)
         if self._model.encoder_head is not None:
             x = executor.run(ENCODER_HEAD, self._model.encoder_head(), x)
         sizes = self.sequences, self.output_length
-        prepared = self._layers("decoder").map_modules(lambda b: PreparedLayer(b, *sizes))
+        prepared = self._layers("decoder").map_modules(lambda b: InitialCaches(b, *sizes))
         caches = executor.init_caches("decoder", prepared, x)
         return caches, self._position_bias(executor, "decoder", self.output_length)
 
@@ -220,15 +221,19 @@ class EncoderDecoderGenerator:
         loop_invariants: Sequence[Tensor],
     ) -> tuple[MicroBatchTensor, Caches]:
         """Implements `Generator`."""
-        own = self._model.decoder_embeddings
-        start = self._adapters.attach_to_embeddings((own or self._model.embeddings)())
-        name = EMBEDDINGS if own is None else DECODER_EMBEDDINGS
+        decoder_embeddings = self._model.decoder_embeddings
+        start = self._adapters.attach_to_embeddings(
+            (decoder_embeddings or self._model.embeddings)()
+        )
+        name = EMBEDDINGS if decoder_embeddings is None else DECODER_EMBEDDINGS
         if start.has_positions:
-            x = executor.run(name, DecoderWord(start), input_ids, loop_invariants=[position])
+            x = executor.run(
+                name, DecoderTokenEmbeddings(start), input_ids, loop_invariants=[position]
+            )
         else:
             x = executor.run(name, start, input_ids)
         bias = [ops.dynamic_slice(t, position, [2], [1], no_overlap=True) for t in loop_invariants]
-        layers = self._layers("decoder").map_modules(lambda b: DecodingBlock(b, self._packing))
+        layers = self._layers("decoder").map_modules(lambda b: DecodeBlock(b, self._packing))
         loop_invariants = [position, *bias]
         return executor.run_layers(
             "decoder", layers, x, caches, prompt_state, loop_invariants, self._decoder_inputs
@@ -239,16 +244,18 @@ class EncoderDecoderGenerator:
         return self._adapters.attach_to_head(self._model.head())
 
     def _layers(self, name: str) -> LayerModules:
-        """The blocks of a stack, none of which has biases of positions: they are given them."""
+        """Create the blocks of a stack without position biases of their own."""
         stack = self._model.stacks[name]
         names = [layer_name(name, i) for i in range(stack.layers)]
         return self._adapters.build_layers(names, [False] * stack.layers, stack.block)
 
     def _position_bias(self, executor: Executor, stack: str, length: int) -> list[Tensor]:
-        """The biases between `length` positions, whose variables the first layer has."""
-        found = self._model.stacks[stack].position_bias()
+        """Position bias between `length` positions, from the variables of the first layer."""
+        module = self._model.stacks[stack].position_bias()
         return (
-            [] if found is None else [executor.run_with_first_layer(stack, *found, length, length)]
+            []
+            if module is None
+            else [executor.run_with_first_layer(stack, *module, length, length)]
         )
 
     def _decoder_inputs(
@@ -257,6 +264,6 @@ class EncoderDecoderGenerator:
         return [position, self._packing.cross_bias(mask, length=1), *bias]
 
 
-def _encoder_inputs(kind: int, *given: Tensor) -> LayerInputs:
-    """The mask, and biases of positions."""
-    return given
+def _encoder_inputs(kind: int, *inputs: Tensor) -> LayerInputs:
+    """Inputs of an encoder block besides x: the mask and the position bias."""
+    return inputs

@@ -1,7 +1,7 @@
-"""What a family provides to generate: one description, which both executors run.
+"""The interface of a family's generator, and of the two executors that run it.
 
 The resident executor has all weights on the device and the values of one micro-batch; the streamed
-one lets all micro-batches pass through a layer at a time, whose values are in remote buffers.
+one runs all micro-batches through one layer at a time and keeps their values in remote buffers.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from popxl import Tensor, TensorSpec
 from popxl_addons import Module
 
 NUM_KV_TENSORS = 2
-"""The last tensors of a layer's caches, which each position changes. The others, such as keys and
-values of an encoder's output, stay as they are."""
+"""Number of tensors at the end of a layer's caches that each position updates: K and V. The others,
+such as K and V of an encoder's output, do not change."""
 
 MicroBatchTensor = Any
-"""A tensor of one micro-batch, as an executor has it: a `Tensor`, or the `LayerIO` that has it."""
+"""A tensor of one micro-batch in an executor's form: a `Tensor`, or the `LayerIO` that holds it."""
 
 Caches = Any
-"""What the layers of a stack keep between positions, as an executor has it."""
+"""The caches of a stack's layers in an executor's form."""
 
 LayerInputs = Sequence[Tensor | list[Tensor]]
-"""Inputs of a layer; lists of tensors are inputs one after the other."""
+"""Inputs of a layer; the tensors of a list are separate inputs, in order."""
 
 LayerInputsFn = Callable[..., LayerInputs]
 """Further inputs of the layers of a type: (type index, prompt state, loop invariants) -> inputs."""
 
 
-def no_layer_inputs(kind: int, *given: Tensor) -> LayerInputs:
-    """Layers take nothing else."""
+def no_layer_inputs(layer_type: int, *tensors: Tensor) -> LayerInputs:
+    """No further layer inputs."""
     return []
 
 
 class Executor(Protocol):
-    """Runs a model's parts, by the names of their layers in the weight map."""
+    """Runs the layers of a model by their names in the weight map."""
 
     def run(
         self,
@@ -47,7 +47,7 @@ class Executor(Protocol):
         prompt_state: Sequence[MicroBatchTensor] = (),
         loop_invariants: Sequence[Tensor] = (),
     ) -> MicroBatchTensor:
-        """A part that is there once; `build(x, *about, *same)` returns one tensor."""
+        """Run a single layer: `build(x, *prompt_state, *loop_invariants)` returns one tensor."""
         ...
 
     def run_layers(
@@ -60,34 +60,36 @@ class Executor(Protocol):
         loop_invariants: Sequence[Tensor] = (),
         layer_inputs: LayerInputsFn = no_layer_inputs,
     ) -> tuple[MicroBatchTensor, Caches]:
-        """All layers of a stack.
+        """Run all layers of a stack.
 
         Args:
-            layers: `build(x, *shared)` or `build(x, caches, *shared)` returns x, and keys and
-                values.
-            about: see `PreparedPrompts`.
-            same: for all micro-batches.
-            shared: of a kind of layer, `prompt_state` and `loop_invariants`.
+            layers: `build(x, *inputs)` or `build(x, caches, *inputs)` returns x, K and V.
+            prompt_state: see `PreparedPrompts`.
+            loop_invariants: tensors that are equal for all micro-batches.
+            layer_inputs: computes `inputs` of a layer type from the two above.
+
+        Returns:
+            The last layer's x, and the caches of all layers.
         """
         ...
 
     def init_caches(self, name: str, layers: LayerModules, x: MicroBatchTensor) -> Caches:
-        """The caches of a stack before the first position; `build(x)` returns those of a layer."""
+        """Initial caches of a stack; `build(x)` of a layer returns its own."""
         ...
 
     def run_with_first_layer(self, name: str, path: str, module: Module, *args: Any) -> Tensor:
-        """A module whose variables are those of a stack's first layer, under `path`."""
+        """Run a module on the variables of a stack's first layer under `path`."""
         ...
 
 
 class PreparedPrompts(NamedTuple):
-    """What follows from a micro-batch's prompts alone.
+    """Per-prompt tensors of a micro-batch, computed once before decoding.
 
     Attributes:
-        prompted: bool (prompts,), false for those to leave out, which only fill up the batch.
-        first: int32 (sequences, 1), the tokens read at the first position.
-        read: see `Search.start`.
-        about: what prefill and all positions need to know of them.
+        has_prompt: bool (prompts,), false for rows that only fill up the batch.
+        first_tokens: int32 (sequences, 1), the tokens read at the first position.
+        prompt_tokens: see `Search.start`.
+        prompt_state: tensors that prefill and every position need.
     """
 
     has_prompt: Tensor
@@ -97,15 +99,15 @@ class PreparedPrompts(NamedTuple):
 
 
 class Generator(Protocol):
-    """What a family provides, made in the Ir that it is to be used in.
+    """A model's prefill and decoding step, created in the Ir that uses it.
 
     Attributes:
-        prompt_length: tokens of a sample, padded.
-        prompts_per_sample: most prompts that share a sample.
-        sequences: decoded in a micro-batch.
+        prompt_length: tokens of a sample, padding included.
+        prompts_per_sample: largest number of prompts that share a sample.
+        sequences: sequences decoded in a micro-batch.
         output_length: tokens generated for each prompt.
-        special: tokens with a meaning.
-        about: specs of `Prompts.prompt_state`.
+        special_tokens: ids of the special tokens.
+        prompt_state: specs of `PreparedPrompts.prompt_state`.
     """
 
     prompt_length: int
@@ -116,12 +118,12 @@ class Generator(Protocol):
     prompt_state: Sequence[TensorSpec]
 
     def prepare_prompts(self, input_ids: Tensor, mask: Tensor) -> PreparedPrompts:
-        """What the prompts say, in the current graph.
+        """Compute the per-prompt tensors in the current graph.
 
         Args:
             input_ids: int32 (batch, prompt_length).
-            mask: int32, for each token the number of its prompt in the sample, from 1, and 0 for
-                padding; prompts without a token are not generated for.
+            mask: int32, same shape: number of the token's prompt in the sample, from 1; 0 for
+                padding. Prompts without tokens get no answer.
         """
         ...
 
@@ -131,7 +133,7 @@ class Generator(Protocol):
         input_ids: MicroBatchTensor,
         prompt_state: Sequence[MicroBatchTensor],
     ) -> tuple[Caches, list[Tensor]]:
-        """Read the prompts: the caches, and what is the same for all micro-batches."""
+        """Read the prompts; returns the caches and the loop invariants of decoding."""
         ...
 
     def decode(
@@ -143,21 +145,22 @@ class Generator(Protocol):
         prompt_state: Sequence[MicroBatchTensor],
         loop_invariants: Sequence[Tensor],
     ) -> tuple[MicroBatchTensor, Caches]:
-        """Read a token of each sequence: the last layer's output, (sequences, 1, hidden), and the
-        caches.
+        """Read a token of each sequence.
 
         Args:
             input_ids: int32 (sequences, 1).
             position: int32 scalar, from 0.
-            same: see `prefill`.
+            loop_invariants: see `prefill`.
+
+        Returns:
+            The last layer's output, (sequences, 1, hidden), and the updated caches.
         """
         ...
 
     def head(self) -> LMHeadLoss:
-        """The module at the end of the model."""
+        """Create the LM head."""
         ...
 
 
 GeneratorFactory = Callable[[Any, int], Generator]
-"""Makes the generator of a configuration, whose `model.eval` must be set, in the current Ir, for so
-many sequences of a prompt."""
+"""Creates a generator in the current Ir: (config with `model.eval`, sequences per prompt)."""

@@ -12,12 +12,12 @@ from modelling.generation.single_sequence import SingleSequenceSearch, Stateless
 from modelling.layers import ParallelGroups, cast
 from popxl import Tensor, ops
 
-LARGEST_EXACT_INTEGER = 2**24  # up to which float32 holds every integer
+LARGEST_EXACT_INTEGER = 2**24  # float32 holds every integer up to it
 
 
 @dataclass(frozen=True)
 class Greedy(StatelessStrategy):
-    """A `DecodingStrategy`: the next token is the most probable one."""
+    """Greedy search as a `DecodingStrategy`."""
 
     processors: LogitsProcessors = NO_PROCESSORS
 
@@ -29,7 +29,7 @@ class Greedy(StatelessStrategy):
 
 @dataclass(frozen=True)
 class GreedySearch(SingleSequenceSearch):
-    """Chooses the token with the largest logit, of equal ones the first."""
+    """Chooses the token with the largest logit, the first one of equal ones."""
 
     @property
     def groups(self) -> ParallelGroups:
@@ -39,22 +39,22 @@ class GreedySearch(SingleSequenceSearch):
         token = ops.argmax(logits, 1)
         if self.groups.tensor_parallel == 1:
             return token
-        part = logits.shape[1]
-        check_vocabulary(part * self.groups.tensor_parallel)
-        token = token + self.groups.tp_rank() * part
-        return self._best(ops.max(logits, 1), token)
+        local_size = logits.shape[1]
+        check_vocabulary(local_size * self.groups.tensor_parallel)
+        token = token + self.groups.tp_rank() * local_size
+        return self._best_of_group(ops.max(logits, 1), token)
 
-    def _best(self, logit: Tensor, token: Tensor) -> Tensor:
-        """The best of the group's tokens, from each member's best one; both (batch,)."""
-        # One message for both: messages this small cost only latency.
+    def _best_of_group(self, logit: Tensor, token: Tensor) -> Tensor:
+        """Best token of the group from each member's best: (batch,), (batch,) -> int32 (batch,)."""
+        # One collective for both: messages this small cost only latency.
         pair = ops.concat([_row(logit), _row(cast(token, popxl.float32))])
         pairs = ops.collectives.replicated_all_gather(
             pair, group=self.groups.tp, output_shape="new_axis"
         )
         logits, tokens = ops.split(pairs, 2, axis=1)  # (members, 1, batch)
         worse = ops.greater(ops.max(logits, 0, keepdims=True), logits)
-        behind_all = popxl.constant(LARGEST_EXACT_INTEGER, popxl.float32)
-        first = ops.min(ops.where(worse, behind_all, tokens), (0, 1))
+        no_token = popxl.constant(LARGEST_EXACT_INTEGER, popxl.float32)
+        first = ops.min(ops.where(worse, no_token, tokens), (0, 1))
         return cast(first, popxl.int32)
 
 

@@ -1,4 +1,4 @@
-"""Key/value caches: what a layer keeps of the positions it has read."""
+"""KV caches: their layout, and updating and reordering them."""
 
 from __future__ import annotations
 
@@ -11,49 +11,54 @@ import popxl
 from popxl import Tensor, ops
 
 POSITIONS = 2
-"""Axis of the positions in keys and values, (batch, heads, positions, head_size)."""
+"""Axis of the positions in K and V, (batch, heads, positions, head_dim)."""
 
 EMPTY_POSITION = 2**30
-"""Position of a slot that holds nothing: every query comes before it."""
+"""Position of an empty cache entry: every query comes before it, so attention masks it."""
 
 
-def update_cache(caches: Sequence[Tensor], slot: Tensor, new: Sequence[Tensor]) -> list[Tensor]:
-    """A layer's keys and values with those of one position in place.
+def update_cache(
+    caches: Sequence[Tensor], cache_index: Tensor, new: Sequence[Tensor]
+) -> list[Tensor]:
+    """Write the K and V of one position to a layer's caches.
 
     Args:
-        caches: keys and values of all positions.
-        slot: of the position, int32 scalar.
-        new: key and value of the position, (batch, heads, 1, head_size) each.
+        caches: K and V, (batch, heads, positions, head_dim) each.
+        cache_index: index along the positions, int32 scalar.
+        new: K and V of the position, (batch, heads, 1, head_dim) each.
+
+    Returns:
+        The updated K and V.
     """
     return [
-        ops.dynamic_update(cache, slot, t, [POSITIONS], [1], no_overlap=True)
+        ops.dynamic_update(cache, cache_index, t, [POSITIONS], [1], no_overlap=True)
         for cache, t in zip(caches, new, strict=True)
     ]
 
 
 def reorder_cache(caches: Sequence[Tensor], beam_idx: Sequence[Tensor]) -> list[Tensor]:
-    """The caches of the sequences that are continued.
+    """Select the caches of the sequences that the beams continue: (sequences, ...) -> same shapes.
 
     Args:
-        parents: none, or `Advance.beam_idx` alone.
+        beam_idx: `SearchStep.beam_idx` as the only element; empty: each sequence keeps its own.
     """
-    return [ops.gather(cache, p) for cache in caches for p in beam_idx] or list(caches)
+    return [ops.gather(cache, idx) for cache in caches for idx in beam_idx] or list(caches)
 
 
 @dataclass(frozen=True)
 class KVCacheLayout:
-    """Where a decoder alone keeps keys and values: of all positions.
+    """The layout of the KV cache of a decoder-only model, for layers that see all positions.
 
-    There is a slot for each token of the longest prompt, and after them one for each token that is
-    generated: the slot of a new token is the same for all samples, and its position is not. The
-    last token of a prompt is read anew, as the first of the loop.
+    The cache has an entry for each token of the longest prompt, followed by an entry for each new
+    token: the cache index of a new token is the same for all samples, and its position is not. The
+    loop reads the last token of a prompt again, as its first token.
 
-    Where an argument is `position`, it is that in the loop, int32 scalar; `last`, int32 (batch,),
-    has the position of each sequence's last word in its prompt.
+    The argument `position` is the decoding step, int32 scalar; `last`, int32 (batch,), is the
+    position of each prompt's last token.
 
     Attributes:
-        prompt: tokens of the longest prompt.
-        room: tokens that are generated.
+        prompt_length: tokens of the longest prompt.
+        max_new_tokens: tokens that are generated.
     """
 
     prompt_length: int
@@ -63,66 +68,67 @@ class KVCacheLayout:
     def for_layer(
         cls, prompt_length: int, max_new_tokens: int, window: int | None = None
     ) -> KVCacheLayout:
-        """Slots for layers that see `window` positions, their own included; None: all."""
+        """Return the layout for a layer with a window of so many positions; None: no window."""
         if window is None or window >= prompt_length + max_new_tokens:
             return KVCacheLayout(prompt_length, max_new_tokens)
         return SlidingWindowCacheLayout(prompt_length, max_new_tokens, window)
 
     def init_cache(self, kv: Tensor, last: Tensor) -> Tensor:
-        """A cache, from keys or values of all positions of the prompts."""
+        """Initial cache from the prompts' K or V: (batch, heads, prompt_length, head_dim) ->
+        (batch, heads, cache length, head_dim)."""
         batch, heads, _, size = kv.shape
         return ops.concat(
             [kv, ops.init((batch, heads, self.max_new_tokens, size), kv.dtype)], POSITIONS
         )
 
     def cache_index(self, position: Tensor) -> Tensor:
-        """The slot of a new token."""
+        """Index in the cache of a new token, int32 scalar."""
         return position + self.prompt_length
 
     def key_positions(self, position: Tensor, last: Tensor) -> Tensor:
-        """The positions of all slots: int32 (batch, slots).
+        """Position of each cache entry, int32 (batch, cache length).
 
-        A prompt's last word and what comes after it in the prompts' slots are nowhere.
+        A prompt's last token and its padding have `EMPTY_POSITION`: the loop reads that token.
         """
         last = last.reshape((-1, 1))
         index = np.arange(self.prompt_length + self.max_new_tokens)[None]
-        prompt_length = popxl.constant(np.minimum(index, self.prompt_length), popxl.int32, "slots")
-        new = popxl.constant(np.maximum(index - self.prompt_length, 0), popxl.int32, "new_slots")
+        old = popxl.constant(np.minimum(index, self.prompt_length), popxl.int32, "prompt_entries")
+        new = popxl.constant(np.maximum(index - self.prompt_length, 0), popxl.int32, "new_entries")
         is_new = popxl.constant(index >= self.prompt_length, popxl.bool, "is_new")
-        of_prompt = ops.where(ops.greater(last, prompt_length), prompt_length, _empty_position())
-        return ops.where(is_new, last + new, of_prompt)
+        prompt_positions = ops.where(ops.greater(last, old), old, _empty_position())
+        return ops.where(is_new, last + new, prompt_positions)
 
 
 @dataclass(frozen=True)
 class SlidingWindowCacheLayout(KVCacheLayout):
-    """Slots for as many positions as a layer's window sees.
+    """The layout of the KV cache of a layer with a sliding window: a ring buffer.
 
-    Each sample's latest positions before its last word lie in the slots in order. A new token takes
-    the place of the one that leaves the window, which is in the same slot for all samples.
+    Prefill stores the positions before each prompt's last token in order. A new token replaces the
+    one that leaves the window, which has the same cache index in all samples.
     """
 
     window: int = 1
 
     def init_cache(self, kv: Tensor, last: Tensor) -> Tensor:
         batch = kv.shape[0]
-        back = popxl.constant(np.arange(self.window)[None] - self.window, popxl.int32, "back")
-        index = ops.maximum(last.reshape((-1, 1)) + back, popxl.constant(0, popxl.int32))
+        offsets = popxl.constant(np.arange(self.window)[None] - self.window, popxl.int32, "offsets")
+        index = ops.maximum(last.reshape((-1, 1)) + offsets, popxl.constant(0, popxl.int32))
         if batch == 1:
             return ops.gather(kv, index.reshape((self.window,)), POSITIONS)
         return ops.groupedgather(kv, index, POSITIONS - 1, batch)
 
     def cache_index(self, position: Tensor) -> Tensor:
-        turns = popxl.constant(np.arange(self.max_new_tokens) % self.window, popxl.int32, "turns")
-        return ops.gather(turns, position)
+        indices = np.arange(self.max_new_tokens) % self.window
+        return ops.gather(popxl.constant(indices, popxl.int32, "ring_indices"), position)
 
     def key_positions(self, position: Tensor, last: Tensor) -> Tensor:
-        """Positions of all slots; those before a text's begin are nowhere, too."""
-        slots = popxl.constant(np.arange(self.window)[None], popxl.int32, "slots")
-        zero, ago = popxl.constant(0, popxl.int32), self.cache_index(position) - slots
-        ago = ops.where(ops.greater(zero, ago), ago + self.window, ago)
-        positions = last.reshape((-1, 1)) + position - ago
+        """Position of each cache entry, int32 (batch, window); `EMPTY_POSITION` before the text."""
+        entries = popxl.constant(np.arange(self.window)[None], popxl.int32, "entries")
+        zero, age = popxl.constant(0, popxl.int32), self.cache_index(position) - entries
+        age = ops.where(ops.greater(zero, age), age + self.window, age)
+        positions = last.reshape((-1, 1)) + position - age
         return ops.where(ops.greater(zero, positions), _empty_position(), positions)
 
 
 def _empty_position() -> Tensor:
-    return popxl.constant(EMPTY_POSITION, popxl.int32, "nowhere")
+    return popxl.constant(EMPTY_POSITION, popxl.int32, "empty_position")

@@ -1,8 +1,8 @@
-"""Rules that hold for every search: tokens that are made less likely, or forbidden, and stop texts.
+"""Logits processors of every search: repetition penalty, no repeated n-grams, stop strings.
 
 The first two are processors of transformers' `generate`: the repetition penalty of CTRL (Keskar
-et al., arXiv:1909.05858), and n-grams that must not come twice (Paulus et al., arXiv:1705.04304).
-As there, they consider all tokens that the decoder has read, which include the prompt of a
+et al., arXiv:1909.05858), and the ban of repeated n-grams (Paulus et al., arXiv:1705.04304). As
+there, they consider all tokens that the decoder has read, which include the prompt of a
 decoder-only model and the start token of an encoder-decoder; beams apply them to log probabilities.
 """
 
@@ -21,13 +21,13 @@ from popxl import Tensor, ops
 
 @dataclass(frozen=True)
 class LogitsProcessors:
-    """Rules of a search. Those that are not set cost nothing.
+    """The logits processors of a search; those that are not set cost nothing.
 
     Attributes:
         repetition_penalty: divides the positive scores of tokens that were read, and multiplies
             the negative ones.
-        no_repeat_ngram_size: so many tokens in a row must not come twice; None: they may.
-        stops: texts that end an answer.
+        no_repeat_ngram_size: size of the n-grams that must not occur twice; None: all may.
+        stop_strings: the texts that end an answer.
     """
 
     repetition_penalty: float = 1.0
@@ -36,29 +36,28 @@ class LogitsProcessors:
 
     @property
     def needs_history(self) -> bool:
-        """Whether they depend on what was read before."""
+        """True if a processor depends on the earlier tokens."""
         return self.repetition_penalty != 1.0 or self.no_repeat_ngram_size is not None
 
     def start(self, prompt_tokens: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """What a search keeps for them.
+        """Initial state of the processors, which the search carries.
 
         Args:
-            read: int32 (prompts, n), what is read before the first choice, -1 in front of it where
-                it is shorter.
+            prompt_tokens: int32 (prompts, n), the tokens before the first new one, padded on the
+                left with -1.
 
         Returns:
-            The states of the stop texts, int32 (prompts,), and what stays as it is; each an empty
-            list if there is no need.
+            The states of the stop strings, int32 (prompts,), and the prompt tokens; each list is
+            empty if no processor needs it.
         """
-        stops = [] if self.stop_strings is None else [self.stop_strings.start(prompt_tokens)]
-        return stops, [prompt_tokens] if self.needs_history else []
+        stop_states = [] if self.stop_strings is None else [self.stop_strings.start(prompt_tokens)]
+        return stop_states, [prompt_tokens] if self.needs_history else []
 
     def split_state(self, state: list[Tensor]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """Split the end of a search's state: the states of the stop texts, what stays, and the
-        rest."""
-        stops = self.stop_strings is not None
-        history = stops + self.needs_history
-        return state[:stops], state[stops:history], state[history:]
+        """Split the end of a search's state into stop-string states, prompt tokens and the rest."""
+        stop = int(self.stop_strings is not None)
+        end = stop + self.needs_history
+        return state[:stop], state[stop:end], state[end:]
 
     def scores(
         self,
@@ -68,13 +67,12 @@ class LogitsProcessors:
         history: list[Tensor],
         groups: ParallelGroups,
     ) -> Tensor:
-        """The scores of tokens as the rules leave them.
+        """Apply the processors to scores: float32 (sequences, local vocabulary) -> same shape.
 
         Args:
-            scores: float32 (sequences, part of the vocabulary).
-            position: int32 scalar, of the token to be chosen.
-            written: int32 (sequences, length), whose first `position` tokens count.
-            stays: see `start`.
+            position: position of the token to choose, int32 scalar.
+            generated: int32 (sequences, length), of which the first `position` tokens count.
+            history: the prompt tokens, see `start`.
         """
         if not self.needs_history:
             return scores
@@ -86,76 +84,80 @@ class LogitsProcessors:
         scores = self._penalize_repetition(scores, _vocabulary_mask(seen, scores, groups))
         if self.no_repeat_ngram_size is None:
             return scores
-        again = _repeating_tokens(
+        repeating = _repeating_tokens(
             seen, position + prompt_tokens.shape[1], self.no_repeat_ngram_size
         )
-        never = popxl.constant(-np.inf, popxl.float32, "never")
-        return ops.where(_vocabulary_mask(again, scores, groups), never, scores)
+        forbidden = popxl.constant(-np.inf, popxl.float32, "forbidden")
+        return ops.where(_vocabulary_mask(repeating, scores, groups), forbidden, scores)
 
     def advance_stops(
         self, states: list[Tensor], tokens: Tensor
     ) -> tuple[list[Tensor], Tensor | None]:
-        """The states of the stop texts after a token of each sequence; and whether one has ended,
-        None without stop texts."""
+        """Advance the stop-string states by a token of each sequence.
+
+        Returns:
+            The new states, and a mask of the sequences in which a stop string has ended; None
+            without stop strings.
+        """
         if self.stop_strings is None:
             return states, None
-        state, ended = self.stop_strings.step(states[0], tokens)
-        return [state], ended
+        state, stopped = self.stop_strings.step(states[0], tokens)
+        return [state], stopped
 
     def _penalize_repetition(self, scores: Tensor, present: Tensor) -> Tensor:
         if self.repetition_penalty == 1.0:
             return scores
         zero = popxl.constant(0.0, popxl.float32)
-        less = ops.where(
+        penalized = ops.where(
             ops.greater(zero, scores),
             scores * self.repetition_penalty,
             scores / self.repetition_penalty,
         )
-        return ops.where(present, less, scores)
+        return ops.where(present, penalized, scores)
 
 
 NO_PROCESSORS = LogitsProcessors()
 
 
 def _token_history(prompt_tokens: Tensor, generated: Tensor, position: Tensor) -> Tensor:
-    """All tokens that count: int32 (sequences, n + length), -1 where there is none."""
-    here = popxl.constant(np.arange(generated.shape[1])[None], popxl.int32, "positions")
-    nothing = popxl.constant(-1, popxl.int32)
-    return ops.concat(
-        [prompt_tokens, ops.where(ops.greater(position, here), generated, nothing)], 1
-    )
+    """Prompt and generated tokens: int32 (sequences, n + length), -1 where there is none."""
+    positions = popxl.constant(np.arange(generated.shape[1])[None], popxl.int32, "positions")
+    no_token = popxl.constant(-1, popxl.int32)
+    is_generated = ops.greater(position, positions)
+    return ops.concat([prompt_tokens, ops.where(is_generated, generated, no_token)], 1)
 
 
 def _vocabulary_mask(tokens: Tensor, scores: Tensor, groups: ParallelGroups) -> Tensor:
-    """Which tokens of this part of the vocabulary are among `tokens`: bool, as `scores`.
+    """Mask of the local vocabulary: int32 (sequences, n) -> bool (sequences, local vocabulary).
 
     Args:
-        tokens: int32 (sequences, n), -1 for none.
+        tokens: -1 stands for no token.
     """
-    sequences, part = scores.shape
+    sequences, local_size = scores.shape
     if groups.tensor_parallel > 1:
-        tokens = tokens - groups.tp_rank() * part  # those of other parts are out of range: left out
+        # Tokens of other shards are then out of range, which the scatter skips.
+        tokens = tokens - groups.tp_rank() * local_size
     ones = popxl.constant(np.ones(tokens.shape), popxl.int32, "ones")
-    none = ops.init((sequences, part), popxl.int32)
+    none = ops.init((sequences, local_size), popxl.int32)
     return ops.cast(ops.scatter_reduce(ones, tokens, "max", none, axis=1), popxl.bool)
 
 
 def _repeating_tokens(seen: Tensor, count: Tensor, size: int) -> Tensor:
-    """Tokens that would complete an n-gram which is there already: as `seen`, -1 for none.
+    """Find tokens that would repeat an n-gram: int32 (sequences, width) -> same shape, -1 for none.
 
-    A token would, if the `size` - 1 tokens before one of its places equal those at the end.
-    Positions in front of the first token count as -1; that cannot match by mistake, as they precede
-    it once.
+    A token repeats one if the `size` - 1 tokens before an earlier occurrence equal the last ones.
+    Positions before the first token count as -1, which matches nothing by mistake, since they occur
+    once.
 
     Args:
-        count: int32 scalar, the columns of `seen` that are filled.
+        count: number of filled columns of `seen`, int32 scalar.
     """
     sequences, width = seen.shape
     before = popxl.constant(np.full((sequences, size - 1), -1), popxl.int32, "before")
     padded = ops.concat([before, seen], 1) if size > 1 else seen
-    same: Tensor = popxl.constant(np.ones((sequences, width)), popxl.bool, "same")
+    matches: Tensor = popxl.constant(np.ones((sequences, width)), popxl.bool, "matches")
     for back in range(1, size):
         start = size - 1 - back
         last = ops.dynamic_slice(padded, count + start, [1], [1], no_overlap=True)
-        same = ops.logical_and(same, ops.equal(padded[:, start : start + width], last))
-    return ops.where(same, seen, popxl.constant(-1, popxl.int32))
+        matches = ops.logical_and(matches, ops.equal(padded[:, start : start + width], last))
+    return ops.where(matches, seen, popxl.constant(-1, popxl.int32))

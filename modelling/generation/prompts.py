@@ -1,4 +1,4 @@
-"""What generation needs to know of right-padded prompts, and several sequences for each."""
+"""Tensors derived from right-padded prompts: last tokens, left padding, repeated rows."""
 
 from __future__ import annotations
 
@@ -9,41 +9,44 @@ from popxl import Tensor, ops
 
 
 def last_tokens(input_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The last word of each prompt.
+    """Find the last token of each right-padded prompt.
 
     Args:
         input_ids: int32 (batch, length).
-        mask: int32, the same shape, 1 where there is a word.
+        mask: int32, same shape, 1 for tokens and 0 for padding.
 
     Returns:
-        The words, int32 (batch, 1); their positions, int32 (batch,); and whether there is one at
-        all, bool (batch,): of samples without a prompt, the position is 0.
+        The last tokens, int32 (batch, 1); their positions, int32 (batch,), 0 without a prompt; and
+        which samples have a prompt, bool (batch,).
     """
     batch, length = input_ids.shape
     count, zero = ops.sum(mask, 1), popxl.constant(0, popxl.int32)
     last = ops.maximum(count - 1, zero)
     starts = popxl.constant(np.arange(batch) * length, popxl.int32, "row_starts")
-    last_tokens = ops.gather(input_ids.reshape((batch * length,)), starts + last)
-    return last_tokens.reshape((batch, 1)), last, ops.greater(count, zero)
+    tokens = ops.gather(input_ids.reshape((batch * length,)), starts + last)
+    return tokens.reshape((batch, 1)), last, ops.greater(count, zero)
 
 
 def left_padded(input_ids: Tensor, mask: Tensor) -> Tensor:
-    """The prompts with -1 in front of them as padding: int32 (batch, length); see `last_tokens`.
+    """Pad right-padded prompts on the left with -1: int32 (batch, length) -> same shape.
 
-    So the last word of each is in the last column, where what is written goes on.
+    So the last token of each is in the last column, where the new tokens follow.
+
+    Args:
+        input_ids, mask: see `last_tokens`.
     """
     batch, length = input_ids.shape
     padding = length - ops.sum(mask, 1).reshape((batch, 1))
     columns = popxl.constant(np.arange(length)[None], popxl.int32, "columns")
     starts = popxl.constant(np.arange(batch)[:, None] * length, popxl.int32, "row_starts")
-    zero, nothing = (popxl.constant(x, popxl.int32) for x in (0, -1))
-    at = starts + ops.maximum(columns - padding, zero)
-    shifted = ops.gather(input_ids.reshape((batch * length,)), at)
-    return ops.where(ops.greater(padding, columns), nothing, shifted)
+    zero, no_token = (popxl.constant(x, popxl.int32) for x in (0, -1))
+    index = starts + ops.maximum(columns - padding, zero)
+    shifted = ops.gather(input_ids.reshape((batch * length,)), index)
+    return ops.where(ops.greater(padding, columns), no_token, shifted)
 
 
 def repeat_interleave(t: Tensor, times: int) -> Tensor:
-    """Each row of `t` so many times, one after the other: (batch, ...) -> (batch * times, ...)."""
+    """Repeat each row of `t`: (batch, ...) -> (batch * times, ...), copies next to each other."""
     if times == 1:
         return t
     rows = np.repeat(np.arange(t.shape[0]), times)

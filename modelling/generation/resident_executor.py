@@ -1,4 +1,4 @@
-"""Generation with all weights on the device: a graph that prefills, and one for each position."""
+"""The executor with all weights on the device, and its prefill and decoding graphs."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ Caches = list[list[Tensor]]
 
 
 class ResidentExecutor:
-    """An `Executor` that adds to the graph of a module, whose variables are all layers'.
+    """An `Executor` that adds all layers to the graph of one module, which owns their variables.
 
     Args:
-        moment: "prompt" or "token", for plans.
-        wanted: bool scalar; caches that are filled are zeros unless it is set; None: it is.
+        stage: "prompt" or "token", the label in plans.
+        enabled: bool scalar; if false, prefill leaves zeros in the caches; None: always true.
     """
 
     def __init__(self, module: Module, stage: str, enabled: Tensor | None = None) -> None:
@@ -49,17 +49,18 @@ class ResidentExecutor:
         prompt_state: Sequence[Tensor] = (),
         loop_invariants: Sequence[Tensor] = (),
     ) -> Tensor:
-        """Implements `Executor`. A table of tokens has the names that it has in the embeddings."""
-        own: Any = unwrap(module)
-        setattr(self._module, name, own)
-        if name != EMBEDDINGS and TOKENS in own.named_children():
-            self._module.embeddings = own.move_out(TOKENS)
+        """Implements `Executor`; a shared token embedding keeps its name in `embeddings`."""
+        inner: Any = unwrap(module)
+        setattr(self._module, name, inner)
+        if name != EMBEDDINGS and TOKENS in inner.named_children():
+            self._module.embeddings = inner.move_out(TOKENS)
         with popxl.plan.part(f"{name}/{self._stage}"):
             y: Tensor = module(x, *prompt_state, *loop_invariants)
         return y
 
     def run_head(self, head: LMHeadLoss, x: Tensor) -> Tensor:
-        """The logits of one position."""
+        """Compute the logits of one position: (sequences, 1, hidden) -> (sequences, local
+        vocabulary)."""
         self._module.head = head
         with popxl.plan.part(f"head/{self._stage}"):
             table = self._module.get("embeddings").tokens.last_weights if head.tied else None
@@ -75,7 +76,7 @@ class ResidentExecutor:
         loop_invariants: Sequence[Tensor] = (),
         layer_inputs: LayerInputsFn = no_layer_inputs,
     ) -> tuple[Tensor, Caches]:
-        """See `Executor`. What layers share is computed once."""
+        """Implements `Executor`; inputs that layers share are computed once."""
         others = [
             layer_inputs(kind, *prompt_state, *loop_invariants)
             for kind in range(len(layers.modules))
@@ -98,7 +99,7 @@ class ResidentExecutor:
         return x, new
 
     def init_caches(self, name: str, layers: LayerModules, x: Tensor) -> Caches:
-        """See `Executor`."""
+        """Implements `Executor`."""
         with popxl.plan.part(f"{name}/{self._stage}"):
             made = [module.create_graph(x) for module in layers.modules]
             return [
@@ -107,7 +108,7 @@ class ResidentExecutor:
             ]
 
     def run_with_first_layer(self, name: str, path: str, module: Module, *args: Any) -> Tensor:
-        """See `Executor`."""
+        """Implements `Executor`."""
         facts, graph = module.create_graph(*args)
         with popxl.plan.part(f"{name}/{self._stage}"):
             return graph.bind(self._weights(f"{name}.0.{path}", facts)).call()[0]
@@ -115,10 +116,10 @@ class ResidentExecutor:
     def _call(
         self, name: str, facts: NamedVariableFactories, graph: GraphWithNamedArgs, *given: Any
     ) -> tuple[Tensor, ...]:
-        """Call a layer; one that fills caches, if they are wanted.
+        """Call a layer; one that fills caches only if `enabled`.
 
-        Otherwise XLA puts off filling the caches until all layers are done, and keeps their
-        projections until then, one and a half times the caches.
+        Without the condition XLA delays filling the caches until all layers are done, and keeps the
+        projections until then, which take one and a half times the memory of the caches.
         """
         bound = graph.bind(self._weights(name, facts))
         if self._enabled is None or len(graph.graph.outputs) == 1:
@@ -126,28 +127,28 @@ class ResidentExecutor:
         return call_if(self._enabled, bound, *given)
 
     def _weights(self, prefix: str, facts: NamedVariableFactories) -> NamedTensors:
-        """Inputs of the module for a layer's variables."""
+        """Add a layer's variables to the module; returns its inputs for them."""
         add = self._module.add_variable_factory
         inputs = {n: add(f, f"{prefix}.{n}") for n, f in facts.inputs.to_dict().items()}
         return NamedTensors.from_dict(inputs)
 
 
 class _Prefill(Module):
-    """From prompts to caches, and what is the same for all micro-batches."""
+    """Prefill: from prompts to KV caches and loop invariants."""
 
     def __init__(self, model: Generator) -> None:
         super().__init__()
         self._model = model
 
     def build(self, input_ids: Tensor, prompt_state: list[Tensor], enabled: Tensor) -> list[Tensor]:
-        """input_ids: int32 (batch, length) -> the caches of each layer, then what is the same."""
+        """input_ids: int32 (batch, length) -> caches of each layer, then loop invariants."""
         executor = ResidentExecutor(self, "prompt", enabled)
         self.caches, loop_invariants = self._model.prefill(executor, input_ids, prompt_state)
         return [*(t for layer in self.caches for t in layer), *loop_invariants]
 
 
 class _Decode(Module):
-    """From the token at one position to the logits of the next."""
+    """Decoding step: from the token at one position to the logits of the next."""
 
     def __init__(self, model: Generator) -> None:
         super().__init__()
@@ -162,29 +163,29 @@ class _Decode(Module):
         prompt_state: list[Tensor],
         loop_invariants: list[Tensor],
     ) -> tuple[Tensor, ...]:
-        """input_ids: int32 (sequences, 1) -> float32 logits (sequences, part of the vocabulary),
-        and the caches with this position.
+        """input_ids: int32 (sequences, 1) -> logits, float32 (sequences, local vocabulary), and
+        the updated caches.
 
         Args:
-            position: of the words, int32 scalar.
-            caches: of each layer, keys and values of the positions before.
-            fixed: of each layer, the other caches.
+            position: position of the tokens, int32 scalar.
+            caches: K and V of the earlier positions, by layer.
+            fixed: caches that do not change, by layer.
         """
         executor = ResidentExecutor(self, "token")
-        whole = [[*f, *c] for f, c in zip(fixed, caches, strict=True)]
+        all_caches = [[*f, *c] for f, c in zip(fixed, caches, strict=True)]
         x, new = self._model.decode(
-            executor, input_ids, position, whole, prompt_state, loop_invariants
+            executor, input_ids, position, all_caches, prompt_state, loop_invariants
         )
         logits = executor.run_head(self._model.head(), x)
         return logits, *(t for layer in new for t in layer[-NUM_KV_TENSORS:])
 
 
 class PrefillResult(NamedTuple):
-    """What a model has read.
+    """Result of prefill.
 
     Attributes:
-        caches: what a position changes of the caches, see `DecodeStart`.
-        given: what else the graph of a position takes.
+        caches: the caches that decoding updates, see `DecodeStart`.
+        decode_inputs: the other inputs of the decoding graph.
     """
 
     prompts: PreparedPrompts
@@ -193,14 +194,18 @@ class PrefillResult(NamedTuple):
 
 
 class ResidentModel:
-    """The graphs of a generator.
+    """The prefill and decoding graphs of a generator.
 
     Attributes:
-        facts: the model's variables, under the names of its weight map's layers and paths.
+        facts: factories of the model's variables, by layer and path of its weight map.
     """
 
     def __init__(self, model: Generator, batch: int, groups: ParallelGroups) -> None:
-        """Create the graphs in the current Ir. `batch`: samples of a micro-batch."""
+        """Create the graphs in the current Ir.
+
+        Args:
+            batch: samples of a micro-batch.
+        """
         self._model, self._groups = model, groups
         input_ids = TensorSpec((batch, model.prompt_length), popxl.int32)
         prefill, enabled = _Prefill(model), TensorSpec((), popxl.bool)
@@ -223,37 +228,37 @@ class ResidentModel:
         )
 
     def prefill(self, weights: NamedTensors, input_ids: Tensor, mask: Tensor) -> DecodeStart:
-        """Read the prompts, in the current graph; arguments as for `read_prompts`."""
-        prompts, caches, given = self.read_prompts(weights, input_ids, mask)
-        decode = self.bound(weights, given)
+        """Prefill in the current graph; arguments as for `read_prompts`."""
+        prompts, caches, decode_inputs = self.read_prompts(weights, input_ids, mask)
+        decode = self.bind_decode(weights, decode_inputs)
         return DecodeStart(
             decode, caches, prompts.first_tokens, prompts.has_prompt, prompts.prompt_tokens
         )
 
     def read_prompts(self, weights: NamedTensors, input_ids: Tensor, mask: Tensor) -> PrefillResult:
-        """Read the prompts, in the current graph.
+        """Prefill in the current graph.
 
         Args:
-            weights: values of the variables, by the names of `facts`.
-            input_ids, mask: see `Generator.read_prompts`.
+            weights: values of the variables, by the names in `facts`.
+            input_ids, mask: see `Generator.prepare_prompts`.
         """
         prompts = self._model.prepare_prompts(input_ids, mask)
         enabled = any_prompt(prompts.has_prompt, self._groups)
         outputs = self._prefill.bind(weights).call(input_ids, *prompts.prompt_state, enabled)
         caches, loop_invariants = self._split(outputs)
-        own = [t for layer in caches for t in layer[-NUM_KV_TENSORS:]]
+        kv = [t for layer in caches for t in layer[-NUM_KV_TENSORS:]]
         fixed = [t for layer in caches for t in layer[:-NUM_KV_TENSORS]]
-        return PrefillResult(prompts, own, [*fixed, *prompts.prompt_state, *loop_invariants])
+        return PrefillResult(prompts, kv, [*fixed, *prompts.prompt_state, *loop_invariants])
 
-    def bound(self, weights: NamedTensors, given: Sequence[Tensor]) -> BoundGraph:
-        """The graph of one position, for what is the same at all of them; see `PrefillResult`."""
-        changing = sum(NUM_KV_TENSORS for _ in self._counts)
-        rest = self._decode.graph.inputs[2 + changing :]  # after position, words and caches
-        named = dict(zip(rest, given, strict=False))  # then come weights
+    def bind_decode(self, weights: NamedTensors, decode_inputs: Sequence[Tensor]) -> BoundGraph:
+        """Bind weights and constant inputs of the decoding graph, see `PrefillResult`."""
+        num_kv = NUM_KV_TENSORS * len(self._counts)
+        constant = self._decode.graph.inputs[2 + num_kv :]  # after position, input_ids and caches
+        named = dict(zip(constant, decode_inputs, strict=False))  # the weights are the last inputs
         return self._decode.bind(weights).bind(named)
 
     def _split(self, outputs: Sequence[Item]) -> tuple[list[list[Item]], list[Item]]:
-        """The caches of each layer, and what is the same, from the outputs of prefill."""
-        left = list(outputs)
-        caches = [[left.pop(0) for _ in range(count)] for count in self._counts]
-        return caches, left
+        """Split the outputs of prefill into the caches of each layer and the loop invariants."""
+        remaining = list(outputs)
+        caches = [[remaining.pop(0) for _ in range(count)] for count in self._counts]
+        return caches, remaining

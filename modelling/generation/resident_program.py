@@ -1,4 +1,4 @@
-"""The program that generates with all weights on the device: the same for all families."""
+"""The generation program with all weights on the device, for all families."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ from popxl_addons import NamedTensors
 
 @dataclass(frozen=True)
 class GenerationProgram:
-    """An Ir that generates, its streams and its variables.
+    """A program that generates: its Ir, streams and variables.
 
     A run takes `ir.num_host_transfers` micro-batches on each replica; the replicas of a
-    tensor-parallel group need the same ones.
+    tensor-parallel group need equal ones.
 
     Attributes:
         input_ids, mask: streams of prompts, int32 (micro_batch_size, prompt_length).
         inputs: streams of the search's inputs, by name.
-        tokens: stream of what was generated, int32 (micro_batch_size * prompts_per_sample,
+        tokens: stream of the generated tokens, int32 (micro_batch_size * prompts_per_sample,
             output_length).
-        begin, going: of a program that writes a token in each run: whether it reads the prompts
-            first, bool (micro_batch_size,), and whether a prompt needs more tokens, bool scalar.
         variables: by layer and path of the family's weight map; of a streamed program, by phase,
             layer of the phase, `fwd` and path.
+        starts_stream: of a program that generates one token per run: true if the run reads the
+            prompts first, bool (micro_batch_size,).
+        unfinished_stream: of such a program: true if a prompt needs more tokens, bool scalar.
     """
 
     ir: popxl.Ir
@@ -46,18 +47,18 @@ class GenerationProgram:
 
     @property
     def prompts_per_sample(self) -> int:
-        """See `Generator`."""
+        """Largest number of prompts that share a sample."""
         return self.tokens.shape[0] // self.input_ids.shape[0]
 
 
 def build_resident(
     config: RunConfig, make_generator: GeneratorFactory, strategy: DecodingStrategy | None = None
 ) -> GenerationProgram:
-    """Build the program of a configuration, whose `model.eval` must be set. The variables' values
-    are zeros.
+    """Build the resident program of a configuration; its variables are zeros.
 
     Args:
-        strategy: how to search; None: greedily.
+        config: needs `model.eval`.
+        strategy: decoding strategy; None: greedy search.
     """
     strategy = strategy or Greedy()
     with build_ir(config) as (ir, groups):
@@ -72,7 +73,7 @@ def build_resident(
         program = declare_program(ir, generator, batch, strategy, model)
         names, values = program.variables.unpack()  # type: ignore[union-attr]
 
-        def one_batch(values: list[Tensor]) -> None:
+        def generate_batch(values: list[Tensor]) -> None:
             weights = NamedTensors.pack(names, values)
             prompt = ops.host_load(program.input_ids), ops.host_load(program.mask)
             loaded = [ops.host_load(stream) for stream in program.inputs.values()]
@@ -80,14 +81,14 @@ def build_resident(
             tokens = generate_tokens(start, length, search, loaded, groups)
             ops.host_store(program.tokens, tokens)
 
-        ops.repeat(ir.create_graph(one_batch, values), ir.num_host_transfers, *values)
+        ops.repeat(ir.create_graph(generate_batch, values), ir.num_host_transfers, *values)
     return program
 
 
 def declare_program(
     ir: popxl.Ir, generator: Generator, batch: int, strategy: DecodingStrategy, model: ResidentModel
 ) -> GenerationProgram:
-    """The streams and variables of a program, in its main graph, before there is anything else."""
+    """Create the streams and variables of a program, as the first ops of its main graph."""
     prompts, length = (batch, generator.prompt_length), generator.output_length
     count = batch * generator.prompts_per_sample
     input_ids, mask = (

@@ -1,6 +1,6 @@
-"""Sampling: the next token is drawn from the model's distribution, or a part of it.
+"""Sampling: draw the next token from the model's distribution, with temperature, top-k and top-p.
 
-The part is that of transformers' warpers, in their order: temperature, then the `top_k` likeliest
+The order is that of transformers: temperature, then the `top_k` likeliest
 tokens, then the likeliest ones that have the probability `top_p` together (the nucleus of Holtzman
 et al., arXiv:1904.09751).
 
@@ -27,12 +27,12 @@ UNIFORMS = "uniforms"
 
 @dataclass(frozen=True)
 class Sampling:
-    """A `DecodingStrategy` that draws tokens.
+    """Sampling as a `DecodingStrategy`.
 
     Attributes:
-        seed: of all numbers that are drawn.
+        seed: seed of all random numbers.
         temperature: divisor of the logits.
-        top_k: draw from so many tokens; None: from all.
+        top_k: number of likeliest tokens to draw from; None: all.
         top_p: draw from the likeliest tokens that have this probability together.
     """
 
@@ -59,7 +59,7 @@ class Sampling:
 
 
 def uniforms(seed: int, prompt: int, length: int) -> np.ndarray:
-    """Numbers from 0 up to, not including, 1, one for each token of a prompt: float32 (length,).
+    """Draw a uniform number in [0, 1) for each token of a prompt: float32 (length,).
 
     Raw output of the Philox generator, which numpy guarantees to stay the same.
     """
@@ -69,18 +69,18 @@ def uniforms(seed: int, prompt: int, length: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class SamplingSearch(SingleSequenceSearch):
-    """Draws one token for each prompt. Its input is the uniform numbers, (prompts, length)."""
+    """Draws one token for each prompt; its input is uniform numbers, float32 (prompts, length)."""
 
     strategy: Sampling
 
     def choose(self, logits: Tensor, position: Tensor, inputs: Sequence[Tensor]) -> Tensor:
         strategy, (uniform,) = self.strategy, inputs
-        logits = self._whole(logits) / strategy.temperature
+        logits = self._gather_vocabulary(logits) / strategy.temperature
         batch, vocabulary = logits.shape
-        kept = min(strategy.top_k or vocabulary, vocabulary)
+        k = min(strategy.top_k or vocabulary, vocabulary)
         tokens = None
-        if kept < vocabulary or strategy.top_p < 1:
-            logits, tokens = ops.topk(logits, kept, 1, largest=True, sorted=True)
+        if k < vocabulary or strategy.top_p < 1:
+            logits, tokens = ops.topk(logits, k, 1, largest=True, sorted=True)
         probabilities = ops.softmax(logits, 1)
         if strategy.top_p < 1:
             before = ops.cumsum(probabilities, 1) - probabilities
@@ -90,11 +90,11 @@ class SamplingSearch(SingleSequenceSearch):
         index = _inverse(ops.cumsum(probabilities, 1), drawn)
         if tokens is None:
             return index
-        rows = popxl.constant(np.arange(batch) * kept, popxl.int32, "rows")
-        return ops.gather(tokens.reshape((batch * kept,)), rows + index)
+        rows = popxl.constant(np.arange(batch) * k, popxl.int32, "rows")
+        return ops.gather(tokens.reshape((batch * k,)), rows + index)
 
-    def _whole(self, logits: Tensor) -> Tensor:
-        """The logits of all of the vocabulary, (prompts, vocabulary)."""
+    def _gather_vocabulary(self, logits: Tensor) -> Tensor:
+        """All-gather logits: (prompts, local vocabulary) -> (prompts, vocabulary)."""
         groups = self.context.groups
         if groups.tensor_parallel == 1:
             return logits
@@ -106,7 +106,7 @@ class SamplingSearch(SingleSequenceSearch):
 
 
 def _inverse(cumulative: Tensor, drawn: Tensor) -> Tensor:
-    """How many of the cumulative weights, (batch, n), are at most `drawn` (batch, 1) of the last.
+    """Invert a distribution function: weights (batch, n), drawn (batch, 1) -> int32 (batch,).
 
     That is the index of the token whose interval `drawn` lies in: int32 (batch,).
     """

@@ -1,4 +1,4 @@
-"""Search strategies: they choose tokens, and carry state from one position to the next."""
+"""The interfaces of decoding strategies and their searches, which choose the tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from popxl import Tensor, TensorSpec, ops
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Tokens with a meaning for generation.
+    """Ids of the special tokens in generation.
 
     Attributes:
         eos_token_id: the last token of a sequence.
@@ -38,8 +38,8 @@ class SpecialTokens:
     @classmethod
     def from_model(cls, model: AnyModel) -> SpecialTokens:
         """Return the special tokens of a configured model."""
-        others = model.further_ends, model.start_token, model.forced_tokens
-        return cls(model.eos_token_id, model.pad_token_id, *others)
+        extra = model.further_ends, model.start_token, model.forced_tokens
+        return cls(model.eos_token_id, model.pad_token_id, *extra)
 
     @property
     def decoder_start_token_id(self) -> int:
@@ -47,23 +47,23 @@ class SpecialTokens:
 
     def is_end(self, tokens: Tensor) -> Tensor:
         """Return a mask of the tokens that end a sequence: int32, any shape -> bool, same shape."""
-        first, *others = (
+        mask, *others = (
             ops.equal(tokens, popxl.constant(end, popxl.int32, "end"))
             for end in (self.eos_token_id, *self.extra_eos_token_ids)
         )
         for other in others:
-            first = ops.logical_or(first, other)
-        return first
+            mask = ops.logical_or(mask, other)
+        return mask
 
 
 @dataclass(frozen=True)
 class SearchContext:
-    """What a search works with.
+    """Inputs that all searches share.
 
     Attributes:
-        groups: the vocabulary is cut over tensor parallelism; member r has the r-th part.
-        length: most tokens of a sequence.
-        rules: change what it chooses from, and where it ends.
+        groups: the vocabulary is sharded over tensor parallelism; member r has the r-th shard.
+        length: largest number of tokens of a sequence.
+        processors: change the scores and end sequences.
     """
 
     groups: ParallelGroups
@@ -74,33 +74,36 @@ class SearchContext:
     def scores(
         self, scores: Tensor, position: Tensor, generated: Tensor, history: list[Tensor]
     ) -> Tensor:
-        """The scores of tokens as the rules leave them; where a token is forced, those of others
-        are -inf and its own 0, as transformers has them. Arguments as for `Rules.scores`."""
+        """Apply logits processors and forced tokens: (sequences, local vocabulary) -> same shape.
+
+        A forced token gets the score 0 and all others -inf, as in transformers. Arguments as for
+        `LogitsProcessors.scores`.
+        """
         scores = self.processors.scores(scores, position, generated, history, self.groups)
-        for place, token in zip(
+        for forced_position, token in zip(
             (0, self.length - 1), self.special_tokens.forced_token_ids, strict=True
         ):
             if token is not None:
-                here = ops.equal(position, popxl.constant(place, popxl.int32))
-                scores = ops.where(here, self._only(token, scores.shape[1]), scores)
+                is_forced = ops.equal(position, popxl.constant(forced_position, popxl.int32))
+                scores = ops.where(is_forced, self._force_token(token, scores.shape[1]), scores)
         return scores
 
-    def _only(self, token: int, part: int) -> Tensor:
-        """Scores that leave one token: float32 (1, part of the vocabulary)."""
-        columns: Tensor = popxl.constant(np.arange(part)[None], popxl.int32, "columns")
+    def _force_token(self, token: int, local_size: int) -> Tensor:
+        """Scores that allow one token only: float32 (1, local vocabulary)."""
+        columns: Tensor = popxl.constant(np.arange(local_size)[None], popxl.int32, "columns")
         if self.groups.tensor_parallel > 1:
-            columns = columns + self.groups.tp_rank() * part
-        zero, never = (popxl.constant(x, popxl.float32) for x in (0.0, -np.inf))
-        return ops.where(ops.equal(columns, popxl.constant(token, popxl.int32)), zero, never)
+            columns = columns + self.groups.tp_rank() * local_size
+        zero, forbidden = (popxl.constant(x, popxl.float32) for x in (0.0, -np.inf))
+        return ops.where(ops.equal(columns, popxl.constant(token, popxl.int32)), zero, forbidden)
 
 
 class SearchStep(NamedTuple):
-    """One position of a search.
+    """The result of one decoding step of a search.
 
     Attributes:
         input_ids: int32 (sequences, 1), the tokens to read next.
-        parents: int32 (sequences,), the sequence whose caches each one continues; None: its own.
-        state: as `Search.start` gives it, updated.
+        beam_idx: int32 (sequences,), the sequence whose caches each one continues; None: its own.
+        state: the new state of the search.
     """
 
     input_ids: Tensor
@@ -111,21 +114,21 @@ class SearchStep(NamedTuple):
 class Search(Protocol):
     """Chooses the tokens of a batch of prompts; its methods add ops to the current graph.
 
-    It decodes `Strategy.sequences` sequences for each prompt, one after the other in the batch. Its
-    state is tensors that the loop over positions carries. Replicas of a tensor-parallel group
-    choose the same tokens.
+    It decodes `DecodingStrategy.sequences` sequences for each prompt, next to each other in the
+    batch. Its state is tensors that the decoding loop carries. Replicas of a tensor-parallel group
+    choose equal tokens.
     """
 
     def start(
         self, has_prompt: Tensor, prompt_tokens: Tensor, inputs: Sequence[Tensor]
     ) -> list[Tensor]:
-        """The state before the first token.
+        """Return the state before the first token.
 
         Args:
-            prompted: bool (prompts,), false for those that only fill up the batch.
-            read: int32 (prompts, n), all tokens that the decoder reads before it chooses one; -1 in
-                front where there are fewer.
-            inputs: what `Strategy.inputs` asks for.
+            has_prompt: bool (prompts,), false for rows that only fill up the batch.
+            prompt_tokens: int32 (prompts, n), the tokens that the decoder reads before the first
+                new one, padded on the left with -1.
+            inputs: tensors with the specs of `DecodingStrategy.inputs`.
         """
         ...
 
@@ -133,46 +136,46 @@ class Search(Protocol):
         """Choose a token for each sequence.
 
         Args:
-            logits: float32 (sequences, part of the vocabulary), those of this replica.
-            position: int32 scalar, of the chosen token, from 0.
+            logits: float32 (sequences, local vocabulary).
+            position: position of the chosen token, int32 scalar, from 0.
         """
         ...
 
     def unfinished(self, state: list[Tensor]) -> Tensor:
-        """Which prompts need more tokens, bool (prompts,)."""
+        """Return a mask of the prompts that need more tokens: bool (prompts,)."""
         ...
 
     def tokens(self, state: list[Tensor]) -> Tensor:
-        """The result: int32 (prompts, length), tokens up to and including the end, then padding."""
+        """Return the result: int32 (prompts, length), tokens up to the end token, then padding."""
         ...
 
 
 class DecodingStrategy(Protocol):
-    """How to search: plain data, from which a program makes its search."""
+    """A decoding strategy: plain data, from which a program creates its search."""
 
     @property
     def sequences(self) -> int:
-        """Sequences decoded for each prompt."""
+        """Number of sequences decoded for each prompt."""
         ...
 
     @property
     def processors(self) -> LogitsProcessors:
-        """What holds for the choice of tokens."""
+        """Logits processors of the search."""
         ...
 
     def inputs(self, prompts: int, length: int) -> Mapping[str, TensorSpec]:
-        """Inputs of the search for a micro-batch, by name; their first axis is the prompts'."""
+        """Return specs of the search's inputs for a micro-batch, (prompts, ...) each, by name."""
         ...
 
     def input_arrays(self, prompts: np.ndarray, length: int) -> Mapping[str, np.ndarray]:
-        """Data of these inputs for some prompts.
+        """Return arrays for these inputs.
 
         Args:
-            prompts: int (n,), their numbers among all prompts, which make a result independent of
-                how prompts are shared out. -1: none.
+            prompts: int (n,), index of each prompt among all prompts, so that results do not depend
+                on batches and devices; -1: no prompt.
         """
         ...
 
     def search(self, context: SearchContext) -> Search:
-        """The search, in the current Ir."""
+        """Create the search in the current Ir."""
         ...

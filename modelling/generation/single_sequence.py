@@ -1,4 +1,4 @@
-"""Searches that keep one sequence per prompt: what they share in the loop."""
+"""Base class of searches with one sequence per prompt, and of strategies without inputs."""
 
 from __future__ import annotations
 
@@ -14,25 +14,24 @@ from popxl import Tensor, TensorSpec, ops
 
 @dataclass(frozen=True)
 class SingleSequenceSearch:
-    """A `Search` with one sequence for each prompt. Subclasses say how a token is chosen.
+    """A `Search` with one sequence per prompt; subclasses choose the token.
 
-    Its state is the tokens, which sequences are complete, and what the rules keep; the inputs and
-    what the rules look back at stay.
+    Its state: the tokens, which sequences are finished, and the state of the logits processors; the
+    prompt tokens and the search's inputs do not change.
     """
 
     context: SearchContext
 
     def choose(self, logits: Tensor, position: Tensor, inputs: Sequence[Tensor]) -> Tensor:
-        """Choose a token for each prompt: int32 (prompts,). Arguments: see `Search`."""
+        """Choose tokens: logits, float32 (prompts, local vocabulary) -> int32 (prompts,)."""
         raise NotImplementedError
 
     def start(
         self, has_prompt: Tensor, prompt_tokens: Tensor, inputs: Sequence[Tensor]
     ) -> list[Tensor]:
-        rows = [
-            [self.context.special_tokens.pad_token_id] * self.context.length
-        ] * has_prompt.shape[0]
-        tokens = popxl.constant(rows, popxl.int32, "no_tokens")
+        shape = has_prompt.shape[0], self.context.length
+        padding = np.full(shape, self.context.special_tokens.pad_token_id)
+        tokens = popxl.constant(padding, popxl.int32, "no_tokens")
         stop_states, history = self.context.processors.start(prompt_tokens)
         return [tokens, ops.logical_not(has_prompt), *stop_states, *history, *inputs]
 
@@ -42,12 +41,12 @@ class SingleSequenceSearch:
         stop_states, history, inputs = processors.split_state(rest)
         logits = self.context.scores(logits, position, tokens, history)
         pad = popxl.constant(special_tokens.pad_token_id, popxl.int32, "pad")
-        chosen = ops.where(finished, pad, self.choose(logits, position, inputs))
-        finished = ops.logical_or(finished, special_tokens.is_end(chosen))
-        stop_states, stopped = processors.advance_stops(stop_states, chosen)
+        token = ops.where(finished, pad, self.choose(logits, position, inputs))
+        finished = ops.logical_or(finished, special_tokens.is_end(token))
+        stop_states, stopped = processors.advance_stops(stop_states, token)
         if stopped is not None:
             finished = ops.logical_or(finished, stopped)
-        input_ids = chosen.reshape((chosen.shape[0], 1))
+        input_ids = token.reshape((token.shape[0], 1))
         tokens = ops.dynamic_update(tokens, position, input_ids, [1], [1], no_overlap=True)
         return SearchStep(input_ids, None, [tokens, finished, *stop_states, *history, *inputs])
 
@@ -59,7 +58,7 @@ class SingleSequenceSearch:
 
 
 class StatelessStrategy:
-    """Common parts of strategies that need nothing but logits."""
+    """Base class of decoding strategies whose search has no inputs besides logits."""
 
     def inputs(self, prompts: int, length: int) -> Mapping[str, TensorSpec]:
         return {}

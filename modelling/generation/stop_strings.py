@@ -1,4 +1,4 @@
-"""Texts that end an answer, found token by token.
+"""Stop strings: texts that end an answer, matched token by token.
 
 The automaton of Aho and Corasick (Communications of the ACM 18, 1975) reads the bytes that tokens
 print, and remembers how much of each text it has just read. A text may begin and end inside a
@@ -22,10 +22,10 @@ BYTES = 256
 
 @dataclass(frozen=True, eq=False)
 class StopStringAutomaton:
-    """The automaton's transitions by token, as data.
+    """The transitions of an automaton that matches stop strings, by token.
 
     Attributes:
-        columns: int32 (tokens + 1,), the column of each token; the last one is that of no token.
+        columns: int32 (tokens + 1,), the column of each token; the last entry is for no token.
         table: int32 (states, columns), the state after a token, plus `states` if one of the texts
             has ended in it.
     """
@@ -35,57 +35,59 @@ class StopStringAutomaton:
 
     @staticmethod
     def from_texts(texts: Sequence[str], tokens: Sequence[bytes]) -> StopStringAutomaton:
-        """
+        """Build the automaton.
+
         Args:
-            texts: none of them empty.
-            tokens: what each token prints.
+            texts: stop strings that are not empty.
+            tokens: the bytes that each token prints.
         """
-        wanted = [text.encode() for text in texts]
-        after, ends = _automaton(wanted)
-        short = _shortened([*tokens, b""], set(b"".join(wanted)))
+        encoded = [text.encode() for text in texts]
+        transitions, is_final = _build_automaton(encoded)
+        short = _collapse_other_bytes([*tokens, b""], set(b"".join(encoded)))
         pieces = {piece: i for i, piece in enumerate(dict.fromkeys(short))}
-        rows = np.stack([_read(after, ends, piece) for piece in pieces])
-        table, shared = np.unique(rows, axis=0, return_inverse=True)
-        columns = shared.reshape(-1)[[pieces[piece] for piece in short]]
+        rows = np.stack([_advance_all(transitions, is_final, piece) for piece in pieces])
+        table, column_of_piece = np.unique(rows, axis=0, return_inverse=True)
+        columns = column_of_piece.reshape(-1)[[pieces[piece] for piece in short]]
         return StopStringAutomaton(columns.astype(np.int32), table.T.astype(np.int32))
 
-    def start(self, read: Tensor) -> Tensor:
-        """States after what was read: int32 (rows,).
+    def start(self, prompt_tokens: Tensor) -> Tensor:
+        """Return the states after the prompts: int32 (rows, n) -> int32 (rows,).
 
         Args:
-            read: int32 (rows, n), -1 for no token. A text that ends in it ends no answer.
+            prompt_tokens: -1 stands for no token. A stop string in them ends no answer.
         """
-        rows, n = read.shape
+        rows, n = prompt_tokens.shape
 
-        def one(at: Tensor, state: Tensor, read: Tensor) -> list[Tensor]:
-            token = ops.dynamic_slice(read, at, [1], [1], no_overlap=True).reshape((rows,))
-            return [at + 1, self.step(state, token)[0]]
+        def read_token(index: Tensor, state: Tensor, tokens: Tensor) -> list[Tensor]:
+            token = ops.dynamic_slice(tokens, index, [1], [1], no_overlap=True).reshape((rows,))
+            return [index + 1, self.step(state, token)[0]]
 
         first = popxl.constant(0, popxl.int32, "first_token")
-        state = popxl.constant(np.zeros(rows), popxl.int32, "nothing_read")
-        loop = popxl.gir().create_graph(one, first, state, read)
-        return ops.repeat(loop, n, first, state, read)[1]
+        state = popxl.constant(np.zeros(rows), popxl.int32, "initial_states")
+        loop = popxl.gir().create_graph(read_token, first, state, prompt_tokens)
+        return ops.repeat(loop, n, first, state, prompt_tokens)[1]
 
     def step(self, states: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """States after a token of each, and whether one of the texts has ended in it.
+        """Advance the states by one token: int32, int32 -> int32 states, bool mask; equal shapes.
 
-        Args:
-            states, tokens: int32, of the same shape.
+        The mask is true where a stop string has ended in the token.
         """
         count, width = self.table.shape
-        nothing = popxl.constant(len(self.columns) - 1, popxl.int32, "no_token")
+        no_token = popxl.constant(len(self.columns) - 1, popxl.int32, "no_token")
         zero = popxl.constant(0, popxl.int32)
-        columns = popxl.constant(self.columns, popxl.int32, "columns_of_tokens")
-        table = popxl.constant(self.table.reshape(-1), popxl.int32, "states_after_tokens")
-        column = ops.gather(columns, ops.where(ops.greater(zero, tokens), nothing, tokens))
+        columns = popxl.constant(self.columns, popxl.int32, "token_columns")
+        table = popxl.constant(self.table.reshape(-1), popxl.int32, "transitions")
+        column = ops.gather(columns, ops.where(ops.greater(zero, tokens), no_token, tokens))
         entry = ops.gather(table, states * width + column)
         ended = ops.greater(entry, popxl.constant(count - 1, popxl.int32))
         return ops.where(ended, entry - count, entry), ended
 
 
-def _shortened(pieces: Sequence[bytes], alphabet: set[int]) -> list[bytes]:
-    """The pieces, with each run of bytes that no text contains replaced by one such byte, so that
-    few different pieces are left."""
+def _collapse_other_bytes(pieces: Sequence[bytes], alphabet: set[int]) -> list[bytes]:
+    """Replace each run of bytes that no stop string contains by one such byte.
+
+    So most tokens become equal and share a column of the table.
+    """
     other = next((byte for byte in range(BYTES) if byte not in alphabet), None)
     if other is None:
         return list(pieces)
@@ -94,27 +96,27 @@ def _shortened(pieces: Sequence[bytes], alphabet: set[int]) -> list[bytes]:
     return [many.sub(one, piece.translate(table)) for piece in pieces]
 
 
-def _automaton(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
-    """States after each byte, int (states, 256), and whether a text ends in a state."""
+def _build_automaton(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+    """Build the byte automaton: next states, int (states, 256), and final ones, bool (states,)."""
     prefixes = {b"": 0}
     for text in texts:
         for n in range(1, len(text) + 1):
             prefixes.setdefault(text[:n], len(prefixes))
-    after = np.zeros((len(prefixes), BYTES), np.int64)
-    ends = np.zeros(len(prefixes), bool)
+    transitions = np.zeros((len(prefixes), BYTES), np.int64)
+    is_final = np.zeros(len(prefixes), bool)
     for prefix, state in prefixes.items():
-        ends[state] = any(prefix.endswith(text) for text in texts)
+        is_final[state] = any(prefix.endswith(text) for text in texts)
         for byte in range(BYTES):
             read = prefix + bytes([byte])
             longest = next(read[i:] for i in range(len(read) + 1) if read[i:] in prefixes)
-            after[state, byte] = prefixes[longest]
-    return after, ends
+            transitions[state, byte] = prefixes[longest]
+    return transitions, is_final
 
 
-def _read(after: np.ndarray, ends: np.ndarray, piece: bytes) -> np.ndarray:
-    """The row of `Stops.table` for what a token prints: of each state."""
-    states, ended = np.arange(len(after)), np.zeros(len(after), bool)
+def _advance_all(transitions: np.ndarray, is_final: np.ndarray, piece: bytes) -> np.ndarray:
+    """Column of `StopStringAutomaton.table` for the bytes of a token: int64 (states,)."""
+    states, ended = np.arange(len(transitions)), np.zeros(len(transitions), bool)
     for byte in piece:
-        states = after[states, byte]
-        ended |= ends[states]
-    return states + len(after) * ended
+        states = transitions[states, byte]
+        ended |= is_final[states]
+    return states + len(transitions) * ended

@@ -1,8 +1,8 @@
-"""The program that generates layer by layer: the same for all families.
+"""The generation program that streams weights layer by layer, for all families.
 
-For each position every layer's weights pass the device once, over all micro-batches of a run. The
-device holds one layer and one micro-batch at a time; so a model that was trained by phases can
-write on the same machine. The tokens are those of the resident program (`build_resident`).
+For each position every layer's weights are loaded once, for all micro-batches of a run. The device
+holds one layer and one micro-batch at a time, so a model trained by phases can generate on the same
+machine. The tokens are those of the resident program (`build_resident`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from modelling.building import build_ir
 from modelling.generation.conditional_call import any_prompt
 from modelling.generation.generator import Generator, GeneratorFactory
 from modelling.generation.greedy_search import Greedy
-from modelling.generation.layer_pass import LayerPass, ModelWeights
+from modelling.generation.layer_pass import LayerPass
 from modelling.generation.resident_program import GenerationProgram
 from modelling.generation.search import DecodingStrategy, Search, SearchContext
 from modelling.generation.streamed_executor import ONCE, Caches, StreamedExecutor
+from modelling.generation.streamed_weights import ModelWeights
 from modelling.layers import LMHeadLoss
 from modelling.layers.wrapped import LayerWrapper
 from modelling.phases.buffers import InputBuffers, loop_over_layers
@@ -37,13 +38,14 @@ def build_streamed(
     weight_map: WeightMap,
     strategy: DecodingStrategy | None = None,
 ) -> GenerationProgram:
-    """Build the program of a configuration, whose `model.eval` must be set.
+    """Build the streamed program of a configuration.
 
     A run takes `num_streamed_batches` micro-batches on each replica.
 
     Args:
-        table: the model's weights.
-        strategy: how to search; None: greedily.
+        config: needs `model.eval`.
+        weight_map: the model's weights.
+        strategy: decoding strategy; None: greedy search.
     """
     strategy = strategy or Greedy()
     config = _with_batches(config, num_streamed_batches(config))
@@ -51,24 +53,27 @@ def build_streamed(
         ir.num_host_transfers = config.gradient_accumulation
         settings = PhaseSettings(config, groups, weight_map)
         generator = make_generator(config, strategy.sequences)
-        program = StreamedProgramBuilder(settings, generator, strategy, weight_map)
-        tokens = program.run()
-        variables = program.weights.variables
-    streams = program.inputs.streams
-    searched = {name: streams[name] for name in program.searched}
-    return GenerationProgram(ir, streams["input_ids"], streams["mask"], searched, tokens, variables)
+        builder = StreamedProgramBuilder(settings, generator, strategy, weight_map)
+        tokens = builder.build()
+        variables = builder.weights.variables
+    streams = builder.inputs.streams
+    search_inputs = {name: streams[name] for name in builder.search_inputs}
+    return GenerationProgram(
+        ir, streams["input_ids"], streams["mask"], search_inputs, tokens, variables
+    )
 
 
 def num_streamed_batches(config: RunConfig) -> int:
-    """Micro-batches of each data-parallel copy that a pass of the weights serves."""
+    """Micro-batches of each data-parallel copy that share one load of the weights."""
     e = config.execution
-    at_once = e.micro_batch_size * e.data_parallel
-    wanted = config.generation.micro_batches
-    return wanted or max(config.training.global_batch_size // at_once, e.device_iterations)
+    samples = e.micro_batch_size * e.data_parallel
+    configured = config.generation.micro_batches
+    return configured or max(config.training.global_batch_size // samples, e.device_iterations)
 
 
 def _with_batches(config: RunConfig, count: int) -> RunConfig:
-    """The configuration whose `PhaseSettings.micro_batches` are `count`."""
+    """Return the configuration with the batch size for which `PhaseSettings.micro_batches` is
+    `count`."""
     e = config.execution
     size = e.micro_batch_size * e.data_parallel * count
     return replace(config, training=replace(config.training, global_batch_size=size))
@@ -76,7 +81,7 @@ def _with_batches(config: RunConfig, count: int) -> RunConfig:
 
 # ---- modules around the search ------------------------------------------------------------------
 class PreparePrompts(Module):
-    """From prompts to the first words, what the family needs, and what the search begins with."""
+    """From prompts to first tokens, the search's initial state and the prompt state."""
 
     def __init__(self, program: StreamedProgramBuilder) -> None:
         super().__init__()
@@ -84,15 +89,17 @@ class PreparePrompts(Module):
 
     def build(self, input_ids: Tensor, mask: Tensor, inputs: list[Tensor]) -> list[Tensor]:
         program = self._program
-        has_prompt, first, read, prompt_state = program.model.prepare_prompts(input_ids, mask)
-        state = program.search.start(has_prompt, read, inputs)
+        has_prompt, first, prompt_tokens, prompt_state = program.model.prepare_prompts(
+            input_ids, mask
+        )
+        state = program.search.start(has_prompt, prompt_tokens, inputs)
         program.needs_mask = [t is mask for t in prompt_state]
         new = [t for t in prompt_state if t is not mask]
         return program.outputs(first, _identity_beam_idx(first.shape[0]), state, new)
 
 
 class ChooseTokens(LayerWrapper):
-    """From the last layer's output to the next words, with what the search makes of them."""
+    """From the last layer's output to the next tokens and the search's new state."""
 
     layer: LMHeadLoss
 
@@ -107,29 +114,29 @@ class ChooseTokens(LayerWrapper):
 
 
 class GeneratedTokens(Module):
-    """What the search has found."""
+    """From the search's final state to the generated tokens."""
 
     def __init__(self, search: Search) -> None:
         super().__init__()
         self._search = search
 
     def build(self, state: list[Tensor]) -> Tensor:
-        """-> int32 (prompts, length)."""
+        """state -> int32 (prompts, length)."""
         return ops.identity(self._search.tokens(state))
 
 
 def _identity_beam_idx(sequences: int) -> Tensor:
-    """Each sequence's own number: int32 (sequences,)."""
-    return popxl.constant(np.arange(sequences), popxl.int32, "itself")
+    """Beam indices that keep each sequence: int32 (sequences,)."""
+    return popxl.constant(np.arange(sequences), popxl.int32, "identity")
 
 
 # ---- the program --------------------------------------------------------------------------------
 class StreamedProgramBuilder:
-    """A streamed program under construction, in the current graph.
+    """Builds a streamed program in the current graph.
 
     Attributes:
-        searched: names of the streams of the search's inputs.
-        needs_mask: which of `Prompts.prompt_state` are the mask.
+        search_inputs: names of the search's inputs.
+        needs_mask: for each tensor of `PreparedPrompts.prompt_state`: true if it is the mask.
     """
 
     needs_mask: list[bool]
@@ -151,9 +158,10 @@ class StreamedProgramBuilder:
         batch = settings.config.execution.micro_batch_size
         prompts = TensorSpec((batch, model.prompt_length), popxl.int32)
         self.count = batch * model.prompts_per_sample
-        needed = strategy.inputs(self.count, model.output_length)
-        self.searched = list(needed)
-        self.inputs = InputBuffers({"input_ids": prompts, "mask": prompts, **needed}, settings)
+        search_inputs = strategy.inputs(self.count, model.output_length)
+        self.search_inputs = list(search_inputs)
+        specs = {"input_ids": prompts, "mask": prompts, **search_inputs}
+        self.inputs = InputBuffers(specs, settings)
 
     def outputs(
         self,
@@ -173,12 +181,12 @@ class StreamedProgramBuilder:
             first.append(beam_idx)
         return [ops.identity(t) for t in (*first, *state, *prompt_state)]
 
-    def run(self) -> popxl.DeviceToHostStream:
-        """Add the whole program; gives the stream of the tokens."""
+    def build(self) -> popxl.DeviceToHostStream:
+        """Add the program to the current graph; returns the stream of the generated tokens."""
         tokens = popxl.d2h_stream((self.count, self.model.output_length), popxl.int32, "tokens")
-        only, nothing = popxl.constant(0, popxl.int32), NamedTensors()
+        row, no_weights = popxl.constant(0, popxl.int32), NamedTensors()
         self.inputs.load()
-        self._begin(only, nothing)
+        self._start(row, no_weights)
         caches, loop_invariants = self.model.prefill(
             StreamedExecutor(self.weights, self.settings, "prompt"),
             self.inputs.layer_io("input_ids"),
@@ -187,36 +195,38 @@ class StreamedProgramBuilder:
         self._all_positions(caches, loop_invariants)
         end = LayerPass(GeneratedTokens(self.search), [self._state], self.settings)
         with popxl.plan.part("search/end"):
-            end.call(only, nothing)
-            self._over_batches(lambda step: ops.host_store(tokens, end.outputs[0].load(step)))
+            end.call(row, no_weights)
+            self._loop_over_batches(lambda step: ops.host_store(tokens, end.outputs[0].load(step)))
         return tokens
 
-    def _begin(self, only: Tensor, nothing: NamedTensors) -> None:
-        """Begin the search with all micro-batches."""
-        ports = self.inputs.layer_io
-        searched = [ports(name) for name in self.searched]
-        begin = LayerPass(
-            PreparePrompts(self), [ports("input_ids"), ports("mask"), searched], self.settings
+    def _start(self, row: Tensor, no_weights: NamedTensors) -> None:
+        """Start the search for all micro-batches."""
+        layer_io = self.inputs.layer_io
+        search_inputs = [layer_io(name) for name in self.search_inputs]
+        prepare = LayerPass(
+            PreparePrompts(self),
+            [layer_io("input_ids"), layer_io("mask"), search_inputs],
+            self.settings,
         )
         with popxl.plan.part("search/prompt"):
-            begin.call(only, nothing)
-        new = self.needs_mask.count(False)
-        self._carried = begin.outputs[: len(begin.outputs) - new]
-        new_ports = iter(begin.outputs[len(self._carried) :])
+            prepare.call(row, no_weights)
+        num_new = self.needs_mask.count(False)
+        self._carried = prepare.outputs[: len(prepare.outputs) - num_new]
+        new = iter(prepare.outputs[len(self._carried) :])
         self._prompt_state = [
-            ports("mask") if mask else next(new_ports) for mask in self.needs_mask
+            layer_io("mask") if is_mask else next(new) for is_mask in self.needs_mask
         ]
-        self._words, self._unfinished, *left = self._carried
-        self._parents, self._state = (left[:1], left[1:]) if self.reorders else ([], left)
+        self._input_ids, self._unfinished, *state = self._carried
+        self._beam_idx, self._state = (state[:1], state[1:]) if self.reorders else ([], state)
 
     def _one_position(
         self, position: Tensor, caches: Caches, loop_invariants: list[Tensor]
     ) -> Tensor:
-        """Write a token of each sequence; whether any prompt needs more, see `_any_unfinished`."""
+        """Generate a token of each sequence; returns the flag of `_any_unfinished`."""
         settings = self.settings
-        executor = StreamedExecutor(self.weights, settings, "token", self._parents)
+        executor = StreamedExecutor(self.weights, settings, "token", self._beam_idx)
         x, _ = self.model.decode(
-            executor, self._words, position, caches, self._prompt_state, loop_invariants
+            executor, self._input_ids, position, caches, self._prompt_state, loop_invariants
         )
         choose = LayerPass(
             ChooseTokens(self), [x, self._state], settings, [position.spec], self._carried
@@ -226,7 +236,7 @@ class StreamedProgramBuilder:
         return self._any_unfinished()
 
     def _all_positions(self, caches: Caches, loop_invariants: list[Tensor]) -> None:
-        """Write tokens until every prompt is answered; the remaining positions cost nothing."""
+        """Generate tokens until all prompts are finished; the remaining positions cost nothing."""
         ir = popxl.gir()
 
         def advance(position: Tensor, loop_invariants: list[Tensor]) -> Tensor:
@@ -238,34 +248,34 @@ class StreamedProgramBuilder:
         def one_position(
             position: Tensor, unfinished: Tensor, loop_invariants: list[Tensor]
         ) -> list[Tensor]:
-            nothing = ir.create_graph(finished, position, loop_invariants)
-            going = ir.create_graph(advance, position, loop_invariants)
+            skip = ir.create_graph(finished, position, loop_invariants)
+            generate = ir.create_graph(advance, position, loop_invariants)
             done = ops.logical_not(ops.cast(unfinished, popxl.bool))
-            given = [position, *loop_invariants]
-            # In this order: plans, which do not know the condition, take it for false.
-            (left,) = ops.conditional(done, nothing, going, given, given)
-            return [position + 1, left]
+            inputs = [position, *loop_invariants]
+            # Plans do not know the condition and take it for false, so the work is in that branch.
+            (unfinished,) = ops.conditional(done, skip, generate, inputs, inputs)
+            return [position + 1, unfinished]
 
         first, unfinished = popxl.constant(0, popxl.int32), self._any_unfinished()
         loop = ir.create_graph(one_position, first, unfinished, loop_invariants)
         ops.repeat(loop, self.model.output_length, first, unfinished, *loop_invariants)
 
     def _any_unfinished(self) -> Tensor:
-        """Whether any micro-batch has a prompt that needs more tokens: int32 scalar, 0 if not."""
+        """Flag that is 1 if a prompt of any micro-batch needs more tokens: int32 scalar."""
 
-        def add(step: Tensor, any_so_far: Tensor) -> list[Tensor]:
-            one = self._unfinished.load(step)
-            return [step + 1, ops.maximum(any_so_far, ops.cast(one, popxl.int32))]
+        def add(step: Tensor, total: Tensor) -> list[Tensor]:
+            unfinished = self._unfinished.load(step)
+            return [step + 1, ops.maximum(total, ops.cast(unfinished, popxl.int32))]
 
         zero = popxl.constant(0, popxl.int32)
         with popxl.plan.part("search/token"):
-            any_so_far = popxl.constant(0, popxl.int32)
-            graph = popxl.gir().create_graph(add, zero, any_so_far)
-            return ops.repeat(graph, self.settings.micro_batches, zero, any_so_far)[1]
+            total = popxl.constant(0, popxl.int32)
+            graph = popxl.gir().create_graph(add, zero, total)
+            return ops.repeat(graph, self.settings.micro_batches, zero, total)[1]
 
-    def _over_batches(self, body: Callable[[Tensor], object]) -> None:
-        def one(step: Tensor) -> list[Tensor]:
+    def _loop_over_batches(self, body: Callable[[Tensor], object]) -> None:
+        def iteration(step: Tensor) -> list[Tensor]:
             body(step)
             return []
 
-        loop_over_layers(range(self.settings.micro_batches), one)
+        loop_over_layers(range(self.settings.micro_batches), iteration)

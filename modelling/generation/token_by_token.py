@@ -1,4 +1,4 @@
-"""Generation token by token: each run of the program goes on where the last one stopped."""
+"""Generation token by token: each run of the program continues after the last one's token."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ from popxl_addons import NamedTensors
 def build_token_by_token(
     config: RunConfig, make_generator: GeneratorFactory, strategy: DecodingStrategy
 ) -> GenerationProgram:
-    """Like `build_resident`, for one micro-batch, of which a run reads the prompts, if `begin`
-    says so, and writes one token more. What is known between runs is in variables."""
+    """Build a resident program of one micro-batch that generates one token per run.
+
+    A run reads the prompts first if `starts_stream` is true. Variables hold the state between runs.
+    """
     with build_ir(config) as (ir, groups):
         generator = make_generator(config, strategy.sequences)
         model = ResidentModel(generator, config.execution.micro_batch_size, groups)
@@ -34,77 +36,77 @@ def build_token_by_token(
             SearchContext(groups, generator.special_tokens, length, strategy.processors)
         )
         program = declare_program(ir, generator, config.execution.micro_batch_size, strategy, model)
-        starts = popxl.h2d_stream((program.input_ids.shape[0],), popxl.bool, "begin")
-        unfinished_stream = popxl.d2h_stream((), popxl.bool, "going")
+        starts = popxl.h2d_stream((program.input_ids.shape[0],), popxl.bool, "starts")
+        unfinished_stream = popxl.d2h_stream((), popxl.bool, "unfinished")
         names, values = program.variables.unpack()  # type: ignore[union-attr]
-        read = [
+        inputs = [
             ops.host_load(s) for s in (program.input_ids, program.mask, *program.inputs.values())
         ]
-        run = TokenStep(model, search, groups, names)
-        fresh = ir.create_graph(run.begin, values, read)
-        state = [_state_variable(ir, t) for t in fresh.outputs]
-        same = ir.create_graph(lambda kept: kept, state)
-        now = ops.conditional(
-            any_prompt(ops.host_load(starts), groups), fresh, same, [*values, *read], state
+        step = TokenStep(model, search, groups, names)
+        start = ir.create_graph(step.start, values, inputs)
+        state = [_state_variable(ir, t) for t in start.outputs]
+        resume = ir.create_graph(lambda state: state, state)
+        current = ops.conditional(
+            any_prompt(ops.host_load(starts), groups), start, resume, [*values, *inputs], state
         )
-        new = run.advance(values, now)
-        for kept, t in zip(state, new, strict=True):
-            ops.var_updates.copy_var_update_(kept, t)
-        ops.host_store(program.tokens, search.tokens(list(new[3 : 3 + run.states])))
+        new = step.advance(values, current)
+        for variable, t in zip(state, new, strict=True):
+            ops.var_updates.copy_var_update_(variable, t)
+        ops.host_store(program.tokens, search.tokens(list(new[3 : 3 + step.num_states])))
         ops.host_store(unfinished_stream, new[1])
     return replace(program, starts_stream=starts, unfinished_stream=unfinished_stream)
 
 
 class TokenStep:
-    """One run; its methods add to the current graph.
+    """The graphs of one run; its methods add ops to the current graph.
 
-    What it keeps: position, whether a prompt needs tokens, the tokens to read, the search's state,
-    the caches, and what the decoder is given besides.
+    The state between runs: position, a flag that is true if a prompt needs more tokens, the tokens
+    to read, the search's state, the caches, and the decoder's constant inputs.
     """
 
     def __init__(
         self, model: ResidentModel, search: Search, groups: ParallelGroups, names: Sequence[str]
     ) -> None:
         self._model, self._search, self._groups, self._names = model, search, groups, names
-        self.states = 0
-        self._caches = 0
+        self.num_states = 0
+        self._num_caches = 0
 
-    def begin(self, values: list[Tensor], read: list[Tensor]) -> list[Tensor]:
-        """What there is before the first token."""
-        input_ids, mask, *inputs = read
+    def start(self, values: list[Tensor], inputs: list[Tensor]) -> list[Tensor]:
+        """Read the prompts; returns the state before the first token."""
+        input_ids, mask, *search_inputs = inputs
         prefilled = self._model.read_prompts(self._weights(values), input_ids, mask)
         state = self._search.start(
-            prefilled.prompts.has_prompt, prefilled.prompts.prompt_tokens, inputs
+            prefilled.prompts.has_prompt, prefilled.prompts.prompt_tokens, search_inputs
         )
-        self.states, self._caches = len(state), len(prefilled.caches)
-        running = any_prompt(self._search.unfinished(state), self._groups)
+        self.num_states, self._num_caches = len(state), len(prefilled.caches)
+        unfinished = any_prompt(self._search.unfinished(state), self._groups)
         first = popxl.constant(0, popxl.int32, "first_position")
         return [
             first,
-            running,
+            unfinished,
             prefilled.prompts.first_tokens,
             *state,
             *prefilled.caches,
             *prefilled.decode_inputs,
         ]
 
-    def advance(self, values: list[Tensor], now: Sequence[Tensor]) -> list[Tensor]:
-        """The same after one token more."""
-        carried = 3 + self.states + self._caches
-        decode = self._model.bound(self._weights(values), now[carried:])
-        changed = decode_more(
-            decode, now[0], now[1:carried], self.states, 1, self._search, self._groups
+    def advance(self, values: list[Tensor], state: Sequence[Tensor]) -> list[Tensor]:
+        """Generate one token; returns the state after it."""
+        end = 3 + self.num_states + self._num_caches  # of the part that changes
+        decode = self._model.bind_decode(self._weights(values), state[end:])
+        new = decode_more(
+            decode, state[0], state[1:end], self.num_states, 1, self._search, self._groups
         )
-        return [*changed[:carried], *now[carried:]]
+        return [*new[:end], *state[end:]]
 
     def _weights(self, values: list[Tensor]) -> NamedTensors:
         return NamedTensors.pack(self._names, values)
 
 
 def _state_variable(ir: popxl.Ir, t: Tensor) -> Tensor:
-    """A variable like a tensor, of each replica its own."""
-    each = ir.replica_grouping(group_size=1)
-    shape = t.shape if each.num_groups == 1 else (each.num_groups, *t.shape)
+    """Create a variable of zeros with a tensor's shape and dtype, one value per replica."""
+    grouping = ir.replica_grouping(group_size=1)
+    shape = t.shape if grouping.num_groups == 1 else (grouping.num_groups, *t.shape)
     return popxl.variable(
-        np.zeros(shape, t.dtype.as_numpy()), t.dtype, "kept", replica_grouping=each
+        np.zeros(shape, t.dtype.as_numpy()), t.dtype, "state", replica_grouping=grouping
     )
